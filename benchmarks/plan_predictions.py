@@ -590,6 +590,7 @@ def _lines() -> Iterator[str]:
 def _choices(series: Measurement, missed: list[str]) -> Iterator[str]:
     """For every number of GPUs with several published plans: the one the model chooses, and what it really took."""
     groups: dict[int, list[Row]] = {}
+    right: list[str] = []
     for row in series.rows:
         groups.setdefault(row.plan(series.model).world_size, []).append(row)
     for world, group in groups.items():
@@ -597,10 +598,16 @@ def _choices(series: Measurement, missed: list[str]) -> Iterator[str]:
             continue
         chosen, fastest = min(group, key=series.predict), min(group, key=lambda row: row.seconds)
         lost = 100 * (chosen.seconds / fastest.seconds - 1)
-        best = f"{lost:.1f} % slower than the best published, {fastest.name}" if lost else "the best published"
-        yield f"- {world} GPUs: the model chooses {chosen.name}, {best}."
+        if lost:
+            yield (
+                f"- {world} GPUs: the model chooses {chosen.name}, {lost:.1f} % slower than the best published, {fastest.name}."
+            )
+        else:
+            right.append(f"{chosen.name} on {world} GPUs")
         if lost > 5:
             missed.append(f"the choice among {world} GPUs of {series.title} costs {lost:.1f} %")
+    if right:
+        yield f"- The model chooses the best published plan: {', '.join(right)}."
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Fresh noise for samplers: drawn for the whole latent; each patch gets its part.
 
 Patches of one latent, and ranks that hold different patches, must see the same noise as a run on the whole.
-So every source draws the whole latent from the seed; who draws, and who gets what of it, is the share's business.
+So every source draws the whole latent from the seed; the share decides who draws and who gets which part.
 """
 
 from __future__ import annotations

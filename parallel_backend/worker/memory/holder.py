@@ -95,7 +95,7 @@ class Holder:
 
         Args:
             model: whose part it is.
-            arrangement: which rank holds what of it, the same on all ranks; a new one takes the place of the old.
+            arrangement: which rank holds which part, the same on all ranks; a new one replaces the old.
             build: makes this rank's part, without data; called where it is not held yet.
             allowance: what this rank may use of its device.
 

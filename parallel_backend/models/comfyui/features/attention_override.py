@@ -17,7 +17,7 @@ from .guidance import made_again
 
 @dataclass(frozen=True)
 class ObjectRecipe:
-    """An object that a function holds: of which class of ComfyUI's, as `module:name`, and what it was made with."""
+    """An object that a function holds: its class in ComfyUI, as `module:name`, and what it was made with."""
 
     place: str
     values: Mapping[str, Any]

@@ -17,7 +17,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kind: the class in comfy.supported_models.
         case: the small model's name.
         model: the class of the diffusion model that was loaded, with its module; empty for whatever the small one is of.
-        configuration: what of the file's, as ComfyUI detected it, chooses code; None for what its class says of itself.
+        configuration: the part of the file's, as ComfyUI detected it, that chooses code; None for what its class says of itself.
     """
 
     kind: str
