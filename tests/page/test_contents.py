@@ -245,7 +245,7 @@ def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> No
 
 FIRST_TEXT = """async () => {
     const node = app.graph.nodes.find(n => n.type === "ParallelSampler");
-    node.widgets.find(w => w.name === "seed").value += 1;
+    node.widgets.find(w => w.name === "seed").value = Date.now();  // one that no run had
     const told = new Promise(done => {
         const hear = ({detail}) => {
             if (detail.nodeId !== String(node.id)) return;
