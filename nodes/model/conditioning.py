@@ -125,7 +125,7 @@ def repeated_text(model: Any, prompts: Sequence[Mapping[str, Any]]) -> tuple[typ
     proxy, kinds = model.diffusion_model, (comfy.conds.CONDCrossAttn,)
     texts = [conds[CROSS_ATTENTION] for conds in prompts if CROSS_ATTENTION in conds]
     repeats = any(one.can_concat(other) and one.size() != other.size() for one, other in combinations(texts, 2))
-    return kinds if isinstance(proxy.skeleton, UNetModel) or (proxy.remote.shape.whole and not repeats) else ()
+    return kinds if isinstance(proxy.skeleton, UNetModel) or (proxy.whole and not repeats) else ()
 
 
 def check_prompt(entry: Mapping[str, Any], more_kinds: tuple[type, ...] = ()) -> None:

@@ -97,6 +97,11 @@ class DiffusionProxy(nn.Module):
         """ComfyUI's diffusion model on the meta device."""
         return self._skeleton[0]
 
+    @property
+    def whole(self) -> bool:
+        """Whether each worker runs ComfyUI's own forward whole."""
+        return self.remote.shape.whole
+
     @torch.compiler.disable
     def forward(self, x: Any, timestep: Any, context: Tensor | None, **inputs: Any) -> Any:
         """The model's output for `x` `[batch, channels, ...]`, in its dtype; runs DIFFUSION_MODEL wrappers as ComfyUI's own does.
@@ -128,7 +133,7 @@ class DiffusionProxy(nn.Module):
             lists = {kind: list(tensors) for kind, tensors in control.items()}
             flatten(CONTROL, lists, conditioning.tensors, conditioning.values)
             control = None
-        if self.remote.shape.whole and SIDES in named_by(self.skeleton):
+        if self.whole and SIDES in named_by(self.skeleton):
             flatten(f"{OPTIONS}.{SIDES}", transformer_options[SIDES], {}, conditioning.values)
             conditioning.values.update({TOGETHER: x.shape[0], ALONE: True})
         compared = guides_as_values(transformer_options)

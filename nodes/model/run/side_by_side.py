@@ -141,6 +141,11 @@ class Network(nn.Module):
         """Itself: it has no weights."""
         return self
 
+    @property
+    def whole(self) -> bool:
+        """As the stand-in for a model says it: no."""
+        return False
+
     def override(self, options: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Value]:
         """Nothing in attention's place: it has none."""
         return {}
