@@ -47,7 +47,7 @@ def staged(stages: tuple[str, ...], batch: int = 1, cfg: float = 2.5) -> Graph:
         "structure": node("EmptyTrellis2LatentStructure", batch_size=batch),
     }
     for side in TOKENS:
-        graph[f"text-{side}"] = node("LoadConditioning", conditioning=f"{NAME}-positive.safetensors")
+        graph[f"text-{side}"] = node("LoadConditioning", conditioning=f"{NAME}-{side}.safetensors")
         graph[side] = node("PackPrompt", conditioning=[f"text-{side}", 0], file=f"{NAME}-embeds-{side}.safetensors")
     prompts, latent, before = [["positive", 0], ["negative", 0]], ["structure", 0], ""
     for number, stage in enumerate(stages):

@@ -191,7 +191,7 @@ WHOLE: Mapping[str, Tiny] = {
     "ace15": sized("ACEStep15", "ace.ace_step15.AceStepConditionGenerationModel", ACE15, (64, 40), 48, _song),
     "triposplat": sized("TripoSplat", "triposplat.model.LatentSeqMMFlowModel", TRIPOSPLAT, (37, 16), 48),
     "seedvr2": sized("SeedVR2", "seedvr.model.NaDiT", SEEDVR2, (16, 3, 8, 10), 5120),
-    "trellis2": sized("Trellis2", "trellis2.model.Trellis2", TRELLIS2, (32, 16, 16, 16), 48),
+    "trellis2": sized("Trellis2", "trellis2.model.Trellis2", TRELLIS2, (32, 16, 16, 16), 48, tokens=7),
     "stable_audio3": Tiny(
         of_class(
             "audio.dit.AudioDiffusionTransformer",
