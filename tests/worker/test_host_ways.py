@@ -16,7 +16,7 @@ from parallel_backend.host.workers.exchange import Answer
 from parallel_backend.wire.frames import Frame
 from parallel_backend.wire.messages import MachineMeasured
 from parallel_backend.worker.process.environment import Environment, Launched
-from parallel_backend.worker.process.host_ways import has_ways, kept_way, try_ways
+from parallel_backend.worker.process.host_ways import has_ways, kept_way, through_host, try_ways
 from parallel_backend.worker.process.process_group import ProcessGroup
 from scripts.comfyui import REPO
 from tests.support.plans import MEASURED, cpu_plan
@@ -60,6 +60,32 @@ def test_the_fastest_is_kept(tmp_path: Path, ways: tuple[Mapping[str, str], ...]
         assert progress == len(ways)
         assert kept
         assert not more
+
+
+@pytest.mark.parametrize(
+    ("devices", "machines", "variables", "reaching", "expected"),
+    [
+        (("cuda:0", "cuda:1"), (0, 0), ("PATH",), (), True),
+        (("cuda:0", "cuda:1"), (0, 0), ("NCCL_P2P_DISABLE",), (), False),
+        (("cuda:0", "cuda:1"), (0, 0), ("NCCL_SHM_DISABLE",), (), False),
+        (("cuda:0", "cuda:1"), (0, 0), (), (("cuda:1", "cuda:0"),), False),
+        (("cuda:0", "cuda:1", "cuda:2"), (0, 0, 0), (), (("cuda:0", "cuda:2"),), False),
+        (("cuda:0", "cuda:0"), (0, 1), (), (), False),
+        (("cuda:0", "cuda:1"), (0, 1), (), (), False),
+        (("cuda:0", "cuda:0"), (0, 0), (), (), False),
+        (("cuda:0",), (0,), (), (), False),
+        (("cpu", "cpu"), (0, 0), (), (), False),
+        (("cuda:0", "cpu"), (0, 0), (), (), False),
+    ],
+)
+def test_ways_are_tried_where_all_that_is_exchanged_goes_through_the_host(
+    devices: tuple[str, ...],
+    machines: tuple[int, ...],
+    variables: tuple[str, ...],
+    reaching: tuple[tuple[str, str], ...],
+    expected: bool,
+) -> None:
+    assert through_host(devices, machines, variables, lambda *pair: pair in reaching) == expected
 
 
 def test_what_workers_measure_on_a_slower_way_is_not_taken() -> None:

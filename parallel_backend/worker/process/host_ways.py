@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Protocol
@@ -63,17 +63,25 @@ def kept_way(world_size: int) -> HostWay | None:
 
 
 def has_ways(group: Ranks, machines: Sequence[int], device: torch.device) -> bool:
-    """Whether there are ways to try: all ranks are GPUs of this machine, none of which reaches another's memory, and neither an
-    earlier trial nor the user has chosen. A collective."""
-    gpus = [each for each in group.gather(str(device)) if each.startswith("cuda")]
-    chosen = any(name.startswith(("NCCL_SHM_", "NCCL_P2P_")) for name in os.environ)
-    alone = group.size < 2 or len(gpus) < group.size or len(set(machines)) > 1 or len(set(gpus)) < group.size
-    return group.agree(
-        not alone
-        and not chosen
-        and kept_way(group.size) is None
-        and not any(_reach(*pair) for pair in permutations(gpus, 2))
-    )
+    """Whether there are ways to try, and none was tried before. A collective."""
+    devices = group.gather(str(device))
+    return group.agree(through_host(devices, machines, os.environ, _reach) and kept_way(group.size) is None)
+
+
+def through_host(
+    devices: Sequence[str], machines: Sequence[int], variables: Iterable[str], reach: Callable[[str, str], bool]
+) -> bool:
+    """Whether ranks are GPUs of one machine, none of which reaches another's memory, and nobody has chosen a way for NCCL.
+
+    Args:
+        devices, machines: of each rank.
+        variables: the names in the environment.
+        reach: whether the first GPU reaches the second one's memory.
+    """
+    gpus = {each for each in devices if each.startswith("cuda")}
+    chosen = any(name.startswith(("NCCL_SHM_", "NCCL_P2P_")) for name in variables)
+    alike = len(gpus) == len(devices) > 1 and len(set(machines)) == 1
+    return alike and not chosen and not any(reach(*pair) for pair in permutations(sorted(gpus), 2))
 
 
 def try_ways(
