@@ -38,6 +38,14 @@ class LengthLess(Word, frozen=True):
     multiple: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 
 
+class Turns(Word, frozen=True):
+    """Blocks of one list behind those of another."""
+
+    path: Name
+    beside: Name
+    places: Annotated[tuple[Number, ...], msgspec.Meta(max_length=256)]
+
+
 class Beside(Word, frozen=True):
     """A stream of text."""
 
@@ -150,5 +158,6 @@ class Declaration(Word, frozen=True):
     text_width: Constant
     joint_text: bool = True
     patch_size: Constant | None = None
+    units: Turns | None = None
     divides: bool = False
     whole_picture: bool = False

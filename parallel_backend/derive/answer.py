@@ -67,7 +67,7 @@ def _subjects(question: Question, prompts: Sequence[Prompt]) -> list[tuple[Subje
     for kept in KEEPINGS:
         small = small_of(Path(question.file), question.limit, kept)
         try:
-            return [subject_of_prompt(small.base, prompt) for prompt in prompts]
+            return [subject_of_prompt(small, prompt) for prompt in prompts]
         except Undescribed as failed:
             reason = reason or failed
     assert reason is not None

@@ -46,12 +46,27 @@ class ModelCall:
         assert isinstance(out, Tensor)
         return out
 
-    def disturbed(self, axis: int, index: slice) -> ModelCall:
-        """With other values in some rows, columns or frames of the latent; `axis` counts those of the picture."""
-        latent = self.latent.clone()
-        part = latent[(slice(None),) * (2 + axis) + (index,)]
+    @property
+    def pictured(self) -> tuple[str, ...]:
+        """The arguments that have the latent's frames, height and width, as controls have."""
+        picture = self.latent.shape[2:]
+        tensors = {name: value for name, value in self.arguments.items() if isinstance(value, Tensor)}
+        return tuple(
+            name
+            for name, each in tensors.items()
+            if each.is_floating_point() and each.shape[-len(picture) :] == picture
+        )
+
+    def disturbed(self, axis: int, index: slice, of: str = "") -> ModelCall:
+        """With other values in some rows, columns or frames of the latent, or of an argument that has those.
+
+        `axis` counts those of the picture.
+        """
+        changed = (self.arguments[of] if of else self.latent).clone()
+        dim = changed.ndim - len(self.latent.shape[2:]) + axis
+        part = changed[(slice(None),) * dim + (index,)]
         part += noise_like(part)
-        return replace(self, latent=latent)
+        return replace(self, arguments={**self.arguments, of: changed}) if of else replace(self, latent=changed)
 
 
 @dataclass(frozen=True)
@@ -63,12 +78,14 @@ class Subject:
         make: makes the call of a size.
         sizes: those of the call that is asked about.
         batches: whether `make` heeds how many rows it is to have.
+        lengths: those that lists of the model have in its file, where they are longer, by their paths.
     """
 
     model: nn.Module
     make: Callable[[Sizes], ModelCall]
     sizes: Sizes
     batches: bool = False
+    lengths: Mapping[str, int] = field(default_factory=dict)
 
     def call(self, sizes: Sizes) -> ModelCall:
         """The call of a size. Raises Undescribed if none can be made."""

@@ -14,9 +14,10 @@ from ..models.spread.functions import Constant
 from ..models.spread.picture import as_patch_size
 from .calls import FAILS, Sizes, Subject
 from .describing import Description
-from .groups import fitting_groups, fitting_heads, grouped
+from .groups import fitting_groups, fitting_heads, grouped, take_turns
 from .looking import look
 from .sites import Parts, Sites, find_parts, look_again, look_closely
+from .turns import turns_of
 from .undescribed import Undescribed
 
 SIZES = (((4, 4, 6), 7), ((6, 6, 8), 10), ((2, 7, 3), 5))
@@ -41,7 +42,8 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
     calls = [subject.call(each) for each in sizes]
     first = look_closely(model, calls[0], parts)
     seen = [first, *(look_again(model, call, parts, first) for call in calls[1:])]
-    groups = grouped(model, [path for path in parts.blocks if first[path].tokens])
+    order = [path for path in parts.blocks if first[path].tokens]
+    groups = grouped(model, order)
     blocks = {
         path: [Description([each[member] for each in seen]) for member in members] for path, members in groups.items()
     }
@@ -54,6 +56,8 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
     named: dict[str, Any] = {} if _names(model, step) else {"patch_size": Constant(step)}
     if not _pads(subject, sizes[0], step):
         named["divides"] = True
+    if take_turns(groups, order):
+        named["units"] = turns_of(subject, calls[0], blocks)
     text = calls[0].arguments.get("context")
     every = [[*fitting_groups(model, path, members)] for path, members in blocks.items()]
     for chosen in itertools.islice(itertools.product(*every), MOST):

@@ -21,24 +21,28 @@ Attentions = tuple[d.Attention, ...] | Chosen
 def grouped(model: nn.Module, blocks: Sequence[str]) -> Mapping[str, list[str]]:
     """Blocks, in the order in which they run, by the list that they are of, or by themselves.
 
+    Of a list that takes turns with the one before it only the first ones may run, where that one has been shortened.
+
     Raises:
-        Undescribed: they do not run list by list.
+        Undescribed: they run in another order, or do not all run.
     """
     groups: dict[str, list[str]] = {}
-    order: list[str] = []
     for path in blocks:
         parent = path.rpartition(".")[0]
         group = parent if parent and isinstance(model.get_submodule(parent), nn.ModuleList) else path
         groups.setdefault(group, []).append(path)
-        if order[-1:] != [group]:
-            order.append(group)
-    if len(order) > len(groups):
-        raise Undescribed(f"its blocks of {' and '.join(groups)} take turns")
-    for group, members in groups.items():
+    alternate = take_turns(groups, blocks)
+    for number, (group, members) in enumerate(groups.items()):
         listed = [f"{group}.{name}" for name, _ in model.get_submodule(group).named_children()]
-        if members != [group] and members != listed:
+        all_run = members == listed[: len(members)] if alternate and number else members == listed
+        if members != [group] and not all_run:
             raise Undescribed(f"its blocks of {group} do not all get the picture's tokens apart, one after the other")
     return groups
+
+
+def take_turns(groups: Mapping[str, Sequence[str]], order: Sequence[str]) -> bool:
+    """Whether blocks of a list run between those of another."""
+    return [path for members in groups.values() for path in members] != [*order]
 
 
 def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) -> Iterator[d.Group]:

@@ -14,6 +14,7 @@ from .by_class import ByClass
 from .call_kind import CallKind, kind_of
 from .calls import FAILS, ModelCall, Sizes, Subject
 from .deriving import unit_of
+from .small import Small
 from .undescribed import Undescribed
 
 TEXT = "cross_attn"
@@ -50,25 +51,25 @@ class Prompt:
         return resized
 
 
-def subject_of_prompt(base: Any, prompt: Prompt) -> tuple[Subject, CallKind]:
+def subject_of_prompt(small: Small, prompt: Prompt) -> tuple[Subject, CallKind]:
     """A small model with calls of a prompt's kind, and that kind with what goes with sizes.
 
     Raises:
         Undescribed: such calls cannot be made, or are of another kind than the prompt's.
     """
-    made = ByClass(base)
+    made, model = ByClass(small.base), small.base.diffusion_model
 
     def call(sizes: Sizes) -> ModelCall:
         return made.call(sizes, prompt.at(sizes))
 
-    unit, several = unit_of(base.diffusion_model), len(prompt.latent) > 4 and prompt.latent[2] > 1
+    unit, several = unit_of(model), len(prompt.latent) > 4 and prompt.latent[2] > 1
     frames = (3 if several else 1,) if len(prompt.latent) > 4 else ()
     failed = ""
     for text in dict.fromkeys((min(SMALL_TEXT, prompt.text), prompt.text)):
         for rows in (4, 18):
             sizes = Sizes((*frames, rows * unit, (rows + 2) * unit), text)
             try:
-                call(sizes).of(base.diffusion_model)
+                call(sizes).of(model)
                 kinds = [_kind(made, prompt, each) for each in (sizes, *_others(sizes))]
             except FAILS as error:
                 failed = failed or f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -76,7 +77,7 @@ def subject_of_prompt(base: Any, prompt: Prompt) -> tuple[Subject, CallKind]:
             kind = kinds[0].with_sizes(kinds[1:])
             if strange := kind.unlike(prompt.kind):
                 raise Undescribed(f"no small call has {strange}")
-            return Subject(base.diffusion_model, call, sizes, batches=True), kind
+            return Subject(model, call, sizes, batches=True, lengths=small.lengths), kind
     raise Undescribed(f"its forward fails on every small call of this prompt ({failed})")
 
 

@@ -60,17 +60,19 @@ def find_parts(model: nn.Module, call: ModelCall) -> Parts:
 
 
 def look_closely(model: nn.Module, call: ModelCall, parts: Parts) -> Sites:
-    """Each row, column and frame of the latent is disturbed once, and the text."""
+    """Each row, column and frame of the latent is disturbed once, then of each argument that has those, and the text."""
     base = _runs(model, call, parts)
     if any(bool(each.any()) for each in _changes(base, _runs(model, call, parts)).values()):
         raise Undescribed("its blocks are given something else each time, as if it drew random numbers")
-    changes = [
-        [_changes(base, _runs(model, call.disturbed(axis, slice(at, at + 1)), parts)) for at in range(size)]
-        for axis, size in enumerate(call.latent.shape[2:])
-    ]
-    tokens = {
-        place: find_tokens([torch.stack([each[place] for each in axis]) for axis in changes]) for place in changes[0][0]
-    }
+    tokens: dict[Placed, Tokens | None] = {}
+    for of in ("", *call.pictured):
+        changes = [
+            [_changes(base, _runs(model, call.disturbed(axis, slice(at, at + 1), of), parts)) for at in range(size)]
+            for axis, size in enumerate(call.latent.shape[2:])
+        ]
+        for place in (place for place in changes[0][0] if not tokens.get(place)):
+            found = find_tokens([torch.stack([each[place] for each in axis]) for axis in changes])
+            tokens[place] = found and replace(found, of=of)
     text = call.arguments.get("context")
     reached: frozenset[Placed] = frozenset()
     if isinstance(text, Tensor):
@@ -81,11 +83,12 @@ def look_closely(model: nn.Module, call: ModelCall, parts: Parts) -> Sites:
 
 
 def look_again(model: nn.Module, call: ModelCall, parts: Parts, known: Sites) -> Sites:
-    """At another size: the whole latent is disturbed once."""
+    """At another size: the whole latent is disturbed once, and whole arguments whose tokens are known."""
     base = _runs(model, call, parts)
-    changed = _changes(base, _runs(model, call.disturbed(0, slice(None)), parts))
+    sources = {found.of for site in known.values() for found in site.tokens.values()}
+    changed = {of: _changes(base, _runs(model, call.disturbed(0, slice(None), of), parts)) for of in sources}
     tokens = {
-        (path, place): moved(found, changed[path, place], call.latent.shape[2:])
+        (path, place): moved(found, changed[found.of][path, place], call.latent.shape[2:])
         for path, site in known.items()
         for place, found in site.tokens.items()
     }

@@ -27,9 +27,6 @@ KEEPINGS = (2, 2), (3, 1)
 """Members of a list that are kept: of its first kind, and of each of the others. A model whose second half takes what its first
 one gave (HunyuanDiT) runs with the second pair alone, as its middle block is of the first kind."""
 
-DEPTHS = ("depth", "layer", "block")
-"""In the names of what says how long a list is."""
-
 TEXT = 7
 """Tokens of the text."""
 
@@ -39,11 +36,15 @@ MARKS = ("context", "text", "txt", "cap", "cond", "cross", "t5", "llm", "y_")
 
 @dataclass(frozen=True)
 class Small:
-    """The class of a file by name, ComfyUI's configuration of it, and its BaseModel, small, on the CPU."""
+    """The class of a file by name, ComfyUI's configuration of it, and its BaseModel, small, on the CPU.
+
+    `lengths` are those that lists of its diffusion model have in the file, by their paths.
+    """
 
     kind: str
     described: Any
     base: Any
+    lengths: Mapping[str, int]
 
 
 def small_of(path: Path, limit: float, kept: tuple[int, int] = KEEPINGS[0]) -> Small:
@@ -63,7 +64,7 @@ def small_of(path: Path, limit: float, kept: tuple[int, int] = KEEPINGS[0]) -> S
     except DAMAGE as error:
         raise unmakable(part, error) from None
     kind, model = type(described).__name__, base.diffusion_model
-    keep_some(model, *kept)
+    lengths = keep_some(model, *kept)
     size = sum(tensor.numel() for tensor in model.state_dict().values()) * 4
     if size > limit:
         raise Refused(
@@ -71,7 +72,7 @@ def small_of(path: Path, limit: float, kept: tuple[int, int] = KEEPINGS[0]) -> S
             f"{limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
         )
     randomise(model, tensors)
-    return Small(kind, described, base)
+    return Small(kind, described, base, lengths)
 
 
 def subjects_of(small: Small) -> Iterator[Subject]:
@@ -97,7 +98,7 @@ def subjects_of(small: Small) -> Iterator[Subject]:
                 tried = tried or in_a_line(error)
                 continue
             found += 1
-            yield Subject(model, make, sizes, batches=True)
+            yield Subject(model, make, sizes, batches=True, lengths=small.lengths)
             break
     if not found:
         raise not_derived(small.kind, f"its forward fails on every small call that was made up for it ({tried})")
@@ -110,28 +111,6 @@ def _call(made: ByClass, sizes: Sizes, text: int, pooled: int) -> ModelCall:
     if pooled:
         prompt["pooled_output"] = torch.randn(1, pooled, generator=generator)
     return made.call(sizes, prompt)
-
-
-def keep_some(model: nn.Module, first: int, others: int) -> None:
-    """Drop the members of each list but the first ones of each kind; kinds are told by the shapes of their weights.
-
-    What the list's owner calls its depth goes with it.
-    """
-    for path, module in list(model.named_modules()):
-        if not isinstance(module, nn.ModuleList) or len(module) <= first:
-            continue
-        seen: dict[Any, int] = {}
-        kept = []
-        for member in module:
-            kind = type(member), tuple((name, tensor.shape) for name, tensor in member.state_dict().items())
-            seen[kind] = seen.get(kind, 0) + 1
-            if seen[kind] <= (first if kind == next(iter(seen)) else others):
-                kept.append(member)
-        owner = model.get_submodule(path.rpartition(".")[0])
-        for name, value in list(vars(owner).items()):
-            if type(value) is int and value == len(module) and any(mark in name for mark in DEPTHS):
-                setattr(owner, name, len(kept))
-        model.set_submodule(path, nn.ModuleList(kept))
 
 
 def randomise(model: nn.Module, filed: Mapping[str, Tensor]) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 class Tokens:
     """The picture's tokens along `dim`, or, with a `grid`, along as many dimensions as the picture has from there on.
 
-    Of `length` tokens in all `count` are the picture's, from `start` on; each is `step` latent values.
+    Of `length` tokens in all `count` are the picture's, from `start` on; each is `step` latent values. `of` is the argument that
+    they are of, where they are not the latent's own.
     """
 
     dim: int
@@ -23,6 +24,7 @@ class Tokens:
     start: int
     count: int
     step: tuple[int, ...]
+    of: str = ""
 
 
 NOISE = 1e-5

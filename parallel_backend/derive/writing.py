@@ -17,6 +17,7 @@ WIDTH = 120
 """Of lines of words."""
 
 VOCABULARY = "from ..spread.declaration import "
+FUNCTIONS = "from ..spread.functions import "
 
 
 def source_of(name: str, found: Declaration, remarks: str) -> str:
@@ -24,6 +25,8 @@ def source_of(name: str, found: Declaration, remarks: str) -> str:
     body = written(found, "")
     words = sorted(word for word in vars(declaration) if f"{word}(" in body)
     imports = f"from __future__ import annotations\n\n{VOCABULARY}{', '.join(words)}"
+    if "Turns(" in body:
+        imports += f"\n{FUNCTIONS}Turns"
     said = textwrap.fill(f'"""{remarks}"""', WIDTH)
     return f"{said}\n\n{imports}\n\n{name} = {body}\n"
 

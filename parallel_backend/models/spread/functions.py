@@ -44,6 +44,28 @@ class LengthLess:
 
 
 @dataclass(frozen=True)
+class Turns:
+    """Blocks that run as one: each of the list `path`, with those of the list `beside` behind it whose place in `path` it has.
+
+    `places` are as many as the list `beside` has members in the model that it is said of. Of a shorter one those that have no
+    place, which never run, count with the first block.
+    """
+
+    path: str
+    beside: str
+    places: tuple[int, ...]
+
+    def __call__(self, model: nn.Module) -> list[list[str]]:
+        """The names of the blocks of each unit."""
+        units = [[f"{self.path}.{number}"] for number, _ in enumerate(model.get_submodule(self.path).children())]
+        for number, _ in enumerate(model.get_submodule(self.beside).children()):
+            placed = number < len(self.places) and self.places[number] < len(units)
+            unit = units[self.places[number] if placed else 0]
+            unit.insert(len(unit) if placed else 0, f"{self.beside}.{number}")
+        return units
+
+
+@dataclass(frozen=True)
 class Chosen:
     """The attentions of a block: one kind's where it has a submodule of this name, else the other's."""
 

@@ -1,0 +1,47 @@
+"""Lists of a model's blocks, made shorter and longer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+DEPTHS = ("depth", "layer", "block")
+"""In the names of what says how long a list is."""
+
+
+def set_members(model: nn.Module, path: str, members: Sequence[nn.Module]) -> None:
+    """Have a list of these members. What the list's owner calls its depth goes with it."""
+    owner, length = model.get_submodule(path.rpartition(".")[0]), len(_list_of(model, path))
+    for name, value in list(vars(owner).items()):
+        if type(value) is int and value == length and any(mark in name for mark in DEPTHS):
+            setattr(owner, name, len(members))
+    model.set_submodule(path, nn.ModuleList(members))
+
+
+def keep_some(model: nn.Module, first: int, others: int) -> dict[str, int]:
+    """Drop the members of each list but the first ones of each kind; kinds are told by the shapes of their weights.
+
+    Returns how many members these lists had, by their paths.
+    """
+    lengths: dict[str, int] = {}
+    for path, module in list(model.named_modules()):
+        if not isinstance(module, nn.ModuleList) or len(module) <= first:
+            continue
+        seen: dict[Any, int] = {}
+        kept = []
+        for member in module:
+            kind = type(member), tuple((name, tensor.shape) for name, tensor in member.state_dict().items())
+            seen[kind] = seen.get(kind, 0) + 1
+            if seen[kind] <= (first if kind == next(iter(seen)) else others):
+                kept.append(member)
+        lengths[path] = len(module)
+        set_members(model, path, kept)
+    return lengths
+
+
+def _list_of(model: nn.Module, path: str) -> nn.ModuleList:
+    found = model.get_submodule(path)
+    assert isinstance(found, nn.ModuleList)
+    return found
