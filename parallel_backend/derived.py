@@ -56,6 +56,7 @@ class Pictured(Word, frozen=True):
     start: StartAt | LengthLess | None = None
     grid: bool = False
     dim: Number = 1
+    parts: Number = 0
 
 
 class Along(Word, frozen=True):
@@ -82,6 +83,14 @@ class ByFrame(Word, frozen=True):
 
     stream: Name
     dims: Number
+
+
+class ByPart(Word, frozen=True):
+    """Values of parts of frames."""
+
+    stream: Name
+    each: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 1
+    whole: bool = False
 
 
 class TextMask(Word, frozen=True):
@@ -131,7 +140,7 @@ class Chosen(Word, frozen=True):
 
 
 StreamKind = Beside | Pictured
-Argument = Along | Segments | Boundary | ByFrame | TextMask | TextLength | Same | Attended
+Argument = Along | Segments | Boundary | ByFrame | ByPart | TextMask | TextLength | Same | Attended
 
 
 class Group(Word, frozen=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,15 +61,33 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
         named["units"] = turns_of(subject, calls[0], blocks)
     text = calls[0].arguments.get("context")
     every = [[*fitting_groups(model, path, members)] for path, members in blocks.items()]
+    of_a_frame = _parts(blocks)
     for chosen in itertools.islice(itertools.product(*every), MOST):
         yield d.Declaration(
-            groups=chosen,
+            groups=tuple(_cut_by(group, of_a_frame) for group in chosen),
             heads=tuple(fitting_heads(parts.behind, seen)),
             heads_of=Constant(heads),
             text_width=Constant(text.shape[-1] if isinstance(text, Tensor) else 0),
             joint_text=_has_text(chosen, first),
             **named,
         )
+
+
+def _parts(blocks: Mapping[str, Sequence[Description]]) -> int:
+    """Of how many parts of a frame the tokens stay together, because blocks have something of each part's; 0 if none has."""
+    found = {block.parts for members in blocks.values() for block in members if block.parts}
+    if len(found) > 1:
+        raise Undescribed(f"its blocks have something of parts of several sizes ({', '.join(map(str, sorted(found)))})")
+    return found.pop() if found else 0
+
+
+def _cut_by(group: d.Group, parts: int) -> d.Group:
+    """A group whose tokens are cut between parts of frames: one block leaves them to another as they are."""
+    kinds = {
+        name: replace(kind, parts=parts) if isinstance(kind, d.Pictured) else kind
+        for name, kind in group.streams.items()
+    }
+    return replace(group, streams=kinds)
 
 
 def _first_that_runs(subject: Subject, unit: int) -> tuple[list[Sizes], Parts]:

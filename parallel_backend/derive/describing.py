@@ -24,12 +24,16 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Site:
-    """One call of a block at one size: where the picture's tokens lie in its tensors, and which of these the text reaches."""
+    """One call of a block at one size: where the picture's tokens lie in its tensors, and which of these the text reaches.
+
+    The latent has so many `frames`.
+    """
 
     run: Run
     tokens: Mapping[Place, Tokens]
     text: frozenset[Place]
     batch: int
+    frames: int
 
 
 class Description:
@@ -42,6 +46,7 @@ class Description:
         attentions: the block's calls, in order.
         queries: for each of these the tensors whose tokens its queries are, one behind the other; empty if not told.
         attended: of text whose end takes no part in attention, how many of its tokens do.
+        parts: of how many parts of a frame the block is given something for each; 0 if of none.
 
     Raises:
         Undescribed: there is no word for something that it does.
@@ -54,6 +59,7 @@ class Description:
         self.attentions: list[d.Attention] = []
         self.queries: list[tuple[str, ...]] = []
         self.attended: dict[str, int] = {}
+        self.parts = 0
         self._dims: dict[str, tuple[int, ...]] = {}
         self._follows: dict[str, Followed] = {}
         site = sites[0]
@@ -77,6 +83,12 @@ class Description:
         """The tokens of a stream, at one of the sizes."""
         value = (site or self.sites[0]).run.values[name]
         return math.prod(value.shape[dim] for dim in self._dims[name])
+
+    def tokens_of_a_frame(self, name: str, site: Site | None = None) -> int:
+        """How many of the picture's a stream has, at one of the sizes."""
+        site = site or self.sites[0]
+        tokens = site.tokens[name, 0]
+        return tokens.count // max(1, site.frames // tokens.step[0])
 
     @cached_property
     def streams(self) -> tuple[str, ...]:

@@ -81,7 +81,11 @@ def _of_tensor(block: Description, name: str, number: int) -> Iterator[d.Argumen
         return
     reached = block.probe.reached(name, number)
     if not _touches((*reached.q, *reached.returned)):
-        yield from [d.Attended()] if _touches((*reached.k, *reached.v)) else _hidden(block, name)
+        if not _touches((*reached.k, *reached.v)):
+            yield from _hidden(block, name)
+            return
+        parts = _parts(block, name, number)
+        yield parts or d.Attended()
         return
     shapes = [tensors_in(site.run.values[name])[number].shape for site in block.sites]
     for dim in range(max(1, tensor.ndim - 1)):
@@ -109,6 +113,31 @@ def _along(block: Description, followed: Followed, dim: int, tensor: Tensor) -> 
         if len(going) == 1 and dim == 1 and is_repeated(going[0][1], tensor.shape[1]):
             return d.ByFrame(going[0][0], tensor.ndim)
     return None
+
+
+def _parts(block: Description, name: str, number: int) -> d.ByPart | None:
+    """Of what is attended to: whether each part of a stream's tokens attends to rows of its own, along dimension 1."""
+    tensor, stream = block.probe.tensors(name)[number], block.returns[0]
+    own = block.probe.mixed_into(name, number, 0) if tensor.ndim > 2 else torch.ones(0)
+    part = int(own.sum())
+    if own.numel() != block.length(stream) or part in (0, own.numel()):
+        return None
+    rows = [own, *(block.probe.mixed_into(name, number, row) for row in range(1, tensor.shape[1]))]
+    each = next((at for at, row in enumerate(rows) if not torch.equal(row, own)), len(rows))
+    if not all(torch.equal(row, torch.arange(own.numel()) // part == at // each) for at, row in enumerate(rows)):
+        return None
+    of_a_frame = block.tokens_of_a_frame(stream) // part
+    if of_a_frame == 0:  # sound of fewer moments than there are frames
+        return None
+    counts = [tensors_in(site.run.values[name])[number].shape[1] // each for site in block.sites]
+    covered = [
+        count * (block.tokens_of_a_frame(stream, site) // of_a_frame)
+        for count, site in zip(counts, block.sites, strict=True)
+    ]
+    block.parts = of_a_frame
+    if covered == [site.tokens[stream, 0].count for site in block.sites]:
+        return d.ByPart(stream, each)
+    return d.ByPart(stream, each, whole=True) if covered == [block.length(stream, site) for site in block.sites] else None
 
 
 def _has_a_place_for_each(block: Description, kind: d.Along, shapes: Sequence[Sequence[int]]) -> bool:

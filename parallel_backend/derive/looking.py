@@ -48,13 +48,17 @@ class Run:
     options: Mapping[str, Any] | None
     returned: Any
 
-    def again(self, change: Callable[[str, int, Tensor], Tensor]) -> tuple[Any, list[Attention]]:
+    def again(
+        self, change: Callable[[str, int, Tensor], Tensor], mixing: bool = False
+    ) -> tuple[Any, list[Attention]]:
         """What it gives for other tensors, and its calls of attention; `change` gets each one's argument and its number.
+
+        With `mixing` a token gets of values that are not as many as there are tokens all that lie with it.
 
         Raises:
             Undescribed: it fails.
         """
-        seen = Look()
+        seen = Look(mixing=mixing)
         values = {name: _changed(name, value, change) for name, value in self.values.items()}
         if self.options is not None:
             values[OPTIONS] = {**self.options, OVERRIDE: _Answer(seen, "")}
@@ -69,7 +73,7 @@ class Run:
 class Look:
     """What was seen of one forward: `entered` are the modules, each below those that ran, in the order of their calls.
 
-    `out` is what the model gave.
+    `out` is what the model gave. For `mixing` see `Run.again`.
     """
 
     entered: list[tuple[str, ...]] = field(default_factory=list)
@@ -77,6 +81,7 @@ class Look:
     runs: list[Run] = field(default_factory=list)
     within: list[str] = field(default_factory=list)
     out: Tensor = field(default_factory=lambda: torch.empty(0))
+    mixing: bool = False
 
 
 @torch.inference_mode()
@@ -162,7 +167,7 @@ class _Answer:
         operands = Operands.of(q, k, v, heads, skip_reshape, others)
         kept = Operands(operands.q.clone(), operands.k.clone(), operands.v.clone())
         self._seen.attentions.append(Attention(kept, mask, tuple(self._seen.within), self._attends_in))
-        out = _token_by_token(operands)
+        out = _token_by_token(operands, self._seen.mixing)
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
 
@@ -177,10 +182,12 @@ def _changed(name: str, value: Any, change: Callable[[str, int, Tensor], Tensor]
     return mapped(value, next_one)
 
 
-def _token_by_token(operands: Operands) -> Tensor:
-    """`[batch, heads, tokens, head_dim]`: of each token what follows from it alone."""
+def _token_by_token(operands: Operands, mixing: bool) -> Tensor:
+    """`[batch, heads, tokens, head_dim]`: of each token what follows from it alone; see `Run.again` for `mixing`."""
     q, v = operands.q, operands.v
     v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     if q.shape[3] != v.shape[3]:
         q = q.mean(dim=3, keepdim=True).expand(*q.shape[:3], v.shape[3])
-    return q + v if q.shape[2] == v.shape[2] else q.contiguous()
+    if q.shape[2] == v.shape[2]:
+        return q + v
+    return q + v.mean(dim=2, keepdim=True) if mixing else q.contiguous()

@@ -78,6 +78,21 @@ class Probe:
 
         return self._apart([each.long() - 1 for each in self._changed(change)])
 
+    def mixed_into(self, name: str, number: int, row: int) -> Tensor:
+        """bool for each place of what is returned first: whether a row, along dimension 1, of an argument's tensor gets there.
+
+        It may get there by attention to keys that are not as many as there are tokens.
+        """
+
+        def change(argument: str, place: int, tensor: Tensor) -> Tensor:
+            if argument == name and place == number:
+                tensor[:, row] += noise_like(tensor[:, row])
+            return tensor
+
+        was, _ = self.run.again(lambda argument, place, tensor: tensor, mixing=True)
+        now, _ = self.run.again(change, mixing=True)
+        return _places(differs(tensors_in(was)[0], tensors_in(now)[0]))
+
     def _changed(self, change: Change) -> list[Tensor]:
         """bool for each place of what is observed."""
         returned, attentions = self.run.again(change)

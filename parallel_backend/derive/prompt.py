@@ -20,6 +20,9 @@ from .undescribed import Undescribed
 TEXT = "cross_attn"
 """ComfyUI's name of a prompt's text."""
 
+COLOURS = 3
+"""So many a picture has: no other dimension is told from them."""
+
 SMALL_TEXT = 7
 """Tokens of a text that is looked at first; where the model takes no such text, the prompt's own."""
 
@@ -93,7 +96,8 @@ def _others(sizes: Sizes) -> list[Sizes]:
 
 
 def _resized(tensor: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
-    """Its last dimensions, if they are so many times the latent's; its second, if it is the text's."""
+    """Its last dimensions, if they are so many times the latent's; its second, if it is the text's or, where it has more
+    than three, the frames'."""
     shape, dims = list(tensor.shape), len(own.picture)
     high, wide = own.picture[-2:]
     times = {size / was for size, was in zip(shape[-2:], (high, wide), strict=True)} if len(shape) > 3 else {0.0}
@@ -103,6 +107,8 @@ def _resized(tensor: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
             shape[-3] = sizes.picture[0]
     elif len(shape) in (2, 3) and own.text and shape[1] == own.text:
         shape[1] = sizes.text
+    elif len(shape) > 3 and dims == 3 and shape[1] == own.picture[0] != COLOURS:  # sound, as HuMo has it
+        shape[1] = sizes.picture[0]
     for dim, (was, size) in enumerate(zip(tensor.shape, shape, strict=True)):
         if size != was:  # masks go on hiding what they hide, and words stay words
             tensor = tensor.index_select(dim, torch.arange(size) * was // size)

@@ -104,6 +104,7 @@ def _sites(
             {place: found for (each, place), found in tokens.items() if each == path and found},
             frozenset(place for each, place in reached if each == path),
             call.latent.shape[0],
+            call.latent.shape[2] if call.latent.ndim > 4 else 1,
         )
         for path, run in base.items()
     }

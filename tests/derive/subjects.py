@@ -41,6 +41,8 @@ def _times(times: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
 def _resized(name: str, value: Any, own: Sizes, sizes: Sizes) -> Any:
     if name == "num_tokens" and value == own.text:
         return sizes.text
+    if name == "audio_embed" and value.shape[1] == own.picture[0]:  # HuMo's, for each frame
+        return draw(value.shape[0], sizes.picture[0], *value.shape[2:], seed=4)
     return tree_map(lambda each: _tensor(each, own, sizes) if isinstance(each, Tensor) else each, value)
 
 
