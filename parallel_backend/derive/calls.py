@@ -46,6 +46,14 @@ class ModelCall:
         assert isinstance(out, Tensor)
         return out
 
+    def fits(self, model: Callable[..., Any]) -> bool:
+        """Whether the model takes it."""
+        try:
+            self.of(model)
+        except FAILS:
+            return False
+        return True
+
     @property
     def pictured(self) -> tuple[str, ...]:
         """The arguments that have the latent's frames, height and width, as controls have."""

@@ -83,13 +83,17 @@ def _proved(
 
 
 def _calls(subject: Subject, declaration: Declaration) -> list[ModelCall]:
-    """The call that is asked about, and one of another size, which does not divide into tokens where the model pads.
+    """The call that is asked about, and one of another size that the model takes, if it takes any.
 
-    That one has two rows where calls of several can be made.
+    The other size does not divide into tokens where the model pads, and is twice as high and wide where the model takes no such
+    one; it has two rows where calls of several can be made.
     """
     *frames, height, width = subject.sizes.picture
     *_, high, wide = as_patch_size(declaration.patch_size(subject.model), len(subject.sizes.picture) + 2)
     odd = 0 if declaration.divides else 1
-    picture = (*frames, height + 2 * high - odd * (high > 1), width + wide)
-    other = Sizes(picture, subject.sizes.text + 2, 2 if subject.batches else 1)
-    return [subject.call(subject.sizes), subject.call(other)]
+    pictures = (height + 2 * high - odd * (high > 1), width + wide), (2 * height, 2 * width)
+    others = [
+        subject.call(Sizes((*frames, *picture), subject.sizes.text + 2, 2 if subject.batches else 1))
+        for picture in pictures
+    ]
+    return [subject.call(subject.sizes), next((call for call in others if call.fits(subject.model)), others[0])]

@@ -1,11 +1,11 @@
-"""Attention that a block calls without transformer_options, through which ComfyUI lets another answer."""
+"""Attention that a block calls without ComfyUI's transformer_options of the run, through which another may answer."""
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
@@ -32,7 +32,11 @@ def answered(module: str, attentions: Callable[..., Tensor]) -> Iterator[None]:
             f"the model's {module} has no {NAME}: this ComfyUI is newer or older than this pack knows; update the pack, or use "
             "Load Diffusion Model."
         )
-    setattr(found, NAME, functools.partial(own, transformer_options={OVERRIDE: attentions}))
+
+    def call(*args: Any, transformer_options: Mapping[str, Any] | None = None, **kwargs: Any) -> Tensor:
+        return own(*args, transformer_options={OVERRIDE: attentions, **(transformer_options or {})}, **kwargs)
+
+    setattr(found, NAME, call)
     try:
         yield
     finally:
