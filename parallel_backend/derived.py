@@ -50,10 +50,18 @@ class Beside(Word, frozen=True):
     """A stream of text."""
 
 
+class Behind(Word, frozen=True):
+    """Tokens of latents of these names."""
+
+    names: Names
+    step: Numbers
+
+
 class Pictured(Word, frozen=True):
     """A stream with the picture; `start` is the vocabulary's own where there is none."""
 
     start: StartAt | LengthLess | None = None
+    behind: Behind | None = None
     grid: bool = False
     dim: Number = 1
     parts: Number = 0

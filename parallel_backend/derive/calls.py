@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..models.comfyui.proof.ranks import in_a_line
 from .undescribed import Undescribed
@@ -53,6 +53,16 @@ class ModelCall:
         except FAILS:
             return False
         return True
+
+    @property
+    def latents(self) -> dict[str, list[tuple[int, ...]]]:
+        """The shapes of the arguments that are latents, or lists of such."""
+        shapes = {
+            name: [tuple(each.shape) for each in tree_leaves(value) if isinstance(each, Tensor)]
+            for name, value in self.arguments.items()
+        }
+        dims = self.latent.ndim
+        return {name: found for name, found in shapes.items() if found and all(len(each) == dims for each in found)}
 
     @property
     def pictured(self) -> tuple[str, ...]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 from ..models.spread import declaration as d
+from ..models.spread.functions import Behind, LengthLess
+from ..models.spread.picture import Picture
 from .looking import Run
 from .probing import Followed, Probe
 from .rules import is_run, shared_heads, starts
@@ -26,7 +29,7 @@ Place = tuple[str, int]
 class Site:
     """One call of a block at one size: where the picture's tokens lie in its tensors, and which of these the text reaches.
 
-    The latent has so many `frames`.
+    The latent has so many `frames`; `latents` are the shapes of others that the model is given, by the argument.
     """
 
     run: Run
@@ -34,6 +37,7 @@ class Site:
     text: frozenset[Place]
     batch: int
     frames: int
+    latents: Mapping[str, Sequence[tuple[int, ...]]]
 
 
 class Description:
@@ -146,9 +150,23 @@ class Description:
         first = tokens[0]
         if len(tokens) < len(seen) or any((each.dim, each.step) != (first.dim, first.step) for each in tokens):
             raise Undescribed(f"where {self.path} has the picture's tokens in {name} changes with the latent's size")
+        placed = d.Pictured(grid=first.grid, dim=first.dim)
         for rule in starts([(each.length, each.count, each.start) for each in tokens]):
-            more: dict[str, Any] = {} if rule is None else {"start": rule}
-            yield d.Pictured(grid=first.grid, dim=first.dim, **more)
+            if rule is None:
+                yield from (replace(placed, start=LengthLess(1), behind=each) for each in self._behind(tokens))
+            yield placed if rule is None else replace(placed, start=rule)
+
+    def _behind(self, tokens: Sequence[Tokens]) -> Iterator[Behind]:
+        """Latents that fill what is behind the picture's tokens at all sizes."""
+        latents, first = self.sites[0].latents, tokens[0]
+        for count in range(1, len(latents) + 1):
+            for names in itertools.combinations(latents, count):
+                made = [
+                    sum(Picture(shape, each.step).tokens for name in names for shape in site.latents[name])
+                    for site, each in zip(self.sites, tokens, strict=True)
+                ]
+                if made == [each.length - each.start - each.count for each in tokens]:
+                    yield Behind(names, first.step)
 
     def _note(self, name: str, dims: tuple[int, ...]) -> None:
         """A tensor that may be tokens."""

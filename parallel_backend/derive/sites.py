@@ -105,6 +105,7 @@ def _sites(
             frozenset(place for each, place in reached if each == path),
             call.latent.shape[0],
             call.latent.shape[2] if call.latent.ndim > 4 else 1,
+            call.latents,
         )
         for path, run in base.items()
     }

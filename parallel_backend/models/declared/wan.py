@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from ..spread.declaration import Along, Attended, Attention, ByFrame, Declaration, Group, Local, Pictured, Same, Spread
-from ..spread.picture import Picture
+from ..spread.functions import Behind
 
 STEP = (1, 2, 2)
 """Latent values that are one token."""
@@ -19,22 +18,12 @@ BEHIND = ("time_dim_concat", "context_latents")
 """Latents that become tokens behind the video: Phantom's and Bernini's references."""
 
 
-def behind(*names: str) -> Callable[[Mapping[str, Any]], int]:
-    """How many tokens are made of the latents of these names, which may be lists."""
-
-    def tokens(arguments: Mapping[str, Any]) -> int:
-        latents = tree_leaves([arguments.get(name) for name in names])
-        return sum(Picture(tuple(latent.shape), STEP).tokens for latent in latents if latent is not None)
-
-    return tokens
-
-
 def last(length: int, picture: int) -> int:
     """Before the video comes a reference frame (Fun's `ref_conv`)."""
     return length - picture
 
 
-VIDEO = Pictured(last, behind=behind(*BEHIND))
+VIDEO = Pictured(last, behind=Behind(BEHIND, STEP))
 
 
 def attentions(block: nn.Module) -> Sequence[Attention]:
@@ -88,5 +77,5 @@ WAN = Declaration(
 )
 WAN_VACE = replace(WAN, groups=(BLOCKS, CONTROL), units=_with_control, sized={**WAN.sized, "vace_context": (1, 1, 1)})
 
-SCAIL = Pictured(last, behind=behind(*BEHIND, "pose_latents"))
+SCAIL = Pictured(last, behind=Behind((*BEHIND, "pose_latents"), STEP))
 WAN_SCAIL = replace(WAN, groups=(replace(BLOCKS, streams={"x": SCAIL}),), references=frozenset({"pose_latents"}))

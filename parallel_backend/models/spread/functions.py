@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from .declaration import Attention
+from .picture import Picture
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,19 @@ class LengthLess:
     def __call__(self, length: int, picture: int) -> int:
         """Of a stream of `length` tokens, `picture` of them the picture's."""
         return length - -(-picture // self.multiple) * self.multiple
+
+
+@dataclass(frozen=True)
+class Behind:
+    """How many tokens of `step` latent values are made of the latents of these names, which may be in lists."""
+
+    names: tuple[str, ...]
+    step: tuple[int, ...]
+
+    def __call__(self, arguments: Mapping[str, Any]) -> int:
+        """Of what a model is given besides latent and timestep."""
+        latents = tree_leaves([arguments.get(name) for name in self.names])
+        return sum(Picture(tuple(latent.shape), self.step).tokens for latent in latents if latent is not None)
 
 
 @dataclass(frozen=True)
