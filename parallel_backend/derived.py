@@ -176,5 +176,6 @@ class Declaration(Word, frozen=True):
     joint_text: bool = True
     patch_size: Constant | None = None
     units: Turns | None = None
+    between: Groups = ()
     divides: bool = False
     whole_picture: bool = False

@@ -10,9 +10,11 @@ import torch
 from .. import derived
 from ..models.spread.data import data_of, declaration_of
 from ..models.spread.declaration import Declaration
+from ..models.spread.functions import Turns
 from ..models.spread.picture import as_patch_size
 from .calls import ModelCall, Sizes, Subject
 from .deriving import candidates
+from .lists import lengthen
 from .proof import IN_PATCHES, WHOLE, Proof, prove
 from .undescribed import Undescribed, Unproved, not_derived
 
@@ -78,6 +80,10 @@ def _proved(
     subjects: Sequence[Subject], data: derived.Declaration, plans: Mapping[str, Mapping[str, int]], limit: float
 ) -> Derived:
     declaration = declaration_of(data)
+    if isinstance(
+        declaration.units, Turns
+    ):  # what blocks of the other list leave to each other is proved with two of them
+        lengthen(subjects[0].model, declaration.units.path, declaration.units.second + 1)
     calls = [call for subject in subjects for call in _calls(subject, declaration)]
     return Derived(data, declaration, prove(subjects[0], declaration, calls, plans, limit))
 

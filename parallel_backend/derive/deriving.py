@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..models.spread.functions import Constant
 from ..models.spread.picture import as_patch_size
 from .calls import FAILS, Sizes, Subject
 from .describing import Description
-from .groups import fitting_groups, fitting_heads, grouped, take_turns
+from .groups import fitting_additions, fitting_groups, fitting_heads, grouped, take_turns
 from .looking import look
 from .sites import Parts, Sites, find_parts, look_again, look_closely
 from .turns import turns_of
@@ -61,21 +61,32 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
         named["units"] = turns_of(subject, calls[0], blocks)
     text = calls[0].arguments.get("context")
     every = [[*fitting_groups(model, path, members)] for path, members in blocks.items()]
-    of_a_frame = _parts(blocks)
-    for chosen in itertools.islice(itertools.product(*every), MOST):
+    adding = {path: [Description([each[path] for each in seen])] for path in _adding(parts, first, order)}
+    between = [[*fitting_additions(model, path, members)] for path, members in adding.items()]
+    of_a_frame = _parts([*blocks.values(), *adding.values()])
+    for chosen in itertools.islice(itertools.product(*every, *between), MOST):
+        fitting = tuple(_cut_by(group, of_a_frame) for group in chosen)
         yield d.Declaration(
-            groups=tuple(_cut_by(group, of_a_frame) for group in chosen),
+            groups=fitting[: len(every)],
+            between=fitting[len(every) :],
             heads=tuple(fitting_heads(parts.behind, seen)),
             heads_of=Constant(heads),
             text_width=Constant(text.shape[-1] if isinstance(text, Tensor) else 0),
-            joint_text=_has_text(chosen, first),
+            joint_text=_has_text(fitting, first),
             **named,
         )
 
 
-def _parts(blocks: Mapping[str, Sequence[Description]]) -> int:
+def _adding(parts: Parts, sites: Sites, order: Sequence[str]) -> list[str]:
+    """What adds something to the tokens between blocks by attention in which they cannot be told apart."""
+    return [
+        path for path in parts.around if sites[path].tokens and not any(block.startswith(f"{path}.") for block in order)
+    ]
+
+
+def _parts(blocks: Sequence[Sequence[Description]]) -> int:
     """Of how many parts of a frame the tokens stay together, because blocks have something of each part's; 0 if none has."""
-    found = {block.parts for members in blocks.values() for block in members if block.parts}
+    found = {block.parts for members in blocks for block in members if block.parts}
     if len(found) > 1:
         raise Undescribed(f"its blocks have something of parts of several sizes ({', '.join(map(str, sorted(found)))})")
     return found.pop() if found else 0

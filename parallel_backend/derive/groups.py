@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -86,6 +87,18 @@ def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) 
                 attends_in=first.attends_in,
                 operations=operations,
             )
+
+
+def fitting_additions(model: nn.Module, path: str, members: Sequence[Description]) -> Iterator[d.Group]:
+    """What fits a module that adds something to the tokens between blocks.
+
+    Raises:
+        Undescribed: nothing does, or tokens attend to those of the picture.
+    """
+    for group in fitting_groups(model, path, members):
+        if callable(group.attentions) or any(isinstance(each, d.Spread) for each in group.attentions):
+            raise Undescribed(f"{path} attends to the picture's tokens between blocks")
+        yield replace(group, attentions=(), attends_in="", operations=0)
 
 
 def fitting_heads(paths: Sequence[str], seen: Sequence[Sites]) -> Iterator[d.Group]:

@@ -91,8 +91,13 @@ def _of_tensor(block: Description, name: str, number: int) -> Iterator[d.Argumen
     for dim in range(max(1, tensor.ndim - 1)):
         kind = _along(block, block.probe.follow(name, number, (dim,)), dim, tensor) if tensor.shape[dim] > 1 else None
         if isinstance(kind, d.ByFrame) or (isinstance(kind, d.Along) and _has_a_place_for_each(block, kind, shapes)):
+            if isinstance(kind, d.ByFrame) and block.parts and (parts := _parts(block, name, number)):
+                yield parts  # where a block lays tokens out by parts, it has all that is of a frame by parts
             yield kind
             return
+    if parts := _parts(block, name, number):
+        yield parts
+        return
     count = rows(tensor, block.sites[0].batch)
     if count and len({*shapes}) == 1:
         yield d.Same((count,))
@@ -137,7 +142,9 @@ def _parts(block: Description, name: str, number: int) -> d.ByPart | None:
     block.parts = of_a_frame
     if covered == [site.tokens[stream, 0].count for site in block.sites]:
         return d.ByPart(stream, each)
-    return d.ByPart(stream, each, whole=True) if covered == [block.length(stream, site) for site in block.sites] else None
+    return (
+        d.ByPart(stream, each, whole=True) if covered == [block.length(stream, site) for site in block.sites] else None
+    )
 
 
 def _has_a_place_for_each(block: Description, kind: d.Along, shapes: Sequence[Sequence[int]]) -> bool:

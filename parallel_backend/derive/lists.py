@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,15 @@ def keep_some(model: nn.Module, first: int, others: int) -> dict[str, int]:
         lengths[path] = len(module)
         set_members(model, path, kept)
     return lengths
+
+
+def lengthen(model: nn.Module, path: str, length: int) -> None:
+    """Have a list of at least so many members: others like the last one, which share its weights."""
+    members = [*_list_of(model, path)]
+    weights = {id(tensor): tensor for tensor in (*members[-1].parameters(), *members[-1].buffers())}
+    more = [copy.deepcopy(members[-1], {**weights}) for _ in range(length - len(members))]
+    if more:
+        set_members(model, path, [*members, *more])
 
 
 def _list_of(model: nn.Module, path: str) -> nn.ModuleList:

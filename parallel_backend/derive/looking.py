@@ -48,9 +48,7 @@ class Run:
     options: Mapping[str, Any] | None
     returned: Any
 
-    def again(
-        self, change: Callable[[str, int, Tensor], Tensor], mixing: bool = False
-    ) -> tuple[Any, list[Attention]]:
+    def again(self, change: Callable[[str, int, Tensor], Tensor], mixing: bool = False) -> tuple[Any, list[Attention]]:
         """What it gives for other tensors, and its calls of attention; `change` gets each one's argument and its number.
 
         With `mixing` a token gets of values that are not as many as there are tokens all that lie with it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -89,9 +90,14 @@ class Probe:
                 tensor[:, row] += noise_like(tensor[:, row])
             return tensor
 
-        was, _ = self.run.again(lambda argument, place, tensor: tensor, mixing=True)
-        now, _ = self.run.again(change, mixing=True)
-        return _places(differs(tensors_in(was)[0], tensors_in(now)[0]))
+        returned, _ = self.run.again(change, mixing=True)
+        return _places(differs(self._mixed, tensors_in(returned)[0]))
+
+    @cached_property
+    def _mixed(self) -> Tensor:
+        """What is returned first where tokens get all that lies with them."""
+        returned, _ = self.run.again(lambda argument, place, tensor: tensor, mixing=True)
+        return tensors_in(returned)[0]
 
     def _changed(self, change: Change) -> list[Tensor]:
         """bool for each place of what is observed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,15 +28,19 @@ Placed = tuple[str, Place]
 
 @dataclass(frozen=True)
 class Parts:
-    """The modules that are looked at: blocks, in which attention is called, and what is called behind the last one."""
+    """The modules that are looked at: blocks, in which attention is called, and what is called behind the last one.
+
+    `around` are those that the model calls and in which it calls blocks.
+    """
 
     blocks: tuple[str, ...]
     behind: tuple[str, ...]
+    around: tuple[str, ...]
 
     @property
     def every(self) -> tuple[str, ...]:
         """All of them."""
-        return self.blocks + self.behind
+        return self.blocks + self.behind + self.around
 
 
 def find_parts(model: nn.Module, call: ModelCall) -> Parts:
@@ -56,7 +61,8 @@ def find_parts(model: nn.Module, call: ModelCall) -> Parts:
     last = max((number for number, within in enumerate(seen.entered) if {*within} & attending), default=-1)
     around = {parent for path in attending for parent in _parents(path)}
     behind = (next((path for path in within if path not in around), "") for within in seen.entered[last + 1 :])
-    return Parts(tuple(blocks), tuple(dict.fromkeys(filter(None, behind))))
+    calling = dict.fromkeys(each.within[0] for each in seen.attentions if each.within[0] not in attending)
+    return Parts(tuple(blocks), tuple(dict.fromkeys(filter(None, behind))), tuple(calling))
 
 
 def look_closely(model: nn.Module, call: ModelCall, parts: Parts) -> Sites:
@@ -64,15 +70,16 @@ def look_closely(model: nn.Module, call: ModelCall, parts: Parts) -> Sites:
     base = _runs(model, call, parts)
     if any(bool(each.any()) for each in _changes(base, _runs(model, call, parts)).values()):
         raise Undescribed("its blocks are given something else each time, as if it drew random numbers")
-    tokens: dict[Placed, Tokens | None] = {}
-    for of in ("", *call.pictured):
-        changes = [
-            [_changes(base, _runs(model, call.disturbed(axis, slice(at, at + 1), of), parts)) for at in range(size)]
-            for axis, size in enumerate(call.latent.shape[2:])
-        ]
-        for place in (place for place in changes[0][0] if not tokens.get(place)):
-            found = find_tokens([torch.stack([each[place] for each in axis]) for axis in changes])
-            tokens[place] = found and replace(found, of=of)
+    tokens = _tokens(model, call, parts, base, "")
+    for of in call.pictured:
+        with suppress(Undescribed):  # one that chooses what the model does, as masks may, has no tokens
+            more = _changes(base, _runs(model, call.disturbed(0, slice(None), of), parts))
+            if any(bool(each.any()) for place, each in more.items() if not tokens[place]):
+                tokens |= {
+                    place: found
+                    for place, found in _tokens(model, call, parts, base, of).items()
+                    if found and not tokens[place]
+                }
     text = call.arguments.get("context")
     reached: frozenset[Placed] = frozenset()
     if isinstance(text, Tensor):
@@ -80,6 +87,20 @@ def look_closely(model: nn.Module, call: ModelCall, parts: Parts) -> Sites:
         changed = _changes(base, _runs(model, other, parts))
         reached = frozenset(place for place, each in changed.items() if bool(each.any()))
     return _sites(base, tokens, reached, call)
+
+
+def _tokens(
+    model: nn.Module, call: ModelCall, parts: Parts, base: Mapping[str, Run], of: str
+) -> dict[Placed, Tokens | None]:
+    """Where tokens of the latent are, or of an argument."""
+    changes = [
+        [_changes(base, _runs(model, call.disturbed(axis, slice(at, at + 1), of), parts)) for at in range(size)]
+        for axis, size in enumerate(call.latent.shape[2:])
+    ]
+    found = {
+        place: find_tokens([torch.stack([each[place] for each in axis]) for axis in changes]) for place in changes[0][0]
+    }
+    return {place: each and replace(each, of=of) for place, each in found.items()}
 
 
 def look_again(model: nn.Module, call: ModelCall, parts: Parts, known: Sites) -> Sites:

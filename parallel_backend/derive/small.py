@@ -21,6 +21,7 @@ from ..weights.files.checkpoint import read_header
 from .by_class import ByClass
 from .calls import FAILS, ModelCall, Sizes, Subject
 from .deriving import unit_of
+from .lists import keep_some
 from .undescribed import not_derived
 
 KEEPINGS = (2, 2), (3, 1)

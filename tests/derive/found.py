@@ -14,6 +14,7 @@ from parallel_backend.models.spread.declaration import (
     Beside,
     Boundary,
     ByFrame,
+    ByPart,
     Declaration,
     Group,
     Local,
@@ -24,7 +25,7 @@ from parallel_backend.models.spread.declaration import (
     TextLength,
     TextMask,
 )
-from parallel_backend.models.spread.functions import Chosen, Constant, LengthLess, StartAt
+from parallel_backend.models.spread.functions import Behind, Chosen, Constant, LengthLess, StartAt, Turns
 from tests.support.tiny.models import draw
 
 FOUND = Declaration(
@@ -42,13 +43,24 @@ FOUND = Declaration(
                 "length": TextLength("context"),
                 "vec": Same((1, 2)),
                 "clip": Attended(),
+                "sound": ByPart("x", each=16, whole=True),
             },
             attentions=Chosen("cross", (Spread(("x", "context"), kv_heads=2), Local()), (Spread(("x",)),)),
             attends_in="comfy.ldm.some.model",
             operations=43,
         ),
-        Group("tail", streams={"x": Pictured(grid=True, dim=2, start=StartAt(3))}, returns=("x",)),
+        Group(
+            "tail",
+            streams={
+                "x": Pictured(
+                    grid=True, dim=2, start=StartAt(3), parts=8, behind=Behind(("references", "pose"), (1, 2, 2))
+                )
+            },
+            returns=("x",),
+        ),
     ),
+    between=(Group("injector", streams={"x": Pictured()}, returns=("x",)),),
+    units=Turns("blocks", "tail", (0, 5)),
     heads=(Group("head", streams={"x": Pictured()}, returns=("x",)),),
     heads_of=Constant((24, 128)),
     text_width=Constant(4096),

@@ -43,6 +43,8 @@ def _resized(name: str, value: Any, own: Sizes, sizes: Sizes) -> Any:
         return sizes.text
     if name == "audio_embed" and value.shape[1] == own.picture[0]:  # HuMo's, for each frame
         return draw(value.shape[0], sizes.picture[0], *value.shape[2:], seed=4)
+    if name == "audio_embed" and value.shape[-1] == 4 * own.picture[0]:  # S2V's
+        return draw(*value.shape[:-1], 4 * sizes.picture[0], seed=4)
     return tree_map(lambda each: _tensor(each, own, sizes) if isinstance(each, Tensor) else each, value)
 
 

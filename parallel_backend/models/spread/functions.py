@@ -71,6 +71,11 @@ class Turns:
     beside: str
     places: tuple[int, ...]
 
+    @property
+    def second(self) -> int:
+        """The place of the second one of the other list, if it has two."""
+        return max(self.places[:2], default=0)
+
     def __call__(self, model: nn.Module) -> list[list[str]]:
         """The names of the blocks of each unit."""
         units = [[f"{self.path}.{number}"] for number, _ in enumerate(model.get_submodule(self.path).children())]
