@@ -24,11 +24,12 @@ from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE
 from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
-from parallel_backend.models.spread.declaration import Along, Declaration, Local, Pictured, Same, Spread
+from parallel_backend.models.spread.declaration import Along, ByPart, Declaration, Local, Pictured, Same, Spread
+from parallel_backend.models.spread.functions import Turns
 from parallel_backend.plan.predict.operations import of_a_block
 from tests.derive.subjects import subject_of
 from tests.derive.table import SUBJECTS
-from tests.derive.toys import toy
+from tests.derive.toys import toy, unheard
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import save_tiny
@@ -160,8 +161,19 @@ def test_a_blocks_operations_are_as_many_as_the_dry_run_counts(name: str) -> Non
         subject = SUBJECTS[name]()
     found = next(candidates(subject))
     for group in found.groups:
-        counted = of_a_block(type(subject.model.get_submodule(group.path)[0]).__name__)
+        block = next(subject.model.get_submodule(group.path).children())
+        counted = of_a_block(type(block).__name__)
         assert abs(group.operations - counted) <= counted / 10
+
+
+def test_hints_that_take_turns_with_layers_and_hear_a_sound_are_derived() -> None:
+    """Their tokens are cut otherwise than those of the layers, whose sequence has text before the video."""
+    found = derived(unheard())
+    assert found.proof.holds and not found.declaration.whole_picture
+    assert found.declaration.units == Turns("layers", "hints", (0, 2, 4))
+    layers, hints = found.declaration.groups
+    assert (layers.streams["tokens"].parts, hints.streams["hint"].parts) == (1, 1)
+    assert hints.arguments["sound"] == ByPart("hint")
 
 
 def test_a_class_that_nobody_has_seen_is_derived() -> None:

@@ -1,4 +1,4 @@
-"""A model of two blocks over ComfyUI's attention, with one habit that cannot be told from outside, or none."""
+"""Models that nobody has seen: one of two blocks, with one habit that cannot be told from outside or none; and one with hints."""
 
 from __future__ import annotations
 
@@ -67,3 +67,16 @@ def toy(habit: str = "") -> Subject:
         return ModelCall(latent, torch.tensor([0.6]), {"context": text})
 
     return Subject(randomise(Toy(habit), seed=3), call, Sizes((8, 12), 7))
+
+
+def unheard() -> Subject:
+    """The class that a copy of ComfyUI gets by hand (tests/support/unheard), and its calls."""
+    from tests.support.unheard.model import Unheard
+
+    def call(sizes: Sizes) -> ModelCall:
+        latent, text = draw(1, 16, *sizes.picture, seed=1), draw(1, sizes.text, 48, seed=2)
+        given = {"hint": draw(1, 16, *sizes.picture, seed=3), "sound": draw(1, sizes.picture[0], 4, 24, seed=4)}
+        return ModelCall(latent, torch.tensor([0.6]), {"context": text, **given})
+
+    model = Unheard(width=96, heads=3, text_width=48, depth=5, every=2)
+    return Subject(randomise(model, seed=3), call, Sizes((5, 8, 12), 7))

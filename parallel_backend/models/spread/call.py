@@ -104,3 +104,18 @@ class Call:
                 whole.index_copy_(1, order.index, everyone)
         whole = whole.view(local.shape[0], placement.length, *local.shape[2:])
         return stream.shown(whole.movedim(1, dim) if dim else whole[0])
+
+    def moved(self, stream: Stream, placement: Placement) -> Tensor:
+        """Of a stream that is cut otherwise, the tokens that another stream of its length has on this rank. A collective.
+
+        Both have the same tokens on all ranks together: those of a patch, or all.
+        """
+        source, dim = stream.placement, stream.along
+        if source.everywhere:
+            return self.own(stream.local, dim, placement)
+        self.gathers += 1
+        local = stream.local.movedim(dim, 1) if dim else stream.local[None]
+        everyone = self._sequence.gather(local.flatten(2), source.counts)
+        chosen = self.selection(("moved", source, placement), lambda: source.found(placement.ranks[self.rank]))
+        own = chosen(everyone, 1).view(local.shape[0], -1, *local.shape[2:])
+        return own.movedim(1, dim) if dim else own[0]

@@ -32,6 +32,11 @@ class Placement:
         """How many tokens each rank holds."""
         return tuple(positions.numel() for positions in self.ranks)
 
+    @cached_property
+    def held(self) -> Tensor:
+        """The positions of the tokens that some rank holds, ascending."""
+        return torch.cat(self.ranks).unique()
+
     def same_as(self, other: Placement) -> bool:
         """Whether every rank holds the same tokens of a stream of the same length."""
         if self is other:
@@ -51,6 +56,15 @@ class Placement:
     def before(self, rank: int, position: int) -> int:
         """How many of a rank's tokens lie before a position of the stream."""
         return int(torch.searchsorted(self.ranks[rank], position))
+
+    def found(self, positions: Tensor) -> Tensor:
+        """Where tokens of these positions lie among those of all ranks, rank by rank."""
+        places = torch.full((self.length,), -1)
+        together = torch.cat(self.ranks)
+        places[together] = torch.arange(together.numel())
+        found = places[positions]
+        assert bool((found >= 0).all()), "a token that no rank has"
+        return found
 
     def _kept(self, masks: Sequence[Tensor], start: int, length: int) -> Placement:
         ranks = tuple(positions[mask] - start for positions, mask in zip(self.ranks, masks, strict=True))

@@ -1,8 +1,8 @@
 """Stream: tokens that have the shape of the whole and lie on all sequence ranks.
 
 What a model does between its blocks is then right by construction. Joining and slicing along tokens and element-wise
-operations stay local (a slice is a view, so what is added to it in place arrives); any other operation first gathers
-the whole.
+operations stay local (a slice is a view, so what is added to it in place arrives), except that what lies on other ranks is moved
+to where the first operand's tokens are; any other operation first gathers the whole.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ class Ranks(Protocol):
 
     def own(self, tensor: Tensor, dim: int, placement: Placement) -> Tensor:
         """Of a tensor that every rank has, what goes with this rank's tokens."""
+
+    def moved(self, stream: Stream, placement: Placement) -> Tensor:
+        """The tokens of a stream that another placement has on this rank. A collective."""
 
 
 class Stream(DistributedTensor):
@@ -156,8 +159,9 @@ def _element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     from_end = first.ndim - first.along
     for stream in streams:
-        alike = stream.ndim - stream.along == from_end and stream.placement.same_as(first.placement)
-        if not alike or stream.ndim != first.ndim:
+        if stream.ndim - stream.along != from_end or stream.ndim != first.ndim:
+            return NotImplemented
+        if not (stream.placement.same_as(first.placement) or _have_the_same(stream.placement, first.placement)):
             return NotImplemented
     if any(tensor.ndim > first.ndim for tensor in tensors):
         return NotImplemented
@@ -168,7 +172,12 @@ def _element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
 
     def part(tensor: Tensor) -> Tensor:
         own = tensor.local if isinstance(tensor, Stream) else first.part_of(tensor)
-        return own if side == HERE or not own.ndim else own.to("meta")
+        if side != HERE and own.ndim:
+            own = own.to("meta")
+        if isinstance(tensor, Stream) and not tensor.placement.same_as(first.placement):
+            count = first.local.shape[first.along]
+            return first.call.moved(tensor, first.placement) if side == HERE else _of_length(own, first.along, count)
+        return own
 
     out = of_parts(func, part, args, kwargs)
     if not in_place:
@@ -176,6 +185,16 @@ def _element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
     if side != args[0].side:
         args[0].leave(side)
     return args[0]
+
+
+def _have_the_same(one: Placement, other: Placement) -> bool:
+    """Whether the same tokens lie on other ranks."""
+    alike = one.length == other.length and one.everywhere == other.everywhere
+    return alike and torch.equal(one.held, other.held)
+
+
+def _of_length(tensor: Tensor, dim: int, count: int) -> Tensor:
+    return tensor.new_empty((*tensor.shape[:dim], count, *tensor.shape[dim + 1 :]))
 
 
 RULES = Rules({aten.cat.default: _join, aten.slice.Tensor: _slice}, _element_wise)
