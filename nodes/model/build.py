@@ -109,10 +109,10 @@ def load_model(
     model = SKELETONS[family_name].make(model_config, tensors, whole_file)
     proofs().begin(config, model.diffusion_model)
     shares = Shares(remote, device, comfy.model_management.get_all_torch_devices())
-    undeclared = None
+    undeclared, spreading = None, functools.partial(spread_by, precision)
     if may_be_derived(config):
-        undeclared = Undeclared(remote, functools.partial(spread_by, remote, precision))
-    model.diffusion_model = DiffusionProxy(model, remote, shares, undeclared)
+        undeclared = Undeclared(remote, spreading)
+    model.diffusion_model = DiffusionProxy(model, remote, shares, spreading, undeclared)
     patcher = ParallelModelPatcher(
         model, load_device=device, offload_device=comfy.model_management.unet_offload_device()
     )
@@ -147,7 +147,7 @@ def remote_of(
     return RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), expanded, reader)
 
 
-def spread_by(whole: RemoteModel, precision: Precision, declaration: Declaration) -> RemoteModel:
+def spread_by(precision: Precision, whole: RemoteModel, declaration: Declaration) -> RemoteModel:
     """A model that runs whole, spread as a declaration says that was derived for its class; its blocks are not compiled.
 
     Raises:

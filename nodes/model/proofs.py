@@ -40,14 +40,15 @@ class AnotherResult(Refused):
     """A model's class gives another result on several devices than on one.
 
     Attributes:
+        split: what is wrong with the split that is declared for it.
         unspread: what is said of a run that does not spread it.
     """
 
     __module__ = "builtins"
 
-    def __init__(self, sentence: str, *, unspread: str) -> None:
+    def __init__(self, sentence: str, *, split: str, unspread: str) -> None:
         super().__init__(sentence)
-        self.unspread = unspread
+        self.split, self.unspread = split, unspread
 
 
 @dataclass
@@ -167,6 +168,7 @@ class Proofs:
                 f"{kind} of {of} gives another result on several devices than on one, {fault}: use devices with one GPU in "
                 "Parallel Plan, on which it runs whole, Load Diffusion Model, or a ComfyUI that was tested "
                 f"({versions(self._tables)}).",
+                split=f"the split that this pack has for it gives another result with {of}, {fault}",
                 unspread=f"{kind} runs whole on one device: {of} gives another result of it on several, {fault}.",
             )
         if proof.said:

@@ -56,13 +56,15 @@ from .sampler_run import SamplerRun
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
 from .unchanged import SkeletonSnapshot
-from .undeclared import Undeclared
+from .undeclared import SpreadBy, Undeclared
 
 
 class DiffusionProxy(nn.Module):
     """Has the skeleton's parameter names (on the meta device, for LoRA keys) and plain attributes, and no weights."""
 
-    def __init__(self, model: Any, remote: RemoteModel, shares: Shares, undeclared: Undeclared | None = None) -> None:
+    def __init__(
+        self, model: Any, remote: RemoteModel, shares: Shares, spread_by: SpreadBy, undeclared: Undeclared | None = None
+    ) -> None:
         """Takes the place of `model`'s diffusion model, the skeleton; `undeclared` says how a run of it goes."""
         super().__init__()
         skeleton = model.diffusion_model
@@ -72,7 +74,7 @@ class DiffusionProxy(nn.Module):
         self._skeleton = (skeleton,)  # in a tuple, so that it does not become a submodule
         self.remote = remote
         self.shares = shares
-        self._undeclared = undeclared
+        self._undeclared, self._spread_by = undeclared, spread_by
         self.asked_of_text: dict[str, Any] | None = None
         self._overriding: tuple[Any, torch.dtype, dict[str, Value]] | None = None
         self._control_shapes: dict[object, Shapes] = {}
@@ -200,7 +202,7 @@ class DiffusionProxy(nn.Module):
     def prove(self, conditioning: Collection[str]) -> list[str]:
         """Wait until the model is known to be right for what a graph gives it; what is to be said of that, once.
 
-        Where it is known to be wrong and the plan has one worker, that runs the model whole from here on.
+        Where it is known to be wrong, the model runs whole from here on, until it is known how else to spread it.
 
         Args:
             conditioning: the names of the graph's conditioning.
@@ -208,10 +210,13 @@ class DiffusionProxy(nn.Module):
         Raises:
             Refused: it is wrong, and workers would share its forward.
         """
+        if self._undeclared is not None:
+            return []
         try:
             return proofs().check(self.remote.config, self.skeleton, conditioning, say)
         except AnotherResult as fault:
-            self._exchange(whole_instead(self.remote, self.skeleton, fault))
+            remote, self._undeclared = whole_instead(self.remote, self.skeleton, fault, self._spread_by)
+            self._exchange(remote)
             return []
 
     @property

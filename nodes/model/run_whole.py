@@ -1,4 +1,7 @@
-"""A model whose spread forward is proved wrong in this ComfyUI, as one that one worker runs whole, by ComfyUI's own forward."""
+"""A model whose spread forward is proved wrong in this ComfyUI, as one that runs whole, by ComfyUI's own forward.
+
+On several workers it is then as one of a class that nobody declared: how to spread it is derived anew.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,28 @@ from ...parallel_backend.models.comfyui.whole_family import NAME
 from ...parallel_backend.weights.files.checkpoint import read_header
 from .proofs import AnotherResult
 from .remote_model import RemoteModel
+from .undeclared import PREPARES_TEXT, SpreadBy, Undeclared, may_be_derived
 
 
-def whole_instead(remote: RemoteModel, skeleton: Any, fault: AnotherResult) -> RemoteModel:
-    """The same file's model, run whole where the plan has one worker.
+def whole_instead(
+    remote: RemoteModel, skeleton: Any, fault: AnotherResult, spread_by: SpreadBy
+) -> tuple[RemoteModel, Undeclared | None]:
+    """The same file's model, run whole, and where the plan has several workers how it may come to be spread.
 
     Args:
         skeleton: the diffusion model, on the meta device.
-        fault: the verdict of the proof, which is raised where that cannot be: workers would share a forward, or the class has
-            its text prepared by its weights.
+        fault: the verdict of the proof, which is raised where that cannot be: the class has its text prepared by its weights, or
+            several workers would share a forward of a class that cannot be derived.
     """
-    prepares = hasattr(skeleton, "preprocess_text_embeds")
-    if len(remote.devices) > 1 or prepares:
+    if hasattr(skeleton, PREPARES_TEXT):
         raise fault
     family = FAMILIES[NAME]
     _, config = family.inspect(read_header(remote.spec.path))
     spec = msgspec.structs.replace(remote.spec, family=NAME)
-    return replace(remote, family=family, config=config, spec=spec, unspread=fault.unspread)
+    whole = replace(remote, family=family, config=config, spec=spec, unspread=fault.unspread)
+    if len(remote.devices) < 2:
+        return whole, None
+    if not may_be_derived(config):
+        raise fault
+    whole = replace(whole, unspread=f"{config.kind} runs whole for now: {fault.split}.")
+    return whole, Undeclared(whole, spread_by, fault.split)

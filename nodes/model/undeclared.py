@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import comfy.model_management
 import torch
@@ -68,17 +68,23 @@ def may_be_derived(config: Any) -> bool:
     )
 
 
+SpreadBy: TypeAlias = Callable[[RemoteModel, Declaration], RemoteModel]
+"""Makes of how a model runs whole, and of a declaration, how it runs spread. Raises Refused: not under the wish."""
+
+
 class Undeclared:
     """One MODEL of such a class.
 
     Args:
         whole: how it runs whole.
-        spread_by: makes of a declaration how it runs spread. Raises Refused: not under the wish.
+        spread_by: see SpreadBy.
+        fault: what is wrong with the declaration that there is, if there is one.
     """
 
-    def __init__(self, whole: RemoteModel, spread_by: Callable[[Declaration], RemoteModel]) -> None:
+    def __init__(self, whole: RemoteModel, spread_by: SpreadBy, fault: str = "") -> None:
         self.whole = whole
-        self._spread_by = functools.lru_cache(maxsize=1)(spread_by)
+        self._fault = fault
+        self._spread_by = functools.lru_cache(maxsize=1)(functools.partial(spread_by, whole))
         model, described = whole.config.base_model.diffusion_model, whole.config.described
         key = key_of(whole.config.kind, described.unet_config, sources_of(model, FOLDER))
         self._derivation = derivation(key, whole.config.kind, whole.spec.path)
@@ -109,6 +115,7 @@ class Undeclared:
                 took.append(f"The blocks are not compiled: {name} was not proved so.")
             return remote, took
         if needed:
+            reason = f"{self._fault}, and {reason}" if self._fault else reason
             raise Refused(f"{name} cannot be run under this plan, because {reason}: {WAY_OUT}.")
         self._kinds = ()
         return self.whole, [said or f"New model: this picture runs unsplit, because {reason}."]
