@@ -133,10 +133,10 @@ class Proofs:
         try:
             for watched in Prover(str(self._folder), [proof.asked for proof in proofs], self._seconds).answers():
                 proof, answer = waiting.pop(0), watched.answer
-                failure = answer.failure
+                failure = "" if answer.refused else answer.failure
                 log.info(
                     "Parallel: %s (%s) on ComfyUI %s: %s, %.1f s, %d MiB",
-                    proof.asked.kind, proof.asked.case, own_comfyui_version(), failure or answer.errors, answer.seconds,
+                    proof.asked.kind, proof.asked.case, own_comfyui_version(), answer.failure or answer.errors, answer.seconds,
                     watched.memory >> 20,
                 )  # fmt: skip
                 verdict = None if failure else verdict_of(proof.asked, answer, own_comfyui_version())

@@ -14,7 +14,7 @@ from .findings import Finding, Status
 
 MIB = 1 << 20
 
-WRONG = "A graph with such a model is refused: use Load Diffusion Model, or a ComfyUI that was tested."
+WRONG = "Such a model runs whole until the pack has worked out how else to split it: plans that cannot go whole wait, or are refused."
 NOT_MADE = "Compare a picture with Load Diffusion Model's."
 
 
@@ -57,6 +57,7 @@ def finding_of(kind: str, answers: Sequence[tuple[Asked, Watched]]) -> Finding:
     wrong = [
         f"{case}: {error:.1e} off under {split}" for case, (split, error) in errors.items() if not error <= TOLERANCE
     ]
+    wrong += [f"{asked.case}: {watched.answer.failure}" for asked, watched in answers if watched.answer.refused]
     if wrong:
         return Finding(kind, Status.FAILURE, "; ".join([*wrong, cost]), WRONG)
     failed = [f"{asked.case}: {watched.answer.failure}" for asked, watched in answers if watched.answer.failure]

@@ -21,7 +21,15 @@ def key_of(asked: Asked, sources: Sources) -> str:
 
 
 def verdict_of(asked: Asked, answer: Answer, comfyui: str) -> Verdict:
-    """The verdict that an answer with numbers comes to; the fault names the worst split, with its figure."""
-    split, error = answer.worst
-    fault = "" if error <= TOLERANCE else f"which is {error:.1e} off under {split}, where {TOLERANCE:.0e} is allowed"
+    """The verdict that an answer with numbers, or of a model that workers refuse, comes to.
+
+    The fault names the worst split, with its figure, or what is refused, without what to do about it.
+    """
+    if answer.refused:
+        fault = f"or none, because {answer.failure.rpartition(': ')[0] or answer.failure}"
+    else:
+        split, error = answer.worst
+        fault = (
+            "" if error <= TOLERANCE else f"which is {error:.1e} off under {split}, where {TOLERANCE:.0e} is allowed"
+        )
     return Verdict(asked.kind, (f"{asked.kind} ({asked.case})",), comfyui, fault)

@@ -16,6 +16,7 @@ from tests.support.sentences import known
 
 ASKED = Asked("WAN21_T2V", "wan, text"), Asked("WAN21_T2V", "wan, references behind")
 RIGHT = Answer({"ulysses 2": 2e-7, "ring 3": 3e-7}, 1.5)
+REFUSED = Answer({}, 1.0, "its block calls attention more than 2 times", refused=True)
 WRONG = Answer({"ulysses 2": 2e-7, "ring 3": 0.0234}, 1.5)
 NONE = Answer({}, 60.0, "it took longer than 60 s")
 
@@ -25,6 +26,11 @@ NONE = Answer({}, 60.0, "it took longer than 60 s")
     [
         ((RIGHT, RIGHT), Status.OK, "2 inputs, 3.0 s, 300 MiB, at most 3.0e-07 off"),
         ((RIGHT, WRONG), Status.FAILURE, "wan, references behind: 2.3e-02 off under ring 3; 2 inputs, 3.0 s, 300 MiB"),
+        (
+            (RIGHT, REFUSED),
+            Status.FAILURE,
+            "wan, references behind: its block calls attention more than 2 times; 2 inputs, 2.5 s, 300 MiB",
+        ),
         ((WRONG, NONE), Status.FAILURE, "wan, text: 2.3e-02 off under ring 3; 2 inputs, 61.5 s, 300 MiB"),
         ((NONE, RIGHT), Status.WARNING, "wan, text: it took longer than 60 s; 2 inputs, 61.5 s, 300 MiB"),
     ],

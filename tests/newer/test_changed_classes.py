@@ -29,6 +29,11 @@ EDITS = {
         "            self.v(x).view(b, s, n * d),\n",
         "            (self.v(x) - 0.1 * self.v(x).mean(dim=1, keepdim=True)).view(b, s, n * d),\n",
     ),
+    "one more attention": (
+        "        # cross-attention & ffn\n",
+        "        x = x + 0.1 * optimized_attention(x, x, x, self.num_heads, transformer_options=transformer_options)\n"
+        "        # cross-attention & ffn\n",
+    ),
     "its head": (
         "self.norm(x), 1 + repeat_e(e[1], x))))",
         "self.norm(x - 0.1 * x.mean(dim=1, keepdim=True)), 1 + repeat_e(e[1], x))))",
@@ -67,6 +72,20 @@ def test_a_changed_class_is_derived_anew(tmp_path: Path) -> None:
         assert any("New model: worked out how to split it" in text for text in told[1])
         assert len(FOUND.findall(server.log)) == 1
         assert "whose last layers need the whole picture" in said(server, spread(plain(), **PLANS[1]))
+
+
+def test_a_class_whose_blocks_do_something_new_is_derived_anew(tmp_path: Path) -> None:
+    """Workers would refuse them as they are declared."""
+    with copied(tmp_path, FILE, *EDITS["one more attention"], **PATIENT | {"PARALLEL_DEADLINES": DEADLINES}) as server:
+        stock = saved_latent(server, server.queue(plain(), timeout=600).check())
+        for plan in PLANS:
+            run = server.queue(spread(plain(), **plan), timeout=PATIENCE).check()
+            assert relative_error(saved_latent(server, run), stock) <= TOLERANCE, plan
+        assert len(FOUND.findall(server.log)) == 1
+        whole = server.queue(spread(plain(), "cpu:1"), timeout=600).check()
+        assert relative_error(saved_latent(server, whole), stock) <= TOLERANCE
+        why = "gives another result of it on several, or none, because the model's WanAttentionBlock calls attention more than"
+        assert any(why in text.text for text in whole.texts)
 
 
 @pytest.mark.parametrize("edit", ["a block", "its attention call"])

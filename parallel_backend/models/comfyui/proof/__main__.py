@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import torch
 
+from ....errors import Refused
 from ..importing import import_comfyui
 from ..small import Builder, small
 from .asked import ASKED, Answer, Asked, class_name
@@ -45,7 +46,9 @@ def _answer(asked: Asked) -> Answer:
             return Answer({}, 0.0, f"this pack has no small {asked.model}")
         errors = prove(case)
     except RankFailed as error:
-        return Answer({}, time.monotonic() - begun, error.line)
+        kind, _, said = error.line.partition(": ")
+        refused = kind == Refused.__name__
+        return Answer({}, time.monotonic() - begun, said if refused else error.line, refused)
     except Exception as error:  # whatever a ComfyUI that nobody here has seen may raise
         return Answer({}, time.monotonic() - begun, in_a_line(error))
     return Answer(dict(errors), time.monotonic() - begun)

@@ -33,11 +33,13 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         errors: relative L2 by the split's name; empty where it was not made.
         seconds: that it took, without the imports.
         failure: why it was not made.
+        refused: whether the model's own blocks are the reason, which workers would refuse too.
     """
 
     errors: dict[str, float]
     seconds: float
     failure: str = ""
+    refused: bool = False
 
     @property
     def worst(self) -> tuple[str, float]:
