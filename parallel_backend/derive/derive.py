@@ -80,9 +80,8 @@ def _proved(
     subjects: Sequence[Subject], data: derived.Declaration, plans: Mapping[str, Mapping[str, int]], limit: float
 ) -> Derived:
     declaration = declaration_of(data)
-    if isinstance(
-        declaration.units, Turns
-    ):  # what blocks of the other list leave to each other is proved with two of them
+    if isinstance(declaration.units, Turns):
+        # What blocks of the other list leave to each other is proved with two of them.
         lengthen(subjects[0].model, declaration.units.path, declaration.units.second + 1)
     calls = [call for subject in subjects for call in _calls(subject, declaration)]
     return Derived(data, declaration, prove(subjects[0], declaration, calls, plans, limit))

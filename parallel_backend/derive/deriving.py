@@ -15,7 +15,7 @@ from ..models.spread.functions import Constant
 from ..models.spread.picture import as_patch_size
 from .calls import FAILS, Sizes, Subject
 from .describing import Description
-from .groups import fitting_additions, fitting_groups, fitting_heads, grouped, take_turns
+from .groups import fitting_additions, fitting_groups, fitting_heads, grouped
 from .looking import look
 from .sites import Parts, Sites, find_parts, look_again, look_closely
 from .turns import turns_of
@@ -57,8 +57,8 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
     named: dict[str, Any] = {} if _names(model, step) else {"patch_size": Constant(step)}
     if not _pads(subject, sizes[0], step):
         named["divides"] = True
-    if take_turns(groups, order):
-        named["units"] = turns_of(subject, calls[0], blocks)
+    if turns := turns_of(subject, calls[0], blocks, order):
+        named["units"] = turns
     text = calls[0].arguments.get("context")
     every = [[*fitting_groups(model, path, members)] for path, members in blocks.items()]
     adding = {path: [Description([each[path] for each in seen])] for path in _adding(parts, first, order)}

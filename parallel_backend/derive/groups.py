@@ -22,28 +22,32 @@ Attentions = tuple[d.Attention, ...] | Chosen
 def grouped(model: nn.Module, blocks: Sequence[str]) -> Mapping[str, list[str]]:
     """Blocks, in the order in which they run, by the list that they are of, or by themselves.
 
-    Of a list that takes turns with the one before it only the first ones may run, where that one has been shortened.
+    Of a list that takes turns with another one only the first ones may run, where that one has been shortened.
 
     Raises:
-        Undescribed: they run in another order, or do not all run.
+        Undescribed: they run in another order, or others than the first ones.
     """
     groups: dict[str, list[str]] = {}
     for path in blocks:
         parent = path.rpartition(".")[0]
         group = parent if parent and isinstance(model.get_submodule(parent), nn.ModuleList) else path
         groups.setdefault(group, []).append(path)
-    alternate = take_turns(groups, blocks)
     for number, (group, members) in enumerate(groups.items()):
-        listed = [f"{group}.{name}" for name, _ in model.get_submodule(group).named_children()]
-        all_run = members == listed[: len(members)] if alternate and number else members == listed
-        if members != [group] and not all_run:
-            raise Undescribed(f"its blocks of {group} do not all get the picture's tokens apart, one after the other")
+        listed = members_of(model, group)
+        if members != (listed[: len(members)] if number else listed):
+            raise not_apart(group)
     return groups
 
 
-def take_turns(groups: Mapping[str, Sequence[str]], order: Sequence[str]) -> bool:
-    """Whether blocks of a list run between those of another."""
-    return [path for members in groups.values() for path in members] != [*order]
+def members_of(model: nn.Module, group: str) -> list[str]:
+    """The names of a list's members, or of a block by itself."""
+    found = model.get_submodule(group)
+    return [f"{group}.{name}" for name, _ in found.named_children()] if isinstance(found, nn.ModuleList) else [group]
+
+
+def not_apart(group: str) -> Undescribed:
+    """Of a list whose blocks are not all known."""
+    return Undescribed(f"its blocks of {group} do not all get the picture's tokens apart, one after the other")
 
 
 def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) -> Iterator[d.Group]:

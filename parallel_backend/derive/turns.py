@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,31 +14,57 @@ from ..models.spread.blocks import Doorway
 from ..models.spread.functions import Turns
 from .calls import FAILS, ModelCall, Subject
 from .describing import Description
+from .groups import members_of, not_apart
 from .lists import set_members
 from .undescribed import Undescribed
 from .values import by_name
 
 
 @torch.inference_mode()
-def turns_of(subject: Subject, call: ModelCall, blocks: Mapping[str, Sequence[Description]]) -> Turns:
+def turns_of(
+    subject: Subject, call: ModelCall, blocks: Mapping[str, Sequence[Description]], order: Sequence[str]
+) -> Turns | None:
     """Which blocks run as one: those of the first list, each with those of the other one that run right behind it.
 
     The order is seen in a forward through as many blocks as the file has, each of which gives back what it is given.
 
+    Args:
+        order: that in which the small model's blocks run.
+
+    Returns:
+        None where one list runs behind the other.
+
     Raises:
-        Undescribed: more than two lists take turns, or that forward fails.
+        Undescribed: they take turns in a way that has no name, or not all members of a list are known.
     """
+    known = [path for members in blocks.values() for path in (block.path for block in members)]
+    partly = next((group for group, found in blocks.items() if len(found) < len(members_of(subject.model, group))), "")
+    try:
+        groups = [path.rpartition(".")[0] for path in _order(subject, call, blocks)] if len(blocks) > 1 else []
+    except Undescribed:
+        if known != [*order] or partly:
+            raise
+        return None  # the small model's order is all that there is to see
+    runs = [group for group, _ in itertools.groupby(groups)]
+    if len(runs) == len({*runs}):
+        if partly:
+            raise not_apart(partly)
+        return None
     if len(blocks) != 2:
         raise Undescribed(f"its blocks of {' and '.join(blocks)} take turns")
     first, other = blocks
+    return Turns(first, other, tuple(groups[:at].count(first) - 1 for at, path in enumerate(groups) if path == other))
+
+
+def _order(subject: Subject, call: ModelCall, blocks: Mapping[str, Sequence[Description]]) -> list[str]:
+    """The blocks of the file's own model, in the order in which they run first."""
     seen: list[str] = []
-    with _passed(subject, blocks, seen):
+    with _passed(subject, {path: each for path, each in blocks.items() if path != each[0].path}, seen):
         try:
             call.of(subject.model)
         except FAILS as error:
             raise Undescribed(f"its forward fails on a small call with all blocks ({in_a_line(error)})") from error
-    order = [path.rpartition(".")[0] for path in dict.fromkeys(seen)]
-    return Turns(first, other, tuple(order[:at].count(first) - 1 for at, path in enumerate(order) if path == other))
+    return [*dict.fromkeys(seen)]
 
 
 @contextmanager

@@ -14,7 +14,10 @@ from .findings import Finding, Status
 
 MIB = 1 << 20
 
-WRONG = "Such a model runs whole until the pack has worked out how else to split it: plans that cannot go whole wait, or are refused."
+WRONG = (
+    "Such a model runs whole until the pack has worked out how else to split it: plans that cannot go whole wait, or are "
+    "refused."
+)
 NOT_MADE = "Compare a picture with Load Diffusion Model's."
 
 

@@ -17,6 +17,7 @@ from parallel_backend.derive.__main__ import main
 from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive
 from parallel_backend.derive.deriving import candidates
+from parallel_backend.derive.lists import keep_some
 from parallel_backend.derive.proof import IN_PATCHES, WHOLE, prove
 from parallel_backend.derive.small import small_of
 from parallel_backend.distance import error_of
@@ -174,6 +175,16 @@ def test_hints_that_take_turns_with_layers_and_hear_a_sound_are_derived() -> Non
     layers, hints = found.declaration.groups
     assert (layers.streams["tokens"].parts, hints.streams["hint"].parts) == (1, 1)
     assert hints.arguments["sound"] == ByPart("hint")
+
+
+def test_the_order_of_blocks_is_the_files() -> None:
+    """The small model has two layers and two hints of five and three, of which one runs; it is proved with three and two."""
+    subject = unheard()
+    subject = replace(subject, lengths=keep_some(subject.model, 2, 2))
+    found = derived(subject)
+    assert subject.lengths == {"layers": 5, "hints": 3}
+    assert found.declaration.units == Turns("layers", "hints", (0, 2, 4))
+    assert [len(subject.model.get_submodule(name)) for name in subject.lengths] == [3, 2]  # type: ignore[arg-type]
 
 
 def test_a_class_that_nobody_has_seen_is_derived() -> None:
