@@ -262,10 +262,20 @@ def test_the_command_prints_a_declaration_that_holds(tmp_path: Path, capfd: pyte
 
 
 @thorough
+def test_the_command_prints_the_order_of_blocks_that_take_turns(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of the file, which has four blocks, and control blocks behind the first and the third."""
+    path = save_tiny(tmp_path, "vace")
+    assert main([str(path), "--comfyui", os.environ["COMFYUI_PATH"]]) == 0
+    assert read("WAN21_VACE", capfd.readouterr().out).units == Turns("blocks", "vace_blocks", (0, 2))
+
+
+@thorough
 def test_the_command_prints_nothing_of_a_class_that_is_not_derived(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = save_tiny(tmp_path, "vace")
+    path = save_tiny(tmp_path, "boogu")
     assert main([str(path), "--comfyui", os.environ["COMFYUI_PATH"]]) == 1
     out, error = capfd.readouterr()
     assert out == ""
