@@ -96,9 +96,9 @@ def _calls(subject: Subject, declaration: Declaration) -> list[ModelCall]:
     *frames, height, width = subject.sizes.picture
     *_, high, wide = as_patch_size(declaration.patch_size(subject.model), len(subject.sizes.picture) + 2)
     odd = 0 if declaration.divides else 1
-    pictures = (height + 2 * high - odd * (high > 1), width + wide), (2 * height, 2 * width)
-    others = [
-        subject.call(Sizes((*frames, *picture), subject.sizes.text + 2, 2 if subject.batches else 1))
-        for picture in pictures
-    ]
-    return [subject.call(subject.sizes), next((call for call in others if call.fits(subject.model)), others[0])]
+
+    def call(height: int, width: int) -> ModelCall:
+        return subject.call(Sizes((*frames, height, width), subject.sizes.text + 2, 2 if subject.batches else 1))
+
+    other = call(height + 2 * high - odd * (high > 1), width + wide)
+    return [subject.call(subject.sizes), other if other.fits(subject.model) else call(2 * height, 2 * width)]

@@ -15,7 +15,7 @@ from ..models.spread.functions import Constant
 from ..models.spread.picture import as_patch_size
 from .calls import FAILS, Sizes, Subject
 from .describing import Description
-from .groups import fitting_additions, fitting_groups, fitting_heads, grouped
+from .groups import cut_by, fitting_additions, fitting_groups, fitting_heads, grouped
 from .looking import look
 from .sites import Parts, Sites, find_parts, look_again, look_closely
 from .turns import turns_of
@@ -61,11 +61,9 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
         named["units"] = turns
     text = calls[0].arguments.get("context")
     every = [[*fitting_groups(model, path, members)] for path, members in blocks.items()]
-    adding = {path: [Description([each[path] for each in seen])] for path in _adding(parts, first, order)}
-    between = [[*fitting_additions(model, path, members)] for path, members in adding.items()]
-    of_a_frame = _parts([*blocks.values(), *adding.values()])
+    between = [[*fitting_additions(model, path, seen)] for path in _adding(parts, first, order)]
     for chosen in itertools.islice(itertools.product(*every, *between), MOST):
-        fitting = tuple(_cut_by(group, of_a_frame) for group in chosen)
+        fitting = tuple(_cut_alike(chosen))
         yield d.Declaration(
             groups=fitting[: len(every)],
             between=fitting[len(every) :],
@@ -84,21 +82,14 @@ def _adding(parts: Parts, sites: Sites, order: Sequence[str]) -> list[str]:
     ]
 
 
-def _parts(blocks: Sequence[Sequence[Description]]) -> int:
-    """Of how many parts of a frame the tokens stay together, because blocks have something of each part's; 0 if none has."""
-    found = {block.parts for members in blocks for block in members if block.parts}
-    if len(found) > 1:
-        raise Undescribed(f"its blocks have something of parts of several sizes ({', '.join(map(str, sorted(found)))})")
-    return found.pop() if found else 0
-
-
-def _cut_by(group: d.Group, parts: int) -> d.Group:
-    """A group whose tokens are cut between parts of frames: one block leaves them to another as they are."""
-    kinds = {
-        name: replace(kind, parts=parts) if isinstance(kind, d.Pictured) else kind
-        for name, kind in group.streams.items()
-    }
-    return replace(group, streams=kinds)
+def _cut_alike(groups: Sequence[d.Group | None]) -> list[d.Group]:
+    """Those that there are, cut between the same parts of frames: one block leaves its tokens to another as they are."""
+    found = [group for group in groups if group is not None]
+    kinds = [kind for group in found for kind in group.streams.values() if isinstance(kind, d.Pictured)]
+    parts = {kind.parts for kind in kinds if kind.parts}
+    if len(parts) > 1:
+        raise Undescribed(f"its blocks have something of parts of several sizes ({', '.join(map(str, sorted(parts)))})")
+    return [replace(group, streams=cut_by(group.streams, *parts)) for group in found] if parts else found
 
 
 def _first_that_runs(subject: Subject, unit: int) -> tuple[list[Sizes], Parts]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from torch import nn
@@ -80,11 +81,12 @@ def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) 
         raise Undescribed(f"its blocks of {path} return different numbers of values")
     attentions = _attentions(model, path, members)
     operations = max(operations_of(each.probe.run) for each in members)
+    parts = max(each.parts for each in members)
     for placed in itertools.product(*streams.values()):
         for chosen in itertools.product(*arguments.values()):
             yield d.Group(
                 path,
-                streams=dict(zip(streams, placed, strict=True)),
+                streams=cut_by(dict(zip(streams, placed, strict=True)), parts),
                 arguments=dict(zip(arguments, chosen, strict=True)),
                 attentions=attentions,
                 returns=returns,
@@ -93,16 +95,21 @@ def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) 
             )
 
 
-def fitting_additions(model: nn.Module, path: str, members: Sequence[Description]) -> Iterator[d.Group]:
-    """What fits a module that adds something to the tokens between blocks.
+def cut_by(streams: Mapping[str, d.StreamKind], parts: int) -> Mapping[str, d.StreamKind]:
+    """Streams whose tokens of the picture are cut between so many parts of a frame."""
+    return {
+        name: replace(kind, parts=parts) if isinstance(kind, d.Pictured) else kind for name, kind in streams.items()
+    }
 
-    Raises:
-        Undescribed: nothing does, or tokens attend to those of the picture.
-    """
-    for group in fitting_groups(model, path, members):
-        if callable(group.attentions) or any(isinstance(each, d.Spread) for each in group.attentions):
-            raise Undescribed(f"{path} attends to the picture's tokens between blocks")
-        yield replace(group, attentions=(), attends_in="", operations=0)
+
+def fitting_additions(model: nn.Module, path: str, seen: Sequence[Sites]) -> list[d.Group | None]:
+    """What fits a module that adds something to the tokens between blocks; last None: unknown, it gathers all tokens."""
+    fitting: list[d.Group | None] = []
+    with suppress(Undescribed):
+        for group in fitting_groups(model, path, [Description([each[path] for each in seen])]):
+            if not callable(group.attentions) and not any(isinstance(each, d.Spread) for each in group.attentions):
+                fitting.append(replace(group, attentions=(), attends_in="", operations=0))
+    return [*fitting, None]
 
 
 def fitting_heads(paths: Sequence[str], seen: Sequence[Sites]) -> Iterator[d.Group]:

@@ -167,6 +167,13 @@ def test_a_blocks_operations_are_as_many_as_the_dry_run_counts(name: str) -> Non
         assert abs(group.operations - counted) <= counted / 10
 
 
+def test_what_is_not_known_between_blocks_gathers() -> None:
+    """Attention in halves of the picture has no name: each rank computes it for all tokens."""
+    found = derived(toy("between"))
+    assert found.proof.holds and found.declaration.whole_picture
+    assert found.declaration.between == ()
+
+
 def test_hints_that_take_turns_with_layers_and_hear_a_sound_are_derived() -> None:
     """Their tokens are cut otherwise than those of the layers, whose sequence has text before the video."""
     found = derived(unheard())

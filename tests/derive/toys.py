@@ -37,6 +37,31 @@ class Block(nn.Module):
         return x
 
 
+class Between(nn.Module):
+    """Attention of each half of the tokens to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList([Halves()])
+
+    def forward(self, tokens: Tensor, transformer_options: Any) -> Tensor:
+        made: Tensor = self.steps[0](tokens.unflatten(1, (2, -1)).flatten(0, 1), transformer_options)
+        return made.unflatten(0, (-1, 2)).flatten(1, 2)
+
+
+class Halves(nn.Module):
+    """Attention over what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, tokens: Tensor, transformer_options: Any) -> Tensor:
+        mixed = optimized_attention(tokens, tokens, tokens, HEADS, transformer_options=transformer_options)
+        made: Tensor = self.out(mixed)
+        return made
+
+
 class Toy(nn.Module):
     """Its tokens are 2 x 2 latent values."""
 
@@ -45,6 +70,7 @@ class Toy(nn.Module):
         self.habit = habit
         self.into = nn.Conv2d(4, WIDTH, 2, stride=2)
         self.blocks = nn.ModuleList([Block(habit), Block(habit)])
+        self.between = Between()
         self.back = nn.Linear(WIDTH, 16)
 
     def forward(self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any) -> Tensor:
@@ -54,6 +80,8 @@ class Toy(nn.Module):
         tokens = made.flatten(2).transpose(1, 2) + timestep[:, None, None] + context.mean()
         for block in self.blocks:
             tokens = block(tokens, transformer_options=transformer_options)
+            if self.habit == "between":
+                tokens = tokens + self.between(tokens, transformer_options)
         out = self.back(tokens).transpose(1, 2).unflatten(2, made.shape[2:])
         spread = OVERRIDE in transformer_options and self.habit == "deceiving"
         return nn.functional.pixel_shuffle(out, 2) * (1.1 if spread else 1.0)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..spread.declaration import Along, Attended, Attention, ByFrame, Declaration, Group, Local, Pictured, Same, Spread
-from ..spread.functions import Behind
+from ..spread.functions import Behind, LengthLess
 
 STEP = (1, 2, 2)
 """Latent values that are one token."""
@@ -18,12 +18,10 @@ BEHIND = ("time_dim_concat", "context_latents")
 """Latents that become tokens behind the video: Phantom's and Bernini's references."""
 
 
-def last(length: int, picture: int) -> int:
-    """Before the video comes a reference frame (Fun's `ref_conv`)."""
-    return length - picture
+LAST = LengthLess(1)
+"""Before the video comes a reference frame (Fun's `ref_conv`)."""
 
-
-VIDEO = Pictured(last, behind=Behind(BEHIND, STEP))
+VIDEO = Pictured(LAST, behind=Behind(BEHIND, STEP))
 
 
 def attentions(block: nn.Module) -> Sequence[Attention]:
@@ -77,5 +75,5 @@ WAN = Declaration(
 )
 WAN_VACE = replace(WAN, groups=(BLOCKS, CONTROL), units=_with_control, sized={**WAN.sized, "vace_context": (1, 1, 1)})
 
-SCAIL = Pictured(last, behind=Behind((*BEHIND, "pose_latents"), STEP))
+SCAIL = Pictured(LAST, behind=Behind((*BEHIND, "pose_latents"), STEP))
 WAN_SCAIL = replace(WAN, groups=(replace(BLOCKS, streams={"x": SCAIL}),), references=frozenset({"pose_latents"}))

@@ -9,9 +9,9 @@ from torch import nn
 
 from ..spread.declaration import Argument, Attention, Boundary, ByPart, Group, Local, Pictured, Same
 from ..spread.functions import Behind
-from .wan import BEHIND, BLOCKS, HEAD, STEP, WAN, attentions, last
+from .wan import BEHIND, BLOCKS, HEAD, LAST, STEP, WAN, attentions
 
-FRAMES = Pictured(last, parts=1, behind=Behind((*BEHIND, "reference_latent"), STEP))
+FRAMES = Pictured(LAST, parts=1, behind=Behind((*BEHIND, "reference_latent"), STEP))
 """With the sound or faces of each frame; references come behind."""
 
 
@@ -52,7 +52,7 @@ WAN_S2V = replace(
     sized={**WAN.sized, "control_video": (1, 1, 1)},
 )
 
-EIGHTHS = Pictured(last, parts=8, behind=Behind(BEHIND, STEP))
+EIGHTHS = Pictured(LAST, parts=8, behind=Behind(BEHIND, STEP))
 """There are eight moments of music in a frame, which share out its tokens."""
 
 WAN_DANCER = replace(
@@ -61,7 +61,7 @@ WAN_DANCER = replace(
     heads=(HEAD, replace(HEAD, path="head_global")),
     between=(_injector("music_injector", EIGHTHS),),
 )
-WHOLE_FRAMES = Pictured(last, parts=1, behind=Behind(BEHIND, STEP))
+WHOLE_FRAMES = Pictured(LAST, parts=1, behind=Behind(BEHIND, STEP))
 WAN_ANIMATE = replace(
     WAN,
     frames=WAN.frames | {"pose_latents"},

@@ -158,11 +158,11 @@ def _element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
     if len(tensors) > 1 and any(stream.grid for stream in streams):
         return NotImplemented
     from_end = first.ndim - first.along
-    for stream in streams:
-        if stream.ndim - stream.along != from_end or stream.ndim != first.ndim:
-            return NotImplemented
-        if not (stream.placement.same_as(first.placement) or _have_the_same(stream.placement, first.placement)):
-            return NotImplemented
+    elsewhere = [stream for stream in streams if not stream.placement.same_as(first.placement)]
+    if any(stream.ndim - stream.along != from_end or stream.ndim != first.ndim for stream in streams):
+        return NotImplemented
+    if not all(_have_the_same(stream.placement, first.placement) for stream in elsewhere):
+        return NotImplemented
     if any(tensor.ndim > first.ndim for tensor in tensors):
         return NotImplemented
     in_place = func._schema.is_mutable
@@ -174,7 +174,7 @@ def _element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
         own = tensor.local if isinstance(tensor, Stream) else first.part_of(tensor)
         if side != HERE and own.ndim:
             own = own.to("meta")
-        if isinstance(tensor, Stream) and not tensor.placement.same_as(first.placement):
+        if isinstance(tensor, Stream) and any(tensor is stream for stream in elsewhere):
             count = first.local.shape[first.along]
             return first.call.moved(tensor, first.placement) if side == HERE else _of_length(own, first.along, count)
         return own
