@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..comm.communicator import Communicator
 from ..layout import HeadRuns, SequenceSplit, length
-from ..mesh import Mesh
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -23,17 +23,21 @@ class HeadExchange:
     """The exchange for the tokens of one split, and for a chunk of every rank's heads.
 
     Args:
-        runs: the chunk, by Ulysses rank; without heads of keys where these stay where they are.
+        axis: the ranks that share the heads.
+        tokens: how many each of them holds.
+        runs: the chunk, by rank; without heads of queries or keys where these stay where they are.
         behind: whether this rank computes meanwhile; else it waits at once.
     """
 
-    def __init__(self, mesh: Mesh, split: SequenceSplit, runs: Sequence[HeadRuns], behind: bool) -> None:
-        self._axis = mesh.ulysses
-        self._tokens = split.ulysses_tokens(mesh.ring.rank)
+    def __init__(
+        self, axis: Communicator, tokens: Sequence[int], split: SequenceSplit, runs: Sequence[HeadRuns], behind: bool
+    ) -> None:
+        self._axis = axis
+        self._tokens = tokens
         self._runs = [(run.q, run.kv, run.kv) for run in runs]
         self._widths = [[length(run) for run in own] for own in self._runs]
         even = len(set(split.head_counts())) == 1 and sum(split.kv_counts()) * split.group == split.heads
-        self._apart = even and all(length(run.kv) for run in runs)
+        self._apart = even and all(length(run.q) and length(run.kv) for run in runs)
         self._behind = behind
 
     def to_heads(self, q: Tensor, k: Tensor, v: Tensor, opened: Callable[[Tensor], Tensor]) -> Callable[[], QKV]:

@@ -121,7 +121,8 @@ class WholeAttention:
         self._to_heads = payload if mesh.ulysses.size > 1 else EXACT
         self._tokens = split.ring_tokens()
         runs = split.head_chunks(chunks)
-        self._exchanges = [HeadExchange(mesh, split, chunk, behind=len(runs) > 1) for chunk in runs]
+        tokens = split.ulysses_tokens(mesh.ring.rank)
+        self._exchanges = [HeadExchange(mesh.ulysses, tokens, split, chunk, behind=len(runs) > 1) for chunk in runs]
         self._attends = [repeated_heads(attend, split.group, chunk[mesh.ulysses.rank]) for chunk in runs]
 
     def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None = None) -> Tensor:
@@ -170,7 +171,8 @@ class FunctionAttention:
         runs = split.head_chunks(chunks)
         self._to_heads = payload if mesh.ulysses.size > 1 else EXACT
         sent = [[HeadRuns(own.q, slice(0, 0)) for own in chunk] if keys_here else chunk for chunk in runs]
-        self._exchanges = [HeadExchange(mesh, split, chunk, behind=len(runs) > 1) for chunk in sent]
+        tokens = split.ulysses_tokens(0)
+        self._exchanges = [HeadExchange(mesh.ulysses, tokens, split, chunk, behind=len(runs) > 1) for chunk in sent]
         self._heads = [chunk[mesh.ulysses.rank] for chunk in runs]
         self._keys_here = keys_here
         self._group = split.group
@@ -270,7 +272,8 @@ class PatchAttention:
         self._payload = payload
         self._to_heads = payload if mesh.ulysses.size > 1 else EXACT
         (runs,) = split.head_chunks(1)
-        self._exchange = HeadExchange(mesh, split, runs, behind=False)
+        tokens = split.ulysses_tokens(mesh.ring.rank)
+        self._exchange = HeadExchange(mesh.ulysses, tokens, split, runs, behind=False)
         self._tokens = split.ring_tokens()
         self._patch = patch
         self._attend = repeated_heads(attend, split.group, runs[mesh.ulysses.rank])

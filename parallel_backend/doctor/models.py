@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from ..host import Deadlines
 from ..host.proofs import Prover, Watched
@@ -30,13 +32,22 @@ def diagnose_models(
         report: told which class is proved, in words.
         kinds: the classes; by default all that are declared.
     """
-    asked = [Asked(kind, case) for kind in kinds for case in all_cases(kind)]
+    there = classes_in(Path(folder))
+    asked = [Asked(kind, case) for kind in kinds if kind in there for case in all_cases(kind)]
     made: dict[str, list[tuple[Asked, Watched]]] = {kind: [] for kind in kinds}
     for each, watched in _proved(
         folder, asked, lambda kind: report(f"{kind}, {[*kinds].index(kind) + 1} of {len(kinds)}")
     ):
         made[each.kind].append((each, watched))
-    return [finding_of(kind, answers) for kind, answers in made.items()]
+    return [
+        finding_of(kind, answers) if kind in there else Finding(kind, Status.OK, "this ComfyUI has no such class")
+        for kind, answers in made.items()
+    ]
+
+
+def classes_in(folder: Path) -> frozenset[str]:
+    """The names of the model classes that a ComfyUI has."""
+    return frozenset(re.findall(r"^class (\w+)", (folder / "comfy" / "supported_models.py").read_text("utf-8"), re.M))
 
 
 def _proved(folder: str, asked: Sequence[Asked], begin: Callable[[str], None]) -> Iterator[tuple[Asked, Watched]]:

@@ -19,6 +19,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.small import SMALL, SOUND, small
 from tests.derive.subjects import subject_of
 from tests.derive.undeclared import UNDECLARED
+from tests.support.classes import lacking
 from tests.support.comfy_oracle import comfy_on_path
 
 
@@ -27,7 +28,7 @@ def _declared(name: str) -> Subject:
 
 
 SUBJECTS: Mapping[str, Callable[[], Subject]] = {
-    **{name: partial(_declared, name) for name in SMALL if name not in SOUND},
+    **{name: partial(_declared, name) for name in SMALL if name not in {*SOUND, *lacking()}},
     **UNDECLARED,
 }
 """All but those whose latent is packed with sound."""

@@ -19,12 +19,13 @@ from torch.utils._pytree import tree_map
 from parallel_backend.distance import error_of
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
-from parallel_backend.models.comfyui.small import SMALL, Case, small
+from parallel_backend.models.comfyui.small import SMALL, Case
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.declaration import Declaration, Same
 from parallel_backend.models.spread.picture import Picture, as_patch_size
 from parallel_backend.plan import ResolvedPlan
 from tests.models.spreading import PLANS, TOLERANCE, worst
+from tests.support.classes import small_or_skipped
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_in_turn, run_ranks
 from tests.support.selection import thorough
@@ -35,7 +36,7 @@ comfy_on_path()
 
 QUICK = ("ring 3", "3 patches over 2 stages, ulysses 2")
 """Keys that travel; and heads, stages and patches together."""
-WHOLE_PICTURE = ("chroma radiance",)
+WHOLE_PICTURE = ("chroma radiance", "wan animate 2", "wan animate 2, no poses")
 """What takes no PipeFusion."""
 FREED = ("flux", "wan, text", "minimax-h3")
 """What the quick run looks at after a forward."""
@@ -47,7 +48,8 @@ def splits() -> Iterator[ParameterSet]:
     others = [name for name in SMALL if name.partition(",")[0] in SMALL.keys() - {name}]
     for name in SMALL:
         run = {plan for plan, degrees in PLANS.items() if name not in WHOLE_PICTURE or "pipefusion" not in degrees}
-        quick = {*QUICK} if name not in others else {IN_TURN[others.index(name) % len(IN_TURN)]}
+        turns = [plan for plan in IN_TURN if plan in run]
+        quick = {*QUICK} if name not in others else {turns[others.index(name) % len(turns)]}
         for plans, marks in ((run & quick, ()), (run - quick, thorough)):
             yield pytest.param(name, sorted(plans), id=f"{name}-{'; '.join(sorted(plans))}", marks=marks)
 
@@ -59,7 +61,7 @@ def case() -> Callable[[str], tuple[Case, Tensor]]:
     @functools.lru_cache(maxsize=1)
     def get(name: str) -> tuple[Case, Tensor]:
         with torch.no_grad():
-            found = small(name)
+            found = small_or_skipped(name)
             return found, found.stock()
 
     return get

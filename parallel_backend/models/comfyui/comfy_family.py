@@ -23,7 +23,7 @@ from ..declared import DECLARATIONS
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
 from ..spread.blocks import Block, attentions_of, blocks_of, control_blocks
-from ..spread.declaration import Declaration, Spread
+from ..spread.declaration import ByHeads, Declaration, Spread
 from ..spread.picture import Picture, as_patch_size
 from .computed_buffers import CPU, compute_buffers, made_elsewhere
 from .detection import DAMAGE, detect, unmakable
@@ -486,7 +486,7 @@ def _token_layers(block: Block) -> dict[str, Tensor]:
 
 def _token_weights(block: Block) -> float:
     """Parameters that multiply a token; text that is in the sequence has some of its own."""
-    kinds = {type(kind) for kind in block.group.streams.values()}
+    kinds = {type(block.group.streams[name]) for name in block.group.returns}
     return sum(weight.numel() for weight in _token_layers(block).values()) / len(kinds)
 
 
@@ -500,5 +500,6 @@ def _copies(blocks: Sequence[Block], hidden: int) -> float:
     return copies_of(hidden, max(widths_in), max(widths_out), gated)
 
 
-def _spread_attentions(block: Block) -> list[Spread]:
-    return [attention for attention in attentions_of(block.group, block.module) if isinstance(attention, Spread)]
+def _spread_attentions(block: Block) -> list[Spread | ByHeads]:
+    attentions = attentions_of(block.group, block.module)
+    return [attention for attention in attentions if isinstance(attention, Spread | ByHeads)]

@@ -27,6 +27,7 @@ from .omnigen2 import BOOGU, OMNIGEN2
 from .qwen_image import QWEN_IMAGE
 from .sd3 import SD3
 from .wan import WAN, WAN_SCAIL, WAN_VACE
+from .wan_animate2 import WAN_ANIMATE_2
 from .wan_by_frame import WAN_ANIMATE, WAN_DANCER, WAN_HUMO, WAN_S2V
 
 DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
@@ -53,6 +54,7 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "WAN22_S2V": WAN_S2V,
         "WAN22_Animate": WAN_ANIMATE,
         "WAN22_WanDancer": WAN_DANCER,
+        "WAN_Animate2": WAN_ANIMATE_2,
         "HunyuanVideo": HUNYUAN_VIDEO,
         "HunyuanVideoI2V": HUNYUAN_VIDEO,
         "HunyuanVideoSkyreelsI2V": HUNYUAN_VIDEO,

@@ -59,7 +59,13 @@ class Arguments:
     def __init__(self, group: Group, block: nn.Module) -> None:
         self._group = group
         self._name = type(block).__name__
-        self._signature = inspect.signature(block.forward)
+        method = getattr(block, group.method, None)
+        if method is None:
+            raise Refused(
+                f"the model's {self._name} has no {group.method}: this ComfyUI is newer or older than this pack knows; update "
+                "the pack, or use Load Diffusion Model."
+            )
+        self._signature = inspect.signature(method)
         kinds = {p.kind: p.name for p in self._signature.parameters.values()}
         self._rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
         single = [p for p in self._signature.parameters.values() if p.kind in (*PLACED, inspect.Parameter.KEYWORD_ONLY)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,22 @@ from ...layout import SequenceSplit
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
 from .call import Call
-from .declaration import Attention, Local, Merged, Spread
+from .declaration import Attention, ByHeads, Local, Merged, Spread
 from .placement import Placement, slots_of
 from .token_layout import TokenLayout
 
 Kernel = Callable[..., Tensor]
 
-Overriding = Callable[..., Tensor]
-"""What answers in the kernels' place: given the running block, the attention that is due, and the arguments of `Attentions`."""
+
+class Overriding(Protocol):
+    """What answers in the kernels' place."""
+
+    def __call__(self, block: BlockCall | None, attention: Attention, kernel: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Given the running block, the attention that is due, and the arguments of `Attentions`."""
+
+    def of_heads(self, run: slice, heads: int) -> Kernel:
+        """What answers for some of so many heads and all tokens, given the kernel that it stands in for."""
+
 
 EXACT_ATTENTION = "auto"
 """The choice in place of the approximate one where a model asks for that."""
@@ -126,6 +134,8 @@ class BlockCall:
         self.attentions = [attention for attention in self.attentions if not self._empty(attention)]
 
     def _empty(self, attention: Attention) -> bool:
+        if isinstance(attention, ByHeads):
+            return False
         if not attention.comes(self.options):
             return True
         of = "" if isinstance(attention, Spread) else attention.of
@@ -210,6 +220,12 @@ class Attentions:
         """
         block = self.block
         attention = block.next() if block is not None else Local()
+        if isinstance(attention, ByHeads):
+            assert block is not None
+            raise Refused(
+                f"the model's {block.name} calls attention where this pack knows of {attention.method} of its "
+                f"{attention.module}: update the pack, or use Load Diffusion Model."
+            )
         if self.overriding is not None and (block is None or block.passes_options):
             return self.overriding(
                 block, attention, kernel, q, k, v, heads, mask=mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
@@ -236,6 +252,32 @@ class Attentions:
         out = self._spread(block, attention, operands if weights is None else operands.weighed(weights), exactly)[
             ..., :width
         ]
+        return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
+
+    def of_heads(self, run: slice, heads: int) -> Kernel | None:
+        """What stands in for a kernel that is given all tokens and some of the heads; None where ComfyUI's own computes."""
+        if self.overriding is not None:
+            return self.overriding.of_heads(run, heads)
+        return None if self._alone else self._of_all_tokens
+
+    def _of_all_tokens(
+        self,
+        kernel: Kernel,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heads: int,
+        mask: Tensor | None = None,
+        attn_precision: Any = None,
+        skip_reshape: bool = False,
+        skip_output_reshape: bool = False,
+        **others: Any,
+    ) -> Tensor:
+        if mask is not None:
+            raise attention_refused(["mask"])
+        operands = Operands.of(q, k, v, heads, skip_reshape, others)
+        attend = self.kernel(operands.q, operands.exact)
+        out = attend(*(x.transpose(1, 2) for x in (operands.q, operands.k, operands.v)))[0]
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
     def _masked(self, attention: Attention) -> bool:

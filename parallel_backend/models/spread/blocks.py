@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,9 +15,10 @@ from ...errors import Refused
 from ..family import Stage
 from .arguments import OPTIONS, Arguments
 from .attentions import BlockCall
+from .by_heads import OfSomeHeads
 from .call import StageOver
 from .compiled import CompiledBlocks, Entry
-from .declaration import Attention, Boundary, Declaration, Group
+from .declaration import Attention, Boundary, ByHeads, Declaration, Group
 from .forward import Forward
 from .layer_operator import LayerOperator, layer_operators
 from .modulation import of_vectors
@@ -79,11 +81,22 @@ def paths_of(module: nn.Module, group: Group) -> list[str]:
 
 
 class Doorway(nn.Module):
-    """Stands in a block's place; `way` gets the block's arguments. What is asked of it besides, `inside` has, if given."""
+    """Stands in a block's place; `way` gets the block's arguments. What is asked of it besides, `inside` has, if given.
 
-    def __init__(self, way: Callable[..., Any], inside: nn.Module | None = None) -> None:
+    `ways` are those of other methods of the block's than its forward.
+    """
+
+    def __init__(
+        self,
+        way: Callable[..., Any] | None,
+        inside: nn.Module | None = None,
+        ways: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
-        self.forward = way
+        if way is not None:
+            self.forward = way
+        for method, each in ways.items():
+            setattr(self, method, each)
         self.__dict__["inside"] = inside  # not as a module of this one
 
     def __getattr__(self, name: str) -> Any:
@@ -115,12 +128,12 @@ class SpreadModel:
         found = (unknown_arguments(block.module, attentions_of(block.group, block.module)) for block in every)
         self.unknown = sorted({name for names in found for name in names})
         for block in every:
-            arguments = Arguments(block.group, block.module)
             if stage.start <= block.unit < stage.stop:
-                doors[block.path] = Doorway(_Through(self, block, arguments, len(self.blocks), block is every[-1]))
+                through = functools.partial(_Through, self, index=len(self.blocks), last=block is every[-1])
+                doors[block.path] = _door(block, through)
                 self.blocks.append(block.module)
             else:
-                doors[block.path] = Doorway(_Past(self, block, arguments, before=block.unit < stage.start))
+                doors[block.path] = _door(block, functools.partial(_Past, self, before=block.unit < stage.start))
                 module.set_submodule(block.path, nn.Identity())
         for group in declaration.embeddings:
             for path in paths_of(module, group):
@@ -161,6 +174,13 @@ class SpreadModel:
         return self.running
 
 
+def _door(block: Block, way: Callable[[Block], Callable[..., Any]]) -> Doorway:
+    """With a way for each method that the model calls of the block, as which it is done when its group's own has run."""
+    others = [replace(block, group=group, ends_unit=False) for group in block.group.also]
+    ways = {each.group.method: way(each) for each in (block, *others)}
+    return Doorway(ways.pop("forward", None), ways=ways)
+
+
 def _with_doors(module: nn.Module, doors: Mapping[str, nn.Module]) -> nn.Module:
     """A copy that shares everything with the model but has the doors in their places."""
     shallow = copy.copy(module)
@@ -186,14 +206,15 @@ def _stage_over(*_: Any, **__: Any) -> Any:
 class _Through:
     """The way into a block of this stage; `last` says that no stage has one behind it."""
 
-    def __init__(self, model: SpreadModel, block: Block, arguments: Arguments, index: int, last: bool) -> None:
+    def __init__(self, model: SpreadModel, block: Block, index: int, last: bool) -> None:
         self._model = model
         self._block = block
-        self._arguments = arguments
+        self._arguments = Arguments(block.group, block.module)
         self._index = index
         self._last = last
         self._attentions = attentions_of(block.group, block.module)
-        self._entrance = _with_doors(block.module, _modulations(model, block))
+        entrance = _with_doors(block.module, _modulations(model, block) | _by_heads(model, block, self._attentions))
+        self._run = getattr(entrance, block.group.method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         now, block = self._model.now, self._block
@@ -213,8 +234,8 @@ class _Through:
         )
         now.attentions.block = expected
         with now.access.block(self._index), answered(block.group.attends_in, now.attentions):
-            if now.compiled is None:
-                out = self._arguments.call(self._entrance.forward, local)
+            if now.compiled is None or not now.compiled.takes(block.module, block.group.method):
+                out = self._arguments.call(self._run, local)
             else:
                 shown = now.once_a_run((block.path, LayerOperator), (), self._shown)
                 # The first block may be given a part of a larger tensor, which would be another graph.
@@ -235,10 +256,10 @@ class _Through:
 class _Past:
     """The way past a block of another stage, `before` or behind this one: what it gives is there."""
 
-    def __init__(self, model: SpreadModel, block: Block, arguments: Arguments, before: bool) -> None:
+    def __init__(self, model: SpreadModel, block: Block, before: bool) -> None:
         self._model = model
         self._block = block
-        self._arguments = arguments
+        self._arguments = Arguments(block.group, block.module)
         self._before = before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -316,6 +337,17 @@ def _modulations(model: SpreadModel, block: Block) -> dict[str, Doorway]:
     inside = dict(block.module.named_modules())
     paths = [path for path in block.group.modulations if path in inside]
     return {path: Doorway(_Modulation(model, f"{block.path}.{path}", inside[path])) for path in paths}
+
+
+def _by_heads(model: SpreadModel, block: Block, attentions: Sequence[Attention]) -> dict[str, Doorway]:
+    """For submodules whose attention runs for all tokens and some of the heads."""
+    doors = {}
+    for attention in attentions:
+        if isinstance(attention, ByHeads):
+            inside = block.module.get_submodule(attention.module)
+            way = OfSomeHeads(inside, attention, lambda: model.now)
+            doors[attention.module] = Doorway(inside.forward, inside, {attention.method: way})
+    return doors
 
 
 def attentions_of(group: Group, block: nn.Module) -> Sequence[Attention]:

@@ -125,6 +125,13 @@ class CompiledBlocks:
         self._warnings: list[str] = []
         self._seconds = 0.0
 
+    def takes(self, module: nn.Module, method: str) -> bool:
+        """Whether blocks that are called so are compiled at all: by another method than forward they run as they are."""
+        if method != "forward" and (type(module), (method,)) not in self._kinds:
+            self._kinds[type(module), (method,)] = None
+            self._give_up(module, f"ComfyUI calls its {method}, and only what a block's forward does is compiled")
+        return method == "forward"
+
     def seconds(self) -> float:
         """Seconds that compiling has taken since this was asked for last, the first run of what was compiled among them."""
         seconds, self._seconds = self._seconds, 0.0

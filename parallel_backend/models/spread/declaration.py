@@ -208,7 +208,31 @@ class Merged:
     comes: Callable[[Options], bool] = always
 
 
-Attention: TypeAlias = Spread | Local | Merged
+@dataclass(frozen=True)
+class ByHeads:
+    """Attention in a submodule's method, which goes by where tokens are: it is run for all tokens and some of the heads.
+
+    Attributes:
+        module: the submodule, in the block. That of how many heads it is, it knows as `num_heads`.
+        method: of the submodule; what it is given first are the block's tokens.
+        projects: the submodule's own method that makes q, k and v `[batch, tokens, heads, head_dim]` of some of these arguments.
+        out: the layer that it applies to attention's result last.
+        stream: whose tokens they are.
+        keys: arguments of both block and method that are streams of further keys or values, as `projects` makes them.
+        scratch: an argument of tensors to be written into, whose heads, or heads and width, are along dimension 2.
+    """
+
+    module: str
+    method: str
+    projects: str
+    out: str
+    stream: str
+    keys: tuple[str, ...] = ()
+    scratch: str = ""
+    kv_heads: ClassVar[int] = 0
+
+
+Attention: TypeAlias = Spread | Local | Merged | ByHeads
 
 
 @dataclass(frozen=True)
@@ -227,6 +251,8 @@ class Group:
         modulations: submodules of a block that make something of one argument alone that is the same for all tokens and patches.
         attends_in: the module of ComfyUI's that calls attention, where it passes no transformer_options on.
         operations: the most that a block starts on a device; 0 where that goes by its class (`plan/predict/operations.py`).
+        method: by which the model calls its blocks.
+        also: other methods of the same blocks that the model calls, each as a group; the block is done when `method` is.
     """
 
     path: str
@@ -238,6 +264,8 @@ class Group:
     modulations: tuple[str, ...] = ()
     attends_in: str = ""
     operations: int = 0
+    method: str = "forward"
+    also: tuple[Group, ...] = ()
 
 
 def rows_differ(tensor: Tensor | None) -> bool:

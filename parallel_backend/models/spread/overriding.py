@@ -19,7 +19,7 @@ from ...mesh import Mesh
 from ...plan import ResolvedPlan
 from .attentions import BlockCall, Kernel, Operands, shared_heads, with_idle, without_idle
 from .call import Call
-from .declaration import Attention, Local, Merged, Spread
+from .declaration import Attention, ByHeads, Local, Merged, Spread
 from .placement import Placement, order_of
 
 Function = Callable[..., Tensor]
@@ -92,17 +92,24 @@ class FunctionOverride:
         out = self._exchanged(block, queries, isinstance(attention, Local), of_heads, operands)
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
+    def of_heads(self, run: slice, heads: int) -> Function:
+        """The function, for some of so many heads and all tokens."""
+        return self._function(run, heads)
+
     def _queries(self, block: BlockCall, attention: Attention, mask: Tensor | None) -> list[Placement]:
         """Where the queries of an attention are; nothing where every rank has them all, or the answer does not depend on it."""
         if isinstance(attention, Spread):
             if attention.weighed and mask is not None:
                 raise _refused(block, "weighs its attention")
             return [block.placements[name] for name in attention.streams]
+        assert not isinstance(attention, ByHeads), "its module is in its place"
         if self._mesh.sequence.size == 1:
             return []
         if any(isinstance(each, Merged) for each in block.attentions):
             raise _refused(block, "merges attention of several ranks")
-        spread = [placement for placement in block.placements.values() if not placement.everywhere]
+        named = attention.of in block.placements
+        queries = [block.placements[attention.of]] if named else [*block.placements.values()]
+        spread = [placement for placement in queries if not placement.everywhere]
         if len(spread) > 1:
             raise _refused(block, "has several streams of tokens")
         if spread and mask is not None and mask.ndim > 2 and max(mask.shape[1:-1]) > 1:

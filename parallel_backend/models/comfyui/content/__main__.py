@@ -12,6 +12,7 @@ import msgspec
 from ....comfyui_folder import FOLDER, comfyui_version
 from ..importing import import_comfyui
 from ..small import SMALL, Builder, small
+from ..small.kinds import KINDS, all_cases
 from .known import Content
 from .sources import sources_of
 from .tested import write
@@ -41,9 +42,14 @@ def main() -> None:
 
 
 def _sources(folder: Path) -> dict[str, str]:
-    """The files that the declared models consist of."""
-    on_meta = Builder(device="meta")
-    return {path: digest for name in SMALL for path, digest in sources_of(small(name, on_meta).model, folder)}
+    """The files that the declared models consist of which this ComfyUI has."""
+    classes, on_meta = importlib.import_module("comfy.supported_models"), Builder(device="meta")
+    lacking = {name for kind in KINDS if not hasattr(classes, kind) for name in all_cases(kind)}
+    return {
+        path: digest
+        for name in SMALL.keys() - lacking
+        for path, digest in sources_of(small(name, on_meta).model, folder)
+    }
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ KINDS: Mapping[str, Sequence[Input]] = MappingProxyType(
         "WAN21_HuMo": _of("humo", reference_latent="humo, reference"),
         "WAN22_S2V": _of("wan s2v", reference_latent="wan s2v, reference and motion"),
         "WAN22_Animate": _of("wan animate, no faces", face_pixel_values="wan animate"),
+        "WAN_Animate2": _of("wan animate 2, no poses", pose_latents="wan animate 2"),
         "WAN22_WanDancer": (Input("wan dancer"), Input("wan dancer, few frames a second", frozenset({"fps"}))),
         "HunyuanVideo": HUNYUAN,
         "HunyuanVideoI2V": _of("hunyuan video, first frame"),

@@ -63,6 +63,19 @@ def _animate(builder: Builder, arguments: Mapping[str, Any]) -> Case:
     return case("WAN22_Animate", model, draw(1, 36, 3, 6, 10, seed=1), {"context": text(), **pose, **arguments})
 
 
+def _animate_2(builder: Builder, arguments: Mapping[str, Any]) -> Case:
+    model = builder.model("wan.model_animate2.WanAnimate2Model", in_dim=36, **SIZES)
+    picture = {"clip_fea": draw(1, 5, 1280, seed=5), "reference_strength": 1.5}
+    return case("WAN_Animate2", model, draw(1, 36, 4, 6, 10, seed=1), {"context": text(), **picture, **arguments})
+
+
+POSES = {
+    "pose_latents": draw(1, 16, 3, 6, 10, seed=4),
+    "clip_fea_pose": draw(1, 5, 1280, seed=6),
+    "context_pose": text(5),
+    "pose_strength": 0.8,
+}
+
 FACES = {"face_pixel_values": 1e7 * draw(1, 3, 8, 4, 4, seed=6)}
 """Large, as the weights of random encoders make little of them."""
 
@@ -100,5 +113,7 @@ WAN: Mapping[str, Small] = {
     "wan dancer": lambda builder: _dancer(builder, 30.0),
     "wan dancer, few frames a second": lambda builder: _dancer(builder, 7.5),
     "wan animate": lambda builder: _animate(builder, FACES),
+    "wan animate 2": lambda builder: _animate_2(builder, POSES),
+    "wan animate 2, no poses": lambda builder: _animate_2(builder, {}),
     "wan animate, no faces": lambda builder: _animate(builder, {}),
 }

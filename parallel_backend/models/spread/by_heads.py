@@ -1,0 +1,124 @@
+"""The way into a submodule whose attention goes by where tokens are: its own method runs for all tokens and some of its heads."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from ...attention.all_tokens import AllTokens
+from ...errors import Refused
+from .arguments import OPTIONS
+from .attentions import with_idle, without_idle
+from .compiled import OVERRIDE
+from .declaration import ByHeads
+from .forward import Forward
+from .placement import Placement, order_of
+
+
+class OfSomeHeads:
+    """Stands in for `attention.method` of a submodule.
+
+    Args:
+        now: the forward that is running.
+
+    Raises:
+        Refused: the submodule has not what is declared.
+    """
+
+    def __init__(self, inside: nn.Module, attention: ByHeads, now: Callable[[], Forward]) -> None:
+        self._inside = inside
+        self._attention = attention
+        self._now = now
+        for name in (attention.method, attention.projects, attention.out, "num_heads"):
+            if not hasattr(inside, name):
+                raise Refused(
+                    f"the model's {type(inside).__name__} has no {name}: this ComfyUI is newer or older than this pack knows; "
+                    "update the pack, or use Load Diffusion Model."
+                )
+        self._signature = inspect.signature(getattr(inside, attention.method))
+        self._projected = inspect.signature(getattr(inside, attention.projects)).parameters
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """What the method gives, for this rank's tokens. A collective."""
+        now, declared, inside = self._now(), self._attention, self._inside
+        block = now.attentions.block
+        assert block is not None
+        if block.next() is not declared:
+            raise Refused(
+                f"the model's {block.name} calls {declared.method} where this pack knows of another attention: update the pack, "
+                "or use Load Diffusion Model."
+            )
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values: dict[str, Any] = bound.arguments
+        q, k, v = getattr(inside, declared.projects)(**{name: values[name] for name in self._projected})
+        batch, _, heads, width = q.shape
+        placement = block.placements[declared.stream]
+        tokens = _all_tokens(now, placement, heads)
+        operands = tokens.of_all(*(_here(x, placement, now) for x in (q, k, v)))
+        keys = {name: block.placements[name] for name in declared.keys if values[name] is not None}
+        if keys:  # of one stream
+            (where,) = {id(each): each for each in keys.values()}.values()
+            further = _all_tokens(now, where, heads).of_keys(*(_here(values[name], where, now) for name in keys))
+            values |= zip(keys, further, strict=True)
+        own = tokens.heads.stop - tokens.heads.start
+        out = q.new_empty(batch, placement.length, 0, width)
+        if own:
+            first = next(iter(self._signature.parameters))
+            values[first] = q.new_empty(()).expand(batch, placement.length, heads * width)  # for its shape
+            values[OPTIONS] = _answered(values[OPTIONS], now, tokens.heads, heads)
+            if declared.scratch:
+                values[declared.scratch] = tree_map_only(
+                    Tensor, lambda tensor: _narrower(tensor, own, heads), values[declared.scratch]
+                )
+            computed = getattr(self._of(operands, own), declared.method)(**values)
+            out = computed.unflatten(2, (own, width))
+        back = with_idle(tokens.back(out), [max(1, _count(placement, now))], [_count(placement, now)])
+        result: Tensor = getattr(inside, declared.out)(back.flatten(2))
+        return result
+
+    def _of(self, operands: tuple[Tensor, ...], heads: int) -> nn.Module:
+        """The submodule as if it had these heads alone; what it projects is there."""
+        shallow = copy.copy(self._inside)
+        shallow._modules = {**self._inside._modules, self._attention.out: nn.Identity()}
+        vars(shallow).update({"num_heads": heads, self._attention.projects: lambda *_, **__: operands})
+        return shallow
+
+
+def _all_tokens(now: Forward, placement: Placement, heads: int) -> AllTokens:
+    layout, ranks = now.call.layout, now.mesh.sequence
+
+    def make() -> AllTokens:
+        return AllTokens(ranks, placement.counts, order_of([placement]), heads, layout.shares)
+
+    return layout.once(("all tokens", heads, placement), make)
+
+
+def _count(placement: Placement, now: Forward) -> int:
+    return placement.counts[now.call.rank]
+
+
+def _here(x: Tensor, placement: Placement, now: Forward) -> Tensor:
+    """`[batch, tokens, heads, head_dim]` less the token that stands in for none."""
+    count = _count(placement, now)
+    return without_idle(x.transpose(1, 2), [max(1, count)], [count]).transpose(1, 2)
+
+
+def _narrower(tensor: Tensor, own: int, heads: int) -> Tensor:
+    """Of scratch memory as much as some of the heads need."""
+    shape = list(tensor.shape)
+    shape[2] = shape[2] // heads * own
+    needed = tensor.numel() // heads * own
+    return tensor.view(-1)[:needed].view(shape)
+
+
+def _answered(options: Mapping[str, Any], now: Forward, run: slice, heads: int) -> dict[str, Any]:
+    """The options with what answers for some heads and all tokens."""
+    answer = now.attentions.of_heads(run, heads)
+    others = {name: value for name, value in options.items() if name != OVERRIDE}
+    return others if answer is None else {**others, OVERRIDE: answer}
