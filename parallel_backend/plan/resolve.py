@@ -214,8 +214,8 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
     patches = plan.patches or plan.pipefusion
     if limits.whole_picture and max(patches, plan.pipefusion) > 1:
         raise PlanRefused(
-            f"pipefusion {max(1, plan.pipefusion)} with patches {patches} cannot be used with this model, whose last layers need "
-            "the whole picture: use pipefusion 1 and patches 1, and ulysses or ring in its place."
+            f"pipefusion {max(1, plan.pipefusion)} with patches {patches} cannot be used with this model, which needs the whole "
+            "picture at once: use pipefusion 1 and patches 1, and ulysses or ring in its place."
         )
     if plan.patches > workload.token_rows:
         raise PlanRefused(

@@ -71,7 +71,7 @@ def test_a_changed_class_is_derived_anew(tmp_path: Path) -> None:
         assert any(re.search(f"WAN21_T2V runs whole for now: {WRONG}", text) for text in told[0])
         assert any("New model: worked out how to split it" in text for text in told[1])
         assert len(FOUND.findall(server.log)) == 1
-        assert "whose last layers need the whole picture" in said(server, spread(plain(), **PLANS[1]))
+        assert "which needs the whole picture at once" in said(server, spread(plain(), **PLANS[1]))
 
 
 def test_a_class_whose_blocks_do_something_new_is_derived_anew(tmp_path: Path) -> None:

@@ -16,8 +16,6 @@ from tests.support.comfyuis import only_in_newer
 from tests.support.graphs.comfyui import (
     DIFFERENT,
     TOLERANCE,
-    LatentOf,
-    graph_of,
     save_families,
     save_latent,
     spread,
@@ -26,20 +24,14 @@ from tests.support.graphs.flux import Graph, insert_after_model, node, queue_log
 from tests.support.graphs.sound import shown, sound_graph
 from tests.support.latents import relative_error, saved_latent
 from tests.support.node_outcomes import REFUSALS, newer_nodes, refused
-from tests.support.tiny.controlnet import save_wan_vae
 
 SPLITS: Mapping[str, dict[str, Any]] = {"ulysses 2": {"cfg": 1, "ulysses": 2}, "cfg 2": {"cfg": 2}}
-WAN_ANIMATE_2 = "WanAnimate2ToVideo"
-CACHE = "WanAnimate2Cache"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
     save_families(comfyui, "minimax", "ltxav")
     save_latent(comfyui, "ltxav-sound", 1, 8, 11, 16)
-    if comfyui.object_info(WAN_ANIMATE_2):
-        save_families(comfyui, "wan_animate2")
-        save_wan_vae(comfyui.base_dir / "models" / "vae" / "animate2.safetensors")
 
 
 def on_the_model(kind: str, **inputs: Any) -> Callable[[Graph], Graph]:
@@ -107,60 +99,6 @@ def test_a_newer_node_on_a_model_that_reads_it(kind: str, plan: dict[str, Any], 
     assert max(map(relative_error, without, stock)) > DIFFERENT
     assert max(map(relative_error, both(comfyui, run), stock)) <= TOLERANCE
     assert outcome == ("in the loop" if ways(log) == ["loop"] else "one call")
-
-
-def animated(**settings: Any) -> Graph:
-    """A character that Wan Animate 2 moves as a video does."""
-    size = {"width": 80, "height": 64}
-    graph = graph_of("wan_animate2", steps=2) | {
-        "vae": node("VAELoader", vae_name="animate2.safetensors"),
-        "character": node("EmptyImage", **size, batch_size=1, color=0xC04020),
-        "pose": node("EmptyImage", **size, batch_size=9, color=0x2040C0),
-        "animate": node(
-            WAN_ANIMATE_2,
-            **{name: [name, 0] for name in ("positive", "negative", "vae")},
-            **size,
-            length=9,
-            batch_size=1,
-            reference_image=["character", 0],
-            pose_video=["pose", 0],
-            video_frame_offset=0,
-            **{
-                "pose_strength": 1.0,
-                "pose_start_percent": 0.0,
-                "pose_end_percent": 1.0,
-                "reference_image_strength": 1.0,
-            }
-            | settings,
-        ),
-    }
-    for output, name in enumerate(("positive", "negative", "latent_image")):
-        graph["sampler"]["inputs"][name] = ["animate", output]
-    return graph
-
-
-@pytest.mark.parametrize("split", [{"cfg": 2}, {"devices": "cpu:1"}], ids=str)
-@pytest.mark.parametrize(
-    "settings", [{}, {"pose_strength": 0.5, "pose_end_percent": 0.6, "reference_image_strength": 2.0}]
-)
-def test_wan_animate_2_runs_whole(
-    settings: dict[str, Any], split: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf
-) -> None:
-    only_in_newer(WAN_ANIMATE_2, bool(comfyui.object_info(WAN_ANIMATE_2)))
-    graph = animated(**settings)
-    stock = latent_of(graph)
-    assert relative_error(latent_of(animated(pose_strength=2.0)), stock) > DIFFERENT
-    run, log = queue_logged(comfyui, spread(graph, strict=False, **split))
-    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
-    assert ways(log) == ["loop"]
-    assert newer_nodes()[WAN_ANIMATE_2] == "in the loop"
-
-
-def test_a_cache_that_the_model_fills_is_refused(comfyui: ComfyUI) -> None:
-    only_in_newer(CACHE, bool(comfyui.object_info(CACHE)))
-    graph = insert_after_model(animated(), CACHE, device="cpu", dtype="default")
-    assert refused(CACHE, comfyui.queue(spread(graph, cfg=2)))
-    assert newer_nodes()[CACHE] == "refused"
 
 
 def test_a_shift_that_minimax_h3_may_not_take(comfyui: ComfyUI) -> None:

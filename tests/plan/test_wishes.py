@@ -143,7 +143,8 @@ def test_a_model_that_needs_the_whole_picture_takes_no_pipefusion():
     limits = replace(FLUX, whole_picture=True)
     for wish in ({"pipefusion": 2}, {"patches": 2, "pipefusion": 1}, {"pipefusion": 2, "patches": 1}):
         with pytest.raises(
-            Refused, match=r"^pipefusion . with patches . cannot be used with this model, whose last layers "
+            Refused,
+            match=r"^pipefusion . with patches . cannot be used with this model, which needs the whole picture at once: ",
         ):
             resolve(ParallelPlan(devices="cpu:2", **wish), 0, limits)
     assert resolve(ParallelPlan(devices="cpu:2"), 0, limits).pipefusion == 1

@@ -286,7 +286,7 @@ def sound(server: ComfyUI) -> Refusals:
     graph["model"]["inputs"]["unet_name"] = "wide_radiance-unread.safetensors"
     yield (
         spread(graph, patches=2),
-        "pipefusion 1 with patches 2 cannot be used with this model, whose last layers need the",
+        "pipefusion 1 with patches 2 cannot be used with this model, which needs the whole",
     )
 
 

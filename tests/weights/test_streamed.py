@@ -59,11 +59,12 @@ def test_the_device_has_a_window_and_what_it_lacks_is_copied_each_time(ranks: in
         streamed.fit(room * size)
         whole, copied = [], []
         for _ in range(2):
-            for index in range(BLOCKS):
-                with streamed.block(index):
-                    whole.append(streamed.whole // size)
-                    for name, value in expected.blocks[index].named_parameters():
-                        assert torch.equal(bits(getattr(model.blocks[index], name)), bits(value)), name
+            with streamed.forward():
+                for index in range(BLOCKS):
+                    with streamed.block(index):
+                        whole.append(streamed.whole // size)
+                        for name, value in expected.blocks[index].named_parameters():
+                            assert torch.equal(bits(getattr(model.blocks[index], name)), bits(value)), name
             copied.append(meter.sent["weights"] // size)
         beyond = streamed.beyond // size
         streamed.settle()
@@ -102,6 +103,23 @@ def test_blocks_in_another_order_never_take_more_than_the_window() -> None:
 
     (whole,) = run_ranks(1, rank)
     assert max(whole) == 3
+
+
+def test_a_block_that_runs_twice_in_a_row_is_copied_once() -> None:
+    def rank(number: int) -> Any:
+        model, meter = tiny("meta"), Meter()
+        streamed = Streamed(model, list(model.blocks), Communicator("alike", None, CPU, False, meter), CPU, meter)
+        streamed.materialise(CPU)
+        size = (streamed.nbytes - 12) // 2
+        streamed.fit(0)
+        with streamed.forward():
+            for index in range(BLOCKS):
+                for _ in range(2):
+                    with streamed.block(index):
+                        pass
+        return meter.sent["weights"] // size, streamed.whole
+
+    assert run_ranks(1, rank) == [(BLOCKS, 0)]
 
 
 def test_a_forward_takes_the_window_and_its_activations_and_no_more() -> None:

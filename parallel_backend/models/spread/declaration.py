@@ -300,8 +300,8 @@ class Declaration:
         divides: whether a latent must divide into tokens, because the model pads none.
         sized: conditioning that goes with every token, with so many values for one of the latent's.
         frames: of that, what goes with whole frames.
-        whole_picture: what comes behind the blocks is no head: it needs all tokens and the latent, and each rank computes it
-            for all.
+        whole_picture: blocks need all tokens at once, or what comes behind them is no head: it needs all tokens and the latent,
+            and each rank computes it for all. So there is no PipeFusion.
         sigmas: whether the model reads the sigmas of the call and of the whole run.
         compute: makes what no file has and the class computes on the device where it is built.
         control: for each of ComfyUI's lists of a ControlNet's output the group whose blocks it goes with: each tensor is added,

@@ -31,7 +31,7 @@ class ModelShape:
         embeds_whole: every rank embeds the whole picture before it takes its tokens.
         copies: the features that a block holds at its peak for each token, in units of `hidden`.
         attentions: how often tokens of all ranks attend to each other in a block, on average.
-        whole_picture: what comes behind the blocks needs the whole picture and its latent, which PipeFusion does not bring
+        whole_picture: blocks, or what comes behind them, need the whole picture at once, which PipeFusion does not bring
             together.
         double_operations, single_operations: what one block starts on one rank's device, as its code is.
         kv_heads: heads of keys and values; 0 where there are as many as `heads`.

@@ -131,8 +131,17 @@ class Streamed(Store, BlockAccess):
         return values
 
     @contextmanager
+    def forward(self) -> Iterator[None]:
+        """The last block that it ran leaves with it."""
+        yield
+        self._leave_all_but(self._stays)
+
+    @contextmanager
     def block(self, index: int) -> Iterator[None]:
-        """Have the block on the device, and the next one that is not there on its way."""
+        """Have the block on the device, and the next one that is not there on its way; it leaves when another one is asked for.
+
+        So one that runs several times in a row is copied once.
+        """
         stays, there = self._stays, self._there
         passing = [block for block in there if block not in stays and block > index]  # in order: the next comes first
         passing = passing[: 1 if index not in stays else 2]
@@ -145,8 +154,6 @@ class Streamed(Store, BlockAccess):
             there[index]()
         there[index] = _nothing
         yield
-        if index not in stays:
-            self._leave(index)
 
     def _come(self, block: int) -> None:
         if block not in self._there:
