@@ -170,6 +170,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
         "WAN21_SCAIL2": _wan("scail2", 20),
         "WAN22_S2V": _wan("s2v", 16, num_layers=40),
         "WAN22_WanDancer": _wan("wandancer", 36),
+        "WAN_Animate2": _wan("animate2", 36),
         "WAN22_T2V": _wan("t2v", 48, 3072, out_dim=48),
         "WAN22_T2V inpaint": _wan("t2v", 100, 3072, out_dim=48),
         "WAN22_T2V control": _wan("t2v", 148, 3072, out_dim=48, in_dim_ref_conv=48),

@@ -112,6 +112,8 @@ def write_header(folder: Path, model: str) -> Path:
     kind = getattr(comfy.supported_models, model.partition(" ")[0])
     base = family.make(kind(dict(SIZES[model])), {}, torch.bfloat16)
     header: dict[str, Any] = {}
+    if kind_of_wan := SIZES[model].get("model_type"):  # some are told apart by this alone
+        header["__metadata__"] = {"config": json.dumps({"transformer": {"model_type": kind_of_wan}})}
     end = 0
     for key, tensor in base.diffusion_model.state_dict().items():
         header[key] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end + 2 * tensor.numel()]}
