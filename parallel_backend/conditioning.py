@@ -35,6 +35,9 @@ OPTIONS = "transformer_options"
 FREE_U = "free_u"
 """The functions of ComfyUI's FreeU, as names and numbers, go under this name among these options."""
 
+POSE_CACHE = "pose_cache"
+"""What ComfyUI's cache of poses is made with (features/pose_cache.py) goes under this name among these options."""
+
 SKIPPED_BLOCKS = "skipped_blocks"
 """Blocks that are left out of a call, as [kind, number], go under this name among these options."""
 

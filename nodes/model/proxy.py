@@ -44,6 +44,7 @@ from .features.controlnet import Control
 from .features.controlnet_whole import Shapes, refuse_other_control, shapes_in
 from .features.free_u import values_of as free_u_as_values
 from .features.networks import PATCHES, networks_of, refuse_stages
+from .features.pose_cache import values_of as pose_cache_as_values
 from .features.skipped_blocks import OPTION as REPLACED
 from .features.skipped_blocks import check_stages, skipped_in, values_of
 from .features.step_cache import runs_wrappers
@@ -143,6 +144,7 @@ class DiffusionProxy(nn.Module):
         overriding = self.override(transformer_options, x.dtype)
         conditioning.values.update(overriding)
         conditioning.values.update(free_u_as_values(transformer_options, self.skeleton))
+        conditioning.values.update(pose_cache_as_values(transformer_options, self.skeleton))
         if getattr(self.remote.config, "sigmas", False) or adapters.networks or overriding:
             conditioning.values.update(sigmas_of(transformer_options))
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels

@@ -15,7 +15,7 @@ from ....parallel_backend.errors import Refused
 from ....parallel_backend.wire.messages import PROGRAM
 from ..conditioning import NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from ..dtypes import dtype_name
-from ..features import free_u
+from ..features import free_u, pose_cache
 from ..features.attention_override import OPTION as OVERRIDE
 from ..features.compile import compiler_of
 from ..features.guidance import guidance_functions
@@ -106,6 +106,7 @@ def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[Prom
     dtype = run.guider.inner_model.get_dtype_inference()
     skeleton = run.guider.inner_model.diffusion_model.skeleton
     options = options_of(run.transformer_options) | free_u.values_of(run.transformer_options, skeleton)
+    options |= pose_cache.values_of(run.transformer_options, skeleton)
     options |= run.guider.inner_model.diffusion_model.override(run.transformer_options, dtype)
     options |= kept_together(run)
     made = [entry["model_conds"] for entries in sides.values() for entry in entries or ()]

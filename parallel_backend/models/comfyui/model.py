@@ -12,6 +12,7 @@ from ...conditioning import (
     ATTENTION_GUIDANCE,
     ATTENTION_OVERRIDE,
     OPTIONS,
+    POSE_CACHE,
     SHAPES,
     SIGMAS,
     SKIPPED_BLOCKS,
@@ -33,6 +34,7 @@ from .features.attention_guidance import guided
 from .features.attention_override import override_in
 from .features.compile import COMPILED
 from .features.networks import Beside, patches_of
+from .features.pose_cache import OPTION, PoseCaches
 from .features.skipped_blocks import REPLACED, replacements
 from .features.text import PreparedTexts
 from .latents import reference_tokens
@@ -90,6 +92,7 @@ class ComfyModel:
         options: Mapping[str, Any],
         texts: PreparedTexts,
         picture_tokens: Placement | None,
+        poses: PoseCaches,
         networks: Sequence[Beside] = (),
     ) -> Tensor:
         """What ComfyUI's BaseModel does around its diffusion model, whose output this is.
@@ -98,6 +101,7 @@ class ComfyModel:
             latent: as the model is to see it, in the compute dtype.
             texts: what the model has made of texts beforehand.
             picture_tokens: where those of the residuals are, if there are any.
+            poses: what the run has kept of them.
             networks: those that run beside the blocks.
         """
         import comfy.utils
@@ -107,6 +111,8 @@ class ComfyModel:
         more = kwargs.pop(OPTIONS, {})
         if SKIPPED_BLOCKS in more:
             more[REPLACED] = replacements(more.pop(SKIPPED_BLOCKS))
+        if POSE_CACHE in more:
+            more[OPTION] = poses.of_this_rank(more.pop(POSE_CACHE), self._spread.now.call)
         overridden = more.pop(ATTENTION_OVERRIDE, None) is not None
         if self._asks_sigmas or networks or overridden:
             more |= _sigmas(inputs, more)
@@ -155,6 +161,7 @@ class ComfyForward(SpreadForward):
         self.networks: Sequence[Beside] = ()
         self._model = model
         self._texts = PreparedTexts()
+        self._poses = PoseCaches()
 
     def picture_tokens(
         self, latent_shape: Sequence[int], conditioning: Conditioning, values: Mapping[str, Value]
@@ -174,5 +181,7 @@ class ComfyForward(SpreadForward):
             self._model.picture(inputs.shape, inputs.conditioning, inputs.values),
             latent,
             patch,
-            lambda x, options: self._model.compute(x, inputs, options, self._texts, controlled, self.networks),
+            lambda x, options: self._model.compute(
+                x, inputs, options, self._texts, controlled, self._poses, self.networks
+            ),
         )

@@ -15,6 +15,7 @@ from ...conditioning import (
     CONSTANTS,
     FREE_U,
     OPTIONS,
+    POSE_CACHE,
     SHAPES,
     SIDES,
     SIGMAS,
@@ -29,6 +30,7 @@ from ..spread.compiled import OVERRIDE
 from .features.attention_guidance import guided_whole
 from .features.attention_override import override_in
 from .features.free_u import free_u_patches
+from .features.pose_cache import OPTION, PoseCaches
 from .features.skipped_blocks import REPLACED, replacements
 from .left_behind import LeftBehind
 from .rows import CONTROL
@@ -60,8 +62,8 @@ class WholeModel:
         """Its forward, which is the same on every rank."""
         return WholeForward(self, execution)
 
-    def compute(self, latent: Tensor, inputs: Inputs) -> Tensor:
-        """What ComfyUI's BaseModel does around its diffusion model, whose output this is."""
+    def compute(self, latent: Tensor, inputs: Inputs, poses: PoseCaches | None = None) -> Tensor:
+        """What ComfyUI's BaseModel does around its diffusion model, whose output this is; `poses` are kept from call to call."""
         import comfy.utils
 
         kwargs = arguments(inputs.conditioning, inputs.values)
@@ -78,6 +80,8 @@ class WholeModel:
         timestep, control = kwargs.pop("timestep", inputs.timestep), kwargs.pop(CONTROL, None)
         if SKIPPED_BLOCKS in options:
             options[REPLACED] = replacements(options.pop(SKIPPED_BLOCKS))
+        if POSE_CACHE in options:
+            options[OPTION] = (poses or PoseCaches()).whole(options.pop(POSE_CACHE), latent.device)
         patches = free_u_patches(options.pop(FREE_U)) if FREE_U in options else {}
         if ATTENTION_GUIDANCE in options:
             patches |= guided_whole(options.pop(ATTENTION_GUIDANCE))
@@ -103,6 +107,7 @@ class WholeForward:
         self._on_progress = execution.on_progress
         self._compiles = bool(execution.compiler)
         self._first = True
+        self._poses = PoseCaches()
         model.left_behind.put_back()
 
     def uncompiled(self) -> tuple[str, ...]:
@@ -117,7 +122,7 @@ class WholeForward:
         """The output for the whole latent."""
         assert latent is not None and patch is None, "there is one stage and one patch"
         before = self._model.left_behind.state() if self._first else None
-        out = self._model.compute(latent, inputs)
+        out = self._model.compute(latent, inputs, self._poses)
         if before is not None:
             self._model.left_behind.find(before)
         self._first = False

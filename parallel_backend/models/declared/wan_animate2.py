@@ -60,10 +60,19 @@ POSES = Group(
     attentions=_poses,
     returns=("x", "x", "x"),
 )
+KEPT = Group(
+    "blocks",
+    method="kv_from_input",
+    streams={"x_pose": Beside()},
+    arguments={"e": ByFrame("x_pose", dims=4), "freqs": Along(("x_pose",), dim=1)},
+    returns=("x_pose", "x_pose"),
+)
+"""Where WanAnimate2Cache has kept what goes into a block."""
+
 BLOCKS = Group(
     "blocks",
     method="forward_gen",
-    also=(POSES,),
+    also=(POSES, KEPT),
     streams={"x": VIDEO, "k_pose": Beside(), "v_pose": Beside()},
     arguments={**GIVEN, "f_gen": Same(), "hw": Same(), "ref_strength": Same(), "buffers": Attended()},
     attentions=_video,

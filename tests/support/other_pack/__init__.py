@@ -9,6 +9,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -836,6 +837,24 @@ class PackChangedPatch:
         return (model_patch,)
 
 
+class PackPoseCache:
+    """Puts a cache of its own where Wan Animate 2 looks for ComfyUI's, which it has a setting more than."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"model": ("MODEL",)}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "keep"
+
+    def keep(self, model: Any) -> tuple[Any]:
+        cache = import_module("comfy.ldm.wan.model_animate2").PoseBranchCache()
+        cache.every = 2
+        model = model.clone()
+        model.model_options["transformer_options"]["animate2_cache"] = cache
+        return (model,)
+
+
 class PackMask:
     """A mask whose upper half is a number that arithmetic may come to."""
 
@@ -868,6 +887,7 @@ class PackGuidance:
 
 NODE_CLASS_MAPPINGS = {
     "PackMask": PackMask,
+    "PackPoseCache": PackPoseCache,
     "PackGuidance": PackGuidance,
     "PackNetwork": PackNetwork,
     "PackSpeech": PackSpeech,

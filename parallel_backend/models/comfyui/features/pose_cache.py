@@ -1,0 +1,61 @@
+"""Wan Animate 2's cache of what goes into its blocks' pose branch: ComfyUI's own, which each rank has for its tokens."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...spread.call import Call
+from ...spread.declaration import Beside
+from ...spread.stream import Stream
+
+OPTION = "animate2_cache"
+"""Where the model looks for it among its options."""
+
+MODULE, CLASS = "comfy.ldm.wan.model_animate2", "PoseBranchCache"
+
+
+class PoseCaches:
+    """The cache of a run, made when a call first asks for it."""
+
+    def __init__(self) -> None:
+        self._made: Any = None
+
+    def whole(self, settings: Mapping[str, Any], device: torch.device) -> Any:
+        """That of a model that runs whole, as the host says what its node was given."""
+        if self._made is None:
+            store = device if settings["on_device"] else torch.device("cpu")
+            self._made = getattr(import_module(MODULE), CLASS)(store_device=store, dtype=settings["dtype"])
+            weakref.finalize(self, self._made.free)
+        return self._made
+
+    def of_this_rank(self, settings: Mapping[str, Any], call: Call) -> RankPoses:
+        """That of one forward of a model whose tokens are spread."""
+        return RankPoses(self.whole(settings, call.device), call)
+
+
+class RankPoses:
+    """ComfyUI's cache as one forward sees it: streams go in and come out, this rank's tokens of them are kept."""
+
+    def __init__(self, cache: Any, call: Call) -> None:
+        self._cache = cache
+        self._call = call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def put(self, block: int, poses: Tensor) -> None:
+        """What goes into a block."""
+        stream = poses if isinstance(poses, Stream) else self._call.stream(poses, Beside())
+        self._cache.slot["length"] = stream.placement.length
+        self._cache.put(block, stream.local)
+
+    def take(self, block: int, device: torch.device, dtype: torch.dtype, batch_size: int) -> Stream:
+        """It, for each of a batch."""
+        local = self._cache.take(block, device, dtype, batch_size)
+        return Stream(local, self._call.layout.of(self._cache.slot["length"], Beside()), Beside.dim, self._call)
