@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from parallel_backend.models.comfyui.proof.rank import Rank, error_of, plan_for
-from parallel_backend.models.comfyui.small import small
 from parallel_backend.models.spread.compiled import OVERRIDE
 from parallel_backend.models.spread.overriding import OfHeads
 from tests.support.attention_functions import block_sparse, causal, windowed
+from tests.support.classes import small_or_skipped
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
@@ -28,7 +28,7 @@ DIFFERENT = 1e-3
 
 def outputs(name: str, of_heads: OfHeads, ranks: int, **more: Any) -> tuple[Tensor, Tensor, list[Tensor | None]]:
     """Of ComfyUI's forward without the function and with it, and of ours on each rank."""
-    case = small(name)
+    case = small_or_skipped(name)
     with torch.no_grad():
         plain = case.stock()
         heads = 24
@@ -56,6 +56,7 @@ def outputs(name: str, of_heads: OfHeads, ranks: int, **more: Any) -> tuple[Tens
         pytest.param("qwen-image", 2, marks=thorough),
         pytest.param("z-image", 3, marks=thorough),
         pytest.param("minimax-h3", 2, marks=thorough),
+        pytest.param("wan animate 2", 2, marks=thorough),
     ],
 )
 def test_it_is_comfyuis_own_result(name: str, ranks: int, function: str) -> None:

@@ -145,3 +145,11 @@ def test_its_cache_of_poses(kept: str, split: str, comfyui: ComfyUI, latent_of: 
 def test_another_packs_cache_is_refused(comfyui: ComfyUI) -> None:
     graph = insert_after_model(animated(), "PackPoseCache")
     assert refused("animate2_cache", comfyui.queue(spread(graph, cfg=1, ulysses=2)))
+
+
+def test_its_blocks_are_not_compiled_which_is_said(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    graph = animated()
+    run, log = queue_logged(comfyui, spread(graph, strict=False, cfg=1, ulysses=2, compile="on"))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    for method in ("forward_pose", "forward_gen"):
+        assert f"WanAnimate2Block is not compiled: ComfyUI calls its {method}" in log
