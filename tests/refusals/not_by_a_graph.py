@@ -56,8 +56,16 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/models/diffusers/attention.py": ("diffusers' attention is given …, which",),
         "parallel_backend/models/diffusers/installed.py": ("…, and … is installed: …",),
         "parallel_backend/models/diffusers/diffusers_family.py": ("diffusers … has a … of other weights",),
-        "parallel_backend/models/spread/arguments.py": ("the model's … has no argument …: this",),
+        "parallel_backend/models/spread/arguments.py": (
+            "the model's … has no argument …: this",
+            "the model's … has no …: this ComfyUI",
+        ),
+        "parallel_backend/models/spread/by_heads.py": (
+            "the model's … has no …: this ComfyUI",
+            "the model's … calls … where this pack",
+        ),
         "parallel_backend/models/spread/attentions.py": (
+            "the model's … calls attention where",
             "the model's … calls attention more than",
             "the model's … called attention … times",
             "the model's attention is given …, which",
