@@ -38,6 +38,7 @@ PATIENCE = 1800.0
 """Seconds that deriving one may take."""
 
 TOOK = re.compile(r"Parallel: deriving (\w+) took ([\d.]+) s")
+WHY = re.compile(r".* cannot be run under this plan, because (.*): use a plan without .*")
 EMPTY = "\nDECLARATIONS = MappingProxyType({})\n"
 UNCOPIED = (".*", "__pycache__", "docs", "tests", "benchmarks")
 
@@ -102,7 +103,8 @@ def outputs(server: ComfyUI, graph: Graph) -> list[Tensor] | str:
     """The latents that a graph saves, or what refuses it."""
     run = server.queue(graph, timeout=2 * PATIENCE)
     if run.error is not None:
-        return " ".join(run.error.exception_message.split())
+        said = " ".join(run.error.exception_message.split())
+        return WHY.sub(r"\1", said)
     return [saved_latent(server, run.check(), name) for name in graph if graph[name]["class_type"] == "SaveLatent"]
 
 
