@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+import comfy.clip_vision
 import comfy.model_management
 import torch
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
@@ -20,6 +21,7 @@ from ...parallel_backend.conditioning import CROSS_ATTENTION, SIDES, Conditionin
 from ...parallel_backend.derive.asked import Answer
 from ...parallel_backend.derive.call_kind import CallKind, kind_of
 from ...parallel_backend.derive.kept import key_of, unlike
+from ...parallel_backend.derive.objects import as_dicts
 from ...parallel_backend.derive.prompt import Prompt
 from ...parallel_backend.derived import Declaration
 from ...parallel_backend.errors import PlanRefused, Refused
@@ -46,6 +48,9 @@ ANY = ModelLimits(heads=1 << 10, head_dim=64, blocks=1 << 10)
 
 OF_THE_SAMPLER = frozenset({*SAMPLING_KEYS, "model_conds", "uuid", "strength", "timestep_start", "timestep_end"})
 """What a prompt has that its model's class does not look at."""
+
+MASK = "denoise_mask"
+"""ComfyUI's name of the latent's mask, which its classes are given beside a prompt."""
 
 PREPARES_TEXT = "preprocess_text_embeds"
 
@@ -184,12 +189,18 @@ def _prompts(run: SamplerRun) -> list[Prompt]:
     for entries in run.guider.conds.values():
         for entry in entries or ():
             kind = kind_of(run.noise, of_prompt(entry["model_conds"], dtype, run.noise.shape[0]))
-            found.setdefault(kind, Prompt(_entries(entry), tuple(run.noise.shape), kind))
+            found.setdefault(kind, Prompt(_entries(entry, run.mask), tuple(run.noise.shape), kind))
     return [*found.values()]
 
 
-def _entries(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if name not in OF_THE_SAMPLER and value is not None}
+def _entries(entry: Mapping[str, Any], mask: Tensor | None) -> dict[str, Any]:
+    """What the model's class looks at."""
+    named = {**entry, MASK: mask}
+    return {
+        name: as_dicts(value, comfy.clip_vision.Output)
+        for name, value in named.items()
+        if name not in OF_THE_SAMPLER and value is not None
+    }
 
 
 @functools.lru_cache(maxsize=64)

@@ -6,13 +6,16 @@ anything. Sizes are left out: whole numbers that were seen to go with them, and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import contextlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import msgspec
 from torch import Tensor
 
-from ..conditioning import Conditioning
+from ..conditioning import OPTIONS, Conditioning, flatten
 from ..diffusion import Value
+from ..errors import Refused
 
 MASK = "mask"
 """In the names of tensors that hide tokens."""
@@ -27,18 +30,20 @@ class CallKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tensors: by name, in its order: the type of numbers, and for each dimension behind the first, 1 or n.
         values: the others. Of a number with a fraction it is left out which.
         sizes: of these, those that go with the size; they are not compared.
+        options: that the model's class itself adds to each call, under their names in it; they are not compared.
     """
 
     tensors: tuple[tuple[str, str], ...]
     values: tuple[tuple[str, bool | int | str], ...]
     sizes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
     def unlike(self, other: CallKind) -> str:
         """What another kind has that this one has not, or the other way round, in words; empty where it is the same."""
-        sizes = {*self.sizes, *other.sizes}
+        sizes, added = {*self.sizes, *other.sizes}, {*self.options, *other.options}
         for mine, its in (
             (dict(self.tensors), dict(other.tensors)),
-            (self._compared(sizes), other._compared(sizes)),
+            (self._compared(sizes, added), other._compared(sizes, added)),
         ):
             for name in sorted(mine.keys() | its.keys()):
                 if name not in mine:
@@ -57,8 +62,16 @@ class CallKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             sizes |= {name for name, value in self.values if type(value) is int and its.get(name, value) != value}
         return msgspec.structs.replace(self, sizes=tuple(sorted(sizes)))
 
-    def _compared(self, sizes: Collection[str]) -> dict[str, bool | int | str]:
-        return {name: "a size" if name in sizes else value for name, value in self.values}
+    def with_options(self, options: Mapping[str, Any]) -> CallKind:
+        """With the options that the model's class has added to a call, as far as they are plain."""
+        added: dict[str, Value] = {}
+        for name, value in options.items():
+            with contextlib.suppress(Refused):
+                flatten(f"{OPTIONS}.{name}", value, {}, added)
+        return msgspec.structs.replace(self, options=tuple(sorted(added)))
+
+    def _compared(self, sizes: Collection[str], added: Collection[str]) -> dict[str, bool | int | str]:
+        return {name: "a size" if name in sizes else value for name, value in self.values if name not in added}
 
 
 def kind_of(latent: Tensor, conditioning: Conditioning) -> CallKind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -91,14 +92,15 @@ def _calls(subject: Subject, declaration: Declaration) -> list[ModelCall]:
     """The call that is asked about, and one of another size that the model takes, if it takes any.
 
     The other size does not divide into tokens where the model pads, and is twice as high and wide where the model takes no such
-    one; it has two rows where calls of several can be made.
+    one; it has two rows where calls of several can be made and the model takes them.
     """
     *frames, height, width = subject.sizes.picture
     *_, high, wide = as_patch_size(declaration.patch_size(subject.model), len(subject.sizes.picture) + 2)
     odd = 0 if declaration.divides else 1
 
-    def call(height: int, width: int) -> ModelCall:
-        return subject.call(Sizes((*frames, height, width), subject.sizes.text + 2, 2 if subject.batches else 1))
-
-    other = call(height + 2 * high - odd * (high > 1), width + wide)
-    return [subject.call(subject.sizes), other if other.fits(subject.model) else call(2 * height, 2 * width)]
+    larger = (height + 2 * high - odd * (high > 1), width + wide), (2 * height, 2 * width)
+    for rows, picture in itertools.product((2, 1) if subject.batches else (1,), larger):
+        other = subject.call(Sizes((*frames, *picture), subject.sizes.text + 2, rows))
+        if other.fits(subject.model):
+            break
+    return [subject.call(subject.sizes), other]

@@ -22,13 +22,13 @@ def set_members(model: nn.Module, path: str, members: Sequence[nn.Module]) -> No
 
 
 def keep_some(model: nn.Module, first: int, others: int) -> dict[str, int]:
-    """Drop the members of each list but the first ones of each kind; kinds are told by the shapes of their weights.
+    """Drop the members of each list of blocks but the first ones of each kind; kinds are told by the shapes of their weights.
 
     Returns how many members these lists had, by their paths.
     """
     lengths: dict[str, int] = {}
-    for path, module in list(model.named_modules()):
-        if not isinstance(module, nn.ModuleList) or len(module) <= first:
+    for path, module in _lists_of_blocks(model):
+        if len(module) <= first:
             continue
         seen: dict[Any, int] = {}
         kept = []
@@ -40,6 +40,18 @@ def keep_some(model: nn.Module, first: int, others: int) -> dict[str, int]:
         lengths[path] = len(module)
         set_members(model, path, kept)
     return lengths
+
+
+def _lists_of_blocks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
+    """Those of members with two linear layers or more, and within no other list: others are counted by the code around them,
+    such as a norm for each layer that a text comes from, or the parts of a block."""
+    lists = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    return [
+        (path, module)
+        for path, module in lists.items()
+        if not any(path.startswith(f"{other}.") for other in lists)
+        and all(sum(isinstance(part, nn.Linear) for part in member.modules()) > 1 for member in module)
+    ]
 
 
 def lengthen(model: nn.Module, path: str, length: int) -> None:

@@ -14,6 +14,7 @@ from .by_class import ByClass
 from .call_kind import CallKind, kind_of
 from .calls import FAILS, ModelCall, Sizes, Subject
 from .deriving import unit_of
+from .objects import as_objects
 from .small import Small
 from .undescribed import Undescribed
 
@@ -32,7 +33,8 @@ class Prompt:
     """A prompt of ComfyUI's, by its own names, with the latent that it is for.
 
     Attributes:
-        entries: what nodes have put there; of tensors of fractions the values do not matter.
+        entries: what nodes have put there, objects as dicts (`objects.py`), and the mask of the latent; of tensors of fractions
+            the values do not matter.
         latent: the shape of that latent.
         kind: of the call that ComfyUI makes of it.
     """
@@ -48,10 +50,10 @@ class Prompt:
         return text.shape[1] if isinstance(text, Tensor) and text.ndim == 3 else 0
 
     def at(self, sizes: Sizes) -> dict[str, Any]:
-        """The same with another latent and another text."""
+        """The same with another latent and another text, for ComfyUI's class."""
         own = Sizes(self.latent[2:], self.text)
         resized: dict[str, Any] = tree_map_only(Tensor, lambda each: _resized(each, own, sizes), dict(self.entries))
-        return resized
+        return as_objects(resized)  # type: ignore[no-any-return]
 
 
 def subject_of_prompt(small: Small, prompt: Prompt) -> tuple[Subject, CallKind]:
@@ -72,12 +74,13 @@ def subject_of_prompt(small: Small, prompt: Prompt) -> tuple[Subject, CallKind]:
         for rows in (4, 18):
             sizes = Sizes((*frames, rows * unit, (rows + 2) * unit), text)
             try:
-                call(sizes).of(model)
+                made_of_it = call(sizes)
+                made_of_it.of(model)
                 kinds = [_kind(made, prompt, each) for each in (sizes, *_others(sizes))]
             except FAILS as error:
                 failed = failed or f"{type(error).__name__}: {error}".partition("\n")[0]
                 continue
-            kind = kinds[0].with_sizes(kinds[1:])
+            kind = kinds[0].with_sizes(kinds[1:]).with_options(made_of_it.options)
             if strange := kind.unlike(prompt.kind):
                 raise Undescribed(f"no small call has {strange}")
             return Subject(model, call, sizes, batches=True, lengths=small.lengths), kind

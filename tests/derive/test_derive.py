@@ -194,6 +194,11 @@ def test_the_order_of_blocks_is_the_files() -> None:
     assert [len(subject.model.get_submodule(name)) for name in subject.lengths] == [3, 2]  # type: ignore[arg-type]
 
 
+def test_a_class_that_takes_no_batch_is_derived() -> None:
+    """As some of HunyuanVideo's take none with a masked text."""
+    assert derived(toy("one row")).proof.holds
+
+
 def test_a_class_that_nobody_has_seen_is_derived() -> None:
     found = derived(toy())
     assert found.proof.holds

@@ -76,6 +76,8 @@ class Toy(nn.Module):
     def forward(self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any) -> Tensor:
         if self.habit == "failing":
             raise ValueError("no picture of this size")
+        if self.habit == "one row" and x.shape[0] > 1:
+            raise ValueError("no batch")
         made = self.into(x)
         tokens = made.flatten(2).transpose(1, 2) + timestep[:, None, None] + context.mean()
         for block in self.blocks:
@@ -91,10 +93,10 @@ def toy(habit: str = "") -> Subject:
     """It and its calls."""
 
     def call(sizes: Sizes) -> ModelCall:
-        latent, text = draw(1, 4, *sizes.picture, seed=1), draw(1, sizes.text, 8, seed=2)
-        return ModelCall(latent, torch.tensor([0.6]), {"context": text})
+        latent, text = draw(sizes.rows, 4, *sizes.picture, seed=1), draw(sizes.rows, sizes.text, 8, seed=2)
+        return ModelCall(latent, torch.tensor([0.6]).expand(sizes.rows), {"context": text})
 
-    return Subject(randomise(Toy(habit), seed=3), call, Sizes((8, 12), 7))
+    return Subject(randomise(Toy(habit), seed=3), call, Sizes((8, 12), 7), batches=habit == "one row")
 
 
 def unheard() -> Subject:

@@ -21,7 +21,7 @@ from tests.support.graphs.comfyui import (
 )
 from tests.support.graphs.comfyui_inputs import MATTERS
 from tests.support.graphs.family_tests import FamiliesGiven, Given, save_lora_of
-from tests.support.graphs.flux import node
+from tests.support.graphs.flux import Graph, node
 from tests.support.graphs.loras import with_lora
 from tests.support.graphs.sized_vaes import SizedVAE
 from tests.support.latents import relative_error
@@ -56,6 +56,15 @@ REFINER = (
 )
 
 
+def refining() -> Graph:
+    """By HunyuanImage 2.1's second model."""
+    graph = graph_of("refiner")
+    sides = {side: [side, 0] for side in TOKENS}
+    graph["refine"] = node("HunyuanRefinerLatent", **sides, latent=["latent", 0], noise_augmentation=0.1)
+    graph["sampler"]["inputs"] |= {"positive": ["refine", 0], "negative": ["refine", 1], "latent_image": ["refine", 2]}
+    return graph
+
+
 @pytest.fixture(scope="module")
 def _refiner(comfyui: ComfyUI) -> None:
     save_families(comfyui, "refiner")
@@ -68,11 +77,7 @@ def _refiner(comfyui: ComfyUI) -> None:
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("plan", EVERY_SPLIT)
 def test_a_picture_is_refined(plan: str, lora: bool, latent_of: LatentOf) -> None:
-    """By HunyuanImage 2.1's second model."""
-    graph = graph_of("refiner")
-    sides = {side: [side, 0] for side in TOKENS}
-    graph["refine"] = node("HunyuanRefinerLatent", **sides, latent=["latent", 0], noise_augmentation=0.1)
-    graph["sampler"]["inputs"] |= {"positive": ["refine", 0], "negative": ["refine", 1], "latent_image": ["refine", 2]}
+    graph = refining()
     stock = latent_of(with_lora(graph, "refiner", 0.8) if lora else graph)
     if lora:
         assert relative_error(latent_of(graph), stock) > DIFFERENT

@@ -1,0 +1,68 @@
+"""The small model of a file: which lists are made shorter; and what a prompt holds that is no tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from parallel_backend.derive.asked import ask, asked
+from parallel_backend.derive.call_kind import CallKind
+from parallel_backend.derive.calls import Sizes
+from parallel_backend.derive.lists import keep_some
+from parallel_backend.derive.objects import as_dicts
+from parallel_backend.derive.prompt import Prompt
+from tests.derive.found import kind
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.ModuleList([nn.Linear(4, 4), nn.GELU(), nn.Dropout(), nn.Linear(4, 4)])
+
+
+def test_lists_of_blocks_alone_are_made_shorter() -> None:
+    """Those within blocks, and those of a layer each, are counted by the code around them."""
+    model = nn.Module()
+    model.blocks = nn.ModuleList(Block() for _ in range(5))
+    model.norms = nn.ModuleList(nn.LayerNorm(4) for _ in range(4))
+    model.projections = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+    assert keep_some(model, 2, 2) == {"blocks": 5}
+    assert [len(each) for each in (model.blocks, model.norms, model.projections)] == [2, 4, 4]
+    assert len(model.blocks[1].net) == 4
+
+
+class Seen:
+    """As ComfyUI's vision models give it."""
+
+    def __init__(self) -> None:
+        self.hidden = torch.ones(1, 5, 8, dtype=torch.bfloat16)
+        self.sizes = [(3, 4, 5)]
+
+
+def test_objects_of_a_prompt_and_the_mask_reach_the_class(tmp_path: Path) -> None:
+    entries = {
+        "cross_attn": torch.ones(1, 7, 8),
+        "seen": as_dicts(Seen(), Seen),
+        "denoise_mask": torch.ones(1, 1, 3, 8, 10),
+    }
+    ask(tmp_path, "file", [Prompt(entries, (1, 16, 3, 8, 10), kind())], [], 1e9, 1.0)
+    _, [prompt] = asked(tmp_path)
+    given = prompt.at(Sizes((5, 4, 6), 9))
+    seen = given["seen"]
+    assert isinstance(seen, SimpleNamespace)
+    assert seen.hidden.shape == (1, 5, 8)
+    assert seen.sizes == [(3, 4, 5)]
+    assert given["denoise_mask"].shape == (1, 1, 5, 4, 6)
+
+
+def test_what_the_class_itself_adds_to_a_call_is_of_no_other_kind() -> None:
+    called = CallKind(kind().tensors, (*kind().values, ("transformer_options.rope_options.shift_t", "a number")))
+    assert "shift_t in the conditioning" in kind().unlike(called)
+    known = kind().with_options({"rope_options": {"shift_t": 1.0}, "function": len})
+    assert not known.unlike(called)
+    assert not known.unlike(kind())
+    other = CallKind(called.tensors, (*called.values, ("transformer_options.rope_options.scale_x", "a number")))
+    assert "scale_x in the conditioning" in known.unlike(other)
