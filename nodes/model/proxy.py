@@ -45,6 +45,7 @@ from .features.controlnet_whole import Shapes, refuse_other_control, shapes_in
 from .features.free_u import values_of as free_u_as_values
 from .features.networks import PATCHES, networks_of, refuse_stages
 from .features.pose_cache import values_of as pose_cache_as_values
+from .features.pose_cache import without_it
 from .features.skipped_blocks import OPTION as REPLACED
 from .features.skipped_blocks import check_stages, skipped_in, values_of
 from .features.step_cache import runs_wrappers
@@ -126,7 +127,7 @@ class DiffusionProxy(nn.Module):
         self.refuse_changes()
         skipped = skipped_in(transformer_options)
         known = {PATCHES, OVERRIDE, REPLACED} if skipped else {PATCHES, OVERRIDE}
-        options = {name: value for name, value in transformer_options.items() if name not in known}
+        options = {name: value for name, value in without_it(transformer_options).items() if name not in known}
         refuse_transformer_options(options, self.skeleton)
         adapters = self.adapters(transformer_options, x.shape)
         control = inputs.pop("control", None)

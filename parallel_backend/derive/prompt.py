@@ -106,8 +106,8 @@ def _resized(tensor: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
     times = {size / was for size, was in zip(shape[-2:], (high, wide), strict=True)} if len(shape) > 3 else {0.0}
     if len(times) == 1 and (each := times.pop()) >= 1 and each == int(each):
         shape[-2:] = [int(each) * size for size in sizes.picture[-2:]]
-        if dims == 3 and len(shape) > 4 and shape[-3] == own.picture[0]:
-            shape[-3] = sizes.picture[0]
+    if dims == 3 and len(shape) > 4 and shape[-3] == own.picture[0]:  # of any height and width: classes scale these
+        shape[-3] = sizes.picture[0]
     elif len(shape) in (2, 3) and own.text and shape[1] == own.text:
         shape[1] = sizes.text
     elif len(shape) > 3 and dims == 3 and shape[1] == own.picture[0] != COLOURS:  # sound, as HuMo has it

@@ -58,6 +58,12 @@ def test_objects_of_a_prompt_and_the_mask_reach_the_class(tmp_path: Path) -> Non
     assert given["denoise_mask"].shape == (1, 1, 5, 4, 6)
 
 
+def test_frames_of_another_height_are_as_many_as_the_latents() -> None:
+    """A first frame that ComfyUI's class scales to the latent."""
+    prompt = Prompt({"concat_latent_image": torch.ones(1, 16, 3, 8, 10)}, (1, 16, 3, 9, 10), kind())
+    assert prompt.at(Sizes((5, 4, 6), 9))["concat_latent_image"].shape == (1, 16, 5, 8, 10)
+
+
 def test_what_the_class_itself_adds_to_a_call_is_of_no_other_kind() -> None:
     called = CallKind(kind().tensors, (*kind().values, ("transformer_options.rope_options.shift_t", "a number")))
     assert "shift_t in the conditioning" in kind().unlike(called)

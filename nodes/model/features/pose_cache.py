@@ -26,6 +26,13 @@ def known(transformer_options: Mapping[str, Any]) -> bool:
     return vars(cache).keys() == HOLDS and not any(foreign(cache, "pose cache"))
 
 
+def without_it(transformer_options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options less the cache, where it is known: any other is refused by its name."""
+    if not known(transformer_options):
+        return transformer_options
+    return {name: value for name, value in transformer_options.items() if name != OPTION}
+
+
 def values_of(transformer_options: Mapping[str, Any], model: nn.Module) -> dict[str, Value]:
     """What its node was given, as values that go with a call; nothing for a model that does not look for it."""
     values: dict[str, Value] = {}

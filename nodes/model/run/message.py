@@ -33,7 +33,8 @@ def refuse_what_cannot_work(run: SamplerRun) -> None:
 
     `networks_of` does so for patches, `DiffusionProxy.override` for a function in attention's place.
     """
-    options = {name: value for name, value in run.transformer_options.items() if name not in (PATCHES, OVERRIDE)}
+    asked = pose_cache.without_it(run.transformer_options)
+    options = {name: value for name, value in asked.items() if name not in (PATCHES, OVERRIDE)}
     refuse_transformer_options(options, run.guider.inner_model.diffusion_model.skeleton)
     refuse_prompts(run.guider.conds)
     if "multigpu_clones" in run.model_options:
