@@ -147,13 +147,16 @@ def remote_of(
     return RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), expanded, reader)
 
 
-def spread_by(precision: Precision, whole: RemoteModel, declaration: Declaration) -> RemoteModel:
-    """A model that runs whole, spread as a declaration says that was derived for its class; its blocks are not compiled.
+def spread_by(precision: Precision, whole: RemoteModel, declaration: Declaration, compiled: bool) -> RemoteModel:
+    """A model that runs whole, spread as a declaration says that was derived for its class.
+
+    Args:
+        compiled: whether its blocks may be compiled, if the plan says so.
 
     Raises:
         Refused: the plan cannot work.
     """
-    backend, plan = whole.backend, msgspec.structs.replace(whole.wish, compile="off")
+    backend, plan = whole.backend, whole.wish if compiled else msgspec.structs.replace(whole.wish, compile="off")
     spec = msgspec.structs.replace(whole.spec, family="comfyui", derived=declaration)
     family = family_of(spec)
     part, config = family.inspect(read_header(spec.path))

@@ -73,8 +73,11 @@ def may_be_derived(config: Any) -> bool:
     )
 
 
-SpreadBy: TypeAlias = Callable[[RemoteModel, Declaration], RemoteModel]
-"""Makes of how a model runs whole, and of a declaration, how it runs spread. Raises Refused: not under the wish."""
+SpreadBy: TypeAlias = Callable[[RemoteModel, Declaration, bool], RemoteModel]
+"""Makes of how a model runs whole, of a declaration, and of whether its blocks may be compiled, how it runs spread.
+
+Raises Refused: not under the wish.
+"""
 
 
 class Undeclared:
@@ -110,13 +113,15 @@ class Undeclared:
         answer, reason, said = None, _other_than_proved(run, self.whole.config), ""
         if not reason:
             answer, reason, said = self._found(_prompts(run), wait=bool(needed))
+        if answer is not None and not answer.compiled and compiler_of(run.model_options):
+            answer, reason = None, "its compiled blocks were not proved to give the same"
         if answer is not None and answer.declaration is not None:
-            remote, self._kinds = self._spread_by(answer.declaration), answer.kinds
+            remote, self._kinds = self._spread_by(answer.declaration, answer.compiled), answer.kinds
             took = [
                 f"New model: worked out how to split it ({each.seconds:.0f} s, once)."
                 for each in self._derivation.new_answers()
             ]
-            if self.whole.wish.compiler:
+            if self.whole.wish.compiler and not answer.compiled:
                 took.append(f"The blocks are not compiled: {name} was not proved so.")
             return remote, took
         if needed:
@@ -179,7 +184,7 @@ def _other_than_proved(run: SamplerRun, config: WholeConfig) -> str:
         return f"the option {strange[0]} of a node is for written declarations only"
     if strange := [*options_of(options)]:
         return f"the option {strange[0].partition('.')[2]} of a node is for written declarations only"
-    return "compiled blocks are for written declarations only" if compiler_of(run.model_options) else ""
+    return ""
 
 
 def _prompts(run: SamplerRun) -> list[Prompt]:

@@ -25,7 +25,7 @@ from ..models.comfyui.proof.ranks import in_a_line
 from .asked import Answer, Question, asked
 from .call_kind import CallKind
 from .calls import Subject
-from .derive import Derived, first_proved, proved
+from .derive import Derived, first_proved, proved, proved_compiled
 from .prompt import Prompt, subject_of_prompt
 from .small import KEEPINGS, small_of
 from .undescribed import Undescribed
@@ -50,6 +50,7 @@ def answer(folder: Path) -> Answer:
         found = _subjects(question, prompts)
         subjects = [subject for subject, _ in found]
         derived = _known(subjects, question.known, question.seconds) or first_proved(subjects, question.seconds)
+        compiled = proved_compiled(subjects, derived, question.seconds)
     except Undescribed as reason:
         return Answer(time.monotonic() - begun, failure=str(reason), lasting=reason.lasting)
     except Refused as refusal:
@@ -57,7 +58,9 @@ def answer(folder: Path) -> Answer:
     except Exception as error:  # whatever a class that nobody here has seen may raise
         return Answer(time.monotonic() - begun, failure=in_a_line(error))
     kinds = tuple(kind for _, kind in found)
-    return Answer(time.monotonic() - begun, derived.data, kinds, derived.proof.in_words())
+    proofs = (derived.proof, compiled) if compiled.holds else (derived.proof,)
+    words = ", ".join(each.in_words() for each in proofs)
+    return Answer(time.monotonic() - begun, derived.data, kinds, words, compiled=compiled.holds)
 
 
 @torch.inference_mode()

@@ -41,6 +41,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A declaration that was proved for `kinds` of calls, in words under `proof`, or why there is none.
 
+    `compiled` is whether it was proved with compiled blocks too.
     `lasting` is whether the reason lies in the class and these calls, so that there is no use in trying again.
     """
 
@@ -50,6 +51,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     proof: str = ""
     failure: str = ""
     lasting: bool = False
+    compiled: bool = False
 
 
 def ask(

@@ -16,7 +16,7 @@ from ..models.spread.picture import as_patch_size
 from .calls import ModelCall, Sizes, Subject
 from .deriving import candidates
 from .lists import lengthen
-from .proof import IN_PATCHES, WHOLE, Proof, prove
+from .proof import COMPILED, COMPILER, IN_PATCHES, WHOLE, Proof, prove
 from .undescribed import Undescribed, Unproved, not_derived
 
 LIMIT = 120.0
@@ -59,6 +59,12 @@ def proved(subjects: Sequence[Subject], data: derived.Declaration, limit: float 
 
 
 @torch.inference_mode()
+def proved_compiled(subjects: Sequence[Subject], found: Derived, limit: float = LIMIT) -> Proof:
+    """Of what was proved, whether it holds with its blocks compiled."""
+    return _proved(subjects, found.data, COMPILED, limit, COMPILER).proof
+
+
+@torch.inference_mode()
 def first_proved(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
     """As `derive`. Raises Undescribed: with the reason."""
     failed: Proof | None = None
@@ -78,14 +84,18 @@ def first_proved(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
 
 
 def _proved(
-    subjects: Sequence[Subject], data: derived.Declaration, plans: Mapping[str, Mapping[str, int]], limit: float
+    subjects: Sequence[Subject],
+    data: derived.Declaration,
+    plans: Mapping[str, Mapping[str, int]],
+    limit: float,
+    compiler: str = "",
 ) -> Derived:
     declaration = declaration_of(data)
     if isinstance(declaration.units, Turns):
         # What blocks of the other list leave to each other is proved with two of them.
         lengthen(subjects[0].model, declaration.units.path, declaration.units.second + 1)
     calls = [call for subject in subjects for call in _calls(subject, declaration)]
-    return Derived(data, declaration, prove(subjects[0], declaration, calls, plans, limit))
+    return Derived(data, declaration, prove(subjects[0], declaration, calls, plans, limit, compiler))
 
 
 def _calls(subject: Subject, declaration: Declaration) -> list[ModelCall]:

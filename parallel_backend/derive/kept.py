@@ -44,7 +44,8 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         others = [each for each in self.answers if each.declaration != answer.declaration]
         same = [each for each in self.answers if answer.declaration and each.declaration == answer.declaration]
         kinds = [kind for each in (*same, answer) for kind in each.kinds]
-        merged = msgspec.structs.replace(answer, kinds=tuple(dict.fromkeys(kinds))[-MOST_KINDS:])
+        compiled = answer.compiled and all(each.compiled for each in same)
+        merged = msgspec.structs.replace(answer, kinds=tuple(dict.fromkeys(kinds))[-MOST_KINDS:], compiled=compiled)
         answers = [*(others if answer.declaration else self.answers), merged]
         while sum(len(each.kinds) for each in answers) > MOST_KINDS and len(answers) > 1:
             answers = answers[1:]

@@ -11,15 +11,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..models.comfyui.features import compile as features
 from ..models.comfyui.proof.prove import TOLERANCE
 from ..models.comfyui.proof.rank import Rank, errors_of, plan_for, worst
 from ..models.comfyui.proof.ranks import RankFailed, in_a_line, run_in_turn
 from ..models.comfyui.small import Case
+from ..models.spread.compiled import CompiledBlocks
 from ..models.spread.declaration import Declaration
 from ..plan import ResolvedPlan
+from ..weights.stores.block_access import BlockAccess
 from .calls import FAILS, ModelCall, Subject
 
 WHOLE: Mapping[str, Mapping[str, int]] = {"ulysses 2": {"ulysses": 2}, "ring 3": {"ring": 3}}
+COMPILED: Mapping[str, Mapping[str, int]] = {"ulysses 2, compiled": {"ulysses": 2}}
+COMPILER = "aot_eager"
+"""It traces blocks as every compiler does, and runs what it has traced as it is."""
 IN_PATCHES: Mapping[str, Mapping[str, int]] = {"3 patches over 2 stages": {"pipefusion": 2, "patches": 3}}
 
 
@@ -51,11 +57,13 @@ def prove(
     calls: Sequence[ModelCall],
     plans: Mapping[str, Mapping[str, int]],
     limit: float,
+    compiler: str = "",
 ) -> Proof:
     """Each call under each plan.
 
     Args:
         limit: seconds for a plan.
+        compiler: compiles the blocks, if any does; a kind of block that it cannot take is a failure.
     """
     cases = [_case(subject, declaration, call) for call in calls]
     try:
@@ -66,7 +74,7 @@ def prove(
     errors, failures = {}, {}
     for name, plan in resolved.items():
         works = [
-            (plan.world_size, functools.partial(_on_rank, case, plan, whole))
+            (plan.world_size, functools.partial(_on_rank, case, plan, whole, compiler))
             for case, whole in zip(cases, expected, strict=True)
         ]
         try:
@@ -81,10 +89,15 @@ def _case(subject: Subject, declaration: Declaration, call: ModelCall) -> Case:
 
 
 @torch.inference_mode()
-def _on_rank(case: Case, plan: ResolvedPlan, expected: Tensor, _: int) -> bytes:
+def _on_rank(case: Case, plan: ResolvedPlan, expected: Tensor, compiler: str, _: int) -> bytes:
     """On a last stage's rank the errors of the whole call, and of its patches from the cache."""
     os.dup2(
         os.open(os.devnull, os.O_WRONLY), 2
     )  # where a declaration is wrong, gloo may end a process with a page of words
     rank = Rank(case, plan)
-    return errors_of([out for out in (rank.run(), rank.by_patch()) if out is not None], expected)
+    if compiler:
+        rank.hold(BlockAccess(), CompiledBlocks(compiler, features.COMPILED))
+    outs = [out for out in (rank.run(), rank.by_patch()) if out is not None]
+    if uncompiled := rank.forward.uncompiled():
+        raise RuntimeError(uncompiled[0])
+    return errors_of(outs, expected)

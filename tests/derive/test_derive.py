@@ -15,7 +15,7 @@ import torch
 from parallel_backend.derive import child
 from parallel_backend.derive.__main__ import main
 from parallel_backend.derive.calls import Subject
-from parallel_backend.derive.derive import derive
+from parallel_backend.derive.derive import derive, proved_compiled
 from parallel_backend.derive.deriving import candidates
 from parallel_backend.derive.lists import keep_some
 from parallel_backend.derive.proof import IN_PATCHES, WHOLE, prove
@@ -167,9 +167,17 @@ def test_a_blocks_operations_are_as_many_as_the_dry_run_counts(name: str) -> Non
         assert abs(group.operations - counted) <= counted / 10
 
 
+def test_blocks_that_no_compiler_takes_are_not_proved_compiled() -> None:
+    found = derived(toy())
+    assert proved_compiled([toy()], found).holds
+    failed = proved_compiled([toy("looking")], found)
+    assert not failed.holds
+    assert "not compiled" in failed.in_words()
+
+
 def test_what_is_not_known_between_blocks_gathers() -> None:
     """Attention in halves of the picture has no name: each rank computes it for all tokens."""
-    found = derived(toy("between"))
+    found = derive([toy("between")], limit=10.0)  # stages wait for each other, and patches fail
     assert found.proof.holds and found.declaration.whole_picture
     assert found.declaration.between == ()
 

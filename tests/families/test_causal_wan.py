@@ -25,7 +25,7 @@ from tests.support.graphs.comfyui import (
 )
 from tests.support.graphs.derived import FOUND, PATIENCE, own_cache
 from tests.support.graphs.diffusers import refused
-from tests.support.graphs.flux import Graph, insert_after, node, queue_logged
+from tests.support.graphs.flux import Graph, insert_after, insert_after_model, node, queue_logged
 from tests.support.graphs.loras import save_lora, with_lora
 from tests.support.latents import latents, relative_error, saved_latent
 from tests.support.page import browser
@@ -163,6 +163,19 @@ def test_a_checkpoint(split: str, lora: bool, comfyui: ComfyUI, latent_of: Laten
     run, log = queue_logged(comfyui, ours, timeout=PATIENCE)
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
     assert "deriving" not in log
+
+
+@pytest.mark.parametrize("plan", [{"ulysses": 2}, {"pipefusion": 2, "warmup_steps": 99}], ids=str)
+def test_its_blocks_are_compiled_as_they_were_proved(
+    plan: dict[str, Any], derived: str, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """By ComfyUI's node; `cudagraphs` has the same graphs on CPUs, and no recorder."""
+    assert "ulysses 2, compiled " in derived
+    graph = insert_after_model(graph_of(NAME, steps=2), "TorchCompileModel", backend="cudagraphs")
+    run, log = queue_logged(comfyui, spread(graph, cfg=1, **plan), timeout=PATIENCE)
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph_of(NAME, steps=2))) <= TOLERANCE
+    assert "blocks compiled by cudagraphs" in log
+    assert "not compiled" not in log
 
 
 @pytest.mark.usefixtures("derived")
