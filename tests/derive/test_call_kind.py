@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import re
 from pathlib import Path
 
@@ -78,6 +79,25 @@ def test_no_more_kinds_are_kept_than_that() -> None:
     assert [len(each.kinds) for each in kept.answers] == [MOST_KINDS]
     assert kept.found([kind(mode=str(2 * MOST_KINDS - 1))]) is not None
     assert kept.found([kind(mode="0")]) is None
+
+
+EITHER = tuple(Kept("Toy", "1.2").with_answer(Answer(1.0, DATA, (kind(mode=mode),))) for mode in ("a", "b"))
+
+
+def keep_on(folder: Path, kept: Kept) -> None:
+    """As one of two ComfyUIs with one cache folder."""
+    for _ in range(200):
+        save("some class", kept, folder)
+
+
+def test_two_that_keep_at_once_leave_what_one_of_them_kept(tmp_path: Path) -> None:
+    writers = [multiprocessing.get_context("fork").Process(target=keep_on, args=(tmp_path, kept)) for kept in EITHER]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert load("some class", tmp_path) in (None, *EITHER)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert load("some class", tmp_path) in EITHER
 
 
 def test_what_is_kept_is_read_again_and_damage_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -231,6 +231,10 @@ def test_what_cannot_be_told_from_outside_is_refused(habit: str, why: str) -> No
         derived(toy(habit))
 
 
+def test_blocks_that_write_into_what_they_are_given_are_derived() -> None:
+    assert derived(toy("in place")).proof.holds
+
+
 def test_what_fits_and_is_not_proved_is_refused() -> None:
     """With the figures."""
     with pytest.raises(Refused, match=r"because what fits it was not proved: ulysses 2 1\.0e-01, ring 3 1\.0e-01"):

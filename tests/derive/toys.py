@@ -32,6 +32,8 @@ class Block(nn.Module):
             x = x + x.mean(dim=1, keepdim=True)
         if self.habit == "looking" and float(x.sum()) > 1e9:  # no compiler takes that
             x = -x
+        if self.habit == "in place":
+            x.mul_(1.5)
         q, k, v = self.qkv(x).chunk(3, dim=2)
         times = 2 if self.habit == "branch" and float(x[0, 0, 0]) > 0 else 1
         for _ in range(times):

@@ -1,0 +1,94 @@
+"""HunyuanDiT and ComfyUI's CogVideoX, which nobody declared, derived by a real ComfyUI from a graph's calls: the stock result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+
+from scripts.comfyui import ComfyUI
+from tests.support.copies.sized import sized_copy
+from tests.support.graphs.comfyui import DIFFERENT, TOKENS, TOLERANCE, LatentOf, graph_of, spread
+from tests.support.graphs.derived import FINDING, FOUND, PATIENCE, own_cache
+from tests.support.graphs.family_tests import save_with_loras
+from tests.support.graphs.flux import Graph, insert_after
+from tests.support.graphs.loras import with_lora
+from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.selection import thorough
+from tests.support.tiny.models import draw
+
+pytestmark = thorough
+
+LAYERS = {
+    "hunyuan_dit": ("blocks.1.attn1.Wqkv", "blocks.0.mlp.fc1"),
+    "cogvideox_inpaint": ("blocks.1.q", "blocks.0.ff_proj"),
+}
+BESIDE = {"cogvideox_inpaint": {"concat_latent_image": draw(1, 32, 3, 8, 10, seed=7)}}
+"""What CogVideoX's own node puts on both prompts."""
+
+SPLITS: Mapping[str, dict[str, Any]] = {
+    "ulysses 2": {"cfg": 1, "ulysses": 2},
+    "ring 3, sharded": {"devices": "cpu:3", "cfg": 1, "ring": 3, "weights": "sharded"},
+    "cfg 2 x ulysses 2": {"devices": "cpu:4", "cfg": 2, "ulysses": 2},
+    "pipefusion 2": {"cfg": 1, "pipefusion": 2, "warmup_steps": 99},
+}
+
+
+@pytest.fixture(scope="module")
+def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+    """A copy that reads sizes from files, and has derived nothing yet."""
+    folder = tmp_path_factory.mktemp("undeclared")
+    server = sized_copy(folder)
+    server.env |= own_cache(folder)
+    save_with_loras(server, LAYERS)
+    for name, given in BESIDE.items():
+        save_file(given, server.input_dir / f"{name}-given.safetensors")
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def latent_of(comfyui: ComfyUI) -> LatentOf:
+    return latents(comfyui)
+
+
+def job(name: str) -> Graph:
+    """A class's, with what its prompts hold beside the text."""
+    graph = graph_of(name, steps=2)
+    for side in TOKENS:
+        file = f"{name}-given.safetensors" if name in BESIDE else f"{name}-beside-{side}.safetensors"
+        graph = insert_after(graph, side, "PackPrompt", "conditioning", file=file)
+    return graph
+
+
+def test_cancel_ends_the_wait_and_the_next_prompt_waits_again(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """HunyuanDiT's calls are of two kinds, as a mask hides some of one side's text."""
+    graph = job("hunyuan_dit")
+    ours = spread(graph, strict=False, ulysses=2, cfg=1)
+    cancelled = comfyui.queue(ours, on_text=lambda told: told.text == FINDING and comfyui.interrupt(), timeout=PATIENCE)
+    assert cancelled.status == "interrupted"
+    assert not FOUND.search(comfyui.log)
+    run = comfyui.queue(ours, timeout=PATIENCE).check()
+    assert relative_error(saved_latent(comfyui, run), latent_of(graph)) <= TOLERANCE
+    assert FOUND.search(comfyui.log)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_split_gives_the_stock_result(name: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    graph = job(name)
+    run = comfyui.queue(spread(graph, strict=False, **SPLITS[split]), timeout=PATIENCE)
+    error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
+    print(name, split, f"{error:.1e}")
+    assert error <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_lora(name: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    plain = job(name)
+    graph = with_lora(plain, name, 0.8)
+    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+    run = comfyui.queue(spread(graph, strict=False, **SPLITS["ring 3, sharded"]), timeout=PATIENCE)
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
