@@ -44,6 +44,9 @@ SKIPPED_BLOCKS = "skipped_blocks"
 ATTENTION_GUIDANCE = "attention_guidance_functions"
 """Functions that change what attentions give (diffusion.GuidanceFunction) go under this name among these options."""
 
+BLOCK_ATTENTION = "block_attention"
+"""What hands attention to blocks (features/block_attention.py) goes under this name among these options."""
+
 ATTENTION_OVERRIDE = "attention_override"
 """A function in attention's place (features/attention_override.py) goes under this name among these options."""
 

@@ -40,6 +40,9 @@ from .features.attention_guidance import values_of as guides_as_values
 from .features.attention_override import OPTION as OVERRIDE
 from .features.attention_override import recipe_of, refuse_split, tried
 from .features.attention_override import values_of as values_of_override
+from .features.block_attention import function_in, refuse_other, takes_attention
+from .features.block_attention import recipe_of as blocks_of
+from .features.block_attention import values_of as values_of_blocks
 from .features.controlnet import Control
 from .features.controlnet_whole import Shapes, refuse_other_control, shapes_in
 from .features.free_u import values_of as free_u_as_values
@@ -82,6 +85,11 @@ class DiffusionProxy(nn.Module):
         self._control_shapes: dict[object, Shapes] = {}
         self._snapshot = SkeletonSnapshot(skeleton)
         self._own = {*vars(self), "_own"}
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The skeleton's, for nodes that ask which model they are given."""
+        return type(self.__dict__["_skeleton"][0]) if "_skeleton" in self.__dict__ else type(self)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -195,6 +203,22 @@ class DiffusionProxy(nn.Module):
             refuse_split(function, self.remote.wish)
             self._overriding = function, dtype, values_of_override(tried(recipe, self.remote.shape, dtype))
         return self._overriding[2]
+
+    def handed(self, options: Mapping[str, Any]) -> dict[str, Value]:
+        """What has the workers hand blocks the options' attention, as values that go with a call; empty where that is unknown.
+
+        Raises:
+            Refused: they cannot, or not under the plan that is wished for.
+        """
+        declaration = getattr(self.remote.config, "declaration", None)
+        if declaration is None or not takes_attention(declaration):
+            return {}
+        recipe = blocks_of(options, self.skeleton)
+        if recipe is None:
+            return {}
+        refuse_split(function_in(options), self.remote.wish, "attention that a node hands to the model's blocks")
+        refuse_other(recipe, self.skeleton)
+        return values_of_blocks(recipe)
 
     def preprocess_text_embeds(self, text: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The text itself; what ComfyUI's class asks of the weights here, the workers do (`text.py`)."""

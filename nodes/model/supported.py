@@ -19,6 +19,7 @@ from .features.compile import OPTION as COMPILE_OPTION
 from .features.compile import compiles
 from .features.guidance import OPTION as GUIDANCE
 from .features.guidance import guidance_functions
+from .features.prepared_state import changes_nothing
 from .features.step_cache import KEY as STEP_CACHE
 from .features.step_cache import known_wrappers
 from .own_code import foreign, foreign_class, own
@@ -85,7 +86,7 @@ def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Ite
         names = MODEL_OPTIONS | ({COMPILE_OPTION} if known else set())
         names |= {GUIDANCE} if guidance_functions(options) is not None else set()
         yield from (f"the model option {name}" for name in sorted(set(options) - names))
-        yield from _unknown_hooks(options.get("transformer_options", {}), known)
+        yield from _unknown_hooks(options, known)
     yield from _unknown_in_model(guider.inner_model)
     for module, name in FUNCTIONS:
         if not own(vars(module).get(name)):
@@ -101,7 +102,8 @@ def _unknown_sides(guider: Any) -> Iterator[str]:
         yield f"a guider with one side only and a cfg of {guider.cfg:g}"
 
 
-def _unknown_hooks(transformer_options: Mapping[str, Any], known: Collection[tuple[str, str]]) -> Iterator[str]:
+def _unknown_hooks(model_options: Mapping[str, Any], known: Collection[tuple[str, str]]) -> Iterator[str]:
+    transformer_options = model_options.get("transformer_options", {})
     cache = known_wrappers(transformer_options)
     if cache:
         yield from foreign(transformer_options[STEP_CACHE], "step cache")
@@ -112,7 +114,13 @@ def _unknown_hooks(transformer_options: Mapping[str, Any], known: Collection[tup
             )
             yield from (f"the {kind} wrapper {name or 'unnamed'}" for name in unknown)
     for kind, callbacks in transformer_options.get("callbacks", {}).items():
-        if kind not in CALLBACKS and any(callbacks.values()):
+        every = [callback for named in callbacks.values() for callback in named]
+        prepares = kind == CallbacksMP.ON_PREPARE_STATE
+        if (
+            every
+            and kind not in CALLBACKS
+            and not (prepares and all(changes_nothing(each, model_options) for each in every))
+        ):
             yield f"the callback {kind}"
 
 

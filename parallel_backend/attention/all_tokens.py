@@ -33,8 +33,10 @@ class AllTokens:
         split = SequenceSplit(tuple(tokens), heads, 1, ranks.size, shares)
         (runs,) = split.head_chunks(1)
         keys = [HeadRuns(slice(0, 0), own.kv) for own in runs]
+        rows = [HeadRuns(own.q, slice(0, 0)) for own in runs]
         self._all = HeadExchange(ranks, tokens, split, runs, behind=False)
         self._keys = HeadExchange(ranks, tokens, split, keys, behind=False)
+        self._rows = HeadExchange(ranks, tokens, split, rows, behind=False)
         self._order, self._back = order, order.argsort()
         self._moved = not torch.equal(order, torch.arange(order.numel()))
         self.heads = runs[ranks.rank].q
@@ -47,6 +49,12 @@ class AllTokens:
         """The same of keys and values that no queries go with. A collective."""
         _, *kv = self._keys.to_heads(k[:, :, :0], k, v, lambda rows: rows)()
         return tuple(self._ordered(x) for x in kv)
+
+    def of_rows(self, x: Tensor) -> Tensor:
+        """`[batch, local tokens, heads, row]` to `[batch, tokens, this rank's heads, row]`, whatever the row. A collective."""
+        nothing = x[:, :, :0]
+        rows, *_ = self._rows.to_heads(x, nothing, nothing, lambda rows: rows)()
+        return self._ordered(rows)
 
     def back(self, out: Tensor) -> Tensor:
         """`[batch, tokens, this rank's heads, head_dim]` to `[batch, local tokens, heads, head_dim]`. A collective."""

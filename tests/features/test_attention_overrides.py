@@ -106,10 +106,13 @@ def with_sparse(model, start, callbacks, counts):
     patch = StandInSparse(start=start, end=0.0, dense_blocks={1}, counts=counts)
     m = model.clone()
     install_sparse(patch, m.model_options["transformer_options"])
-    if callbacks:
+    if callbacks == "puts it back":
         again = lambda _, __, options: install_sparse(patch, options["transformer_options"])
         m.add_callback_with_key("on_prepare_state", "sparse", again)
         m.add_callback_with_key("on_cleanup", "sparse", lambda _: patch.reset())
+    if callbacks == "by timestep":
+        told = lambda _, timestep, options: options["transformer_options"].update(stand_in=float(timestep[0]))
+        m.add_callback_with_key("on_prepare_state", "sparse", told)
     return m
 
 
@@ -138,7 +141,7 @@ class StandInSparseNode:
 
     @classmethod
     def INPUT_TYPES(cls):
-        asked = {"model": ("MODEL",), "start": ("FLOAT",), "callbacks": ("BOOLEAN",), "counts": ("INT",)}
+        asked = {"model": ("MODEL",), "start": ("FLOAT",), "callbacks": ("STRING",), "counts": ("INT",)}
         return {"required": asked}
 
     def patch(self, model, start, callbacks, counts):
@@ -198,17 +201,20 @@ def test_comfyuis_own_function_gives_the_same_latent(
     assert "StandInAttention.patch.<locals>.override" in log
 
 
-def sparse(name: str, start: float = 0.9, *, callbacks: bool = False, counts: int = 0) -> Graph:
+def sparse(name: str, start: float = 0.9, *, callbacks: str = "none", counts: int = 0) -> Graph:
     """Two steps of a model whose attention is block-sparse below a sigma, and in other blocks than the second."""
     chosen = {"start": start, "callbacks": callbacks, "counts": counts}
     return insert_after_model(graph_of(name, steps=2), "StandInSparseNode", **chosen)
 
 
 @pytest.mark.parametrize("split", ["one", "two", "prompts"])
-@pytest.mark.parametrize(("callbacks", "way"), [(False, "loop"), (True, "the callback on_prepare_state")])
+@pytest.mark.parametrize(
+    ("callbacks", "way"),
+    [("none", "loop"), ("puts it back", "loop"), ("by timestep", "the callback on_prepare_state")],
+)
 @pytest.mark.parametrize("name", HEADS)
 def test_a_function_that_holds_an_object_as_block_sparse_attentions_does(
-    name: str, callbacks: bool, way: str, split: str, comfyui: ComfyUI, latent_of: LatentOf
+    name: str, callbacks: str, way: str, split: str, comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
     graph = sparse(name, callbacks=callbacks)
     stock = latent_of(graph)

@@ -112,7 +112,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "ComfyUI 0.30 has no node with an attention override (models/test_overriding, features/test_attention_overrides)": {
         "nodes/model/features/attention_override.py": (
             "an attention override (….…) cannot be",
-            "an attention override (…) sees all",
+            "… (…) sees all tokens of some heads",
         ),
         "parallel_backend/models/spread/overriding.py": (
             "the model's … …, and an attention",
@@ -121,6 +121,22 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "…has several streams of tokens",
             "…masks queries one by one",
             "…weighs its attention",
+        ),
+    },
+    "ComfyUI 0.30 has no node that hands attention to blocks (features/test_block_attention)": {
+        "nodes/model/run/wrapper.py": ("attention that a node hands to the model's",),
+        "parallel_backend/models/comfyui/features/block_attention.py": (
+            "what a node puts in the place of the model's",
+            "looks at … of its tokens",
+            "changes … of its arguments",
+            "runs it twice",
+            "gives something else than the block does",
+            "looks at more of its tokens than how many they are",
+        ),
+        "parallel_backend/models/spread/handed.py": (
+            "attention that a node hands to the model's blocks looks at",
+            "attention that a node hands to the model's blocks does not",
+            "the model's … has a bias, which",
         ),
     },
     "of the command that derives (tests/derive)": {

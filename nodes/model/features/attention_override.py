@@ -52,9 +52,9 @@ ROUGH = 1e-2
 def recipe_of(function: Any) -> OverrideRecipe | None:
     """What the workers make the function again by; None unless it is ComfyUI's own, and holds nothing but plain values,
     functions of ComfyUI's, and objects of its classes that are as they were made."""
-    if not _is_importable(function):
+    if not is_importable(function):
         return None
-    if (whole := _place(function)) is not None:
+    if (whole := place_of(function)) is not None:
         of_module, _, name = whole.partition(":")
         return OverrideRecipe(of_module, name, {}, {}, {}, (), ())
     module = _module_of(function)
@@ -65,11 +65,11 @@ def recipe_of(function: Any) -> OverrideRecipe | None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     }
     values = {name: value for name, value in holds.items() if is_plain(value)}
-    functions = {name: place for name, value in holds.items() if (place := _place(value)) is not None}
+    functions = {name: place for name, value in holds.items() if (place := place_of(value)) is not None}
     objects = {
         name: made
         for name, value in holds.items()
-        if name not in values and (made := _object(value, function)) is not None
+        if name not in values and (made := object_recipe(value, function)) is not None
     }
     if function.__code__ not in codes_of(sys.modules[function.__module__], function.__qualname__):
         return None
@@ -78,12 +78,12 @@ def recipe_of(function: Any) -> OverrideRecipe | None:
     return OverrideRecipe(module, function.__qualname__, values, functions, objects, function.__defaults__ or (), ())
 
 
-def refuse_split(function: Any, wish: ParallelPlan) -> None:
-    """Raise Refused where a plan asks for what an override cannot be used with."""
+def refuse_split(function: Any, wish: ParallelPlan, what: str = "an attention override") -> None:
+    """Raise Refused where a plan asks for what an override, or `what` else attends, cannot be used with."""
     asked = {"ring": wish.ring, "pipefusion": wish.pipefusion, "patches": wish.patches}
     if names := [f"{name} {degree}" for name, degree in asked.items() if degree > 1]:
         raise Refused(
-            f"an attention override ({name_of(function)}) sees all tokens of some heads, which it cannot with "
+            f"{what} ({name_of(function)}) sees all tokens of some heads, which it cannot with "
             f"{' and '.join(names)}: set {' and '.join(name for name, degree in asked.items() if degree > 1)} to 0 or 1 in "
             "Parallel Plan, or remove the node that adds it."
         )
@@ -92,13 +92,14 @@ def refuse_split(function: Any, wish: ParallelPlan) -> None:
 def values_of(recipe: OverrideRecipe) -> dict[str, Value]:
     """A recipe as values that go with a call."""
     prefix, values = f"{OPTIONS}.{ATTENTION_OVERRIDE}", dict[str, Value]()
-    flatten(prefix, _filled(replace(recipe, objects={})), {}, values)
+    flatten(prefix, filled(replace(recipe, objects={})), {}, values)
     for name, each in recipe.objects.items():
-        flatten(f"{prefix}.objects.{name}", _filled(each), {}, values)
+        flatten(f"{prefix}.objects.{name}", filled(each), {}, values)
     return values
 
 
-def _filled(recipe: OverrideRecipe | ObjectRecipe) -> dict[str, Any]:
+def filled(recipe: OverrideRecipe | ObjectRecipe) -> dict[str, Any]:
+    """The fields of a recipe that are not empty: only these can travel."""
     return {field.name: value for field in fields(recipe) if (value := getattr(recipe, field.name))}
 
 
@@ -187,7 +188,7 @@ def _module_of(function: Any) -> str | None:
     return ".".join(parts) if parts[0] in PACKAGES else None
 
 
-def _is_importable(function: Any) -> bool:
+def is_importable(function: Any) -> bool:
     """Whether workers can import a function's module: there `nodes` is this pack's, and nothing serves pages."""
     if _module_of(function) is None:
         return False
@@ -197,7 +198,7 @@ def _is_importable(function: Any) -> bool:
     return not {name.partition(".")[0] for name in names} & ABSENT
 
 
-def _place(function: Any) -> str | None:
+def place_of(function: Any) -> str | None:
     """`module:name` of a function that lies in a module of ComfyUI's; None for anything else."""
     module = _module_of(function)
     if module is None or function.__globals__.get(function.__qualname__) is not function:
@@ -205,7 +206,7 @@ def _place(function: Any) -> str | None:
     return f"{module}:{function.__qualname__}"
 
 
-def _object(thing: Any, function: Any) -> ObjectRecipe | None:
+def object_recipe(thing: Any, function: Any) -> ObjectRecipe | None:
     """What makes an object of a class of ComfyUI's that a function holds; None where it is not as its class would make it.
 
     A class is asked for the arguments that its objects have under the same names. Besides these an object may remember the
@@ -251,7 +252,7 @@ def _same(one: Any, other: Any) -> bool:
 def _place_of_class(kind: type) -> str | None:
     """`module:name` of a class that lies in a module of ComfyUI's that workers can import; None for any other."""
     methods = [value for value in vars(kind).values() if inspect.isfunction(value)]
-    if kind.__bases__ != (object,) or not methods or not all(_is_importable(method) for method in methods):
+    if kind.__bases__ != (object,) or not methods or not all(is_importable(method) for method in methods):
         return None
     place = f"{_module_of(methods[0])}:{kind.__qualname__}"
     module = sys.modules[kind.__module__]

@@ -14,6 +14,7 @@ from ....parallel_backend.weights.adapters.lora import AdapterSet
 from ..conditioning import of_prompt
 from ..features.attention_guidance import attention_guidance_functions
 from ..features.attention_override import OPTION as OVERRIDE
+from ..features.block_attention import function_in
 from ..features.rebuilt import fault_of
 from ..own_code import name_of
 from ..proxy import DiffusionProxy
@@ -44,7 +45,8 @@ class Checked:
         adapters: what changes the weights.
         attention: the choice of kernels, in words.
         compared: functions that compare the rows of an attention.
-        overridden: whether a node's function stands in attention's place.
+        overridden: whether a node's function stands in attention's place, or blocks are handed attention.
+        handed: what hands blocks attention; None if nothing does.
         coupling: why no worker can have some of a call's rows alone, as a sentence begins; empty where each can.
     """
 
@@ -53,6 +55,7 @@ class Checked:
     compared: Sequence[GuidanceFunction]
     coupling: str
     overridden: bool
+    handed: Any
 
 
 def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
@@ -71,6 +74,9 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
     overridden = bool(proxy.override(run.transformer_options, dtype))
     if overridden:
         attention = f"by {name_of(run.transformer_options[OVERRIDE])}"
+    handed = function_in(run.transformer_options) if proxy.handed(run.transformer_options) else None
+    if handed is not None:
+        attention = f"by {name_of(handed)}"
     adapters = proxy.adapters(run.transformer_options, run.noise.shape)
     prompts = []
     for entries in guider.conds.values():
@@ -87,4 +93,4 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
     compared = attention_guidance_functions(run.transformer_options)
     coupling = coupling_of(compared, prompts, remote)
     refuse_split(remote.wish, coupling)
-    return Checked(adapters, attention, compared, coupling, overridden)
+    return Checked(adapters, attention, compared, coupling, overridden or handed is not None, handed)

@@ -20,6 +20,7 @@ from ..features.attention_override import OPTION as OVERRIDE
 from ..features.compile import compiler_of
 from ..features.guidance import guidance_functions
 from ..features.networks import PATCHES
+from ..features.skipped_blocks import OPTION as REPLACED
 from ..features.step_cache import cache_of
 from ..noise_process import sampling_of
 from ..recording.record import Recording
@@ -34,7 +35,10 @@ def refuse_what_cannot_work(run: SamplerRun) -> None:
     `networks_of` does so for patches, `DiffusionProxy.override` for a function in attention's place.
     """
     asked = pose_cache.without_it(run.transformer_options)
-    options = {name: value for name, value in asked.items() if name not in (PATCHES, OVERRIDE)}
+    known = {PATCHES, OVERRIDE}
+    if run.guider.inner_model.diffusion_model.handed(run.transformer_options):
+        known.add(REPLACED)
+    options = {name: value for name, value in asked.items() if name not in known}
     refuse_transformer_options(options, run.guider.inner_model.diffusion_model.skeleton)
     refuse_prompts(run.guider.conds)
     if "multigpu_clones" in run.model_options:
@@ -109,6 +113,7 @@ def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[Prom
     options = options_of(run.transformer_options) | free_u.values_of(run.transformer_options, skeleton)
     options |= pose_cache.values_of(run.transformer_options, skeleton)
     options |= run.guider.inner_model.diffusion_model.override(run.transformer_options, dtype)
+    options |= run.guider.inner_model.diffusion_model.handed(run.transformer_options)
     options |= kept_together(run)
     made = [entry["model_conds"] for entries in sides.values() for entry in entries or ()]
     kinds = repeated_text(run.guider.inner_model, made)

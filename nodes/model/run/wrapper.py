@@ -13,12 +13,13 @@ from ....parallel_backend.errors import Refused
 from ...runtime import progress
 from ..conditioning import STRICT, NotSupported
 from ..features.networks import WHOLE, refuse_stages
+from ..own_code import name_of
 from ..proxy import DiffusionProxy
 from ..recording.chosen import recording_of
 from ..refusals import refuse_weights
 from ..sampler_run import SamplerRun
 from ..verdicts import NotKnown, verdicts
-from .checks import check_run
+from .checks import Checked, check_run
 from .loop import message_of, run_in_loop, whole_picture_only
 from .message import conditioning_of, example_of
 from .planned import Planned
@@ -70,7 +71,7 @@ def run_in_workers(
     try:
         message = message_of(run, checked, recording, wrapped=executor.idx + 1 < len(executor.wrappers))
     except NotSupported as error:
-        reason = _taken(error, run)
+        reason = _taken(error, run, checked)
     compiler = "" if message is None else message[0]["compiler"]
     with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as shown:
         remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(shown, callback)
@@ -88,11 +89,11 @@ def run_in_workers(
         planned_for = replace(job, batch=1, two_sided=False) if checked.coupling else job
         plan = remote.plan(planned_for, example, dtype, compiler, all_tokens=checked.overridden)
         if message is not None and ALONE not in example.values and remote.backend.couples_rows(remote.spec):
-            reason = _taken(NotSupported(ROWS_MEET, "a model that does not"), run)
+            reason = _taken(NotSupported(ROWS_MEET, "a model that does not"), run, checked)
         if message is not None and max(plan.patches, plan.pipefusion) > 1:
             whole = whole_picture_only(message[0], recording)
             if whole is not None:
-                reason = _taken(NotSupported(f"{whole} with PipeFusion", "pipefusion 1 in Parallel Plan"), run)
+                reason = _taken(NotSupported(f"{whole} with PipeFusion", "pipefusion 1 in Parallel Plan"), run, checked)
         if isinstance(reason, NotKnown) and plan.pipefusion > 1:
             raise Refused(
                 f"The workers' loop does not run with {reason}, and one model call at a time leaves all of pipefusion "
@@ -112,8 +113,13 @@ def run_in_workers(
         return run_in_loop(run, message, recording, planned, steps, bar_off=disable_pbar)
 
 
-def _taken(reason: NotSupported, run: SamplerRun) -> NotSupported:
-    """The reason why a run goes one forward at a time. Raises Refused on a strict MODEL."""
+def _taken(reason: NotSupported, run: SamplerRun, checked: Checked) -> NotSupported:
+    """The reason why a run goes one forward at a time. Raises Refused where that is not enough."""
+    if checked.handed is not None:
+        raise Refused(
+            f"attention that a node hands to the model's blocks ({name_of(checked.handed)}) is kept from step to step in the "
+            f"workers' loop, which does not support {reason}: choose {reason.instead}, or remove the node that hands it."
+        )
     if run.transformer_options.get(STRICT):
         raise Refused(
             f"Parallel Sampler does not support {reason}: choose {reason.instead}, or KSampler, which is slower (one model "

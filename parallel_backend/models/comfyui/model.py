@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ...conditioning import (
     ATTENTION_GUIDANCE,
     ATTENTION_OVERRIDE,
+    BLOCK_ATTENTION,
     OPTIONS,
     POSE_CACHE,
     SHAPES,
@@ -32,6 +33,7 @@ from ..spread.run import SpreadForward
 from ..spread.stream import Stream
 from .features.attention_guidance import guided
 from .features.attention_override import override_in
+from .features.block_attention import BlockAttention
 from .features.compile import COMPILED
 from .features.networks import Beside, patches_of
 from .features.pose_cache import OPTION, PoseCaches
@@ -39,6 +41,9 @@ from .features.skipped_blocks import REPLACED, replacements
 from .features.text import PreparedTexts
 from .latents import reference_tokens
 from .timestep_numbers import TimestepNumbers
+
+PROMPTS = "uuids"
+"""ComfyUI's name among these options of what tells a call's prompts apart."""
 
 PICTURE_ENDS = 2
 """Dimensions of a latent before those of the picture."""
@@ -93,6 +98,7 @@ class ComfyModel:
         texts: PreparedTexts,
         picture_tokens: Placement | None,
         poses: PoseCaches,
+        handed: BlockAttention,
         networks: Sequence[Beside] = (),
     ) -> Tensor:
         """What ComfyUI's BaseModel does around its diffusion model, whose output this is.
@@ -102,6 +108,7 @@ class ComfyModel:
             texts: what the model has made of texts beforehand.
             picture_tokens: where those of the residuals are, if there are any.
             poses: what the run has kept of them.
+            handed: what the run's nodes put in blocks' place.
             networks: those that run beside the blocks.
         """
         import comfy.utils
@@ -114,7 +121,11 @@ class ComfyModel:
         if POSE_CACHE in more:
             more[OPTION] = poses.of_this_rank(more.pop(POSE_CACHE), self._spread.now.call)
         overridden = more.pop(ATTENTION_OVERRIDE, None) is not None
-        if self._asks_sigmas or networks or overridden:
+        replacing = more.pop(BLOCK_ATTENTION, None)
+        if replacing is not None:
+            more[REPLACED] = handed.replacements(replacing, self._spread.of_some_heads)
+            more[PROMPTS] = [inputs.key]
+        if self._asks_sigmas or networks or overridden or replacing is not None:
             more |= _sigmas(inputs, more)
         patches = patches_of(networks, self._spread.now.call)
         if ATTENTION_GUIDANCE in more:
@@ -162,6 +173,7 @@ class ComfyForward(SpreadForward):
         self._model = model
         self._texts = PreparedTexts()
         self._poses = PoseCaches()
+        self._handed = BlockAttention()
 
     def picture_tokens(
         self, latent_shape: Sequence[int], conditioning: Conditioning, values: Mapping[str, Value]
@@ -182,6 +194,6 @@ class ComfyForward(SpreadForward):
             latent,
             patch,
             lambda x, options: self._model.compute(
-                x, inputs, options, self._texts, controlled, self._poses, self.networks
+                x, inputs, options, self._texts, controlled, self._poses, self._handed, self.networks
             ),
         )

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import inspect
 
-from ..spread.declaration import Along, Declaration, Group, Pictured, Same, Segments, Spread
+from ..spread.declaration import Along, Declaration, Group, Handed, Pictured, Same, Segments, Spread
 
 SEQUENCE = Pictured(lambda length, picture: length - picture, dim=0)
+
+SPARSE = Handed("attn", "x", ("qkv_proj", "to_gate_compress"), "out_proj", same=("head_dim", "q_norm", "k_norm"))
+"""What BlockSparseAttention hands to blocks, from ComfyUI 0.36 on."""
 
 MINIMAX_H3 = Declaration(
     groups=(
         Group(
             "blocks",
             streams={"x": SEQUENCE},
-            arguments={"t_emb": Same(rows=()), "mod_segments": Segments("x"), "rope_freqs": Along(("x",), dim=1)},
+            arguments={
+                "t_emb": Same(rows=()),
+                "mod_segments": Segments("x"),
+                "rope_freqs": Along(("x",), dim=1),
+                "attention": SPARSE,
+            },
             attentions=(Spread(("x",)),),
             returns=("x",),
         ),

@@ -24,6 +24,7 @@ from .declaration import (
     ByFrame,
     ByPart,
     Group,
+    Handed,
     Known,
     Same,
     Segments,
@@ -75,7 +76,8 @@ class Arguments:
         self._unnamed = tuple(group.streams) if inspect.Parameter.VAR_POSITIONAL in kinds else ()
         """What a forward that takes `*args`, as linear layers' do, is given without a name."""
         in_tuples = {name for names in group.tuples.values() for name in names}
-        named = {*group.streams, *group.arguments} - in_tuples | set(group.tuples)
+        optional = {name for name, argument in group.arguments.items() if isinstance(argument, Handed)}
+        named = {*group.streams, *group.arguments} - in_tuples - optional | set(group.tuples)
         missing = sorted(named - set(self._signature.parameters))
         if missing and not self._rest:
             raise Refused(
@@ -213,6 +215,8 @@ class Arguments:
                             name,
                             f"has the shape {list(tensor.shape)} and not vectors, {expected}, which is not supported",
                         )
+                return value
+            case Handed():
                 return value
             case Attended():
                 for tensor in self._whole(name, value):

@@ -18,8 +18,9 @@ from .attentions import BlockCall
 from .by_heads import OfSomeHeads
 from .call import StageOver
 from .compiled import CompiledBlocks, Entry
-from .declaration import Attention, Boundary, ByHeads, Declaration, Group
+from .declaration import Attention, Boundary, ByHeads, Declaration, Group, Handed
 from .forward import Forward
+from .handed import BlockOfSomeHeads, HandedAttention, SomeHeads
 from .layer_operator import LayerOperator, layer_operators
 from .modulation import of_vectors
 from .module_attention import answered
@@ -125,6 +126,7 @@ class SpreadModel:
         self.running: Forward | None = None
         doors: dict[str, Doorway] = {}
         every = blocks_of(module, declaration)
+        self._every = {block.path: block for block in every}
         found = (unknown_arguments(block.module, attentions_of(block.group, block.module)) for block in every)
         self.unknown = sorted({name for names in found for name in names})
         for block in every:
@@ -166,6 +168,17 @@ class SpreadModel:
         if not compiler:
             return None
         return self._compiled.setdefault(compiler, CompiledBlocks(compiler, self._entry))
+
+    def of_some_heads(self, path: str) -> BlockOfSomeHeads:
+        """A block as attention that is handed to it sees it."""
+        block = self._every[path]
+        return BlockOfSomeHeads(
+            {
+                declared.module: SomeHeads(block.module.get_submodule(declared.module), declared, lambda: self.now)
+                for declared in block.group.arguments.values()
+                if isinstance(declared, Handed)
+            }
+        )
 
     @property
     def now(self) -> Forward:
@@ -229,12 +242,32 @@ class _Through:
         name = type(block.module).__name__
         options = values.get(OPTIONS) or {}
         passes_options = not block.group.attends_in
+        handed = {
+            argument: HandedAttention(
+                block.module.get_submodule(declared.module),
+                declared,
+                values[argument],
+                values,
+                placements[declared.stream],
+                now,
+            )
+            for argument, declared in block.group.arguments.items()
+            if isinstance(declared, Handed) and values.get(argument) is not None
+        }
+        local |= handed
         expected = BlockCall(
-            block.number, now.turn(block.number), name, self._attentions, placements, absent, options, passes_options
+            block.number,
+            now.turn(block.number),
+            name,
+            () if handed else self._attentions,
+            placements,
+            absent,
+            options,
+            passes_options,
         )
         now.attentions.block = expected
         with now.access.block(self._index), answered(block.group.attends_in, now.attentions):
-            if now.compiled is None or not now.compiled.takes(block.module, block.group.method):
+            if now.compiled is None or not now.compiled.takes(block.module, block.group.method, handed):
                 out = self._arguments.call(self._run, local)
             else:
                 shown = now.once_a_run((block.path, LayerOperator), (), self._shown)

@@ -10,14 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ...attention.all_tokens import AllTokens
 from ...errors import Refused
 from .arguments import OPTIONS
-from .attentions import with_idle, without_idle
 from .compiled import OVERRIDE
 from .declaration import ByHeads
+from .every_token import all_tokens, back_here, here
 from .forward import Forward
-from .placement import Placement, order_of
 
 
 class OfSomeHeads:
@@ -59,12 +57,12 @@ class OfSomeHeads:
         q, k, v = getattr(inside, declared.projects)(**{name: values[name] for name in self._projected})
         batch, _, heads, width = q.shape
         placement = block.placements[declared.stream]
-        tokens = _all_tokens(now, placement, heads)
-        operands = tokens.of_all(*(_here(x, placement, now) for x in (q, k, v)))
+        tokens = all_tokens(now, placement, heads)
+        operands = tokens.of_all(*(here(x, placement, now) for x in (q, k, v)))
         keys = {name: block.placements[name] for name in declared.keys if values[name] is not None}
         if keys:  # of one stream
             (where,) = {id(each): each for each in keys.values()}.values()
-            further = _all_tokens(now, where, heads).of_keys(*(_here(values[name], where, now) for name in keys))
+            further = all_tokens(now, where, heads).of_keys(*(here(values[name], where, now) for name in keys))
             values |= zip(keys, further, strict=True)
         own = tokens.heads.stop - tokens.heads.start
         out = q.new_empty(batch, placement.length, 0, width)
@@ -78,8 +76,7 @@ class OfSomeHeads:
                 )
             computed = getattr(self._of(operands, own), declared.method)(**values)
             out = computed.unflatten(2, (own, width))
-        back = with_idle(tokens.back(out), [max(1, _count(placement, now))], [_count(placement, now)])
-        result: Tensor = getattr(inside, declared.out)(back.flatten(2))
+        result: Tensor = getattr(inside, declared.out)(back_here(tokens.back(out), placement, now).flatten(2))
         return result
 
     def _of(self, operands: tuple[Tensor, ...], heads: int) -> nn.Module:
@@ -88,25 +85,6 @@ class OfSomeHeads:
         shallow._modules = {**self._inside._modules, self._attention.out: nn.Identity()}
         vars(shallow).update({"num_heads": heads, self._attention.projects: lambda *_, **__: operands})
         return shallow
-
-
-def _all_tokens(now: Forward, placement: Placement, heads: int) -> AllTokens:
-    layout, ranks = now.call.layout, now.mesh.sequence
-
-    def make() -> AllTokens:
-        return AllTokens(ranks, placement.counts, order_of([placement]), heads, layout.shares)
-
-    return layout.once(("all tokens", heads, placement), make)
-
-
-def _count(placement: Placement, now: Forward) -> int:
-    return placement.counts[now.call.rank]
-
-
-def _here(x: Tensor, placement: Placement, now: Forward) -> Tensor:
-    """`[batch, tokens, heads, head_dim]` less the token that stands in for none."""
-    count = _count(placement, now)
-    return without_idle(x.transpose(1, 2), [max(1, count)], [count]).transpose(1, 2)
 
 
 def _narrower(tensor: Tensor, own: int, heads: int) -> Tensor:

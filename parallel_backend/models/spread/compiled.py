@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FunctionType
@@ -125,12 +125,19 @@ class CompiledBlocks:
         self._warnings: list[str] = []
         self._seconds = 0.0
 
-    def takes(self, module: nn.Module, method: str) -> bool:
-        """Whether blocks that are called so are compiled at all: by another method than forward they run as they are."""
-        if method != "forward" and (type(module), (method,)) not in self._kinds:
-            self._kinds[type(module), (method,)] = None
-            self._give_up(module, f"ComfyUI calls its {method}, and only what a block's forward does is compiled")
-        return method == "forward"
+    def takes(self, module: nn.Module, method: str, handed: Collection[str]) -> bool:
+        """Whether blocks that are called so are compiled at all, by a method and with attention `handed` to them as arguments.
+
+        By another method than forward, and with a node's attention, they run as they are.
+        """
+        told = (method,) if method != "forward" else tuple(handed)
+        if told and (type(module), told) not in self._kinds:
+            self._kinds[type(module), told] = None
+            reason = "a node hands it attention of its own, which is not compiled"
+            if method != "forward":
+                reason = f"ComfyUI calls its {method}, and only what a block's forward does is compiled"
+            self._give_up(module, reason)
+        return not told
 
     def seconds(self) -> float:
         """Seconds that compiling has taken since this was asked for last, the first run of what was compiled among them."""

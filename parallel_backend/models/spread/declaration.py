@@ -154,8 +154,34 @@ class Attended:
     """The same on all ranks, and of a length of its own: text and sound that are only attended to, and what goes with them."""
 
 
+@dataclass(frozen=True)
+class Handed:
+    """Attention that a node hands to a block: a function that is called as the block's own submodule for it would be.
+
+    It runs for all tokens and some of the heads, and sees the submodule as if that had these heads alone. What else the
+    block hands it on, it is given as the model gave it to the block. Blocks of an older ComfyUI may take no such argument.
+
+    Attributes:
+        module: the submodule, in the block, which has no batch.
+        stream: whose tokens it is given first.
+        projects: the submodule's layers, without bias, whose output for each token is so many times heads x head_dim; one that
+            is None is left out.
+        out: the layer that the function applies to its result.
+        heads: where the submodule has how many heads it has, and `head_dim` how wide each is.
+        same: what else the function may look at: it is the same for every head.
+    """
+
+    module: str
+    stream: str
+    projects: tuple[str, ...]
+    out: str
+    heads: str = "heads"
+    head_dim: str = "head_dim"
+    same: tuple[str, ...] = ()
+
+
 Argument: TypeAlias = (
-    Along | Segments | Boundary | ByFrame | ByPart | TextMask | TextLength | Known | Weighs | Same | Attended
+    Along | Segments | Boundary | ByFrame | ByPart | TextMask | TextLength | Known | Weighs | Same | Attended | Handed
 )
 
 

@@ -1,0 +1,137 @@
+"""Attention that ComfyUI's own nodes hand to a model's blocks by standing in for them (BlockSparseAttention on MiniMax-H3).
+
+What stands in for each block is made by one function of ComfyUI's, which is given the block, and which workers call again. What
+it may do there, they hold it to (`parallel_backend/models/comfyui/features/block_attention.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ....parallel_backend.conditioning import BLOCK_ATTENTION, OPTIONS, flatten
+from ....parallel_backend.diffusion import Value
+from ....parallel_backend.models.comfyui.features.attention_override import ObjectRecipe
+from ....parallel_backend.models.comfyui.features.block_attention import (
+    BLOCK,
+    TOKENS,
+    BlockAttentionRecipe,
+    handing_attention,
+)
+from ....parallel_backend.models.spread.declaration import Declaration, Handed
+from ..conditioning import is_plain
+from .attention_override import OPTION as OVERRIDE
+from .attention_override import filled, is_importable, object_recipe, place_of
+from .skipped_blocks import OPTION
+
+
+def takes_attention(declaration: Declaration) -> bool:
+    """Whether the blocks of a model take attention that is handed to them."""
+    return any(isinstance(each, Handed) for group in declaration.groups for each in group.arguments.values())
+
+
+def recipe_of(transformer_options: Mapping[str, Any], model: nn.Module) -> BlockAttentionRecipe | None:
+    """What the workers make again what stands in for blocks by; None unless all of it is made by one function of ComfyUI's.
+
+    That must be given the model's own block, and else nothing but plain values and objects of ComfyUI's classes that are as
+    they were made.
+    """
+    replaced = transformer_options.get(OPTION) or {}
+    functions = replaced.get("dit", {})
+    if not functions or replaced.keys() - {"dit"}:
+        return None
+    paths = {id(module): path for path, module in model.named_modules()}
+    overriding = transformer_options.get(OVERRIDE)
+    made = [_made(place, function, paths, overriding) for place, function in functions.items()]
+    first = made[0]
+    if first is None or not all(each is not None and each[:3] == first[:3] for each in made):
+        return None
+    return BlockAttentionRecipe(*first[:3], [each[3] for each in made if each is not None])
+
+
+def refuse_other(recipe: BlockAttentionRecipe, model: nn.Module) -> None:
+    """Raise Refused where what stands in for blocks is seen to do more than to hand them attention.
+
+    It is tried with the numbers of tokens alone: what it hands over, workers hold to its own rules.
+    """
+    tokens = torch.empty(1 << 20, 1 << 10, dtype=torch.bfloat16, device="meta")
+    for place, function in recipe.make(model.get_submodule).items():
+        told = {"sigmas": torch.tensor([0.5]), "block_index": place[1]}
+        with contextlib.suppress(KeyError, IndexError, AttributeError):  # of what it is not told here
+            handing_attention(function)({TOKENS: tokens, "transformer_options": told}, {BLOCK: dict})
+
+
+def function_in(transformer_options: Mapping[str, Any]) -> Any:
+    """One of the functions that stand in for blocks, where there is a recipe of them."""
+    return next(iter(transformer_options[OPTION]["dit"].values()))
+
+
+def values_of(recipe: BlockAttentionRecipe) -> dict[str, Value]:
+    """A recipe as values that go with a call."""
+    prefix, values = f"{OPTIONS}.{BLOCK_ATTENTION}", dict[str, Value]()
+    flatten(prefix, {"maker": recipe.maker, "block": recipe.block}, {}, values)
+    flatten(f"{prefix}.blocks", [[part for part in block if part != {}] for block in recipe.blocks], {}, values)
+    for name, each in recipe.objects.items():
+        flatten(f"{prefix}.objects.{name}", filled(each), {}, values)
+    return values
+
+
+Made = tuple[str, str, dict[str, ObjectRecipe], tuple[str, str, int, dict[str, Any]]]
+
+
+def _made(place: tuple[str, int], function: Any, paths: Mapping[int, str], overriding: Any) -> Made | None:
+    """The maker of what stands in for a block, which of its arguments the block is, its objects, and the rest of a recipe."""
+    maker = _maker_of(function)
+    if maker is None:
+        return None
+    given = _given(function, maker)
+    if given is None or given.keys() != inspect.signature(maker).parameters.keys():
+        return None
+    blocks = [name for name, value in given.items() if id(value) in paths]
+    values = {name: value for name, value in given.items() if is_plain(value)}
+    objects = {
+        name: recipe
+        for name, value in given.items()
+        if name not in {*blocks, *values} and (recipe := object_recipe(value, overriding or function)) is not None
+    }
+    if len(blocks) != 1 or len(values) + len(objects) + 1 < len(given):
+        return None
+    (block,) = blocks
+    where = place_of(maker)
+    assert where is not None
+    return where, block, objects, (paths[id(given[block])], *place, values)
+
+
+def _given(function: Any, maker: Any) -> dict[str, Any] | None:
+    """What a maker was given, of which a function that it made holds all, itself or by another one that it made beside it.
+
+    None where it holds anything else.
+    """
+    given: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        value = cell.cell_contents
+        if name in inspect.signature(maker).parameters:
+            given[name] = value
+        elif getattr(value, "__code__", None) in maker.__code__.co_consts and value is not function:
+            given |= _given(value, maker) or {}
+        else:
+            return None
+    return given
+
+
+def _maker_of(function: Any) -> Any:
+    """The function of ComfyUI's that makes another one inside of it; None unless workers can call it."""
+    if not is_importable(function) or function.__defaults__ or function.__kwdefaults__:
+        return None
+    names = function.__qualname__.split(".")
+    if len(names) != 3 or names[1] != "<locals>":
+        return None
+    maker = vars(sys.modules[function.__module__]).get(names[0])
+    made = function.__code__ in getattr(getattr(maker, "__code__", None), "co_consts", ())
+    return maker if made and place_of(maker) is not None else None

@@ -1,0 +1,32 @@
+"""Between a rank's tokens of a stream and all tokens of some heads, for attention that goes by where tokens are."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...attention.all_tokens import AllTokens
+from .attentions import with_idle, without_idle
+from .forward import Forward
+from .placement import Placement, order_of
+
+
+def all_tokens(now: Forward, placement: Placement, heads: int) -> AllTokens:
+    """The exchange of a stream's tokens for some of so many heads."""
+    layout, ranks = now.call.layout, now.mesh.sequence
+
+    def make() -> AllTokens:
+        return AllTokens(ranks, placement.counts, order_of([placement]), heads, layout.shares)
+
+    return layout.once(("all tokens", heads, placement), make)
+
+
+def here(x: Tensor, placement: Placement, now: Forward) -> Tensor:
+    """`[batch, tokens, heads, head_dim]` of this rank, less the token that stands in for none."""
+    count = placement.counts[now.call.rank]
+    return without_idle(x.transpose(1, 2), [max(1, count)], [count]).transpose(1, 2)
+
+
+def back_here(x: Tensor, placement: Placement, now: Forward) -> Tensor:
+    """The reverse of `here`."""
+    count = placement.counts[now.call.rank]
+    return with_idle(x, [max(1, count)], [count])

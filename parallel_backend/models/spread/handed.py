@@ -1,0 +1,164 @@
+"""Attention that a node hands to a block: its function runs for all tokens and some of the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import Refused
+from ...layout import SequenceSplit, length
+from .declaration import Handed
+from .every_token import all_tokens, back_here, here
+from .forward import Forward
+from .placement import Placement
+
+WAY_OUT = "remove that node, or use Load Diffusion Model"
+
+
+class HandedAttention:
+    """What the block calls in its attention's place.
+
+    Args:
+        inside: the submodule that it stands in for.
+        values: the block's arguments, as the model gave them: one of them is the function.
+        placement: where the tokens are.
+    """
+
+    def __init__(
+        self, inside: nn.Module, declared: Handed, function: Callable[..., Tensor], values: Mapping[str, Any],
+        placement: Placement, now: Forward,
+    ) -> None:  # fmt: skip
+        self._inside = inside
+        self._declared = declared
+        self._function = function
+        self._values = values
+        self._placement = placement
+        self._now = now
+
+    def __call__(self, tokens: Tensor, **others: Any) -> Tensor:
+        """`[local tokens, width]`, as the submodule gives it. A collective."""
+        inside, declared, now, placement = self._inside, self._declared, self._now, self._placement
+        heads, head_dim = getattr(inside, declared.heads), getattr(inside, declared.head_dim)
+        exchange = all_tokens(now, placement, heads)
+        own = length(exchange.heads)
+        projected: dict[str, Tensor] = {}
+        for name in declared.projects:
+            if (layer := getattr(inside, name)) is None:
+                continue
+            if getattr(layer, "bias", None) is not None:
+                raise Refused(f"the model's {name} has a bias, which attention of a node's cannot be given: {WAY_OUT}.")
+            local = layer(tokens).unflatten(1, (-1, heads, head_dim)).transpose(1, 2).flatten(2)
+            every = exchange.of_rows(here(local[None], placement, now))[0]
+            projected[name] = every.unflatten(2, (-1, head_dim)).transpose(1, 2).flatten(1)
+        out = tokens.new_empty(placement.length, 0)
+        if own:
+            asked = {name: self._values.get(name, value) for name, value in others.items()}
+            rows = Rows(projected, (placement.length, tokens.shape[1]), tokens)
+            try:
+                found = self._function(rows, **asked)
+            except AttributeError as error:
+                raise _looks_at(f"{error.name} of the model's layers") from error
+            if not isinstance(found, _Out):
+                raise Refused(
+                    f"attention that a node hands to the model's blocks does not end in {declared.out}: {WAY_OUT}."
+                )
+            out = found.rows
+        back = exchange.back(out.view(1, placement.length, own, head_dim))
+        result: Tensor = getattr(inside, declared.out)(back_here(back, placement, now)[0].flatten(1))
+        return result
+
+
+class Rows:
+    """Tokens as a node's attention sees them: it may pick some, weigh them, and have the submodule's layers project them.
+
+    What those give for this rank's heads is here already. All else of a token is on another rank.
+
+    Args:
+        projected: by the layer's name, `[tokens, values]`.
+        shape: what the tokens' would be.
+        like: has their dtype and device.
+    """
+
+    def __init__(self, projected: Mapping[str, Tensor], shape: tuple[int, int], like: Tensor) -> None:
+        self.shape = torch.Size(shape)
+        self.dtype, self.device = like.dtype, like.device
+        self._projected = projected
+        self._like = like
+
+    def __getitem__(self, picked: Any) -> Rows:
+        return self._each(lambda rows: rows[picked])
+
+    def __mul__(self, weights: Tensor) -> Rows:
+        if weights.shape != (self.shape[0], 1):
+            raise _looks_at("more of tokens than which they are")
+        return self._each(lambda rows: rows * weights)
+
+    def new_empty(self, *sizes: Any, **settings: Any) -> Tensor:
+        """As a tensor's."""
+        return self._like.new_empty(*sizes, **settings)
+
+    def by(self, layer: str) -> Tensor:
+        """What a layer gives for them."""
+        return self._projected[layer]
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Rows:
+        changed = {name: change(rows) for name, rows in self._projected.items()}
+        (count,) = {rows.shape[0] for rows in changed.values()}
+        if any(rows.shape[1:] != self._projected[name].shape[1:] for name, rows in changed.items()):
+            raise _looks_at("more of tokens than which they are")
+        return Rows(changed, (count, self.shape[1]), self._like)
+
+    def __getattr__(self, name: str) -> Any:
+        raise _looks_at(f"{name} of tokens")
+
+
+class SomeHeads:
+    """A submodule as a node's attention sees it: of this rank's heads alone."""
+
+    def __init__(self, inside: nn.Module, declared: Handed, now: Callable[[], Forward]) -> None:
+        self._inside = inside
+        self._declared = declared
+        self._now = now
+
+    def __getattr__(self, name: str) -> Any:
+        declared, inside = self._declared, self._inside
+        if name == declared.heads:
+            ranks, shares = self._now().mesh.sequence, self._now().call.layout.shares
+            split = SequenceSplit((1,) * ranks.size, getattr(inside, name), 1, ranks.size, shares)
+            return split.head_counts()[ranks.rank]
+        if name in declared.projects:
+            return None if getattr(inside, name) is None else lambda rows: rows.by(name)
+        if name == declared.out:
+            return _Out
+        if name in declared.same:
+            return getattr(inside, name)
+        raise _looks_at(f"{name} of the model's {type(inside).__name__}")
+
+
+@dataclass(frozen=True)
+class _Out:
+    """What goes into the submodule's last layer: `[tokens, heads * head_dim]`."""
+
+    rows: Tensor
+
+
+class BlockOfSomeHeads:
+    """A block as a node's attention sees it: of that only its submodules for attention, by their names."""
+
+    def __init__(self, inside: Mapping[str, SomeHeads]) -> None:
+        self._inside = inside
+
+    def __getattr__(self, name: str) -> SomeHeads:
+        if name not in self._inside:
+            raise _looks_at(f"{name} of the model's block")
+        return self._inside[name]
+
+
+def _looks_at(what: str) -> Refused:
+    return Refused(
+        f"attention that a node hands to the model's blocks looks at {what}, which no worker has: {WAY_OUT}."
+    )
