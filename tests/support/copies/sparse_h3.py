@@ -222,9 +222,13 @@ def with_sparse_node(folder: Path) -> ComfyUI:
     """The ComfyUI at hand, copied, with both."""
     server = copied(folder, {NODES: NODE, "nodes.py": GRAPH_NODE})
     file = folder / "ComfyUI" / MODEL
-    text = file.read_text()
-    for before, after in EDITS:
-        assert text.count(before) == 1, f"{MODEL} of this ComfyUI has {before!r} {text.count(before)} times"
-        text = text.replace(before, after)
-    file.write_text(text)
+    file.write_text(edited(file.read_text()))
     return server
+
+
+def edited(model: str) -> str:
+    """The source of ComfyUI's model whose blocks take attention."""
+    for before, after in EDITS:
+        assert model.count(before) == 1, f"{MODEL} of this ComfyUI has {before!r} {model.count(before)} times"
+        model = model.replace(before, after)
+    return model

@@ -44,8 +44,8 @@ class Rank:
         stage = self._mesh.pipefusion.rank
         part = Stage(ends[stage] - plan.stages[stage], ends[stage], ends[-1])
         shared = {id(weight): weight for weight in case.model.parameters()}
-        self._model = SpreadModel(copy.deepcopy(case.model, shared), declaration or case.declaration, part, COMPILED)
-        self.module, self.blocks = self._model.module, self._model.blocks
+        self.model = SpreadModel(copy.deepcopy(case.model, shared), declaration or case.declaration, part, COMPILED)
+        self.module, self.blocks = self.model.module, self.model.blocks
         self.hold(BlockAccess())
         shape = case.shapes[0] if case.shapes else tuple(case.x.shape)
         picture = Picture(shape, as_patch_size(case.declaration.patch_size(case.model), len(shape) - 2))
@@ -53,7 +53,7 @@ class Rank:
 
     def hold(self, access: BlockAccess, compiled: CompiledBlocks | None = None) -> None:
         """Make the blocks' weights usable in another way, or have the blocks compiled."""
-        self.forward = SpreadForward(self._model, Execution(self._mesh, self._plan, access, lambda: None), compiled)
+        self.forward = SpreadForward(self.model, Execution(self._mesh, self._plan, access, lambda: None), compiled)
 
     @torch.inference_mode()
     def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:
@@ -61,7 +61,7 @@ class Rank:
         case = self.case
 
         def compute(x: Tensor, options: Any) -> Tensor:
-            out = self._model.entrance(
+            out = self.model.entrance(
                 case.unpacked(x),
                 case.timestep,
                 transformer_options={**options, **case.options},

@@ -1,0 +1,123 @@
+"""Attention that a node hands to MiniMax-H3's blocks, on ranks of Ulysses: what ComfyUI's own forward gives with it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.features.block_attention import handing_attention
+from parallel_backend.models.comfyui.proof.rank import Rank, error_of, plan_for
+from parallel_backend.models.comfyui.small import Case, small
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.copies.sparse_h3 import NODE, edited
+from tests.support.ranks import run_ranks
+
+TOLERANCE, DIFFERENT = 1e-5, 1e-3
+
+
+@pytest.fixture(scope="module")
+def case() -> Iterator[Case]:
+    """A small model of ComfyUI's class as it is from 0.35 on."""
+    comfy_on_path()
+    from comfy.ldm.minimax import model
+
+    before = dict(vars(model))
+    exec(compile(edited(inspect.getsource(model)), "minimax.py", "exec"), vars(model))
+    yield small("minimax-h3")
+    vars(model).update(before)
+
+
+@pytest.fixture(scope="module")
+def node() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    exec(NODE, found)
+    return found
+
+
+def with_sparse(case: Case, node: dict[str, Any], cubes: bool, seen: Callable[[int], Any], held: Any = None) -> Case:
+    """The call with what stands in for each block, which keeps something from one call to the next."""
+    patch = node["SparseOfSteps"](start=0.9, dense_blocks={1}, keep=2, cubes=cubes)
+    made = {
+        ("double_block", number): (held or (lambda each: each))(node["patch_of_block"](seen(number), number, patch))
+        for number in range(len(case.model.blocks))
+    }
+    options = {"sigmas": torch.tensor([0.5]), "uuids": ["one"], "patches_replace": {"dit": made}}
+    return replace(case, options={**case.options, **options})
+
+
+@pytest.mark.parametrize(("ranks", "cubes"), [(1, True), (2, True), (3, False), (4, True)])
+def test_it_is_comfyuis_own_result(ranks: int, cubes: bool, case: Case, node: dict[str, Any]) -> None:
+    """Two calls, as what is kept of the first counts in the second; on a rank that has no head too."""
+    latents = case.x, case.x.flip(-1)
+
+    def called() -> Case:
+        return with_sparse(case, node, cubes, lambda number: case.model.blocks[number])
+
+    with torch.no_grad():
+        plain, both = case.stock(), called()
+        first, second = (replace(both, x=x).stock() for x in latents)
+        alone = replace(called(), x=latents[1]).stock()
+    assert error_of(plain, first) > DIFFERENT
+    assert error_of(alone, second) > DIFFERENT
+
+    def on_rank(_: int) -> list[Tensor | None]:
+        rank = Rank(case, plan_for(case, ulysses=ranks))
+        own = with_sparse(
+            case, node, cubes, lambda number: rank.model.of_some_heads(f"blocks.{number}"), handing_attention
+        )
+        outs = []
+        for x in latents:
+            rank.case = replace(own, x=x)
+            outs.append(rank.run())
+        return outs
+
+    errors = [
+        error_of(out, expected)
+        for outs in run_ranks(ranks, on_rank)
+        for out, expected in zip(outs, (first, second), strict=True)
+        if out is not None
+    ]
+    print(ranks, f"{max(errors):.1e}")
+    assert len(errors) >= 2 and max(errors) <= TOLERANCE
+
+
+class Seen:
+    """A block that gives its arguments."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+
+    def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        self.given = arguments
+        return {"img": arguments["img"]}
+
+
+def test_what_stands_in_for_a_block_hands_attention_over() -> None:
+    tokens, block = torch.ones(5, 4), Seen()
+    held = handing_attention(lambda given, more: more["original_block"]({**given, "attention": given["img"].shape}))
+    assert held({"img": tokens, "t_emb": None}, {"original_block": block})["img"] is tokens
+    assert block.given == {"img": tokens, "t_emb": None, "attention": tokens.shape}
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (lambda given, more: more["original_block"]({**given, "t_emb": 2}), "changes t_emb of its arguments"),
+        (lambda given, more: more["original_block"]({**given, "more": 2}), "changes more of its arguments"),
+        (lambda given, more: [more["original_block"](given) for _ in range(2)], "runs it twice"),
+        (lambda given, more: dict(more["original_block"](given)), "gives something else than the block does"),
+        (lambda given, more: given, "gives something else than the block does"),
+        (lambda given, more: given["img"].mean(), "looks at mean of its tokens"),
+        (lambda given, more: given["img"] * 2, "looks at more of its tokens than how many they are"),
+    ],
+)
+def test_whatever_else_it_does_is_refused(function: Any, what: str) -> None:
+    with pytest.raises(Refused, match=what):
+        handing_attention(function)({"img": torch.ones(5, 4), "t_emb": 1}, {"original_block": Seen()})
