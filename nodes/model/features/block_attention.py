@@ -6,7 +6,6 @@ it may do there, they hold it to (`parallel_backend/models/comfyui/features/bloc
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from torch import nn
 
 from ....parallel_backend.conditioning import BLOCK_ATTENTION, OPTIONS, flatten
 from ....parallel_backend.diffusion import Value
+from ....parallel_backend.errors import Refused
 from ....parallel_backend.models.comfyui.features.attention_override import ObjectRecipe
 from ....parallel_backend.models.comfyui.features.block_attention import (
     BLOCK,
@@ -40,7 +40,7 @@ def recipe_of(transformer_options: Mapping[str, Any], model: nn.Module) -> Block
     """What the workers make again what stands in for blocks by; None unless all of it is made by one function of ComfyUI's.
 
     That must be given the model's own block, and else nothing but plain values and objects of ComfyUI's classes that are as
-    they were made.
+    they were made, the same ones for each block.
     """
     replaced = transformer_options.get(OPTION) or {}
     functions = replaced.get("dit", {})
@@ -50,9 +50,10 @@ def recipe_of(transformer_options: Mapping[str, Any], model: nn.Module) -> Block
     overriding = transformer_options.get(OVERRIDE)
     made = [_made(place, function, paths, overriding) for place, function in functions.items()]
     first = made[0]
-    if first is None or not all(each is not None and each[:3] == first[:3] for each in made):
+    if first is None or not all(each is not None and each[:-1] == first[:-1] for each in made):
         return None
-    return BlockAttentionRecipe(*first[:3], [each[3] for each in made if each is not None])
+    maker, block, objects, _, _ = first
+    return BlockAttentionRecipe(maker, block, objects, [each[-1] for each in made if each is not None])
 
 
 def refuse_other(recipe: BlockAttentionRecipe, model: nn.Module) -> None:
@@ -63,8 +64,12 @@ def refuse_other(recipe: BlockAttentionRecipe, model: nn.Module) -> None:
     tokens = torch.empty(1 << 20, 1 << 10, dtype=torch.bfloat16, device="meta")
     for place, function in recipe.make(model.get_submodule).items():
         told = {"sigmas": torch.tensor([0.5]), "block_index": place[1]}
-        with contextlib.suppress(KeyError, IndexError, AttributeError):  # of what it is not told here
+        try:
             handing_attention(function)({TOKENS: tokens, "transformer_options": told}, {BLOCK: dict})
+        except Refused:
+            raise
+        except Exception:  # whatever it comes to without all that it is told in a model
+            continue
 
 
 def function_in(transformer_options: Mapping[str, Any]) -> Any:
@@ -82,11 +87,12 @@ def values_of(recipe: BlockAttentionRecipe) -> dict[str, Value]:
     return values
 
 
-Made = tuple[str, str, dict[str, ObjectRecipe], tuple[str, str, int, dict[str, Any]]]
+Made = tuple[str, str, dict[str, ObjectRecipe], list[int], tuple[str, str, int, dict[str, Any]]]
 
 
 def _made(place: tuple[str, int], function: Any, paths: Mapping[int, str], overriding: Any) -> Made | None:
-    """The maker of what stands in for a block, which of its arguments the block is, its objects, and the rest of a recipe."""
+    """Of what stands in for a block its maker, which of that one's arguments the block is, the objects among them and which
+    these are, and what a recipe says of the block."""
     maker = _maker_of(function)
     if maker is None:
         return None
@@ -105,7 +111,8 @@ def _made(place: tuple[str, int], function: Any, paths: Mapping[int, str], overr
     (block,) = blocks
     where = place_of(maker)
     assert where is not None
-    return where, block, objects, (paths[id(given[block])], *place, values)
+    which = [id(given[name]) for name in objects]
+    return where, block, objects, which, (paths[id(given[block])], *place, values)
 
 
 def _given(function: Any, maker: Any) -> dict[str, Any] | None:
@@ -119,7 +126,10 @@ def _given(function: Any, maker: Any) -> dict[str, Any] | None:
         if name in inspect.signature(maker).parameters:
             given[name] = value
         elif getattr(value, "__code__", None) in maker.__code__.co_consts and value is not function:
-            given |= _given(value, maker) or {}
+            inner = _given(value, maker)
+            if inner is None:
+                return None
+            given |= inner
         else:
             return None
     return given
