@@ -133,17 +133,17 @@ class PatchedRank(Rank):
     network: Beside
 
     def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:
-        entrance = self._model.entrance
+        entrance = self.model.entrance
 
         def patched(*args: Any, transformer_options: Any, **given: Any) -> Any:
-            more = {"patches": patches_of([self.network], self._model.now.call)}
+            more = {"patches": patches_of([self.network], self.model.now.call)}
             return entrance(*args, transformer_options={**transformer_options, **SIGMAS, **more}, **given)
 
-        self._model.entrance = patched  # type: ignore[method-assign]
+        self.model.entrance = patched  # type: ignore[method-assign]
         try:
             return super().run(patch, **changed)
         finally:
-            self._model.entrance = entrance  # type: ignore[method-assign]
+            self.model.entrance = entrance  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(

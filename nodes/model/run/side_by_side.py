@@ -150,6 +150,10 @@ class Network(nn.Module):
         """Nothing in attention's place: it has none."""
         return {}
 
+    def handed(self, options: Mapping[str, Any]) -> dict[str, Value]:
+        """Nothing for blocks to attend by: it has none."""
+        return {}
+
     def forward(
         self,
         x: Tensor,
