@@ -8,7 +8,7 @@ from ..spread.declaration import Along, Declaration, Group, Handed, Pictured, Sa
 
 SEQUENCE = Pictured(lambda length, picture: length - picture, dim=0)
 
-SPARSE = Handed("attn", "x", ("qkv_proj", "to_gate_compress"), "out_proj", same=("head_dim", "q_norm", "k_norm"))
+SPARSE = Handed("attn", "x", ("qkv_proj", "to_gate_compress"), "out_proj", ("head_dim", "q_norm", "k_norm"))
 """What BlockSparseAttention hands to blocks, from ComfyUI 0.36 on."""
 
 MINIMAX_H3 = Declaration(

@@ -24,6 +24,7 @@ from .handed import BlockOfSomeHeads, HandedAttention, SomeHeads
 from .layer_operator import LayerOperator, layer_operators
 from .modulation import of_vectors
 from .module_attention import answered
+from .placement import Placement
 from .sources import unknown_arguments
 from .stream import HERE, LEFT, RIGHT, Stream
 
@@ -242,28 +243,11 @@ class _Through:
         name = type(block.module).__name__
         options = values.get(OPTIONS) or {}
         passes_options = not block.group.attends_in
-        handed = {
-            argument: HandedAttention(
-                block.module.get_submodule(declared.module),
-                declared,
-                values[argument],
-                values,
-                placements[declared.stream],
-                now,
-            )
-            for argument, declared in block.group.arguments.items()
-            if isinstance(declared, Handed) and values.get(argument) is not None
-        }
+        handed = _handed(block, values, placements, now)
         local |= handed
+        attentions = () if handed else self._attentions
         expected = BlockCall(
-            block.number,
-            now.turn(block.number),
-            name,
-            () if handed else self._attentions,
-            placements,
-            absent,
-            options,
-            passes_options,
+            block.number, now.turn(block.number), name, attentions, placements, absent, options, passes_options
         )
         now.attentions.block = expected
         with now.access.block(self._index), answered(block.group.attends_in, now.attentions):
@@ -363,6 +347,24 @@ class _Once:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inputs = (args, kwargs)
         return self._model.now.once_a_run(self._path, inputs, lambda: self._module.forward(*args, **kwargs))
+
+
+def _handed(
+    block: Block, values: Mapping[str, Any], placements: Mapping[str, Placement], now: Forward
+) -> dict[str, HandedAttention]:
+    """What a block calls in its attention's place, by the argument."""
+    return {
+        name: HandedAttention(
+            block.module.get_submodule(declared.module),
+            declared,
+            values[name],
+            values,
+            placements[declared.stream],
+            now,
+        )
+        for name, declared in block.group.arguments.items()
+        if isinstance(declared, Handed) and values.get(name) is not None
+    }
 
 
 def _modulations(model: SpreadModel, block: Block) -> dict[str, Doorway]:

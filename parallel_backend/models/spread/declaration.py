@@ -162,12 +162,11 @@ class Handed:
     block hands it on, it is given as the model gave it to the block. Blocks of an older ComfyUI may take no such argument.
 
     Attributes:
-        module: the submodule, in the block, which has no batch.
+        module: the submodule, in the block, which has no batch. It knows as `heads` how many it has, and `head_dim`.
         stream: whose tokens it is given first.
         projects: the submodule's layers, without bias, whose output for each token is so many times heads x head_dim; one that
             is None is left out.
         out: the layer that the function applies to its result.
-        heads: where the submodule has how many heads it has, and `head_dim` how wide each is.
         same: what else the function may look at: it is the same for every head.
     """
 
@@ -175,9 +174,7 @@ class Handed:
     stream: str
     projects: tuple[str, ...]
     out: str
-    heads: str = "heads"
-    head_dim: str = "head_dim"
-    same: tuple[str, ...] = ()
+    same: tuple[str, ...]
 
 
 Argument: TypeAlias = (

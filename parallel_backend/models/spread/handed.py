@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import Refused
 from ...layout import SequenceSplit, length
@@ -29,7 +29,7 @@ class HandedAttention:
     """
 
     def __init__(
-        self, inside: nn.Module, declared: Handed, function: Callable[..., Tensor], values: Mapping[str, Any],
+        self, inside: Any, declared: Handed, function: Callable[..., Tensor], values: Mapping[str, Any],
         placement: Placement, now: Forward,
     ) -> None:  # fmt: skip
         self._inside = inside
@@ -42,22 +42,17 @@ class HandedAttention:
     def __call__(self, tokens: Tensor, **others: Any) -> Tensor:
         """`[local tokens, width]`, as the submodule gives it. A collective."""
         inside, declared, now, placement = self._inside, self._declared, self._now, self._placement
-        heads, head_dim = getattr(inside, declared.heads), getattr(inside, declared.head_dim)
+        heads, head_dim = inside.heads, inside.head_dim
         exchange = all_tokens(now, placement, heads)
         own = length(exchange.heads)
-        projected: dict[str, Tensor] = {}
-        for name in declared.projects:
-            if (layer := getattr(inside, name)) is None:
-                continue
-            if getattr(layer, "bias", None) is not None:
-                raise Refused(f"the model's {name} has a bias, which attention of a node's cannot be given: {WAY_OUT}.")
-            local = layer(tokens).unflatten(1, (-1, heads, head_dim)).transpose(1, 2).flatten(2)
-            every = exchange.of_rows(here(local[None], placement, now))[0]
-            projected[name] = every.unflatten(2, (-1, head_dim)).transpose(1, 2).flatten(1)
+        local = self._projected(tokens, heads, head_dim)
+        every = exchange.of_rows(here(torch.cat([*local.values()], dim=2)[None], placement, now))[0]
         out = tokens.new_empty(placement.length, 0)
         if own:
             asked = {name: self._values.get(name, value) for name, value in others.items()}
-            rows = Rows(projected, (placement.length, tokens.shape[1]), tokens)
+            apart = every.split([rows.shape[2] for rows in local.values()], dim=2)
+            in_turn = (rows.unflatten(2, (-1, head_dim)).transpose(1, 2).flatten(1) for rows in apart)
+            rows = Rows(dict(zip(local, in_turn, strict=True)), (placement.length, tokens.shape[1]), tokens)
             try:
                 found = self._function(rows, **asked)
             except AttributeError as error:
@@ -70,6 +65,17 @@ class HandedAttention:
         back = exchange.back(out.view(1, placement.length, own, head_dim))
         result: Tensor = getattr(inside, declared.out)(back_here(back, placement, now)[0].flatten(1))
         return result
+
+    def _projected(self, tokens: Tensor, heads: int, head_dim: int) -> dict[str, Tensor]:
+        """Of each layer that there is `[local tokens, heads, values of a head]`."""
+        found = {}
+        for name in self._declared.projects:
+            if (layer := getattr(self._inside, name)) is None:
+                continue
+            if getattr(layer, "bias", None) is not None:
+                raise Refused(f"the model's {name} has a bias, which attention of a node's cannot be given: {WAY_OUT}.")
+            found[name] = layer(tokens).unflatten(1, (-1, heads, head_dim)).transpose(1, 2).flatten(2)
+        return found
 
 
 class Rows:
@@ -119,16 +125,16 @@ class Rows:
 class SomeHeads:
     """A submodule as a node's attention sees it: of this rank's heads alone."""
 
-    def __init__(self, inside: nn.Module, declared: Handed, now: Callable[[], Forward]) -> None:
+    def __init__(self, inside: Any, declared: Handed, now: Callable[[], Forward]) -> None:
         self._inside = inside
         self._declared = declared
         self._now = now
 
     def __getattr__(self, name: str) -> Any:
         declared, inside = self._declared, self._inside
-        if name == declared.heads:
+        if name == "heads":
             ranks, shares = self._now().mesh.sequence, self._now().call.layout.shares
-            split = SequenceSplit((1,) * ranks.size, getattr(inside, name), 1, ranks.size, shares)
+            split = SequenceSplit((1,) * ranks.size, inside.heads, 1, ranks.size, shares)
             return split.head_counts()[ranks.rank]
         if name in declared.projects:
             return None if getattr(inside, name) is None else lambda rows: rows.by(name)
