@@ -13,6 +13,7 @@ import msgspec
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=64)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+Measured = Annotated[float, msgspec.Meta(ge=0, le=1 << 24)]
 Numbers = Annotated[tuple[Number, ...], msgspec.Meta(max_length=64)]
 
 
@@ -161,6 +162,8 @@ class Group(Word, frozen=True):
     attentions: Attentions | Chosen = ()
     attends_in: Name = ""
     operations: Number = 0
+    applied: Measured = 0.0
+    copies: Measured = 0.0
 
 
 Groups = Annotated[tuple[Group, ...], msgspec.Meta(max_length=64)]
@@ -179,3 +182,4 @@ class Declaration(Word, frozen=True):
     between: Groups = ()
     divides: bool = False
     whole_picture: bool = False
+    references: Names = ()

@@ -6,6 +6,7 @@ A process of its own, started by `parallel_backend.host.deriving`: it imports Co
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -26,8 +27,9 @@ from .asked import Answer, Question, asked
 from .call_kind import CallKind
 from .calls import Subject
 from .derive import Derived, first_proved, proved, proved_compiled
+from .narrow import derived_narrow
 from .prompt import Prompt, subject_of_prompt
-from .small import KEEPINGS, small_of
+from .small import KEEPINGS, Small, small_of
 from .undescribed import Undescribed
 
 
@@ -47,9 +49,13 @@ def answer(folder: Path) -> Answer:
         import_comfyui()
         logging.getLogger().setLevel(logging.WARNING)
         question, prompts = asked(folder)
-        found = _subjects(question, prompts)
+        small, found = _small(question, prompts)
         subjects = [subject for subject, _ in found]
-        derived = _known(subjects, question.known, question.seconds) or first_proved(subjects, question.seconds)
+        derived = (
+            _known(subjects, question.known, question.seconds)
+            or derived_narrow(small, subjects, functools.partial(_subjects, prompts), question.seconds)
+            or first_proved(subjects, question.seconds)
+        )
         compiled = proved_compiled(subjects, derived, question.seconds)
     except Undescribed as reason:
         return Answer(time.monotonic() - begun, failure=str(reason), lasting=reason.lasting)
@@ -64,17 +70,22 @@ def answer(folder: Path) -> Answer:
 
 
 @torch.inference_mode()
-def _subjects(question: Question, prompts: Sequence[Prompt]) -> list[tuple[Subject, CallKind]]:
-    """A small model with calls of each prompt's kind, and these kinds. Raises Undescribed as `subject_of_prompt` does."""
+def _small(question: Question, prompts: Sequence[Prompt]) -> tuple[Small, list[tuple[Subject, CallKind]]]:
+    """A small model, calls of each prompt's kind, and these kinds. Raises Undescribed as `subject_of_prompt` does."""
     reason: Undescribed | None = None
     for kept in KEEPINGS:
         small = small_of(Path(question.file), question.limit, kept)
         try:
-            return [subject_of_prompt(small, prompt) for prompt in prompts]
+            return small, [subject_of_prompt(small, prompt) for prompt in prompts]
         except Undescribed as failed:
             reason = reason or failed
     assert reason is not None
     raise reason
+
+
+def _subjects(prompts: Sequence[Prompt], small: Small) -> list[Subject]:
+    """The same calls of another small model."""
+    return [subject_of_prompt(small, prompt)[0] for prompt in prompts]
 
 
 def _known(subjects: Sequence[Subject], known: Sequence[Declaration], limit: float) -> Derived | None:

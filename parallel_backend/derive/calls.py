@@ -57,11 +57,19 @@ class ModelCall:
     @property
     def latents(self) -> dict[str, list[tuple[int, ...]]]:
         """The shapes of the arguments that are latents, or lists of such."""
+        return self._of_dimensions(self.latent.ndim)
+
+    @property
+    def latents_and_frames(self) -> tuple[str, ...]:
+        """The arguments that are latents, and, beside a video, frames by themselves."""
+        frames = self._of_dimensions(4) if self.latent.ndim > 4 else {}
+        return (*self.latents, *frames)
+
+    def _of_dimensions(self, dims: int) -> dict[str, list[tuple[int, ...]]]:
         shapes = {
             name: [tuple(each.shape) for each in tree_leaves(value) if isinstance(each, Tensor)]
             for name, value in self.arguments.items()
         }
-        dims = self.latent.ndim
         return {name: found for name, found in shapes.items() if found and all(len(each) == dims for each in found)}
 
     @property

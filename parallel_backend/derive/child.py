@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import os
 import re
@@ -15,6 +17,7 @@ from ..errors import Refused
 from ..models.comfyui.importing import import_comfyui
 from .calls import Subject
 from .derive import Derived, derive
+from .narrow import derived_narrow
 from .small import Small, small_of, subjects_of
 from .writing import source_of
 
@@ -47,13 +50,19 @@ def main(path: Path, limit: float) -> int:
 def _first(small: Small) -> tuple[Subject, Derived]:
     """Of the calls that the model takes the first for which a declaration is proved."""
     refused: Refused | None = None
-    for subject in subjects_of(small):
+    for number, subject in enumerate(subjects_of(small)):
+        again = functools.partial(_numbered, number)
         try:
-            return subject, derive([subject])
+            return subject, derived_narrow(small, [subject], again) or derive([subject])
         except Refused as error:
             refused = refused or error
     assert refused is not None
     raise refused
+
+
+def _numbered(number: int, small: Small) -> list[Subject]:
+    """The same call of another small model."""
+    return [*itertools.islice(subjects_of(small), number, number + 1)]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from ..models.spread import declaration as d
 from ..models.spread.functions import Chosen
 from .describing import Description
 from .kinds import argument_kinds
-from .operations import operations_of
 from .sites import Sites
 from .undescribed import Undescribed
 
@@ -80,7 +79,6 @@ def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) 
     if any(len(each.returns) != len(returns) for each in members):
         raise Undescribed(f"its blocks of {path} return different numbers of values")
     attentions = _attentions(model, path, members)
-    operations = max(operations_of(each.probe.run) for each in members)
     parts = max(each.parts for each in members)
     for placed in itertools.product(*streams.values()):
         for chosen in itertools.product(*arguments.values()):
@@ -91,7 +89,6 @@ def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) 
                 attentions=attentions,
                 returns=returns,
                 attends_in=first.attends_in,
-                operations=operations,
             )
 
 
@@ -108,7 +105,7 @@ def fitting_additions(model: nn.Module, path: str, seen: Sequence[Sites]) -> lis
     with suppress(Undescribed):
         for group in fitting_groups(model, path, [Description([each[path] for each in seen])]):
             if not callable(group.attentions) and not any(isinstance(each, d.Spread) for each in group.attentions):
-                fitting.append(replace(group, attentions=(), attends_in="", operations=0))
+                fitting.append(replace(group, attentions=(), attends_in=""))
     return [*fitting, None]
 
 

@@ -58,20 +58,31 @@ class Run:
         """
         seen = Look(mixing=mixing)
         values = {name: _changed(name, value, change) for name, value in self.values.items()}
-        if self.options is not None:
-            values[OPTIONS] = {**self.options, OVERRIDE: _Answer(seen, "")}
+        try:
+            with self._answered(values, seen) as given:
+                return called(self.module, given), seen.attentions
+        except FAILS as error:
+            raise Undescribed(f"{self.path} fails with other values ({in_a_line(error)})") from error
+
+    @contextmanager
+    def unseen(self) -> Iterator[Mapping[str, Any]]:
+        """The same call's arguments, for calls of the module whose attention gives nothing, and is not written down."""
+        values = {name: mapped(value, torch.clone) for name, value in self.values.items()}
+        with self._answered(values, Look(writing=False)) as given:
+            yield given
+
+    @contextmanager
+    def _answered(self, values: Mapping[str, Any], seen: Look) -> Iterator[Mapping[str, Any]]:
+        options = {} if self.options is None else {OPTIONS: {**self.options, OVERRIDE: _Answer(seen, "")}}
         with token_wise(seen):
-            try:
-                return called(self.module, values), seen.attentions
-            except FAILS as error:
-                raise Undescribed(f"{self.path} fails with other values ({in_a_line(error)})") from error
+            yield {**values, **options}
 
 
 @dataclass
 class Look:
     """What was seen of one forward: `entered` are the modules, each below those that ran, in the order of their calls.
 
-    `out` is what the model gave. For `mixing` see `Run.again`.
+    `out` is what the model gave. For `mixing` see `Run.again`. Without `writing` attention gives zeros, and is not in it.
     """
 
     entered: list[tuple[str, ...]] = field(default_factory=list)
@@ -80,6 +91,7 @@ class Look:
     within: list[str] = field(default_factory=list)
     out: Tensor = field(default_factory=lambda: torch.empty(0))
     mixing: bool = False
+    writing: bool = True
 
 
 @torch.inference_mode()
@@ -163,9 +175,12 @@ class _Answer:
         **others: Any,
     ) -> Tensor:
         operands = Operands.of(q, k, v, heads, skip_reshape, others)
-        kept = Operands(operands.q.clone(), operands.k.clone(), operands.v.clone())
-        self._seen.attentions.append(Attention(kept, mask, tuple(self._seen.within), self._attends_in))
-        out = _token_by_token(operands, self._seen.mixing)
+        if self._seen.writing:
+            kept = Operands(operands.q.clone(), operands.k.clone(), operands.v.clone())
+            self._seen.attentions.append(Attention(kept, mask, tuple(self._seen.within), self._attends_in))
+            out = _token_by_token(operands, self._seen.mixing)
+        else:
+            out = operands.v.new_zeros(*operands.q.shape[:3], operands.v.shape[3])
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
 

@@ -67,13 +67,13 @@ def find_parts(model: nn.Module, call: ModelCall) -> Parts:
 
 def look_closely(model: nn.Module, call: ModelCall, parts: Parts) -> Sites:
     """Each row, column and frame of the latent is disturbed once, then of each argument that has those, and the text."""
-    base = _runs(model, call, parts)
-    if any(bool(each.any()) for each in _changes(base, _runs(model, call, parts)).values()):
+    base = first_runs(model, call, parts.every)
+    if any(bool(each.any()) for each in changed_places(base, first_runs(model, call, parts.every)).values()):
         raise Undescribed("its blocks are given something else each time, as if it drew random numbers")
     tokens = _tokens(model, call, parts, base, "")
     for of in call.pictured:
         with suppress(Undescribed):  # one that chooses what the model does, as masks may, has no tokens
-            more = _changes(base, _runs(model, call.disturbed(0, slice(None), of), parts))
+            more = changed_places(base, first_runs(model, call.disturbed(0, slice(None), of), parts.every))
             if any(bool(each.any()) for place, each in more.items() if not tokens[place]):
                 tokens |= {
                     place: found
@@ -84,7 +84,7 @@ def look_closely(model: nn.Module, call: ModelCall, parts: Parts) -> Sites:
     reached: frozenset[Placed] = frozenset()
     if isinstance(text, Tensor):
         other = replace(call, arguments={**call.arguments, "context": text + noise_like(text)})
-        changed = _changes(base, _runs(model, other, parts))
+        changed = changed_places(base, first_runs(model, other, parts.every))
         reached = frozenset(place for place, each in changed.items() if bool(each.any()))
     return _sites(base, tokens, reached, call)
 
@@ -94,7 +94,10 @@ def _tokens(
 ) -> dict[Placed, Tokens | None]:
     """Where tokens of the latent are, or of an argument."""
     changes = [
-        [_changes(base, _runs(model, call.disturbed(axis, slice(at, at + 1), of), parts)) for at in range(size)]
+        [
+            changed_places(base, first_runs(model, call.disturbed(axis, slice(at, at + 1), of), parts.every))
+            for at in range(size)
+        ]
         for axis, size in enumerate(call.latent.shape[2:])
     ]
     found = {
@@ -105,9 +108,11 @@ def _tokens(
 
 def look_again(model: nn.Module, call: ModelCall, parts: Parts, known: Sites) -> Sites:
     """At another size: the whole latent is disturbed once, and whole arguments whose tokens are known."""
-    base = _runs(model, call, parts)
+    base = first_runs(model, call, parts.every)
     sources = {found.of for site in known.values() for found in site.tokens.values()}
-    changed = {of: _changes(base, _runs(model, call.disturbed(0, slice(None), of), parts)) for of in sources}
+    changed = {
+        of: changed_places(base, first_runs(model, call.disturbed(0, slice(None), of), parts.every)) for of in sources
+    }
     tokens = {
         (path, place): moved(found, changed[found.of][path, place], call.latent.shape[2:])
         for path, site in known.items()
@@ -132,17 +137,17 @@ def _sites(
     }
 
 
-def _runs(model: nn.Module, call: ModelCall, parts: Parts) -> dict[str, Run]:
-    """The first call of each part."""
+def first_runs(model: nn.Module, call: ModelCall, paths: Sequence[str]) -> dict[str, Run]:
+    """The first call of each module. Raises Undescribed: there is none, or the forward fails."""
     runs: dict[str, Run] = {}
-    for run in look(model, call, parts.every).runs:
+    for run in look(model, call, paths).runs:
         runs.setdefault(run.path, run)
-    if len(runs) < len(parts.every):
+    if len(runs) < len(paths):
         raise Undescribed("the model calls other modules for another latent")
     return runs
 
 
-def _changes(base: Mapping[str, Run], runs: Mapping[str, Run]) -> dict[Placed, Tensor]:
+def changed_places(base: Mapping[str, Run], runs: Mapping[str, Run]) -> dict[Placed, Tensor]:
     """Where what a part is given is another."""
     changed = {}
     for path, run in base.items():

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ KEEPINGS = (2, 2), (3, 1)
 """Members of a list that are kept: of its first kind, and of each of the others. A model whose second half takes what its first
 one gave (HunyuanDiT) runs with the second pair alone, as its middle block is of the first kind."""
 
+DRAWN = 1_000_003
+"""So many random numbers are drawn for a tensor at most: a prime."""
+
 TEXT = 7
 """Tokens of the text."""
 
@@ -39,26 +43,32 @@ MARKS = ("context", "text", "txt", "cap", "cond", "cross", "t5", "llm", "y_")
 class Small:
     """The class of a file by name, ComfyUI's configuration of it, and its BaseModel, small, on the CPU.
 
-    `lengths` are those that lists of its diffusion model have in the file, by their paths.
+    `lengths` are those that lists of its diffusion model have in the file, by their paths; `kept` are as many as in `small_of`.
     """
 
+    path: Path
+    kept: tuple[int, int]
     kind: str
     described: Any
     base: Any
     lengths: Mapping[str, int]
 
 
-def small_of(path: Path, limit: float, kept: tuple[int, int] = KEEPINGS[0]) -> Small:
+def small_of(
+    path: Path, limit: float, kept: tuple[int, int] = KEEPINGS[0], changes: Mapping[str, int] = MappingProxyType({})
+) -> Small:
     """The small model of a file.
 
     Args:
         limit: bytes that its weights may have, in fp32.
         kept: how many members of each list: of its first kind, and of each of the others.
+        changes: to the configuration that ComfyUI finds it to have.
 
     Raises:
         Refused: it is no model that ComfyUI knows, or is too large.
     """
     part, _, described = detect(read_header(path))
+    described.unet_config.update(changes)
     tensors = part.meta_tensors()
     try:
         base = make_in_memory(described, tensors)
@@ -73,7 +83,12 @@ def small_of(path: Path, limit: float, kept: tuple[int, int] = KEEPINGS[0]) -> S
             f"{limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
         )
     randomise(model, tensors)
-    return Small(kind, described, base, lengths)
+    return Small(path, kept, kind, described, base, lengths)
+
+
+def narrowed(small: Small, changes: Mapping[str, int]) -> Small:
+    """The same with another configuration. Raises Refused: ComfyUI can make no model of it."""
+    return small_of(small.path, math.inf, small.kept, changes)
 
 
 def subjects_of(small: Small) -> Iterator[Subject]:
@@ -120,13 +135,20 @@ def randomise(model: nn.Module, filed: Mapping[str, Tensor]) -> None:
     buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in filed and buffer.is_floating_point())
     with torch.no_grad():
         for name, tensor in itertools.chain(model.named_parameters(), buffers):
-            tensor.normal_(generator=generator)
+            _draw(tensor, generator)
             if tensor.ndim == 1:
                 scale = "norm" in name and name.endswith("weight")
                 tensor.mul_(0.2 if scale else 0.1).add_(1.0 if scale else 0.0)
             elif tensor.ndim:
                 tensor.div_(math.sqrt(tensor[0].numel()))
     model.eval().requires_grad_(False)
+
+
+def _draw(tensor: Tensor, generator: torch.Generator) -> None:
+    """Normal numbers; of a large tensor the same ones again and again, in rows that they do not divide into."""
+    count = tensor.numel()
+    drawn = torch.randn(min(count, DRAWN), generator=generator)
+    tensor.copy_(drawn.repeat(-(-count // DRAWN))[:count].view(tensor.shape))
 
 
 def _widths(described: Any, model: nn.Module) -> list[int]:

@@ -59,6 +59,8 @@ def written(value: Any, indent: str) -> str:
     if isinstance(value, tuple):
         items = [written(each, deeper) for each in value]
         return _listed("(", items, ",)" if len(items) == 1 else ")", indent)
+    if isinstance(value, frozenset):
+        return f"frozenset({written(tuple(sorted(value)), indent)})"
     return _quoted(value) if isinstance(value, str) else repr(value)
 
 

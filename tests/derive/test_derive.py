@@ -18,6 +18,7 @@ from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive, proved_compiled
 from parallel_backend.derive.deriving import candidates
 from parallel_backend.derive.lists import keep_some
+from parallel_backend.derive.measuring import with_costs
 from parallel_backend.derive.proof import IN_PATCHES, WHOLE, prove
 from parallel_backend.derive.small import small_of
 from parallel_backend.distance import error_of
@@ -160,7 +161,7 @@ def test_a_blocks_operations_are_as_many_as_the_dry_run_counts(name: str) -> Non
     """Within a tenth: devices have some more."""
     with torch.inference_mode():
         subject = SUBJECTS[name]()
-    found = next(candidates(subject))
+    found = with_costs([subject], next(candidates(subject)))
     for group in found.groups:
         block = next(subject.model.get_submodule(group.path).children())
         counted = of_a_block(type(block).__name__)

@@ -1,7 +1,9 @@
-"""Models that nobody has seen: one of two blocks, with one habit that cannot be told from outside or none; and one with hints."""
+"""Models that nobody has seen: one of two blocks, with one habit that cannot be told from outside or none; one that takes another
+picture, and one with hints."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -77,18 +79,22 @@ class Toy(nn.Module):
         self.between = Between()
         self.back = nn.Linear(WIDTH, 16)
 
-    def forward(self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any) -> Tensor:
+    def forward(
+        self, x: Tensor, timestep: Tensor, context: Tensor, transformer_options: Any, scene: Tensor | None = None
+    ) -> Tensor:
         if self.habit == "failing":
             raise ValueError("no picture of this size")
         if self.habit == "one row" and x.shape[0] > 1:
             raise ValueError("no batch")
         made = self.into(x)
-        tokens = made.flatten(2).transpose(1, 2) + timestep[:, None, None] + context.mean()
+        pictures = [made] if scene is None else [made, self.into(scene)]
+        tokens = torch.cat([each.flatten(2).transpose(1, 2) for each in pictures], dim=1)
+        tokens = tokens + timestep[:, None, None] + context.mean()
         for block in self.blocks:
             tokens = block(tokens, transformer_options=transformer_options)
             if self.habit == "between":
                 tokens = tokens + self.between(tokens, transformer_options)
-        out = self.back(tokens).transpose(1, 2).unflatten(2, made.shape[2:])
+        out = self.back(tokens[:, : made[0, 0].numel()]).transpose(1, 2).unflatten(2, made.shape[2:])
         spread = OVERRIDE in transformer_options and self.habit == "deceiving"
         return nn.functional.pixel_shuffle(out, 2) * (1.1 if spread else 1.0)
 
@@ -101,6 +107,18 @@ def toy(habit: str = "") -> Subject:
         return ModelCall(latent, torch.tensor([0.6]).expand(sizes.rows), {"context": text})
 
     return Subject(randomise(Toy(habit), seed=3), call, Sizes((8, 12), 7), batches=habit == "one row")
+
+
+def toy_with_a_scene() -> Subject:
+    """Another picture's tokens lie behind the latent's, by a name that this pack does not know."""
+    alone = toy()
+
+    def call(sizes: Sizes) -> ModelCall:
+        made = alone.make(sizes)
+        high, wide = sizes.picture
+        return replace(made, arguments={**made.arguments, "scene": draw(1, 4, high, wide + 4, seed=5)})
+
+    return replace(alone, make=call)
 
 
 def unheard() -> Subject:

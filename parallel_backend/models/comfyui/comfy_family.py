@@ -486,12 +486,16 @@ def _token_layers(block: Block) -> dict[str, Tensor]:
 
 def _token_weights(block: Block) -> float:
     """Parameters that multiply a token; text that is in the sequence has some of its own."""
+    if block.group.applied:
+        return block.group.applied * sum(parameter.numel() for parameter in block.module.parameters())
     kinds = {type(block.group.streams[name]) for name in block.group.returns}
     return sum(weight.numel() for weight in _token_layers(block).values()) / len(kinds)
 
 
 def _copies(blocks: Sequence[Block], hidden: int) -> float:
-    """`ModelShape.copies` by the widest layers of any block."""
+    """`ModelShape.copies` as declared, or by the widest layers of any block."""
+    if declared := max(block.group.copies for block in blocks):
+        return declared
     layers = {f"{block.path}.{name}": weight.shape for block in blocks for name, weight in _token_layers(block).items()}
     widths_in, widths_out = {width for _, width in layers.values()}, {width for width, _ in layers.values()}
     side_by_side = Counter((name.rsplit(".", 2)[0], width) for name, (width, _) in layers.items())

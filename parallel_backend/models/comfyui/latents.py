@@ -113,8 +113,8 @@ def _not_whole(kind: str, picture: Picture) -> Refused:
 def reference_tokens(
     conditioning: Mapping[str, Tensor], patch_size: tuple[int, ...], more: frozenset[str] = frozenset()
 ) -> int:
-    """Tokens of one batch item's references, and of `more` latents."""
-    names = REFERENCES | more
-    latents = (tensor for name, tensor in conditioning.items() if names.intersection(name.split(".")))
-    pictures = (Picture(tuple(latent.shape), patch_size) for latent in latents if latent.ndim == 2 + len(patch_size))
-    return sum(picture.tokens for picture in pictures)
+    """Tokens of one batch item's references, and of `more` latents; beside a video one may be a frame by itself."""
+    names, dims = REFERENCES | more, len(patch_size)
+    shapes = (tuple(tensor.shape) for name, tensor in conditioning.items() if names.intersection(name.split(".")))
+    latents = ((*shape[:2], 1, *shape[2:]) if len(shape) == 4 and dims == 3 else shape for shape in shapes)
+    return sum(Picture(shape, patch_size).tokens for shape in latents if len(shape) == 2 + dims)

@@ -28,6 +28,9 @@ WORDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 PAIRS = ("streams", "arguments")
 """What a group has by names."""
 
+SETS = ("references",)
+"""What a declaration has in no order."""
+
 
 def data_of(found: Declaration) -> derived.Declaration:
     """What can be kept and sent.
@@ -62,6 +65,8 @@ def _data(value: Any) -> Any:
         return tuple((name, _data(each)) for name, each in value.items())
     if isinstance(value, tuple):
         return tuple(map(_data, value))
+    if isinstance(value, frozenset):
+        return tuple(sorted(value))
     if is_dataclass(value) and not isinstance(value, type):
         said = {each.name: getattr(value, each.name) for each in fields(value)}
         needed = {each.name for each in fields(value) if not is_default(each, said[each.name])}
@@ -74,5 +79,7 @@ def _read(value: Any) -> Any:
         said = {name: _read(getattr(value, name)) for name in value.__struct_fields__}
         if isinstance(value, derived.Group):
             said |= {name: dict(said[name]) for name in PAIRS}
+        if isinstance(value, derived.Declaration):
+            said |= {name: frozenset(said[name]) for name in SETS}
         return WORDS[type(value).__name__](**{name: each for name, each in said.items() if each is not None})
     return tuple(map(_read, value)) if isinstance(value, tuple) else value

@@ -274,6 +274,9 @@ class Group:
         modulations: submodules of a block that make something of one argument alone that is the same for all tokens and patches.
         attends_in: the module of ComfyUI's that calls attention, where it passes no transformer_options on.
         operations: the most that a block starts on a device; 0 where that goes by its class (`plan/predict/operations.py`).
+        applied: the part of a block's weights that multiply a token, and
+        copies: the features that a block holds at its peak for each token, in units of the hidden size; 0 where both go by its
+            layers.
         method: by which the model calls its blocks.
         also: other methods of the same blocks that the model calls, each as a group; the block is done when `method` is.
     """
@@ -287,6 +290,8 @@ class Group:
     modulations: tuple[str, ...] = ()
     attends_in: str = ""
     operations: int = 0
+    applied: float = 0.0
+    copies: float = 0.0
     method: str = "forward"
     also: tuple[Group, ...] = ()
 

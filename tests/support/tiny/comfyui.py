@@ -48,17 +48,21 @@ def save_wide(folder: Path, name: str) -> Path:
 
 
 def save_unread(folder: Path, name: str, **settings: Any) -> Path:
-    """Write such a model under the name `NAME-unread` for tests that read no weight: no byte of them is on the disk."""
+    """Write such a model under the name `NAME-unread` for tests that read no weight."""
     comfy_on_path()
     import comfy.ops
 
+    return save_header(folder / f"{name}-unread.safetensors", WIDE[name](comfy.ops.disable_weight_init, **settings))
+
+
+def save_header(path: Path, model: Any) -> Path:
+    """Write a model in fp8 of whose weights no byte is on the disk."""
     header: dict[str, Any] = {}
     end = 0
-    for key, tensor in WIDE[name](comfy.ops.disable_weight_init, **settings).state_dict().items():
+    for key, tensor in model.state_dict().items():
         begin, end = end, end + tensor.numel()
         header[key] = {"dtype": "F8_E4M3", "shape": [*tensor.shape], "data_offsets": [begin, end]}
     content = json.dumps(header).encode()
-    path = folder / f"{name}-unread.safetensors"
     path.write_bytes(len(content).to_bytes(8, "little") + content)
     os.truncate(path, path.stat().st_size + end)
     return path

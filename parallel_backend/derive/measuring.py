@@ -1,0 +1,172 @@
+"""What a model costs, measured on the small one: what predictions go by where a declaration was derived."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from ..models.spread.declaration import Declaration, Group, Pictured
+from .calls import FAILS, ModelCall, Sizes, Subject, noise_like
+from .deriving import unit_of
+from .looking import Run
+from .sites import changed_places, first_runs
+from .undescribed import Undescribed
+from .values import called, mapped, tensors_in
+
+SIZES = ((8, 8), (8, 16))
+"""Units of height and width: what is held for each token is more than what is held for all."""
+
+NOTHING = ("detach", "empty", "_unsafe_view", "_reshape_alias", "lift_fresh")
+"""Of what starts no operation, besides views, the names."""
+
+
+@torch.inference_mode()
+def with_costs(subjects: Sequence[Subject], declaration: Declaration) -> Declaration:
+    """A declaration that says what its blocks cost, and which latents become tokens in some of a model's calls.
+
+    What cannot be measured, as where the model takes no calls of the sizes that are tried, is left to formulas.
+    """
+    subject, model = subjects[0], subjects[0].model
+    blocks = [_first_member(model, group.path) for group in declaration.groups]
+    unit, (*frames, _, _) = unit_of(model), subject.sizes.picture
+    groups = declaration.groups
+    with suppress(Undescribed, *FAILS):
+        runs = first_runs(model, subject.call(subject.sizes), blocks)
+        groups = tuple(
+            replace(group, operations=cost_of(runs[path]).operations)
+            for group, path in zip(groups, blocks, strict=True)
+        )
+        sizes = [Sizes((*frames, high * unit, wide * unit), subject.sizes.text) for high, wide in SIZES]
+        less, more = (first_runs(model, subject.call(each), blocks) for each in sizes)
+        hidden = math.prod(declaration.heads_of(model))
+        groups = tuple(
+            _for_each_token(group, less[path], more[path], hidden) for group, path in zip(groups, blocks, strict=True)
+        )
+    references = frozenset(name for each in subjects for name in _references(each, blocks, declaration))
+    return replace(declaration, groups=groups, references=references)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one call of a block: operations that it starts on a device, an attention counted as one; products that its layers
+    sum; and the bytes that it holds at its peak, with what it is given."""
+
+    operations: int
+    products: int
+    held: int
+
+
+class _Counting(TorchDispatchMode):
+    """Counts what is asked of the device while tensors that it is told of are held."""
+
+    def __init__(self, held: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.operations = self.products = 0
+        self.alive = self.peak = 0
+        self._known: set[int] = set()
+        for tensor in held:
+            self._born(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        before, packet = self.operations, func.overloadpacket
+        starts = not (func.is_view or packet.__name__.startswith(NOTHING))
+        if torch.is_inference_mode_enabled():  # where operations that consist of others come as they are called
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                self.operations = before + starts
+                return out
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        out = func(*args, **kwargs)
+        self.operations += starts
+        if packet in flop_registry:
+            self.products += flop_registry[packet](*args, **kwargs, out_val=out) // 2
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in given:
+                self._born(leaf)
+        return out
+
+    def _born(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known.add(key)
+            self.alive += size
+            self.peak = max(self.peak, self.alive)
+            weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.alive -= size
+
+
+def cost_of(run: Run) -> Cost:
+    """What a block's call costs besides the work of its attention."""
+    with (
+        run.unseen() as given,
+        _Counting([tensor for value in given.values() for tensor in tensors_in(value)]) as counting,
+    ):
+        called(run.module, given)
+    return Cost(counting.operations, counting.products, counting.peak)
+
+
+def _first_member(model: nn.Module, path: str) -> str:
+    found = model.get_submodule(path)
+    return f"{path}.0" if isinstance(found, nn.ModuleList) else path
+
+
+def _for_each_token(group: Group, less: Run, more: Run, hidden: int) -> Group:
+    """With what two calls of a block differ in by the tokens that they differ in."""
+    first, second = cost_of(less), cost_of(more)
+    tokens = _tokens(group, more) - _tokens(group, less)
+    weights = [*less.module.parameters()]
+    return replace(
+        group,
+        applied=round((second.products - first.products) / tokens / sum(each.numel() for each in weights), 4),
+        copies=round((second.held - first.held) / tokens / hidden / weights[0].element_size(), 2),
+    )
+
+
+def _tokens(group: Group, run: Run) -> int:
+    """Of the stream that has the picture's."""
+    name, kind = next((name, kind) for name, kind in group.streams.items() if isinstance(kind, Pictured))
+    value = run.values[name]
+    dims = value.shape[kind.dim : -1] if kind.grid else value.shape[kind.dim : kind.dim + 1]
+    return int(value.shape[0] * math.prod(dims))
+
+
+def _references(subject: Subject, blocks: Sequence[str], declaration: Declaration) -> list[str]:
+    """Latents that other tokens of the blocks follow than those of the latent that is sampled."""
+    call = subject.call(subject.sizes)
+    base = first_runs(subject.model, call, blocks)
+
+    def followed(other: ModelCall) -> dict[Any, Tensor]:
+        return changed_places(base, first_runs(subject.model, other, blocks))
+
+    own = followed(call.disturbed(0, slice(None)))
+    streams = {(block, name) for block, group in zip(blocks, declaration.groups, strict=True) for name in group.streams}
+    found = []
+    for name in call.latents_and_frames:
+        with suppress(Undescribed):
+            changed = followed(replace(call, arguments={**call.arguments, name: mapped(call.arguments[name], _other)}))
+            beside = (
+                each & ~own[block, place] for (block, place), each in changed.items() if (block, place[0]) in streams
+            )
+            if any(bool(each.any()) for each in beside):
+                found.append(name)
+    return found
+
+
+def _other(tensor: Tensor) -> Tensor:
+    return tensor + noise_like(tensor) if tensor.is_floating_point() else tensor

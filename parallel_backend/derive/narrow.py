@@ -1,0 +1,152 @@
+"""A model that is narrower than its file's: fewer heads, of the file's width, and what of its configuration goes with them.
+
+How a model is split does not depend on how many heads it has. So it is looked at, and declarations are chosen, with a few of
+them; what is found is proved once more with all.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from .. import derived
+from ..errors import Refused
+from .calls import FAILS, Subject
+from .derive import LIMIT, Derived, first_proved, proved
+from .looking import look
+from .small import MARKS, Small, narrowed
+from .undescribed import Undescribed
+
+LARGE = 100_000_000
+"""Weights of a small model that is worth it: one of fewer is looked at within seconds."""
+
+HEADS, KV_HEADS = 4, 2
+"""So many are left at least, of queries, and of keys where these have fewer."""
+
+OF_A_HEAD = ("dim", "channel", "width", "size")
+"""In the names of what has "head" in it and says how wide one is."""
+
+INNER = ("ffn", "ff_", "mlp", "inter")
+"""In the names of what says how wide a block is inside."""
+
+
+@dataclass(frozen=True)
+class Narrower:
+    """`changes` of ComfyUI's configuration of a model; `heads` that it then has, so many `times` fewer, and their width."""
+
+    changes: Mapping[str, int]
+    times: int
+    heads: tuple[int, int]
+
+
+@torch.inference_mode()
+def derived_narrow(
+    small: Small,
+    subjects: Sequence[Subject],
+    made: Callable[[Small], Sequence[Subject]],
+    limit: float = LIMIT,
+    least: int = LARGE,
+) -> Derived | None:
+    """A declaration that is found with fewer heads, and proved with as many as the file has; None if none is.
+
+    Args:
+        small: the model.
+        subjects: with calls of some kinds.
+        made: makes such calls of another small model.
+        limit: seconds for a plan's proof.
+        least: weights that the model has at least.
+    """
+    if sum(parameter.numel() for parameter in subjects[0].model.parameters()) < least:
+        return None
+    for each in narrower(small, subjects[0]):
+        try:
+            narrow = made(narrowed(small, each.changes))
+        except (Undescribed, Refused, *FAILS):  # some widths go with others; the next ones may fit
+            continue
+        if not narrow:
+            continue
+        with suppress(Undescribed):
+            found = first_proved(narrow, limit).data
+            if found.heads_of.value == each.heads:
+                wide = proved(subjects, widened(found, each.times), limit)
+                return wide if wide.proof.holds else None
+        return None
+    return None
+
+
+def narrower(small: Small, subject: Subject) -> Iterator[Narrower]:
+    """What may make a model narrower, by the heads of its attention to the most tokens, the narrowest first."""
+    seen = [each.operands for each in look(subject.model, subject.call(subject.sizes)).attentions]
+    if not seen:
+        return
+    _, heads, _, width = max((each.q for each in seen), key=lambda q: q.shape[2]).shape
+    kv_heads = {each.k.shape[1] for each in seen if each.q.shape[1] == heads}
+    times = _times(heads, kv_heads)
+    if times == 1:
+        return
+    said = _configuration(small)
+    counts = [name for name, value in said.items() if _counts_heads(name) and value in {heads, *kv_heads}]
+    widths = [name for name, value in said.items() if value == heads * width]
+    own = [name for name in widths if not any(mark in name for mark in MARKS)]
+    inner = [name for name, value in said.items() if value > width and any(mark in name for mark in INNER)]
+    tried = ((*counts, *these, *more) for these, more in itertools.product((own, widths), (inner, [])))
+    for names in dict.fromkeys(tuple(sorted({*each})) for each in tried):
+        yield Narrower({name: said[name] // times for name in names}, times, (heads // times, width))
+
+
+def widened(data: derived.Declaration, times: int) -> derived.Declaration:
+    """The declaration of a model with so many times more heads."""
+    heads = data.heads_of.value
+    assert isinstance(heads, tuple)
+    return msgspec.structs.replace(
+        data,
+        heads_of=derived.Constant((heads[0] * times, *heads[1:])),
+        groups=tuple(_group(each, times) for each in data.groups),
+        between=tuple(_group(each, times) for each in data.between),
+    )
+
+
+def _group(group: derived.Group, times: int) -> derived.Group:
+    attentions = group.attentions
+    if isinstance(attentions, derived.Chosen):
+        having, without = _attentions(attentions.having, times), _attentions(attentions.without, times)
+        return msgspec.structs.replace(
+            group, attentions=msgspec.structs.replace(attentions, having=having, without=without)
+        )
+    return msgspec.structs.replace(group, attentions=_attentions(attentions, times))
+
+
+def _attentions(attentions: derived.Attentions, times: int) -> derived.Attentions:
+    return tuple(
+        msgspec.structs.replace(each, kv_heads=each.kv_heads * times) if isinstance(each, derived.Spread) else each
+        for each in attentions
+    )
+
+
+def _times(heads: int, kv_heads: AbstractSet[int]) -> int:
+    """How many times fewer there may be."""
+    common = math.gcd(heads, *kv_heads)
+    fewest = min(kv_heads)
+    least = KV_HEADS if fewest < heads else HEADS
+    fits = [n for n in range(1, common + 1) if common % n == 0 and heads // n >= HEADS and fewest // n >= least]
+    return max(fits, default=1)
+
+
+def _counts_heads(name: str) -> bool:
+    return "head" in name and not any(mark in name for mark in OF_A_HEAD)
+
+
+def _configuration(small: Small) -> dict[str, int]:
+    """The whole numbers of it: what ComfyUI has found, and what its class takes where nothing is said."""
+    parameters = inspect.signature(type(small.base.diffusion_model).__init__).parameters.values()
+    defaults = {each.name: each.default for each in parameters}
+    said = {**defaults, **small.described.unet_config}
+    return {name: value for name, value in said.items() if type(value) is int}

@@ -1,0 +1,117 @@
+"""Models of many heads are looked at with a few, and what is found is what is found with all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from parallel_backend import derived
+from parallel_backend.derive.calls import Subject
+from parallel_backend.derive.derive import derive
+from parallel_backend.derive.narrow import derived_narrow, narrower, widened
+from parallel_backend.derive.small import Small, small_of, subjects_of
+from parallel_backend.models.comfyui.importing import import_comfyui
+from parallel_backend.models.spread.data import data_of
+from tests.derive.found import FOUND
+from tests.derive.toys import toy
+from tests.support.selection import thorough
+from tests.support.tiny.comfyui import save_header, save_unread
+
+HEADS = 8
+
+
+def wan(folder: Path, **sizes: Any) -> Small:
+    """Wan's small model, of twice as many heads as one needs that is looked at."""
+    import_comfyui()
+    import comfy.ops
+    from comfy.ldm.wan.model import WanModel
+
+    model = WanModel(
+        model_type="t2v",
+        **{"dim": HEADS * 128, "num_heads": HEADS, "ffn_dim": 256, "text_dim": 4096, "num_layers": 2, **sizes},
+        dtype=torch.float32,
+        device="meta",
+        operations=comfy.ops.disable_weight_init,
+    )
+    with torch.inference_mode():
+        return small_of(save_header(folder / "wan.safetensors", model), 8e9)
+
+
+def first(small: Small) -> list[Subject]:
+    with torch.inference_mode():
+        return [next(subjects_of(small))]
+
+
+def test_the_configuration_has_fewer_heads_and_what_goes_with_them(tmp_path: Path) -> None:
+    small = wan(tmp_path, ffn_dim=1500)
+    tried = [*narrower(small, first(small)[0])]
+    assert [each.changes for each in tried] == [
+        {"dim": 512, "ffn_dim": 750, "num_heads": 4},
+        {"dim": 512, "num_heads": 4},
+    ]
+    assert all((each.times, each.heads) == (2, (4, 128)) for each in tried)
+
+
+@pytest.mark.parametrize("heads", [3, 5, 7])
+def test_a_model_whose_heads_do_not_divide_is_looked_at_as_it_is(heads: int, tmp_path: Path) -> None:
+    small = wan(tmp_path, dim=heads * 128, num_heads=heads)
+    assert not [*narrower(small, first(small)[0])]
+
+
+def test_what_is_found_with_fewer_heads_holds_for_all(tmp_path: Path) -> None:
+    small = wan(tmp_path)
+    looked_at: list[Small] = []
+
+    def made(narrow: Small) -> Sequence[Subject]:
+        looked_at.append(narrow)
+        return first(narrow)
+
+    found = derived_narrow(small, first(small), made, least=0)
+    assert found is not None
+    assert found.proof.holds
+    assert found.data.heads_of == derived.Constant((HEADS, 128))
+    [narrow] = looked_at
+    assert (narrow.base.diffusion_model.num_heads, narrow.base.diffusion_model.dim) == (4, 512)
+    assert narrow.kind == small.kind
+
+
+def test_what_does_not_hold_for_all_heads_is_not_taken(tmp_path: Path) -> None:
+    """As if the class were another one where it is narrow; and one that is quickly looked at is not narrowed."""
+    small = wan(tmp_path)
+    assert derived_narrow(small, first(small), lambda narrow: [toy()], least=0) is None
+    assert derived_narrow(small, first(small), lambda narrow: [], least=0) is None
+    assert derived_narrow(small, first(small), first) is None
+
+
+def test_a_declaration_is_widened_in_all_that_counts_heads() -> None:
+    wide = widened(data_of(FOUND), 5)
+    assert wide.heads_of == derived.Constant((5 * 24, 128))
+    chosen = wide.groups[0].attentions
+    assert isinstance(chosen, derived.Chosen)
+    assert chosen.having[0] == derived.Spread(("x", "context"), kv_heads=10)
+    assert chosen.without == (derived.Spread(("x",)),)
+
+
+@thorough
+@pytest.mark.parametrize(("name", "sizes"), [("wide_qwen", {"blocks": 2}), ("wide_z_image", {}), ("wide_chroma", {})])
+def test_at_real_widths_the_same_is_found_as_with_all_heads(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
+    """But for what a token costs, in parts of what the model has."""
+    import_comfyui()
+    with torch.inference_mode():
+        small = small_of(save_unread(tmp_path, name, **sizes), 8e9)
+    found, whole = derived_narrow(small, first(small), first), derive(first(small))
+    assert found is not None
+    for ours, its in zip(found.data.groups, whole.data.groups, strict=True):
+        assert ours.applied == pytest.approx(its.applied, rel=0.05)
+        assert ours.copies == pytest.approx(its.copies, rel=0.1)
+    assert costless(found.data) == costless(whole.data)
+
+
+def costless(data: derived.Declaration) -> Any:
+    groups = tuple(msgspec.structs.replace(each, applied=0.0, copies=0.0) for each in data.groups)
+    return msgspec.structs.replace(data, groups=groups)
