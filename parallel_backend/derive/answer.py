@@ -27,6 +27,7 @@ from .asked import Answer, Question, asked
 from .call_kind import CallKind
 from .calls import Subject
 from .derive import Derived, first_proved, proved, proved_compiled
+from .measuring import with_costs
 from .narrow import derived_narrow
 from .prompt import Prompt, subject_of_prompt
 from .small import KEEPINGS, Small, small_of
@@ -51,11 +52,12 @@ def answer(folder: Path) -> Answer:
         question, prompts = asked(folder)
         small, found = _small(question, prompts)
         subjects = [subject for subject, _ in found]
-        derived = (
+        proved_so = (
             _known(subjects, question.known, question.seconds)
             or derived_narrow(small, subjects, functools.partial(_subjects, prompts), question.seconds)
             or first_proved(subjects, question.seconds)
         )
+        derived = with_costs(small, subjects, proved_so)
         compiled = proved_compiled(subjects, derived, question.seconds)
     except Undescribed as reason:
         return Answer(time.monotonic() - begun, failure=str(reason), lasting=reason.lasting)

@@ -16,7 +16,6 @@ from ..models.spread.picture import as_patch_size
 from .calls import ModelCall, Sizes, Subject
 from .deriving import candidates
 from .lists import lengthen
-from .measuring import with_costs
 from .proof import COMPILED, COMPILER, IN_PATCHES, WHOLE, Proof, prove
 from .undescribed import Undescribed, Unproved, not_derived
 
@@ -73,20 +72,15 @@ def first_proved(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
     for found in candidates(subjects[0]):
         each = _proved(subjects, data_of(found), {**WHOLE, **IN_PATCHES}, limit)
         if each.proof.holds:
-            return _costed(subjects, each)
+            return each
         failed = failed or each.proof
         if whole is None and each.proof.holds_for(WHOLE):
             uncut = _proved(subjects, data_of(replace(found, whole_picture=True)), WHOLE, limit)
             whole = uncut if uncut.proof.holds else None
     if whole is not None:
-        return _costed(subjects, whole)
+        return whole
     assert failed is not None, "some declaration fits, or the reason was raised"
     raise Unproved(f"what fits it was not proved: {failed.in_words()}")
-
-
-def _costed(subjects: Sequence[Subject], found: Derived) -> Derived:
-    declaration = with_costs(subjects, found.declaration)
-    return replace(found, data=data_of(declaration), declaration=declaration)
 
 
 def _proved(

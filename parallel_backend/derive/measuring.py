@@ -1,4 +1,7 @@
-"""What a model costs, measured on the small one: what predictions go by where a declaration was derived."""
+"""What a model costs, measured on the small one as workers make it: what predictions go by where a declaration was derived.
+
+It is on the meta device, where nothing is computed, and so in bf16 and of any size.
+"""
 
 from __future__ import annotations
 
@@ -15,45 +18,44 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from ..models.spread.data import data_of
 from ..models.spread.declaration import Declaration, Group, Pictured
 from .calls import FAILS, ModelCall, Sizes, Subject, noise_like
+from .derive import Derived
 from .deriving import unit_of
 from .looking import Run
 from .sites import changed_places, first_runs
+from .small import Small, unfilled
 from .undescribed import Undescribed
 from .values import called, mapped, tensors_in
 
-SIZES = ((8, 8), (8, 16))
-"""Units of height and width: what is held for each token is more than what is held for all."""
+SIZES = ((32, 32), (32, 64))
+"""Units of height and width: so many that what is held for each token is more than what is held for all."""
 
 NOTHING = ("detach", "empty", "_unsafe_view", "_reshape_alias", "lift_fresh")
 """Of what starts no operation, besides views, the names."""
 
 
 @torch.inference_mode()
-def with_costs(subjects: Sequence[Subject], declaration: Declaration) -> Declaration:
-    """A declaration that says what its blocks cost, and which latents become tokens in some of a model's calls.
+def with_costs(small: Small, subjects: Sequence[Subject], found: Derived) -> Derived:
+    """What was proved, with what its blocks cost, and which latents become tokens in some of the model's calls.
 
-    What cannot be measured, as where the model takes no calls of the sizes that are tried, is left to formulas.
+    What cannot be measured, as where a class looks at values, is left to formulas.
     """
-    subject, model = subjects[0], subjects[0].model
+    declaration, subject, model = found.declaration, subjects[0], small.base.diffusion_model
     blocks = [_first_member(model, group.path) for group in declaration.groups]
-    unit, (*frames, _, _) = unit_of(model), subject.sizes.picture
-    groups = declaration.groups
+    references = {name for each in subjects for name in references_of(each, blocks, declaration)}
+    declaration = replace(declaration, references=declaration.references | references)
     with suppress(Undescribed, *FAILS):
-        runs = first_runs(model, subject.call(subject.sizes), blocks)
-        groups = tuple(
-            replace(group, operations=cost_of(runs[path]).operations)
-            for group, path in zip(groups, blocks, strict=True)
-        )
+        costing = unfilled(small)
+        unit, (*frames, _, _) = unit_of(model), subject.sizes.picture
         sizes = [Sizes((*frames, high * unit, wide * unit), subject.sizes.text) for high, wide in SIZES]
-        less, more = (first_runs(model, subject.call(each), blocks) for each in sizes)
+        less, more = (first_runs(costing, subject.call(each).unfilled(), blocks) for each in sizes)
         hidden = math.prod(declaration.heads_of(model))
-        groups = tuple(
-            _for_each_token(group, less[path], more[path], hidden) for group, path in zip(groups, blocks, strict=True)
-        )
-    references = frozenset(name for each in subjects for name in _references(each, blocks, declaration))
-    return replace(declaration, groups=groups, references=references)
+        measured = zip(declaration.groups, blocks, strict=True)
+        groups = tuple(_costing(group, less[path], more[path], hidden) for group, path in measured)
+        declaration = replace(declaration, groups=groups)
+    return replace(found, data=data_of(declaration), declaration=declaration)
 
 
 @dataclass(frozen=True)
@@ -126,15 +128,16 @@ def _first_member(model: nn.Module, path: str) -> str:
     return f"{path}.0" if isinstance(found, nn.ModuleList) else path
 
 
-def _for_each_token(group: Group, less: Run, more: Run, hidden: int) -> Group:
-    """With what two calls of a block differ in by the tokens that they differ in."""
+def _costing(group: Group, less: Run, more: Run, hidden: int) -> Group:
+    """With what one call of a block costs, and, for each token, what it differs in from another's."""
     first, second = cost_of(less), cost_of(more)
     tokens = _tokens(group, more) - _tokens(group, less)
-    weights = [*less.module.parameters()]
+    weights = sum(parameter.numel() for parameter in less.module.parameters())
     return replace(
         group,
-        applied=round((second.products - first.products) / tokens / sum(each.numel() for each in weights), 4),
-        copies=round((second.held - first.held) / tokens / hidden / weights[0].element_size(), 2),
+        operations=first.operations,
+        applied=round((second.products - first.products) / tokens / weights, 4),
+        copies=round((second.held - first.held) / tokens / hidden / torch.bfloat16.itemsize, 2),
     )
 
 
@@ -146,7 +149,7 @@ def _tokens(group: Group, run: Run) -> int:
     return int(value.shape[0] * math.prod(dims))
 
 
-def _references(subject: Subject, blocks: Sequence[str], declaration: Declaration) -> list[str]:
+def references_of(subject: Subject, blocks: Sequence[str], declaration: Declaration) -> list[str]:
     """Latents that other tokens of the blocks follow than those of the latent that is sampled."""
     call = subject.call(subject.sizes)
     base = first_runs(subject.model, call, blocks)

@@ -88,17 +88,17 @@ def narrower(small: Small, subject: Subject) -> Iterator[Narrower]:
     if not seen:
         return
     _, heads, _, width = max((each.q for each in seen), key=lambda q: q.shape[2]).shape
-    kv_heads = {each.k.shape[1] for each in seen if each.q.shape[1] == heads}
-    times = _times(heads, kv_heads)
+    said = _configuration(small)
+    counts = [name for name, value in said.items() if _counts_heads(name) and value > 1 and heads % value == 0]
+    kv_heads = {each.k.shape[1] for each in seen if each.q.shape[1] == heads}  # some classes repeat them before
+    times = _times(heads, kv_heads | {said[name] for name in counts})
     if times == 1:
         return
-    said = _configuration(small)
-    counts = [name for name, value in said.items() if _counts_heads(name) and value in {heads, *kv_heads}]
     widths = [name for name, value in said.items() if value == heads * width]
     own = [name for name in widths if not any(mark in name for mark in MARKS)]
     inner = [name for name, value in said.items() if value > width and any(mark in name for mark in INNER)]
     tried = ((*counts, *these, *more) for these, more in itertools.product((own, widths), (inner, [])))
-    for names in dict.fromkeys(tuple(sorted({*each})) for each in tried):
+    for names in filter(None, dict.fromkeys(tuple(sorted({*each})) for each in tried)):
         yield Narrower({name: said[name] // times for name in names}, times, (heads // times, width))
 
 

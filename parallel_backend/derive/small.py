@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Refused
-from ..models.comfyui.comfy_family import make_in_memory
+from ..models.comfyui.comfy_family import make, make_in_memory
 from ..models.comfyui.detection import DAMAGE, detect, unmakable
 from ..models.comfyui.proof.ranks import in_a_line
 from ..weights.files.checkpoint import read_header
@@ -43,11 +43,13 @@ MARKS = ("context", "text", "txt", "cap", "cond", "cross", "t5", "llm", "y_")
 class Small:
     """The class of a file by name, ComfyUI's configuration of it, and its BaseModel, small, on the CPU.
 
-    `lengths` are those that lists of its diffusion model have in the file, by their paths; `kept` are as many as in `small_of`.
+    `lengths` are those that lists of its diffusion model have in the file, by their paths; `kept` are as many as in `small_of`;
+    `tensors` are the file's, on the meta device.
     """
 
     path: Path
     kept: tuple[int, int]
+    tensors: Mapping[str, Tensor]
     kind: str
     described: Any
     base: Any
@@ -83,12 +85,19 @@ def small_of(
             f"{limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
         )
     randomise(model, tensors)
-    return Small(path, kept, kind, described, base, lengths)
+    return Small(path, kept, tensors, kind, described, base, lengths)
 
 
 def narrowed(small: Small, changes: Mapping[str, int]) -> Small:
     """The same with another configuration. Raises Refused: ComfyUI can make no model of it."""
     return small_of(small.path, math.inf, small.kept, changes)
+
+
+def unfilled(small: Small) -> nn.Module:
+    """The same model as workers make it in bf16, on the meta device, where nothing is computed."""
+    model: nn.Module = make(small.described, small.tensors, torch.bfloat16).diffusion_model
+    keep_some(model, *small.kept)
+    return model
 
 
 def subjects_of(small: Small) -> Iterator[Subject]:
