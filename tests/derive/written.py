@@ -1,0 +1,73 @@
+"""What each written declaration says beyond those that are derived of its class, as a table.
+
+python -m tests.derive.written
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import fields
+
+import torch
+
+from parallel_backend import derived
+from parallel_backend.derive.deriving import candidates
+from parallel_backend.derive.undescribed import Undescribed
+from parallel_backend.models.comfyui.small import SMALL, small
+from parallel_backend.models.spread.data import data_of, is_default
+from parallel_backend.models.spread.declaration import Declaration
+from tests.derive.table import SUBJECTS
+from tests.support.comfy_oracle import comfy_on_path
+
+FOR_ANY_WIDTH = ("heads_of", "text_width", "patch_size")
+"""Functions of the model where they are written, numbers of one file where they are derived."""
+
+
+def rows() -> Iterator[str]:
+    """A class, its inputs, the declarations that are derived for these, and what the written one says more."""
+    said: dict[str, set[str]] = {}
+    found: dict[str, list[derived.Declaration | None]] = defaultdict(list)
+    for name in SMALL:
+        if name not in SUBJECTS:
+            continue
+        case = small(name)
+        try:
+            with torch.inference_mode():
+                declaration = next(candidates(SUBJECTS[name]()))
+        except Undescribed:
+            found[case.kind].append(None)
+            continue
+        found[case.kind].append(data_of(declaration))
+        more = {*_more(case.declaration, declaration)}
+        said[case.kind] = said.get(case.kind, more) & more  # what no input shows
+    for kind, each in sorted(found.items()):
+        words = ", ".join(sorted(said.get(kind, {"all of it"}))) or "nothing"
+        yield f"| {kind} | {len(each)} | {len({*each} - {None})} | {words} |"
+
+
+def _more(written: Declaration, other: Declaration) -> Iterator[str]:
+    for field in fields(written):
+        value = getattr(written, field.name)
+        simple = field.name not in ("groups", "heads", "between", "units", "joint_text", "divides", *FOR_ANY_WIDTH)
+        if simple and not is_default(field, value) and value != getattr(other, field.name):
+            yield field.name
+    its = {group.path: group for group in other.groups}
+    for group in written.groups:
+        same = its.get(group.path)
+        if same is None:
+            yield f"blocks of {group.path}"
+            continue
+        if group.modulations:
+            yield "modulations"
+        yield from {*group.arguments} - {*same.arguments}
+    for name in ("heads", "between"):
+        if len(getattr(written, name)) > len(getattr(other, name)):
+            yield name
+
+
+if __name__ == "__main__":
+    comfy_on_path()
+    torch.set_num_threads(1)
+    for row in rows():
+        print(row, flush=True)
