@@ -42,19 +42,24 @@ def with_costs(small: Small, subjects: Sequence[Subject], found: Derived) -> Der
 
     What cannot be measured, as where a class looks at values, is left to formulas.
     """
-    declaration, subject, model = found.declaration, subjects[0], small.base.diffusion_model
-    blocks = [_first_member(model, group.path) for group in declaration.groups]
-    references = {name for each in subjects for name in references_of(each, blocks, declaration)}
-    declaration = replace(declaration, references=declaration.references | references)
+    subject, model = subjects[0], small.base.diffusion_model
+    blocks = [_first_member(model, group.path) for group in found.declaration.groups]
+    with suppress(Undescribed, *FAILS):
+        names = {name for each in subjects for name in references_of(each, blocks, found.declaration)}
+        found = _saying(found, replace(found.declaration, references=found.declaration.references | names))
     with suppress(Undescribed, *FAILS):
         costing = unfilled(small)
         unit, (*frames, _, _) = unit_of(model), subject.sizes.picture
         sizes = [Sizes((*frames, high * unit, wide * unit), subject.sizes.text) for high, wide in SIZES]
         less, more = (first_runs(costing, subject.call(each).unfilled(), blocks) for each in sizes)
-        hidden = math.prod(declaration.heads_of(model))
-        measured = zip(declaration.groups, blocks, strict=True)
+        hidden = math.prod(found.declaration.heads_of(model))
+        measured = zip(found.declaration.groups, blocks, strict=True)
         groups = tuple(_costing(group, less[path], more[path], hidden) for group, path in measured)
-        declaration = replace(declaration, groups=groups)
+        found = _saying(found, replace(found.declaration, groups=groups))
+    return found
+
+
+def _saying(found: Derived, declaration: Declaration) -> Derived:
     return replace(found, data=data_of(declaration), declaration=declaration)
 
 

@@ -18,7 +18,6 @@ import msgspec
 import torch
 
 from .. import derived
-from ..errors import Refused
 from .calls import FAILS, Subject
 from .derive import LIMIT, Derived, first_proved, proved
 from .looking import look
@@ -66,20 +65,24 @@ def derived_narrow(
     """
     if sum(parameter.numel() for parameter in subjects[0].model.parameters()) < least:
         return None
-    for each in narrower(small, subjects[0]):
-        try:
-            narrow = made(narrowed(small, each.changes))
-        except (Undescribed, Refused, *FAILS):  # some widths go with others; the next ones may fit
-            continue
-        if not narrow:
-            continue
-        with suppress(Undescribed):
+    with suppress(Undescribed, *FAILS):  # what fails with a few heads may hold with all
+        for each in narrower(small, subjects[0]):
+            if not (narrow := _subjects(small, each, made)):
+                continue
             found = first_proved(narrow, limit).data
             if found.heads_of.value == each.heads:
                 wide = proved(subjects, widened(found, each.times), limit)
                 return wide if wide.proof.holds else None
-        return None
+            return None
     return None
+
+
+def _subjects(small: Small, each: Narrower, made: Callable[[Small], Sequence[Subject]]) -> Sequence[Subject]:
+    """None where these widths do not go together, or with the calls."""
+    try:
+        return made(narrowed(small, each.changes))
+    except (Undescribed, *FAILS):
+        return ()
 
 
 def narrower(small: Small, subject: Subject) -> Iterator[Narrower]:
