@@ -15,8 +15,6 @@ from .undescribed import Undescribed
 
 Options = Mapping[str, Any]
 
-META = torch.device("meta")
-
 FAILS = (LookupError, ValueError, TypeError, RuntimeError, ArithmeticError, AssertionError, AttributeError)
 """What a model's code fails with on what it does not take."""
 
@@ -52,11 +50,11 @@ class ModelCall:
         """The same in bf16, on the meta device."""
 
         def without_values(tensor: Tensor) -> Tensor:
-            return tensor.to(META, torch.bfloat16 if tensor.is_floating_point() else tensor.dtype)
+            return tensor.to("meta", torch.bfloat16 if tensor.is_floating_point() else tensor.dtype)
 
         arguments: dict[str, Any] = tree_map_only(Tensor, without_values, dict(self.arguments))
-        options: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.to(META), dict(self.options))
-        timestep = tree_map_only(Tensor, lambda tensor: tensor.to(META), self.timestep)
+        options: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), dict(self.options))
+        timestep = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), self.timestep)
         return ModelCall(without_values(self.latent), timestep, arguments, options)
 
     def fits(self, model: Callable[..., Any]) -> bool:

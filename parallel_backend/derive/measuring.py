@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -23,6 +23,7 @@ from ..models.spread.declaration import Declaration, Group, Pictured
 from .calls import FAILS, ModelCall, Sizes, Subject, noise_like
 from .derive import Derived
 from .deriving import unit_of
+from .groups import members_of
 from .looking import Run
 from .sites import changed_places, first_runs
 from .small import Small, unfilled
@@ -43,7 +44,7 @@ def with_costs(small: Small, subjects: Sequence[Subject], found: Derived) -> Der
     What cannot be measured, as where a class looks at values, is left to formulas.
     """
     subject, model = subjects[0], small.base.diffusion_model
-    blocks = [_first_member(model, group.path) for group in found.declaration.groups]
+    blocks = [members_of(model, group.path)[0] for group in found.declaration.groups]
     with suppress(Undescribed, *FAILS):
         names = {name for each in subjects for name in references_of(each, blocks, found.declaration)}
         found = _saying(found, replace(found.declaration, references=found.declaration.references | names))
@@ -126,11 +127,6 @@ def cost_of(run: Run) -> Cost:
     ):
         called(run.module, given)
     return Cost(counting.operations, counting.products, counting.peak)
-
-
-def _first_member(model: nn.Module, path: str) -> str:
-    found = model.get_submodule(path)
-    return f"{path}.0" if isinstance(found, nn.ModuleList) else path
 
 
 def _costing(group: Group, less: Run, more: Run, hidden: int) -> Group:

@@ -78,7 +78,7 @@ def derived_narrow(
 
 
 def _subjects(small: Small, each: Narrower, made: Callable[[Small], Sequence[Subject]]) -> Sequence[Subject]:
-    """None where these widths do not go together, or with the calls."""
+    """Its calls; none where these widths do not go together, or with them."""
     try:
         return made(narrowed(small, each.changes))
     except (Undescribed, *FAILS):

@@ -10,6 +10,7 @@ import torch
 
 from parallel_backend.derive.derive import Derived, derive
 from parallel_backend.derive.deriving import candidates
+from parallel_backend.derive.groups import members_of
 from parallel_backend.derive.looking import Run
 from parallel_backend.derive.measuring import cost_of, references_of, with_costs
 from parallel_backend.derive.proof import Proof
@@ -112,7 +113,7 @@ def test_latents_that_become_tokens_are_found(name: str, references: set[str]) -
     with torch.inference_mode():
         subject = SUBJECTS[name]()
         found = next(candidates(subject))
-        blocks = [f"{group.path}.0" for group in found.groups]
+        blocks = [members_of(subject.model, group.path)[0] for group in found.groups]
         assert {*references_of(subject, blocks, found)} == references
 
 
