@@ -54,6 +54,11 @@ class Mesh:
         return self.pipefusion.rank == self.pipefusion.size - 1
 
     @property
+    def sees_latent(self) -> bool:
+        """Whether this rank's stage runs what a model does before its blocks or after them, which reads the latent."""
+        return self.first or self.last
+
+    @property
     def to_next(self) -> Communicator:
         """What this stage sends activations on."""
         return self.odd_hops if self.pipefusion.rank % 2 else self.pipefusion

@@ -103,10 +103,15 @@ class Pipeline:
         return self._join([patch.sampler.result for patch in self._patches if patch.sampler.result is not None])
 
     def _take_updates(self, index: int, patch: int | None) -> None:
-        """First stage: put in the latents that came back for this call."""
-        if index and self._mesh.first:
-            for number in self._numbers(patch):
-                self._patches[number].region.of(self._latent).copy_(self._returning.take())
+        """Put the latents of this call into the whole latent, on the stages whose part of the model sees it.
+
+        The first stage receives them; the last one, whose samplers made them, has them.
+        """
+        if not index or not self._mesh.sees_latent:
+            return
+        for number in self._numbers(patch):
+            x = self._returning.take() if self._mesh.first else self._patches[number].sampler.model_input
+            self._patches[number].region.of(self._latent).copy_(x)
 
     def _begin(self, call: Call, whole: bool) -> None:
         """Say that a step begins, if one does, and leave together if the user has cancelled."""
@@ -127,7 +132,7 @@ class Pipeline:
             self._latent,
             call.sigma,
             self._timesteps[index],
-            first=self._mesh.first,
+            sees_latent=self._mesh.sees_latent,
             patch=patch,
             behind=lambda batch: self._behind(batches, batch, patch),
         )

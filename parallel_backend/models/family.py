@@ -81,7 +81,7 @@ class Forward(Protocol):
         """On the last stage the output for the whole latent, or for the patch; None on the others.
 
         Args:
-            latent: the whole latent in the compute dtype, on the first stage.
+            latent: the whole latent in the compute dtype, on the first and the last stage.
             patch: the number of the patch to compute from the cache, or None for everything, exactly.
         """
 

@@ -73,7 +73,7 @@ class SpreadForward:
 
         Args:
             picture: the latent's tokens; of another shape than the latent where sound is packed with it.
-            latent: in the compute dtype, on the first stage.
+            latent: in the compute dtype, on the first and the last stage.
             patch: the number of the patch to compute from the cache, or None for everything, exactly.
 
         Raises:
@@ -86,7 +86,7 @@ class SpreadForward:
             if patch is None:
                 self._caches[key] = Caches()
             caches = self._caches[key]
-        if latent is None:  # the other stages know its shape only; what they would compute of it by mistake is NaN
+        if latent is None:  # the stages between know its shape only; what they would compute of it by mistake is NaN
             latent = torch.full(tuple(inputs.shape), torch.nan, dtype=inputs.dtype, device=inputs.device)
         attentions = Attentions(call, self._mesh, self._plan, caches)
         if self.override is not None:
