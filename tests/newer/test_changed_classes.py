@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.support.copies.changed import copied, plain, said
@@ -39,6 +41,14 @@ EDITS = {
         "self.norm(x - 0.1 * x.mean(dim=1, keepdim=True)), 1 + repeat_e(e[1], x))))",
     ),
 }
+READS_NEIGHBOURS = (
+    "return self.forward_orig(x, timestep, context, clip_fea=clip_fea, freqs=freqs, transformer_options=transformer_options, "
+    "**kwargs)[:, :, :t, :h, :w]",
+    "out = self.forward_orig(x, timestep, context, clip_fea=clip_fea, freqs=freqs, transformer_options=transformer_options, "
+    "**kwargs)\n        return (out + 0.1 * (x.roll(1, -2) + x.roll(-1, -2)))[:, :, :t, :h, :w]",
+)
+"""After its blocks the model reads the rows of the latent above and below, of other patches too."""
+
 PATIENT = {"PARALLEL_DEADLINES": "proof=900"}
 """For a child of low priority beside other tests."""
 
@@ -136,3 +146,22 @@ def test_of_a_tested_comfyui_nothing_runs(tmp_path: Path) -> None:
         run.check()
         assert not any(CHECKING.search(text.text) or EQUAL in text.text for text in run.texts)
         assert EQUAL not in log and verdicts(tmp_path) == []
+
+
+def test_patches_see_the_latent_after_the_blocks_as_one_rank_does(tmp_path: Path) -> None:
+    """The last stage has the whole latent, with the patches before this one as they are after this step's update."""
+    with copied(tmp_path, FILE, *READS_NEIGHBOURS, **PATIENT) as server:
+        stock = saved_latent(server, server.queue(plain(), timeout=600).check())
+
+        def latent(**plan: object) -> Tensor:
+            run, log = queue_logged(server, spread(plain(), **plan), timeout=600)
+            assert ways(log) == ["loop"]
+            return saved_latent(server, run.check())
+
+        assert relative_error(latent(devices="cpu:2", pipefusion=2, warmup_steps=99), stock) <= TOLERANCE
+        patches = {"patches": 3, "warmup_steps": 1}
+        alone = latent(devices="cpu", **patches)
+        assert relative_error(alone, stock) > TOLERANCE
+        assert torch.equal(latent(devices="cpu:2", pipefusion=2, **patches), alone)
+        product = latent(devices="cpu:8", cfg=2, pipefusion=2, ring=2, **patches)
+        assert relative_error(product, alone) <= TOLERANCE
