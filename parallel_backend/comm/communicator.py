@@ -56,6 +56,10 @@ class Communicator:
         self._ranks = [] if group is None else dist.get_process_group_ranks(group)
         self._sending: list[tuple[dist.Work, Tensor]] = []
 
+    def alone(self) -> Communicator:
+        """Return a communicator of this rank only, for work that every rank repeats."""
+        return Communicator(self.name, None, self.device, False, self._meter)
+
     @property
     def traced(self) -> bool:
         """Whether a trace was asked for, and with it checks that take time."""

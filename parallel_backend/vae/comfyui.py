@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -124,7 +125,7 @@ class ComfyAutoencoder:
                 if isinstance(module, nn.Conv2d | nn.Conv3d):
                     undo.callback(module.register_forward_hook(lambda *_: on_progress()).remove)
                 if not alone and hasattr(module, ATTENTION):
-                    replace(module, ATTENTION, attend)
+                    replace(module, ATTENTION, functools.partial(attend, getattr(module, ATTENTION)))
             code = sys.modules[type(self.module).__module__]
             if not alone and hasattr(code, CHUNK):
                 size = _smallest(getattr(code, CHUNK)(slab.values.device), slab.axis)

@@ -37,9 +37,14 @@ def element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def view(_func: Any, x: RowTensor, size: Sequence[int], *_: Any) -> Any:
-    """Rows stay apart from what is before and behind them, or several become one, or one becomes several."""
+    """Rows stay apart from what is before and behind them, or several become one, or one becomes several.
+
+    A single row cannot be told from other dimensions of size 1.
+    """
     before = x.shape[: x.along].numel()
     behind, height = x.shape[x.along + 1 :].numel(), x.shape[x.along]
+    if height == 1:
+        return NotImplemented
     known = torch.Size(n for n in size if n != -1).numel()
     target = [x.numel() // known if n == -1 else n for n in size]
     along = next((d for d, n in enumerate(target) if n != 1 and torch.Size(target[:d]).numel() == before), None)

@@ -204,11 +204,15 @@ def enlarge_by(func: Any, x: RowTensor, size: Sequence[int] | None, scales: Sequ
     return enlarge(func.overloadpacket.default, x, size, *factors)
 
 
-def attend(q: Any, k: Any, v: Any) -> RowTensor:
+def attend(whole: Callable[..., Tensor], q: Any, k: Any, v: Any) -> Tensor:
     """Every position attends to all others, with one head as wide as the channels; keys go round the ring of ranks.
 
-    q, k, v: `[batch, channels, (frames,) height, width]`, of one cut.
+    Args:
+        whole: the function in whose place this one stands, for pictures that were gathered before.
+        q, k, v: `[batch, channels, (frames,) height, width]`, of one cut.
     """
+    if not isinstance(q, RowTensor):
+        return whole(q, k, v)
 
     def tokens(x: Any) -> Tensor:
         return x.at(q.runs).flatten(2).transpose(1, 2).contiguous().unsqueeze(2)  # type: ignore[no-any-return]

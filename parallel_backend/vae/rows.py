@@ -1,7 +1,7 @@
 """Which rank holds which rows of a picture, and the exchange of rows between ranks.
 
-A picture (or every frame of a clip) is cut into contiguous runs of rows, one a rank, by the rows of its latent; a run may
-be empty. Nothing is padded: rows beyond the picture's edge are the zeros that a convolution itself would see.
+A picture (or every frame of a clip) is cut into contiguous runs of rows, one a rank, by the rows of its latent; inside of
+an autoencoder a run may be empty. Nothing is padded: rows beyond the picture's edge are the zeros that a convolution itself would see.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from ..comm.communicator import Communicator
 from ..layout import cut, length
 
 NOTHING = slice(0, 0)
+
+LEAST_POSITIONS = 2
+"""Positions of the latent that each rank must get for a picture to be cut. Dimensions of size 1 cannot be told apart in
+views, and statistics over single values have only rounding errors to enlarge."""
 
 
 @dataclass(frozen=True)
@@ -126,19 +130,27 @@ class Slab:
                 yield run, piece.view(*before, length(run), after)
 
     def whole(self) -> Tensor:
-        """The whole picture on the first rank, nothing on the others: `[..., height, width]`. A collective."""
+        """Return the whole picture on the first rank, `[..., height, width]`, and no rows on the others. A collective.
+
+        A picture that is not cut is whole on every rank.
+        """
         return self.fetch([slice(0, self.height), *[NOTHING] * (self.axis.size - 1)])
 
 
 def slab_of(picture: Tensor, axis: Communicator, scale: int = 1) -> Slab:
-    """This rank's rows of a picture that every rank holds whole.
+    """Return this rank's rows of a picture that every rank holds whole.
+
+    A picture that is too small to be cut stays whole: every rank then computes all of it, as one rank alone does.
 
     Args:
         picture: `[batch, channels, ..., height, width]`.
+        axis: all ranks.
         scale: rows of the picture for each row of its latent. The cut is made by the latent's rows; what is left over
             belongs to the last run.
     """
-    height = picture.shape[-2]
+    height, width = picture.shape[-2:]
+    if height // scale // axis.size * (width // scale) < LEAST_POSITIONS:
+        return Slab(picture, (slice(0, height),), axis.alone())
     runs = [slice(scale * run.start, scale * run.stop) for run in cut(height // scale, axis.size)]
     runs[-1] = slice(runs[-1].start, height)
     return Slab(picture[..., runs[axis.rank], :], tuple(runs), axis)

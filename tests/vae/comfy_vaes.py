@@ -47,6 +47,11 @@ class Kind:
         batch, channels, _, *size = self.latent
         return replace(self, latent=(batch, channels, frames, *size))
 
+    def sized(self, height: int, width: int) -> Kind:
+        """Return the same kind with a latent of this size, and of two frames if it is a clip's."""
+        batch, channels, *frames, _, _ = self.latent
+        return replace(self, latent=(batch, channels, *[2 for _ in frames], height, width))
+
     def pixels(self) -> tuple[int, ...]:
         """The shape of what the latent decodes to."""
         batch, _, *frames, height, width = self.latent
@@ -168,8 +173,12 @@ def build(kind: str, **settings: Any) -> nn.Module:
 
 def inputs(name: str, frames: int = 0) -> tuple[Tensor, Tensor]:
     """A latent and pixels from -1 to 1; of a clip of so many latent frames, if it is said."""
+    return drawn(KINDS[name].of(frames) if frames else KINDS[name])
+
+
+def drawn(kind: Kind) -> tuple[Tensor, Tensor]:
+    """Return a latent and pixels from -1 to 1 of a kind's shapes."""
     generator = torch.Generator().manual_seed(7)
-    kind = KINDS[name].of(frames) if frames else KINDS[name]
     return torch.randn(kind.latent, generator=generator), torch.rand(kind.pixels(), generator=generator) * 2 - 1
 
 

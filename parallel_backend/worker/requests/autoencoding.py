@@ -109,7 +109,7 @@ class Autoencoding:
         def send(piece: Slab) -> None:
             nonlocal start
             pixels = piece.whole()[0]
-            if piece.axis.rank == 0:
+            if self._rank.group.rank == 0:
                 dtype = str(pixels.dtype).removeprefix("torch.")
                 answer = Pixels(message.request, item, start, dtype, tuple(pixels.shape))
                 if message.shared:
