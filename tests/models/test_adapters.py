@@ -151,6 +151,7 @@ def made(kind: str, size: tuple[int, ...]) -> Iterator[dict[str, Tensor]]:
             yield loha | {"dora_scale": dora(size, "rows")}
             yield loha | {"dora_scale": dora(size, "matrix")}
             yield loha | {"hada_w2_a": other[0][:1]}  # spread over all rows
+            yield loha | {"hada_w2_b": torch.cat([down, down])}  # ranks that differ
         case "lokr":
             if rows % 2 or channels % 2 and channels > 1:
                 return
@@ -172,7 +173,7 @@ def made(kind: str, size: tuple[int, ...]) -> Iterator[dict[str, Tensor]]:
                 yield dict(zip(names, (a1, a2, up, down), strict=True)) | {"dora_scale": dora(size, "rows")}
             yield {f"{name}.weight": draw(rows, rows, seed=n) for n, name in enumerate(("a1", "a2", "b1", "b2"))}
         case "oft":
-            for block in (1, 2, 3):
+            for block in (2, 3):
                 blocks = 0.1 * draw(max(1, rows // block), block, block, seed=5)
                 yield {"oft_blocks": blocks}
                 yield {"oft_blocks": blocks, "alpha": torch.tensor(0.05)}
@@ -188,17 +189,19 @@ def made(kind: str, size: tuple[int, ...]) -> Iterator[dict[str, Tensor]]:
 def test_what_comfyui_applies_is_applied_and_what_it_leaves_out_is_left_out(kind: str) -> None:
     found: Counter[str] = Counter()
     wrong: list[str] = []
+    sizes = {name: tuple(parameter.shape) for name, parameter in Block().named_parameters()}
+    reader = lora.AdapterReader(sizes, {})
     for fit in FITS:
         by_place = {place: list(made(kind, shaped(size, fit))) for place, (_, size) in PLACES.items()}
         for number in range(max(map(len, by_place.values()))):
             layers = {place: tensors[number] for place, tensors in by_place.items() if number < len(tensors)}
-            for strength, scale in STRENGTHS if fit == "fits" else STRENGTHS[number % 2 :: 2]:
-                for place, outcome, difference in both(layers, strength, scale):
+            for strength, scale in STRENGTHS if fit == "fits" else STRENGTHS[number % 4 : number % 4 + 1]:
+                for place, outcome, difference in both(reader, layers, strength, scale):
                     found[outcome] += 1
                     if difference:
                         wrong.append(f"{place} {fit} {number} {strength}: {outcome}, {difference}")
     assert wrong == []
-    assert all(found[outcome] >= 12 for outcome in OUTCOMES.get(kind, ("applied", "left out"))), found
+    assert all(found[outcome] >= 8 for outcome in OUTCOMES.get(kind, ("applied", "left out"))), found
 
 
 OUTCOMES = {
@@ -209,24 +212,25 @@ OUTCOMES = {
 """What ComfyUI makes of the cases of a kind, where it is not the usual."""
 
 
-def both(layers: dict[str, dict[str, Tensor]], strength: float, scale: float) -> Iterator[tuple[str, str, str]]:
+def both(
+    reader: Any, layers: dict[str, dict[str, Tensor]], strength: float, scale: float
+) -> Iterator[tuple[str, str, str]]:
     """Of each parameter what ComfyUI makes of a file of these layers, and how the workers differ."""
     theirs = Stock()
     file = {f"{place}.{name}": tensor for place, tensors in layers.items() for name, tensor in tensors.items()}
     before = {name: tensor.clone() for name, tensor in theirs.model.state_dict().items()}
     keys = {place: PLACES[place][0] for place in layers}
     theirs.add_patches(comfy.lora.load_lora(file, keys, log_missing=False), strength, scale)
-    sizes = {name.removeprefix(lora.PREFIX): tuple(tensor.shape) for name, tensor in before.items()}
-    reader, patched = lora.AdapterReader(sizes, {}), asked.patched_keys(theirs)
+    patched = asked.patched_keys(theirs)
     theirs.patch_model(CPU)
     for key, expected in theirs.model.state_dict().items():
         patches = {key: theirs.patches[key]} if key in theirs.patches else {}
         if key in theirs.raised:
             with pytest.raises(Refused, match="ComfyUI cannot apply this LoRA"):
-                reader.read(patches, key, lambda: patched)
+                reader.read(patches, object(), lambda: patched)
             yield key, "raised", ""
             continue
-        adapters = reader.read(patches, key, lambda: patched)
+        adapters = reader.read(patches, object(), lambda: patched)
         outcome = "applied" if not torch.equal(expected, before[key]) else "left out" if patches else "none"
         difference = ""
         for alone in (False, True):

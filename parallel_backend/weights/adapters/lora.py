@@ -241,7 +241,8 @@ def _difference(
             w2 = parts["w2"] if "w2" in parts else parts["w2_a"] @ parts["w2_b"]
             ranks = [parts[name].shape[0] for name in ("w2_b", "w1_b") if name in parts]
             alpha = _over(adapter.alpha, ranks[0]) if ranks else 1.0
-            return _rows_of(*_kronecker(w1, w2), size=size, runs=runs), alpha
+            make, made = _kronecker(w1, w2)
+            return _rows_of(make, runs, made, size), alpha
         case "glora":
             return _glora(parts, weight, rows, runs, size), _over(adapter.alpha, parts["a2"].shape[0])
         case "oft":
@@ -294,8 +295,10 @@ def _glora(
         turned = torch.einsum("o i ..., i j, j k -> o k ...", values, a1, a2)
     else:
         turned = values.flatten(1) @ a1 @ a2
-    added = _rows_of(lambda run: b1[run] @ b2, runs, b1.shape[0], size)
-    return added.reshape(values.shape) + turned.reshape(values.shape)
+    if b1.shape[0] * b2.shape[1] != math.prod(size):
+        b1 = b1.expand(size[0], -1)  # one row, which ComfyUI adds to all
+    added = _rows_of(lambda run: b1[run] @ b2, runs, b1.shape[0], size).flatten(1)
+    return added + turned.reshape(added.shape[0], -1)
 
 
 def _among(values: Tensor, rows: slice, runs: Sequence[slice]) -> Tensor:
