@@ -153,7 +153,7 @@ def made(kind: str, size: tuple[int, ...]) -> Iterator[dict[str, Tensor]]:
             yield loha | {"hada_w2_a": other[0][:1]}  # spread over all rows
             yield loha | {"hada_w2_b": torch.cat([down, down])}  # ranks that differ
         case "lokr":
-            if rows % 2 or channels % 2 and channels > 1:
+            if rows % 2 or (channels % 2 and channels > 1):
                 return
             wide = min(2, channels)
             first = draw(2, wide, seed=5)

@@ -68,9 +68,7 @@ class AdapterReader:
                 recipe[name] = known
         return AdapterSet(recipe, tensors, left_out=_misfits(logged))
 
-    def _adapter(
-        self, name: str, patch: WeightPatch, tensors: dict[str, Tensor], logged: list[str]
-    ) -> Adapter | None:
+    def _adapter(self, name: str, patch: WeightPatch, tensors: dict[str, Tensor], logged: list[str]) -> Adapter | None:
         """Translate a patch; None where ComfyUI leaves it out, which adds to `logged` what ComfyUI logs."""
         strength, value, scale, offset, function = patch
         left_out = self._questions.left_out(f"{PREFIX}{name}", self._sizes[name], patch)
@@ -113,8 +111,7 @@ def _never_patched(keys: Sequence[str]) -> tuple[str, ...]:
     if not keys:
         return ()
     return (
-        f"{len(keys)} of the LoRA's changes have no effect, as with ComfyUI's own loader, which patches no parameter of a "
-        f"module that has submodules: {_first(keys)}.",
+        f"{len(keys)} of the LoRA's changes have no effect, as with ComfyUI's own loader, which never patches {_first(keys)}.",
     )
 
 
@@ -122,7 +119,9 @@ def _misfits(logged: Sequence[str]) -> tuple[str, ...]:
     """Say which adapters ComfyUI leaves out, by what it logs of them."""
     if not logged:
         return ()
-    return (f"{len(logged)} of the LoRA's changes do not fit the model, and ComfyUI leaves them out: {_first(logged)}.",)
+    return (
+        f"{len(logged)} of the LoRA's changes do not fit the model, and ComfyUI leaves them out: {_first(logged)}.",
+    )
 
 
 def _first(of: Sequence[str]) -> str:
@@ -132,7 +131,9 @@ def _first(of: Sequence[str]) -> str:
 def _refuse_unknown(found: Iterable[str]) -> None:
     """Raise Refused for kinds of adapter that this ComfyUI handles differently than the workers."""
     for kind in sorted(found):
-        attempt = functools.partial(fault, kind, lambda size, patches: AdapterReader({"w": size}, {}).translate(patches))
+        attempt = functools.partial(
+            fault, kind, lambda size, patches: AdapterReader({"w": size}, {}).translate(patches)
+        )
         if what := verdicts().fault("adapter", attempt, things_of(kind)):
             raise _refused(f"what this ComfyUI makes of {kind} adapters ({what})")
 
