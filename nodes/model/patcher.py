@@ -5,6 +5,7 @@ Object patches, wrappers, injections and callbacks work as ever; only the moveme
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NoReturn
 
 import torch
@@ -13,6 +14,7 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from ...parallel_backend.weights.adapters.lora import AdapterSet
 from ..memory.loaded_models import WorkerPatcher
 from .conditioning import STRICT
+from .features.adapters_asked import patched_keys
 from .refusals import refuse_weights
 from .remote_model import RemoteModel
 from .run.wrapper import run_in_workers
@@ -70,7 +72,7 @@ class ParallelModelPatcher(WorkerPatcher):
 
     def adapters(self) -> AdapterSet:
         """The weight patches (LoRA and its kin) as the workers know them."""
-        return self.remote.reader.read(self.patches, self.patches_uuid)
+        return self.remote.reader.read(self.patches, self.patches_uuid, functools.partial(patched_keys, self))
 
     def add_patches(self, patches: Any, strength_patch: float = 1.0, strength_model: float = 1.0) -> Any:
         """Record LoRA and its kin. Raises Refused for merging, and for what the workers cannot apply."""

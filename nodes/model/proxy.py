@@ -6,6 +6,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import comfy.model_management
@@ -295,4 +296,4 @@ class DiffusionProxy(nn.Module):
         networks = networks_of(options, self.skeleton, shape, name)
         if networks and self.remote.shape.whole:
             raise Refused(f"A model patch cannot be used with this model ({self.remote.unspread}): {WAY_OUT}.")
-        return AdapterSet(changes.recipe, tensors, networks) if networks else changes
+        return replace(changes, tensors=tensors, networks=networks) if networks else changes

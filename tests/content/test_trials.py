@@ -35,8 +35,8 @@ rebuilt = nodes_module("model.features.rebuilt", ForGood())
 OTHER = "which gives another result than the workers' where both were tried"
 
 
-def translate(patches: Any) -> Any:
-    return lora.AdapterReader({"w": adapters.SIZE}, {}).translate(patches)
+def translate(size: Any, patches: Any) -> Any:
+    return lora.AdapterReader({"w": size}, {}).translate(patches)
 
 
 @pytest.mark.parametrize("kind", trial.CASES)

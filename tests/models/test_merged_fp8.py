@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ class Case:
         starts = packed_starts(part, self.family.keys(config), self.dtype, names)
         assert bool(starts) == (dtype not in FP8.values()), "where adapters are applied at each expansion"
         self.reader = nodes_module("model.features.lora", patch).AdapterReader(tensor_sizes(names), starts)
+        self.patched_keys = nodes_module("model.features.adapters_asked", patch).patched_keys
 
     def stock(self, stack: Stack) -> tuple[AdapterSet, dict[str, Tensor]]:
         """The adapters as ComfyUI records them, and its weights with them."""
@@ -79,7 +81,7 @@ class Case:
         for number, (scheme, strength) in enumerate(stack):
             model, _ = comfy.sd.load_lora_for_models(model, None, adapter_tensors(scheme, number), strength, 0.0)
         assert bool(model.patches) == bool(stack)
-        adapters = self.reader.read(model.patches, tuple(stack))
+        adapters = self.reader.read(model.patches, tuple(stack), functools.partial(self.patched_keys, model))
         comfy.model_management.load_models_gpu([model], force_full_load=True)
         weights = {name: tensor.clone() for name, tensor in model.model.diffusion_model.state_dict().items()}
         comfy.model_management.unload_all_models()

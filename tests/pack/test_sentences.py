@@ -21,11 +21,17 @@ ALONE = "One device alone would be faster for this job: choose devices 0 in Para
 NOT_COMPILED = "The blocks are not compiled: compile on is not for single model calls, nor for model patches."
 SLOW = "Slower path: one model call at a time, because the workers do not support X. Choose Y for the fast path."
 
+LEFT_OUT = [
+    "3 of the LoRA's changes have no effect, as with ComfyUI's own loader, which never patches a.scale, and 2 more.",
+    "1 of the LoRA's changes do not fit the model, and ComfyUI leaves them out: ERROR lora a.weight shape '[6]' is invalid.",
+]
+
 
 @pytest.mark.parametrize(
     "change",
     [
         {"warnings": [ALONE, SLOW]},
+        {"warnings": LEFT_OUT},
         {"gain_is": "measured", "seconds_a_step": 0.0},
         {"gain": None, "gain_is": "", "sent": 0, "starting": 36.7},
         {"compiling": 74.2, "warnings": [NOT_COMPILED]},

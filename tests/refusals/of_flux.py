@@ -75,22 +75,13 @@ PERTURBED = {"scale": 3.0}
 """PerturbedAttentionGuidance's inputs."""
 LAYER = "diffusion_model.single_blocks.0.linear2"
 LORAS: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
-    "a LoRA of another model": (
-        {f"{LAYER}.lora_down.weight": (2, 64), f"{LAYER}.lora_up.weight": (96, 2)},
-        "an adapter changes [96, 64] values of single_blocks.0.linear2.weight, which has [512, 2560]: choose a LoRA that "
-        "was made for this model.",
-    ),
-    "factors that do not fit": (
-        {f"{LAYER}.lora_down.weight": (2, 2560), f"{LAYER}.lora_up.weight": (512, 3)},
-        "an adapter's factors of [512, 3] and [2, 2560] do not fit each other: choose another LoRA.",
-    ),
-    "OFT blocks that do not fit": (
-        {f"{LAYER}.oft_blocks": (3, 32, 32)},
-        "an adapter changes [96, 2560] values of single_blocks.0.linear2.weight, which has [512, 2560]: choose a LoRA "
-        "that was made for this model.",
+    "a new value of another shape": (
+        {f"{LAYER}.set_weight": (512, 3)},
+        "ComfyUI cannot apply this LoRA to diffusion_model.single_blocks.0.linear2.weight, which has the shape [512, 2560] "
+        "(The size of tensor a (2560) must match the size of tensor b (3) at non-singleton dimension 1): choose another LoRA.",
     ),
     "BOFT": (
-        {f"{LAYER}.oft_blocks": (2, 16, 32, 32)},
+        {f"{LAYER}.oft_blocks": (2, 16, 32, 32), f"{LAYER}.alpha": ()},
         f"an adapter of the type boft cannot be applied to a parallel MODEL: {WAY_OUT}",
     ),
     "a LoRA that enlarges img_in": (
@@ -103,7 +94,9 @@ LORAS: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
         f"{WAY_OUT}",
     ),
     "Tucker": (
-        {f"{LAYER}.hada_{part}": (2, 2) for part in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")},
+        {f"{LAYER}.hada_w{part}_a": (2, 512) for part in (1, 2)}
+        | {f"{LAYER}.hada_w{part}_b": (2, 2560) for part in (1, 2)}
+        | {f"{LAYER}.hada_t{part}": (2, 2, 1, 1) for part in (1, 2)},
         "a Tucker-decomposed adapter, which is made for convolutions, cannot be applied to a parallel MODEL: "
         f"{WAY_OUT}",
     ),

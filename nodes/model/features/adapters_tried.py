@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import comfy.lora
@@ -14,8 +15,8 @@ from torch import Tensor
 from ....parallel_backend.weights.adapters.lora import AdapterSet, apply
 
 TOLERANCE = 1e-6
-SIZE = 6, 4
-"""The shape of the weight that adapters are tried on."""
+SIZES = (6, 4), (6,), (6, 2, 2), (6, 2, 3, 2), (6, 2, 1, 2, 2)
+"""The shapes of the weights that adapters are tried on: a matrix, a vector, and convolutions of one to three dimensions."""
 
 OF_ALL = frozenset({"comfy.lora.calculate_weight", "comfy.utils.swap_scale_shift"})
 """What takes part in every kind of adapter."""
@@ -23,8 +24,8 @@ OF_ALL = frozenset({"comfy.lora.calculate_weight", "comfy.utils.swap_scale_shift
 ADAPTERS: Mapping[str, str] = {name.lower(): f"{name}Adapter" for name in ("LoRA", "LoHa", "LoKr", "GLoRA", "OFT")}
 """ComfyUI's class of each kind of adapter, by the workers' name of the kind."""
 
-Translate = Callable[[Mapping[str, Any]], AdapterSet]
-"""Makes of ComfyUI's patches of a weight `w` of that size what the workers are told."""
+Translate = Callable[[Sequence[int], Mapping[str, Any]], AdapterSet]
+"""Makes of a size and ComfyUI's patches of a weight `w` of that size what the workers are told."""
 
 
 def things_of(kind: str) -> frozenset[str]:
@@ -34,15 +35,16 @@ def things_of(kind: str) -> frozenset[str]:
 
 def fault(kind: str, translate: Translate) -> str:
     """What is wrong with ComfyUI's things of a kind of adapter, behind their name; empty if both give the same."""
-    for value in _values(kind):
-        for patch in _patches(value):
-            before = _random(0, SIZE)
-            expected = comfy.lora.calculate_weight([patch], before.clone(), "w")
-            adapters = translate({"diffusion_model.w": [patch]})
-            ours = before.clone()
-            apply(adapters.recipe["w"], adapters.tensors, ours, slice(0, SIZE[0]), SIZE)
-            if expected.shape != ours.shape or float((ours - expected).norm()) > TOLERANCE * float(expected.norm()):
-                return "which gives other weights than the workers' where both were tried"
+    for size in SIZES:
+        for value in _values(kind, size):
+            for patch in _patches(value):
+                before = _random(0, size)
+                expected = comfy.lora.calculate_weight([patch], before.clone(), "w")
+                adapters = translate(size, {"diffusion_model.w": [patch]})
+                ours = before.clone()
+                apply(adapters.recipe["w"], adapters.tensors, ours, slice(0, size[0]), size)
+                if expected.shape != ours.shape or float((ours - expected).norm()) > TOLERANCE * float(expected.norm()):
+                    return "which gives other weights than the workers' where both were tried"
     return ""
 
 
@@ -54,10 +56,11 @@ def _patches(value: Any) -> Iterator[tuple[Any, ...]]:
         yield 0.7, value, 1.0, None, comfy.utils.swap_scale_shift
 
 
-def _values(kind: str) -> Iterator[Any]:
-    rows, columns, rank = *SIZE, 2
-    up, down, left, right = (_random(seed, size) for seed, size in enumerate([(rows, rank), (rank, columns)] * 2, 1))
-    dora = _random(9, (rows, 1)).abs() + 0.5
+def _values(kind: str, size: tuple[int, ...]) -> Iterator[Any]:
+    rows, columns, rank = size[0], math.prod(size[1:]), 2
+    channels = math.prod(size[1:2])
+    up, down, left, right = (_random(seed, shape) for seed, shape in enumerate([(rows, rank), (rank, columns)] * 2, 1))
+    dora = _random(9, (rows, *[1] * (len(size) - 1))).abs() + 0.5
     match kind:
         case "lora":
             yield from (kinds.LoRAAdapter(set(), (up, down, alpha, None, None, None)) for alpha in (None, 1.5))
@@ -66,19 +69,21 @@ def _values(kind: str) -> Iterator[Any]:
             yield kinds.LoHaAdapter(set(), (up, down, 1.5, left, right, None, None, None))
             yield kinds.LoHaAdapter(set(), (up, down, None, left, right, None, None, dora))
         case "lokr":
-            one, other = _random(5, (2, 2)), _random(6, (3, 2))
+            wide = min(channels, 2)
+            one, other = _random(5, (2, wide)), _random(6, (3, channels // wide, *size[2:]))
             yield kinds.LoKrAdapter(set(), (one, other, None, None, None, None, None, None, None))
-            factors = _random(7, (3, 1)), _random(8, (1, 2))
+            factors = _random(7, (3, 1)), _random(8, (1, columns // wide))
             yield kinds.LoKrAdapter(set(), (one, None, 1.5, None, None, *factors, None, dora))
         case "glora":
-            a1, a2 = _random(5, (columns, rank)), _random(6, (rank, columns))
-            yield kinds.GLoRAAdapter(set(), (a1, a2, up, down, 1.5, None))
+            if len(size) > 1:  # ComfyUI takes none for a vector
+                a1, a2 = _random(5, (channels, rank)), _random(6, (rank, channels))
+                yield kinds.GLoRAAdapter(set(), (a1, a2, up, down, 1.5, None))
         case "oft":
             yield from (
                 kinds.OFTAdapter(set(), (0.1 * _random(5, (3, 2, 2)), None, alpha, None)) for alpha in (0.0, 0.05)
             )
         case _:
-            yield kind, (_random(5, SIZE),)
+            yield kind, (_random(5, size),)
 
 
 def _random(seed: int, size: tuple[int, ...]) -> Tensor:

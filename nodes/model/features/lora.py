@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import comfy.utils
@@ -17,7 +17,8 @@ from ....parallel_backend.weights.adapters.lora import Adapter, AdapterSet, Reci
 from ....parallel_backend.wire.frames import DTYPES
 from ..refusals import WAY_OUT
 from ..verdicts import verdicts
-from .adapters_tried import SIZE, fault, things_of
+from .adapters_asked import AdapterQuestions
+from .adapters_tried import fault, things_of
 
 PREFIX = "diffusion_model."
 FUNCTION_NAMES: Mapping[Callable[..., Any], str] = {comfy.utils.swap_scale_shift: "swap_scale_shift"}
@@ -35,45 +36,51 @@ class AdapterReader:
         self._packed = packed
         self._ids = WeakIdKeyDictionary()
         self._last: tuple[object, AdapterSet] | None = None
+        self._questions = AdapterQuestions()
 
-    def read(self, patches: Mapping[str, Sequence[WeightPatch]], version: object) -> AdapterSet:
-        """What a ModelPatcher's `patches` do. `version` changes whenever they do.
+    def read(
+        self, patches: Mapping[str, Sequence[WeightPatch]], version: object, patched: Callable[[], Collection[str]]
+    ) -> AdapterSet:
+        """What a ModelPatcher's `patches` do. `version` changes whenever they do; `patched` gives the keys that ComfyUI patches.
 
         Raises:
             Refused: for what the workers cannot apply, by name.
         """
         if self._last is None or self._last[0] != version:
-            adapters = self.translate(patches)
+            keys = patched() if patches else ()
+            unpatched = [key for key in patches if key not in keys]
+            adapters = self.translate({key: entries for key, entries in patches.items() if key in keys})
             _refuse_unknown({adapter.kind for changes in adapters.recipe.values() for adapter in changes})
-            self._last = version, adapters
+            self._last = version, replace(adapters, left_out=(*_never_patched(unpatched), *adapters.left_out))
         return self._last[1]
 
     def translate(self, patches: Mapping[str, Sequence[WeightPatch]]) -> AdapterSet:
-        """The same, whatever ComfyUI's own adapters are like."""
+        """The same, whatever ComfyUI's own adapters are like, of keys that it patches."""
         recipe: Recipe = {}
         tensors: dict[str, Tensor] = {}
+        logged: list[str] = []
         for key, entries in patches.items():
             name = key.removeprefix(PREFIX)
             if not key.startswith(PREFIX) or name not in self._sizes:
                 raise _refused(f"a change of {key}")
-            recipe[name] = [self._adapter(name, entry, tensors) for entry in entries]
-        return AdapterSet(recipe, tensors)
+            changes = [self._adapter(name, entry, tensors, logged) for entry in entries]
+            if known := [adapter for adapter in changes if adapter is not None]:
+                recipe[name] = known
+        return AdapterSet(recipe, tensors, left_out=_misfits(logged))
 
-    def _adapter(self, name: str, patch: WeightPatch, tensors: dict[str, Tensor]) -> Adapter:
+    def _adapter(self, name: str, patch: WeightPatch, tensors: dict[str, Tensor], logged: list[str]) -> Adapter | None:
+        """Translate a patch; None where ComfyUI leaves it out, which adds to `logged` what ComfyUI logs."""
         strength, value, scale, offset, function = patch
-        kind, parts, alpha = _parts(value)
-        if function is not None and function not in FUNCTION_NAMES:
-            raise _refused(f"the function {getattr(function, '__name__', function)} on {name}")
+        left_out = self._questions.left_out(f"{PREFIX}{name}", self._sizes[name], patch)
+        if left_out is not None:
+            logged += left_out
+            return None if scale == 1.0 else Adapter("diff", {}, float(strength), float(scale), offset=offset)
         size = list(self._sizes[name])
         if offset is not None:
             size[offset[0]] = offset[2]
-        columns = math.prod(size[1:])
-        for found in _shapes(kind, parts, columns) if parts else ():
-            if found != (size[0], columns):
-                raise Refused(
-                    f"an adapter changes {list(found)} values of {name}, which has {size}: choose a LoRA that was made "
-                    "for this model."
-                )
+        kind, parts, alpha = _parts(value, size)
+        if function is not None and function not in FUNCTION_NAMES:
+            raise _refused(f"the function {getattr(function, '__name__', function)} on {name}")
         adapter = Adapter(
             kind=kind,  # type: ignore[arg-type]
             tensors={part: self.add(tensor, tensors) for part, tensor in parts.items()},
@@ -99,10 +106,34 @@ class AdapterReader:
         return name
 
 
+def _never_patched(keys: Sequence[str]) -> tuple[str, ...]:
+    """Say that ComfyUI patches none of these parameters."""
+    if not keys:
+        return ()
+    return (
+        f"{len(keys)} of the LoRA's changes have no effect, as with ComfyUI's own loader, which never patches {_first(keys)}.",
+    )
+
+
+def _misfits(logged: Sequence[str]) -> tuple[str, ...]:
+    """Say which adapters ComfyUI leaves out, by what it logs of them."""
+    if not logged:
+        return ()
+    return (
+        f"{len(logged)} of the LoRA's changes do not fit the model, and ComfyUI leaves them out: {_first(logged)}.",
+    )
+
+
+def _first(of: Sequence[str]) -> str:
+    return of[0] if len(of) == 1 else f"{of[0]}, and {len(of) - 1} more"
+
+
 def _refuse_unknown(found: Iterable[str]) -> None:
     """Raise Refused for kinds of adapter that this ComfyUI handles differently than the workers."""
     for kind in sorted(found):
-        attempt = functools.partial(fault, kind, AdapterReader({"w": SIZE}, {}).translate)
+        attempt = functools.partial(
+            fault, kind, lambda size, patches: AdapterReader({"w": size}, {}).translate(patches)
+        )
         if what := verdicts().fault("adapter", attempt, things_of(kind)):
             raise _refused(f"what this ComfyUI makes of {kind} adapters ({what})")
 
@@ -111,20 +142,22 @@ def _refused(what: str) -> Refused:
     return Refused(f"{what} cannot be applied to a parallel MODEL: {WAY_OUT}.")
 
 
-def _parts(value: Any) -> tuple[str, dict[str, Tensor], float | None]:
-    """Kind, tensors by part, and alpha."""
+def _parts(value: Any, size: Sequence[int]) -> tuple[str, dict[str, Tensor], float | None]:
+    """Kind, tensors by part, and alpha, of a patch of a weight of `size`."""
     if isinstance(value, kinds.WeightAdapterBase):
-        kind, parts, alpha = _adapter_parts(value)
+        kind, parts, alpha = _adapter_parts(value, size)
         return kind, {part: tensor for part, tensor in parts.items() if tensor is not None}, alpha
     name, values = value if len(value) == 2 else ("diff", value)
     if name not in ("diff", "set"):
         raise _refused(f"a patch of the type {name}")
     if len(values) > 1 and values[1].get("pad_weight"):
         raise _refused("a LoRA that enlarges a weight (FLUX.1 Canny and Depth LoRAs do)")
-    return name, {} if values[0] is None else {"value": values[0]}, None  # the factor on the weight alone
+    return name, {"value": values[0]}, None
 
 
-def _adapter_parts(adapter: kinds.WeightAdapterBase) -> tuple[str, dict[str, Tensor | None], float | None]:
+def _adapter_parts(
+    adapter: kinds.WeightAdapterBase, size: Sequence[int]
+) -> tuple[str, dict[str, Tensor | None], float | None]:
     v = adapter.weights
     match adapter:
         case kinds.LoRAAdapter():
@@ -145,8 +178,10 @@ def _adapter_parts(adapter: kinds.WeightAdapterBase) -> tuple[str, dict[str, Ten
             return "lokr", first | second | {"dora_scale": dora}, alpha
         case kinds.GLoRAAdapter():
             a1, a2, b1, b2, alpha, dora = v
-            if b2.shape[0] != b1.shape[1]:  # LyCORIS' older layout, its factors the other way round
-                a1, a2, b1, b2 = a2, a1, b2, b1
+            newer = b2.shape[0] == b1.shape[1] == a1.shape[1] == a2.shape[0]
+            older = b2.shape[1] == b1.shape[0] == a1.shape[0] == a2.shape[1]
+            if older and (not newer or a2.shape[0] == size[0] == size[1]):  # as ComfyUI tells LyCORIS' older layout
+                a1, a2, b1, b2 = a2, a1, b2, b1  # its factors are the other way round
             return "glora", {"a1": a1, "a2": a2, "b1": b1, "b2": b2, "dora_scale": dora}, alpha
         case kinds.OFTAdapter():
             blocks, _, constraint, dora = v
@@ -159,35 +194,3 @@ def _adapter_parts(adapter: kinds.WeightAdapterBase) -> tuple[str, dict[str, Ten
 def _refuse_tucker(*cores: Tensor | None) -> None:
     if any(core is not None for core in cores):
         raise _refused("a Tucker-decomposed adapter, which is made for convolutions,")
-
-
-def _shapes(kind: str, parts: Mapping[str, Tensor], columns: int) -> Iterator[tuple[int, int]]:
-    """Rows and columns of what an adapter's factors give; each must be those of the weight, which has `columns`."""
-
-    def product(left: str, right: str) -> tuple[int, int]:
-        a, b = parts[left], parts[right]
-        if math.prod(a.shape[1:]) != b.shape[0]:
-            raise Refused(
-                f"an adapter's factors of {list(a.shape)} and {list(b.shape)} do not fit each other: choose another LoRA."
-            )
-        return a.shape[0], math.prod(b.shape[1:])
-
-    match kind:
-        case "lora":
-            yield product("up", "down")
-        case "loha":
-            yield product("w1_a", "w1_b")
-            yield product("w2_a", "w2_b")
-        case "lokr":
-            w1, w2 = (tuple(parts[w].shape) if w in parts else product(f"{w}_a", f"{w}_b") for w in ("w1", "w2"))
-            yield w1[0] * w2[0], w1[1] * math.prod(w2[1:])
-        case "glora":
-            yield product("b1", "b2")
-            inner = product("a1", "a2")
-            if inner != (columns, columns):
-                yield inner
-        case "oft":
-            yield math.prod(parts["blocks"].shape[:2]), columns
-        case _:
-            value = parts["value"]
-            yield value.shape[0], math.prod(value.shape[1:])

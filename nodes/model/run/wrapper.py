@@ -75,7 +75,7 @@ def run_in_workers(
     compiler = "" if message is None else message[0]["compiler"]
     with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as shown:
         remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(shown, callback)
-        shown.warnings.extend(said)
+        shown.warnings.extend((*said, *checked.adapters.left_out))
         shown.warnings.extend(proxy.prove(conditioning_of(guider)))
         if proxy.remote is not remote:  # what was looked at goes for a model that is spread
             return run_in_workers(

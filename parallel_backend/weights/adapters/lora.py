@@ -60,11 +60,12 @@ Values = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class AdapterSet:
-    """All changes to a model, with the tensors they need by id."""
+    """All changes to a model, with the tensors they need by id; `left_out` says which changes ComfyUI does not make."""
 
     recipe: Recipe
     tensors: Values
     networks: tuple[Network, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @cached_property
     def encoded(self) -> bytes:
@@ -95,7 +96,7 @@ def content_id(tensor: Tensor) -> str:
 
 def _swapped_halves(rows: slice, size: int) -> Iterator[slice]:
     """Where rows of (second half, first half) come from."""
-    half = size // 2
+    half = (size + 1) // 2  # as chunk has it
     for start, stop, shift in ((0, size - half, half), (size - half, size, half - size)):
         begin, end = max(rows.start, start), min(rows.stop, stop)
         if begin < end:
@@ -189,16 +190,17 @@ def _change(
     if not parts:  # UNetCrossAttentionMultiply and its like
         return None
     if adapter.kind == "set":
-        weight.copy_(parts["value"][rows])
+        weight.copy_(parts["value"].expand(size)[rows])
         return None
     runs = [rows] if adapter.function is None else FUNCTIONS[adapter.function](rows, size[0])
-    difference, alpha = _difference(adapter, parts, weight, rows, list(runs))
+    difference, alpha = _difference(adapter, parts, weight, rows, list(runs), size)
     difference = difference.reshape(weight.shape)
     if "dora_scale" in parts:
         changed, norms = weight + (difference * alpha).to(weight.dtype), parts["dora_scale"]
         if norms.shape[0] == size[0]:
-            norms = norms[rows].reshape(-1, *[1] * (weight.dim() - 1))
-            found = weight.flatten(1).norm(dim=1).view_as(norms)  # of the weight before: so does ComfyUI
+            norms = norms[rows] if norms.dim() == weight.dim() else norms  # fewer dimensions are the weight's last ones
+            found = weight.reshape(weight.shape[0], -1).norm(dim=1)  # of the weight before: so does ComfyUI
+            found = found.view(-1, *[1] * (weight.dim() - 1))
         else:
             column_norms = _column_norms(changed, rows, size) if column_norms is None else column_norms
             found = column_norms
@@ -213,24 +215,36 @@ def _change(
 
 
 def _difference(
-    adapter: Adapter, parts: Mapping[str, Tensor], weight: Tensor, rows: slice, runs: Sequence[slice]
+    adapter: Adapter,
+    parts: Mapping[str, Tensor],
+    weight: Tensor,
+    rows: slice,
+    runs: Sequence[slice],
+    size: Sequence[int],
 ) -> tuple[Tensor, float]:
     """The difference's rows of the given runs, joined, and the factor that alpha gives."""
     match adapter.kind:
         case "lora":
             up, down = parts["up"].flatten(1), parts["down"].flatten(1)
-            return _joined([up[run] @ down for run in runs]), _over(adapter.alpha, down.shape[0])
+            return _rows_of(lambda run: up[run] @ down, runs, up.shape[0], size), _over(adapter.alpha, down.shape[0])
         case "loha":
-            joined = [(parts["w1_a"][run] @ parts["w1_b"]) * (parts["w2_a"][run] @ parts["w2_b"]) for run in runs]
-            return _joined(joined), _over(adapter.alpha, parts["w1_b"].shape[0])
+            w1_a, w1_b, w2_a, w2_b = (parts[name] for name in ("w1_a", "w1_b", "w2_a", "w2_b"))
+            found = _rows_of(
+                lambda run: (w1_a[run] @ w1_b) * (w2_a[run] @ w2_b),
+                runs,
+                w1_a.shape[0] if w1_a.shape[0] == w2_a.shape[0] else None,
+                size,
+            )
+            return found, _over(adapter.alpha, w1_b.shape[0])
         case "lokr":
             w1 = parts["w1"] if "w1" in parts else parts["w1_a"] @ parts["w1_b"]
             w2 = parts["w2"] if "w2" in parts else parts["w2_a"] @ parts["w2_b"]
             ranks = [parts[name].shape[0] for name in ("w2_b", "w1_b") if name in parts]
             alpha = _over(adapter.alpha, ranks[0]) if ranks else 1.0
-            return _joined([_kronecker_rows(w1, w2, run) for run in runs]), alpha
+            make, made = _kronecker(w1, w2)
+            return _rows_of(make, runs, made, size), alpha
         case "glora":
-            return _glora(parts, weight, rows, runs), _over(adapter.alpha, parts["a2"].shape[0])
+            return _glora(parts, weight, rows, runs, size), _over(adapter.alpha, parts["a2"].shape[0])
         case "oft":
             turned = _oft(parts["blocks"], adapter.alpha or 0.0, adapter.strength, weight, rows)
             return _among(turned, rows, runs), 1.0
@@ -243,17 +257,48 @@ def _over(alpha: float | None, rank: int) -> float:
     return 1.0 if alpha is None else alpha / rank
 
 
+def _rows_of(make: Callable[[slice], Tensor], runs: Sequence[slice], made: int | None, size: Sequence[int]) -> Tensor:
+    """The given runs of rows of a difference that ComfyUI reshapes to `size`.
+
+    `make` gives rows of the difference, which has `made` before it is reshaped; all are needed where these are not the weight's
+    own rows, or where no rows can be made alone (None).
+    """
+    if made == size[0]:
+        return _joined([make(run) for run in runs])
+    whole = make(slice(None)).reshape(tuple(size))
+    return _joined([whole[run] for run in runs])
+
+
+def _kronecker(w1: Tensor, w2: Tensor) -> tuple[Callable[[slice], Tensor], int | None]:
+    """What gives rows of a Kronecker product, and how many it has; None where rows of it are in another order."""
+    if w1.dim() == 2 and w2.dim() in (2, 4):
+        return lambda run: _kronecker_rows(w1, w2, run), w1.shape[0] * w2.shape[0]
+    # in ComfyUI's order, which takes the last dimensions of other kernels for the matrix's
+    return lambda _: torch.kron(w1[..., None, None] if w2.dim() == 4 else w1, w2), None
+
+
 def _kronecker_rows(w1: Tensor, w2: Tensor, rows: slice) -> Tensor:
     height = w2.shape[0]
-    first = rows.start // height
-    blocks = torch.kron(w1[first : math.ceil(rows.stop / height)], w2.flatten(1))
-    return blocks[rows.start - first * height : rows.stop - first * height]
+    start, stop, _ = rows.indices(w1.shape[0] * height)
+    first = start // height
+    blocks = torch.kron(w1[first : math.ceil(stop / height)], w2.flatten(1))
+    return blocks[start - first * height : stop - first * height]
 
 
-def _glora(parts: Mapping[str, Tensor], weight: Tensor, rows: slice, runs: Sequence[slice]) -> Tensor:
-    """GLoRA's change of some rows of a weight W: W a1 a2 + b1 b2."""
+def _glora(
+    parts: Mapping[str, Tensor], weight: Tensor, rows: slice, runs: Sequence[slice], size: Sequence[int]
+) -> Tensor:
+    """GLoRA's change of some rows of a weight W: W a1 a2 + b1 b2; of a convolution a1 a2 may be of its channels alone."""
     a1, a2, b1, b2 = (parts[name].flatten(1) for name in ("a1", "a2", "b1", "b2"))
-    return _joined([b1[run] for run in runs]) @ b2 + (_among(weight.flatten(1).float(), rows, runs) @ a1) @ a2
+    values = _among(weight.float(), rows, runs)
+    if a1.shape[0] != values[0].numel():
+        turned = torch.einsum("o i ..., i j, j k -> o k ...", values, a1, a2)
+    else:
+        turned = values.flatten(1) @ a1 @ a2
+    if b1.shape[0] * b2.shape[1] != math.prod(size):
+        b1 = b1.expand(size[0], -1)  # one row, which ComfyUI adds to all
+    added = _rows_of(lambda run: b1[run] @ b2, runs, b1.shape[0], size).flatten(1)
+    return added + turned.reshape(added.shape[0], -1)
 
 
 def _among(values: Tensor, rows: slice, runs: Sequence[slice]) -> Tensor:

@@ -1,0 +1,108 @@
+"""ComfyUI's own answers about weight patches: which parameters it patches, and whether an adapter fits a parameter."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import comfy.lora
+import comfy.model_management
+import comfy.model_patcher
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ....parallel_backend.errors import Refused
+
+
+def patched_keys(patcher: Any) -> frozenset[str]:
+    """Return the parameters that ComfyUI's loader patches where it loads a model whole: none of a module with submodules.
+
+    Where ComfyUI loads dynamically, its loader patches only modules that cast their own weights.
+    """
+    dynamic = comfy.model_patcher.CoreModelPatcher is not comfy.model_patcher.ModelPatcher
+    dynamic = dynamic and not comfy.model_management.is_device_cpu(patcher.load_device)
+    return frozenset(
+        comfy.model_patcher.key_param_name_to_key(name, parameter)
+        for *_, name, module, parameters in patcher._load_list()
+        if not dynamic or hasattr(module, "comfy_cast_weights")
+        for parameter in parameters
+    )
+
+
+class AdapterQuestions:
+    """Answers of ComfyUI's `calculate_weight`, run on the meta device; equal questions are asked once."""
+
+    def __init__(self) -> None:
+        self._fitting: set[object] = set()
+        self._left_out: dict[object, tuple[str, ...]] = {}
+
+    def left_out(self, key: str, size: Sequence[int], patch: Sequence[Any]) -> tuple[str, ...] | None:
+        """Return what ComfyUI logs when it leaves out an adapter of the parameter `key`; None where it applies the adapter.
+
+        Raises:
+            Refused: ComfyUI raises an error.
+        """
+        question = tuple(size), patch[0] == 0.0, _shapes(patch[1]), *patch[3:]
+        if question in self._fitting:
+            return None
+        if (key, question) not in self._left_out:
+            sentences = _ask(key, size, patch)
+            if sentences is None:
+                self._fitting.add(question)
+                return None
+            self._left_out[key, question] = sentences
+        return self._left_out[key, question]
+
+
+def _ask(key: str, size: Sequence[int], patch: Sequence[Any]) -> tuple[str, ...] | None:
+    weight = torch.empty(tuple(size), device="meta")
+    strength, value, _, offset, function = patch
+    before = weight._version
+    log = _Sentences()
+    logging.getLogger().addHandler(log)
+    try:
+        with _AnyValue():
+            result = comfy.lora.calculate_weight([(strength, value, 1.0, offset, function)], weight, key)
+    except Exception as error:
+        raise Refused(
+            f"ComfyUI cannot apply this LoRA to {key}, which has the shape {list(size)} ({error}): choose another LoRA."
+        ) from None
+    finally:
+        logging.getLogger().removeHandler(log)
+    return tuple(log.sentences) if result is weight and weight._version == before else None
+
+
+def _shapes(value: Any) -> object:
+    """Return a patch's value with shapes in place of tensors: all that an answer depends on."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    if isinstance(value, list | tuple):
+        return tuple(map(_shapes, value))
+    if isinstance(value, Mapping):
+        return tuple((name, _shapes(each)) for name, each in value.items())
+    return (type(value), _shapes(value.weights)) if hasattr(value, "weights") else value
+
+
+class _AnyValue(TorchDispatchMode):
+    """Answers 0 where code asks for a meta tensor's value, on which no shape depends."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._local_scalar_dense.default:
+            return 0.0
+        return function(*args, **(kwargs or {}))
+
+
+class _Sentences(logging.Handler):
+    """Collects the warnings and errors that this thread logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.sentences: list[str] = []
+        self._thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Collect one."""
+        if record.thread == self._thread:
+            self.sentences.append(record.getMessage())
