@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ...errors import Refused
 from ...plan import ModelShape
 from ...plan.predict.operations import of_a_block
 from ...plan.predict.profiles import copies_of
-from ...weights.files.checkpoint import Checkpoint
+from ...weights.files.checkpoint import Checkpoint, Entry
 from ...weights.files.keymap import KeyMap, Piece
 from ..declared import DECLARATIONS
 from ..family import Conditioning, Stage
@@ -27,6 +28,7 @@ from ..spread.declaration import ByHeads, Declaration, Spread
 from ..spread.picture import Picture, as_patch_size
 from .computed_buffers import CPU, compute_buffers, made_elsewhere
 from .detection import DAMAGE, detect, unmakable
+from .file_values import file_values, named_values
 from .importing import import_comfyui
 from .latents import REFERENCE, check_sizes, reference_tokens
 from .model import ComfyModel
@@ -93,7 +95,7 @@ class ComfyConfig:
 
     def base(self, dtype: torch.dtype) -> Any:
         """ComfyUI's model on the meta device, its weights of a type."""
-        return make(self.described, self.tensors, dtype)
+        return make(self.described, self.tensors, dtype, self.part.entries)
 
 
 class ComfyFamily:
@@ -121,12 +123,13 @@ class ComfyFamily:
         part, quantisation, described = detect(checkpoint)
         kind = type(described).__name__
         declaration = self._derived or DECLARATIONS[kind]
+        tensors = part.meta_tensors()
         try:
-            base = make(described, part.meta_tensors(), UNCONVERTED)
+            base = make(described, tensors, UNCONVERTED, part.entries)
         except DAMAGE as error:
             raise unmakable(part, error) from None
         module = base.diffusion_model
-        self._compute(module, declaration, described, part.meta_tensors())
+        self._compute(module, declaration, described, tensors, part)
         if missing := _not_computed(module):
             raise Refused(
                 f"{name} is a {kind} model, whose {missing[0]} is not in the file and not known to this pack: update this "
@@ -146,7 +149,7 @@ class ComfyFamily:
             kind=kind,
             described=described,
             declaration=declaration,
-            tensors=part.meta_tensors(),
+            tensors=tensors,
             shape=shape,
             patch_size=as_patch_size(declaration.patch_size(module), dims),
             latent_channels=channels,
@@ -285,24 +288,39 @@ class ComfyFamily:
     def build(self, config: ComfyConfig, stage: Stage) -> ComfyModel:
         """One stage of the model on the meta device."""
         base = config.base(UNCONVERTED)
-        self._compute(base.diffusion_model, config.declaration, config.described, config.tensors)
+        self._compute(base.diffusion_model, config.declaration, config.described, config.tensors, config.part)
         quantise_layers(base.diffusion_model, config.part, config.quantisation, config.described)
         if config.two_of_each:
             _keep_two_of_each(base.diffusion_model, config.declaration)
         return ComfyModel(base, config.declaration, stage)
 
     def _compute(
-        self, module: nn.Module, declaration: Declaration, described: Any, tensors: Mapping[str, Tensor]
+        self,
+        module: nn.Module,
+        declaration: Declaration,
+        described: Any,
+        tensors: Mapping[str, Tensor],
+        part: Checkpoint,
     ) -> None:
         """Make what no file has: as its declaration says, or, where that was derived, as the class makes it."""
         if self._derived is None:
             declaration.compute(module)
         else:
-            compute_buffers(module, described, dict(tensors))
+            compute_buffers(module, described, tensors, part.entries)
 
 
-def make(described: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
-    """ComfyUI's BaseModel on the meta device, its layers casting their weights to what they are given."""
+def make(
+    described: Any,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    entries: Mapping[str, Entry] = MappingProxyType({}),
+) -> Any:
+    """Make ComfyUI's BaseModel on the meta device, its layers casting their weights to what they are given.
+
+    Args:
+        tensors: the file's, on the meta device.
+        entries: where those of the tensors lie that the class may look into.
+    """
     import comfy.ops
 
     class Operations(comfy.ops.manual_cast):  # type: ignore[misc]
@@ -316,11 +334,13 @@ def make(described: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> A
     described.unet_config["dtype"] = dtype
     described.custom_operations = Operations
     try:
-        base = described.get_model(dict(tensors), "", device=META)
+        with file_values(named_values(tensors, entries)):
+            base = described.get_model(dict(tensors), "", device=META)
     except RuntimeError as error:  # torch's own, also where it is a kind of it
         if "meta tensor" not in str(error):
             raise
-        base = made_elsewhere(lambda: described.get_model(dict(tensors), "", device=CPU))
+        with file_values(named_values(tensors, entries)):
+            base = made_elsewhere(lambda: described.get_model(dict(tensors), "", device=CPU))
     load_buffers(base.diffusion_model, tensors)
     return base
 
@@ -332,14 +352,15 @@ def keep_type(module: nn.Module, dtype: torch.dtype) -> None:
             vars(part)["dtype"] = dtype
 
 
-def make_in_memory(described: Any, tensors: Mapping[str, Tensor]) -> Any:
+def make_in_memory(described: Any, tensors: Mapping[str, Tensor], entries: Mapping[str, Entry]) -> Any:
     """ComfyUI's BaseModel in fp32 on the CPU, its weights still to be filled: memory that nothing is written to is not taken."""
     import comfy.ops
 
     described.unet_config["dtype"] = torch.float32
     described.manual_cast_dtype = None
     described.custom_operations = comfy.ops.disable_weight_init
-    return described.get_model(dict(tensors), "", device=torch.device("cpu"))
+    with file_values(named_values(tensors, entries)):
+        return described.get_model(dict(tensors), "", device=torch.device("cpu"))
 
 
 def load_buffers(module: nn.Module, tensors: Container[str]) -> None:

@@ -13,9 +13,8 @@ from torch import Tensor
 from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
-from ...weights.files.checkpoint import Checkpoint
+from ...weights.files.checkpoint import Checkpoint, Entry
 from ...weights.files.keymap import KeyMap, Piece
-from ...weights.values import values_of
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
 from .comfy_family import UNCONVERTED, make
@@ -27,10 +26,6 @@ from .whole_model import WholeModel
 
 NAME = "whole"
 """The family's, in requests."""
-
-LOOKED_INTO = ("output_blocks.11.1.transformer_blocks.0.norm1.bias", "conditioner.conditioners.")
-"""How tensors begin whose values ComfyUI's classes need when they are made: what Stable Diffusion 2 predicts, and the embedders
-of Stable Audio, which are outside of its diffusion model."""
 
 SEQUENCES = frozenset({"TripoSplat"})
 """Classes whose latents are `[batch, tokens, channels]`."""
@@ -46,7 +41,8 @@ WIDTHS = {"context": "context_dim", "y": "adm_in_channels"}
 class WholeConfig:
     """A model as ComfyUI detects it; fields are as ComfyConfig's.
 
-    `base` is ComfyUI's model on the meta device: asked about sizes and memory, never run. `latent_dims` counts a latent's
+    `base` is ComfyUI's model on the meta device: asked about sizes and memory, never run. `entries` says where those of
+    `tensors` lie that its class may look into. `latent_dims` counts a latent's
     dimensions behind its channels.
     """
 
@@ -54,6 +50,7 @@ class WholeConfig:
     described: Any
     base_model: Any
     tensors: Mapping[str, Tensor]
+    entries: Mapping[str, Entry]
     shape: ModelShape
     latent_channels: int
     latent_dims: int
@@ -66,7 +63,7 @@ class WholeConfig:
 
     def base(self, dtype: torch.dtype) -> Any:
         """ComfyUI's model on the meta device, its weights of a type."""
-        return make(self.described, self.tensors, dtype)
+        return make(self.described, self.tensors, dtype, self.entries)
 
 
 class WholeFamily:
@@ -85,18 +82,14 @@ class WholeFamily:
         import_comfyui()
         part, quantisation, described = detect(checkpoint)
         kind = type(described).__name__
-        tensors = part.meta_tensors()
-        tensors |= {
-            name: values_of(entry)
-            for name, entry in {**checkpoint.entries, **part.entries}.items()
-            if name.startswith(LOOKED_INTO)
-        }
+        tensors, entries = part.meta_tensors(), part.entries
         try:
-            base = make(described, tensors, UNCONVERTED)
+            base = make(described, tensors, UNCONVERTED, entries)
         except DAMAGE as error:
-            raise unmakable(part, error) from None
+            tensors, entries = checkpoint.meta_tensors() | tensors, {**checkpoint.entries, **entries}
+            base = _made_of_all(part, described, tensors, entries, error)
         module = base.diffusion_model
-        compute_buffers(module, described, tensors)
+        compute_buffers(module, described, tensors, entries)
         if missing := missing_buffers(module):
             raise Refused(
                 f"{part.path.name} is a {kind} model, whose {missing[0]} is computed when the model is made, which this pack "
@@ -116,6 +109,7 @@ class WholeFamily:
             described=described,
             base_model=base,
             tensors=tensors,
+            entries=entries,
             shape=shape,
             latent_channels=formats.latent_channels,
             latent_dims=formats.latent_dimensions,
@@ -211,9 +205,33 @@ class WholeFamily:
     def build(self, config: WholeConfig, stage: Stage) -> WholeModel:
         """The model on the meta device."""
         base = config.base(UNCONVERTED)
-        compute_buffers(base.diffusion_model, config.described, dict(config.tensors))
+        compute_buffers(base.diffusion_model, config.described, config.tensors, config.entries)
         quantise_layers(base.diffusion_model, config.part, config.quantisation, config.described)
         return WholeModel(base)
+
+
+def _made_of_all(
+    part: Checkpoint,
+    described: Any,
+    tensors: Mapping[str, Tensor],
+    entries: Mapping[str, Entry],
+    error: Exception,
+) -> Any:
+    """Make a model whose class needs more of a file than its diffusion model, such as the embedders of Stable Audio.
+
+    Args:
+        part: the diffusion model's tensors.
+        tensors: all of the file's.
+        entries: where they lie.
+        error: how the class failed with those of the diffusion model.
+
+    Raises:
+        Refused: it fails with all of them too.
+    """
+    try:
+        return make(described, tensors, UNCONVERTED, entries)
+    except DAMAGE:
+        raise unmakable(part, error) from None
 
 
 def plan_shape(kind: str, parameters: int, channels: int) -> ModelShape:
