@@ -156,7 +156,6 @@ def test_z_image_may_compute_in_the_types_that_comfyui_allows(tmp_path: Path, sp
 
 MARKS: Mapping[str, Mapping[str, Tensor]] = {
     "edm_vpred": {"edm_vpred.sigma_max": torch.tensor(120.0), "edm_vpred.sigma_min": torch.tensor(0.004)},
-    "edm_vpred in half": {"edm_vpred.sigma_max": torch.tensor([14.0]).half()},
     "v_pred": {"v_pred": torch.tensor([]), "ztsnr": torch.tensor([])},
 }
 
@@ -172,15 +171,12 @@ def test_marks_of_a_bare_sdxl_file(tmp_path: Path, marks: str) -> None:
     assert config.described.sampling_settings == described.sampling_settings
 
 
-@pytest.mark.parametrize("kind", [None, Type.Q4_0, Type.Q6_K])
-@pytest.mark.parametrize("spread", [0.05, 0.3])
+@pytest.mark.parametrize(("spread", "kind"), [(0.3, None), (0.05, Type.Q4_0), (0.3, Type.Q4_0)])
 def test_stable_diffusion_2_predicts_what_its_file_says(tmp_path: Path, spread: float, kind: Type | None) -> None:
     """In GGUF too: its values are those that the gguf package expands."""
     path = save_tiny(tmp_path, "sd20")
-    tensors = load_file(path)
-    for name, tensor in tensors.items():
-        if name.endswith("transformer_blocks.0.norm1.bias"):
-            tensors[name] = tensor.sign() * spread
+    bias = spread * (torch.arange(64) % 2 * 2.0 - 1)
+    tensors = {**load_file(path), "output_blocks.11.1.transformer_blocks.0.norm1.bias": bias}
     save_file(tensors, path)
     model = path
     if kind is not None:
