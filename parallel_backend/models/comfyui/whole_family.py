@@ -17,9 +17,8 @@ from ...weights.files.checkpoint import Checkpoint, Entry
 from ...weights.files.keymap import KeyMap, Piece
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
-from .comfy_family import UNCONVERTED, make
+from .comfy_family import UNCONVERTED, find, make
 from .computed_buffers import compute_buffers, missing_buffers
-from .detection import DAMAGE, detect, unmakable
 from .importing import import_comfyui
 from .quantised_layers import pieces_of, quantise_layers
 from .whole_model import WholeModel
@@ -80,16 +79,10 @@ class WholeFamily:
             Refused: ComfyUI does not know the model, or it lacks tensors.
         """
         import_comfyui()
-        part, quantisation, described = detect(checkpoint)
-        kind = type(described).__name__
-        tensors, entries = part.meta_tensors(), part.entries
-        try:
-            base = make(described, tensors, UNCONVERTED, entries)
-        except DAMAGE as error:
-            tensors, entries = checkpoint.meta_tensors() | tensors, {**checkpoint.entries, **entries}
-            base = _made_of_all(part, described, tensors, entries, error)
-        module = base.diffusion_model
-        compute_buffers(module, described, tensors, entries)
+        found = find(checkpoint)
+        part, described, base = found.part, found.described, found.base
+        kind, module = type(described).__name__, base.diffusion_model
+        compute_buffers(module, described, found.tensors, found.entries)
         if missing := missing_buffers(module):
             raise Refused(
                 f"{part.path.name} is a {kind} model, whose {missing[0]} is computed when the model is made, which this pack "
@@ -100,7 +93,7 @@ class WholeFamily:
         shape = plan_shape(kind, parameters, formats.latent_channels)
         exact = {key for key, parameter in module.named_parameters() if parameter.dtype == torch.float32}
         names = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
-        made_of = quantise_layers(module, part, quantisation, described)
+        made_of = quantise_layers(module, part, found.quantisation, described)
         plain = {key: names[key] for key, _ in module.named_parameters() if key not in made_of}
         check_tensors(part, plain, kind)
         held = replace(part, entries={key: part.entries[key] for key in plain} | made_of)
@@ -108,13 +101,13 @@ class WholeFamily:
             kind=kind,
             described=described,
             base_model=base,
-            tensors=tensors,
-            entries=entries,
+            tensors=found.tensors,
+            entries=found.entries,
             shape=shape,
             latent_channels=formats.latent_channels,
             latent_dims=formats.latent_dimensions,
             part=part,
-            quantisation=quantisation,
+            quantisation=found.quantisation,
             keys=plain | pieces_of(made_of),
             names=names,
             exact=frozenset(exact),
@@ -208,30 +201,6 @@ class WholeFamily:
         compute_buffers(base.diffusion_model, config.described, config.tensors, config.entries)
         quantise_layers(base.diffusion_model, config.part, config.quantisation, config.described)
         return WholeModel(base)
-
-
-def _made_of_all(
-    part: Checkpoint,
-    described: Any,
-    tensors: Mapping[str, Tensor],
-    entries: Mapping[str, Entry],
-    error: Exception,
-) -> Any:
-    """Make a model whose class needs more of a file than its diffusion model, such as the embedders of Stable Audio.
-
-    Args:
-        part: the diffusion model's tensors.
-        tensors: all of the file's.
-        entries: where they lie.
-        error: how the class failed with those of the diffusion model.
-
-    Raises:
-        Refused: it fails with all of them too.
-    """
-    try:
-        return make(described, tensors, UNCONVERTED, entries)
-    except DAMAGE:
-        raise unmakable(part, error) from None
 
 
 def plan_shape(kind: str, parameters: int, channels: int) -> ModelShape:
