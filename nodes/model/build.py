@@ -21,6 +21,7 @@ from ...parallel_backend.errors import PlanRefused, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.models import FAMILIES, family_of
 from ...parallel_backend.models.comfyui.detection import running
+from ...parallel_backend.models.comfyui.file_values import file_values, named_values
 from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelLimits, ParallelPlan, check
 from ...parallel_backend.weights.files.checkpoint import Checkpoint, read_header
@@ -83,7 +84,8 @@ def load_model(
     devices = _devices(backend, plan, family.shape(config).limits, ANY if may_be_derived(config) else None)
     backend.check_loadable(family, devices)
     tensors = part.meta_tensors()
-    model_config = SKELETONS[family_name].describe(tensors, config)
+    with file_values(named_values(tensors, part.entries)):
+        model_config = SKELETONS[family_name].describe(tensors, config)
     if model_config is None:
         raise Refused(f"{part.path.name} is not a model ComfyUI knows: choose another file.")
     device = comfy.model_management.get_torch_device()

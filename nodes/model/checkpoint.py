@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Backend
-from ...parallel_backend.models.comfyui.quantisation import READ
+from ...parallel_backend.models.comfyui.file_values import file_values, named_values
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.values import values_of
@@ -26,8 +26,12 @@ EMBEDDINGS = "embeddings"
 
 @dataclass(frozen=True)
 class Parts:
-    """A checkpoint's tensors, by their names in it: the diffusion model's without data, the others with theirs."""
+    """A checkpoint's tensors, by their names in it: the diffusion model's without data, the others with theirs.
 
+    Others of a type that cannot be read are without data too.
+    """
+
+    checkpoint: Checkpoint
     model: Mapping[str, Tensor]
     beside: Mapping[str, Tensor]
 
@@ -54,14 +58,19 @@ def parts_of(path: str) -> Parts:
     tensors = checkpoint.meta_tensors()
     prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
     inside = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    return Parts(inside | _quantisation(checkpoint, inside), _read(checkpoint, tensors.keys() - inside.keys()))
+    beside = {
+        name: values_of(entry) if entry.storage.readable else tensors[name]
+        for name, entry in checkpoint.entries.items()
+        if name not in inside
+    }
+    return Parts(checkpoint, inside, beside)
 
 
 def refuse_another_class(checkpoint: Checkpoint, alone: Any) -> None:
     """Refuse a checkpoint that ComfyUI takes to be of another class than its diffusion model is by itself.
 
     Args:
-        checkpoint: the whole file; only its header and the marks of quantised layers are read.
+        checkpoint: the whole file; only its header is read, and the values that ComfyUI asks for.
         alone: ComfyUI's configuration of the diffusion model alone.
 
     Raises:
@@ -71,10 +80,9 @@ def refuse_another_class(checkpoint: Checkpoint, alone: Any) -> None:
     prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
     if not any(name.startswith(prefix) for name in tensors):
         return
-    every, metadata = comfy.utils.convert_old_quants(
-        tensors | _quantisation(checkpoint, tensors), prefix, metadata=dict(checkpoint.metadata)
-    )
-    found = type(comfy.model_detection.model_config_from_unet(every, prefix, metadata=metadata))
+    with file_values(named_values(tensors, checkpoint.entries)):
+        every, metadata = comfy.utils.convert_old_quants(dict(tensors), prefix, metadata=dict(checkpoint.metadata))
+        found = type(comfy.model_detection.model_config_from_unet(every, prefix, metadata=metadata))
     if found is not type(alone):
         raise Refused(
             f"{checkpoint.path.name} is a {found.__name__} checkpoint, whose diffusion model alone is a "
@@ -87,22 +95,13 @@ def clip_and_vae(path: str, parts: Parts) -> tuple[Any, Any]:
     if not parts.model:  # a file of a diffusion model alone
         return None, comfy.sd.VAE(sd={})
     embeddings = folder_paths.get_folder_paths(EMBEDDINGS)
-    _, clip, vae, _ = comfy.sd.load_state_dict_guess_config(
-        {**parts.model, **parts.beside},
-        output_model=False,
-        embedding_directory=embeddings,
-        metadata=dict(read_header(path).metadata),
-    )
+    tensors = {**parts.model, **parts.beside}
+    with file_values(named_values(tensors, parts.checkpoint.entries)):
+        _, clip, vae, _ = comfy.sd.load_state_dict_guess_config(
+            tensors, output_model=False, embedding_directory=embeddings, metadata=dict(parts.checkpoint.metadata)
+        )
     for part, again in ((clip, "load_checkpoint_clip_patcher"), (vae, "load_checkpoint_vae_patcher")):
         if getattr(part, "patcher", None) is not None:  # for ComfyUI's nodes that put one on another device
             part.patcher.cached_patcher_init = (getattr(comfy.sd, again), (path, embeddings, {}, {}))
     return clip, vae
 
-
-def _quantisation(checkpoint: Checkpoint, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The small tensors that mark quantised layers, which ComfyUI looks into."""
-    return _read(checkpoint, {name for name in names if name.rpartition(".")[2] in READ})
-
-
-def _read(checkpoint: Checkpoint, names: set[str]) -> dict[str, Tensor]:
-    return {name: values_of(entry) for name, entry in checkpoint.entries.items() if name in names}

@@ -66,8 +66,8 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
     memory_used_encode: MemoryUse
 
     def __init__(self, part: Checkpoint) -> None:
-        with on_meta(part):
-            super().__init__(sd=part.meta_tensors(), metadata=dict(part.metadata))
+        with on_meta(part) as tensors:
+            super().__init__(sd=tensors, metadata=dict(part.metadata))
 
     def use(self, remote: RemoteVAE) -> None:
         """Have the workers do the work of the model."""

@@ -18,7 +18,7 @@ from ..errors import Refused
 from ..models.comfyui.comfy_family import make, make_in_memory
 from ..models.comfyui.detection import DAMAGE, detect, unmakable
 from ..models.comfyui.proof.ranks import in_a_line
-from ..weights.files.checkpoint import read_header
+from ..weights.files.checkpoint import Entry, read_header
 from .by_class import ByClass
 from .calls import FAILS, ModelCall, Sizes, Subject
 from .deriving import unit_of
@@ -44,12 +44,13 @@ class Small:
     """The class of a file by name, ComfyUI's configuration of it, and its BaseModel, small, on the CPU.
 
     `lengths` are those that lists of its diffusion model have in the file, by their paths; `kept` are as many as in `small_of`;
-    `tensors` are the file's, on the meta device.
+    `tensors` are the file's, on the meta device, and `entries` says where they lie.
     """
 
     path: Path
     kept: tuple[int, int]
     tensors: Mapping[str, Tensor]
+    entries: Mapping[str, Entry]
     kind: str
     described: Any
     base: Any
@@ -73,7 +74,7 @@ def small_of(
     described.unet_config.update(changes)
     tensors = part.meta_tensors()
     try:
-        base = make_in_memory(described, tensors)
+        base = make_in_memory(described, tensors, part.entries)
     except DAMAGE as error:
         raise unmakable(part, error) from None
     kind, model = type(described).__name__, base.diffusion_model
@@ -85,7 +86,7 @@ def small_of(
             f"{limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
         )
     randomise(model, tensors)
-    return Small(path, kept, tensors, kind, described, base, lengths)
+    return Small(path, kept, tensors, part.entries, kind, described, base, lengths)
 
 
 def narrowed(small: Small, changes: Mapping[str, int]) -> Small:
@@ -95,7 +96,7 @@ def narrowed(small: Small, changes: Mapping[str, int]) -> Small:
 
 def unfilled(small: Small) -> nn.Module:
     """The same model as workers make it in bf16, on the meta device, where nothing is computed."""
-    model: nn.Module = make(small.described, small.tensors, torch.bfloat16).diffusion_model
+    model: nn.Module = make(small.described, small.tensors, torch.bfloat16, small.entries).diffusion_model
     keep_some(model, *small.kept)
     return model
 

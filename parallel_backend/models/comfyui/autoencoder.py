@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...errors import Refused
 from ...weights.files.checkpoint import Checkpoint
+from .file_values import file_values, named_values
 from .importing import import_comfyui
 
 DECLARED: Mapping[tuple[str, str], str] = MappingProxyType(
@@ -62,8 +63,8 @@ def detect(checkpoint: Checkpoint) -> Detected:
     import comfy.sd
 
     file = checkpoint.path.name
-    with on_meta(checkpoint):
-        vae = comfy.sd.VAE(sd=checkpoint.meta_tensors(), metadata=dict(checkpoint.metadata))
+    with on_meta(checkpoint) as tensors:
+        vae = comfy.sd.VAE(sd=tensors, metadata=dict(checkpoint.metadata))
     model = vae.first_stage_model
     if model is None:
         raise Refused(f"{file} has no tensors of a VAE that ComfyUI knows: choose a VAE file.")
@@ -95,16 +96,17 @@ def _names(checkpoint: Checkpoint) -> Mapping[str, str]:
 
 
 @contextmanager
-def on_meta(checkpoint: Checkpoint) -> Iterator[None]:
-    """Where ComfyUI makes a VAE of a file's header.
+def on_meta(checkpoint: Checkpoint) -> Iterator[dict[str, Tensor]]:
+    """Yield a file's tensors on the meta device, where ComfyUI makes a VAE of them; it may look into them while inside.
 
     Raises:
         Refused: the file lacks tensors, or has others than ComfyUI's VAE of its kind.
     """
     file = checkpoint.path.name
+    tensors = checkpoint.meta_tensors()
     try:
-        with torch.device("meta"):
-            yield
+        with file_values(named_values(tensors, checkpoint.entries)), torch.device("meta"):
+            yield tensors
     except KeyError as missing:
         raise Refused(f"{file} lacks the tensor {missing}: choose a complete VAE file.") from None
     except RuntimeError as error:

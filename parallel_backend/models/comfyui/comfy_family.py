@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ...errors import Refused
 from ...plan import ModelShape
 from ...plan.predict.operations import of_a_block
 from ...plan.predict.profiles import copies_of
-from ...weights.files.checkpoint import Checkpoint
+from ...weights.files.checkpoint import Checkpoint, Entry
 from ...weights.files.keymap import KeyMap, Piece
 from ..declared import DECLARATIONS
 from ..family import Conditioning, Stage
@@ -27,6 +28,7 @@ from ..spread.declaration import ByHeads, Declaration, Spread
 from ..spread.picture import Picture, as_patch_size
 from .computed_buffers import CPU, compute_buffers, made_elsewhere
 from .detection import DAMAGE, detect, unmakable
+from .file_values import file_values, named_values
 from .importing import import_comfyui
 from .latents import REFERENCE, check_sizes, reference_tokens
 from .model import ComfyModel
@@ -35,6 +37,9 @@ from .quantised_layers import pieces_of, quantise_layers
 META = torch.device("meta")
 UNCONVERTED = torch.float16
 """The type in which models are built on the meta device; ComfyUI's classes make some parameters fp32 whatever is asked for."""
+
+MOST_REPEATS = 3
+"""So often a file is detected again after shapes have got sizes of 1 back."""
 
 METHOD = "ref_latents_method"
 """The conditioning that says where references are laid."""
@@ -52,6 +57,7 @@ class ComfyConfig:
         described: an instance of that class.
         declaration: where its tokens are.
         tensors: the file's, on the meta device.
+        entries: where those of the tensors lie that its class may look into.
         shape: what plans go by.
         patch_size: latent values that are one token, (frames,) height and width.
         latent_channels: those of the latent to sample.
@@ -74,6 +80,7 @@ class ComfyConfig:
     described: Any
     declaration: Declaration
     tensors: Mapping[str, Tensor]
+    entries: Mapping[str, Entry]
     shape: ModelShape
     patch_size: tuple[int, ...]
     latent_channels: int
@@ -93,7 +100,7 @@ class ComfyConfig:
 
     def base(self, dtype: torch.dtype) -> Any:
         """ComfyUI's model on the meta device, its weights of a type."""
-        return make(self.described, self.tensors, dtype)
+        return make(self.described, self.tensors, dtype, self.entries)
 
 
 class ComfyFamily:
@@ -117,16 +124,11 @@ class ComfyFamily:
             Refused: ComfyUI does not know the model, or it lacks tensors.
         """
         import_comfyui()
-        name = checkpoint.path.name
-        part, quantisation, described = detect(checkpoint)
-        kind = type(described).__name__
+        name, found = checkpoint.path.name, find(checkpoint)
+        part, described, base = found.part, found.described, found.base
+        kind, module = type(described).__name__, base.diffusion_model
         declaration = self._derived or DECLARATIONS[kind]
-        try:
-            base = make(described, part.meta_tensors(), UNCONVERTED)
-        except DAMAGE as error:
-            raise unmakable(part, error) from None
-        module = base.diffusion_model
-        self._compute(module, declaration, described, part.meta_tensors())
+        self._compute(module, declaration, described, found.tensors, found.entries)
         if missing := _not_computed(module):
             raise Refused(
                 f"{name} is a {kind} model, whose {missing[0]} is not in the file and not known to this pack: update this "
@@ -138,7 +140,7 @@ class ComfyFamily:
         shape = plan_shape(kind, module, declaration, blocks, channels, dims)
         exact = {key for key, parameter in module.named_parameters() if parameter.dtype == torch.float32}
         names = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
-        made_of = quantise_layers(module, part, quantisation, described)
+        made_of = quantise_layers(module, part, found.quantisation, described)
         plain = {key: names[key] for key, _ in module.named_parameters() if key not in made_of}
         check_tensors(part, plain, kind, shape.hidden)
         held = replace(part, entries={key: part.entries[key] for key in plain} | made_of)
@@ -146,7 +148,8 @@ class ComfyFamily:
             kind=kind,
             described=described,
             declaration=declaration,
-            tensors=part.meta_tensors(),
+            tensors=found.tensors,
+            entries=found.entries,
             shape=shape,
             patch_size=as_patch_size(declaration.patch_size(module), dims),
             latent_channels=channels,
@@ -155,7 +158,7 @@ class ComfyFamily:
             pooled_width=declaration.pooled_width(module),
             sound=declaration.sound(module),
             part=part,
-            quantisation=quantisation,
+            quantisation=found.quantisation,
             keys=plain | pieces_of(made_of),
             names=names,
             exact=frozenset(exact),
@@ -285,24 +288,102 @@ class ComfyFamily:
     def build(self, config: ComfyConfig, stage: Stage) -> ComfyModel:
         """One stage of the model on the meta device."""
         base = config.base(UNCONVERTED)
-        self._compute(base.diffusion_model, config.declaration, config.described, config.tensors)
+        self._compute(base.diffusion_model, config.declaration, config.described, config.tensors, config.entries)
         quantise_layers(base.diffusion_model, config.part, config.quantisation, config.described)
         if config.two_of_each:
             _keep_two_of_each(base.diffusion_model, config.declaration)
         return ComfyModel(base, config.declaration, stage)
 
     def _compute(
-        self, module: nn.Module, declaration: Declaration, described: Any, tensors: Mapping[str, Tensor]
+        self,
+        module: nn.Module,
+        declaration: Declaration,
+        described: Any,
+        tensors: Mapping[str, Tensor],
+        entries: Mapping[str, Entry],
     ) -> None:
         """Make what no file has: as its declaration says, or, where that was derived, as the class makes it."""
         if self._derived is None:
             declaration.compute(module)
         else:
-            compute_buffers(module, described, dict(tensors))
+            compute_buffers(module, described, tensors, entries)
 
 
-def make(described: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Any:
-    """ComfyUI's BaseModel on the meta device, its layers casting their weights to what they are given."""
+@dataclass(frozen=True)
+class Found:
+    """What ComfyUI finds a file to be; fields are as ComfyConfig's, and `base` is its model on the meta device."""
+
+    part: Checkpoint
+    quantisation: Mapping[str, Tensor]
+    described: Any
+    tensors: Mapping[str, Tensor]
+    entries: Mapping[str, Entry]
+    base: Any
+
+
+def find(checkpoint: Checkpoint) -> Found:
+    """Detect the model of a file and make it on the meta device.
+
+    Raises:
+        Refused: ComfyUI does not know the model, or cannot make it of these tensors.
+    """
+    found = _find(checkpoint)
+    for _ in range(MOST_REPEATS if checkpoint.drops_ones else 0):
+        restored = with_ones(found.part, dict(found.base.diffusion_model.named_parameters()))
+        if not restored:
+            break
+        entries = {name: restored.get(id(entry), entry) for name, entry in checkpoint.entries.items()}
+        checkpoint = replace(checkpoint, entries=entries)
+        found = _find(checkpoint)  # once more: a size may be read off a shape that has its ones again
+    return found
+
+
+def with_ones(part: Checkpoint, parameters: Mapping[str, Tensor]) -> dict[int, Entry]:
+    """Return the tensors, by identity, that are the model's but for sizes of 1, in as many dimensions as the model has.
+
+    Sizes that are no 1 are the file's: where the model was made for others, it is detected anew.
+    """
+    changed = {}
+    for name, entry in part.entries.items():
+        shape, wanted = entry.shape, tuple(parameters[name].shape) if name in parameters else entry.shape
+        if shape == wanted or entry.parts:
+            continue
+        sizes = [size for size in shape if size != 1]
+        front = len(wanted) - len(shape)
+        if sizes == [size for size in wanted if size != 1]:
+            changed[id(entry)] = replace(entry, shape=wanted)
+        elif front > 0 and wanted[:front] == (1,) * front:
+            changed[id(entry)] = replace(entry, shape=(1,) * front + shape)
+    return changed
+
+
+def _find(checkpoint: Checkpoint) -> Found:
+    part, quantisation, described = detect(checkpoint)
+    tensors, entries = part.meta_tensors(), part.entries
+    try:
+        base = make(described, tensors, UNCONVERTED, entries)
+    except DAMAGE as error:
+        # Some classes are made of more than their diffusion model, such as the embedders of Stable Audio.
+        tensors, entries = checkpoint.meta_tensors() | tensors, {**checkpoint.entries, **entries}
+        try:
+            base = make(described, tensors, UNCONVERTED, entries)
+        except DAMAGE:
+            raise unmakable(part, error) from None
+    return Found(part, quantisation, described, tensors, entries, base)
+
+
+def make(
+    described: Any,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    entries: Mapping[str, Entry] = MappingProxyType({}),
+) -> Any:
+    """Make ComfyUI's BaseModel on the meta device, its layers casting their weights to what they are given.
+
+    Args:
+        tensors: the file's, on the meta device.
+        entries: where those of the tensors lie that the class may look into.
+    """
     import comfy.ops
 
     class Operations(comfy.ops.manual_cast):  # type: ignore[misc]
@@ -316,11 +397,13 @@ def make(described: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> A
     described.unet_config["dtype"] = dtype
     described.custom_operations = Operations
     try:
-        base = described.get_model(dict(tensors), "", device=META)
+        with file_values(named_values(tensors, entries)):
+            base = described.get_model(dict(tensors), "", device=META)
     except RuntimeError as error:  # torch's own, also where it is a kind of it
         if "meta tensor" not in str(error):
             raise
-        base = made_elsewhere(lambda: described.get_model(dict(tensors), "", device=CPU))
+        with file_values(named_values(tensors, entries)):
+            base = made_elsewhere(lambda: described.get_model(dict(tensors), "", device=CPU))
     load_buffers(base.diffusion_model, tensors)
     return base
 
@@ -332,14 +415,15 @@ def keep_type(module: nn.Module, dtype: torch.dtype) -> None:
             vars(part)["dtype"] = dtype
 
 
-def make_in_memory(described: Any, tensors: Mapping[str, Tensor]) -> Any:
+def make_in_memory(described: Any, tensors: Mapping[str, Tensor], entries: Mapping[str, Entry]) -> Any:
     """ComfyUI's BaseModel in fp32 on the CPU, its weights still to be filled: memory that nothing is written to is not taken."""
     import comfy.ops
 
     described.unet_config["dtype"] = torch.float32
     described.manual_cast_dtype = None
     described.custom_operations = comfy.ops.disable_weight_init
-    return described.get_model(dict(tensors), "", device=torch.device("cpu"))
+    with file_values(named_values(tensors, entries)):
+        return described.get_model(dict(tensors), "", device=torch.device("cpu"))
 
 
 def load_buffers(module: nn.Module, tensors: Container[str]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from ...weights.files.entry import Entry
+from .file_values import file_values, named_values
 
 CPU = torch.device("cpu")
 
@@ -51,12 +54,15 @@ def missing_buffers(module: nn.Module) -> list[str]:
     ]
 
 
-def compute_buffers(module: nn.Module, described: Any, tensors: dict[str, Tensor]) -> None:
+def compute_buffers(
+    module: nn.Module, described: Any, tensors: Mapping[str, Tensor], entries: Mapping[str, Entry]
+) -> None:
     """Give a module on the meta device the values of these, in fp32, by making it once more without weights.
 
     Args:
         described: ComfyUI's configuration of the model, as it was made.
         tensors: the file's, as ComfyUI's class is made of them.
+        entries: where those of the tensors lie that the class may look into.
     """
     missing = missing_buffers(module)
     if not missing:
@@ -64,8 +70,8 @@ def compute_buffers(module: nn.Module, described: Any, tensors: dict[str, Tensor
     dtype = described.unet_config["dtype"]
     described.unet_config["dtype"] = torch.float32
     try:
-        with _WithoutWeights():
-            made = described.get_model(tensors, "", device=CPU).diffusion_model
+        with file_values(named_values(tensors, entries)), _WithoutWeights():
+            made = described.get_model(dict(tensors), "", device=CPU).diffusion_model
     finally:
         described.unet_config["dtype"] = dtype
     for name in missing:

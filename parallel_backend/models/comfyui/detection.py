@@ -10,6 +10,7 @@ from ...errors import Refused
 from ...weights.files.checkpoint import Checkpoint
 from ..declared import DECLARATIONS
 from .diffusers_names import converted
+from .file_values import ValueUnknown, file_values
 from .importing import import_comfyui
 from .moved_rows import moved_rows
 from .quantisation import Opened, open_checkpoint
@@ -40,8 +41,9 @@ def detect(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Tensor], Any]:
             f"{checkpoint.path.name} is no diffusion model that ComfyUI knows under these tensor names: choose another file."
         )
     try:
-        tensors = described.process_unet_state_dict(dict(opened.tensors))
-        rows = moved_rows(described.process_unet_state_dict, opened.tensors, tensors, opened.entries())
+        with file_values(opened.pairs()):
+            tensors = described.process_unet_state_dict(dict(opened.tensors))
+            rows = moved_rows(described.process_unet_state_dict, opened.tensors, tensors, opened.entries())
     except DAMAGE as error:
         raise unmakable(checkpoint, error) from None
     return *opened.under(tensors, rows), described
@@ -65,13 +67,21 @@ def _described(opened: Opened) -> Any:
 
     metadata = dict(opened.checkpoint.metadata)
     try:
-        return comfy.model_detection.model_config_from_unet(dict(opened.tensors), "", metadata=metadata)
+        with file_values(opened.pairs()):
+            return comfy.model_detection.model_config_from_unet(dict(opened.tensors), "", metadata=metadata)
     except DAMAGE as error:
         raise unmakable(opened.checkpoint, error) from None
 
 
 def unmakable(part: Checkpoint, error: Exception) -> Refused:
     """The refusal of a file whose tensors ComfyUI's code fails on."""
+    if isinstance(error, Refused):  # a value could not be read
+        return error
+    if isinstance(error, ValueUnknown):
+        return Refused(
+            f"{part.path.name} is of a class that looks into values while it is made ({error}), which is not supported: use Load "
+            "Diffusion Model."
+        )
     first = str(error).strip().partition("\n")[0].rstrip(".")
     return Refused(
         f"{part.path.name} has tensors of which ComfyUI can make no model ({type(error).__name__}: {first}): choose a "

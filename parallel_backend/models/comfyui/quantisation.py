@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...errors import Refused
 from ...weights.files.checkpoint import Checkpoint, Entry
+from ...weights.values import values_of
+from .file_values import file_values, named_values
 
 COMFY_QUANT = "comfy_quant"
-READ = (COMFY_QUANT, "scale_input")
-"""Small tensors that ComfyUI looks into."""
 
 MAX_BYTES = 1 << 16
+"""Of a layer's settings."""
 
 
 @dataclass(frozen=True)
 class Opened:
     """A file's tensors as ComfyUI's loader has them before it makes a model.
 
-    `tensors` are on the meta device, but for those of READ; `origins` says by identity which of the file's each was.
+    `tensors` are on the meta device, but for those that ComfyUI has made of the header; `origins` says by identity which of the
+    file's each was.
     """
 
     checkpoint: Checkpoint
@@ -36,6 +36,10 @@ class Opened:
     def entries(self) -> dict[int, Entry]:
         """Where each of the tensors lies in the file, by its identity."""
         return {number: self.checkpoint.entries[name] for number, (name, _) in self.origins.items()}
+
+    def pairs(self) -> Iterator[tuple[Tensor, Entry]]:
+        """The file's tensors and where they lie in it, for `file_values`."""
+        return ((tensor, self.checkpoint.entries[name]) for name, tensor in self.origins.values())
 
     def under(
         self, tensors: Mapping[str, Tensor], rows: Mapping[str, Entry] = MappingProxyType({})
@@ -54,7 +58,7 @@ class Opened:
         for name, tensor in tensors.items():
             layer, _, last = name.rpartition(".")
             if last == COMFY_QUANT:
-                quantisation[layer] = tensor
+                quantisation[layer] = self._settings(tensor)
             elif id(tensor) in self.origins:
                 entries[name] = self.checkpoint.entries[self.origins[id(tensor)][0]]
             elif name in rows:
@@ -64,6 +68,16 @@ class Opened:
                     f"{path.name} has {name} in a layout that is not supported: choose a file in ComfyUI's own layout."
                 )
         return replace(self.checkpoint, entries=entries), quantisation
+
+    def _settings(self, tensor: Tensor) -> Tensor:
+        """A layer's tensor `comfy_quant` with its values. Raises Refused where it cannot be one."""
+        if id(tensor) not in self.origins:
+            return tensor
+        name, _ = self.origins[id(tensor)]
+        entry = self.checkpoint.entries[name]
+        if entry.nbytes > MAX_BYTES or entry.dtype is None:
+            raise damaged(self.checkpoint, f"one of {entry.nbytes} bytes as {entry.storage.name}")
+        return values_of(entry)
 
 
 def open_checkpoint(checkpoint: Checkpoint) -> Opened:
@@ -76,20 +90,18 @@ def open_checkpoint(checkpoint: Checkpoint) -> Opened:
     import comfy.utils
 
     metadata = dict(checkpoint.metadata)
+    every = checkpoint.meta_tensors()
     try:
-        quantisation = {
-            name: _read(entry) for name, entry in checkpoint.entries.items() if name.rpartition(".")[2] in READ
-        }
-        every = checkpoint.meta_tensors() | quantisation
-        tensors, _ = comfy.utils.convert_old_quants(dict(every), "", metadata=metadata)
-        prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
-        inside = comfy.utils.state_dict_prefix_replace(tensors, {prefix: ""}, filter_keys=True)
-        if inside:
-            tensors, _ = comfy.utils.convert_old_quants(inside, "", metadata=metadata)
+        with file_values(named_values(every, checkpoint.entries)):
+            tensors, _ = comfy.utils.convert_old_quants(dict(every), "", metadata=metadata)
+            prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
+            inside = comfy.utils.state_dict_prefix_replace(tensors, {prefix: ""}, filter_keys=True)
+            if inside:
+                tensors, _ = comfy.utils.convert_old_quants(inside, "", metadata=metadata)
+    except Refused:  # a value could not be read; it is a ValueError
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
-        raise Refused(
-            f"{checkpoint.path.name} has damaged marks of quantisation ({error}); download it again."
-        ) from None
+        raise damaged(checkpoint, error) from None
     return Opened(checkpoint, tensors, {id(tensor): (name, tensor) for name, tensor in every.items()})
 
 
@@ -100,25 +112,10 @@ def settings_of(checkpoint: Checkpoint, layer: str, comfy_quant: Tensor) -> Mapp
         if not isinstance(settings, dict) or not isinstance(settings["format"], str):
             raise ValueError(f"that of {layer} names no format")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Refused(
-            f"{checkpoint.path.name} has damaged marks of quantisation ({error}); download it again."
-        ) from None
+        raise damaged(checkpoint, error) from None
     return settings
 
 
-def _read(entry: Entry) -> Tensor:
-    """A small tensor's values."""
-    if entry.nbytes > MAX_BYTES:
-        raise ValueError(f"one of {entry.nbytes} bytes")
-    if entry.dtype is None:
-        raise ValueError(f"one of {entry.storage.name}")
-    descriptor = os.open(entry.file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        data = os.pread(descriptor, entry.nbytes, entry.offset)
-    finally:
-        os.close(descriptor)
-    if len(data) < entry.nbytes:
-        raise ValueError("one that ends early")
-    if not data:
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    return torch.frombuffer(bytearray(data), dtype=entry.dtype).view(entry.shape)
+def damaged(checkpoint: Checkpoint, reason: object) -> Refused:
+    """The refusal of a file whose marks of quantisation say nothing that ComfyUI takes."""
+    return Refused(f"{checkpoint.path.name} has damaged marks of quantisation ({reason}); download it again.")

@@ -13,24 +13,18 @@ from torch import Tensor
 from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
-from ...weights.files.checkpoint import Checkpoint
+from ...weights.files.checkpoint import Checkpoint, Entry
 from ...weights.files.keymap import KeyMap, Piece
-from ...weights.values import values_of
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
-from .comfy_family import UNCONVERTED, make
+from .comfy_family import UNCONVERTED, find, make
 from .computed_buffers import compute_buffers, missing_buffers
-from .detection import DAMAGE, detect, unmakable
 from .importing import import_comfyui
 from .quantised_layers import pieces_of, quantise_layers
 from .whole_model import WholeModel
 
 NAME = "whole"
 """The family's, in requests."""
-
-LOOKED_INTO = ("output_blocks.11.1.transformer_blocks.0.norm1.bias", "conditioner.conditioners.")
-"""How tensors begin whose values ComfyUI's classes need when they are made: what Stable Diffusion 2 predicts, and the embedders
-of Stable Audio, which are outside of its diffusion model."""
 
 SEQUENCES = frozenset({"TripoSplat"})
 """Classes whose latents are `[batch, tokens, channels]`."""
@@ -46,7 +40,8 @@ WIDTHS = {"context": "context_dim", "y": "adm_in_channels"}
 class WholeConfig:
     """A model as ComfyUI detects it; fields are as ComfyConfig's.
 
-    `base` is ComfyUI's model on the meta device: asked about sizes and memory, never run. `latent_dims` counts a latent's
+    `base` is ComfyUI's model on the meta device: asked about sizes and memory, never run. `entries` says where those of
+    `tensors` lie that its class may look into. `latent_dims` counts a latent's
     dimensions behind its channels.
     """
 
@@ -54,6 +49,7 @@ class WholeConfig:
     described: Any
     base_model: Any
     tensors: Mapping[str, Tensor]
+    entries: Mapping[str, Entry]
     shape: ModelShape
     latent_channels: int
     latent_dims: int
@@ -66,7 +62,7 @@ class WholeConfig:
 
     def base(self, dtype: torch.dtype) -> Any:
         """ComfyUI's model on the meta device, its weights of a type."""
-        return make(self.described, self.tensors, dtype)
+        return make(self.described, self.tensors, dtype, self.entries)
 
 
 class WholeFamily:
@@ -83,20 +79,10 @@ class WholeFamily:
             Refused: ComfyUI does not know the model, or it lacks tensors.
         """
         import_comfyui()
-        part, quantisation, described = detect(checkpoint)
-        kind = type(described).__name__
-        tensors = part.meta_tensors()
-        tensors |= {
-            name: values_of(entry)
-            for name, entry in {**checkpoint.entries, **part.entries}.items()
-            if name.startswith(LOOKED_INTO)
-        }
-        try:
-            base = make(described, tensors, UNCONVERTED)
-        except DAMAGE as error:
-            raise unmakable(part, error) from None
-        module = base.diffusion_model
-        compute_buffers(module, described, tensors)
+        found = find(checkpoint)
+        part, described, base = found.part, found.described, found.base
+        kind, module = type(described).__name__, base.diffusion_model
+        compute_buffers(module, described, found.tensors, found.entries)
         if missing := missing_buffers(module):
             raise Refused(
                 f"{part.path.name} is a {kind} model, whose {missing[0]} is computed when the model is made, which this pack "
@@ -107,7 +93,7 @@ class WholeFamily:
         shape = plan_shape(kind, parameters, formats.latent_channels)
         exact = {key for key, parameter in module.named_parameters() if parameter.dtype == torch.float32}
         names = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
-        made_of = quantise_layers(module, part, quantisation, described)
+        made_of = quantise_layers(module, part, found.quantisation, described)
         plain = {key: names[key] for key, _ in module.named_parameters() if key not in made_of}
         check_tensors(part, plain, kind)
         held = replace(part, entries={key: part.entries[key] for key in plain} | made_of)
@@ -115,12 +101,13 @@ class WholeFamily:
             kind=kind,
             described=described,
             base_model=base,
-            tensors=tensors,
+            tensors=found.tensors,
+            entries=found.entries,
             shape=shape,
             latent_channels=formats.latent_channels,
             latent_dims=formats.latent_dimensions,
             part=part,
-            quantisation=quantisation,
+            quantisation=found.quantisation,
             keys=plain | pieces_of(made_of),
             names=names,
             exact=frozenset(exact),
@@ -211,7 +198,7 @@ class WholeFamily:
     def build(self, config: WholeConfig, stage: Stage) -> WholeModel:
         """The model on the meta device."""
         base = config.base(UNCONVERTED)
-        compute_buffers(base.diffusion_model, config.described, dict(config.tensors))
+        compute_buffers(base.diffusion_model, config.described, config.tensors, config.entries)
         quantise_layers(base.diffusion_model, config.part, config.quantisation, config.described)
         return WholeModel(base)
 

@@ -79,25 +79,34 @@ def join(runs: tuple[Run, ...]) -> Entry:
 class Checkpoint:
     """The headers of a checkpoint: its tensors by name. No tensor data is held.
 
-    `path` is what the user chose, `files` what it consists of, `metadata` what the header says beside the tensors.
+    `path` is what the user chose, `files` what it consists of, `metadata` what the header says beside the tensors. Where it
+    `drops_ones`, its format may have lost sizes of 1 at the front of shapes.
     """
 
     path: Path
     entries: Mapping[str, Entry]
     files: tuple[Path, ...]
     metadata: Mapping[str, str] = field(default_factory=dict)
+    drops_ones: bool = False
 
     def select(self, prefix: str, rename: Callable[[str], str]) -> Checkpoint:
         """Only the tensors whose names begin with `prefix`, without it and renamed."""
         entries = {
             rename(name.removeprefix(prefix)): entry for name, entry in self.entries.items() if name.startswith(prefix)
         }
-        return Checkpoint(self.path, entries, self.files, self.metadata)
+        return replace(self, entries=entries)
 
     def meta_tensors(self) -> dict[str, Tensor]:
-        """The tensors on the meta device: shapes and dtypes without data; quantised blocks count as fp16."""
+        """The tensors on the meta device: shapes and dtypes without data.
+
+        Quantised blocks count as fp16, and what is of a type that this pack does not know as bytes.
+        """
         return {
-            name: torch.empty(entry.shape, dtype=entry.dtype or torch.float16, device="meta")
+            name: torch.empty(
+                entry.shape,
+                dtype=entry.dtype or (torch.float16 if entry.storage.readable else torch.uint8),
+                device="meta",
+            )
             for name, entry in self.entries.items()
         }
 

@@ -6,7 +6,11 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Types and the
 from __future__ import annotations
 
 import math
+import re
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,7 +19,7 @@ from gguf import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGMLQuantizationType, GGUFV
 
 from ...errors import Refused
 from ..formats.gguf_blocks import BLOCK_TYPES
-from ..formats.storage import PLAIN, Storage
+from ..formats.storage import PLAIN, Storage, unreadable
 from .entry import Checkpoint, Entry, check_overlap
 
 MAGIC = struct.pack("<I", GGUF_MAGIC)
@@ -27,8 +31,14 @@ MAX_HEADER_BYTES = 64 * 2**20
 MAX_ITEMS = 1 << 20
 """Of tensors, of fields, and of the texts in one field."""
 
-MAX_DIMS = 5
-"""Of a convolution over frames, rows and columns."""
+MAX_DIMS = 16
+"""Far above the five of a convolution over frames, rows and columns."""
+
+ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
+"""Before a tensor's name in the field that has its shape, where the converter has folded it to rows of 256 values."""
+
+PART, PARTS = "split.no", "split.count"
+"""The fields of a model that is split into several files: the number of this one, from 0 on, and of all."""
 
 PLAIN_TYPES = {
     GGMLQuantizationType.F64: torch.float64,
@@ -54,6 +64,24 @@ SIZES = {
     GGUFValueType.INT64: 8,
     GGUFValueType.FLOAT64: 8,
 }
+
+INTEGERS = {
+    GGUFValueType.UINT8: "B",
+    GGUFValueType.INT8: "b",
+    GGUFValueType.UINT16: "H",
+    GGUFValueType.INT16: "h",
+    GGUFValueType.UINT32: "I",
+    GGUFValueType.INT32: "i",
+    GGUFValueType.UINT64: "Q",
+    GGUFValueType.INT64: "q",
+}
+"""How struct names them."""
+
+SPLIT_NAME = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
+"""The end of a part's name."""
+
+MAX_PARTS = 20
+"""So many parts are named."""
 
 
 def read_gguf(path: Path, file: BinaryIO, size: int) -> Checkpoint:
@@ -84,46 +112,88 @@ def _read(path: Path, fields: _Fields, size: int) -> Checkpoint:
     tensors, count = fields.count("Q"), fields.count("Q")
     alignment = GGUF_DEFAULT_ALIGNMENT
     metadata: dict[str, str] = {}
+    numbers: dict[str, object] = {}
     for _ in range(count):
         name, kind = fields.text(), GGUFValueType(fields.integer("I"))
         value = fields.value(kind)
         if kind == GGUFValueType.STRING:
             metadata[name] = str(value)
+        elif name.startswith(ORIGINAL_SHAPE) or name in (PART, PARTS):
+            numbers[name] = value
         if name == "general.alignment" and isinstance(value, int):
             alignment = value
     if alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"alignment {alignment}")
-    found = [_tensor(path, fields) for _ in range(tensors)]
+    _refuse_part(path, numbers.get(PART), numbers.get(PARTS))
+    found = [_tensor(fields) for _ in range(tensors)]
     start = -(-fields.offset // alignment) * alignment
-    entries = {name: Entry(storage, shape, start + offset, path) for name, storage, shape, offset in found}
+    ends = dict(pairwise(sorted({size - start, *(tensor.offset for tensor in found)})))
+    entries = {}
+    for tensor in found:
+        shape = _original(tensor, numbers.get(ORIGINAL_SHAPE + tensor.name))
+        entries[tensor.name] = Entry(_storage(tensor, ends), shape, start + tensor.offset, path)
     if len(entries) < len(found):
         raise ValueError("two tensors of one name")
     check_overlap(entries)
     end = max((entry.offset + entry.nbytes for entry in entries.values()), default=start)
     if end > size:
         raise Refused(f"{path.name} is truncated: it should have {end} bytes and has {size}; download it again.")
-    return Checkpoint(path, entries, (path,), metadata)
+    return Checkpoint(path, entries, (path,), metadata, drops_ones=True)
 
 
-def _tensor(path: Path, fields: _Fields) -> tuple[str, Storage, tuple[int, ...], int]:
+@dataclass(frozen=True)
+class _Tensor:
+    """What the header says of a tensor; `offset` is from where the data of all begin."""
+
+    name: str
+    shape: tuple[int, ...]
+    number: int
+    offset: int
+
+
+def _tensor(fields: _Fields) -> _Tensor:
     name, dims = fields.text(), fields.integer("I")
     if dims > MAX_DIMS:
         raise ValueError(f"tensor {name} has {dims} dimensions")
     shape = tuple(reversed([fields.integer("Q") for _ in range(dims)]))
-    number, offset = fields.integer("I"), fields.integer("Q")
-    storage = TYPES.get(number)
-    if storage is None:
-        known = {int(kind): kind.name for kind in GGMLQuantizationType}
-        supported = ", ".join(kind.name for kind in TYPES.values())
-        raise Refused(
-            f"{path.name} holds {name} as {known.get(number, f'type {number}')}, which is not supported ({supported} "
-            "are): choose another file."
-        )
-    if shape and shape[-1] % storage.values:
-        raise ValueError(f"tensor {name} has rows of {shape[-1]} values in blocks of {storage.values}")
     if math.prod(shape) > 1 << 48:
         raise ValueError(f"tensor {name} has the shape {list(shape)}")
-    return name, storage, shape, offset
+    return _Tensor(name, shape, fields.integer("I"), fields.integer("Q"))
+
+
+def _storage(tensor: _Tensor, ends: Mapping[int, int]) -> Storage:
+    """How a tensor's values are stored; of a type that is not known, all bytes up to the next tensor's.
+
+    Args:
+        ends: where the bytes end that begin at an offset.
+    """
+    values, storage = math.prod(tensor.shape), TYPES.get(tensor.number)
+    if storage is not None and values % storage.values == 0:
+        return storage
+    kinds = {int(kind): kind.name for kind in GGMLQuantizationType}
+    name = kinds.get(tensor.number, f"type {tensor.number}")
+    return unreadable(name, values, max(0, ends.get(tensor.offset, tensor.offset) - tensor.offset))
+
+
+def _original(tensor: _Tensor, field: object) -> tuple[int, ...]:
+    """A tensor's shape before it was folded, where a field of the header has it."""
+    if isinstance(field, list) and math.prod(field) == math.prod(tensor.shape):
+        return tuple(field)
+    return tensor.shape
+
+
+def _refuse_part(path: Path, number: object, count: object) -> None:
+    """Refuse one file of several that are one model, and name the others."""
+    if not isinstance(number, int) or not isinstance(count, int) or count < 2:
+        return
+    stem = SPLIT_NAME.sub("", path.name)
+    others = [f"{stem}-{each + 1:05d}-of-{count:05d}.gguf" for each in range(min(count, MAX_PARTS)) if each != number]
+    missing = [name for name in others if not (path.parent / name).is_file()]
+    where = f"not beside it: {', '.join(missing)}" if missing else "beside it"
+    raise Refused(
+        f"{path.name} is part {number + 1} of {count} of a model (the others are {', '.join(others)}; {where}): join them with "
+        "llama.cpp's llama-gguf-split --merge and choose the joined file."
+    )
 
 
 class _EndOfHeader(Exception):
@@ -165,14 +235,16 @@ class _Fields:
         """The next value; None for those that say nothing about the tensors."""
         if kind == GGUFValueType.STRING:
             return self.text()
-        if kind == GGUFValueType.UINT32:
-            return self.integer("I")
+        if kind in INTEGERS:
+            return self._integers(kind, 1)[0]
         if kind != GGUFValueType.ARRAY:
             self.take(SIZES[kind])
             return None
         of, count = GGUFValueType(self.integer("I")), self.integer("Q")
         if of == GGUFValueType.ARRAY:
             raise ValueError("an array of arrays")
+        if of in INTEGERS and count <= MAX_DIMS:
+            return self._integers(of, count)
         if of != GGUFValueType.STRING:
             self.take(SIZES[of] * count)
             return None
@@ -181,3 +253,6 @@ class _Fields:
         for _ in range(count):
             self.take(self.integer("Q"))
         return None
+
+    def _integers(self, kind: GGUFValueType, count: int) -> list[int]:
+        return list(struct.unpack(f"<{count}{INTEGERS[kind]}", self.take(SIZES[kind] * count)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import Refused
-from ..formats.storage import PLAIN
+from ..formats.storage import PLAIN, unreadable
 from .entry import Checkpoint, Entry, check_overlap
 
 MAX_HEADER_BYTES = 100 * 2**20
@@ -54,18 +55,13 @@ def read_safetensors(path: Path, file: BinaryIO, size: int) -> Checkpoint:
 
 
 def _entry(path: Path, name: str, value: Mapping[str, Any], data_start: int) -> Entry:
-    storage = TYPES.get(value["dtype"])
-    if storage is None:
-        raise Refused(
-            f"{path.name} holds {name} as {value['dtype']}, a type not supported ({', '.join(TYPES)} are): "
-            "choose another file."
-        )
     shape = tuple(value["shape"])
     if not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"tensor {name} has the shape {shape}")
     begin, end = value["data_offsets"]
     if type(begin) is not int or type(end) is not int:
         raise ValueError(f"tensor {name} lies at {begin} to {end}")
+    storage = TYPES.get(value["dtype"]) or unreadable(str(value["dtype"]), math.prod(shape), end - begin)
     entry = Entry(storage, shape, data_start + begin, path)
     if begin < 0 or end - begin != entry.nbytes:
         raise ValueError(f"tensor {name} has {end - begin} bytes for {entry.nbytes}")

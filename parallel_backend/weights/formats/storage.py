@@ -18,7 +18,7 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 class Storage:
     """A type of stored values.
 
-    `dtype` is that of plain values, None for blocks. A block holds `values` values of a row in `nbytes` bytes, and
+    `dtype` is that of plain values, None for blocks and for what is not `readable`. A block holds `values` values of a row in `nbytes` bytes, and
     `unpack` turns blocks `[n, nbytes]` (uint8), which it is also given as fp16 numbers, into values `[n, values]` (fp32).
     """
 
@@ -27,6 +27,11 @@ class Storage:
     values: int
     nbytes: int
     unpack: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    @property
+    def readable(self) -> bool:
+        """Whether its values can be had: this pack knows the type."""
+        return self.dtype is not None or self.unpack is not None
 
     @property
     def quantised(self) -> bool:
@@ -53,6 +58,11 @@ class Storage:
 def plain(name: str, dtype: torch.dtype) -> Storage:
     """Values one by one in a torch type."""
     return Storage(name, dtype, 1, dtype.itemsize)
+
+
+def unreadable(name: str, values: int, nbytes: int) -> Storage:
+    """Return the storage of a tensor of a type that this pack does not know: one block of `values` values in `nbytes` bytes."""
+    return Storage(name, None, max(values, 1), nbytes)
 
 
 PLAIN: Mapping[torch.dtype, Storage] = {

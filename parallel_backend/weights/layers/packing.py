@@ -28,8 +28,11 @@ WIDE = torch.bfloat16
 def held_as(entry: Entry, dtype: torch.dtype) -> Storage:
     """How a tensor of a file is held where `dtype` is wished for: quantised tensors stay as they are.
 
-    A plain fp8 tensor may become the other fp8 type. Vectors are never held quantised, only rounded (see `shape`).
+    A plain fp8 tensor may become the other fp8 type. Vectors are never held quantised, only rounded (see `shape`). Blocks are
+    expanded while they are loaded where no linear layer could multiply by them.
     """
+    if entry.dtype is None and not in_rows(entry):
+        return PLAIN[widened(dtype)]
     swap = entry.dtype in FLOAT8 and entry.scale is None and dtype in FLOAT8
     return entry.storage if entry.kept or (entry.storage.quantised and not swap) else PLAIN[dtype]
 
@@ -48,9 +51,13 @@ def is_merged(storage: Storage, scaled: bool, dtype: torch.dtype) -> bool:
 
 
 def can_be_held(entry: Entry) -> bool:
-    """Whether there is a way: what is held quantised is a matrix; others may be plain fp8."""
-    dims = len(entry.shape)
-    return dims == 2 or not (entry.dtype is None or (dims > 2 and entry.scale is not None))
+    """Whether there is a way: what is scaled is a matrix or a vector, and the type is known."""
+    return entry.storage.readable and (len(entry.shape) <= 2 or entry.scale is None)
+
+
+def in_rows(entry: Entry) -> bool:
+    """Whether a tensor in blocks is a matrix each of whose rows is a number of whole blocks."""
+    return len(entry.shape) == 2 and entry.shape[1] % entry.storage.values == 0
 
 
 def held_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:

@@ -91,8 +91,11 @@ def _runs(checkpoint: Checkpoint, piece: Piece, run: Run, width: int) -> Iterato
 def wanted(entry: Entry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]) -> Want:
     """As many elements of a tensor as `into`, which is flat, has, from the `first` on.
 
-    Of blocks, whose elements are bytes, byte by byte; values are converted, `through` a type that rounds them if given.
+    Of blocks that stay as they are the elements are bytes, and go byte by byte. Values are converted, `through` a type that
+    rounds them if given; so are those of blocks, which are expanded, if `into` is of a float type.
     """
+    if entry.dtype is None and into.dtype.is_floating_point:
+        return _expanded(entry, first, into, through, files)
     kind = entry.dtype or torch.uint8
     start = entry.offset + first * kind.itemsize
 
@@ -103,6 +106,31 @@ def wanted(entry: Entry, first: int, into: Tensor, through: torch.dtype | None, 
         target.copy_(values if through is None else values.to(target.device).to(through))
 
     return Want(files[entry.file], start, start + into.numel() * kind.itemsize, put)
+
+
+def _expanded(
+    entry: Entry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
+) -> Want:
+    """As `wanted`, of values in blocks: the blocks that have them are gathered, and expanded when the last one is there."""
+    storage = entry.storage
+    begin, end = first // storage.values, -(-(first + into.numel()) // storage.values)
+    skipped = first - begin * storage.values
+    nbytes = (end - begin) * storage.nbytes
+    gathered: list[Tensor] = []
+    left = nbytes
+
+    def put(offset: int, data: Tensor) -> None:
+        nonlocal left
+        if not gathered:
+            gathered.append(torch.empty(nbytes, dtype=torch.uint8, device=data.device))
+        gathered[0][offset : offset + data.numel()] = data
+        left -= data.numel()
+        if left == 0:
+            values = storage.expand(gathered.pop().view(1, -1), torch.float32).view(-1)[skipped:][: into.numel()]
+            into.copy_(values if through is None else values.to(into.device).to(through))
+
+    start = entry.offset + begin * storage.nbytes
+    return Want(files[entry.file], start, start + nbytes, put)
 
 
 def _scale(entry: Entry, first: int, into: Tensor, files: Mapping[Path, int]) -> Want:

@@ -55,13 +55,13 @@ def save_unread(folder: Path, name: str, **settings: Any) -> Path:
     return save_header(folder / f"{name}-unread.safetensors", WIDE[name](comfy.ops.disable_weight_init, **settings))
 
 
-def save_header(path: Path, model: Any) -> Path:
-    """Write a model in fp8 of whose weights no byte is on the disk."""
+def save_header(path: Path, model: Any, kind: str = "F8_E4M3", nbytes: int = 1) -> Path:
+    """Write a model in a type of safetensors, of fp8 if none is said, of whose weights no byte is on the disk."""
     header: dict[str, Any] = {}
     end = 0
     for key, tensor in model.state_dict().items():
-        begin, end = end, end + tensor.numel()
-        header[key] = {"dtype": "F8_E4M3", "shape": [*tensor.shape], "data_offsets": [begin, end]}
+        begin, end = end, end + nbytes * tensor.numel()
+        header[key] = {"dtype": kind, "shape": [*tensor.shape], "data_offsets": [begin, end]}
     content = json.dumps(header).encode()
     path.write_bytes(len(content).to_bytes(8, "little") + content)
     os.truncate(path, path.stat().st_size + end)

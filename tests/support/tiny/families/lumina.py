@@ -9,11 +9,11 @@ from typing import Any
 from tests.support.tiny.family import HEADS, Tiny, layer_settings
 
 
-def wide_z_image(operations: Any) -> Any:
+def wide_z_image(operations: Any, n_layers: int = 1) -> Any:
     from comfy.ldm.lumina.model import NextDiT
 
     return NextDiT(
-        patch_size=2, in_channels=16, dim=3840, n_layers=1, n_heads=30, n_kv_heads=30, cap_feat_dim=64, qk_norm=True,
+        patch_size=2, in_channels=16, dim=3840, n_layers=n_layers, n_heads=30, n_kv_heads=30, cap_feat_dim=64, qk_norm=True,
         axes_dims=[32, 48, 48], axes_lens=[1536, 512, 512], rope_theta=256.0, ffn_dim_multiplier=8.0 / 3.0,
         z_image_modulation=True, time_scale=1000.0, pad_tokens_multiple=32, **layer_settings(operations, "meta"),
     )  # fmt: skip

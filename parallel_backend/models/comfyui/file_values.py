@@ -1,0 +1,194 @@
+"""Real values of a file's tensors for ComfyUI's code, which is given these tensors on the meta device.
+
+ComfyUI decides some things by values: it measures the spread of a norm, or reads a mark. Inside `file_values`, such a question
+reads the tensor's bytes, and no others, and is answered as it would be with the whole file in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_stack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ...weights.files.entry import Entry
+from ...weights.values import values_of
+
+CPU = torch.device("cpu")
+
+TORCH = str(Path(torch.__file__).parent)
+
+TO_HOST = (Tensor.numpy, Tensor.tolist, Tensor.__array__)
+"""Functions that hand values to Python before any operator runs."""
+
+
+class ValueUnknown(RuntimeError):
+    """A question for the value of a tensor on the meta device that no file has."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        asking = next(frame for frame in reversed(extract_stack()) if not frame.filename.startswith((TORCH, __file__)))
+        super().__init__(
+            f"line {asking.lineno} of {Path(asking.filename).name} asks for the values of a meta tensor of the shape "
+            f"{list(tensor.shape)} that is not in the file"
+        )
+
+
+@contextmanager
+def file_values(pairs: Iterable[tuple[Tensor, Entry]]) -> Iterator[None]:
+    """Answer questions for values of tensors on the meta device while inside.
+
+    A question that has no answer fails as it always does. Where the asking code swallows that failure, it is raised at the
+    end: the code has gone on without the value.
+
+    Args:
+        pairs: tensors and their places in a file. Pairs whose tensor has values of its own are passed over.
+
+    Raises:
+        ValueUnknown: a question had no answer.
+        Refused: the file could not be read.
+    """
+    values = _Values({_storage(tensor): (tensor, entry) for tensor, entry in pairs if _on_meta(tensor)})
+    with values, _ToHost(values):
+        yield
+    if values.failure is not None:
+        raise values.failure
+
+
+def named_values(tensors: Mapping[str, Tensor], entries: Mapping[str, Entry]) -> Iterator[tuple[Tensor, Entry]]:
+    """The pairs for `file_values` of tensors and entries of the same names."""
+    return ((tensor, entries[name]) for name, tensor in tensors.items() if name in entries)
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """The operation that made a tensor, one of its `outputs`."""
+
+    function: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    outputs: Sequence[Any]
+    number: int
+
+
+class _Values(TorchDispatchMode):
+    """Runs operations on the meta device as long as they need shapes only, and with values read from files otherwise."""
+
+    def __init__(self, filed: Mapping[int, tuple[Tensor, Entry]]) -> None:
+        super().__init__()
+        self.failure: Exception | None = None
+        self._filed = filed
+        self._made: dict[int, _Operation] = {}
+        self._read: dict[int, Tensor] = {}
+        self._changed: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The operation's result; of an operation that changes tensors, notes which."""
+        kwargs = kwargs or {}
+        written = _written(func, args, kwargs)
+        try:
+            made = func(*args, **kwargs)
+        except Exception:
+            if not any(map(_on_meta, tree_leaves((args, kwargs)))) or any(map(_on_meta, written)):
+                raise
+            made = func(*self.valued(args), **self.valued(kwargs))
+        self._changed.update(_storage(tensor) for tensor in written if _on_meta(tensor))
+        self._note(func, args, kwargs, made)
+        return made
+
+    def valued(self, arguments: Any) -> Any:
+        """Arguments with values in place of tensors on the meta device.
+
+        Raises:
+            ValueUnknown: a tensor is of no file, or was changed.
+            Refused: the file cannot be read.
+        """
+        try:
+            return tree_map(lambda each: self._value(each) if _on_meta(each) else each, arguments)
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+
+    def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> None:
+        """Remember how new tensors on the meta device are made of the file's."""
+        inputs = {_storage(tensor) for tensor in tree_leaves((args, kwargs)) if _on_meta(tensor)}
+        if not inputs & (self._filed.keys() | self._made.keys()):
+            return
+        outputs = tree_leaves(made)
+        for number, output in enumerate(outputs):
+            if _on_meta(output) and _storage(output) not in inputs:  # one that shares a storage is a view
+                self._made[_storage(output)] = _Operation(func, args, kwargs, outputs, number)
+
+    def _value(self, tensor: Tensor) -> Tensor:
+        key = _storage(tensor)
+        if key in self._changed or key not in self._filed | self._made.keys():
+            raise ValueUnknown(tensor)
+        if key in self._filed:
+            whole, entry = self._filed[key]
+            if key not in self._read:
+                self._read[key] = values_of(entry)
+        else:
+            operation = self._made[key]
+            whole = operation.outputs[operation.number]
+            if key not in self._read:
+                args, kwargs = self.valued(_on_cpu((operation.args, operation.kwargs)))
+                self._read[key] = tree_leaves(operation.function(*args, **kwargs))[operation.number]
+        values = self._read[key]
+        if tensor.dtype != whole.dtype or values.stride() != whole.stride():
+            raise ValueUnknown(tensor)
+        return values.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).clone()
+
+
+class _ToHost(TorchFunctionMode):
+    """Gives functions that hand values to Python a tensor that has them."""
+
+    def __init__(self, values: _Values) -> None:
+        super().__init__()
+        self._values = values
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The function's result."""
+        if func in TO_HOST and _on_meta(args[0]):
+            args = (self._values.valued(args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def _on_meta(value: Any) -> bool:
+    """Whether a value is a plain tensor on the meta device."""
+    return type(value) in (Tensor, nn.Parameter) and value.is_meta
+
+
+def _storage(tensor: Tensor) -> int:
+    """What a tensor on the meta device has in common with its views."""
+    return tensor.untyped_storage()._cdata
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The tensors that an operation changes."""
+    if not func._schema.is_mutable:
+        return []
+    changed = [argument for argument in func._schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    places = {argument.name: place for place, argument in enumerate(func._schema.arguments)}
+    given = (
+        args[places[argument.name]] if places[argument.name] < len(args) else kwargs.get(argument.name)
+        for argument in changed
+    )
+    return tree_leaves(list(given))
+
+
+def _on_cpu(arguments: Any) -> Any:
+    """Arguments that name the CPU where they named the meta device."""
+    return tree_map(
+        lambda each: CPU if isinstance(each, torch.device) and each.type == "meta" else each, arguments
+    )
