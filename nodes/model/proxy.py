@@ -271,8 +271,12 @@ class DiffusionProxy(nn.Module):
         self.shares.enlist()
         remote.backend.attend(self._model(), remote.spec)
 
+    def __deepcopy__(self, _: dict[int, Any]) -> DiffusionProxy:
+        """Refuse a copy, which would have the patches of the MODEL that it was made of."""
+        raise refuse_weights("Copying the diffusion model (copy.deepcopy)")
+
     def refuse_changes(self) -> None:
-        """Raise Refused if another pack has changed what only the workers have."""
+        """Raise Refused if another pack has changed what only the workers have, or code that only they run."""
         self._snapshot.refuse_changes()
         for name in vars(self):
             if name not in self._own and hasattr(self._skeleton[0], name) and not hasattr(type(self), name):
