@@ -275,6 +275,12 @@ class DiffusionProxy(nn.Module):
         """Refuse a copy, which would have the patches of the MODEL that it was made of."""
         raise refuse_weights("Copying the diffusion model (copy.deepcopy)")
 
+    def run_by(self, model: Any) -> None:
+        """Take the patches of a run from the model that is sampled, which may be a copy (copy.copy) of this proxy's own."""
+        if self._model() is not model:
+            self._model = weakref.ref(model)
+            self.remote.backend.attend(model, self.remote.spec)
+
     def refuse_changes(self) -> None:
         """Raise Refused if another pack has changed what only the workers have, or code that only they run."""
         self._snapshot.refuse_changes()

@@ -5,6 +5,7 @@ Nothing that is changed there reaches the workers, nor in the functions that its
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from ...parallel_backend.models.comfyui.content.replaced import ReachedCode
-from .own_code import COMFYUI, put_back
+from .own_code import put_back
 from .refusals import MODEL, VAE, Guarded
 
 VIEWS = {"data", "real", "imag", "T", "H", "mT", "mH"}
@@ -24,6 +25,8 @@ ASKED = {"size", "dim", "numel", "nelement", "element_size", "stride", "is_conti
 }  # fmt: skip
 """Methods that ask for no values."""
 
+
+PACKS = "custom_nodes"
 
 STATISTICS = 2**16
 """The most values of a buffer that are compared one by one."""
@@ -73,7 +76,7 @@ class SkeletonSnapshot:
         self._guarded = guarded
         for module in skeleton.modules():
             for name, weight in module._parameters.items():
-                if weight is not None:
+                if weight is not None and not isinstance(weight, RemoteWeight):  # of a copy they are
                     module._parameters[name] = torch.Tensor._make_subclass(WEIGHTS[guarded], weight.data)  # type: ignore[assignment]
         self._made = [
             (name, module, _signature(module), dict(_parts(module))) for name, module in skeleton.named_modules()
@@ -83,13 +86,11 @@ class SkeletonSnapshot:
             for name, values in skeleton.named_buffers()
             if not values.is_meta and values.numel() <= STATISTICS
         ]
-        self._code = ReachedCode(type(module) for _, module, _, _ in self._made)
+        self._classes = classes_of(skeleton)
 
     def refuse_changes(self) -> None:
         """Raise Refused if a module, a weight, a hook or a method is another one than it was, or code that its classes reach."""
-        if replaced := self._code.replaced():
-            file = os.path.relpath(replaced.by, COMFYUI) if replaced.by.startswith(f"{COMFYUI}{os.sep}") else replaced.by
-            raise self._guarded.refuse_replaced(replaced.name, file)
+        refuse_replaced(self._classes, self._guarded)
         for name, module, signature, made in self._made:
             for part in _differing(module, made) if _signature(module) != signature else ():
                 where = ".".join(filter(None, (self._guarded.inside, name, part)))
@@ -97,6 +98,28 @@ class SkeletonSnapshot:
         for name, values, made_of in self._buffers:
             if not torch.equal(values, made_of):
                 raise self._guarded.refusal(f"Changing {self._guarded.inside}.{name}")
+
+
+def classes_of(module: nn.Module) -> frozenset[type]:
+    """The classes of a module and of all modules in it."""
+    return frozenset(type(each) for each in module.modules())
+
+
+def refuse_replaced(classes: frozenset[type], guarded: Guarded = MODEL) -> None:
+    """Raise Refused if code that these classes reach in this process is not what ComfyUI's source, or a library's, says."""
+    if replaced := _code_of(classes).replaced():
+        raise guarded.refuse_replaced(replaced.name, _in_words(replaced.by))
+
+
+@functools.cache
+def _code_of(classes: frozenset[type]) -> ReachedCode:
+    return ReachedCode(classes)
+
+
+def _in_words(file: str) -> str:
+    """A file as a user knows it: of a pack, from ComfyUI's folder of packs on."""
+    _, found, rest = file.rpartition(f"{os.sep}{PACKS}{os.sep}")
+    return f"{PACKS}{os.sep}{rest}" if found else file
 
 
 def _signature(module: nn.Module) -> list[int]:

@@ -136,7 +136,10 @@ def test_whatever_function_is_replaced_is_found(monkeypatch: pytest.MonkeyPatch)
     code, tried = flux(), 0
     assert code.replaced() is None
     for name in sorted(code.names())[::20]:
-        owner, last = owner_of(name)
+        try:
+            owner, last = owner_of(name)
+        except AttributeError:  # of a class that its module has under another name
+            continue
         value = vars(owner)[last]
         if isinstance(value, type) or not [*layers_of(value)]:
             continue
