@@ -111,6 +111,10 @@ class Shares:
         others = {device_name(device): device for device in self._devices if device != main}
         self._shares = {name: Share(remote, others[name]) for name in dict.fromkeys(remote.devices) if name in others}
 
+    def __deepcopy__(self, _: dict[int, Any]) -> Shares:
+        """The same ones: a copy of a VAE has its weights where the VAE has them."""
+        return self
+
     def of(self, remote: Remote) -> Shares:
         """Those of other weights in these ones' place."""
         return Shares(remote, self._main, self._devices)

@@ -272,8 +272,18 @@ class DiffusionProxy(nn.Module):
         self.shares.enlist()
         remote.backend.attend(self._model(), remote.spec)
 
+    def __deepcopy__(self, _: dict[int, Any]) -> DiffusionProxy:
+        """Refuse a copy, which would have the patches of the MODEL that it was made of."""
+        raise refuse_weights("Copying the diffusion model (copy.deepcopy)")
+
+    def run_by(self, model: Any) -> None:
+        """Take the patches of a run from the model that is sampled, which may be a copy (copy.copy) of this proxy's own."""
+        if self._model() is not model:
+            self._model = weakref.ref(model)
+            self.remote.backend.attend(model, self.remote.spec)
+
     def refuse_changes(self) -> None:
-        """Raise Refused if another pack has changed what only the workers have."""
+        """Raise Refused if another pack has changed what only the workers have, or code that only they run."""
         self._snapshot.refuse_changes()
         for name in vars(self):
             if name not in self._own and hasattr(self._skeleton[0], name) and not hasattr(type(self), name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -27,8 +28,50 @@ PROMPT_KEYS = {
 }
 """Entries of a CONDITIONING that reach into the model."""
 
-WAY_OUT = "the weights live in the workers; remove that node, or use Load Diffusion Model"
 
+@dataclass(frozen=True)
+class Guarded:
+    """What refusals say of a proxy.
+
+    Attributes:
+        name: the proxy's type in the graph.
+        inside: the attribute that holds the proxy.
+        loader: ComfyUI's own node, which refuses nothing.
+    """
+
+    name: str
+    inside: str
+    loader: str
+
+    @property
+    def way_out(self) -> str:
+        """How a refusal ends."""
+        return f"the weights live in the workers; remove that node, or use {self.loader}"
+
+    def refusal(self, what: str) -> Refused:
+        """The refusal of something that needs the weights in this process."""
+        return Refused(f"{what} cannot be done with a parallel {self.name}: {self.way_out}.")
+
+    def refuse_replaced(self, name: str, by: str) -> Refused:
+        """The refusal of a run while another pack's code stands in a place of ComfyUI's.
+
+        Args:
+            name: the place, dotted.
+            by: the file of that code; may be empty.
+        """
+        file = f" ({by})" if by else ""
+        return Refused(
+            f"{name} is replaced by other code{file}, which cannot take effect on a parallel {self.name}, because the workers run "
+            f"ComfyUI without other packs: remove the pack that replaces it, or use {self.loader}."
+        )
+
+
+MODEL = Guarded("MODEL", "diffusion_model", "Load Diffusion Model")
+
+VAE = Guarded("VAE", "first_stage_model", "Load VAE")
+
+WAY_OUT = MODEL.way_out
+"""How refusals of a MODEL end."""
 
 HANDLED = frozenset({*TRANSFORMER_OPTIONS, *SIGMAS, SIDES, "wrappers"})
 """Options that models read and that are carried, refused or run elsewhere."""
@@ -63,5 +106,5 @@ def refuse_prompts(prompts: Mapping[str, list[Mapping[str, Any]]]) -> None:
 
 
 def refuse_weights(what: str) -> Refused:
-    """The refusal of something that needs the weights in this process."""
-    return Refused(f"{what} cannot be done with a parallel MODEL: {WAY_OUT}.")
+    """The refusal of something that needs a MODEL's weights in this process."""
+    return MODEL.refusal(what)

@@ -1,18 +1,21 @@
-"""The inside of the diffusion model as other packs find it: to be looked at, and refused when it was changed.
+"""The inside of a diffusion model or an autoencoder as other packs find it: to be looked at, and refused when it was changed.
 
-Nothing that is changed there reaches the workers.
+Nothing that is changed there reaches the workers, nor in the functions that its classes use.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from .own_code import foreign_class, put_back
-from .refusals import refuse_weights
+from ...parallel_backend.models.comfyui.content.replaced import ReachedCode
+from .own_code import put_back
+from .refusals import MODEL, VAE, Guarded
 
 VIEWS = {"data", "real", "imag", "T", "H", "mT", "mH"}
 """Attributes of a tensor that are its values."""
@@ -23,8 +26,16 @@ ASKED = {"size", "dim", "numel", "nelement", "element_size", "stride", "is_conti
 """Methods that ask for no values."""
 
 
+PACKS = "custom_nodes"
+
+STATISTICS = 2**16
+"""The most values of a buffer that are compared one by one."""
+
+
 class RemoteWeight(nn.Parameter):
     """A weight whose values are in the workers: has a shape and a dtype, and refuses to be read or changed."""
+
+    guarded = MODEL
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -32,33 +43,83 @@ class RemoteWeight(nn.Parameter):
             return args[0]
         attribute = getattr(getattr(func, "__self__", None), "__name__", None)  # of a descriptor's __get__ or __set__
         if func.__name__ not in ASKED and (attribute is None or attribute in VIEWS):
-            raise refuse_weights("Reading or changing the weights")
+            raise cls.guarded.refusal("Reading or changing the weights")
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteWeight:
+        """Another weight of the same shape, whose values are the same ones in the workers."""
+        with torch._C.DisableTorchFunctionSubclass():
+            copied = torch.Tensor._make_subclass(type(self), self.data)
+        memo[id(self)] = copied
+        return copied  # type: ignore[return-value]
+
+
+class RemoteVAEWeight(RemoteWeight):
+    """A weight of an autoencoder."""
+
+    guarded = VAE
+
+
+WEIGHTS = {MODEL: RemoteWeight, VAE: RemoteVAEWeight}
+
 
 class SkeletonSnapshot:
-    """What a diffusion model is made of."""
+    """What a diffusion model or an autoencoder is made of.
 
-    def __init__(self, skeleton: nn.Module) -> None:
-        """Takes `skeleton` as it should be; its weights become RemoteWeights."""
+    Args:
+        skeleton: the module as it should be; its weights become RemoteWeights.
+        guarded: what refusals say of it.
+    """
+
+    def __init__(self, skeleton: nn.Module, guarded: Guarded = MODEL) -> None:
+        self._guarded = guarded
         for module in skeleton.modules():
             for name, weight in module._parameters.items():
-                if weight is not None:
-                    module._parameters[name] = torch.Tensor._make_subclass(RemoteWeight, weight.data)  # type: ignore[assignment]
+                if weight is not None and not isinstance(weight, RemoteWeight):  # of a copy they are
+                    module._parameters[name] = torch.Tensor._make_subclass(WEIGHTS[guarded], weight.data)  # type: ignore[assignment]
         self._made = [
             (name, module, _signature(module), dict(_parts(module))) for name, module in skeleton.named_modules()
         ]
+        self._buffers = [
+            (name, values, values.clone())
+            for name, values in skeleton.named_buffers()
+            if not values.is_meta and values.numel() <= STATISTICS
+        ]
+        self._classes = classes_of(skeleton)
 
     def refuse_changes(self) -> None:
-        """Raise Refused if a module, a weight, a hook or a method is another one than it was."""
-        for kind in {type(module): None for _, module, _, _ in self._made}:
-            if what := next(foreign_class(kind), None):
-                raise refuse_weights(f"Changing {kind.__name__} ({what})")
+        """Raise Refused if a module, a weight, a hook or a method is another one than it was, or code that its classes reach."""
+        refuse_replaced(self._classes, self._guarded)
         for name, module, signature, made in self._made:
             for part in _differing(module, made) if _signature(module) != signature else ():
-                where = ".".join(filter(None, ("diffusion_model", name, part)))
-                raise refuse_weights(f"Changing {where}")
+                where = ".".join(filter(None, (self._guarded.inside, name, part)))
+                raise self._guarded.refusal(f"Changing {where}")
+        for name, values, made_of in self._buffers:
+            if not torch.equal(values, made_of):
+                raise self._guarded.refusal(f"Changing {self._guarded.inside}.{name}")
+
+
+def classes_of(module: nn.Module) -> frozenset[type]:
+    """The classes of a module and of all modules in it."""
+    return frozenset(type(each) for each in module.modules())
+
+
+def refuse_replaced(classes: frozenset[type], guarded: Guarded = MODEL) -> None:
+    """Raise Refused if code that these classes reach in this process is not what ComfyUI's source, or a library's, says."""
+    if replaced := _code_of(classes).replaced():
+        raise guarded.refuse_replaced(replaced.name, _in_words(replaced.by))
+
+
+@functools.cache
+def _code_of(classes: frozenset[type]) -> ReachedCode:
+    return ReachedCode(classes)
+
+
+def _in_words(file: str) -> str:
+    """A file as a user knows it: of a pack, from ComfyUI's folder of packs on."""
+    _, found, rest = file.rpartition(f"{os.sep}{PACKS}{os.sep}")
+    return f"{PACKS}{os.sep}{rest}" if found else file
 
 
 def _signature(module: nn.Module) -> list[int]:

@@ -36,6 +36,10 @@ class RemoteVAE:
     schedule: str
     weight_bytes: int
 
+    def __deepcopy__(self, _: dict[int, Any]) -> RemoteVAE:
+        """The same weights, which copies of a VAE share."""
+        return self
+
     def bytes_on(self, device: torch.device) -> int:
         """Bytes of weights that all workers on a device of this process hold, once they are loaded."""
         return self.devices.count(device_name(device)) * self.weight_bytes

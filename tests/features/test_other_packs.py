@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.graphs.flux import Graph, node, parallel, queue_logged, ways
-from tests.support.graphs.other_packs import REFUSED, basic, changed, custom, guided
+from tests.support.graphs.other_packs import REFUSED, REPLACED, basic, changed, custom, guided
 from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
 
@@ -113,3 +113,44 @@ def test_what_changes_the_model_from_within_is_refused_by_name(comfyui, latent_o
     assert run.error.exception_message == f"{what} cannot be done with a parallel MODEL: {WAY_OUT}"
     run = comfyui.queue(parallel(basic())).check()  # the same MODEL, without it
     assert relative_error(saved_latent(comfyui, run), latent_of(basic())) <= 1e-5
+
+
+def refused(comfyui, kind):
+    run = comfyui.queue(parallel(changed(kind)))
+    assert run.status == "error"
+    message: str = run.error.exception_message
+    return message
+
+
+def replaced(name: str) -> str:
+    return (
+        f"{name} is replaced by other code (custom_nodes/other-pack/__init__.py), which cannot take effect on a parallel MODEL, "
+        "because the workers run ComfyUI without other packs: remove the pack that replaces it, or use Load Diffusion Model."
+    )
+
+
+@pytest.mark.parametrize(("kind", "name"), REPLACED.items(), ids=REPLACED)
+def test_a_function_of_the_models_code_that_is_replaced_is_refused_by_name(comfyui, latent_of, kind, name):
+    assert relative_error(latent_of(changed(kind)), latent_of(basic())) > 1e-3
+    assert refused(comfyui, kind) == replaced(name)
+
+
+def test_attention_of_torch_is_refused_whichever_attention_comfyui_has_chosen(comfyui):
+    name = "torch.nn.functional.scaled_dot_product_attention"
+    assert refused(comfyui, "attention of torch") == replaced(name)
+
+
+def test_a_function_that_the_model_does_not_use_may_be_replaced(comfyui, latent_of):
+    graph = changed("attention that no block has")
+    run = comfyui.queue(parallel(graph)).check()
+    assert relative_error(saved_latent(comfyui, run), latent_of(graph)) <= 1e-5
+    assert relative_error(latent_of(graph), latent_of(basic())) == 0.0
+
+
+def test_a_deep_copy_of_a_model_is_refused_and_a_shallow_one_keeps_its_own_patches(comfyui, latent_of):
+    what = "Copying the diffusion model (copy.deepcopy)"
+    assert refused(comfyui, "a deep copy") == f"{what} cannot be done with a parallel MODEL: {WAY_OUT}"
+    graph = changed("a shallow copy with a patch")
+    run = comfyui.queue(parallel(graph)).check()
+    assert relative_error(saved_latent(comfyui, run), latent_of(graph)) <= 1e-5
+    assert relative_error(latent_of(graph), latent_of(basic())) > 1e-3

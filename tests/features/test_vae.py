@@ -242,3 +242,55 @@ def test_files_of_other_kinds(server: ComfyUI) -> None:
     for name, (tensors, said) in FILES.items():
         save_file(tensors, server.base_dir / "models" / "vae" / f"{name}.safetensors")
         assert said in refused(server, parallel(decode(name, "image"))), name
+
+
+def packed(kind: str, copied: str = "none", latent: str = "image") -> Graph:
+    """Decodes while another pack changes the VAE, or a copy of it."""
+    return decode("flux", latent, decoder="PackDecode", kind=kind, copied=copied)
+
+
+INSIDE = {
+    "circular padding": "Changing first_stage_model.encoder.conv_in.padding_mode",
+    "a hook": "Changing first_stage_model.decoder.conv_in.forward",
+    "a weight": "Reading or changing the weights",
+    "a forward": "Changing first_stage_model.decoder.mid.block_1.forward",
+}
+
+
+@pytest.mark.parametrize(("kind", "what"), INSIDE.items(), ids=INSIDE)
+def test_what_changes_a_vae_from_within_is_refused_by_name(
+    server: ComfyUI, stock: Stock, kind: str, what: str
+) -> None:
+    assert relative_error(stock(packed(kind)), stock(decode("flux", "image"))) > 1e-3
+    run = server.queue(parallel(packed(kind)))
+    assert run.error is not None
+    way_out = "the weights live in the workers; remove that node, or use Load VAE."
+    assert run.error.exception_message == f"{what} cannot be done with a parallel VAE: {way_out}"
+
+
+def test_a_function_of_the_vaes_code_that_is_replaced_is_refused_by_name(server: ComfyUI, stock: Stock) -> None:
+    graph = packed("nonlinearity")
+    assert relative_error(stock(graph), stock(decode("flux", "image"))) > 1e-3
+    run = server.queue(parallel(graph))
+    assert run.error is not None
+    assert run.error.exception_message == (
+        "comfy.ldm.modules.diffusionmodules.model.nonlinearity is replaced by other code (custom_nodes/other-pack/__init__.py), "
+        "which cannot take effect on a parallel VAE, because the workers run ComfyUI without other packs: remove the pack that "
+        "replaces it, or use Load VAE."
+    )
+
+
+@pytest.mark.parametrize("copied", ["none", "deep", "shallow"])
+def test_a_vae_whose_modules_are_only_looked_at_and_a_copy_of_it_decode(
+    server: ComfyUI, stock: Stock, copied: str
+) -> None:
+    graph = packed("nothing", copied)
+    assert relative_error(pixels(server, parallel(graph)), stock(decode("flux", "image"))) <= TOLERANCE
+
+
+def test_what_changes_a_deep_copy_of_a_vae_is_refused_for_the_copy_alone(server: ComfyUI, stock: Stock) -> None:
+    run = server.queue(parallel(packed("circular padding", "deep")))
+    assert run.error is not None
+    assert run.error.exception_message.startswith(INSIDE["circular padding"])
+    graph = packed("circular padding", "deep, and the VAE")
+    assert relative_error(pixels(server, parallel(graph)), stock(decode("flux", "image"))) <= TOLERANCE

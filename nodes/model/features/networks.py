@@ -22,6 +22,7 @@ from ....parallel_backend.plan import ResolvedPlan
 from ....parallel_backend.weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, Network
 from ..own_code import foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
+from ..unchanged import classes_of, refuse_replaced
 from .attention_guidance import PLACE as ATTENTION_GUIDANCE_PATCH
 from .attention_guidance import attention_guidance_functions
 from .free_u import PLACE as FREE_U_PLACE
@@ -33,6 +34,9 @@ ZIMAGE_SETTINGS = ("n_control_layers", "additional_in_dim", "control_in_dim", "r
 
 NODES = FOLDER / "nodes_model_patch.py"
 """Where ComfyUI's nodes for model patches are."""
+
+OF_MODELS = ("comfy.", "torch.")
+"""Modules of classes whose code is compared with its source; ComfyUI loads its nodes' under names that are paths."""
 
 WHOLE: Literal["ZImageControl"] = "ZImageControl"
 """The kind that sees the whole picture at once, on every rank."""
@@ -243,6 +247,7 @@ def _weights(patch: Any, module: nn.Module, name: Name) -> dict[str, str]:
     patcher = patch.model_patch
     if patcher.patches or patcher.object_patches or next(_changed(patcher.model), None) is not None:
         raise Refused(f"a model patch that is changed itself cannot be applied to a parallel MODEL: {WAY_OUT}.")
+    refuse_replaced(frozenset(kind for kind in classes_of(module) if kind.__module__.startswith(OF_MODELS)))
     return {key: name(value) for key, value in module.state_dict(keep_vars=True).items()}
 
 

@@ -55,6 +55,7 @@ def run_in_workers(
     proxy = guider.inner_model.diffusion_model
     if not isinstance(proxy, DiffusionProxy):
         raise refuse_weights("Replacing the diffusion model")
+    proxy.run_by(guider.inner_model)
     proxy.refuse_changes()
     assert latent_image is not None
     run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent_image, denoise_mask)
@@ -110,7 +111,9 @@ def run_in_workers(
         if reason is not None:
             return run_by_calls(run, reason, planned, steps, loop)
         assert message is not None
-        return run_in_loop(run, message, recording, planned, steps, bar_off=disable_pbar)
+        result = run_in_loop(run, message, recording, planned, steps, bar_off=disable_pbar)
+    proxy.refuse_changes()  # by what was called between steps
+    return result
 
 
 def _taken(reason: NotSupported, run: SamplerRun, checked: Checked) -> NotSupported:

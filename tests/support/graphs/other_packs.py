@@ -48,6 +48,15 @@ REFUSED = {
     "a weight wrapper": "Wrapping weights",
     "a clone for another GPU": "MultiGPU CFG Split",
     "a model of its own": "Replacing the diffusion model",
-    "a class of blocks": "Changing SingleStreamBlock (forward of another pack)",
 }
 """What is inside the diffusion model, where nothing reaches the workers."""
+
+REPLACED = {
+    "a class of blocks": "comfy.ldm.flux.layers.SingleStreamBlock.forward",
+    "attention of the blocks": "comfy.ldm.flux.layers.attention",
+    "attention of the model's functions": "comfy.ldm.flux.math.optimized_attention",
+    "timestep_embedding": "comfy.ldm.flux.model.timestep_embedding",
+    "torch's gelu": "torch.nn.functional.gelu",
+    "a function in the middle of a run": "comfy.ldm.flux.layers.attention",
+}
+"""What the code of the diffusion model uses, each of which another pack's function changes the picture by."""

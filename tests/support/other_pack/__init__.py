@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
 import logging
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -221,6 +222,11 @@ def weight_wrapper(patcher: Any) -> None:
     patcher.add_weight_wrapper(WEIGHT, lambda weight: weight)
 
 
+def in_its_place(module: str, name: str) -> Callable[[Any], None]:
+    """Replace a function of a module that a model's forward uses."""
+    return of_module(import_module(module), name)
+
+
 def other_model(patcher: Any) -> None:
     """Put a model of the pack's own in the diffusion model's place for the time of a run."""
 
@@ -239,6 +245,35 @@ def other_layer_class(_: Any) -> Callable[[], None]:
     old = SingleStreamBlock.forward
     SingleStreamBlock.forward = halved(old)
     return lambda: setattr(SingleStreamBlock, "forward", old)
+
+
+def copied_deep(patcher: Any) -> None:
+    """Copy the MODEL with all that is in it."""
+    copy.deepcopy(patcher)
+
+
+def copied(patcher: Any) -> None:
+    """Give the MODEL a copy of the model around the same diffusion model, and a patch of its own."""
+    patcher.model = copy.copy(patcher.model)
+    shape = patcher.model_state_dict()[WEIGHT].shape
+    patcher.add_patches({WEIGHT: ("diff", (torch.full(tuple(shape), 0.01),))})
+
+
+def in_the_middle(patcher: Any) -> None:
+    """Replace a function of the blocks while ComfyUI's loop runs, from the second model call on."""
+    module, calls = import_module("comfy.ldm.flux.layers"), []
+    old = module.attention
+
+    def wrapper(apply_model: Any, args: dict[str, Any]) -> Any:
+        calls.append(args)
+        if len(calls) > 1:
+            module.attention = halved(old)
+        try:
+            return apply_model(args["input"], args["timestep"], **args["c"])
+        finally:
+            module.attention = old
+
+    patcher.set_model_unet_function_wrapper(wrapper)
 
 
 MODELS: dict[str, Callable[[Any], None]] = {
@@ -268,6 +303,15 @@ MODELS: dict[str, Callable[[Any], None]] = {
     "a weight wrapper": weight_wrapper,
     "a model of its own": other_model,
     "a class of blocks": while_running(other_layer_class),
+    "attention of the blocks": in_its_place("comfy.ldm.flux.layers", "attention"),
+    "attention of the model's functions": in_its_place("comfy.ldm.flux.math", "optimized_attention"),
+    "timestep_embedding": in_its_place("comfy.ldm.flux.model", "timestep_embedding"),
+    "torch's gelu": in_its_place("torch.nn.functional", "gelu"),
+    "attention of torch": in_its_place("torch.nn.functional", "scaled_dot_product_attention"),
+    "a function in the middle of a run": in_the_middle,
+    "a deep copy": copied_deep,
+    "a shallow copy with a patch": copied,
+    "attention that no block has": in_its_place("comfy.ldm.flux.math", "attention"),
 }
 
 
@@ -285,6 +329,106 @@ class PackModel:
         model = model.clone()
         MODELS[kind](model)
         return (model,)
+
+
+# -- VAE
+
+
+@contextlib.contextmanager
+def other_function(module: Any, name: str) -> Iterator[None]:
+    """Another function in the place of one that an autoencoder's modules use."""
+    old = getattr(module, name)
+    setattr(module, name, halved(old))
+    try:
+        yield
+    finally:
+        setattr(module, name, old)
+
+
+@contextlib.contextmanager
+def seamless(vae: Any) -> Iterator[None]:
+    """Circular padding in all convolutions, as seamless tiling has it."""
+    layers = [module for module in vae.first_stage_model.modules() if isinstance(module, nn.Conv2d)]
+    for module in layers:
+        module.padding_mode = "circular"
+    try:
+        yield
+    finally:
+        for module in layers:
+            module.padding_mode = "zeros"
+
+
+@contextlib.contextmanager
+def hooked(vae: Any) -> Iterator[None]:
+    """A hook on a module of the decoder."""
+    handle = vae.first_stage_model.decoder.conv_in.register_forward_hook(lambda _module, _args, output: 0.5 * output)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextlib.contextmanager
+def edited(vae: Any) -> Iterator[None]:
+    """A weight of the decoder halved."""
+    weight = vae.first_stage_model.decoder.conv_in.weight
+    with torch.no_grad():
+        weight.mul_(0.5)
+    try:
+        yield
+    finally:
+        weight.data.mul_(2.0)
+
+
+@contextlib.contextmanager
+def own_forward(vae: Any) -> Iterator[None]:
+    """A forward of the pack's own on a module of the decoder."""
+    found = vae.first_stage_model.decoder.mid.block_1
+    found.forward = halved(found.forward)
+    try:
+        yield
+    finally:
+        del found.forward
+
+
+@contextlib.contextmanager
+def looked_at(vae: Any) -> Iterator[None]:
+    """All modules, names and shapes looked at, and nothing changed."""
+    model = vae.first_stage_model
+    found = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    named = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    if not found or not named or isinstance(model, nn.Linear) or model.decoder.num_resolutions != 4:
+        raise ValueError(f"{len(found)} convolutions, {len(named)} weights")
+    model.to("cpu")
+    yield
+
+
+VAE_CHANGES: dict[str, Callable[[Any], contextlib.AbstractContextManager[None]]] = {
+    "nothing": looked_at,
+    "circular padding": seamless,
+    "a hook": hooked,
+    "a weight": edited,
+    "a forward": own_forward,
+    "nonlinearity": lambda _: other_function(import_module("comfy.ldm.modules.diffusionmodules.model"), "nonlinearity"),
+}
+
+
+class PackDecode:
+    """Decodes while the VAE, or a copy of it, is changed."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        copies = ["none", "deep", "shallow", "deep, and the VAE"]
+        links = {"samples": ("LATENT",), "vae": ("VAE",)}
+        return {"required": {**links, "kind": (list(VAE_CHANGES),), "copied": (copies,)}}
+
+    RETURN_TYPES = ("IMAGE",)
+    FUNCTION = "decode"
+
+    def decode(self, samples: Any, vae: Any, kind: str, copied: str) -> tuple[Any]:
+        changed = {"deep": copy.deepcopy, "shallow": copy.copy}.get(copied.partition(",")[0], lambda each: each)(vae)
+        with VAE_CHANGES[kind](changed):
+            return ((vae if copied.endswith("VAE") else changed).decode(samples["samples"]),)
 
 
 # -- GUIDER
@@ -898,6 +1042,7 @@ NODE_CLASS_MAPPINGS = {
     "PackUni3C": PackUni3C,
     "PackChangedPatch": PackChangedPatch,
     "PackModel": PackModel,
+    "PackDecode": PackDecode,
     "PackGuider": PackGuider,
     "PackSampler": PackSampler,
     "PackObjects": PackObjects,

@@ -82,7 +82,7 @@ class Walk:
             yield from ((f"{name}.{part}", each) for part, each in vars(value).items() if _calls(each))
             yield from ((self._name_of(base), base) for base in value.__bases__ if self._walked(base, thing))
             return
-        for function in _layers(value):
+        for function in layers_of(value):
             module = self._module_of(function)
             if module is None:
                 if function.__globals__.get("__name__", "").partition(".")[0] not in LIBRARIES:
@@ -134,11 +134,11 @@ class Walk:
         if isinstance(value, type):
             module = sys.modules.get(value.__module__)
             return self._dotted(getattr(module, "__file__", None))
-        functions = [*_layers(value)]
+        functions = [*layers_of(value)]
         return self._module_of(functions[-1]) if functions else None
 
     def _name_of(self, value: Any) -> str:
-        inner = value if isinstance(value, type) else [*_layers(value)][-1]
+        inner = value if isinstance(value, type) else [*layers_of(value)][-1]
         return f"{self._comfyui_module(value)}.{inner.__qualname__}"
 
     def _module_of(self, function: FunctionType) -> str | None:
@@ -161,11 +161,11 @@ def _package(value: Any) -> str:
     return str(named).partition(".")[0]
 
 
-def _layers(value: Any) -> Iterator[FunctionType]:
+def layers_of(value: Any) -> Iterator[FunctionType]:
     """The functions that something called consists of, from the outermost that has been put around it."""
     if isinstance(value, property):
         for each in (value.fget, value.fset):
-            yield from _layers(each)
+            yield from layers_of(each)
         return
     while value is not None:
         if isinstance(value, staticmethod | classmethod) or inspect.ismethod(value):

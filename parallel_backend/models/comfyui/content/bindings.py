@@ -1,0 +1,260 @@
+"""What each name of a module is bound to by the module's own source: read from the file, nothing of it is run."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Defined:
+    """A function or class that a module's file defines under a qualified name; `decorated` if something is put around it."""
+
+    module: str
+    file: str
+    name: str
+    is_class: bool
+    decorated: bool
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A module."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A constant that is written out."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The value of an expression, or a name that a library makes in another way; `module` is where."""
+
+    module: str
+
+
+Binding = Defined | Imported | Literal | Computed
+
+
+@dataclass(frozen=True)
+class _From:
+    """`from module import name`."""
+
+    module: str
+    name: str
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Another name of the module, and attributes of it."""
+
+    chain: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file's bindings: those of the module, those of each class's body, and the modules of which it takes all names."""
+
+    module: dict[str, list[Binding | _From | _Same]]
+    classes: dict[str, dict[str, list[Defined]]]
+    stars: tuple[str, ...]
+
+
+@functools.cache
+def bound(module: str, name: str) -> tuple[Binding, ...]:
+    """All that the source of a module that is imported here may bind a name to; empty where it does not name it."""
+    return _bound(module, name, frozenset())
+
+
+def _bound(module: str, name: str, seen: frozenset[tuple[str, str]]) -> tuple[Binding, ...]:
+    """Follow a name through imports; `seen` are the names on the way here, none of which is followed twice."""
+    if (module, name) in seen:
+        return ()
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return (Computed(module),)
+    seen |= {(module, name)}
+    source = source_of(module)
+    if source is None:
+        return ()
+    found: list[Binding] = []
+    for each in source.module.get(name, ()):
+        if isinstance(each, _From):
+            found += _imported(each.module, each.name, seen)
+        elif isinstance(each, _Same):
+            found += _followed(module, each.chain, seen)
+        else:
+            found.append(each)
+    if not found and name not in source.module and not name.startswith("_"):
+        found = [each for star in source.stars for each in _bound(star, name, seen)]
+    return tuple(dict.fromkeys(found)) if all(not isinstance(each, Literal) for each in found) else tuple(found)
+
+
+def methods(module: str, name: str) -> dict[str, list[Defined]]:
+    """The functions in the body of a class that a module defines under a qualified name, by their names."""
+    source = source_of(module)
+    return {} if source is None else source.classes.get(name, {})
+
+
+def source_of(module: str) -> Source | None:
+    """The bindings of a module that is imported here; None where its source cannot be read."""
+    found = sys.modules.get(module)
+    file = getattr(found, "__file__", None)
+    if found is None or not file or not file.endswith(".py"):
+        return None
+    return _read(file, module, file.endswith("__init__.py"))
+
+
+def _imported(module: str, name: str, seen: frozenset[tuple[str, str]]) -> Sequence[Binding]:
+    if module not in sys.modules:
+        return ()
+    whole = f"{module}.{name}"
+    found = _bound(module, name, seen)
+    if not found and whole in sys.modules:
+        return (Imported(whole),)
+    return found or (Computed(module),)
+
+
+def _followed(module: str, chain: tuple[str, ...], seen: frozenset[tuple[str, str]]) -> Sequence[Binding]:
+    first, *rest = chain
+    found: Sequence[Binding] = _bound(module, first, seen)
+    for name in rest:
+        found = [
+            binding
+            for each in found
+            for binding in (_imported(each.name, name, seen) if isinstance(each, Imported) else (Computed(module),))
+        ]
+    return found or (Computed(module),)
+
+
+@functools.cache
+def _read(file: str, module: str, package: bool) -> Source | None:
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    reader = _Reader(file, module, package)
+    reader.read(tree.body, "", reader.names)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            for name in node.names:
+                reader.names.setdefault(name, []).append(Computed(module))
+    return Source(reader.names, reader.classes, tuple(reader.stars))
+
+
+class _Reader:
+    """Reads the statements of a file."""
+
+    def __init__(self, file: str, module: str, package: bool) -> None:
+        self._file, self._module, self._package = file, module, package
+        self.names: dict[str, list[Binding | _From | _Same]] = {}
+        self.classes: dict[str, dict[str, list[Defined]]] = {}
+        self.stars: list[str] = []
+
+    def read(self, body: Sequence[ast.stmt], prefix: str, into: dict[str, Any] | None) -> None:
+        """Note what statements bind, in `into` where that is a module or class, and all classes defined in them."""
+        for node in _flat(body):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                self._definition(node, prefix, into)
+            elif into is self.names:
+                for name, binding in self._bindings(node):
+                    self.names.setdefault(name, []).append(binding)
+            elif into is not None and isinstance(node, ast.Assign | ast.AnnAssign):  # in a class: another name of a function
+                for name in _targets(node):
+                    if others := into.get(getattr(node.value, "id", "")):
+                        into.setdefault(name, []).extend(others)
+
+    def _definition(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, prefix: str, into: dict[str, Any] | None
+    ) -> None:
+        name, is_class = f"{prefix}{node.name}", isinstance(node, ast.ClassDef)
+        if into is not None:
+            defined = Defined(self._module, self._file, name, is_class, bool(node.decorator_list))
+            into.setdefault(node.name, []).append(defined)
+        if is_class:
+            self.read(node.body, f"{name}.", self.classes.setdefault(name, {}))
+        else:
+            self.read(node.body, f"{name}.<locals>.", None)
+
+    def _bindings(self, node: ast.stmt) -> Iterator[tuple[str, Binding | _From | _Same]]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                yield (alias.asname, Imported(alias.name)) if alias.asname else (top, Imported(top))
+        elif isinstance(node, ast.ImportFrom):
+            base = self._base(node)
+            for alias in node.names:
+                if alias.name == "*":
+                    self.stars.append(base)
+                else:
+                    yield alias.asname or alias.name, _From(base, alias.name)
+        else:
+            value = self._value(node)
+            for name in _targets(node):
+                yield name, value or Computed(self._module)
+
+    def _value(self, node: ast.stmt) -> Binding | _Same | None:
+        """The value of a plain assignment, where it is a name or written out."""
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if value is None or not all(isinstance(each, ast.Name) for each in targets):
+            return None
+        if chain := _chain(value):
+            return _Same(chain)
+        try:
+            literal = ast.literal_eval(value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return None
+        return Literal(literal) if literal not in ({}, [], set()) else None  # such a table is filled elsewhere
+
+    def _base(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = self._module if self._package else self._module.rpartition(".")[0]
+        return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+
+
+def _chain(node: ast.expr) -> tuple[str, ...]:
+    """The names of `a.b.c`; empty for any other expression."""
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if isinstance(node, ast.Attribute) and (first := _chain(node.value)):
+        return (*first, node.attr)
+    return ()
+
+
+def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a body, those under conditions too."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        for part in ("body", "orelse", "finalbody"):
+            yield from _flat(getattr(node, part, ()))
+        for handler in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+            yield from _flat(handler.body)
+
+
+def _targets(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement binds other than by an import or a definition; not those of statements within it."""
+    fields = [getattr(node, name, None) for name in ("targets", "target")]
+    fields += [item.optional_vars for item in getattr(node, "items", ())]
+    for field in fields:
+        for each in field if isinstance(field, list) else [field]:
+            if isinstance(each, ast.AST):
+                yield from (name.id for name in ast.walk(each) if isinstance(name, ast.Name) and _is_bound(name))
+
+
+def _is_bound(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+

@@ -1,0 +1,337 @@
+"""The functions and values that a model's code reaches, and which of them are other ones than ComfyUI's source says.
+
+Workers import ComfyUI without any pack, so whatever a pack puts in such a place of ComfyUI's own process never reaches them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import operator
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from .bindings import Binding, Computed, Defined, Imported, Literal, bound, methods
+from .reached import LIBRARIES, layers_of
+
+FOLLOWED = (
+    "comfy.ldm.", "comfy.ops", "comfy.quant_ops", "comfy.float", "comfy.rmsnorm", "comfy.text_encoders.", "comfy_kitchen", "torch.nn."
+)  # fmt: skip
+"""Modules whose functions are followed to all that they use; of others a function itself is compared."""
+
+KNOWN = LIBRARIES | {"builtins", "comfy", "comfy_extras", "comfy_api", "comfy_kitchen", "comfy_aimdo"}
+"""Packages whose code may stand where a source does not write out what does."""
+
+PLACES = frozenset(
+    f"comfy.model_management.{name}"
+    for name in (
+        "get_torch_device", "get_free_memory", "get_total_memory", "soft_empty_cache",
+        "throw_exception_if_processing_interrupted",
+    )
+)  # fmt: skip
+"""Functions that say where things are, how much memory is free and whether to stop: workers ask their own devices."""
+
+OPERATORS = frozenset(name for name in vars(operator) if name.startswith("__"))
+"""What Python calls for an operator."""
+
+SHOWN = frozenset({"__repr__", "__str__", "__format__", "__dir__", "__doc__"})
+"""Methods that show a thing to people."""
+
+MISSING = object()
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A name that is bound to something else than its source says.
+
+    Attributes:
+        name: dotted, with its module.
+        by: the file of what is bound to it; empty where that is not known.
+    """
+
+    name: str
+    by: str
+
+
+class ReachedCode:
+    """All names that the code of some classes reaches in this process."""
+
+    def __init__(self, classes: Iterable[type]) -> None:
+        self._classes = tuple(dict.fromkeys(classes))
+        self._found: _Bindings | None = None
+
+    def replaced(self) -> Replaced | None:
+        """Return the first name that is bound to something else than its source says; None if there is none.
+
+        Each call looks at all bindings. It takes about a millisecond while all of them are what they were at the last call.
+        """
+        if self._found is None or not self._found.unchanged():
+            self._found = None
+            walk = _Walk()
+            try:
+                walk.follow(self._classes)
+            except _Other as other:
+                return other.replaced
+            self._found = walk.found
+        return None
+
+    def names(self) -> frozenset[str]:
+        """The dotted names that the last look found as their source says."""
+        return frozenset() if self._found is None else frozenset(self._found.dotted)
+
+
+@dataclass
+class _Bindings:
+    """What was found as its source says.
+
+    Attributes:
+        names: namespaces, a name in each, and its value.
+        codes: functions, with the code and the defaults of each.
+        literals: lists and dictionaries that a source writes out, and what it writes.
+        dotted: the names, with their modules.
+    """
+
+    names: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
+    codes: list[tuple[FunctionType, CodeType, Any, Any]] = field(default_factory=list)
+    literals: list[tuple[Any, Any]] = field(default_factory=list)
+    dotted: set[str] = field(default_factory=set)
+
+    def unchanged(self) -> bool:
+        """Whether all of it is as it was found."""
+        return (
+            all(names.get(name, MISSING) is value for names, name, value in self.names)
+            and all(
+                each.__code__ is code and each.__defaults__ is defaults and each.__kwdefaults__ is named
+                for each, code, defaults, named in self.codes
+            )
+            and all(value == written for value, written in self.literals)
+        )
+
+
+class _Other(Exception):
+    """A name is bound to something else than its source says."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.replaced = Replaced(name, _file_of(value))
+
+
+@dataclass(frozen=True)
+class _Uses:
+    """What a function's code names: globals with their attributes, modules that it imports, and all attributes."""
+
+    chains: frozenset[tuple[str, ...]]
+    imports: frozenset[str]
+    attributes: frozenset[str]
+
+
+class _Walk:
+    """Follows code to all that it uses, and compares each value with what the source says."""
+
+    def __init__(self) -> None:
+        self.found = _Bindings()
+        self._seen: set[int] = set()
+        self._named: set[tuple[int, str]] = set()
+        self._attributes: set[str] = set()
+        self._waiting: list[Any] = []
+
+    def follow(self, classes: Iterable[type]) -> None:
+        """Follow all that classes use. Raises _Other."""
+        self._waiting = [*classes]
+        while self._waiting:
+            value = self._waiting.pop()
+            if id(value) in self._seen:
+                continue
+            self._seen.add(id(value))
+            if isinstance(value, type):
+                if value is not torch.Tensor:  # whose methods are looked at one by one, as far as they are used
+                    self._class(value)
+            else:
+                for function in layers_of(value):
+                    self._function(function)
+        for name in sorted(self._attributes | OPERATORS):
+            value = vars(torch.Tensor).get(name, MISSING)
+            if any(_package(each) != "torch" for each in layers_of(value)):
+                raise _Other(f"torch.Tensor.{name}", value)
+            self._note(vars(torch.Tensor), name, value)
+
+    def _class(self, kind: type) -> None:
+        """Compare the functions of a class with those of its source, and follow them and the classes that it inherits from."""
+        self._waiting += [base for base in kind.__bases__ if base is not object]
+        if kind.__module__.partition(".")[0] not in KNOWN and any(map(_is_code, vars(kind).values())):
+            raise _Other(f"{kind.__module__}.{kind.__qualname__}", kind)
+        written = methods(kind.__module__, kind.__qualname__)
+        for name, value in [*vars(kind).items()]:
+            if not any(True for _ in layers_of(value)):
+                continue
+            if name in written:
+                expected = any(_is(value, each, name) for each in written[name])
+            else:
+                expected = _known(value, kind.__module__) or not _takes_effect(kind, name)
+            if not expected:
+                raise _Other(f"{kind.__module__}.{kind.__qualname__}.{name}", value)
+            self.found.dotted.add(f"{kind.__module__}.{kind.__qualname__}.{name}")
+            self._note(vars(kind), name, value)
+            self._waiting.append(value)
+
+    def _function(self, function: FunctionType) -> None:
+        """Note a function's code, and look at the names that it uses."""
+        self.found.codes.append((function, function.__code__, function.__defaults__, function.__kwdefaults__))
+        module = function.__globals__.get("__name__", "")
+        if not module.startswith(FOLLOWED):
+            return
+        uses = _uses(function.__code__)
+        self._attributes |= uses.attributes - SHOWN
+        for chain in uses.chains:
+            self._chain(function.__globals__, module, chain, uses.attributes)
+        for name in uses.imports & sys.modules.keys():
+            self._parts(sys.modules[name], uses.attributes)
+
+    def _chain(self, names: Mapping[str, Any], module: str, chain: Sequence[str], attributes: frozenset[str]) -> None:
+        for name in chain:
+            value = self._value(names, module, name)
+            if not isinstance(value, ModuleType):
+                return
+            names, module = vars(value), value.__name__
+        self._parts(value, attributes)
+
+    def _parts(self, module: ModuleType, attributes: frozenset[str]) -> None:
+        """Look at all that code may take from a module that it hands about."""
+        for name in sorted(attributes & vars(module).keys()):
+            if not isinstance(vars(module)[name], ModuleType):
+                self._value(vars(module), module.__name__, name)
+
+    def _value(self, names: Mapping[str, Any], module: str, name: str) -> Any:
+        """Return what a module's name is bound to. Raises _Other if the source says something else."""
+        value, full = names.get(name, MISSING), f"{module}.{name}"
+        if (id(names), name) in self._named or full in PLACES:
+            return value
+        self._named.add((id(names), name))
+        candidates = bound(module, name)
+        if value is not MISSING:
+            fits = [each for each in candidates if _is(value, each, name)]
+            if not fits and (candidates or not _known(value, module) or _misnamed(value, module, name)):
+                raise _Other(full, value)
+            self.found.dotted.add(full)
+            self.found.literals += [(value, each.value) for each in fits if isinstance(each, Literal)]
+        if len(candidates) > 1:  # what ComfyUI's options choose from
+            for each in candidates:
+                if isinstance(each, Defined) and (found := sys.modules.get(each.module)) and each.name in vars(found):
+                    self._value(vars(found), each.module, each.name)
+        if callable(value) or not any(isinstance(each, Computed) for each in candidates):
+            self._note(names, name, value)
+        if _is_code(value) and not (isinstance(value, type) and not value.__module__.startswith(FOLLOWED)):
+            self._waiting.append(value)
+        return value
+
+    def _note(self, names: Mapping[str, Any], name: str, value: Any) -> None:
+        self.found.names.append((names, name, value))
+
+
+def _is(value: Any, binding: Binding, name: str) -> bool:
+    """Whether a value is what a binding says."""
+    match binding:
+        case Imported(module):
+            return isinstance(value, ModuleType) and value is sys.modules.get(module)
+        case Literal(written):
+            return type(value) is type(written) and bool(value == written)
+        case Computed(module):
+            return _known(value, module) and not _misnamed(value, module, name)
+        case Defined(module, _, qualified, True, _):
+            library = module.partition(".")[0] in LIBRARIES
+            named = isinstance(value, type) and value.__qualname__ == qualified
+            return named and (value.__module__ == module or library and _known(value, module))
+        case Defined(_, file, qualified, False, decorated):
+            *around, inner = [*layers_of(value)] or [None]
+            if inner is None or not _is_defined(inner.__code__, file, qualified):
+                return decorated and _known(value, "")
+            return not around or (decorated and all(_package(each) in KNOWN for each in around))
+
+
+def _is_defined(code: CodeType, file: str, qualified: str) -> bool:
+    name = getattr(code, "co_qualname", qualified)  # from Python 3.11
+    return code.co_filename == file and name == qualified and code.co_name == qualified.rpartition(".")[2]
+
+
+def _known(value: Any, module: str) -> bool:
+    """Whether a value is data, or code of ComfyUI's, of a library or of a module's own package."""
+    packages = KNOWN | {module.partition(".")[0]}
+    if isinstance(value, ModuleType):
+        return value is sys.modules.get(value.__name__) or type(value).__module__.startswith("torch.")
+    if isinstance(value, type):
+        return value.__module__.partition(".")[0] in packages
+    functions = [*layers_of(value)]
+    if functions:
+        return all(_package(each) in packages for each in functions)
+    return not callable(value) or type(value).__module__.partition(".")[0] in packages
+
+
+def _misnamed(value: Any, module: str, name: str) -> bool:
+    """Whether one of torch's functions is in another one's place."""
+    if module.partition(".")[0] != "torch":
+        return False
+    if isinstance(value, FunctionType):
+        at_top = value.__globals__["__name__"] == module and "<" not in value.__qualname__
+        return at_top and value.__code__.co_name != name
+    if not isinstance(value, BuiltinFunctionType):
+        return False
+    return not f"_{value.__name__.strip('_')}".endswith(f"_{name.strip('_')}")
+
+
+def _takes_effect(kind: type, name: str) -> bool:
+    """Whether a function that a pack adds to a class hides another, or is one of a class of ComfyUI's."""
+    return kind.__module__.startswith("comfy") or any(hasattr(base, name) for base in kind.__mro__[1:])
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, type) or any(True for _ in layers_of(value))
+
+
+def _package(function: FunctionType) -> str:
+    module = str(function.__globals__.get("__name__", ""))
+    return "collections" if module.startswith("namedtuple_") else module.partition(".")[0]
+
+
+def _file_of(value: Any) -> str:
+    if isinstance(value, type):
+        return getattr(sys.modules.get(value.__module__), "__file__", None) or ""
+    return next((each.__code__.co_filename for each in layers_of(value)), "")
+
+
+@functools.cache
+def _uses(code: CodeType) -> _Uses:
+    """What code and all code within it uses."""
+    chains: set[tuple[str, ...]] = set()
+    imports: set[str] = set()
+    attributes: set[str] = set()
+    for each in _codes(code):
+        chain: tuple[str, ...] = ()
+        for step in dis.get_instructions(each):
+            if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                attributes.add(step.argval)
+                chain = (*chain, step.argval) if chain else ()
+                continue
+            if step.opname in ("CACHE", "EXTENDED_ARG", "NOP"):
+                continue
+            if chain:
+                chains.add(chain)
+            chain = (step.argval,) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
+            if step.opname == "IMPORT_NAME":
+                imports.add(step.argval)
+            elif step.opname == "IMPORT_FROM":
+                attributes.add(step.argval)
+        if chain:
+            chains.add(chain)
+    return _Uses(frozenset(chains), frozenset(imports), frozenset(attributes))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

@@ -1,0 +1,225 @@
+"""Functions that models and autoencoders reach: ComfyUI's own are known as its own, and any that is replaced is found by name."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_backend.models.comfyui.content.bindings import Defined, Imported, Literal, bound, methods
+from parallel_backend.models.comfyui.content.reached import layers_of
+from parallel_backend.models.comfyui.content.replaced import ReachedCode
+from parallel_backend.models.comfyui.small import SMALL, Builder, small
+from tests.support.comfy_oracle import comfy_on_path
+from tests.vae.comfy_vaes import KINDS, build
+
+comfy_on_path()
+
+import comfy.ldm.flux.layers  # isort: skip
+import comfy.ldm.flux.math  # isort: skip
+import comfy.ldm.modules.diffusionmodules.model  # isort: skip
+
+FEWEST = 350
+"""Names that the simplest of ComfyUI's models and autoencoders reaches, rounded down."""
+
+
+def classes_of(module: torch.nn.Module) -> frozenset[type]:
+    return frozenset(type(each) for each in module.modules())
+
+
+@functools.cache
+def of_model(name: str) -> frozenset[type] | None:
+    """The classes of a small model; None if this ComfyUI has none such."""
+    try:
+        return classes_of(small(name, Builder(device="meta")).model)
+    except (ImportError, AttributeError):
+        return None
+
+
+@functools.cache
+def flux() -> ReachedCode:
+    classes = of_model("flux")
+    assert classes is not None
+    return ReachedCode(classes)
+
+
+@functools.cache
+def image_vae() -> ReachedCode:
+    with torch.device("meta"):
+        return ReachedCode(classes_of(build("sd")))
+
+
+def test_no_function_of_comfyuis_own_models_is_taken_for_a_replaced_one() -> None:
+    looked: dict[frozenset[type], int] = {}
+    for name in SMALL:
+        classes = of_model(name)
+        if classes is not None and classes not in looked:
+            code = ReachedCode(classes)
+            assert code.replaced() is None, name
+            looked[classes] = len(code.names())
+            assert looked[classes] > FEWEST, f"{name}: {looked[classes]}"
+    assert len(looked) > 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_function_of_comfyuis_own_autoencoders_is_taken_for_a_replaced_one(kind: str) -> None:
+    code = ReachedCode(classes_of(build(kind)))
+    assert code.replaced() is None
+    assert len(code.names()) > FEWEST, len(code.names())
+
+
+def around(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One that only passes on, and says that it is the function itself."""
+
+    @functools.wraps(function)
+    def passes_on(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return passes_on
+
+
+BY_NAME = {
+    "comfy.ldm.flux.layers.attention": flux,
+    "comfy.ldm.flux.math.optimized_attention": flux,
+    "comfy.ldm.flux.model.timestep_embedding": flux,
+    "comfy.ldm.flux.math.apply_rope": flux,
+    "comfy.ldm.flux.math.rearrange": flux,
+    "comfy.ops.cast_bias_weight": flux,
+    "comfy_kitchen.apply_rope": flux,
+    "torch.nn.functional.scaled_dot_product_attention": flux,
+    "torch.nn.functional.linear": flux,
+    "torch.nn.functional.gelu": flux,
+    "torch.nn.functional.layer_norm": flux,
+    "torch.cat": flux,
+    "torch.Tensor.chunk": flux,
+    "torch.nn.modules.linear.Linear.forward": flux,
+    "comfy.ldm.flux.layers.SingleStreamBlock.forward": flux,
+    "comfy.ldm.modules.diffusionmodules.model.nonlinearity": image_vae,
+    "torch.nn.modules.conv.Conv2d._conv_forward": image_vae,
+    "torch.nn.functional.group_norm": image_vae,
+}
+
+
+def owner_of(name: str) -> tuple[Any, str]:
+    """The module or class in which a dotted name is, and the name there."""
+    path, _, last = name.rpartition(".")
+    module = path
+    while module not in sys.modules:
+        module = module.rpartition(".")[0]
+    rest = path.removeprefix(module).lstrip(".")
+    return operator.attrgetter(rest)(sys.modules[module]) if rest else sys.modules[module], last
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_wrapper_that_only_passes_on_is_found_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = BY_NAME[name]()
+    assert code.replaced() is None
+    owner, last = owner_of(name)
+    monkeypatch.setattr(owner, last, around(getattr(owner, last)))
+    found = code.replaced()
+    assert found is not None
+    assert (found.name, found.by) == (name, __file__)
+    monkeypatch.undo()
+    assert code.replaced() is None
+
+
+def test_whatever_function_is_replaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that a model reaches, one in twenty, by a function of another kind each time."""
+    code, tried = flux(), 0
+    assert code.replaced() is None
+    for name in sorted(code.names())[::20]:
+        try:
+            owner, last = owner_of(name)
+        except AttributeError:  # of a class that its module has under another name
+            continue
+        value = vars(owner)[last]
+        if isinstance(value, type) or not [*layers_of(value)]:
+            continue
+        monkeypatch.setattr(owner, last, value.__class__(around) if isinstance(value, staticmethod) else around)
+        found = code.replaced()
+        monkeypatch.undo()
+        assert found is not None and found.by == __file__, name
+        tried += 1
+    assert tried > 10
+
+
+def test_one_function_of_comfyuis_in_anothers_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comfy.ldm.flux.layers, "attention", comfy.ldm.flux.math.apply_rope)
+    found = flux().replaced()
+    assert found is not None and found.name == "comfy.ldm.flux.layers.attention"
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.nn.functional, "gelu", torch.nn.functional.elu)
+    found = flux().replaced()
+    assert found is not None and found.name == "torch.nn.functional.gelu"
+
+
+def test_code_exchanged_within_a_function_and_names_in_front_of_pythons_own_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, function = flux(), comfy.ldm.flux.layers.timestep_embedding
+    assert code.replaced() is None
+
+    def other(t: Any, dim: Any, max_period: Any = 10000, time_factor: Any = 1000.0) -> Any:
+        return t
+
+    monkeypatch.setattr(function, "__code__", other.__code__)
+    found = code.replaced()
+    assert found is not None and found.name == "comfy.ldm.flux.model.timestep_embedding"
+    monkeypatch.undo()
+    monkeypatch.setattr(comfy.ldm.flux.layers, "range", around(range), raising=False)  # in front of Python's own
+    found = code.replaced()
+    assert found is not None and found.name == "comfy.ldm.flux.layers.range"
+
+
+def test_a_name_that_the_model_does_not_reach_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLUX's blocks have the function of their own module, which took it when it was imported."""
+    code = flux()
+    assert code.replaced() is None
+    monkeypatch.setattr(comfy.ldm.flux.math, "attention", around(comfy.ldm.flux.math.attention))
+    monkeypatch.setattr(torch.nn.functional, "ctc_loss", around(torch.nn.functional.ctc_loss))
+    monkeypatch.setattr(torch.Tensor, "__repr__", around(torch.Tensor.__repr__))
+    assert code.replaced() is None
+
+
+def test_attention_that_comfyuis_own_options_choose_is_comfyuis_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = import_module("comfy.ldm.modules.attention")
+    for chosen in ("attention_basic", "attention_split", "attention_pytorch"):
+        monkeypatch.setattr(comfy.ldm.flux.math, "optimized_attention", getattr(attention, chosen))
+        assert flux().replaced() is None, chosen
+
+
+def test_a_second_look_takes_milliseconds() -> None:
+    code = flux()
+    assert code.replaced() is None
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        code.replaced()
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.005
+
+
+def test_what_a_source_binds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bound_there.py").write_text("def far():\n    pass\nNUMBER = 3\n")
+    (tmp_path / "bound_here.py").write_text(
+        "import bound_there as there\n"
+        "from bound_there import far as near\n"
+        "if near:\n    chosen = near\nelse:\n    chosen = there.NUMBER\n"
+        "class Kind:\n    def method(self): pass\n    other = method\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("bound_there", "bound_here"):
+        monkeypatch.setitem(sys.modules, name, import_module(name))
+    far = Defined("bound_there", str(tmp_path / "bound_there.py"), "far", False, False)
+    assert bound("bound_here", "there") == (Imported("bound_there"),)
+    assert bound("bound_here", "near") == (far,)
+    assert bound("bound_here", "chosen") == (far, Literal(3))
+    assert bound("bound_here", "nothing") == ()
+    file = str(tmp_path / "bound_here.py")
+    assert methods("bound_here", "Kind")["other"] == [Defined("bound_here", file, "Kind.method", False, False)]
