@@ -63,9 +63,18 @@ class Child:
         command: the module that it runs, and its arguments.
         lines: how many it is to say.
         seconds, memory: its limits; seconds for each line.
+        descriptors: open files that it inherits.
     """
 
-    def __init__(self, folder: str, command: Sequence[str], lines: int, seconds: float, memory: int) -> None:
+    def __init__(
+        self,
+        folder: str,
+        command: Sequence[str],
+        lines: int,
+        seconds: float,
+        memory: int,
+        descriptors: Sequence[int] = (),
+    ) -> None:
         self._seconds, self._memory = seconds, memory
         self._left = lines
         self._clock = AwakeClock(LONGEST_LOOK)
@@ -75,6 +84,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=worker_environment() | ALONE | {FOLDER: folder},
+            pass_fds=descriptors,
             start_new_session=True,
         )
 

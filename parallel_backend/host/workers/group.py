@@ -47,7 +47,7 @@ from . import diagnosis
 from .channel import Channel, Disconnected, LocalChannel, Received
 from .exchange import Answer, Exchange, IsCancelled
 from .known_adapters import KnownAdapters
-from .launcher import Launched, launch, make_directory, remove, socket_path
+from .launcher import Launched, launch, make_folder, socket_path
 from .processes import ForkServer
 from .remote import RemoteChannel, RemoteProcesses, address_of, device_names, is_remote
 from .status import GroupStatus, model_name, rank_statuses
@@ -163,11 +163,11 @@ class WorkerGroup:
     def _launch(self, server: ForkServer, generation: int, imports: Sequence[str]) -> None:
         try:
             with contextlib.ExitStack() as undo:
-                directory = make_directory()
-                undo.callback(remove, directory)
-                self._channel = LocalChannel(socket_path(directory), generation, self._deadlines.silence)
+                folder = make_folder()
+                undo.callback(folder.remove)
+                self._channel = LocalChannel(socket_path(folder.path), generation, self._deadlines.silence)
                 undo.callback(self._channel.close)
-                self._launched = launch(server, directory, self.devices, generation, self.kernels_early, imports)
+                self._launched = launch(server, folder, self.devices, generation, self.kernels_early, imports)
                 undo.pop_all()
         except OSError as error:
             raise diagnosis.unstartable(error) from error
