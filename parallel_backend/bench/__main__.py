@@ -27,6 +27,7 @@ from ..host import Backend, Deadlines
 from ..plan.__main__ import positive, size
 from ..plan.predict.measure import Machine
 from ..sprites import sprites
+from ..temporary import OwnedFolder
 from .base_folder import GRAPH, make_base
 from .cards import check_free
 from .graphs import NotMeasured, changed, read_graph, stock
@@ -134,9 +135,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ended = 0
     try:
         bench = bench_of(options)
-        with tempfile.TemporaryDirectory(prefix="comfyui-parallel-bench-") as folder:
+        with OwnedFolder(tempfile.gettempdir(), "bench-") as folder:
             files = () if options.graph else tuple(sprites())
-            servers = Servers(bench, options.comfyui, tuple(options.arguments), files, Path(folder))
+            servers = Servers(bench, options.comfyui, tuple(options.arguments), files, folder)
             _say("measuring the links")
             begun = started(bench, options.comfyui, link_speeds(bench))
             for record in sides(bench, begun, servers.idle, _say, in_a_bar):

@@ -1,4 +1,4 @@
-"""`python -m parallel_backend.derive.answer FOLDER`: derive for ComfyUI, and answer in a line.
+"""`python -m parallel_backend.derive.answer FILE`: derive for ComfyUI, and answer in a line.
 
 A process of its own, started by `parallel_backend.host.deriving`: it imports ComfyUI alone, and ends when its input closes.
 """
@@ -34,22 +34,22 @@ from .small import KEEPINGS, Small, small_of
 from .undescribed import Undescribed
 
 
-def main(folder: Path) -> None:
-    """Answer the question in a folder."""
+def main(file: Path) -> None:
+    """Answer the question in a file."""
     os.nice(NICE)
     torch.set_num_threads(1)  # ranks are forked from this process
     threading.Thread(target=end_with_the_asker, daemon=True).start()
     answers, sys.stdout = sys.stdout, sys.stderr  # of what ComfyUI prints nothing is an answer
-    print(msgspec.json.encode(answer(folder)).decode(), file=answers, flush=True)
+    print(msgspec.json.encode(answer(file)).decode(), file=answers, flush=True)
 
 
-def answer(folder: Path) -> Answer:
-    """What is answered to the question in a folder."""
+def answer(file: Path) -> Answer:
+    """What is answered to the question in a file."""
     begun = time.monotonic()
     try:
         import_comfyui()
         logging.getLogger().setLevel(logging.WARNING)
-        question, prompts = asked(folder)
+        question, prompts = asked(file)
         small, found = _small(question, prompts)
         subjects = [subject for subject, _ in found]
         proved_so = (

@@ -1,4 +1,4 @@
-"""What the process that derives for ComfyUI is asked, and what it answers: files in a folder of the asker's, and a line."""
+"""What the process that derives for ComfyUI is asked, and what it answers: a file, and a line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ..conditioning import arguments, flatten
@@ -16,7 +16,8 @@ from ..diffusion import Value
 from .call_kind import CallKind
 from .prompt import Prompt
 
-QUESTION, TENSORS = "question.json", "tensors.safetensors"
+QUESTION = "question"
+"""The entry of the file's metadata that holds the question but for the tensors."""
 
 
 class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,15 +55,14 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compiled: bool = False
 
 
-def ask(
-    folder: Path,
+def question(
     file: str,
     prompts: Sequence[Prompt],
     known: Sequence[Declaration],
     limit: float,
     seconds: float,
-) -> None:
-    """Write a question into a folder.
+) -> bytes:
+    """Return a question with its tensors, as `asked` reads it from a file.
 
     Raises:
         Refused: a prompt holds something that is neither tensor nor plain.
@@ -76,16 +76,15 @@ def ask(
             flatten(name, value, own, values)
         tensors |= {f"{number}.{name}": tensor.contiguous().cpu().clone() for name, tensor in own.items()}
         calls.append(_Call(values, prompt.latent, prompt.kind))
-    save_file(tensors, folder / TENSORS)
-    question = Question(file, tuple(calls), tuple(known), limit, seconds)
-    (folder / QUESTION).write_bytes(msgspec.json.encode(question))
+    words = msgspec.json.encode(Question(file, tuple(calls), tuple(known), limit, seconds)).decode()
+    return save(tensors, metadata={QUESTION: words})
 
 
-def asked(folder: Path) -> tuple[Question, list[Prompt]]:
-    """The question in a folder, and its prompts."""
-    question = msgspec.json.decode((folder / QUESTION).read_bytes(), type=Question)
+def asked(path: Path) -> tuple[Question, list[Prompt]]:
+    """Return the question in a file, and its prompts."""
     prompts = []
-    with safe_open(folder / TENSORS, framework="pt") as file:
+    with safe_open(path, framework="pt") as file:
+        question = msgspec.json.decode(file.metadata()[QUESTION], type=Question)
         names = list(file.keys())
         for number, call in enumerate(question.calls):
             begin = f"{number}."

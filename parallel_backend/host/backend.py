@@ -49,7 +49,7 @@ from .runs.report import compiled, released, restored, table
 from .workers import diagnosis
 from .workers.exchange import Answer, Caller, Exchange, IsCancelled, Request
 from .workers.group import Deadlines, WorkerGroup
-from .workers.launcher import wants_kernels_early, worker_environment
+from .workers.launcher import sweep_folders, wants_kernels_early, worker_environment
 from .workers.processes import ForkServer
 from .workers.remote import is_remote
 from .workers.status import BackendStatus, starting
@@ -93,6 +93,7 @@ class Backend:
         self._journal = Journal()
         self._starting: tuple[str, ...] = ()
         self._closing = threading.Event()
+        threading.Thread(target=sweep_folders, name="parallel-sweep", daemon=True).start()
 
     def sample(
         self,

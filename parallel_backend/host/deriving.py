@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,11 +12,12 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from ..derive.asked import ANSWER, Answer, ask
+from ..derive.asked import ANSWER, Answer, question
 from ..derive.call_kind import CallKind
 from ..derive.kept import Kept, load, save, unlike
 from ..derive.prompt import Prompt
 from ..derived import Declaration
+from ..temporary import memory_file, path_of
 from .proofs import Child
 
 MEMORY = 8 << 30
@@ -146,9 +146,12 @@ class Derivation:
         """The child's; None where it was stopped."""
         kinds = tuple(prompt.kind for prompt in prompts)
         memory = min(MEMORY, psutil.virtual_memory().available // 2)
-        with tempfile.TemporaryDirectory(prefix="parallel-derive-") as folder:
-            ask(Path(folder), self._file, prompts, known, memory * WEIGHTS, self._seconds * PLAN)
-            child = Child(self._folder, [COMMAND, folder], 1, self._seconds, memory)
+        asked = question(self._file, prompts, known, memory * WEIGHTS, self._seconds * PLAN)
+        with memory_file("question") as descriptor:
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(asked)
+            command = [COMMAND, str(path_of(descriptor))]
+            child = Child(self._folder, command, 1, self._seconds, memory, (descriptor,))
             for line in child.lines(lambda: self._stopped):
                 log.info("Parallel: deriving %s took %.1f s and %d MiB", self._kind, line.seconds, line.memory >> 20)
                 if line.failure:

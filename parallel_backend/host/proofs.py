@@ -9,12 +9,12 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import psutil
 
+from ..clock import AwakeClock
 from ..comfyui_folder import ARGUMENTS, FOLDER
 from ..models.comfyui.proof.asked import ANSWER, Answer, Asked
 from .workers.launcher import worker_environment
@@ -24,6 +24,9 @@ MEMORY = 2 << 30
 
 LOOK = 0.5
 """Seconds between two looks at its memory."""
+
+LONGEST_LOOK = 1.0
+"""Seconds that such a look may take; more is a pause of this process, which costs the child no time."""
 
 ALONE = {
     "OMP_NUM_THREADS": "1",
@@ -60,17 +63,28 @@ class Child:
         command: the module that it runs, and its arguments.
         lines: how many it is to say.
         seconds, memory: its limits; seconds for each line.
+        descriptors: open files that it inherits.
     """
 
-    def __init__(self, folder: str, command: Sequence[str], lines: int, seconds: float, memory: int) -> None:
+    def __init__(
+        self,
+        folder: str,
+        command: Sequence[str],
+        lines: int,
+        seconds: float,
+        memory: int,
+        descriptors: Sequence[int] = (),
+    ) -> None:
         self._seconds, self._memory = seconds, memory
         self._left = lines
+        self._clock = AwakeClock(LONGEST_LOOK)
         self._process = subprocess.Popen(
             [sys.executable, "-m", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=worker_environment() | ALONE | {FOLDER: folder},
+            pass_fds=descriptors,
             start_new_session=True,
         )
 
@@ -86,13 +100,13 @@ class Child:
             self.end()
 
     def _lines(self, stopped: Callable[[], bool]) -> Iterator[Line]:
-        read, begun, most = b"", time.monotonic(), 0
+        read, begun, most = b"", self._clock.now(), 0
         while self._left:
             if stopped():
                 return
             most = max(most, self._bytes())
             if failure := self._over(begun, most):
-                yield Line(b"", failure, time.monotonic() - begun, most)
+                yield Line(b"", failure, self._clock.now() - begun, most)
                 return
             assert self._process.stdout is not None
             if not select.select([self._process.stdout], [], [], LOOK)[0]:
@@ -100,15 +114,15 @@ class Child:
             more = os.read(self._process.stdout.fileno(), 1 << 16)
             if not more:
                 code = self._process.wait()
-                yield Line(b"", f"its process ended with code {code}", time.monotonic() - begun, most)
+                yield Line(b"", f"its process ended with code {code}", self._clock.now() - begun, most)
                 return
             *lines, read = (read + more).split(b"\n")
             for line in lines:
-                yield Line(line, "", time.monotonic() - begun, most)
-                self._left, begun, most = self._left - 1, time.monotonic(), 0
+                yield Line(line, "", self._clock.now() - begun, most)
+                self._left, begun, most = self._left - 1, self._clock.now(), 0
 
     def _over(self, begun: float, memory: int) -> str:
-        if time.monotonic() - begun > self._seconds:
+        if self._clock.now() - begun > self._seconds:
             return f"it took longer than {self._seconds:.0f} s"
         if memory > self._memory:
             return f"it took more than {self._memory / (1 << 30):.0f} GiB of memory"

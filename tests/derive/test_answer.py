@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parallel_backend.derive.answer import answer
-from parallel_backend.derive.asked import Answer, ask
+from parallel_backend.derive.asked import Answer, question
 from parallel_backend.derive.call_kind import kind_of
 from parallel_backend.derive.prompt import Prompt
 from tests.derive.asking import LIMIT, NAME, SECONDS, prompt_of
@@ -19,8 +19,9 @@ from tests.support.tiny.comfyui import save_tiny
 
 def answered(folder: Path, file: Path, *prompts: Prompt, known: Answer | None = None) -> Answer:
     declarations = [known.declaration] if known is not None and known.declaration is not None else []
-    ask(folder, str(file), prompts, declarations, LIMIT, SECONDS)
-    return answer(folder)
+    asked = folder / "question"
+    asked.write_bytes(question(str(file), prompts, declarations, LIMIT, SECONDS))
+    return answer(asked)
 
 
 @thorough
@@ -57,7 +58,8 @@ def _conditioning(prompt: Prompt) -> Any:
 @pytest.mark.parametrize("size", [1e3])
 def test_a_class_that_is_too_large_is_no_lasting_answer(tmp_path: Path, size: float) -> None:
     file = save_tiny(tmp_path, NAME)
-    ask(tmp_path, str(file), [prompt_of(file, 7)], [], size, SECONDS)
-    found = answer(tmp_path)
+    asked = tmp_path / "question"
+    asked.write_bytes(question(str(file), [prompt_of(file, 7)], [], size, SECONDS))
+    found = answer(asked)
     assert "is too large to derive" in found.failure
     assert not found.lasting

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from parallel_backend.derive.asked import ask, asked
+from parallel_backend.derive.asked import asked, question
 from parallel_backend.derive.call_kind import CallKind
 from parallel_backend.derive.calls import Sizes
 from parallel_backend.derive.lists import keep_some
@@ -48,8 +48,9 @@ def test_objects_of_a_prompt_and_the_mask_reach_the_class(tmp_path: Path) -> Non
         "seen": as_dicts(Seen(), Seen),
         "denoise_mask": torch.ones(1, 1, 3, 8, 10),
     }
-    ask(tmp_path, "file", [Prompt(entries, (1, 16, 3, 8, 10), kind())], [], 1e9, 1.0)
-    _, [prompt] = asked(tmp_path)
+    file = tmp_path / "question"
+    file.write_bytes(question("file", [Prompt(entries, (1, 16, 3, 8, 10), kind())], [], 1e9, 1.0))
+    _, [prompt] = asked(file)
     given = prompt.at(Sizes((5, 4, 6), 9))
     seen = given["seen"]
     assert isinstance(seen, SimpleNamespace)

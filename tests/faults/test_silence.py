@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -102,6 +104,24 @@ def test_a_stopped_worker_that_does_not_read_its_request(bench):
     seconds = time.monotonic() - started
     bench.assert_recovered(2)
     bench.held(f"a stopped worker reads no request (patience {PATIENCE.silence:g} s)", ERROR, seconds, 5 + MARGIN)
+
+
+def test_a_paused_host_blames_no_worker(bench):
+    """The workers end their work meanwhile, and nobody reads their heartbeats."""
+    bench.backend.deadlines = Deadlines(silence=2, stall=3)
+    case = Case(2, 0, "sampling, last step", "late")
+    bench.prepare(case)
+    paused: list[float] = []
+
+    def pause() -> None:
+        if not paused:
+            paused.append(time.monotonic())
+            subprocess.Popen(["sh", "-c", 'sleep 0.2; kill -STOP "$0"; sleep 4; kill -CONT "$0"', str(os.getpid())])
+
+    assert torch.equal(bench.run(bench.job, case.plan, on_step=pause), bench.right[2])
+    seconds = time.monotonic() - paused[0]
+    assert seconds > 4
+    bench.held("the host is paused for 4 s (patience 2 s)", "the result", seconds, 4 + BOUND)
 
 
 @thorough

@@ -14,7 +14,7 @@ import pytest
 
 from parallel_backend.doctor.findings import Status
 from parallel_backend.doctor.models import diagnose_models
-from parallel_backend.host.proofs import COMMAND, Prover
+from parallel_backend.host.proofs import COMMAND, Child, Prover
 from parallel_backend.models.comfyui.proof.asked import Asked
 from parallel_backend.models.comfyui.small.kinds import KINDS
 from tests.support.selection import thorough
@@ -67,6 +67,15 @@ def test_a_child_is_ended_when_it_is_no_longer_wanted() -> None:
     before = children()
     assert [*Prover(FOLDER, [WAN], seconds=PATIENCE).answers(lambda: True)] == []
     assert children() <= before
+
+
+def test_a_pause_of_the_asker_costs_the_child_no_time() -> None:
+    """The child answers after it; the limit is shorter than the pause."""
+    child = Child(FOLDER, ["timeit", "-n", "1", "-r", "1", "-s", "import time", "time.sleep(5)"], 1, 3.5, 2 << 30)
+    subprocess.Popen(["sh", "-c", 'sleep 0.3; kill -STOP "$0"; sleep 4; kill -CONT "$0"', str(os.getpid())])
+    (line,) = child.lines()
+    assert line.failure == ""
+    assert b"sec per loop" in line.said
 
 
 @thorough

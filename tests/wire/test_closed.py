@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import shutil
 import stat
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from parallel_backend.errors import Refused
 from parallel_backend.host.workers.channel import LocalChannel
-from parallel_backend.host.workers.launcher import make_directory, socket_path
+from parallel_backend.host.workers.launcher import make_folder, socket_path
 from parallel_backend.wire.secret import read_secret
 
 REPO = Path(__file__).parents[2]
@@ -112,7 +111,8 @@ def test_no_route_takes_a_path_a_command_or_an_environment(path: Path) -> None:
 def test_the_socket_is_the_users_alone_whatever_the_umask() -> None:
     before = os.umask(0)
     try:
-        directory = make_directory()
+        folder = make_folder()
+        directory = folder.path
         channel = LocalChannel(socket_path(directory), 1, patience=1)
     finally:
         os.umask(before)
@@ -121,7 +121,7 @@ def test_the_socket_is_the_users_alone_whatever_the_umask() -> None:
         assert stat.S_IMODE(socket_path(directory).stat().st_mode) == 0o600
     finally:
         channel.close()
-        shutil.rmtree(directory)
+        folder.remove()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o700 | 0o001])

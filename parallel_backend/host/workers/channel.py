@@ -7,7 +7,6 @@ import queue
 import selectors
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +14,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ...clock import AwakeClock
 from ...wire.frames import DTYPES, BadFrame, Frame, FrameDecoder, encode, host_decoder
 from ...wire.messages import Hello, Message, Pixels, Pulse
 from ...wire.shared import mapped
+
+POLL_SECONDS = 0.1
+"""How often the reading thread looks whether the channel closes, and a sending one for how long it has waited."""
 
 MOST_DESCRIPTORS = 16
 """Received at a time; a rank sends them one by one."""
@@ -41,7 +44,7 @@ class Disconnected:
 
 @dataclass
 class Heard:
-    """What a rank last said of itself, when it was heard, and when it last got anywhere (monotonic seconds)."""
+    """What a rank last said of itself, when it was heard, and when it last got anywhere (seconds of the channel's clock)."""
 
     pulse: Pulse
     at: float
@@ -56,7 +59,8 @@ class Channel:
     """The workers' messages, queued as they come. Pulses are not queued; `heard` has each rank's latest.
 
     `lost` has the ranks whose connection has ended, in that order, and why; the reason is empty where it was closed in
-    an orderly way. `generation` is the group's. `broken` is why no rank can connect any more.
+    an orderly way. `generation` is the group's. `broken` is why no rank can connect any more. `clock` is that of all times
+    and deadlines of the group.
     """
 
     def __init__(self, generation: int) -> None:
@@ -65,6 +69,7 @@ class Channel:
         self.heard: dict[int, Heard] = {}
         self.lost: dict[int, str] = {}
         self.broken: OSError | None = None
+        self.clock = AwakeClock()
 
     def send(self, rank: int, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Send a message to a rank.
@@ -84,7 +89,7 @@ class Channel:
     def take(self, rank: int, frame: Frame) -> None:
         """Note what a rank sent."""
         if isinstance(frame.message, Pulse):
-            now, last = time.monotonic(), self.heard.get(rank)
+            now, last = self.clock.now(), self.heard.get(rank)
             moved = last.moved if last and last.pulse == frame.message else now
             self.heard[rank] = Heard(frame.message, now, moved)
         else:
@@ -121,7 +126,15 @@ class LocalChannel(Channel):
 
     def send(self, rank: int, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Send a rank a message with its tensors. Raises OSError when the connection is gone."""
-        self._connections[rank].sendall(encode(message, tensors))
+        connection, data = self._connections[rank], memoryview(encode(message, tensors))
+        until = self.clock.now() + self._patience
+        while data:
+            try:
+                data = data[connection.send(data) :]
+                until = self.clock.now() + self._patience
+            except TimeoutError:
+                if self.clock.now() > until:
+                    raise
 
     def close(self) -> None:
         """Stop reading and wait until the thread that reads has ended."""
@@ -132,7 +145,7 @@ class LocalChannel(Channel):
         with selectors.DefaultSelector() as selector, self._listener:
             selector.register(self._listener, selectors.EVENT_READ)
             while not self._closing.is_set():
-                for key, _ in selector.select(timeout=0.1):
+                for key, _ in selector.select(timeout=POLL_SECONDS):
                     if key.fileobj is self._listener:
                         self._admit(selector)
                     elif not self._receive(key.data):
@@ -149,7 +162,7 @@ class LocalChannel(Channel):
             selector.unregister(self._listener)
             self._listener.close()  # so the workers find that they are not wanted, and leave
             return
-        connection.settimeout(self._patience)
+        connection.settimeout(POLL_SECONDS)
         selector.register(connection, selectors.EVENT_READ, _Peer(connection))
 
     def _receive(self, peer: _Peer) -> bool:

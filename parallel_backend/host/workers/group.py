@@ -6,7 +6,6 @@ import contextlib
 import enum
 import logging
 import queue
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -48,7 +47,7 @@ from . import diagnosis
 from .channel import Channel, Disconnected, LocalChannel, Received
 from .exchange import Answer, Exchange, IsCancelled
 from .known_adapters import KnownAdapters
-from .launcher import Launched, launch, make_directory, remove, socket_path
+from .launcher import Launched, launch, make_folder, socket_path
 from .processes import ForkServer
 from .remote import RemoteChannel, RemoteProcesses, address_of, device_names, is_remote
 from .status import GroupStatus, model_name, rank_statuses
@@ -164,11 +163,11 @@ class WorkerGroup:
     def _launch(self, server: ForkServer, generation: int, imports: Sequence[str]) -> None:
         try:
             with contextlib.ExitStack() as undo:
-                directory = make_directory()
-                undo.callback(remove, directory)
-                self._channel = LocalChannel(socket_path(directory), generation, self._deadlines.silence)
+                folder = make_folder()
+                undo.callback(folder.remove)
+                self._channel = LocalChannel(socket_path(folder.path), generation, self._deadlines.silence)
                 undo.callback(self._channel.close)
-                self._launched = launch(server, directory, self.devices, generation, self.kernels_early, imports)
+                self._launched = launch(server, folder, self.devices, generation, self.kernels_early, imports)
                 undo.pop_all()
         except OSError as error:
             raise diagnosis.unstartable(error) from error
@@ -258,7 +257,7 @@ class WorkerGroup:
         self._end(State.STOPPED)
 
     def _converse(self, exchange: Exchange) -> Answer:
-        message, started = exchange.message, time.monotonic()
+        message, started = exchange.message, self._channel.clock.now()
         self._send(message, exchange.tensors)
         cancelled_at: float | None = None
         cancelled_by: BaseException | None = None
@@ -285,9 +284,9 @@ class WorkerGroup:
             if cancelled_by is None and exchange.caller.is_cancelled():
                 cancelled_by = Cancelled()
             if cancelled_by is not None and cancelled_at is None:
-                cancelled_at = time.monotonic()
+                cancelled_at = self._channel.clock.now()
                 self._send(Cancel(message.request), {})
-            if cancelled_at is not None and time.monotonic() - cancelled_at > self._deadlines.cancel:
+            if cancelled_at is not None and self._channel.clock.now() - cancelled_at > self._deadlines.cancel:
                 log.warning("the workers did not stop within %.0f s of Cancel and were ended", self._deadlines.cancel)
                 self._end(State.FAILED)
                 raise cancelled_by or Cancelled
@@ -325,23 +324,24 @@ class WorkerGroup:
         """Wait a moment for the other ranks' accounts, then name the cause."""
         if self._channel.broken is not None:
             return diagnosis.unstartable(self._channel.broken)
-        until = time.monotonic() + self._deadlines.report
-        while (left := until - time.monotonic()) > 0:
+        now = self._channel.clock.now
+        until = now() + self._deadlines.report
+        while (left := until - now()) > 0:
             try:
-                event = self._channel.events.get(timeout=left)
+                event = self._channel.events.get(timeout=min(left, POLL_SECONDS))
             except queue.Empty:
-                break
+                event = None
             if isinstance(event, Received) and isinstance(event.frame.message, Failed):
                 self._reports.append(event.frame.message)
             processes = self._launched.processes
             if processes and all(process.poll() is not None for process in processes):
-                until = min(until, time.monotonic() + POLL_SECONDS)
+                until = min(until, now() + POLL_SECONDS)
         for process in self._launched.processes:
             process.poll()
         return diagnosis.explain(self._launched, self.devices, self._channel, self._reports, self._plan)
 
     def _check_pulses(self, since: float) -> None:
-        now, heard = time.monotonic(), self._channel.heard
+        now, heard = self._channel.clock.now(), self._channel.heard
         for rank in range(len(self.devices)):
             last = heard.get(rank)
             quiet = now - max(since, last.at if last else since)
@@ -355,7 +355,7 @@ class WorkerGroup:
             raise diagnosis.stalled(self.devices, heard, still)
 
     def _wait_until_ready(self, is_cancelled: IsCancelled) -> None:
-        started = time.monotonic()
+        started = self._channel.clock.now()
         ready: set[int] = set()
         while len(ready) < len(self.devices):
             try:
@@ -383,7 +383,7 @@ class WorkerGroup:
                 raise self._failure()
             if is_cancelled():
                 raise Cancelled
-            if time.monotonic() - started > self._deadlines.start:
+            if self._channel.clock.now() - started > self._deadlines.start:
                 raise diagnosis.late(self._launched, self.devices, sorted(ready), self._deadlines.start)
         check_members(self.members)
         for fault in dict.fromkeys(fault for member in self.members for fault in member.kernel_faults.values()):

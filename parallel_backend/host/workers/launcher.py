@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from ...cache import cache_folder
 from ...comfyui_folder import ARGUMENTS, FOLDER
 from ...plan import ResolvedPlan
+from ...temporary import PREFIX, OwnedFolder, sweep
 from ...wire.forking import log_path
 from ...wire.interfaces import GLOO, NCCL, check_interfaces
 from ...wire.secret import VARIABLE as SECRET_FILE
@@ -33,7 +33,6 @@ BACKEND = re.compile(r"(?:^|,)\s*backend\s*:[^,]*")
 FOR_REMOTE_WORKERS = (names.LISTEN, names.MODELS, SECRET_FILE)
 """What torchrun's workers are told; they may run beside ComfyUI, and it is no business of the workers that we start."""
 
-PREFIX = "comfyui-parallel-"
 LONGEST_SOCKET_PATH = 107
 """Bytes that the kernel takes as the path of a Unix socket."""
 
@@ -45,7 +44,7 @@ KILL_SECONDS = 10
 class Launched:
     """The processes of one generation and what they share with us."""
 
-    directory: Path
+    folder: OwnedFolder
     processes: list[Process]
     server: ForkServer
     death_pipe: int
@@ -53,7 +52,7 @@ class Launched:
     def log_tail(self, rank: int, lines: int = 12) -> str:
         """The last lines a worker printed, or, if it was never forked, those of the fork server."""
         try:
-            text = log_path(self.directory, rank).read_text(errors="replace")
+            text = log_path(self.folder.path, rank).read_text(errors="replace")
         except OSError:
             return self.server.log_tail(lines)
         return "\n".join(text.strip().splitlines()[-lines:])
@@ -74,12 +73,19 @@ class Launched:
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_SECONDS if forking else 0)
-        remove(self.directory)
+        self.folder.remove()
 
 
-def make_directory() -> Path:
-    """A directory of the user's alone (mode 0700) for one generation's socket, rendezvous and logs. Raises OSError."""
-    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder()))
+def make_folder() -> OwnedFolder:
+    """Make the folder for one generation's socket, rendezvous and logs. Raises OSError."""
+    return OwnedFolder(folder())
+
+
+def sweep_folders() -> None:
+    """Remove what processes that were killed have left in the temporary folders. Never fails."""
+    with contextlib.suppress(OSError):
+        for parent in {tempfile.gettempdir(), folder()}:
+            sweep(parent)
 
 
 def folder() -> str:
@@ -97,16 +103,6 @@ def _takes_a_socket(folder: str) -> bool:
     return len(path) <= LONGEST_SOCKET_PATH
 
 
-def remove(directory: Path) -> None:
-    """Remove a generation's directory; for want of file numbers may be why it has ended, one is enough."""
-    shutil.rmtree(directory, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            (directory / name).unlink()
-    with contextlib.suppress(OSError):
-        directory.rmdir()
-
-
 def socket_path(directory: Path) -> Path:
     """Where a generation's workers find the host."""
     return directory / "socket"
@@ -114,7 +110,7 @@ def socket_path(directory: Path) -> Path:
 
 def launch(
     server: ForkServer,
-    directory: Path,
+    folder: OwnedFolder,
     devices: tuple[str, ...],
     generation: int,
     kernels_early: bool,
@@ -126,7 +122,7 @@ def launch(
         Refused: the environment names a network interface that is not there.
         OSError: they cannot be started.
     """
-    environment = group_environment(len(devices), kernels_early)
+    directory, environment = folder.path, group_environment(len(devices), kernels_early)
     check_interfaces(environment, nccl=any(device.startswith("cuda") for device in devices))
     variables = [
         {
@@ -149,7 +145,7 @@ def launch(
         raise
     finally:
         os.close(death_read)
-    return Launched(directory, processes, server, death_write)
+    return Launched(folder, processes, server, death_write)
 
 
 def wants_kernels_early(plan: ResolvedPlan) -> bool:

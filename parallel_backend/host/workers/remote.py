@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ...clock import AwakeClock
 from ...errors import Cancelled, PlanRefused
 from ...wire.address import SCHEME, Address
 from ...wire.frames import BadFrame, FrameDecoder, encode, host_decoder
@@ -28,6 +29,9 @@ ASK_SECONDS = 30.0
 """The same where nothing has been sampled yet: nobody has started it, most likely."""
 
 TRY_SECONDS = 0.5
+
+LONGEST_TRY = 20.0
+"""Seconds from one try to the next at most, with connecting and the handshake; more is a pause of this process."""
 
 
 def is_remote(device: str) -> bool:
@@ -61,19 +65,20 @@ def _connect(
 ) -> tuple[socket.socket, tuple[Facts, ...], FrameDecoder]:
     """Connection, ranks, and the decoder that has read so far."""
     secret = read_secret(secret_path(os.environ))
-    until = time.monotonic() + seconds
+    clock = AwakeClock(LONGEST_TRY)
+    until = clock.now() + seconds
     while True:
         connection = None
         try:
             connection = socket.create_connection((address.host, address.port), timeout=min(5.0, seconds))
             present(connection, secret, CLIENT)
-            return connection, *_welcomed(connection, until, is_cancelled)
+            return connection, *_welcomed(connection, clock, until, is_cancelled)
         except HandshakeFailed as error:
             _close(connection)
             raise PlanRefused(f"the workers at {address} refused the connection: {error}.") from None
         except (OSError, BadFrame) as error:
             _close(connection)
-            if isinstance(error, socket.gaierror) or time.monotonic() > until:
+            if isinstance(error, socket.gaierror) or clock.now() > until:
                 raise PlanRefused(
                     f"no workers answer at {address} ({error}): start them there with torchrun ... -m "
                     f"parallel_backend.worker --listen {str(address).removeprefix(SCHEME)}, or correct the address."
@@ -92,7 +97,7 @@ def _close(connection: socket.socket | None) -> None:
 
 
 def _welcomed(
-    connection: socket.socket, until: float, is_cancelled: Callable[[], bool]
+    connection: socket.socket, clock: AwakeClock, until: float, is_cancelled: Callable[[], bool]
 ) -> tuple[tuple[Facts, ...], FrameDecoder]:
     """Wait until the group is whole."""
     decoder, waiting = host_decoder(), ""
@@ -103,7 +108,7 @@ def _welcomed(
         except TimeoutError:
             if is_cancelled():
                 raise Cancelled from None
-            if time.monotonic() > until:
+            if clock.now() > until:
                 raise TimeoutError(waiting or "they say nothing") from None
             continue
         if not data:

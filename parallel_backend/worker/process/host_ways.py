@@ -9,16 +9,15 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import permutations
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 import torch
 
 from ...cache import Store
+from ...temporary import memory_file, path_of
 
 FASTER = 1.1
 """By how much a way has to be faster than NCCL's own choice."""
@@ -89,9 +88,9 @@ def try_ways(
 ) -> HostWay:
     """Try each way, the first being NCCL's own choice, and keep the fastest. A collective; all ranks get the same."""
     speeds = []
-    for number, settings in enumerate(ways):
-        with tempfile.TemporaryDirectory() as folder:
-            file = group.gather(str(Path(folder) / f"way-{number}"))[0]
+    for settings in ways:
+        with memory_file("way") as descriptor:
+            file = group.gather(str(path_of(descriptor, os.getpid())))[0]
             every = group.gather(_trial(group.rank, group.size, device, file, settings))
         speeds.append(min(map(float, every)) if all(every) else 0.0)
         on_progress()

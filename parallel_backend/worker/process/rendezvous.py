@@ -16,6 +16,7 @@ from typing import NoReturn
 import psutil
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
+from ...clock import AwakeClock
 from ...mesh import FOREVER
 from ...wire.handshake import HandshakeFailed, present
 from ...wire.interfaces import GLOO, NCCL, check_interfaces
@@ -24,6 +25,9 @@ from .gateway import LINGER_SECONDS, Gateway
 
 FIND_SECONDS = 300.0
 """How long a rank looks for rank 0's gateway."""
+
+LONGEST_TRY = 20.0
+"""Seconds that one look takes at most; more is a pause of this process."""
 
 ANY_INTERFACE = ("0.0.0.0", "::")
 
@@ -101,7 +105,8 @@ def _to_gateway(listening: Listening, environment: Environment) -> Rendezvous:
 
 def _find(listening: Listening, rank: int) -> tuple[socket.socket, int]:
     host = listening.store[0] if listening.address.host in ANY_INTERFACE else listening.address.host
-    until = time.monotonic() + FIND_SECONDS
+    clock = AwakeClock(LONGEST_TRY)
+    until = clock.now() + FIND_SECONDS
     while True:
         try:
             connection = socket.create_connection((host, listening.address.port), timeout=5)
@@ -109,7 +114,7 @@ def _find(listening: Listening, rank: int) -> tuple[socket.socket, int]:
         except HandshakeFailed as error:
             raise ConnectionError(f"rank 0 at {listening.address} does not take rank {rank}: {error}") from None
         except OSError as error:  # not up yet, or on its way down
-            if time.monotonic() > until:
+            if clock.now() > until:
                 raise ConnectionError(f"rank 0 was not found at {listening.address}: {error}") from None
         time.sleep(0.2)
 

@@ -7,16 +7,17 @@ import os
 import select
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import torch
 import torch.distributed as dist
+
+from ....temporary import memory_file, path_of
 
 TIMEOUT = 60.0
 """Seconds for a run, and for each wait of a rank for another."""
@@ -74,12 +75,12 @@ def run_in_turn(
         RankFailed: a rank has no result.
     """
     world_size = max(size for size, _ in runs)
-    with tempfile.TemporaryDirectory() as directory:
-        folder = Path(directory) if joined else None
+    with ExitStack() as stack:
+        files = [stack.enter_context(memory_file("rendezvous")) for _ in runs if joined]
         forks: list[_Fork] = []
         try:
             for rank in range(world_size):
-                forks.append(_forked(rank, runs, folder, timeout))
+                forks.append(_forked(rank, runs, files, timeout))
             answers = _answers(forks, timeout * len(runs))
         finally:
             for fork in forks:
@@ -128,7 +129,7 @@ def _decoded(output: bytes) -> _Answer:
         return _Answer([], ENDED)
 
 
-def _forked(rank: int, runs: Sequence[tuple[int, Work]], folder: Path | None, timeout: float) -> _Fork:
+def _forked(rank: int, runs: Sequence[tuple[int, Work]], files: Sequence[int], timeout: float) -> _Fork:
     read, write = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -138,13 +139,13 @@ def _forked(rank: int, runs: Sequence[tuple[int, Work]], folder: Path | None, ti
         return _Fork(process, read)
     try:
         with os.fdopen(write, "wb") as pipe:
-            pipe.write(msgspec.msgpack.encode(_answer(rank, runs, folder, timeout)))
+            pipe.write(msgspec.msgpack.encode(_answer(rank, runs, files, timeout)))
         sys.stdout.flush()
     finally:
         os._exit(0)
 
 
-def _answer(rank: int, runs: Sequence[tuple[int, Work]], folder: Path | None, timeout: float) -> _Answer:
+def _answer(rank: int, runs: Sequence[tuple[int, Work]], files: Sequence[int], timeout: float) -> _Answer:
     torch.set_num_threads(1)
     results: list[bytes] = []
     try:
@@ -154,10 +155,10 @@ def _answer(rank: int, runs: Sequence[tuple[int, Work]], folder: Path | None, ti
                 continue
             if dist.is_initialized():
                 dist.destroy_process_group()
-            if folder is not None:
+            if files:
                 dist.init_process_group(
                     "gloo",
-                    init_method=f"file://{folder / f'rendezvous-{number}'}",
+                    init_method=f"file://{path_of(files[number])}",
                     rank=rank,
                     world_size=world_size,
                     timeout=datetime.timedelta(seconds=timeout),
