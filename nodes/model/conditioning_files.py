@@ -19,9 +19,22 @@ TENSORS = ("pooled_output", "attention_mask")
 SUFFIX = ".safetensors"
 
 
+def path_of(name: str) -> str:
+    """Return where a file lies. Raises Refused for a name that leads out of ComfyUI's folders, or that no file can have."""
+    try:
+        return str(folder_paths.get_annotated_filepath(name))
+    except ValueError:
+        raise Refused(missing(name)) from None
+
+
+def missing(name: str) -> str:
+    """Return the sentence for a file that is not there."""
+    return f"{name} is not in ComfyUI's input folder: put it there or pick another file."
+
+
 def read(name: str) -> list[Any]:
     """A file as a CONDITIONING of one entry. Raises Refused for what is no such file."""
-    path = folder_paths.get_annotated_filepath(name)
+    path = path_of(name)
     read_header(path)  # says in one sentence what is wrong with a file that is none
     tensors = safetensors.torch.load_file(path, device="cpu")
     if "cond" not in tensors:
@@ -34,7 +47,7 @@ def read(name: str) -> list[Any]:
 
 def text_tokens(name: str) -> int:
     """How many tokens a file's text has, by its header. Raises Refused for what is no such file."""
-    text = read_header(folder_paths.get_annotated_filepath(name)).entries.get("cond")
+    text = read_header(path_of(name)).entries.get("cond")
     if text is None or len(text.shape) < 2:
         raise _no_text(name)
     return text.shape[1]

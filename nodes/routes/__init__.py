@@ -1,8 +1,7 @@
-"""What ComfyUI's server answers under /parallel: the state of the workers, the last run, the doctor, and a few actions.
+"""The routes of ComfyUI's server under /parallel: the state of the workers, the last run, the doctor, and a few actions.
 
-One puts the sprites' files in place, one judges the files that loaders name, one tells what a run should come to,
-one finds a message's entry of the troubleshooting page, one measures a graph. No other takes a parameter, and none answers a page
-of another origin.
+A route reads the headers by which guard.py knows who asks, and the body that it states here; nothing else of a request. None
+answers a page of another origin.
 """
 
 from __future__ import annotations
@@ -10,27 +9,36 @@ from __future__ import annotations
 from server import PromptServer
 
 from ..runtime import backend
+from .body import Json, Text
 from .doctor import DoctorRoute
-from .expectation import tell_expectation
-from .guard import guarded
-from .loaders import judge_loaders
+from .expectation import ExpectationRequest, tell_expectation
+from .loaders import LoaderList, judge_loaders
 from .panel import Panel
 from .remedies import find_entry, show_page
+from .route import Route, in_thread
 from .sprites import put_sprites
+from .turn import Turn
+
+
+def routes() -> tuple[Route, ...]:
+    """Return all routes of this pack."""
+    turn = Turn()
+    doctor = DoctorRoute(turn)
+    panel = Panel(backend, doctor, turn)
+    return (
+        Route("GET", "doctor", doctor.answer),
+        *panel.routes(),
+        Route("POST", "sprites", in_thread(put_sprites)),
+        Route("POST", "loaders", in_thread(judge_loaders), Json(LoaderList, "a list of loaders")),
+        Route("GET", "troubleshooting", in_thread(show_page)),
+        Route("POST", "troubleshooting", in_thread(find_entry), Text()),
+        Route("POST", "expectation", in_thread(tell_expectation), Json(ExpectationRequest, "a loader with a size")),
+    )
 
 
 def add_routes() -> None:
     """Have ComfyUI's server answer them."""
-    routes = PromptServer.instance.routes
-    doctor = DoctorRoute()
-    panel = Panel(backend, doctor)
-    routes.get("/parallel/doctor")(doctor.answer)
-    routes.get("/parallel/status")(panel.status)
-    routes.get("/parallel/run")(panel.run)
-    for name, action in panel.actions().items():
-        routes.post(f"/parallel/{name}")(action)
-    routes.post("/parallel/sprites")(guarded(put_sprites))
-    routes.post("/parallel/loaders")(guarded(judge_loaders))
-    routes.get("/parallel/troubleshooting")(guarded(show_page))
-    routes.post("/parallel/troubleshooting")(guarded(find_entry))
-    routes.post("/parallel/expectation")(guarded(tell_expectation))
+    table = PromptServer.instance.routes
+    add = {"GET": table.get, "POST": table.post}
+    for route in routes():
+        add[route.method](f"/parallel/{route.name}")(route.handle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -12,16 +13,18 @@ Result = TypeVar("Result")
 
 async def aside(work: Callable[[], Result]) -> Result:
     """What a thread comes to that ComfyUI does not wait for when it ends, as it would for one of asyncio's."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Result] = loop.create_future()
+    done: Future[Result] = Future()
 
     def run() -> None:
+        done.set_running_or_notify_cancel()  # from here on no task that is cancelled can cancel it
         try:
             result = work()
         except Exception as error:
-            loop.call_soon_threadsafe(done.set_exception, error)
+            done.set_exception(error)
+        except BaseException as error:  # a panic of a library in Rust; in a task it would end ComfyUI's event loop
+            done.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
         else:
-            loop.call_soon_threadsafe(done.set_result, result)
+            done.set_result(result)
 
     threading.Thread(target=run, daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)

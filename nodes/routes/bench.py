@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import comfy.model_management
 import folder_paths
@@ -37,6 +38,7 @@ from ...parallel_backend.host import Backend
 from .aside import aside
 from .loaders import Loader, why_not
 from .sprites import copy_sprites
+from .turn import FAILED, Turn
 
 LEAVING = 60.0
 """Seconds that models may take to leave the devices."""
@@ -44,14 +46,17 @@ LEAVING = 60.0
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """An address for each of those that a server may listen on which mean all."""
 
+GRAPH_BYTES = 4 << 20
+"""Bytes that the body with a graph may have: ComfyUI's largest templates have a hundredth of it."""
+
 log = logging.getLogger(__name__)
 
 
-class Asked(msgspec.Struct, frozen=True):
+class BenchRequest(msgspec.Struct, frozen=True):
     """A graph in the API's format and what it is called; without one the small picture that this pack brings along."""
 
     graph: Graph = {}
-    name: str = ""
+    name: Annotated[str, msgspec.Meta(max_length=1024)] = ""
 
 
 class SideStatus(msgspec.Struct, frozen=True):
@@ -88,22 +93,32 @@ class BenchStatus(msgspec.Struct, frozen=True):
 class BenchRoute:
     """One benchmark at a time. `backend` gives the one of this process."""
 
-    def __init__(self, backend: Callable[[], Backend]) -> None:
+    def __init__(self, backend: Callable[[], Backend], turn: Turn) -> None:
         self.status = BenchStatus()
         self._backend = backend
-        self._running: asyncio.Task[None] | None = None
+        self._turn = turn
 
-    async def begin(self, content: bytes) -> str:
-        """Begin what a request asks for; why it cannot be measured, empty where it has begun."""
+    async def begin(self, asked: BenchRequest) -> str:
+        """Begin what a request asks for; why it cannot be measured, empty where it has begun. Raises TurnTaken."""
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turn.begin(lambda: self._run(asked, begun))
+        try:
+            await begun
+        except (NotMeasured, Refused, OSError, msgspec.ValidationError) as error:
+            return str(error)
+        return ""
+
+    async def _run(self, asked: BenchRequest, begun: asyncio.Future[None]) -> None:
+        """Prepare, which settles `begun`, and measure."""
         before, self.status = self.status, BenchStatus("beginning")
         try:
-            asked = msgspec.json.decode(content, type=Asked) if content else Asked()
             bench = await aside(lambda: bench_of(asked))
-        except (NotMeasured, Refused, OSError, msgspec.DecodeError) as error:
+        except Exception as error:
             self.status = before
-            return str(error)
-        self._running = asyncio.create_task(aside(lambda: self._measure(bench)))
-        return ""
+            begun.set_exception(error)
+            return
+        begun.set_result(None)
+        await aside(lambda: self._measure(bench))
 
     def _measure(self, bench: Bench) -> None:
         output = Path(folder_paths.get_output_directory())
@@ -124,7 +139,7 @@ class BenchRoute:
             said = str(error)
         except Exception:
             log.exception("Parallel: the benchmark has failed")
-            said = "it has failed: ComfyUI's console says how."
+            said = FAILED
         finally:
             shutil.rmtree(output / JOBS, ignore_errors=True)
             self.status = msgspec.structs.replace(self.status, doing="", said=said)
@@ -153,7 +168,7 @@ class BenchRoute:
         yield lambda done, of: self._report(f"{title}: step {done} of {of}")
 
 
-def bench_of(asked: Asked) -> Bench:
+def bench_of(asked: BenchRequest) -> Bench:
     """What is to be measured. Raises NotMeasured, Refused, OSError."""
     if args.tls_keyfile:
         raise NotMeasured("ComfyUI answers by TLS (--tls-keyfile): run python -m parallel_backend.bench instead.")

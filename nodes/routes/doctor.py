@@ -11,7 +11,8 @@ from aiohttp import web
 from ...parallel_backend.doctor import Finding, diagnose, diagnose_models
 from ..model.verdicts import FOLDER
 from .aside import aside
-from .guard import guarded
+from .route import as_json
+from .turn import Turn, TurnTaken
 
 Report = Callable[[str], None]
 Look = Callable[[Report], list[Finding]]
@@ -20,6 +21,9 @@ Look = Callable[[Report], list[Finding]]
 def look_at_models(report: Report) -> list[Finding]:
     """The model classes of this ComfyUI."""
     return diagnose_models(str(FOLDER), report)
+
+
+DISTURBING = "a run is going on, which the doctor would disturb: wait for its end."
 
 
 class DoctorStatus(msgspec.Struct, frozen=True):
@@ -32,15 +36,15 @@ class DoctorStatus(msgspec.Struct, frozen=True):
 class DoctorRoute:
     """Runs once at a time: who asks meanwhile gets the same findings."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn: Turn) -> None:
         self.status = DoctorStatus()
-        self.answer = guarded(self._answer)
+        self._turn = turn
         self._running: asyncio.Task[list[Finding]] | None = None
 
     def begin(self, look: Look = diagnose) -> asyncio.Task[list[Finding]]:
-        """The run that is going on, or a new one; by default of the machine."""
+        """The run that is going on, or a new one; by default of the machine. Raises TurnTaken."""
         if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._run(look))
+            self._running = self._turn.begin(lambda: self._run(look))
         return self._running
 
     async def _run(self, look: Look) -> list[Finding]:
@@ -55,7 +59,10 @@ class DoctorRoute:
             self.status = DoctorStatus("", findings)
         return findings
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def answer(self) -> web.Response:
         """All findings, once the workers have been measured."""
-        findings = await asyncio.shield(self.begin())
-        return web.Response(body=msgspec.json.encode(findings), content_type="application/json")
+        try:
+            running = self.begin()
+        except TurnTaken:
+            return as_json({"said": DISTURBING}, 409)
+        return as_json(await asyncio.shield(running))

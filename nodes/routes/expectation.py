@@ -5,10 +5,9 @@ No worker is started for it; but the run is likely to come, so that what workers
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import folder_paths
 import msgspec
@@ -23,7 +22,7 @@ from ...parallel_backend.host.runs.expectation import expect, in_words, measured
 from ...parallel_backend.host.workers.status import GroupStatus
 from ...parallel_backend.plan import ParallelPlan, Workload
 from ...parallel_backend.plan.predict.cost import Job
-from ...parallel_backend.plan.presets import AUTOMATIC, with_preset
+from ...parallel_backend.plan.presets import AUTOMATIC, PRESETS, with_preset
 from ..load_checkpoint import LoadParallelCheckpoint
 from ..load_cogvideox import LoadParallelCogVideoX
 from ..load_diffusion_model import LoadParallelDiffusionModel
@@ -34,6 +33,8 @@ from ..model.build import load_model
 from ..model.conditioning_files import text_tokens
 from ..model.files import CHECKPOINTS, path_of
 from ..runtime import backend
+from .body import Count, Name, check_name
+from .route import as_json
 
 LOADERS = {
     each.__name__: each
@@ -46,7 +47,18 @@ SHORT = 16
 """Tokens of a prompt of a few words; how many a usual one has is a model's own."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class PlanInputs(ParallelPlan, frozen=True, forbid_unknown_fields=True):
+    """The inputs of a Parallel Plan."""
+
+    preset: str = AUTOMATIC
+
+    def __post_init__(self) -> None:
+        """Refuse a preset that there is not."""
+        if self.preset not in PRESETS:
+            raise ValueError(f"{self.preset!r} is no preset: use one of {', '.join(PRESETS)}")
+
+
+class ExpectationRequest(msgspec.Struct, frozen=True):
     """A loader's kind and file, the inputs of its Parallel Plan or what the settings say, and what is to be sampled.
 
     `width` and `height` are pixels, `length` video frames; `two_sided` says whether a negative prompt takes part. `steps` is 0
@@ -54,18 +66,23 @@ class Asked(msgspec.Struct, frozen=True):
     of Load Conditioning, empty where a prompt comes from elsewhere.
     """
 
-    kind: str
-    file: str
-    width: int
-    height: int
-    plan: dict[str, Any]
-    length: int = 1
-    batch: int = 1
+    kind: Name
+    file: Name
+    width: Count
+    height: Count
+    plan: PlanInputs
+    length: Count = 1
+    batch: Count = 1
     two_sided: bool = False
-    weight_dtype: str = "default"
-    steps: int = 0
-    compute: str = ""
-    prompts: tuple[str, ...] = ()
+    weight_dtype: Name = "default"
+    steps: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    compute: Name = ""
+    prompts: Annotated[tuple[Name, ...], msgspec.Meta(max_length=16)] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse files outside of ComfyUI's folders."""
+        for name in (self.file, *self.prompts):
+            check_name(name, inside=True)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -79,28 +96,23 @@ class Answer(msgspec.Struct, frozen=True):
     refused: bool = False
 
 
-async def tell_expectation(request: web.Request) -> web.Response:
+def tell_expectation(asked: ExpectationRequest) -> web.Response:
     """One loader's."""
-    try:
-        asked = msgspec.json.decode(await request.read(), type=Asked)
-    except msgspec.DecodeError as error:
-        return web.Response(status=400, text=f"This is no loader with a size: {error}.")
-    answer = await asyncio.to_thread(_answer, asked)
-    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+    return as_json(_answer(asked))
 
 
-def _answer(asked: Asked) -> Answer:
+def _answer(asked: ExpectationRequest) -> Answer:
     try:
-        fields = {name: value for name, value in asked.plan.items() if name != "preset"}
-        wish = with_preset(asked.plan.get("preset", AUTOMATIC), msgspec.convert(fields, ParallelPlan))
+        fields = {name: getattr(asked.plan, name) for name in ParallelPlan.__struct_fields__}
+        wish = with_preset(asked.plan.preset, ParallelPlan(**fields))
         return Answer("") if wish.devices.strip().startswith(REMOTE) else _expected(asked, wish)
     except PlanRefused as refusal:
         return Answer(str(refusal), refused=True)
-    except (Refused, msgspec.ValidationError, FileNotFoundError):  # a graph that is being made
+    except (Refused, FileNotFoundError):  # a graph that is being made
         return Answer("")
 
 
-def _expected(asked: Asked, wish: ParallelPlan) -> Answer:
+def _expected(asked: ExpectationRequest, wish: ParallelPlan) -> Answer:
     """Raises PlanRefused where the run would be, and Refused where the file is none that the loader takes."""
     if asked.kind == LoadParallelCheckpoint.__name__:
         path = folder_paths.get_full_path_or_raise(CHECKPOINTS, asked.file)
@@ -144,7 +156,7 @@ def _expected(asked: Asked, wish: ParallelPlan) -> Answer:
     return Answer(f"{line}; the first run starts workers", sign=f"{line}; not started")
 
 
-def _latent(asked: Asked, form: Any) -> tuple[int, ...]:
+def _latent(asked: ExpectationRequest, form: Any) -> tuple[int, ...]:
     """The shape of what would be sampled."""
     side = form.spacial_downscale_ratio
     place = (-(-asked.height // side), -(-asked.width // side))

@@ -6,34 +6,32 @@ import asyncio
 import ipaddress
 import socket
 import urllib.parse
-from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from comfy.cli_args import args
 
-Handler = Callable[[web.Request], Awaitable[web.Response]]
-
 PROXY = "behind a proxy, start ComfyUI with --enable-cors-header and the page's address."
 
 
-def guarded(handler: Handler) -> Handler:
-    """A handler that answers 403 to a page of another origin, and to one that has this machine's address behind a name of its
-    own (DNS rebinding). What ComfyUI's --enable-cors-header names may ask."""
+async def refusal_of(request: web.Request) -> str:
+    """Return why a request is not answered; empty where it is.
 
-    async def answer(request: web.Request) -> web.Response:
-        allowed = args.enable_cors_header or ""
-        names = await asyncio.to_thread(
-            lambda: {socket.gethostname(), socket.getfqdn(), *args.listen.split(","), host_of(allowed)}
+    A page of another origin may not ask, nor one that has this machine's address behind a name of its own (DNS rebinding).
+    What ComfyUI's --enable-cors-header names may ask.
+    """
+    allowed = args.enable_cors_header or ""
+    names = await asyncio.to_thread(
+        lambda: {socket.gethostname(), socket.getfqdn(), *args.listen.split(","), host_of(allowed)}
+    )
+    if allowed != "*" and not is_ours(request.host, names):
+        return (
+            f"{request.host!r} is not this machine's name: ask by its IP address, or by {socket.gethostname()}; {PROXY}"
         )
-        if allowed != "*" and not is_ours(request.host, names):
-            said = f"{request.host!r} is not this machine's name: ask by its IP address, or by {socket.gethostname()}; {PROXY}"
-            return web.Response(status=403, text=said)
-        origin = request.headers.get("Origin")
-        if allowed not in ("*", origin) and is_foreign(origin, request.headers.get("Sec-Fetch-Site"), request.host):
-            return web.Response(status=403, text=f"A page of {origin or 'another site'} may not ask this; {PROXY}")
-        return await handler(request)
-
-    return answer
+    origin = request.headers.get("Origin")
+    if allowed not in ("*", origin) and is_foreign(origin, request.headers.get("Sec-Fetch-Site"), request.host):
+        page = (origin or "another site").encode(errors="backslashreplace").decode()
+        return f"A page of {page} may not ask this; {PROXY}"
+    return ""
 
 
 def is_foreign(origin: str | None, fetch_site: str | None, host: str) -> bool:
@@ -44,7 +42,10 @@ def is_foreign(origin: str | None, fetch_site: str | None, host: str) -> bool:
     """
     if fetch_site in ("cross-site", "same-site"):
         return True
-    return origin is not None and urllib.parse.urlsplit(origin).netloc.lower() != host.lower()
+    try:
+        return origin is not None and urllib.parse.urlsplit(origin).netloc.lower() != host.lower()
+    except ValueError:  # no address at all
+        return True
 
 
 def is_ours(host: str, names: set[str]) -> bool:

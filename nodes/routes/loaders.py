@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import Annotated
 
 import folder_paths
 import msgspec
@@ -15,23 +15,29 @@ from ..load_vae import FOLDER
 from ..model.build import judge_model
 from ..model.checkpoint import refuse_another_class
 from ..model.files import CHECKPOINTS, path_of
+from .body import Name, check_name
+from .route import as_json
 
 
 class Loader(msgspec.Struct, frozen=True):
     """A loader of ComfyUI's, or of a pack that loads GGUF files, and the choice of its file."""
 
     kind: str
-    file: str
+    file: Name
+
+    def __post_init__(self) -> None:
+        """Refuse a name that no file can have."""
+        check_name(self.file)
 
 
-async def judge_loaders(request: web.Request) -> web.Response:
+LoaderList = Annotated[list[Loader], msgspec.Meta(max_length=1000)]
+"""The loaders of a graph. The route reads the header of each one's file, so their number is limited."""
+
+
+def judge_loaders(loaders: list[Loader]) -> web.Response:
     """For each loader of a list why it has to stay, in a sentence; empty where its file runs. Nothing is loaded."""
-    try:
-        loaders = msgspec.json.decode(await request.read(), type=list[Loader])
-    except msgspec.DecodeError as error:
-        return web.Response(status=400, text=f"This is no list of loaders: {error}.")
-    whys = await asyncio.to_thread(lambda: [why_not(each) for each in loaders])
-    return web.Response(body=msgspec.json.encode(whys), content_type="application/json")
+    whys = {each: why_not(each) for each in set(loaders)}
+    return as_json([whys[each] for each in loaders])
 
 
 def why_not(loader: Loader) -> str:

@@ -20,9 +20,11 @@ from ...parallel_backend.host.planning.comparison import Comparison
 from ...parallel_backend.host.planning.device_memory import DeviceMemory, device_memory
 from ...parallel_backend.host.workers.status import BackendStatus
 from ..memory.devices import free_devices
-from .bench import BenchRoute, BenchStatus
-from .doctor import DoctorRoute, DoctorStatus, Look, look_at_models
-from .guard import Handler, guarded
+from .bench import GRAPH_BYTES, BenchRequest, BenchRoute, BenchStatus
+from .body import Json
+from .doctor import DISTURBING, DoctorRoute, DoctorStatus, Look, look_at_models
+from .route import Route, as_json
+from .turn import FAILED, Turn
 
 EVENT = "parallel.status"
 
@@ -63,85 +65,84 @@ class PanelStatus(msgspec.Struct, frozen=True):
 class Panel:
     """The routes behind the tab. `backend` gives the one of this process, made when it is first used."""
 
-    def __init__(self, backend: Callable[[], Backend], doctor: DoctorRoute) -> None:
-        self.status = guarded(self._status)
-        self.run = guarded(self._run)
+    def __init__(self, backend: Callable[[], Backend], doctor: DoctorRoute, turn: Turn) -> None:
         self._backend = backend
         self._doctor = doctor
-        self._bench = BenchRoute(backend)
+        self._turn = turn
+        self._bench = BenchRoute(backend, turn)
         self._memory: list[DeviceMemory] = []
         self._derived: list[Finding] = []
         self._looked_at = self._wanted_until = float("-inf")
         self._broadcasting: asyncio.Task[None] | None = None
         self._comparison = ComparisonStatus()
-        self._comparing: asyncio.Task[None] | None = None
 
-    def actions(self) -> dict[str, Handler]:
-        """What can be asked for, by name: handlers that answer once it is done, with a sentence."""
-        return {
-            "free": guarded(self._free),
-            "stop": guarded(self._stop),
-            "measure": guarded(self._measure),
-            "doctor": guarded(self._begin_doctor),
-            "models": guarded(self._begin_models),
-            "compare": guarded(self._begin_comparison),
-            "bench": guarded(self._begin_bench),
-        }
+    def routes(self) -> tuple[Route, ...]:
+        """The state, the last run, and actions, which answer once they are done or have begun, with a sentence."""
+        return (
+            Route("GET", "status", self._status),
+            Route("GET", "run", self._run),
+            Route("POST", "free", self._free),
+            Route("POST", "stop", self._stop),
+            Route("POST", "measure", self._measure),
+            Route("POST", "doctor", self._begin_doctor),
+            Route("POST", "models", self._begin_models),
+            Route("POST", "compare", self._begin_comparison),
+            Route("POST", "bench", self._begin_bench, Json(BenchRequest, "a graph", GRAPH_BYTES, BenchRequest())),
+        )
 
-    async def _status(self, request: web.Request) -> web.Response:
+    async def _status(self) -> web.Response:
         """The state now; changes of the next minute are told as events."""
         self._wanted_until = time.monotonic() + ATTENTION_SECONDS
         if self._broadcasting is None or self._broadcasting.done():
             self._broadcasting = asyncio.create_task(self._broadcast())
-        return _json(self._now())
+        return as_json(self._now())
 
-    async def _run(self, request: web.Request) -> web.Response:
+    async def _run(self) -> web.Response:
         """The last run; null before the first."""
-        return _json(await asyncio.to_thread(self._backend().last_run))
+        return as_json(await asyncio.to_thread(self._backend().last_run))
 
-    async def _free(self, request: web.Request) -> web.Response:
+    async def _free(self) -> web.Response:
         return await self._answer_after(self._backend().free, "The models have left the devices.")
 
-    async def _stop(self, request: web.Request) -> web.Response:
+    async def _stop(self) -> web.Response:
         return await self._answer_after(self._backend().stop, "The workers have ended; the next run starts new ones.")
 
-    async def _measure(self, request: web.Request) -> web.Response:
+    async def _measure(self) -> web.Response:
         def measure() -> None:
             self._backend().measure_again(lambda: False)
 
         return await self._answer_after(measure, "Measured; the next run chooses its plan anew.")
 
-    async def _begin_doctor(self, request: web.Request) -> web.Response:
+    async def _begin_doctor(self) -> web.Response:
         return self._begin(diagnose)
 
-    async def _begin_models(self, request: web.Request) -> web.Response:
+    async def _begin_models(self) -> web.Response:
         return self._begin(look_at_models)
 
     def _begin(self, look: Look) -> web.Response:
         """Answers at once; the findings come with the status."""
         if self._is_busy():
-            return _json({"said": "a run is going on, which the doctor would disturb: wait for its end."}, 409)
+            return as_json({"said": DISTURBING}, 409)
         self._doctor.begin(look)
-        return _json({"said": ""})
+        return as_json({"said": ""})
 
-    async def _begin_comparison(self, request: web.Request) -> web.Response:
+    async def _begin_comparison(self) -> web.Response:
         """Answers at once; the result comes with the status. A prompt that is queued meanwhile ends the comparison."""
         if self._is_busy():
-            return _json({"said": "a run is going on: compare once it is done."}, 409)
-        self._comparing = asyncio.create_task(self._compare())
-        return _json({"said": ""})
+            return as_json({"said": "a run is going on: compare once it is done."}, 409)
+        self._turn.begin(self._compare)
+        return as_json({"said": ""})
 
-    async def _begin_bench(self, request: web.Request) -> web.Response:
+    async def _begin_bench(self, asked: BenchRequest) -> web.Response:
         """Answers at once, with why there is nothing to measure, if so; the sides come with the status."""
-        content = await request.read()
         if self._is_busy():
-            return _json({"said": "a run is going on: measure once it is done."}, 409)
-        said = await self._bench.begin(content)
-        return _json({"said": said}, 409 if said else 200)
+            return as_json({"said": "a run is going on: measure once it is done."}, 409)
+        said = await self._bench.begin(asked)
+        return as_json({"said": said}, 409 if said else 200)
 
     async def _compare(self) -> None:
-        backend, before = self._backend(), self._comparison
-        run = backend.status().runs
+        before = self._comparison
+        said = FAILED
 
         def report(what: str) -> None:
             self._comparison = msgspec.structs.replace(before, doing=what, said="")
@@ -151,29 +152,32 @@ class Panel:
 
         report("beginning")
         try:
+            backend = self._backend()
+            run = backend.status().runs
             result = await asyncio.to_thread(backend.compare, make_room, report, _is_queued)
-            self._comparison = ComparisonStatus("", result, run=run)
+            before, said = ComparisonStatus("", result, run=run), ""
         except (Refused, WorkerFailed) as error:
-            self._comparison = msgspec.structs.replace(before, doing="", said=str(error))
+            said = str(error)
         except Cancelled:
-            self._comparison = msgspec.structs.replace(before, doing="", said="stopped, because a run was queued.")
+            said = "stopped, because a run was queued."
+        except Exception:
+            log.exception("Parallel: the comparison has failed")
+        finally:
+            self._comparison = msgspec.structs.replace(before, doing="", said=said)
 
     def _is_busy(self) -> bool:
+        """Whether a prompt runs or waits, or a job that would disturb another's times."""
         groups = self._backend().status().groups
-        return (
-            bool(self._comparison.doing or self._doctor.status.doing or self._bench.status.doing)
-            or _is_queued()
-            or any(group.state in ("running", "starting") for group in groups)
-        )
+        return self._turn.taken or _is_queued() or any(group.state in ("running", "starting") for group in groups)
 
     async def _answer_after(self, action: Callable[[], None], said: str) -> web.Response:
         try:
             await asyncio.to_thread(action)
         except Refused as refusal:
-            return _json({"said": str(refusal)}, 409)
+            return as_json({"said": str(refusal)}, 409)
         except (WorkerFailed, Cancelled) as failure:
-            return _json({"said": str(failure)}, 500)
-        return _json({"said": said})
+            return as_json({"said": str(failure)}, 500)
+        return as_json({"said": said})
 
     def _now(self) -> PanelStatus:
         return PanelStatus(
@@ -203,7 +207,3 @@ class Panel:
 def _is_queued() -> bool:
     """Whether a prompt runs or waits."""
     return bool(PromptServer.instance.prompt_queue.get_tasks_remaining())
-
-
-def _json(content: object, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")

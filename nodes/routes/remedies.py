@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import msgspec
 from aiohttp import web
 
 from ..troubleshooting import as_html, entry_of
+from .route import as_json
 
 
-async def show_page(_: web.Request) -> web.Response:
+def show_page() -> web.Response:
     """The page, each entry with its id."""
-    return web.Response(text=await asyncio.to_thread(as_html), content_type="text/html")
+    return web.Response(text=as_html(), content_type="text/html")
 
 
-async def find_entry(request: web.Request) -> web.Response:
-    """Of a message, which is the body: the entry's id, empty where there is none."""
-    found = {"entry": entry_of(await request.text())}
-    return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+def find_entry(message: str) -> web.Response:
+    """Of a message: the entry's id, empty where there is none."""
+    return as_json({"entry": entry_of(message)})

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
 import folder_paths
-import msgspec
 from aiohttp import web
 
 from ...parallel_backend.sprites import sprites
+from .route import as_json
 
 
-async def put_sprites(request: web.Request) -> web.Response:
+def put_sprites() -> web.Response:
     """Copy what is not there yet; the answer says how many files that were, or why none."""
     try:
-        count = await asyncio.to_thread(copy_sprites)
+        count = copy_sprites()
     except OSError as error:
         said = f"the files could not be copied ({error}): make room, or look at the permissions of ComfyUI's folders."
-        return web.Response(body=msgspec.json.encode({"said": said}), status=500, content_type="application/json")
-    return web.Response(body=msgspec.json.encode({"copied": count}), content_type="application/json")
+        return as_json({"said": said}, 500)
+    return as_json({"copied": count})
 
 
 def copy_sprites() -> int:

@@ -1,0 +1,134 @@
+"""Bodies of requests: read up to a limit, decoded in a thread, and refused in one sentence where they are wrong."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+BYTES = 1 << 20
+"""Bytes that a body may have, unless its route says otherwise."""
+
+VALUES = 200_000
+"""Values, at all levels, that a body of JSON may have: a graph of a thousand nodes has some ten thousand."""
+
+LEVELS = 64
+"""Levels to which a body of JSON may nest: far more than a graph has, and far fewer than Python's recursion takes."""
+
+LARGEST = 1 << 64
+"""Integers of JSON stay below it: seeds have 64 bits."""
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+"""A size that a request names: pixels, frames, rows of a batch."""
+
+Name = Annotated[str, msgspec.Meta(max_length=4096)]
+"""A file's name, which `check_name` looks into. No file system takes more letters."""
+
+
+class WrongBody(ValueError):
+    """A body that a route does not take: the sentence that says why, and the answer's HTTP status."""
+
+    def __init__(self, said: str, status: int = 400) -> None:
+        super().__init__(said)
+        self.status = status
+
+
+class Body(Protocol):
+    """The form of a route's body."""
+
+    @property
+    def most(self) -> int:
+        """The number of bytes that it may have."""
+
+    def decoded(self, content: bytes) -> Any:
+        """Decode a body. Raises WrongBody."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A body of UTF-8 text."""
+
+    most: int = BYTES
+
+    def decoded(self, content: bytes) -> str:
+        """Decode a body. Raises WrongBody."""
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise WrongBody(f"The body is not UTF-8 (byte {error.start}): send text in UTF-8.") from None
+
+
+@dataclass(frozen=True)
+class Json:
+    """A body of JSON that holds a value of `type`.
+
+    Args:
+        what: the value's name in a sentence.
+        empty: the value of a body without bytes; None where there has to be one.
+    """
+
+    type: Any
+    what: str
+    most: int = BYTES
+    empty: Any = None
+
+    def decoded(self, content: bytes) -> Any:
+        """Decode a body. Raises WrongBody."""
+        if not content and self.empty is not None:
+            return self.empty
+        try:
+            value = msgspec.json.decode(content)
+            check_extent(value)
+            return msgspec.convert(value, self.type)
+        except RecursionError:
+            raise WrongBody(_TOO_DEEP) from None
+        except UnicodeDecodeError:
+            raise WrongBody("The body is not UTF-8: send JSON in UTF-8.") from None
+        except msgspec.DecodeError as error:
+            raise WrongBody(f"The body is not {self.what}: {error}.") from None
+
+
+_TOO_DEEP = f"The body nests deeper than {LEVELS} levels: send fewer levels."
+
+
+def check_extent(value: Any) -> None:
+    """Raise WrongBody where decoded JSON has too many values, too many levels, or an integer of more than 64 bits."""
+    level, count = [value], 0
+    for _ in range(LEVELS + 1):
+        count += len(level)
+        if count > VALUES:
+            raise WrongBody(f"The body has more than {VALUES} values: send fewer values.")
+        if any(isinstance(each, int) and abs(each) >= LARGEST for each in level):
+            raise WrongBody("The body has an integer of more than 64 bits: send a smaller number.")
+        level = [inner for each in level for inner in _inside(each)]
+        if not level:
+            return
+    raise WrongBody(_TOO_DEEP)
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+async def read(request: web.Request, most: int) -> bytes:
+    """Return a request's body. Raises WrongBody once it has more than `most` bytes, and reads no further."""
+    content = bytearray()
+    async for part in request.content.iter_any():
+        content += part
+        if len(content) > most:
+            said = f"The body has more than {most / 1e6:.1f} MB, which is all that this address takes: send less."
+            raise WrongBody(said, 413)
+    return bytes(content)
+
+
+def check_name(name: str, *, inside: bool = False) -> None:
+    """Raise ValueError for a name that no file can have, or, with `inside`, one that leads out of its folder."""
+    if "\0" in name:
+        raise ValueError(f"{name!r} has a NUL, which no file's name has: leave it out")
+    if inside and (os.path.isabs(name) or os.path.normpath(name).split(os.sep)[0] == os.pardir):
+        raise ValueError(f"{name!r} is outside of ComfyUI's folders: name a file in them")

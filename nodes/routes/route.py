@@ -1,0 +1,58 @@
+"""Routes: the address, the form of the body, and the work that makes the answer.
+
+A handler is given the decoded body and nothing else, so it cannot read anything else of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from .aside import aside
+from .body import Body, WrongBody, read
+from .guard import refusal_of
+
+Answer = Callable[..., Awaitable[web.Response]]
+"""Makes an answer of the decoded body, or of nothing where a route has no body."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """An address under /parallel/, and what answers there. The body of a route without `body` is never read."""
+
+    method: str
+    name: str
+    answer: Answer
+    body: Body | None = None
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """Answer a request: 403 to a page that may not ask, 400 or 413 to a wrong body, each with a sentence."""
+        if said := await refusal_of(request):
+            return web.Response(status=403, text=said)
+        if self.body is None:
+            return await self.answer()
+        body = self.body
+        try:
+            content = await read(request, body.most)
+            asked = await aside(lambda: body.decoded(content))
+        except WrongBody as wrong:
+            return web.Response(status=wrong.status, text=str(wrong))
+        return await self.answer(asked)
+
+
+def in_thread(work: Callable[..., web.Response]) -> Answer:
+    """Return an answer that a thread makes, so that ComfyUI's event loop goes on meanwhile."""
+
+    async def answer(*asked: Any) -> web.Response:
+        return await aside(lambda: work(*asked))
+
+    return answer
+
+
+def as_json(content: object, status: int = 200) -> web.Response:
+    """Return an answer of JSON."""
+    return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")
