@@ -14,7 +14,7 @@ from server import PromptServer
 from ...parallel_backend.derive.kept import all_kept
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.doctor import Finding, diagnose, of_derived
-from ...parallel_backend.errors import Cancelled, Refused, WorkerFailed
+from ...parallel_backend.errors import Cancelled, Refused, RequestFailed, WorkerFailed
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.comparison import Comparison
 from ...parallel_backend.host.planning.device_memory import DeviceMemory, device_memory
@@ -153,7 +153,7 @@ class Panel:
         try:
             result = await asyncio.to_thread(backend.compare, make_room, report, _is_queued)
             self._comparison = ComparisonStatus("", result, run=run)
-        except (Refused, WorkerFailed) as error:
+        except (Refused, RequestFailed, WorkerFailed) as error:
             self._comparison = msgspec.structs.replace(before, doing="", said=str(error))
         except Cancelled:
             self._comparison = msgspec.structs.replace(before, doing="", said="stopped, because a run was queued.")
@@ -171,7 +171,7 @@ class Panel:
             await asyncio.to_thread(action)
         except Refused as refusal:
             return _json({"said": str(refusal)}, 409)
-        except (WorkerFailed, Cancelled) as failure:
+        except (RequestFailed, WorkerFailed, Cancelled) as failure:
             return _json({"said": str(failure)}, 500)
         return _json({"said": said})
 
