@@ -131,32 +131,36 @@ def test_data_that_raises_in_a_vae_fails_its_request(bench, job, fails):
     assert torch.equal(bench.decode(2), bench.picture[2])
 
 
-@pytest.mark.parametrize("plan", [PLANS["ulysses"], pytest.param(PLANS["cfg, sharded"], marks=thorough)], ids=str)
-def test_ten_failing_requests_in_a_row_leave_the_workers_as_they_were(bench, job, plan):
-    memory = []
+@thorough
+@pytest.mark.parametrize("plan", ["ulysses", "cfg, sharded"])
+def test_ten_failing_requests_in_a_row_leave_nothing(bench, job, plan):
+    descriptors = []
     for case in (*TENSORS.values(), *TENSORS.values()):
-        assert_request_fails(bench, job, plan, lambda case=case: bench.run(job, plan, replaced=case))
-        memory.append([process.num_fds() for process in bench.workers()])
-    assert memory[-1] == memory[0]
+        assert_request_fails(bench, job, PLANS[plan], lambda case=case: bench.run(job, PLANS[plan], replaced=case))
+        descriptors.append([process.num_fds() for process in bench.workers()])
+    assert descriptors[-1] == descriptors[0]
 
 
-@pytest.mark.parametrize("close", [0.05, 0.4999999], ids=["a zero in the middle", "two sigmas that are almost one"])
-@pytest.mark.parametrize("plan", [cpu_plan(ulysses=2), pytest.param(cpu_plan(pipefusion=2, patches=2), marks=thorough)], ids=str)
-def test_noise_that_torchsde_cannot_draw_is_refused(bench, job, plan, close):
-    """ComfyUI's own sampler ends in a RecursionError."""
+SIGMAS = {
+    "a zero in the middle": torch.tensor([1.0, 0.5, 0.0, 0.05, 0.0]),
+    "two that are almost one": torch.tensor([1.0, 0.45, 0.4499998, 0.2, 0.0]),
+}
+
+
+@pairwise(sigmas=SIGMAS, plan={"ulysses": PLANS["ulysses"], "stages": cpu_plan(pipefusion=2, patches=2)})
+def test_noise_that_torchsde_cannot_draw_is_refused(bench, job, plan, sigmas):
+    """ComfyUI's own sampler ends in a RecursionError, which one rank alone would raise: it draws for the others."""
     right = bench.run(job, plan)
     before = bench.run.workers()
-    sigmas = [1.0, 0.5, 0.0, close, 0.0] if close == 0.05 else [1.0, 0.5, close, 0.2, 0.0]
-    without = dataclasses.replace(job, sampler="dpmpp_2m_sde", sigmas=torch.tensor(sigmas))
     said = r"^the sampler asks for noise from sigma 0\S* to 0\S*, which its path of noise from \S+ to 1 does not hold: choose "
     with pytest.raises(Refused, match=said):
-        bench.run(without, plan)
+        bench.run(dataclasses.replace(job, sampler="dpmpp_2m_sde", sigmas=sigmas), plan)
     assert torch.equal(bench.run(job, plan), right)
     assert bench.run.workers() == before
 
 
 UNEQUAL = {
-    "one side of CFG": (cpu_plan(cfg=2), "positive"),
+    "the positive side of CFG": (cpu_plan(cfg=2), "positive"),
     "one side of CFG, sharded": (cpu_plan(cfg=2, weights="sharded"), "negative"),
     "the first stage of two": (cpu_plan(pipefusion=2), "positive"),
     "one side of CFG, each of two ranks": (cpu_plan(cfg=2, ulysses=2), "negative"),
@@ -164,7 +168,10 @@ UNEQUAL = {
 """Plans under which not all ranks compute with a prompt."""
 
 
-@pytest.mark.parametrize(("plan", "side"), UNEQUAL.values(), ids=UNEQUAL)
+@pytest.mark.parametrize(
+    ("plan", "side"),
+    [pytest.param(*case, id=name, marks=() if "sharded" in name else thorough) for name, case in UNEQUAL.items()],
+)
 def test_what_only_some_ranks_raise_ends_the_workers(bench, job, plan, side):
     """The others wait for them. The next run starts new workers."""
     right = bench.run(job, plan)
