@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from parallel_backend.errors import Refused, RequestFailed, WorkerFailed
-from parallel_backend.plan import ParallelPlan, ResolvedPlan
+from parallel_backend.host.workers.alike import failed_alike
 from parallel_backend.host.workers.exchange import Caller
+from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.adapters.lora import Adapter, AdapterSet
+from parallel_backend.wire.messages import Failed, Issued
 from tests.engine.conftest import Job
 from tests.faults.bench import AFTERWARDS, LATENT, Bench
 from tests.support.plans import cpu_plan
@@ -175,7 +179,37 @@ UNEQUAL = {
 def test_what_only_some_ranks_raise_ends_the_workers(bench, job, plan, side):
     """The others wait for them. The next run starts new workers."""
     right = bench.run(job, plan)
-    with pytest.raises(WorkerFailed, match=rf"^Worker \d of {plan.world_size} \(cpu\) failed while sampling, step 1: RuntimeError: "):
+    with pytest.raises(
+        WorkerFailed, match=rf"^Worker \d of {plan.world_size} \(cpu\) failed while sampling, step 1: RuntimeError: "
+    ):
         bench.run(job, plan, replaced={f"prompt.{side}.context": zeros(1, TEXT[side == "negative"], 63)})
     bench.assert_nothing_left()
     assert torch.equal(bench.run(job, plan), right)
+
+
+def report(rank: int, *issued: Issued, **others: Any) -> Failed:
+    """Return the account of a rank of two that raised a ValueError."""
+    fields = {"reason": "ValueError: no", "error": "ValueError", "phase": "sampling", "step": 2} | others
+    return Failed(rank, "cpu", shortage=None, trace="Traceback ...", at=1.0, issued=[*issued], **fields)
+
+
+BOTH, PAIR, OWN = (Issued("ulysses", (0, 1), 4), Issued("pipefusion from 0", (0, 1), 3), Issued("cfg", (0,), 1))
+
+DIFFERENT: Mapping[str, list[Failed]] = {
+    "only one rank has failed": [report(0, BOTH)],
+    "one has issued more": [report(0, BOTH), report(1, msgspec.structs.replace(BOTH, count=5))],
+    "one has issued nothing": [report(0, BOTH), report(1)],
+    "what was sent is not received": [report(0, BOTH, PAIR), report(1, BOTH)],
+    "errors of two types": [report(0, BOTH), report(1, BOTH, error="KeyError")],
+    "in two phases": [report(0, BOTH), report(1, BOTH, phase="decoding")],
+    "in two steps": [report(0, BOTH), report(1, BOTH, step=3)],
+    "one lost the other": [report(0, BOTH), report(1, BOTH, reason="Connection closed by peer")],
+    "one cannot go on": [report(0, BOTH), msgspec.structs.replace(report(1), issued=None)],
+    "one rank twice": [report(0, BOTH), report(0, BOTH)],
+}
+
+
+@pytest.mark.parametrize("reports", DIFFERENT.values(), ids=DIFFERENT)
+def test_ranks_whose_accounts_differ_do_not_go_on(reports):
+    assert failed_alike([report(0, BOTH, PAIR, OWN), report(1, BOTH, PAIR)], 2)
+    assert not failed_alike(reports, 2)

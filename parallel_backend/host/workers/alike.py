@@ -22,7 +22,10 @@ def failed_alike(reports: Sequence[Failed], ranks: int) -> bool:
     if any(report.issued is None or LOST_PEER.search(report.reason) for report in reports):
         return False
     counts = {
-        (report.rank, each.name, each.ranks): each.count for report in reports for each in report.issued or () if each.count
+        (report.rank, each.name, each.ranks): each.count
+        for report in reports
+        for each in report.issued or ()
+        if each.count
     }
     return all(
         counts.get((rank, name, members)) == count for (_, name, members), count in counts.items() for rank in members
@@ -34,10 +37,10 @@ def request_error(reports: Sequence[Failed]) -> Exception:
     first = min(reports, key=lambda report: report.rank)
     if not first.trace:
         return Refused(first.reason)
-    cause = known_cause(first.reason)
+    cause, reason = known_cause(first.reason), first.reason.partition("\n")[0].rstrip(".")
     step = f", step {first.step}" if first.step else ""
     workers = f"All {len(reports)} workers" if len(reports) > 1 else "The worker"
     return RequestFailed(
-        f"{workers} raised the same error while {first.phase}{step}: {first.reason.rstrip('.')}. "
+        f"{workers} raised the same error while {first.phase}{step}: {reason}. "
         f"{f'{cause.remedy} ' if cause else ''}Change what the nodes give to the model and queue again; the workers go on."
     )

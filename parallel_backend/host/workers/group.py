@@ -341,8 +341,9 @@ class WorkerGroup:
         Raises:
             WorkerFailed: a rank failed meanwhile.
         """
-        error, self._reports = request_error(self._reports), []
-        log.warning("%s", error)
+        error, trace = request_error(self._reports), self._reports[0].trace
+        self._reports = []
+        log.warning("%s\n%s", error, trace)
         for rank in range(len(self.devices)) if self._launched.processes else [0]:  # a gateway tells all ranks
             self._send(GoOn(request), {}, rank)
         started, ready = time.monotonic(), set[int]()

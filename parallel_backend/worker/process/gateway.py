@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from ...wire.frames import BadFrame, FrameCutter, RawFrame, encode, host_decoder, worker_decoder
 from ...wire.handshake import CLIENT, HandshakeFailed, greet
-from ...wire.messages import Busy, Facts, GoOn, Gone, Hello, Join, Lost, Message, Shutdown, Waiting, Welcome
+from ...wire.messages import Busy, Facts, Gone, GoOn, Hello, Join, Lost, Message, Shutdown, Waiting, Welcome
 from .environment import Listening
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from ...wire.frames import BadFrame, Frame, FrameCutter, encode, worker_decoder
-from ...wire.messages import Cancel, Declined, GoOn, Gone, Hello, Message, Pulse
+from ...wire.messages import Cancel, Declined, Gone, GoOn, Hello, Message, Pulse
 from ...wire.shared import share
 from .status import Status
 

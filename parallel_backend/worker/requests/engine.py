@@ -33,7 +33,6 @@ from .rank import Rank
 from .sampling import sample
 from .single_forward import single_forward
 
-
 DEVICE_ERRORS = re.compile(
     r"CUDA (?:driver )?error|cuda runtime error|Cuda failure|device-side assert|(?:CUBLAS|CUDNN|CUSPARSE)_STATUS|NCCL",
     re.IGNORECASE,
