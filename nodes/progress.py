@@ -19,7 +19,7 @@ from comfy_execution.progress import get_progress_state
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
-from ..parallel_backend.errors import NotFinite, Refused, WorkerFailed
+from ..parallel_backend.errors import NotFinite, Refused, RequestFailed, WorkerFailed
 from ..parallel_backend.host.planning.events import Event, Measuring, Planned, Ran, Starting
 from ..parallel_backend.host.runs.outcome import Outcome, Times, in_words, outcome, part_of
 
@@ -29,7 +29,7 @@ EVENT = "parallel.ran"
 HISTORY = "parallel"
 """Where a prompt's extra data, which ComfyUI keeps in its history, has the outcomes, by the node's id."""
 
-OURS = Refused, NotFinite, WorkerFailed
+OURS = Refused, NotFinite, RequestFailed, WorkerFailed
 """Errors that are sentences for the user."""
 
 MEBIBYTE = 1 << 20

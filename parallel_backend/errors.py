@@ -28,6 +28,12 @@ class NotFinite(ArithmeticError):
     __module__ = "builtins"
 
 
+class RequestFailed(RuntimeError):
+    """One request's data raised the same error on all workers; they are alive and idle."""
+
+    __module__ = "builtins"
+
+
 class WorkerFailed(RuntimeError):
     """A worker died, hung or raised; the whole group was stopped and starts again when next needed."""
 

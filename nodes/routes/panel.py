@@ -14,7 +14,7 @@ from server import PromptServer
 from ...parallel_backend.derive.kept import all_kept
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.doctor import Finding, diagnose, of_derived
-from ...parallel_backend.errors import Cancelled, Refused, WorkerFailed
+from ...parallel_backend.errors import Cancelled, Refused, RequestFailed, WorkerFailed
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.comparison import Comparison
 from ...parallel_backend.host.planning.device_memory import DeviceMemory, device_memory
@@ -156,7 +156,7 @@ class Panel:
             run = backend.status().runs
             result = await asyncio.to_thread(backend.compare, make_room, report, _is_queued)
             before, said = ComparisonStatus("", result, run=run), ""
-        except (Refused, WorkerFailed) as error:
+        except (Refused, RequestFailed, WorkerFailed) as error:
             said = str(error)
         except Cancelled:
             said = "stopped, because a run was queued."
@@ -175,7 +175,7 @@ class Panel:
             await asyncio.to_thread(action)
         except Refused as refusal:
             return as_json({"said": str(refusal)}, 409)
-        except (WorkerFailed, Cancelled) as failure:
+        except (RequestFailed, WorkerFailed, Cancelled) as failure:
             return as_json({"said": str(failure)}, 500)
         return as_json({"said": said})
 

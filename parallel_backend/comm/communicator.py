@@ -101,6 +101,7 @@ class Communicator:
         outgoing = self._outgoing(send)
         received = self._buffer(sum(receive_sizes), send.dtype)
         self._count(sum(send_sizes) - send_sizes[self.rank], send.dtype, kind)
+        self._meter.tally.count(self.name, self._ranks)
         with self._meter.wait(self.name):
             dist.all_to_all_single(received, outgoing, list(receive_sizes), list(send_sizes), group=self._group)
         return self._incoming(received)
@@ -123,11 +124,14 @@ class Communicator:
         received = self._buffer(sum(receive_sizes), send.dtype)
         self._count(sum(send_sizes) - send_sizes[self.rank], send.dtype)
         sizes = list(receive_sizes), list(send_sizes)
+        tally = self._meter.tally
+        tally.count(self.name, self._ranks)
         work = dist.all_to_all_single(received, outgoing, *sizes, group=self._group, async_op=True)
+        tally.start(work)
 
         def wait() -> Tensor:
             with self._meter.wait(self.name):
-                work.wait()
+                tally.wait(work)
             return self._incoming(received)
 
         return wait
@@ -136,6 +140,7 @@ class Communicator:
         """Start sending a tensor to a member; `receive` there takes it. Sends to one member arrive in order."""
         self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
         if tensor.numel():
+            self._count_pair(self.rank, to)
             outgoing = self._outgoing(tensor)
             (work,) = dist.batch_isend_irecv([dist.P2POp(dist.isend, outgoing, self._ranks[to], self._group)])
             self._sending.append((work, outgoing))
@@ -150,13 +155,17 @@ class Communicator:
         size = torch.Size(shape).numel()
         received = self._buffer(size, dtype)
         works: Sequence[dist.Work] = ()
+        tally = self._meter.tally
         if size:
+            self._count_pair(source, self.rank)
             works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, received, self._ranks[source], self._group)])
+            for work in works:
+                tally.start(work)
 
         def wait() -> Tensor:
             with self._meter.wait(self.name):
                 for work in works:
-                    work.wait()
+                    tally.wait(work)
             return self._incoming(received).view(*shape)
 
         return wait
@@ -203,17 +212,25 @@ class Communicator:
             whole: flat, contiguous, `size` times as long as `share`; neither may be used before.
         """
         assert not self._staged, "shares are gathered where they are"
+        tally = self._meter.tally
+        tally.count(self.name, self._ranks)
         work = dist.all_gather_into_tensor(whole, share, group=self._group, async_op=True)
+        tally.start(work)
         self._count((self.size - 1) * share.numel(), share.dtype)
 
         def wait() -> None:
             with self._meter.wait(self.name):
-                work.wait()
+                tally.wait(work)
 
         return wait
 
     def _count(self, elements: int, dtype: torch.dtype, kind: str = "") -> None:
         self._meter.sent[kind or self.name] += elements * dtype.itemsize
+
+    def _count_pair(self, source: int, to: int) -> None:
+        """Count what a member sends to another one, which both of them do."""
+        pair = self._ranks[source], self._ranks[to]
+        self._meter.tally.count(f"{self.name} from {pair[0]}", pair)
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
         if not self._staged:

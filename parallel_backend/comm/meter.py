@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .tally import Tally
 from .timeline import Timeline
 from .trace import Trace
 
@@ -22,13 +23,15 @@ class Meter:
     trace: Trace | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     timeline: Timeline = field(default_factory=Timeline)
+    tally: Tally = field(default_factory=Tally)
     _blocked: float = 0.0
     _base: tuple[float, torch.cuda.Event] | None = None
     _waits: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Begin a request, and with it a new timeline."""
+        """Begin a request, and with it a new timeline and a new count of operations."""
         self.timeline = Timeline()
+        self.tally.begin()
 
     def reset(self) -> None:
         """Count from here what is sent and waited for; the timeline goes on. The GPU has nothing to do."""

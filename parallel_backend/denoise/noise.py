@@ -14,6 +14,7 @@ import torch
 import torchsde
 from torch import Tensor
 
+from ..errors import Refused
 from .program import Source
 
 Draw = Callable[[], Tensor]
@@ -26,9 +27,35 @@ Drawn = Callable[[float, float, float], Tensor]
 """Standard normal noise for the step from one sigma to another, clamped to so many of its deviations (0: not at all)."""
 
 
+SHORT_STEP = 1e-5
+"""Steps between sigmas that torchsde may not tell from none: it rounds them to 1e-6."""
+
+
 def whole(draw: Draw) -> Tensor:
     """The share of a sampler that runs alone, on the whole latent."""
     return draw()
+
+
+def check_step(source: Source, start: float, end: float) -> None:
+    """Try whether noise of a source can be drawn for a step between two sigmas.
+
+    In a run one rank draws for the others, so all of them try it beforehand. Only what torchsde may fail at is tried: a step
+    that reaches beyond the path, or a very short one.
+
+    Raises:
+        Refused: torchsde does not find the step on the path, and recurs without end.
+    """
+    low, high = min(start, end), max(start, end)
+    if source.kind != "brownian" or (source.low <= low and high <= source.high and high - low >= SHORT_STEP):
+        return
+    try:
+        LatentNoise((1,), torch.device("cpu")).drawn_from(source)(start, end, 0.0)
+    except RecursionError:
+        raise Refused(
+            f"the sampler asks for noise from sigma {start:g} to {end:g}, which its path of noise from {source.low:g} to "
+            f"{source.high:g} does not hold: choose sigmas that differ by {SHORT_STEP:g} or more, with a zero at the end only, "
+            "or a sampler without sde in its name."
+        ) from None
 
 
 @dataclass(frozen=True)

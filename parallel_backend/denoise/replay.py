@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import Refused
 from ..transfers import sent_to
-from .noise import Drawn, LatentNoise
+from .noise import Drawn, LatentNoise, check_step
 from .operations import ELEMENTWISE, function_of
 from .program import Along, Call, Draw, ModelCall, Operation, Program, Ref, StepShown, view_along
 from .well_formed import decoded
@@ -181,9 +181,12 @@ def script_of(data: Tensor, ndim: int, sigmas: int, device: torch.device) -> Scr
     """The program of a request, as `encoded` made it, and tried on latents of one element.
 
     Raises:
-        Refused: it is not well-formed, so that nothing of it is run.
+        Refused: it is not well-formed, or asks for noise that cannot be drawn, so that nothing of it is run.
     """
     program = decoded(data, ndim, sigmas)
+    for entry in program.entries:
+        if isinstance(entry, Draw):
+            check_step(program.sources[entry.source], entry.start, entry.end)
     try:
         _try(program, torch.zeros((1,) * ndim))
     except (RuntimeError, TypeError, ValueError, IndexError, OverflowError) as error:

@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from ..derive import kept
-from ..errors import Refused, WorkerFailed
+from ..errors import Refused, RequestFailed, WorkerFailed
 from ..gpus import Gpu, visible_gpus
 from ..host import Backend, Deadlines
 from ..host.workers.launcher import folder
@@ -181,5 +181,5 @@ def measured(backend: Backend, devices: Sequence[str]) -> Measured:
     try:
         machine = backend.measure(plan, lambda: False)
         return Measured(tuple(devices), machine, kernel_faults=backend.kernel_faults(plan.devices))
-    except (WorkerFailed, Refused) as error:
+    except (RequestFailed, WorkerFailed, Refused) as error:
         return Measured(tuple(devices), None, str(error))

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..attention.kernels import describe
 from ..conditioning import Conditioning
 from ..diffusion import ModelSpec
-from ..errors import Cancelled, Refused, WorkerFailed
+from ..errors import Cancelled, Refused, RequestFailed, WorkerFailed
 from ..models import FAMILIES
 from ..models.diffusers.installed import check_diffusers, in_range, of_diffusers
 from ..models.family import Family
@@ -111,6 +111,7 @@ class Backend:
             Refused: an input cannot work.
             Cancelled: the caller has cancelled.
             NotFinite: the model's output holds NaN or infinity.
+            RequestFailed: the request's data made all workers raise the same error.
             WorkerFailed: a worker failed; the next call starts new ones.
         """
         dtype, sigmas = fields["compute_dtype"], tensors["sigmas"].cpu()
@@ -446,6 +447,9 @@ class Backend:
                     check_members_diffusers(group.members)
                 try:
                     return group.execute(replace(exchange, caller=replace(exchange.caller, is_cancelled=is_cancelled)))
+                except RequestFailed as failure:
+                    self._journal.failed(str(failure))
+                    raise
                 except WorkerFailed as failure:
                     if last_try or not group.died_idle:
                         self._journal.failed(str(failure))

@@ -1,7 +1,8 @@
 """Which rank holds which rows of a picture, and the exchange of rows between ranks.
 
 A picture (or every frame of a clip) is cut into contiguous runs of rows, one a rank, by the rows of its latent; inside of
-an autoencoder a run may be empty. Nothing is padded: rows beyond the picture's edge are the zeros that a convolution itself would see.
+an autoencoder a run may be empty. Nothing is padded: rows beyond the picture's edge are the zeros that a convolution
+itself would see.
 """
 
 from __future__ import annotations

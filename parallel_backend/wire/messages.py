@@ -8,7 +8,7 @@ from ..diffusion import CacheSettings, GuidanceFunction, ModelSpec, Prompt, Samp
 from ..plan import ResolvedPlan
 from ..plan.predict.measure import BlockTimes, Machine
 
-PROTOCOL = 15
+PROTOCOL = 16
 """Raised whenever a message or the framing changes; both sides must agree."""
 
 
@@ -183,6 +183,15 @@ class Release(Message, frozen=True):
 
 class Cancel(Message, frozen=True):
     """The user cancels the request, which ends with the running model call."""
+
+    request: int
+
+
+class GoOn(Message, frozen=True):
+    """To every rank: all of them have failed alike with this request and have nothing in flight, so it alone is given up.
+
+    Each rank forgets what the request has left, answers with Report, and is idle again.
+    """
 
     request: int
 
@@ -377,10 +386,19 @@ class Shortage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     held: list[HeldModel]
 
 
+class Issued(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many operations of one kind a rank has issued in a request, all of which these ranks have to issue."""
+
+    name: str
+    ranks: tuple[int, ...]
+    count: int
+
+
 class Failed(Message, frozen=True):
     """A rank's own account of its failure; `at` is seconds since the epoch, `shortage` tells of memory that ran out.
 
-    `trace` is empty where `reason` is a sentence for the user.
+    `trace` is empty where `reason` is a sentence for the user. `error` is the type of what was raised. `issued` has the
+    operations of the request; it is None where the rank cannot go on, whatever the others say.
     """
 
     rank: int
@@ -391,6 +409,8 @@ class Failed(Message, frozen=True):
     reason: str
     trace: str
     at: float
+    error: str = ""
+    issued: list[Issued] | None = None
 
 
 ToWorker = (
@@ -406,6 +426,7 @@ ToWorker = (
     | MeasureBlocks
     | Release
     | Cancel
+    | GoOn
     | Shutdown
 )
 ToHost = (

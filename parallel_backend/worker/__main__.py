@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..comfyui_folder import FOLDER
 from ..comm.meter import Meter
 from ..comm.trace import DIRECTORY as TRACE_DIRECTORY
 from ..comm.trace import Trace
 from ..errors import Refused
-from ..wire.messages import Failed, Hello, Join, Ready, Shortage, Shutdown
+from ..wire.messages import Failed, Hello, Issued, Join, Ready, Shortage, Shutdown
 from .memory.rank_memory import asked_bytes, is_out_of_memory
 from .process.environment import Environment
 from .process.facts import own_facts
@@ -47,29 +48,43 @@ def main(arguments: Sequence[str]) -> int:
     hello = Hello(rendezvous.generation, own_facts(environment.device))
     host = HostConnection(rendezvous.connection, environment.rank, hello, status, rendezvous.leave)
     rank: Rank | None = None
+    report = functools.partial(_report, environment, host, status)
     try:
         group = _join(environment, rendezvous, status)
         rank = Rank(environment, group, host, status, _meter(environment))
-        _serve(rank)
+        return _serve(rank, report)
     except Exception as error:
-        refused = isinstance(error, Refused)  # a sentence for the user; where it was raised says nothing more
-        reason = str(error) if refused else f"{type(error).__name__}: {error}".removesuffix(": ")
-        failed = Failed(
-            rank=environment.rank,
-            device=str(environment.device),
-            phase=status.phase,
-            step=status.step,
-            shortage=_shortage(error, rank),
-            reason=reason,
-            trace="" if refused else traceback.format_exc(),
-            at=time.time(),
-        )
-        host.send(failed)
+        failed = report(error, rank)
         with contextlib.suppress(OSError):  # the disk with the log may be full
-            print(failed.trace or reason, file=sys.stderr, flush=True)
+            print(failed.trace or failed.reason, file=sys.stderr, flush=True)
         time.sleep(rendezvous.linger)
         return 1
-    return 0
+
+
+def _report(
+    environment: Environment,
+    host: HostConnection,
+    status: Status,
+    error: Exception,
+    rank: Rank | None,
+    issued: list[Issued] | None = None,
+) -> Failed:
+    """Tell the host of a failure."""
+    refused = isinstance(error, Refused)  # a sentence for the user; where it was raised says nothing more
+    failed = Failed(
+        rank=environment.rank,
+        device=str(environment.device),
+        phase=status.phase,
+        step=status.step,
+        shortage=_shortage(error, rank),
+        reason=str(error) if refused else f"{type(error).__name__}: {error}".removesuffix(": "),
+        trace="" if refused else traceback.format_exc(),
+        at=time.time(),
+        error=type(error).__name__,
+        issued=issued,
+    )
+    host.send(failed)
+    return failed
 
 
 def _join(environment: Environment, rendezvous: Rendezvous, status: Status) -> ProcessGroup:
@@ -93,7 +108,7 @@ def _meter(environment: Environment) -> Meter:
     return Meter(trace=trace, device=environment.device)
 
 
-def _serve(rank: Rank) -> None:
+def _serve(rank: Rank, report: Callable[..., Failed]) -> int:
     engine, group, host = Engine(rank), rank.group, rank.host
     rank.status.enter("idle")
     while True:
@@ -104,9 +119,19 @@ def _serve(rank: Rank) -> None:
                 host.send(Ready(generation))
             case Shutdown():
                 group.close()
-                return
-            case _:
-                engine.execute(frame)
+                return 0
+            case message:
+                try:
+                    engine.execute(frame)
+                    continue
+                except Exception as error:
+                    if not engine.may_go_on(frame, error):
+                        raise
+                    report(error, rank, rank.issued())
+                # Others may be in the middle of the request, so nothing is exchanged until the host has heard of all.
+                if not host.goes_on(getattr(message, "request", -1)):
+                    return 1
+                engine.go_on(frame)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from parallel_backend.host import Backend
 from parallel_backend.host.backend import OnPixels
 from parallel_backend.host.workers.exchange import Answer, Caller
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
+from parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from parallel_backend.weights.files.digest import file_digest
 from tests.support.programs import encoded_program
 from tests.support.tiny.flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
@@ -135,8 +137,12 @@ class Runner:
         is_cancelled: Callable[[], bool] = lambda: False,
         on_step: Callable[[], object] = lambda: None,
         compiler: str = "",
+        adapters: AdapterSet = NONE,
+        replaced: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> Tensor:
-        """The final latent, with blocks compiled if a compiler is named.
+        """The final latent, with blocks compiled if a compiler is named, and with adapters in the weights.
+
+        The tensors that are `replaced` travel in the place of the job's own, by their names in the message.
 
         The run is cancelled once the step `cancel_at` is reported or `is_cancelled` is True.
         """
@@ -167,9 +173,10 @@ class Runner:
             changed = msgspec.structs.replace
             sides.append([whole] if end is None else [changed(whole, end=end), changed(whole, strength=0.5)])
         self.answer = self.backend.sample(
-            tensors,
+            {**tensors, **replaced},
             step_done,
             Caller(lambda: cancel_at in seen or is_cancelled(), on_loading),
+            adapters,
             model=spec_of("comfyui", job.path),
             plan=plan,
             compute_dtype="float32",

@@ -29,6 +29,10 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "… was lost…. …",
         ),
     },
+    "data of a request that no check before the run foresees (faults/test_alike)": {
+        "parallel_backend/host/workers/alike.py": ("…", "… raised the same error while"),
+        "parallel_backend/denoise/noise.py": ("the sampler asks for noise from sigma",),
+    },
     "other machines or other versions of ComfyUI, torch, diffusers or this pack take part (tests/machines, tests/wire)": {
         "parallel_backend/host/workers/group.py": (
             "…",

@@ -17,7 +17,7 @@ REACHED = Path(__file__).with_name("reached.json")
 BEGINNING = 80
 """Characters of a sentence that name its place."""
 
-ERRORS = ("Refused", "PlanRefused", "AnotherResult", "NotFinite", "WorkerFailed", "WorkerOutOfMemory")
+ERRORS = ("Refused", "PlanRefused", "AnotherResult", "NotFinite", "RequestFailed", "WorkerFailed", "WorkerOutOfMemory")
 """Those that reach the user."""
 
 HELPERS = ("refuse_weights", "_refused")

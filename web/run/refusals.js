@@ -17,6 +17,7 @@ const TITLES = {
   Refused: "error.Refused",
   PlanRefused: "error.PlanRefused",
   NotFinite: "error.NotFinite",
+  RequestFailed: "error.RequestFailed",
   WorkerFailed: "error.WorkerFailed",
   WorkerOutOfMemory: "error.WorkerOutOfMemory",
 };

@@ -113,8 +113,8 @@ def _from_report(
         return WorkerOutOfMemory(f"{where} ran out of memory{when}: {_short(report.shortage, plan)} {AFTERWARDS}")
     if not report.trace:
         return WorkerFailed(f"{where} failed{when}: {report.reason} {AFTERWARDS}")
-    tail = launched.log_tail(report.rank)  # where there is one, it has the trace
-    trace = "" if tail else "\n" + "\n".join(report.trace.strip().splitlines()[-8:])
+    tail, lines = launched.log_tail(report.rank), report.trace.strip().splitlines()
+    trace = "" if lines[-1] in tail else "\n" + "\n".join(lines[-8:])  # the log has it where the rank could not go on
     remedy = _remedy(f"{report.reason}\n{tail}")
     return WorkerFailed(f"{where} failed{when}: {report.reason}. {remedy}{AFTERWARDS}{trace}{_said(tail)}")
 

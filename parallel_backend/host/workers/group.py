@@ -27,6 +27,7 @@ from ...wire.messages import (
     Facts,
     Failed,
     Forward,
+    GoOn,
     Hello,
     Join,
     Loading,
@@ -44,6 +45,7 @@ from ...wire.messages import (
 )
 from ...worker.process.status import CONNECTING
 from . import diagnosis
+from .alike import failed_alike, request_error
 from .channel import Channel, Disconnected, LocalChannel, Received
 from .exchange import Answer, Exchange, IsCancelled
 from .known_adapters import KnownAdapters
@@ -219,6 +221,7 @@ class WorkerGroup:
 
         Raises:
             Cancelled: the user cancelled; the workers are ready again.
+            Refused, RequestFailed: the request's data cannot work; the workers are ready again.
             WorkerFailed: the group has failed and is stopped.
         """
         assert self.state is State.READY
@@ -267,7 +270,12 @@ class WorkerGroup:
         over = False
         while not over or len(reports) < expected:
             frame = self._next_frame(started)
+            if frame is not None and getattr(frame.message, "request", message.request) != message.request:
+                continue  # a preview of a request that failed, which its sender has overtaken
             match frame.message if frame else None:
+                case Failed():
+                    error = self._go_on(message.request)
+                    raise cancelled_by or error
                 case Progress() | Pixels() if cancelled_by is None and frame is not None:
                     cancelled_by = _raised_by(exchange.on_message, frame)
                 case Loading(done=done, total=total) if cancelled_by is None:
@@ -295,16 +303,19 @@ class WorkerGroup:
         assert answer is not None
         return answer
 
-    def _send(self, message: Message, tensors: Mapping[str, Tensor]) -> None:
+    def _send(self, message: Message, tensors: Mapping[str, Tensor], rank: int = 0) -> None:
         try:
-            self._channel.send(0, message, tensors)
+            self._channel.send(rank, message, tensors)
         except TimeoutError:
-            raise diagnosis.silent(0, self.devices, self._channel.heard.get(0), self._deadlines.silence) from None
+            raise diagnosis.silent(rank, self.devices, self._channel.heard.get(rank), self._deadlines.silence) from None
         except OSError:
             pass  # the Disconnected event that follows tells why
 
     def _next_frame(self, since: float) -> Frame | None:
-        """The next frame if one comes soon. Raises WorkerFailed when something is wrong with a rank."""
+        """The next frame if one comes soon; a Failed one where all ranks have failed alike and can go on.
+
+        Raises WorkerFailed when something else is wrong with a rank.
+        """
         try:
             event = self._channel.events.get(timeout=POLL_SECONDS)
         except queue.Empty:
@@ -312,13 +323,35 @@ class WorkerGroup:
         match event:
             case Disconnected():
                 raise self._failure()
-            case Received(frame=Frame(message=Failed() as report)):
+            case Received(frame=Frame(message=Failed() as report) as frame):
                 self._reports.append(report)
-                raise self._failure()
+                failure = self._failure()
+                if self.state is State.RUNNING and failed_alike(self._reports, len(self.devices)):
+                    return frame
+                raise failure
             case Received(frame=frame):
                 return frame
         self._check_pulses(since)
         return None
+
+    def _go_on(self, request: int) -> Exception:
+        """Have ranks that failed alike forget the request, wait until all have, and return its error.
+
+        Raises:
+            WorkerFailed: a rank failed meanwhile.
+        """
+        error, trace = request_error(self._reports), self._reports[0].trace
+        self._reports = []
+        log.warning("%s\n%s", error, trace)
+        for rank in range(len(self.devices)) if self._launched.processes else [0]:  # a gateway tells all ranks
+            self._send(GoOn(request), {}, rank)
+        started, ready = self._channel.clock.now(), set[int]()
+        while len(ready) < len(self.devices):
+            frame = self._next_frame(started)
+            if frame is not None and isinstance(frame.message, Report) and frame.message.request == request:
+                ready.add(frame.message.rank)
+                self._latest[frame.message.rank] = frame.message
+        return error
 
     def _failure(self) -> WorkerFailed:
         """Wait a moment for the other ranks' accounts, then name the cause."""
@@ -326,7 +359,7 @@ class WorkerGroup:
             return diagnosis.unstartable(self._channel.broken)
         now = self._channel.clock.now
         until = now() + self._deadlines.report
-        while (left := until - now()) > 0:
+        while len(self._reports) < len(self.devices) and (left := until - now()) > 0:
             try:
                 event = self._channel.events.get(timeout=min(left, POLL_SECONDS))
             except queue.Empty:

@@ -144,6 +144,12 @@ class Holder:
         if model in self._held and self._held[model].somewhere:
             self._take_off(model, here)
 
+    def drop(self, model: ModelSpec) -> None:
+        """Forget a model's part, whose weights may not be those of its file any more. All ranks do it."""
+        self._status.enter("releasing the model")
+        self._held.pop(model, None)
+        self._memory.give_back()
+
     def _make_room(self, wanted: _Held, allowance: Allowance) -> None:
         """Take other parts off the device, the least recently used first, until this one fits or is left alone."""
         self._status.enter("making room for the model")

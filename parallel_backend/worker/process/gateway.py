@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from ...wire.frames import BadFrame, FrameCutter, RawFrame, encode, host_decoder, worker_decoder
 from ...wire.handshake import CLIENT, HandshakeFailed, greet
-from ...wire.messages import Busy, Facts, Gone, Hello, Join, Lost, Message, Shutdown, Waiting, Welcome
+from ...wire.messages import Busy, Facts, Gone, GoOn, Hello, Join, Lost, Message, Shutdown, Waiting, Welcome
 from .environment import Listening
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,8 @@ class Gateway:
                     raise BadFrame(f"{type(message).__name__} out of place")
                 if isinstance(message, Join) and not self._take(peer):
                     break
-                self._ranks[0].send(frame.data)
+                for rank in self._ranks.values() if isinstance(message, GoOn) else [self._ranks[0]]:
+                    rank.send(frame.data)
         except (OSError, BadFrame) as error:
             reason = str(error)
         log.info("the client %s: %s", peer.name, reason)

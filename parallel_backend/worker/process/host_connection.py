@@ -12,14 +12,14 @@ from typing import NoReturn
 from torch import Tensor
 
 from ...wire.frames import BadFrame, Frame, FrameCutter, encode, worker_decoder
-from ...wire.messages import Cancel, Declined, Gone, Hello, Message, Pulse
+from ...wire.messages import Cancel, Declined, Gone, GoOn, Hello, Message, Pulse
 from ...wire.shared import share
 from .status import Status
 
 PULSE_SECONDS = 1.0
 
 GIVE_UP_SECONDS = 60.0
-"""Until a request whose client has left must have ended."""
+"""Until a request whose client has left must have ended, and until a client has said whether workers go on that failed."""
 
 
 class HostConnection:
@@ -44,6 +44,7 @@ class HostConnection:
         self._leave = leave
         self._inbox: queue.SimpleQueue[Frame | BadFrame] = queue.SimpleQueue()
         self._cancelled = self._newest = -1
+        self._goes_on: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._taken = 0
         self._idle = threading.Event()
         self._sending = threading.Lock()
@@ -81,6 +82,15 @@ class HostConnection:
         """Whether the host has cancelled this request."""
         return self._cancelled == request
 
+    def goes_on(self, request: int) -> bool:
+        """Wait for the host to say that only this request has failed. False when it does not say so for a long time."""
+        try:
+            while self._goes_on.get(timeout=GIVE_UP_SECONDS) != request:
+                pass
+        except queue.Empty:
+            return False
+        return True
+
     def _receive(self) -> None:
         cutter, decoder = FrameCutter(), worker_decoder()
         try:
@@ -101,6 +111,8 @@ class HostConnection:
         match frame.message:
             case Cancel(request=request):
                 self._cancelled = request
+            case GoOn(request=request):
+                self._goes_on.put(request)
             case Gone():
                 self._cancelled = self._newest
                 threading.Thread(target=self._give_up, args=(self._taken,), daemon=True).start()

@@ -55,6 +55,8 @@ class ProcessGroup:
         self.rank = environment.rank
         self.size = environment.world_size
         self._control = dist.new_group(backend="gloo", timeout=FOREVER)
+        self.issued = 0
+        """Operations of all ranks that were issued here, which a request sets to 0 as it begins."""
         self._alike: dict[tuple[tuple[int, ...], ...], Communicator] = {}
 
     def relay(self, frame: Frame | None) -> Frame:
@@ -80,6 +82,7 @@ class ProcessGroup:
         """What every rank says, in their order; at most a kilobyte each."""
         if self.size == 1:
             return [text]
+        self.issued += 1
         said = [torch.zeros(TEXT_BYTES, dtype=torch.uint8) for _ in range(self.size)]
         data = text.encode()[:TEXT_BYTES]
         dist.all_gather(said, torch.tensor([*data, *bytes(TEXT_BYTES - len(data))], dtype=torch.uint8), self._control)
@@ -89,6 +92,7 @@ class ProcessGroup:
         """Rank 0's flag on every rank, so that all take the same branch."""
         if self.size == 1:
             return flag
+        self.issued += 1
         value = torch.tensor([int(flag)], dtype=torch.uint8)
         dist.broadcast(value, 0, group=self._control)
         return bool(value)
@@ -97,6 +101,7 @@ class ProcessGroup:
         """Whether every rank says so, on every rank."""
         if self.size == 1:
             return flag
+        self.issued += 1
         value = torch.tensor([int(flag)], dtype=torch.uint8)
         dist.all_reduce(value, dist.ReduceOp.MIN, group=self._control)
         return bool(value)
@@ -105,6 +110,7 @@ class ProcessGroup:
         """The largest of all ranks' numbers, on every rank."""
         if self.size == 1:
             return number
+        self.issued += 1
         value = torch.tensor([number])
         dist.all_reduce(value, dist.ReduceOp.MAX, group=self._control)
         return int(value)
@@ -127,6 +133,7 @@ class ProcessGroup:
         if ranks not in self._alike:
             group = None
             if self.size > 1:
+                self.issued += 1
                 group, _ = dist.new_subgroups_by_enumeration([*map(list, ranks)], timeout=FOREVER, backend="gloo")
             self._alike[ranks] = Communicator("alike", group, torch.device("cpu"), False, meter)
         return self._alike[ranks]

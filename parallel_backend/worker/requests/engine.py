@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
+import torch.distributed as dist
 
 from ...attention.kernels import kernel_refusals, warm_up_kernels
 from ...wire.frames import Frame
@@ -21,12 +24,23 @@ from ...wire.messages import (
     Release,
     Sample,
 )
+from ..memory.rank_memory import is_out_of_memory
+from ..process.status import CONNECTING
 from .agreement import Agreement
 from .autoencoding import Autoencoding
 from .measuring import measure_blocks, measure_machine, measure_memory
 from .rank import Rank
 from .sampling import sample
 from .single_forward import single_forward
+
+DEVICE_ERRORS = re.compile(
+    r"CUDA (?:driver )?error|cuda runtime error|Cuda failure|device-side assert|(?:CUBLAS|CUDNN|CUSPARSE)_STATUS|NCCL",
+    re.IGNORECASE,
+)
+"""How a device's own errors read, after which it may compute nothing more."""
+
+OfModel = Sample | Forward | Decode | Encode | MeasureBlocks
+"""Requests that run a model, whose data may make it raise."""
 
 
 class Engine:
@@ -43,7 +57,7 @@ class Engine:
         """Do what a frame asks for and answer."""
         rank, message = self._rank, frame.message
         rank.begin()
-        if isinstance(message, Sample | Forward | Decode | Encode | MeasureBlocks) and self._declines(message):
+        if isinstance(message, OfModel) and self._declines(message):
             rank.status.enter("idle")
             return
         match message:
@@ -63,6 +77,21 @@ class Engine:
             rank.meter.trace.write()
         rank.memory.trim()
         rank.status.enter("idle")
+
+    def may_go_on(self, frame: Frame, error: Exception) -> bool:
+        """Whether this rank can go on after an error if all others raised the same: it may be of the request's data.
+
+        It is not where memory, a device, the system or a connection failed.
+        """
+        failed = is_out_of_memory(error) or isinstance(error, OSError | dist.DistError)
+        if failed or DEVICE_ERRORS.search(str(error)) or self._rank.status.phase == CONNECTING:
+            return False
+        return isinstance(frame.message, OfModel)
+
+    def go_on(self, frame: Frame) -> None:
+        """Go on after an error that was raised on all ranks alike. A collective."""
+        assert isinstance(frame.message, OfModel)
+        self._rank.go_on(frame.message)
 
     def _compute(self, message: MeasureBlocks | Sample | Forward, frame: Frame) -> None:
         """With all tensors on the device, but for residuals, which no rank needs whole, and the program, which is read here."""
@@ -89,7 +118,7 @@ class Engine:
         if rank.group.rank == 0:
             rank.host.send(Done(message.request))
 
-    def _declines(self, message: Sample | Forward | Decode | Encode | MeasureBlocks) -> bool:
+    def _declines(self, message: OfModel) -> bool:
         """Whether the ranks cannot do this together; rank 0 then tells the host why."""
         rank = self._rank
         problem = self._agreement.problem(message.plan, message.model)

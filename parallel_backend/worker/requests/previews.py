@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -40,10 +41,16 @@ class Previews:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is None or isinstance(error, Cancelled):  # after a failure the GPU may never be done with a copy
+        if error is None or isinstance(error, Cancelled):
             self._waiting.put(None)
             self._thread.join()
             self._check()
+            return
+        self._failure = error  # nothing is sent any more; a GPU may never be done with a copy, so nobody waits for it
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()
+        self._waiting.put(None)
 
     def show(self, message: Message, tensors: Mapping[str, Tensor]) -> None:
         """Send these soon; they must not be written to. Raises what sending an earlier one raised."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ...comm.communicator import Communicator
 from ...comm.meter import Meter
+from ...comm.tally import Operations
 from ...diffusion import ModelSpec
 from ...mesh import Mesh, build_mesh
 from ...models.comfyui.features.networks import Networks
@@ -29,7 +30,19 @@ from ...weights.stores.block_access import BlockAccess
 from ...weights.stores.sharded import Sharded
 from ...weights.stores.streamed import Streamed
 from ...weights.stores.whole import Whole
-from ...wire.messages import Decode, Encode, Forward, HeldModel, Loading, Report, Sample, Shortage, WasCancelled
+from ...wire.messages import (
+    Decode,
+    Encode,
+    Forward,
+    HeldModel,
+    Issued,
+    Loading,
+    MeasureBlocks,
+    Report,
+    Sample,
+    Shortage,
+    WasCancelled,
+)
 from ..memory.adapter_store import AdapterStore
 from ..memory.files import ModelFiles
 from ..memory.holder import Holder
@@ -229,6 +242,7 @@ class Rank:
         """Count from here what a request moves from disk and host memory, and when it does what."""
         self.holder.restored = self._read = 0
         self.status.entered.clear()
+        self.group.issued = 0
         self.meter.begin()
 
     def start(self) -> float:
@@ -270,6 +284,26 @@ class Rank:
         self.report(message.request, message.model, time.perf_counter())
         if answers:
             self.host.send(WasCancelled(message.request))
+
+    def issued(self) -> list[Issued]:
+        """Return the operations of ranks that this one has issued since `begin`."""
+        everyone = tuple(range(self.group.size))
+        pairs = [*self.meter.tally.issued.items(), (Operations("control", everyone), self.group.issued)]
+        return [Issued(each.name, each.ranks, count) for each, count in pairs]
+
+    def go_on(self, message: Sample | Forward | Decode | Encode | MeasureBlocks) -> None:
+        """Forget what a request has left that failed on all ranks alike, and answer with its report. A collective.
+
+        Its model goes with its weights: adapters may be in them by half, and its blocks may be in the middle of a forward.
+        """
+        if self._mesh is not None:
+            self._mesh[1].finish_sending()
+        self.meter.tally.finish()
+        self.memory.finish()  # which raises what has failed on the device itself
+        self._networks = Networks(self.device)
+        self.holder.drop(message.model)
+        self.report(message.request, message.model, time.perf_counter())
+        self.status.enter("idle")
 
     def forget(self) -> None:
         """Drop the adapters that a host has sent: another one does not know of them."""
