@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.graphs.loras import LORA, save_lora, with_lora
 from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import product, thorough
 from tests.support.tiny.formats import quantise, write_scaled
+from tests.support.tiny.models import draw
 
 NAMES = ("flux2", "wan")
 
@@ -139,6 +141,53 @@ def test_another_strength_reads_nothing_again(comfyui: ComfyUI, latent_of: Laten
         assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
         assert "the workers loaded" not in log
         assert "restored" not in log
+
+
+def save_partly_applied(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a LoRA of Wan of which ComfyUI applies two changes and leaves all others out, on every kind of parameter."""
+    layer = "diffusion_model.blocks.{}"
+    hidden = tensors["blocks.0.self_attn.q.weight"].shape[0]
+    factors = draw(hidden, 4, seed=60), 0.5 * draw(4, hidden, seed=61) / hidden**0.5
+    column = draw(4, 1, seed=62)
+    made = {
+        f"diffusion_model.{name}.diff": 0.3 * torch.ones_like(tensors[name]) for name in tensors if "modulation" in name
+    }
+    made["diffusion_model.head.modulation.set_weight"] = made.pop("diffusion_model.head.modulation.diff")
+    made["diffusion_model.patch_embedding.lokr_w1"] = 0.2 * draw(2, 2, seed=63)
+    rows, channels, *kernel = tensors["patch_embedding.weight"].shape
+    made["diffusion_model.patch_embedding.lokr_w2"] = 0.3 * draw(rows // 2, channels // 2, *kernel, seed=64)
+    for name, parts in {
+        "0.self_attn.v": {"lora_B.weight": factors[0], "lora_A.weight": factors[1]},
+        "0.norm3": {"lora_B.weight": factors[0], "lora_A.weight": column, "dora_scale": torch.ones(hidden, 1)},
+        "1.norm3": {
+            **{f"hada_w{number}_a": factors[0] for number in (1, 2)},
+            **{f"hada_w{number}_b": column for number in (1, 2)},
+            "dora_scale": torch.ones(hidden, 1),
+        },
+        "0.self_attn.q": {"diff": 0.1 * draw(hidden * hidden, seed=65)},
+        "0.self_attn.k": {"lora_B.weight": draw(64, 4, seed=66), "lora_A.weight": draw(4, 96, seed=67)},
+        "1.self_attn.o.bias": {"set_weight": torch.tensor(0.1)},
+    }.items():
+        made |= {f"{layer.format(name)}.{part}": tensor for part, tensor in parts.items()}
+    save_file({name: tensor.clone() for name, tensor in made.items()}, folder / "wan-partly.safetensors")
+
+
+@pytest.mark.parametrize("plan", [{"devices": "cpu:1"}, PLANS["sharded"]], ids=["alone", "sharded"])
+def test_what_comfyui_leaves_out_of_a_lora_is_left_out_and_said(
+    comfyui: ComfyUI, latent_of: LatentOf, plan: dict[str, Any]
+) -> None:
+    folder = comfyui.base_dir / "models"
+    save_partly_applied(folder / "loras", load_file(folder / "diffusion_models" / "wan.safetensors"))
+    graph = graph_of("wan", steps=2)
+    lora = {"lora_name": "wan-partly.safetensors", "strength_model": 0.8}
+    stock = insert_after_model(graph, "LoraLoaderModelOnly", **lora)
+    assert relative_error(latent_of(stock), latent_of(graph)) > DIFFERENT
+    run = comfyui.queue(spread(stock, **plan), timeout=300).check()
+    assert relative_error(saved_latent(comfyui, run), latent_of(stock)) <= TOLERANCE
+    told = run.texts[-1].text
+    assert "4 of the LoRA's changes have no effect, as with ComfyUI's own loader, which never patches" in told
+    assert "4 of the LoRA's changes do not fit the model, and ComfyUI leaves them out: " in told
+    assert "SHAPE MISMATCH" in told or "ERROR lo" in told
 
 
 # -- bf16

@@ -186,6 +186,7 @@ def made(kind: str, size: tuple[int, ...]) -> Iterator[dict[str, Tensor]]:
 @pytest.mark.parametrize(
     "kind", ["lora", "dora", "loha", "lokr", "glora", "oft", "boft", "diff", "set_weight", "w_norm", "diff_b"]
 )
+@torch.inference_mode()  # as ComfyUI runs its nodes
 def test_what_comfyui_applies_is_applied_and_what_it_leaves_out_is_left_out(kind: str) -> None:
     found: Counter[str] = Counter()
     wrong: list[str] = []

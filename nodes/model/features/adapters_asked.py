@@ -57,21 +57,26 @@ class AdapterQuestions:
 
 
 def _ask(key: str, size: Sequence[int], patch: Sequence[Any]) -> tuple[str, ...] | None:
-    weight = torch.empty(tuple(size), device="meta")
     strength, value, _, offset, function = patch
-    before = weight._version
     log = _Sentences()
     logging.getLogger().addHandler(log)
     try:
-        with _AnyValue():
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            _AnyValue(),
+        ):  # tensors of inference mode do not count changes
+            weight = torch.empty(tuple(size), device="meta")
+            before = weight._version
             result = comfy.lora.calculate_weight([(strength, value, 1.0, offset, function)], weight, key)
+            applied = result is not weight or weight._version != before
     except Exception as error:
         raise Refused(
             f"ComfyUI cannot apply this LoRA to {key}, which has the shape {list(size)} ({error}): choose another LoRA."
         ) from None
     finally:
         logging.getLogger().removeHandler(log)
-    return tuple(log.sentences) if result is weight and weight._version == before else None
+    return None if applied else tuple(log.sentences)
 
 
 def _shapes(value: Any) -> object:
