@@ -40,12 +40,14 @@ class Detected:
     """An autoencoder of ComfyUI's on the meta device.
 
     `vae` is ComfyUI's own object around it, which knows how frames and pixels go together; `kind` its name in sentences;
-    `names` the file's names of tensors where ComfyUI has others, by ComfyUI's.
+    `names` the file's names of tensors where ComfyUI has others, by ComfyUI's. `missing` is the first tensor that encoding needs
+    and the file lacks, empty if there is none; the parts that encode are then not there.
     """
 
     vae: Any
     kind: str
     names: Mapping[str, str]
+    missing: str = ""
 
     @property
     def module(self) -> nn.Module:
@@ -112,7 +114,7 @@ def on_meta(checkpoint: Checkpoint) -> Iterator[dict[str, Tensor]]:
     except RuntimeError as error:
         raise Refused(
             f"{file} has tensors of other sizes than ComfyUI's VAE of this kind "
-            f"({str(error).splitlines()[-1].strip().rstrip('.')}): choose a complete VAE file."
+            f"({str(error).splitlines()[-1].strip().rstrip('.')}): choose another VAE file."
         ) from None
 
 

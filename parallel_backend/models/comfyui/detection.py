@@ -84,6 +84,6 @@ def unmakable(part: Checkpoint, error: Exception) -> Refused:
         )
     first = str(error).strip().partition("\n")[0].rstrip(".")
     return Refused(
-        f"{part.path.name} has tensors of which ComfyUI can make no model ({type(error).__name__}: {first}): choose a "
-        "complete file."
+        f"{part.path.name} has tensors of which ComfyUI can make no model ({type(error).__name__}: {first}): choose "
+        "another file."
     )
