@@ -102,8 +102,8 @@ class RemoteVAE:
         """
         if missing := self.family.missing(self.config):
             raise Refused(
-                f"{Path(self.spec.path).name} lacks the tensor {missing}, so that it decodes and cannot encode: choose a VAE file "
-                "with an encoder."
+                f"{Path(self.spec.path).name} lacks the tensor {missing}, so that it decodes and cannot encode: choose a VAE "
+                "file with an encoder."
             )
         with self._asking(working):
             answer = self.backend.encode(self.spec, self.wish, self.schedule, pixels, caller(), working)

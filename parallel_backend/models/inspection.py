@@ -58,8 +58,8 @@ def check_tensors(part: Checkpoint, keys: KeyMap, model: str, hidden: int | None
         for run, _, _ in entry.runs(piece.start, piece.stop):
             if not run.storage.readable:
                 raise Refused(
-                    f"{name} holds {piece.name} as {run.storage.name}, a type not supported: choose a file in fp32, fp16, bf16 or "
-                    "fp8, or a GGUF file of Q2_K to Q8_0."
+                    f"{name} holds {piece.name} as {run.storage.name}, a type not supported: choose a file in fp32, fp16, bf16 "
+                    "or fp8, or a GGUF file of Q2_K to Q8_0."
                 )
             integers = run.dtype is not None and not run.dtype.is_floating_point
             if integers or not can_be_held(run):

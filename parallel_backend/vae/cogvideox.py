@@ -71,9 +71,7 @@ class CogVideoXFamily:
         levels, layers = max(level for level, _ in indices) + 1, max(layer for _, layer in indices) + 1
         order = range(levels)[::-1] if alone else range(levels)
         if levels <= TIME_BLOCKS:
-            raise Refused(
-                f"{checkpoint.path.name} has {levels} levels and CogVideoX has 4: choose another VAE file."
-            )
+            raise Refused(f"{checkpoint.path.name} has {levels} levels and CogVideoX has 4: choose another VAE file.")
         config = CogVideoXConfig(
             widths=tuple(entries[f"{stem}{level}.resnets.0.conv2.conv.weight"].shape[0] for level in order),
             layers=layers - alone,

@@ -37,7 +37,11 @@ def stored(server: ComfyUI) -> Refusals:
         ),
         ("cut", whole[:-32], "is truncated: it should have "),
         ("short", whole[:40], "is truncated or damaged: its header does not end within 40 bytes and the file has 40"),
-        ("part", write_gguf(folder / "part.gguf", parts=2).read_bytes(), "is part 1 of 2 of a model (the others are part-"),
+        (
+            "part",
+            write_gguf(folder / "part.gguf", parts=2).read_bytes(),
+            "is part 1 of 2 of a model (the others are part-",
+        ),
         ("long", whole.replace(described(), described(dims=99)), "has a damaged header (tensor x has 99 dimensions)"),
     ):
         (folder / f"{name}.gguf").write_bytes(content)

@@ -157,6 +157,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "no tested ComfyUI has a class that does so (tests/models)": {
         "parallel_backend/models/comfyui/detection.py": ("… is of a class that looks into values",),
+        "parallel_backend/models/comfyui/autoencoder.py": ("… holds a VAE whose class looks into values",),
     },
     "another check comes before it": {
         "nodes/model/build.py": ("… is not a model ComfyUI knows: choose",),

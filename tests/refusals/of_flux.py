@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import itertools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -166,7 +166,8 @@ FILES: dict[str, tuple[bytes, str]] = {
     ),
     "a header with an unknown type": (
         of_unknown_type("img_in.bias"),
-        "holds img_in.bias as F4, a type not supported: choose a file in fp32, fp16, bf16 or fp8, or a GGUF file of Q2_K to Q8_0.",
+        "holds img_in.bias as F4, a type not supported: choose a file in fp32, fp16, bf16 or fp8, or a GGUF file of "
+        "Q2_K to Q8_0.",
     ),
     "no tensors": (save({}), UNKNOWN),
     "Stable Diffusion": (

@@ -49,7 +49,9 @@ def over_ranks(path: Path, latent: Tensor) -> Tensor:
         module: nn.Module = ours.module
         for key, tensor in values.items():
             owner, _, last = key.rpartition(".")
-            setattr(module.get_submodule(owner), last, nn.Parameter(tensor.view(module.get_parameter(key).shape), False))
+            setattr(
+                module.get_submodule(owner), last, nn.Parameter(tensor.view(module.get_parameter(key).shape), False)
+            )
         with torch.inference_mode():
             return decoded(ours, slab_of(latent, Communicator("rows", dist.group.WORLD, CPU, False, Meter())))
 

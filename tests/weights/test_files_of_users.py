@@ -22,11 +22,12 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
+from parallel_backend.models.comfyui.whole_family import WholeFamily
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.layers.cast import CastLinear, use_cast_layers
 from parallel_backend.weights.layers.packing import can_be_held, held_bytes, shape_parameters
-from parallel_backend.weights.loading.loader import Source, load_weights
+from parallel_backend.weights.loading.loader import Source, load_weights, wanted
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.whole import Whole
 from tests.support.ranks import run_ranks
@@ -129,12 +130,44 @@ def test_folded_tensors_have_the_values_that_the_gguf_package_expands(
             assert torch.equal(tensor, expected if packed else expected.to(dtype).float()), name
 
 
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (31, 2), (32, 64), (100, 333), (0, 2880), (2879, 1)])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_any_run_of_values_is_had_of_the_blocks_that_have_them(
+    tmp_path: Path, first: int, count: int, pieces: int
+) -> None:
+    """As a rank that holds a part of a convolution's weight reads it, in pieces that tear blocks apart."""
+    values = write(tmp_path / "x.gguf", {"x": torch.randn(9, 320)}, {"x": Type.Q8_0}, {"x": (10, 32, 3, 3)})["x"]
+    (entry,) = read_header(tmp_path / "x.gguf").entries.values()
+    into = torch.empty(count)
+    want = wanted(entry, first, into, None, {entry.file: 0})
+    data = torch.from_numpy(np.fromfile(entry.file, dtype=np.uint8))[want.start : want.stop]
+    offset = 0
+    for piece in data.chunk(pieces):
+        want.put(offset, piece)
+        offset += len(piece)
+    assert torch.equal(into, values.flatten()[first : first + count])
+
+
+def test_layers_around_attention_that_are_written_as_convolutions(tmp_path: Path) -> None:
+    """As stable-diffusion.cpp writes SDXL's."""
+    plain = save_tiny(tmp_path, "sdxl")
+    tensors = load_file(plain)
+    layers = [name for name in tensors if name.endswith((".proj_in.weight", ".proj_out.weight"))]
+    write(tmp_path / "x.gguf", tensors | {name: tensors[name][:, :, None, None] for name in layers}, {})
+    part, config = WholeFamily().inspect(read_header(tmp_path / "x.gguf"))
+    assert layers and config.kind == "SDXL"
+    assert all(part.entries[name].shape == tuple(tensors[name].shape) for name in layers)
+
+
 @pytest.mark.parametrize("family", ["sd3", "wan"])
 def test_sizes_of_one_that_a_converter_lost_are_the_class_s(tmp_path: Path, family: str) -> None:
     """Stable Diffusion 3's positions, of which ComfyUI reads a size off the shape, and Wan's modulation."""
     plain = save_tiny(tmp_path, family)
     tensors = load_file(plain)
-    lost = {name: tensor.squeeze() if tensor.ndim > 1 and tensor.shape[0] == 1 else tensor for name, tensor in tensors.items()}
+    lost = {
+        name: tensor.squeeze() if tensor.ndim > 1 and tensor.shape[0] == 1 else tensor
+        for name, tensor in tensors.items()
+    }
     assert any(lost[name].shape != tensor.shape for name, tensor in tensors.items())
     write(tmp_path / "x.gguf", lost, {})
     _, expected = ComfyFamily().inspect(read_header(plain))
@@ -151,7 +184,7 @@ def test_a_safetensors_file_with_such_shapes_is_refused(tmp_path: Path) -> None:
     plain = save_tiny(tmp_path, "wan")
     tensors = {name: t.squeeze(0) if name.endswith("modulation") else t for name, t in load_file(plain).items()}
     save_file(tensors, plain)
-    with pytest.raises(Refused, match="which does not fit a model of .*: choose another WAN21_T2V file"):
+    with pytest.raises(Refused, match=r"which does not fit a model of .*: choose another WAN21_T2V file"):
         ComfyFamily().inspect(read_header(plain))
 
 

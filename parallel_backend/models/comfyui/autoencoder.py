@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...errors import Refused
 from ...weights.files.checkpoint import Checkpoint
-from .file_values import file_values, named_values
+from .file_values import ValueUnknown, file_values, named_values
 from .importing import import_comfyui
 
 DECLARED: Mapping[tuple[str, str], str] = MappingProxyType(
@@ -111,6 +111,10 @@ def on_meta(checkpoint: Checkpoint) -> Iterator[dict[str, Tensor]]:
             yield tensors
     except KeyError as missing:
         raise Refused(f"{file} lacks the tensor {missing}: choose a complete VAE file.") from None
+    except ValueUnknown as error:
+        raise Refused(
+            f"{file} holds a VAE whose class looks into values while it is made ({error}), which is not supported: use Load VAE."
+        ) from None
     except RuntimeError as error:
         raise Refused(
             f"{file} has tensors of other sizes than ComfyUI's VAE of this kind "
