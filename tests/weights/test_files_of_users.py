@@ -88,8 +88,9 @@ def write(
     return values
 
 
-@pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(Type.F16, torch.float32), (Type.Q8_0, torch.bfloat16), (Type.Q4_0, torch.float32)]
+)
 def test_folded_tensors_have_the_values_that_the_gguf_package_expands(
     tmp_path: Path, kind: Type, dtype: torch.dtype
 ) -> None:
