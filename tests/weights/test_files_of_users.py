@@ -160,6 +160,19 @@ def test_layers_around_attention_that_are_written_as_convolutions(tmp_path: Path
     assert all(part.entries[name].shape == tuple(tensors[name].shape) for name in layers)
 
 
+def test_a_folded_sdxl_is_an_sdxl(tmp_path: Path) -> None:
+    """As city96's converter writes it: whatever has rows that are no multiple of 256 values."""
+    plain = save_tiny(tmp_path, "sdxl")
+    tensors = load_file(plain)
+    odd = [n for n, t in tensors.items() if t.ndim > 1 and t.shape[-1] % FOLD and t.numel() % FOLD == 0]
+    folded = tensors | {name: tensors[name].view(-1, FOLD) for name in odd}
+    kinds = {name: Type.Q8_0 for name in odd}
+    write(tmp_path / "x.gguf", folded, kinds, {name: tuple(tensors[name].shape) for name in odd})
+    part, config = WholeFamily().inspect(read_header(tmp_path / "x.gguf"))
+    assert len(odd) > 50 and config.kind == "SDXL"
+    assert all(part.entries[name].shape == tuple(tensors[name].shape) for name in odd)
+
+
 @pytest.mark.parametrize("family", ["sd3", "wan"])
 def test_sizes_of_one_that_a_converter_lost_are_the_class_s(tmp_path: Path, family: str) -> None:
     """Stable Diffusion 3's positions, of which ComfyUI reads a size off the shape, and Wan's modulation."""

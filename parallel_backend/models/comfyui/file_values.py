@@ -102,7 +102,9 @@ class _Values(TorchDispatchMode):
                 raise
             made = func(*self.valued(args), **self.valued(kwargs))
         changed = [_storage(tensor) for tensor in written if _on_meta(tensor)]
-        self._changed.update(filter(self._known, changed))  # others' storages may be freed, and their numbers come again
+        self._changed.update(
+            filter(self._known, changed)
+        )  # others' storages may be freed, and their numbers come again
         self._note(func, args, kwargs, made)
         return made
 
@@ -180,7 +182,7 @@ def _needs_values(error: Exception) -> bool:
 
 def _storage(tensor: Tensor) -> int:
     """What a tensor on the meta device has in common with its views."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -198,6 +200,4 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
 
 def _on_cpu(arguments: Any) -> Any:
     """Arguments that name the CPU where they named the meta device."""
-    return tree_map(
-        lambda each: CPU if isinstance(each, torch.device) and each.type == "meta" else each, arguments
-    )
+    return tree_map(lambda each: CPU if isinstance(each, torch.device) and each.type == "meta" else each, arguments)
