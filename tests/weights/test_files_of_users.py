@@ -166,7 +166,7 @@ def test_a_folded_sdxl_is_an_sdxl(tmp_path: Path) -> None:
     tensors = load_file(plain)
     odd = [n for n, t in tensors.items() if t.ndim > 1 and t.shape[-1] % FOLD and t.numel() % FOLD == 0]
     folded = tensors | {name: tensors[name].view(-1, FOLD) for name in odd}
-    kinds = {name: Type.Q8_0 for name in odd}
+    kinds = dict.fromkeys(odd, Type.Q8_0)
     write(tmp_path / "x.gguf", folded, kinds, {name: tuple(tensors[name].shape) for name in odd})
     part, config = WholeFamily().inspect(read_header(tmp_path / "x.gguf"))
     assert len(odd) > 50 and config.kind == "SDXL"
