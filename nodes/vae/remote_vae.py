@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,7 +99,16 @@ class RemoteVAE:
             self.backend.decode(self.spec, self.wish, self.schedule, latent, on_pixels, caller(), working)
 
     def encode(self, pixels: Tensor, working: int) -> Tensor:
-        """The means of the latents of pixels `[batch, 3, (frames,) height, width]` from -1 to 1, in their dtype."""
+        """The means of the latents of pixels `[batch, 3, (frames,) height, width]` from -1 to 1, in their dtype.
+
+        Raises:
+            Refused: the file decodes only.
+        """
+        if missing := self.family.missing(self.config):
+            raise Refused(
+                f"{Path(self.spec.path).name} lacks the tensor {missing}, so that it decodes and cannot encode: choose a VAE "
+                "file with an encoder."
+            )
         with self._asking(working):
             answer = self.backend.encode(self.spec, self.wish, self.schedule, pixels, caller(), working)
         latent: Tensor = answer.frame.tensors["latent"]

@@ -53,9 +53,14 @@ def check_tensors(part: Checkpoint, keys: KeyMap, model: str, hidden: int | None
         if not piece.start < piece.stop <= entry.rows or entry.shape[1:] != piece.row_shape:
             raise Refused(
                 f"{name} holds {piece.name} with the shape {list(entry.shape)}, which does not fit "
-                f"{'the others' if hidden is None else f'a model of {hidden} features'}: choose a complete {model} file."
+                f"{'the others' if hidden is None else f'a model of {hidden} features'}: choose another {model} file."
             )
         for run, _, _ in entry.runs(piece.start, piece.stop):
+            if not run.storage.readable:
+                raise Refused(
+                    f"{name} holds {piece.name} as {run.storage.name}, a type not supported: choose a file in fp32, fp16, bf16 "
+                    "or fp8, or a GGUF file of Q2_K to Q8_0."
+                )
             integers = run.dtype is not None and not run.dtype.is_floating_point
             if integers or not can_be_held(run):
                 raise Refused(

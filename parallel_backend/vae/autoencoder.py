@@ -23,6 +23,9 @@ class OnProgress(Protocol):
         """So many layers, such as convolutions, are done."""
 
 
+ENCODING = ("encoder", "quant_conv", "conv1")
+"""What the autoencoders call the parts that only encode."""
+
 Give = Callable[[Slab], None]
 """Told a picture, or the next frames of a clip."""
 
@@ -63,14 +66,34 @@ class AutoencoderFamily(Protocol):
     def channels(self, config: Any) -> int:
         """Channels of a latent."""
 
+    def missing(self, config: Any) -> str:
+        """The first tensor that encoding needs and the file lacks; empty if it has them all."""
+
     def keys(self, config: Any, checkpoint: Checkpoint) -> KeyMap:
         """Which tensors of the file make each parameter."""
 
     def decoded_shape(self, config: Any, latent: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the pixels of a latent: `[batch, 3, (frames,) height, width]`."""
+        """The shape of the pixels of a latent: `[batch, 3, (frames,) height, width]`, of other decoders other channels."""
 
     def build(self, config: Any) -> Autoencoder:
         """The autoencoder on the meta device."""
+
+
+def without_encoder(model: nn.Module, name_in_file: Callable[[str], str], checkpoint: Checkpoint) -> str:
+    """Take the parts that encode out of an autoencoder whose file lacks some of their tensors.
+
+    Returns:
+        The file's name of the first such tensor, or an empty text.
+    """
+    first = ""
+    for part in ENCODING:
+        module = getattr(model, part, None)
+        needed = [name_in_file(f"{part}.{name}") for name, _ in module.named_parameters()] if module is not None else []
+        missing = [name for name in needed if name not in checkpoint.entries]
+        if missing:
+            model._modules[part] = None
+            first = first or missing[0]
+    return first
 
 
 def whole_tensors(module: nn.Module, name_in_file: Callable[[str], str], checkpoint: Checkpoint) -> KeyMap:
@@ -92,8 +115,8 @@ def whole_tensors(module: nn.Module, name_in_file: Callable[[str], str], checkpo
         shape = tuple(parameter.shape)
         if _trimmed(entry.shape) != _trimmed(shape):
             raise Refused(
-                f"{file} holds {source} with the shape {list(entry.shape)} where {list(shape)} is needed: choose a "
-                "complete VAE file."
+                f"{file} holds {source} with the shape {list(entry.shape)} where {list(shape)} is needed: choose "
+                "another VAE file."
             )
         keys[name] = Piece(source, 0, entry.rows, entry.shape[1:])
     return keys

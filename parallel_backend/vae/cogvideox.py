@@ -8,7 +8,7 @@ half of the network over the whole clip and rolls through the second.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..errors import Refused
 from ..layout import cut
 from ..weights.files.checkpoint import Checkpoint
 from ..weights.files.keymap import KeyMap
-from .autoencoder import SCHEDULES, Give, OnProgress, whole_tensors
+from .autoencoder import SCHEDULES, Give, OnProgress, whole_tensors, without_encoder
 from .conv import CausalConvolution, doubled, halved, twice
 from .norm import PARTS, affine, group_norm
 from .rows import Slab
@@ -39,11 +39,15 @@ TIME_BLOCKS = 2
 
 @dataclass(frozen=True)
 class CogVideoXConfig:
-    """The shape of an autoencoder, read off its tensors: channels of each level of the encoder, and resnets a level."""
+    """The shape of an autoencoder, read off its tensors: channels of each level of the encoder, and resnets a level.
+
+    `missing` is the first tensor of the encoder that the file lacks.
+    """
 
     widths: tuple[int, ...]
     layers: int
     latent_channels: int
+    missing: str = ""
 
 
 class CogVideoXFamily:
@@ -57,22 +61,23 @@ class CogVideoXFamily:
         return all(name in checkpoint.entries for name in names)
 
     def configure(self, checkpoint: Checkpoint) -> CogVideoXConfig:
-        """Read off the encoder's blocks."""
+        """Read off the encoder's blocks, or off the decoder's, which has a resnet a level more, where there is no encoder."""
         entries = checkpoint.entries
-        stem = "encoder.down_blocks."
+        alone = not any(name.startswith("encoder.") for name in entries)
+        stem = "decoder.up_blocks." if alone else "encoder.down_blocks."
         indices = {
             tuple(map(int, name.split(".")[2:5:2])) for name in entries if name.startswith(stem) and ".resnets." in name
         }
         levels, layers = max(level for level, _ in indices) + 1, max(layer for _, layer in indices) + 1
+        order = range(levels)[::-1] if alone else range(levels)
         if levels <= TIME_BLOCKS:
-            raise Refused(
-                f"{checkpoint.path.name} has {levels} levels and CogVideoX has 4: choose a complete VAE file."
-            )
-        return CogVideoXConfig(
-            widths=tuple(entries[f"{stem}{level}.resnets.0.conv2.conv.weight"].shape[0] for level in range(levels)),
-            layers=layers,
+            raise Refused(f"{checkpoint.path.name} has {levels} levels and CogVideoX has 4: choose another VAE file.")
+        config = CogVideoXConfig(
+            widths=tuple(entries[f"{stem}{level}.resnets.0.conv2.conv.weight"].shape[0] for level in order),
+            layers=layers - alone,
             latent_channels=entries["decoder.conv_in.conv.weight"].shape[1],
         )
+        return replace(config, missing=without_encoder(self.build(config).module, str, checkpoint))
 
     def kind(self, _config: CogVideoXConfig) -> str:
         """The autoencoder's name in sentences for the user."""
@@ -85,6 +90,10 @@ class CogVideoXFamily:
     def channels(self, config: CogVideoXConfig) -> int:
         """Channels of a latent."""
         return config.latent_channels
+
+    def missing(self, config: CogVideoXConfig) -> str:
+        """Of the encoder."""
+        return config.missing
 
     def keys(self, config: CogVideoXConfig, checkpoint: Checkpoint) -> KeyMap:
         """The names are the same."""
@@ -117,6 +126,8 @@ class CogVideoXAutoencoder:
                 latent_channels=config.latent_channels,
                 layers_per_block=config.layers,
             )
+        if config.missing:
+            self.module.encoder = None
 
     def decode(self, latent: Slab, schedule: str, on_progress: OnProgress, give: Give) -> None:
         """The frames of a clip in order, batch by batch."""

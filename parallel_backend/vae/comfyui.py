@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from ..models.comfyui.autoencoder import Detected, detect, noise_scale
 from ..weights.files.checkpoint import Checkpoint
 from ..weights.files.keymap import KeyMap
 from . import frames
-from .autoencoder import Give, OnProgress, whole_tensors
+from .autoencoder import Give, OnProgress, whole_tensors, without_encoder
 from .row_neighbours import attend
 from .row_rules import RULES
 from .row_tensor import RowTensor
@@ -42,7 +43,9 @@ class ComfyFamily:
 
     def configure(self, checkpoint: Checkpoint) -> Detected:
         """What ComfyUI finds in the file."""
-        return detect(checkpoint)
+        found = detect(checkpoint)
+        missing = without_encoder(found.module, lambda name: found.names.get(name, name), checkpoint)
+        return dataclasses.replace(found, missing=missing)
 
     def kind(self, config: Detected) -> str:
         """What ComfyUI calls the decoder that was found."""
@@ -56,6 +59,10 @@ class ComfyFamily:
         """Channels of a latent."""
         return int(config.vae.latent_channels)
 
+    def missing(self, config: Detected) -> str:
+        """What ComfyUI warns of, and encodes without."""
+        return config.missing
+
     def keys(self, config: Detected, checkpoint: Checkpoint) -> KeyMap:
         """By ComfyUI's own conversion of names."""
         return whole_tensors(config.module, lambda name: config.names.get(name, name), checkpoint)
@@ -67,7 +74,8 @@ class ComfyFamily:
         vae, (batch, _, *frames, height, width) = config.vae, latent
         scale = vae.spacial_compression_decode()
         count = [vae.upscale_ratio[0](frames[0])] if frames else []
-        return (batch, 3, *count, height * scale, width * scale)
+        channels = getattr(vae, "conv_out_channels", vae.output_channels)  # Wan 2.1's are by the file
+        return (batch, channels, *count, height * scale, width * scale)
 
     def build(self, config: Detected) -> ComfyAutoencoder:
         """The autoencoder on the meta device."""

@@ -38,9 +38,9 @@ def stored(server: ComfyUI) -> Refusals:
         ("cut", whole[:-32], "is truncated: it should have "),
         ("short", whole[:40], "is truncated or damaged: its header does not end within 40 bytes and the file has 40"),
         (
-            "other type",
-            whole.replace(described(), described(kind=999)),
-            "holds x as type 999, which is not supported (",
+            "part",
+            write_gguf(folder / "part.gguf", parts=2).read_bytes(),
+            "is part 1 of 2 of a model (the others are part-",
         ),
         ("long", whole.replace(described(), described(dims=99)), "has a damaged header (tensor x has 99 dimensions)"),
     ):
@@ -179,11 +179,17 @@ def of_diffusers(server: ComfyUI) -> Refusals:
         ("shape", vae | {norm: torch.zeros(7)}, f"holds {norm} with the shape [7] where [32] is needed: choose a"),
         ("integers", vae | {norm: torch.zeros(32, dtype=torch.int8)}, f"holds {norm} as I8: choose a VAE file in fp32"),
         ("levels", {k: v for k, v in vae.items() if "down_blocks.1." not in k and "down_blocks.2." not in k
-                    and "down_blocks.3." not in k}, "has 1 levels and CogVideoX has 4: choose a complete VAE file."),
+                    and "down_blocks.3." not in k}, "has 1 levels and CogVideoX has 4: choose another VAE file."),
         ("no width", without(vae, "encoder.down_blocks.0.resnets.0.conv2.conv.weight"), "lacks the tensor 'encoder.down_b"),
     ):  # fmt: skip
         save_file(tensors, vaes / f"{name}.safetensors")
         yield decoding(f"{name}.safetensors"), f"{name}.safetensors {literally(said)}"
+    save_file({k: v for k, v in vae.items() if k.startswith("decoder.")}, vaes / "decoder.safetensors")
+    graph = decoding("decoder.safetensors")
+    graph["picture"] = node("EmptyImage", width=64, height=64, batch_size=1, color=0)
+    graph["encoded"] = node("VAEEncode", pixels=["picture", 0], vae=["vae", 0])
+    graph["save"] = node("SaveLatent", samples=["encoded", 0], filename_prefix="encoded")
+    yield graph, "decoder.safetensors lacks the tensor encoder.conv_in.conv.weight, so that it decodes and cannot enc"
 
 
 def loading(file: str, family: str = "Flux") -> Graph:
@@ -204,13 +210,16 @@ def decoding(vae: str) -> Graph:
     }
 
 
-def described(*, dims: int = 1, kind: int = 0) -> bytes:
+def described(*, dims: int = 1) -> bytes:
     """How a GGUF file's header describes a tensor x of 64 numbers."""
-    return b"x" + struct.pack("<IQI", dims, 64, kind)
+    return b"x" + struct.pack("<IQI", dims, 64, 0)
 
 
-def write_gguf(path: Path) -> Path:
+def write_gguf(path: Path, parts: int = 1) -> Path:
+    """Write a GGUF file, the first of so many of one model."""
     writer = gguf.GGUFWriter(path, "tiny")
+    writer.add_uint16("split.no", 0)
+    writer.add_uint16("split.count", parts)
     writer.add_tensor("x", torch.zeros(64).numpy())
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()

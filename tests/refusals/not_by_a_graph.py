@@ -159,11 +159,16 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "… ended at byte … while it was being",
         ),
     },
+    "no tested ComfyUI has a class that does so (tests/models)": {
+        "parallel_backend/models/comfyui/detection.py": ("… is of a class that looks into values",),
+        "parallel_backend/models/comfyui/autoencoder.py": ("… holds a VAE whose class looks into values",),
+    },
     "another check comes before it": {
         "nodes/model/build.py": ("… is not a model ComfyUI knows: choose",),
         "parallel_backend/weights/values.py": (
-            "… holds a tensor as … that is needed",
+            "… holds a tensor as …, which cannot be",
             "… ends early: download it again.",
+            "… cannot be read (…): check the disk",
         ),
         "parallel_backend/models/comfyui/quantisation.py": ("… has … in a layout that is not supported:",),
         "parallel_backend/models/diffusers/cogvideox.py": ("the image's latent has the shape … and",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,7 @@ SCHNELL_FILE = save(SCHNELL)
 HEADER = 8 + int.from_bytes(SCHNELL_FILE[:8], "little")
 NO_MODEL = "is neither a safetensors nor a GGUF file: download it again, or choose another file."
 INCOMPLETE = "choose a complete FluxSchnell file."
+ANOTHER = "choose another FluxSchnell file."
 UNKNOWN = "is no diffusion model that ComfyUI knows under these tensor names: choose another file."
 
 
@@ -115,6 +117,12 @@ def without(name: str) -> bytes:
 
 def with_tensor(name: str, tensor: torch.Tensor) -> bytes:
     return save(SCHNELL | {name: tensor})
+
+
+def of_unknown_type(name: str) -> bytes:
+    header = json.loads(SCHNELL_FILE[8:HEADER])
+    header[name]["dtype"] = "F4"
+    return with_header(json.dumps(header).encode()) + SCHNELL_FILE[HEADER:]
 
 
 def with_header(text: bytes) -> bytes:
@@ -150,9 +158,9 @@ FILES: dict[str, tuple[bytes, str]] = {
         "has a damaged header (tensor a has 4 bytes for 8)",
     ),
     "a header with an unknown type": (
-        with_header(b'{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'),
-        "holds a as F4, a type not supported (F64, F32, F16, BF16, F8_E4M3, F8_E5M2, F8_E8M0, I64, I32, I16, I8, U8, BOOL are): "
-        "choose another file.",
+        of_unknown_type("img_in.bias"),
+        "holds img_in.bias as F4, a type not supported: choose a file in fp32, fp16, bf16 or fp8, or a GGUF file of "
+        "Q2_K to Q8_0.",
     ),
     "no tensors": (save({}), UNKNOWN),
     "Stable Diffusion": (
@@ -165,7 +173,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     ),
     "FLUX.2, damaged": (
         with_tensor("double_stream_modulation_img.lin.weight", torch.zeros(768, 128)),
-        "which does not fit a model of 128 features: choose a complete Flux2 file.",
+        "which does not fit a model of 128 features: choose another Flux2 file.",
     ),
     "no img_in": (
         without("img_in.weight"),
@@ -181,23 +189,23 @@ FILES: dict[str, tuple[bytes, str]] = {
     ),
     "too few rows": (
         with_tensor(QKV, torch.zeros(383, 128)),
-        f"holds {QKV} with the shape [383, 128], which does not fit a model of 128 features: {INCOMPLETE}",
+        f"holds {QKV} with the shape [383, 128], which does not fit a model of 128 features: {ANOTHER}",
     ),
     "too many columns": (
         with_tensor(QKV, torch.zeros(384, 129)),
-        f"holds {QKV} with the shape [384, 129], which does not fit a model of 128 features: {INCOMPLETE}",
+        f"holds {QKV} with the shape [384, 129], which does not fit a model of 128 features: {ANOTHER}",
     ),
     "a vector as a scalar": (
         with_tensor("img_in.bias", torch.zeros(())),
-        f"holds img_in.bias with the shape [], which does not fit a model of 128 features: {INCOMPLETE}",
+        f"holds img_in.bias with the shape [], which does not fit a model of 128 features: {ANOTHER}",
     ),
     "a matrix as a scalar": (
         with_tensor("txt_in.weight", torch.zeros(())),
-        "has tensors of which ComfyUI can make no model (IndexError: tuple index out of range): choose a complete file.",
+        "has tensors of which ComfyUI can make no model (IndexError: tuple index out of range): choose another file.",
     ),
     "features that are no multiple of a head": (
         with_tensor("img_in.weight", torch.zeros(100, 64)),
-        f"holds img_in.weight with the shape [100, 64], which does not fit a model of 128 features: {INCOMPLETE}",
+        f"holds img_in.weight with the shape [100, 64], which does not fit a model of 128 features: {ANOTHER}",
     ),
     "int8": (
         with_tensor(QKV, torch.zeros(384, 128, dtype=torch.int8)),

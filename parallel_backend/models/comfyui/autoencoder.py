@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...errors import Refused
 from ...weights.files.checkpoint import Checkpoint
-from .file_values import file_values, named_values
+from .file_values import ValueUnknown, file_values, named_values
 from .importing import import_comfyui
 
 DECLARED: Mapping[tuple[str, str], str] = MappingProxyType(
@@ -40,12 +40,14 @@ class Detected:
     """An autoencoder of ComfyUI's on the meta device.
 
     `vae` is ComfyUI's own object around it, which knows how frames and pixels go together; `kind` its name in sentences;
-    `names` the file's names of tensors where ComfyUI has others, by ComfyUI's.
+    `names` the file's names of tensors where ComfyUI has others, by ComfyUI's. `missing` is the first tensor that encoding needs
+    and the file lacks, empty if there is none; the parts that encode are then not there.
     """
 
     vae: Any
     kind: str
     names: Mapping[str, str]
+    missing: str = ""
 
     @property
     def module(self) -> nn.Module:
@@ -109,10 +111,14 @@ def on_meta(checkpoint: Checkpoint) -> Iterator[dict[str, Tensor]]:
             yield tensors
     except KeyError as missing:
         raise Refused(f"{file} lacks the tensor {missing}: choose a complete VAE file.") from None
+    except ValueUnknown as error:
+        raise Refused(
+            f"{file} holds a VAE whose class looks into values while it is made ({error}), which is not supported: use Load VAE."
+        ) from None
     except RuntimeError as error:
         raise Refused(
             f"{file} has tensors of other sizes than ComfyUI's VAE of this kind "
-            f"({str(error).splitlines()[-1].strip().rstrip('.')}): choose a complete VAE file."
+            f"({str(error).splitlines()[-1].strip().rstrip('.')}): choose another VAE file."
         ) from None
 
 

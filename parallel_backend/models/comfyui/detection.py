@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +19,8 @@ from .quantisation import Opened, open_checkpoint
 DIFFUSERS_PREFIX = "transformer."
 """Before diffusers' names in a file that was saved with the rest of its pipeline."""
 
+AROUND_ATTENTION = (".proj_in.weight", ".proj_out.weight")
+
 DAMAGE = (LookupError, ValueError, TypeError, RuntimeError, ArithmeticError, AssertionError, MemoryError)
 """What ComfyUI's code fails with on tensors that no model has."""
 
@@ -30,6 +33,9 @@ def detect(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Tensor], Any]:
     """
     opened = open_checkpoint(checkpoint)
     described = _described(opened)
+    if described is None and checkpoint.drops_ones:
+        opened = open_checkpoint(without_ones(checkpoint))
+        described = _described(opened)
     if described is None:
         bare = checkpoint.select(DIFFUSERS_PREFIX, str)
         renamed = converted(bare if bare.entries else checkpoint)
@@ -47,6 +53,20 @@ def detect(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Tensor], Any]:
     except DAMAGE as error:
         raise unmakable(checkpoint, error) from None
     return *opened.under(tensors, rows), described
+
+
+def without_ones(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a GGUF file with the layers around attention as matrices, where it has convolutions of 1 x 1.
+
+    stable-diffusion.cpp writes such of SDXL, whose layers are linear.
+    """
+    entries = {
+        name: replace(entry, shape=entry.shape[:2])
+        if name.endswith(AROUND_ATTENTION) and entry.shape[2:] == (1,) * len(entry.shape[2:])
+        else entry
+        for name, entry in checkpoint.entries.items()
+    }
+    return replace(checkpoint, entries=entries)
 
 
 def running(family: str, checkpoint: Checkpoint) -> str:
@@ -84,6 +104,6 @@ def unmakable(part: Checkpoint, error: Exception) -> Refused:
         )
     first = str(error).strip().partition("\n")[0].rstrip(".")
     return Refused(
-        f"{part.path.name} has tensors of which ComfyUI can make no model ({type(error).__name__}: {first}): choose a "
-        "complete file."
+        f"{part.path.name} has tensors of which ComfyUI can make no model ({type(error).__name__}: {first}): choose "
+        "another file."
     )

@@ -97,11 +97,14 @@ class _Values(TorchDispatchMode):
         written = _written(func, args, kwargs)
         try:
             made = func(*args, **kwargs)
-        except Exception:
-            if not any(map(_on_meta, tree_leaves((args, kwargs)))) or any(map(_on_meta, written)):
+        except Exception as error:
+            if not _needs_values(error) or any(map(_on_meta, written)):
                 raise
             made = func(*self.valued(args), **self.valued(kwargs))
-        self._changed.update(_storage(tensor) for tensor in written if _on_meta(tensor))
+        changed = [_storage(tensor) for tensor in written if _on_meta(tensor)]
+        self._changed.update(
+            filter(self._known, changed)
+        )  # others' storages may be freed, and their numbers come again
         self._note(func, args, kwargs, made)
         return made
 
@@ -121,16 +124,19 @@ class _Values(TorchDispatchMode):
     def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> None:
         """Remember how new tensors on the meta device are made of the file's."""
         inputs = {_storage(tensor) for tensor in tree_leaves((args, kwargs)) if _on_meta(tensor)}
-        if not inputs & (self._filed.keys() | self._made.keys()):
+        if not any(map(self._known, inputs)):
             return
         outputs = tree_leaves(made)
         for number, output in enumerate(outputs):
             if _on_meta(output) and _storage(output) not in inputs:  # one that shares a storage is a view
                 self._made[_storage(output)] = _Operation(func, args, kwargs, outputs, number)
 
+    def _known(self, key: int) -> bool:
+        return key in self._filed or key in self._made
+
     def _value(self, tensor: Tensor) -> Tensor:
         key = _storage(tensor)
-        if key in self._changed or key not in self._filed | self._made.keys():
+        if key in self._changed or not self._known(key):
             raise ValueUnknown(tensor)
         if key in self._filed:
             whole, entry = self._filed[key]
@@ -169,9 +175,14 @@ def _on_meta(value: Any) -> bool:
     return type(value) in (Tensor, nn.Parameter) and value.is_meta
 
 
+def _needs_values(error: Exception) -> bool:
+    """Whether torch says that an operation cannot do with shapes."""
+    return isinstance(error, NotImplementedError) or (isinstance(error, RuntimeError) and "meta" in str(error))
+
+
 def _storage(tensor: Tensor) -> int:
     """What a tensor on the meta device has in common with its views."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -189,6 +200,4 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
 
 def _on_cpu(arguments: Any) -> Any:
     """Arguments that name the CPU where they named the meta device."""
-    return tree_map(
-        lambda each: CPU if isinstance(each, torch.device) and each.type == "meta" else each, arguments
-    )
+    return tree_map(lambda each: CPU if isinstance(each, torch.device) and each.type == "meta" else each, arguments)

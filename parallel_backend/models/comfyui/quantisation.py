@@ -90,8 +90,8 @@ def open_checkpoint(checkpoint: Checkpoint) -> Opened:
     import comfy.utils
 
     metadata = dict(checkpoint.metadata)
-    every = checkpoint.meta_tensors()
     try:
+        every = checkpoint.meta_tensors()
         with file_values(named_values(every, checkpoint.entries)):
             tensors, _ = comfy.utils.convert_old_quants(dict(every), "", metadata=metadata)
             prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)

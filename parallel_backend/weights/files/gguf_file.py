@@ -177,7 +177,7 @@ def _storage(tensor: _Tensor, ends: Mapping[int, int]) -> Storage:
 
 def _original(tensor: _Tensor, field: object) -> tuple[int, ...]:
     """A tensor's shape before it was folded, where a field of the header has it."""
-    if isinstance(field, list) and math.prod(field) == math.prod(tensor.shape):
+    if isinstance(field, list) and min(field, default=0) > 0 and math.prod(field) == math.prod(tensor.shape):
         return tuple(field)
     return tensor.shape
 

@@ -48,7 +48,7 @@ def under_map_names(checkpoint: Checkpoint, keys: KeyMap) -> Checkpoint:
             if entry.shape[:1] != (rows,):
                 raise Refused(
                     f"{checkpoint.path.name} holds {parameter} with the shape {list(entry.shape)} and {rows} "
-                    "rows are needed: choose a complete checkpoint."
+                    "rows are needed: choose another checkpoint."
                 )
             runs.append((entry, 0, rows))
         try:

@@ -18,8 +18,9 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 class Storage:
     """A type of stored values.
 
-    `dtype` is that of plain values, None for blocks and for what is not `readable`. A block holds `values` values of a row in `nbytes` bytes, and
-    `unpack` turns blocks `[n, nbytes]` (uint8), which it is also given as fp16 numbers, into values `[n, values]` (fp32).
+    `dtype` is that of plain values, None for blocks and for what is not `readable`. A block holds `values` values of a row in
+    `nbytes` bytes, and `unpack` turns blocks `[n, nbytes]` (uint8), which it is also given as fp16 numbers, into values
+    `[n, values]` (fp32).
     """
 
     name: str

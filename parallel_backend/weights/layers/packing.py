@@ -150,7 +150,7 @@ def shape_parameters(
             if storage.dtype is None:
                 raise Refused(
                     f"{checkpoint.path.name} holds {piece.name} as {storage.name}, which is "
-                    "supported for matrices only: choose another file."
+                    "supported for linear layers only: choose another file."
                 )
             held = widened(dtype) if storage.quantised else storage.dtype
             child.register_parameter(key, nn.Parameter(parameter.to(held), requires_grad=False))

@@ -1,0 +1,118 @@
+"""VAE files of which ComfyUI makes less or more than usual: one that only decodes, and one whose decoder gives 12 channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.errors import Refused
+from parallel_backend.vae import AUTOENCODERS, recognise
+from parallel_backend.vae.rows import slab_of
+from parallel_backend.weights.files.checkpoint import read_header
+from tests.support.ranks import run_ranks
+from tests.support.tiny.vae import SMALL, cogvideox_vae_tensors, decoded
+from tests.vae.comfy_vaes import OF_A_FILE, build, save_comfy_vae
+
+# isort: split
+import comfy.sd
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-5
+
+
+def kinds(folder: Path) -> Iterator[tuple[str, Path, tuple[int, ...]]]:
+    """Files of which every tensor is there, and the shape of a latent."""
+    flux = build("flux", **OF_A_FILE, decoder_ch=32).state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in flux.items()}, folder / "flux.safetensors")
+    yield "flux", folder / "flux.safetensors", (1, 16, 5, 3)
+    save_comfy_vae(folder / "ltx.safetensors", "ltx")
+    yield "ltx", folder / "ltx.safetensors", (1, 128, 2, 5, 2)
+
+
+def over_ranks(path: Path, latent: Tensor) -> Tensor:
+    """The pixels that two ranks decode with the file's tensors."""
+    name, part, config = recognise(read_header(path))
+    family, tensors = AUTOENCODERS[name], load_file(path)
+    keys = family.keys(config, part)
+    values: Mapping[str, Tensor] = {key: tensors[piece.name] for key, piece in keys.items()}
+
+    def rank(_: int) -> Tensor:
+        ours = family.build(config)
+        module: nn.Module = ours.module
+        for key, tensor in values.items():
+            owner, _, last = key.rpartition(".")
+            setattr(
+                module.get_submodule(owner), last, nn.Parameter(tensor.view(module.get_parameter(key).shape), False)
+            )
+        with torch.inference_mode():
+            return decoded(ours, slab_of(latent, Communicator("rows", dist.group.WORLD, CPU, False, Meter())))
+
+    return run_ranks(2, rank)[0]
+
+
+def stock(path: Path, latent: Tensor) -> Tensor:
+    """What ComfyUI's own loader makes of the same file."""
+    from comfy.utils import load_torch_file
+
+    tensors, metadata = load_torch_file(str(path), return_metadata=True)
+    vae = comfy.sd.VAE(sd=tensors, metadata=metadata)
+    vae.first_stage_model.float()
+    vae.first_stage_model.load_state_dict(load_file(path), strict=False)
+    with torch.inference_mode():
+        return vae.first_stage_model.decode(latent)  # type: ignore[no-any-return]
+
+
+def compare(path: Path, shape: tuple[int, ...]) -> Tensor:
+    latent = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    ours, theirs = over_ranks(path, latent), stock(path, latent)
+    name, _, config = recognise(read_header(path))
+    assert ours.shape == theirs.shape == AUTOENCODERS[name].decoded_shape(config, shape)
+    assert (ours - theirs).norm() / theirs.norm() <= TOLERANCE
+    return ours
+
+
+@pytest.mark.parametrize("name", ["flux", "ltx"])
+def test_a_file_with_a_decoder_alone_decodes(tmp_path: Path, name: str) -> None:
+    path, shape = next((path, shape) for kind, path, shape in kinds(tmp_path) if kind == name)
+    whole = recognise(read_header(path))
+    assert AUTOENCODERS[whole[0]].missing(whole[2]) == ""
+    metadata = dict(read_header(path).metadata)
+    save_file({key: each for key, each in load_file(path).items() if not key.startswith("encoder.")}, path, metadata)
+    kind, _, config = recognise(read_header(path))
+    assert AUTOENCODERS[kind].missing(config).startswith("encoder.")
+    compare(path, shape)
+
+
+def test_cogvideox_s_decoder_alone_is_the_same_decoder(tmp_path: Path) -> None:
+    tensors = cogvideox_vae_tensors()
+    save_file(tensors, tmp_path / "whole.safetensors")
+    decoder = {name: each for name, each in tensors.items() if name.startswith("decoder.")}
+    save_file(decoder, tmp_path / "decoder.safetensors")
+    name, part, config = recognise(read_header(tmp_path / "decoder.safetensors"))
+    assert (name, config.widths, config.layers, config.latent_channels) == ("cogvideox vae", SMALL, 1, 16)
+    assert AUTOENCODERS[name].missing(config) == "encoder.conv_in.conv.weight"
+    assert AUTOENCODERS[name].keys(config, part).keys() == decoder.keys()
+
+
+def test_a_file_without_its_decoder_is_refused(tmp_path: Path) -> None:
+    """ComfyUI finds no VAE in it."""
+    _, path, _ = next(kinds(tmp_path))
+    tensors = {key: each for key, each in load_file(path).items() if key.startswith("encoder.")}
+    assert comfy.sd.VAE(sd=dict(tensors)).first_stage_model is None
+    save_file(tensors, path)
+    with pytest.raises(Refused, match="has no tensors of a VAE: choose a VAE file"):
+        recognise(read_header(path))
+
+
+def test_a_wan_vae_with_a_head_of_12_channels_decodes_them(tmp_path: Path) -> None:
+    tensors = {name: each.contiguous() for name, each in build("wan", conv_out_channels=12).state_dict().items()}
+    save_file(tensors, tmp_path / "wan.safetensors")
+    assert compare(tmp_path / "wan.safetensors", (1, 16, 2, 5, 3)).shape[1] == 12

@@ -1,0 +1,274 @@
+"""Files as converters and splitters make them: folded tensors, lost ones, parts, and tensors of types that nobody knows."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.errors import Refused
+from parallel_backend.models import FAMILIES
+from parallel_backend.models.comfyui.comfy_family import ComfyFamily
+from parallel_backend.models.comfyui.whole_family import WholeFamily
+from parallel_backend.weights.files.checkpoint import read_header
+from parallel_backend.weights.files.keymap import Piece
+from parallel_backend.weights.layers.cast import CastLinear, use_cast_layers
+from parallel_backend.weights.layers.packing import can_be_held, held_bytes, shape_parameters
+from parallel_backend.weights.loading.loader import Source, load_weights, wanted
+from parallel_backend.weights.loading.reading import Neighbours, Watch
+from parallel_backend.weights.stores.whole import Whole
+from tests.support.ranks import run_ranks
+from tests.support.tiny.comfyui import save_tiny
+from tests.support.tiny.flux import flux_tensors
+
+CPU = torch.device("cpu")
+FOLD = 256
+SHAPES = {
+    "wide.weight": (8, 512),
+    "straddling.weight": (128, 320),
+    "straddling.bias": (128,),
+    "conv.weight": (64, 48, 3, 3),
+    "conv.bias": (64,),
+}
+"""Of these, rows of 320 values are one block and a quarter of most types, and rows of 3 none."""
+
+
+def layers() -> nn.Module:
+    model = nn.Module()
+    with torch.device("meta"):
+        model.wide = nn.Linear(512, 8, bias=False)
+        model.straddling = nn.Linear(320, 128)
+        model.conv = nn.Conv2d(48, 64, 3)
+    use_cast_layers(model)
+    return model
+
+
+def write(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    kinds: Mapping[str, Type],
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    numbers: Mapping[str, int] | None = None,
+) -> dict[str, Tensor]:
+    """Write a GGUF file.
+
+    Args:
+        kinds: types of those tensors that are not fp32.
+        shapes: those in fields of the header, as city96's converter writes them for tensors that it folds.
+
+    Returns:
+        The values that the gguf package itself expands.
+    """
+    writer = gguf.GGUFWriter(path, "tiny")
+    for name, shape in (shapes or {}).items():
+        writer.add_array(f"comfy.gguf.orig_shape.{name}", list(shape))
+    for name, number in (numbers or {}).items():
+        writer.add_uint16(name, number)
+    values = {}
+    for name, tensor in tensors.items():
+        kind = kinds.get(name, Type.F32)
+        data = gguf.quantize(tensor.numpy(), kind)
+        values[name] = torch.from_numpy(np.array(gguf.dequantize(data, kind)))
+        writer.add_tensor(name, data, raw_dtype=kind)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    return values
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(Type.F16, torch.float32), (Type.Q8_0, torch.bfloat16), (Type.Q4_0, torch.float32)]
+)
+def test_folded_tensors_have_the_values_that_the_gguf_package_expands(
+    tmp_path: Path, kind: Type, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    folded = {name: tensor.view(-1, FOLD) if tensor.ndim > 1 else tensor for name, tensor in tensors.items()}
+    kinds = {name: kind for name in tensors if not name.endswith("bias")}
+    shapes = {name: shape for name, shape in SHAPES.items() if shape != folded[name].shape}
+    values = write(tmp_path / "x.gguf", folded, kinds, shapes)
+    checkpoint = read_header(tmp_path / "x.gguf")
+    assert {name: entry.shape for name, entry in checkpoint.entries.items()} == SHAPES
+    assert all(map(can_be_held, checkpoint.entries.values()))
+    keys = {name: Piece(name, 0, shape[0], shape[1:]) for name, shape in SHAPES.items()}
+
+    def rank(_: int) -> dict[str, Tensor]:
+        model = layers()
+        shape_parameters(model, checkpoint, keys, dtype)
+        model.to_empty(device=CPU)
+        everyone = Communicator("everyone", dist.group.WORLD, CPU, False, Meter())
+        store = Whole(model, everyone)
+        watch = Watch(lambda: False, lambda *_: None, lambda _: None)
+        load_weights(model, store, Source(checkpoint, keys, dtype), Neighbours(everyone, (0, 0)), watch)
+        held = sum(parameter.nbytes for parameter in model.parameters())
+        assert held == held_bytes(checkpoint, dtype)
+        found = {}
+        for name, layer in model.named_children():
+            weight = layer.full_weight(torch.float32) if isinstance(layer, CastLinear) else layer.weight
+            found[f"{name}.weight"] = weight.float()
+            if getattr(layer, "bias", None) is not None:
+                found[f"{name}.bias"] = layer.bias.float()
+        return found
+
+    for found in run_ranks(2, rank):
+        assert found.keys() == values.keys()
+        for name, tensor in found.items():
+            expected = values[name].view(SHAPES[name])
+            packed = kind in (Type.Q8_0, Type.Q4_0) and name.startswith(("wide", "straddling")) and "bias" not in name
+            assert torch.equal(tensor, expected if packed else expected.to(dtype).float()), name
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (31, 2), (32, 64), (100, 333), (0, 2880), (2879, 1)])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_any_run_of_values_is_had_of_the_blocks_that_have_them(
+    tmp_path: Path, first: int, count: int, pieces: int
+) -> None:
+    """As a rank that holds a part of a convolution's weight reads it, in pieces that tear blocks apart."""
+    values = write(tmp_path / "x.gguf", {"x": torch.randn(9, 320)}, {"x": Type.Q8_0}, {"x": (10, 32, 3, 3)})["x"]
+    (entry,) = read_header(tmp_path / "x.gguf").entries.values()
+    into = torch.empty(count)
+    want = wanted(entry, first, into, None, {entry.file: 0})
+    data = torch.from_numpy(np.fromfile(entry.file, dtype=np.uint8))[want.start : want.stop]
+    offset = 0
+    for piece in data.chunk(pieces):
+        want.put(offset, piece)
+        offset += len(piece)
+    assert torch.equal(into, values.flatten()[first : first + count])
+
+
+def test_layers_around_attention_that_are_written_as_convolutions(tmp_path: Path) -> None:
+    """As stable-diffusion.cpp writes SDXL's."""
+    plain = save_tiny(tmp_path, "sdxl")
+    tensors = load_file(plain)
+    layers = [name for name in tensors if name.endswith((".proj_in.weight", ".proj_out.weight"))]
+    write(tmp_path / "x.gguf", tensors | {name: tensors[name][:, :, None, None] for name in layers}, {})
+    part, config = WholeFamily().inspect(read_header(tmp_path / "x.gguf"))
+    assert layers and config.kind == "SDXL"
+    assert all(part.entries[name].shape == tuple(tensors[name].shape) for name in layers)
+
+
+def test_a_folded_sdxl_is_an_sdxl(tmp_path: Path) -> None:
+    """As city96's converter writes it: whatever has rows that are no multiple of 256 values."""
+    plain = save_tiny(tmp_path, "sdxl")
+    tensors = load_file(plain)
+    odd = [n for n, t in tensors.items() if t.ndim > 1 and t.shape[-1] % FOLD and t.numel() % FOLD == 0]
+    folded = tensors | {name: tensors[name].view(-1, FOLD) for name in odd}
+    kinds = dict.fromkeys(odd, Type.Q8_0)
+    write(tmp_path / "x.gguf", folded, kinds, {name: tuple(tensors[name].shape) for name in odd})
+    part, config = WholeFamily().inspect(read_header(tmp_path / "x.gguf"))
+    assert len(odd) > 50 and config.kind == "SDXL"
+    assert all(part.entries[name].shape == tuple(tensors[name].shape) for name in odd)
+
+
+@pytest.mark.parametrize("family", ["sd3", "wan"])
+def test_sizes_of_one_that_a_converter_lost_are_the_class_s(tmp_path: Path, family: str) -> None:
+    """Stable Diffusion 3's positions, of which ComfyUI reads a size off the shape, and Wan's modulation."""
+    plain = save_tiny(tmp_path, family)
+    tensors = load_file(plain)
+    lost = {
+        name: tensor.squeeze() if tensor.ndim > 1 and tensor.shape[0] == 1 else tensor
+        for name, tensor in tensors.items()
+    }
+    assert any(lost[name].shape != tensor.shape for name, tensor in tensors.items())
+    write(tmp_path / "x.gguf", lost, {})
+    _, expected = ComfyFamily().inspect(read_header(plain))
+    part, found = ComfyFamily().inspect(read_header(tmp_path / "x.gguf"))
+    assert found.kind == expected.kind and found.shape == expected.shape
+    assert {name: entry.shape for name, entry in part.entries.items()} == {
+        name: tuple(tensors[name].shape) for name in part.entries
+    }
+    assert found.described.unet_config == expected.described.unet_config
+
+
+def test_a_safetensors_file_with_such_shapes_is_refused(tmp_path: Path) -> None:
+    """As ComfyUI fails on it."""
+    plain = save_tiny(tmp_path, "wan")
+    tensors = {name: t.squeeze(0) if name.endswith("modulation") else t for name, t in load_file(plain).items()}
+    save_file(tensors, plain)
+    with pytest.raises(Refused, match=r"which does not fit a model of .*: choose another WAN21_T2V file"):
+        ComfyFamily().inspect(read_header(plain))
+
+
+@pytest.mark.parametrize("beside", [(), (0, 2)])
+def test_a_part_of_a_model_names_the_others(tmp_path: Path, beside: tuple[int, ...]) -> None:
+    names = [f"model-{number + 1:05d}-of-00003.gguf" for number in range(3)]
+    for number in {1, *beside}:
+        write(tmp_path / names[number], {"x": torch.zeros(64)}, {}, numbers={"split.no": number, "split.count": 3})
+    with pytest.raises(Refused) as refusal:
+        read_header(tmp_path / names[1])
+    said = str(refusal.value)
+    assert said.startswith(f"{names[1]} is part 2 of 3 of a model (the others are {names[0]}, {names[2]}; ")
+    assert "complete" not in said
+    assert ("not beside it" in said) is not beside
+
+
+UNKNOWN: Mapping[str, dict[str, Any]] = {
+    "a type of tomorrow": {"dtype": "F4_E2M1", "shape": [3, 5], "data_offsets": [0, 8]},
+    "complex numbers": {"dtype": "C64", "shape": [2], "data_offsets": [0, 16]},
+    "no values": {"dtype": "U64", "shape": [0, 4], "data_offsets": [0, 0]},
+    "seven dimensions": {"dtype": "F16", "shape": [1, 2, 1, 1, 1, 1, 1], "data_offsets": [0, 4]},
+}
+
+
+def with_tensor(path: Path, name: str, tensor: dict[str, Any]) -> Path:
+    """Write a safetensors file once more with a tensor behind the others."""
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    begin, end = (len(body) + offset for offset in tensor["data_offsets"])
+    header[name] = tensor | {"data_offsets": [begin, end]}
+    raw = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + body + bytes(end - begin))
+    return path
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_a_tensor_that_no_module_uses_blocks_no_file(tmp_path: Path, what: str) -> None:
+    save_file(flux_tensors(heads=1), tmp_path / "x.safetensors")
+    path = with_tensor(tmp_path / "x.safetensors", "nobody.uses.this", UNKNOWN[what])
+    part, config = ComfyFamily().inspect(read_header(path))
+    assert config.kind == "FluxSchnell" and "nobody.uses.this" not in part.entries
+
+
+def test_one_that_a_module_uses_is_refused_by_name(tmp_path: Path) -> None:
+    tensors = flux_tensors(heads=1)
+    name = "double_blocks.0.img_mod.lin.bias"
+    shape = list(tensors.pop(name).shape)
+    save_file(tensors, tmp_path / "x.safetensors")
+    nbytes = shape[0] // 2
+    path = with_tensor(
+        tmp_path / "x.safetensors", name, {"dtype": "F4_E2M1", "shape": shape, "data_offsets": [0, nbytes]}
+    )
+    with pytest.raises(Refused, match=f"holds {name} as F4_E2M1, a type not supported: choose a file in fp32"):
+        ComfyFamily().inspect(read_header(path))
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_types_of_gguf_that_are_not_supported(tmp_path: Path, used: bool) -> None:
+    tensors = flux_tensors(heads=1)
+    name = "double_blocks.0.img_mod.lin.bias"
+    odd = torch.zeros(tensors.pop(name).shape) if used else torch.zeros(256)
+    write(tmp_path / "x.gguf", {"unused": odd, **tensors} if not used else {name: odd, **tensors}, {})
+    data = (tmp_path / "x.gguf").read_bytes()
+    named = (name if used else "unused").encode()
+    place = data.index(named) + len(named) + 4 + 8
+    (tmp_path / "x.gguf").write_bytes(data[:place] + struct.pack("<I", 23) + data[place + 4 :])  # IQ4_XS
+    if used:
+        with pytest.raises(Refused, match=f"holds {name} as IQ4_XS, a type not supported"):
+            ComfyFamily().inspect(read_header(tmp_path / "x.gguf"))
+    else:
+        part, _ = FAMILIES["comfyui"].inspect(read_header(tmp_path / "x.gguf"))
+        assert "unused" not in part.entries
