@@ -238,6 +238,14 @@ def other_model(patcher: Any) -> None:
     while_running(change)(patcher)
 
 
+def other_class_of_a_block(model: Any) -> Callable[[], None]:
+    """Make a block one of a class of the pack's own."""
+    block = model.diffusion_model.single_blocks[0]
+    old = type(block)
+    block.__class__ = type("PackBlock", (old,), {"forward": halved(old.forward)})
+    return lambda: setattr(block, "__class__", old)
+
+
 def other_layer_class(_: Any) -> Callable[[], None]:
     """Change the class of the model's blocks."""
     from comfy.ldm.flux.layers import SingleStreamBlock
@@ -292,6 +300,7 @@ MODELS: dict[str, Callable[[Any], None]] = {
     "a hook on a block": forward_hook(lambda model: model.diffusion_model.single_blocks[0]),
     "forward on a block": on_instance(lambda model: model.diffusion_model.single_blocks[0], "forward"),
     "a block replaced": while_running(replaced_block),
+    "a block of another class": while_running(other_class_of_a_block),
     "a weight edited": while_running(edited_weight),
     "a weight's data edited": while_running(edited_data),
     "a weight replaced": while_running(new_weight),

@@ -192,8 +192,11 @@ class _Walk:
         self._attributes |= uses.attributes - SHOWN
         for chain in uses.chains:
             self._chain(function.__globals__, module, chain, uses.attributes)
-        for name in uses.imports & sys.modules.keys():
-            self._parts(sys.modules[name], uses.attributes)
+        package = function.__globals__.get("__package__")
+        for name in uses.imports:
+            for imported in (name, f"{package}.{name}"):
+                if imported in sys.modules:
+                    self._parts(sys.modules[imported], uses.attributes)
 
     def _chain(self, names: Mapping[str, Any], module: str, chain: Sequence[str], attributes: frozenset[str]) -> None:
         for name in chain:
