@@ -125,7 +125,8 @@ def _in_words(file: str) -> str:
 def _signature(module: nn.Module) -> list[int]:
     """Differs where a part is another object; quick, as it is looked at before every forward."""
     tables = vars(module).values()
-    return [id(type(module)), *map(id, tables), *(id(part) for table in tables if isinstance(table, dict) for part in table.values())]
+    parts = (id(part) for table in tables if isinstance(table, dict) for part in table.values())
+    return [id(type(module)), *map(id, tables), *parts]
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
