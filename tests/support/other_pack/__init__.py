@@ -264,7 +264,8 @@ def copied(patcher: Any) -> None:
     """Give the MODEL a copy of the model around the same diffusion model, and a patch of its own."""
     patcher.model = copy.copy(patcher.model)
     shape = patcher.model_state_dict()[WEIGHT].shape
-    patcher.add_patches({WEIGHT: ("diff", (torch.full(tuple(shape), 0.01),))})
+    added = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(0))
+    patcher.add_patches({WEIGHT: ("diff", (0.1 * added,))})
 
 
 def in_the_middle(patcher: Any) -> None:
