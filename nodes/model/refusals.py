@@ -61,8 +61,8 @@ class Guarded:
         """
         file = f" ({by})" if by else ""
         return Refused(
-            f"{name} is replaced by other code{file}, which cannot take effect on a parallel {self.name}, because the workers run "
-            f"ComfyUI without other packs: remove the pack that replaces it, or use {self.loader}."
+            f"{name} is replaced by other code{file}, which cannot take effect on a parallel {self.name}, because the workers "
+            f"run ComfyUI without other packs: remove the pack that replaces it, or use {self.loader}."
         )
 
 

@@ -89,7 +89,7 @@ class SkeletonSnapshot:
         self._classes = classes_of(skeleton)
 
     def refuse_changes(self) -> None:
-        """Raise Refused if a module, a weight, a hook or a method is another one than it was, or code that its classes reach."""
+        """Raise Refused if a module, a weight, a hook or a method is another one than it was, or code that the classes reach."""
         refuse_replaced(self._classes, self._guarded)
         for name, module, signature, made in self._made:
             for part in _differing(module, made) if _signature(module) != signature else ():
@@ -111,7 +111,7 @@ def refuse_replaced(classes: frozenset[type], guarded: Guarded = MODEL) -> None:
         raise guarded.refuse_replaced(replaced.name, _in_words(replaced.by))
 
 
-@functools.cache
+@functools.lru_cache(16)
 def _code_of(classes: frozenset[type]) -> ReachedCode:
     return ReachedCode(classes)
 
@@ -125,11 +125,13 @@ def _in_words(file: str) -> str:
 def _signature(module: nn.Module) -> list[int]:
     """Differs where a part is another object; quick, as it is looked at before every forward."""
     tables = vars(module).values()
-    return [*map(id, tables), *(id(part) for table in tables if isinstance(table, dict) for part in table.values())]
+    parts = (id(part) for table in tables if isinstance(table, dict) for part in table.values())
+    return [id(type(module)), *map(id, tables), *parts]
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
     """All that a module has, by names; entries of torch's own tables one by one."""
+    yield ("__class__", ""), type(module)
     for name, value in vars(module).items():
         if name.startswith("_") and isinstance(value, dict):
             yield from (((name, str(key)), part) for key, part in value.items())

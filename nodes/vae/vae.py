@@ -178,7 +178,7 @@ def with_buffers(skeleton: nn.Module, part: Checkpoint) -> nn.Module:
 
 
 class VAEProxy(nn.Module):
-    """The weightless stand-in for ComfyUI's autoencoder: has its modules, for nodes that look at them, and its work done elsewhere.
+    """The weightless stand-in for ComfyUI's autoencoder: has its modules, for nodes that look at them, and none of their weights.
 
     A copy shares the weights in the workers, and is a user of them like the original.
 

@@ -23,9 +23,7 @@ from tests.vae.comfy_vaes import KINDS, build
 
 comfy_on_path()
 
-import comfy.ldm.flux.layers  # isort: skip
-import comfy.ldm.flux.math  # isort: skip
-import comfy.ldm.modules.diffusionmodules.model  # isort: skip
+LAYERS, MATH = (import_module(f"comfy.ldm.flux.{name}") for name in ("layers", "math"))
 
 FEWEST = 350
 """Names that the simplest of ComfyUI's models and autoencoders reaches, rounded down."""
@@ -152,7 +150,7 @@ def test_whatever_function_is_replaced_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_one_function_of_comfyuis_in_anothers_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comfy.ldm.flux.layers, "attention", comfy.ldm.flux.math.apply_rope)
+    monkeypatch.setattr(LAYERS, "attention", MATH.apply_rope)
     found = flux().replaced()
     assert found is not None and found.name == "comfy.ldm.flux.layers.attention"
     monkeypatch.undo()
@@ -161,8 +159,10 @@ def test_one_function_of_comfyuis_in_anothers_place_is_found(monkeypatch: pytest
     assert found is not None and found.name == "torch.nn.functional.gelu"
 
 
-def test_code_exchanged_within_a_function_and_names_in_front_of_pythons_own_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, function = flux(), comfy.ldm.flux.layers.timestep_embedding
+def test_code_exchanged_within_a_function_and_names_in_front_of_pythons_own_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, function = flux(), LAYERS.timestep_embedding
     assert code.replaced() is None
 
     def other(t: Any, dim: Any, max_period: Any = 10000, time_factor: Any = 1000.0) -> Any:
@@ -172,7 +172,7 @@ def test_code_exchanged_within_a_function_and_names_in_front_of_pythons_own_are_
     found = code.replaced()
     assert found is not None and found.name == "comfy.ldm.flux.model.timestep_embedding"
     monkeypatch.undo()
-    monkeypatch.setattr(comfy.ldm.flux.layers, "range", around(range), raising=False)  # in front of Python's own
+    monkeypatch.setattr(LAYERS, "range", around(range), raising=False)  # in front of Python's own
     found = code.replaced()
     assert found is not None and found.name == "comfy.ldm.flux.layers.range"
 
@@ -181,7 +181,7 @@ def test_a_name_that_the_model_does_not_reach_may_be_anything(monkeypatch: pytes
     """FLUX's blocks have the function of their own module, which took it when it was imported."""
     code = flux()
     assert code.replaced() is None
-    monkeypatch.setattr(comfy.ldm.flux.math, "attention", around(comfy.ldm.flux.math.attention))
+    monkeypatch.setattr(MATH, "attention", around(MATH.attention))
     monkeypatch.setattr(torch.nn.functional, "ctc_loss", around(torch.nn.functional.ctc_loss))
     monkeypatch.setattr(torch.Tensor, "__repr__", around(torch.Tensor.__repr__))
     assert code.replaced() is None
@@ -190,7 +190,7 @@ def test_a_name_that_the_model_does_not_reach_may_be_anything(monkeypatch: pytes
 def test_attention_that_comfyuis_own_options_choose_is_comfyuis_own(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = import_module("comfy.ldm.modules.attention")
     for chosen in ("attention_basic", "attention_split", "attention_pytorch"):
-        monkeypatch.setattr(comfy.ldm.flux.math, "optimized_attention", getattr(attention, chosen))
+        monkeypatch.setattr(MATH, "optimized_attention", getattr(attention, chosen))
         assert flux().replaced() is None, chosen
 
 

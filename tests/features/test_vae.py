@@ -258,9 +258,7 @@ INSIDE = {
 
 
 @pytest.mark.parametrize(("kind", "what"), INSIDE.items(), ids=INSIDE)
-def test_what_changes_a_vae_from_within_is_refused_by_name(
-    server: ComfyUI, stock: Stock, kind: str, what: str
-) -> None:
+def test_what_changes_a_vae_from_within_is_refused_by_name(server: ComfyUI, stock: Stock, kind: str, what: str) -> None:
     assert relative_error(stock(packed(kind)), stock(decode("flux", "image"))) > 1e-3
     run = server.queue(parallel(packed(kind)))
     assert run.error is not None

@@ -42,6 +42,7 @@ REFUSED = {
     "a hook on a block": "Changing diffusion_model.single_blocks.0.forward",
     "forward on a block": "Changing diffusion_model.single_blocks.0.forward",
     "a block replaced": "Changing diffusion_model.single_blocks.0",
+    "a block of another class": "Changing diffusion_model.single_blocks.0.__class__",
     "a weight edited": "Reading or changing the weights",
     "a weight's data edited": "Reading or changing the weights",
     "a weight replaced": "Changing diffusion_model.img_in.weight",

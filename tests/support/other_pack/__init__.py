@@ -238,6 +238,14 @@ def other_model(patcher: Any) -> None:
     while_running(change)(patcher)
 
 
+def other_class_of_a_block(model: Any) -> Callable[[], None]:
+    """Make a block one of a class of the pack's own."""
+    block = model.diffusion_model.single_blocks[0]
+    old = type(block)
+    block.__class__ = type("PackBlock", (old,), {"forward": halved(old.forward)})
+    return lambda: setattr(block, "__class__", old)
+
+
 def other_layer_class(_: Any) -> Callable[[], None]:
     """Change the class of the model's blocks."""
     from comfy.ldm.flux.layers import SingleStreamBlock
@@ -256,7 +264,8 @@ def copied(patcher: Any) -> None:
     """Give the MODEL a copy of the model around the same diffusion model, and a patch of its own."""
     patcher.model = copy.copy(patcher.model)
     shape = patcher.model_state_dict()[WEIGHT].shape
-    patcher.add_patches({WEIGHT: ("diff", (torch.full(tuple(shape), 0.01),))})
+    added = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(0))
+    patcher.add_patches({WEIGHT: ("diff", (0.1 * added,))})
 
 
 def in_the_middle(patcher: Any) -> None:
@@ -292,6 +301,7 @@ MODELS: dict[str, Callable[[Any], None]] = {
     "a hook on a block": forward_hook(lambda model: model.diffusion_model.single_blocks[0]),
     "forward on a block": on_instance(lambda model: model.diffusion_model.single_blocks[0], "forward"),
     "a block replaced": while_running(replaced_block),
+    "a block of another class": while_running(other_class_of_a_block),
     "a weight edited": while_running(edited_weight),
     "a weight's data edited": while_running(edited_data),
     "a weight replaced": while_running(new_weight),

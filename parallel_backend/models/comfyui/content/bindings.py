@@ -169,7 +169,9 @@ class _Reader:
             elif into is self.names:
                 for name, binding in self._bindings(node):
                     self.names.setdefault(name, []).append(binding)
-            elif into is not None and isinstance(node, ast.Assign | ast.AnnAssign):  # in a class: another name of a function
+            elif into is not None and isinstance(
+                node, ast.Assign | ast.AnnAssign
+            ):  # in a class: another name of a function
                 for name in _targets(node):
                     if others := into.get(getattr(node.value, "id", "")):
                         into.setdefault(name, []).extend(others)
@@ -257,4 +259,3 @@ def _targets(node: ast.stmt) -> Iterator[str]:
 
 def _is_bound(name: ast.Name) -> bool:
     return isinstance(name.ctx, ast.Store)
-

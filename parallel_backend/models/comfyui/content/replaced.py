@@ -5,7 +5,6 @@ Workers import ComfyUI without any pack, so whatever a pack puts in such a place
 
 from __future__ import annotations
 
-import builtins
 import dis
 import functools
 import operator
@@ -21,11 +20,15 @@ from .bindings import Binding, Computed, Defined, Imported, Literal, bound, meth
 from .reached import LIBRARIES, layers_of
 
 FOLLOWED = (
-    "comfy.ldm.", "comfy.ops", "comfy.quant_ops", "comfy.float", "comfy.rmsnorm", "comfy.text_encoders.", "comfy_kitchen", "torch.nn."
+    "comfy.ldm.", "comfy.ops", "comfy.quant_ops", "comfy.float", "comfy.rmsnorm", "comfy.text_encoders.", "comfy_kitchen",
+    "torch.nn.",
 )  # fmt: skip
 """Modules whose functions are followed to all that they use; of others a function itself is compared."""
 
-KNOWN = LIBRARIES | {"builtins", "comfy", "comfy_extras", "comfy_api", "comfy_kitchen", "comfy_aimdo"}
+OWN = __name__.partition(".")[0]
+"""This pack, under the name that it has in this process."""
+
+KNOWN = LIBRARIES | {OWN, "builtins", "comfy", "comfy_extras", "comfy_api", "comfy_kitchen", "comfy_aimdo"}
 """Packages whose code may stand where a source does not write out what does."""
 
 PLACES = frozenset(
@@ -189,8 +192,11 @@ class _Walk:
         self._attributes |= uses.attributes - SHOWN
         for chain in uses.chains:
             self._chain(function.__globals__, module, chain, uses.attributes)
-        for name in uses.imports & sys.modules.keys():
-            self._parts(sys.modules[name], uses.attributes)
+        package = function.__globals__.get("__package__")
+        for name in uses.imports:
+            for imported in (name, f"{package}.{name}"):
+                if imported in sys.modules:
+                    self._parts(sys.modules[imported], uses.attributes)
 
     def _chain(self, names: Mapping[str, Any], module: str, chain: Sequence[str], attributes: frozenset[str]) -> None:
         for name in chain:
@@ -245,7 +251,7 @@ def _is(value: Any, binding: Binding, name: str) -> bool:
         case Defined(module, _, qualified, True, _):
             library = module.partition(".")[0] in LIBRARIES
             named = isinstance(value, type) and value.__qualname__ == qualified
-            return named and (value.__module__ == module or library and _known(value, module))
+            return named and (value.__module__ == module or (library and _known(value, module)))
         case Defined(_, file, qualified, False, decorated):
             *around, inner = [*layers_of(value)] or [None]
             if inner is None or not _is_defined(inner.__code__, file, qualified):

@@ -1,0 +1,146 @@
+"""The VAE that nodes see: its modules and statistics as ComfyUI's own has them, copies of it, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import sys
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from parallel_backend.diffusion import ModelSpec
+from parallel_backend.errors import Refused
+from parallel_backend.host import Backend, Deadlines
+from parallel_backend.plan import ParallelPlan
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.nodes_module import nodes_module
+from tests.vae.comfy_vaes import save_comfy_vae, save_image_vae
+
+
+class Watched(Backend):
+    """Notes which models it is asked to release."""
+
+    released: list[ModelSpec]
+
+    def release(self, model: ModelSpec, *given: Any) -> None:
+        self.released.append(model)
+        super().release(model, *given)
+
+
+@pytest.fixture
+def backend() -> Iterator[Watched]:
+    made = Watched(Deadlines(), lambda *_: None)
+    made.released = []
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def load(backend: Watched, monkeypatch: pytest.MonkeyPatch) -> Any:
+    comfy_on_path()
+    server: Any = ModuleType("server")  # ComfyUI's, to which nothing here talks
+    server.PromptServer = object
+    monkeypatch.setitem(sys.modules, "server", server)
+    module = nodes_module("vae.vae", monkeypatch)
+    return lambda path: module.load_vae(backend, str(path), ParallelPlan(devices="cpu:2"), "comfyui")
+
+
+@pytest.fixture(scope="module")
+def picture_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    comfy_on_path()
+    return save_image_vae(tmp_path_factory.mktemp("vae") / "flux.safetensors", torch.float16)
+
+
+def stock(path: Path) -> Any:
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    return import_module("comfy.sd").VAE(sd=load_file(path), metadata=metadata)
+
+
+def test_nodes_see_the_modules_names_and_shapes_of_comfyuis_own(load: Any, picture_file: Path) -> None:
+    ours, theirs = load(picture_file).first_stage_model, stock(picture_file).first_stage_model
+    assert isinstance(ours, type(theirs))
+    assert [name for name, _ in ours.named_modules()] == [name for name, _ in theirs.named_modules()]
+    shapes = {name: (weight.shape, weight.dtype) for name, weight in theirs.state_dict().items()}
+    assert {name: (weight.shape, weight.dtype) for name, weight in ours.state_dict().items()} == shapes
+    assert len(shapes) > 100
+    assert ours.decoder.ch == theirs.decoder.ch
+    assert ours.to("cpu").half() is ours
+
+
+def test_comfyuis_latent_upsampler_reads_a_videos_statistics(load: Any, tmp_path: Path) -> None:
+    comfy_on_path()
+    save_comfy_vae(tmp_path / "ltx.safetensors", "ltx")
+    latent = torch.randn(1, 128, 2, 3, 2, generator=torch.Generator().manual_seed(3))
+    ours, theirs = (
+        vae.first_stage_model.per_channel_statistics
+        for vae in (load(tmp_path / "ltx.safetensors"), stock(tmp_path / "ltx.safetensors"))
+    )
+    for name in ("normalize", "un_normalize"):
+        assert torch.equal(getattr(ours, name)(latent), getattr(theirs, name)(latent))
+    assert not torch.equal(ours.normalize(latent), latent)
+
+
+def test_statistics_that_are_changed_in_place_are_refused(load: Any, tmp_path: Path) -> None:
+    comfy_on_path()
+    save_comfy_vae(tmp_path / "ltx.safetensors", "ltx")
+    proxy = load(tmp_path / "ltx.safetensors").first_stage_model
+    proxy.refuse_changes()
+    next(proxy.per_channel_statistics.buffers()).mul_(2.0)
+    with pytest.raises(Refused, match=r"^Changing first_stage_model\.per_channel_statistics\..* with a parallel VAE"):
+        proxy.refuse_changes()
+
+
+@pytest.mark.parametrize(
+    "read", [lambda model: model.decoder.conv_in.weight + 1, lambda model: model.decoder(torch.zeros(1, 16, 2, 2))]
+)
+def test_weights_that_only_workers_have_are_not_read(load: Any, picture_file: Path, read: Any) -> None:
+    with pytest.raises(Refused, match=r"^Reading or changing the weights cannot be done with a parallel VAE"):
+        read(load(picture_file).first_stage_model)
+
+
+def test_another_autoencoder_in_its_place_is_refused(load: Any, picture_file: Path) -> None:
+    vae = load(picture_file)
+    vae.first_stage_model = nn.Identity()
+    for work in (lambda: vae.decode(torch.zeros(1, 16, 2, 2)), lambda: vae.encode(torch.zeros(1, 16, 16, 3))):
+        with pytest.raises(Refused, match=r"^Replacing first_stage_model cannot be done with a parallel VAE"):
+            work()
+
+
+def abandoned(backend: Watched) -> bool:
+    """Whether a model is released, waiting for the thread that would do so."""
+    gc.collect()
+    end = time.monotonic() + 1.0
+    while not backend.released and time.monotonic() < end:
+        time.sleep(0.02)
+    return bool(backend.released)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_weights_are_held_until_the_last_copy_is_gone(
+    load: Any, backend: Watched, picture_file: Path, copied: Any
+) -> None:
+    vae = load(picture_file)
+    other = vae.first_stage_model if copied is copy.copy else vae
+    other = copied(other)
+    del vae
+    assert not abandoned(backend)
+    del other
+    assert abandoned(backend)
+
+
+def test_a_changed_vae_is_not_copied(load: Any, picture_file: Path) -> None:
+    vae = load(picture_file)
+    vae.first_stage_model.decoder.conv_in.padding_mode = "circular"
+    with pytest.raises(Refused, match=r"^Changing first_stage_model\.decoder\.conv_in\.padding_mode "):
+        copy.deepcopy(vae)
