@@ -21,6 +21,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "… failed…: …. …",
             "The connection to the workers was lost.",
             "The workers could not be started: ….",
+            "The workers could not be started: the",
             "… has not answered for … s…. …",
             "No worker made progress for … s; … ….",
             "Worker … did not start within … s. …",
