@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         failed = Failed(
             rank=environment.rank,
             device=str(environment.device),
-            phase=status.phase,
+            phase=status.doing(),
             step=status.step,
             shortage=_shortage(error, rank),
             reason=reason,
@@ -97,7 +97,8 @@ def _serve(rank: Rank) -> None:
     engine, group, host = Engine(rank), rank.group, rank.host
     rank.status.enter("idle")
     while True:
-        frame = group.relay(host.next() if group.rank == 0 else None)
+        rank.status.occupied = False
+        frame = group.relay(host.next() if group.rank == 0 else None, rank.status.occupy)
         match frame.message:
             case Join(generation=generation):
                 rank.forget()
