@@ -79,7 +79,10 @@ class Stranger:
 
     def receive(self) -> bool:
         """Take what has arrived; return whether the answer is complete. Raises OSError where the caller has left."""
-        piece = self.connection.recv(ANSWER.size - len(self._answer))
+        try:
+            piece = self.connection.recv(ANSWER.size - len(self._answer))
+        except BlockingIOError:  # its file number was another connection's a moment ago
+            return False
         if not piece:
             raise ConnectionResetError("the connection was closed during the handshake")
         self._answer += piece
