@@ -36,6 +36,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "the workers at … have changed since",
             "these workers are serving another client",
         ),
+        "parallel_backend/host/workers/remote.py": ("the workers at … let nobody in for",),
         "parallel_backend/host/workers/versions.py": (
             "torch … is installed and the workers",
             "the workers on … run another version",

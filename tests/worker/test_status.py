@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -56,7 +57,8 @@ def test_an_idle_rank_says_that_it_reads_while_a_long_request_comes() -> None:
     theirs.settimeout(20)
 
     def leave() -> NoReturn:
-        raise SystemExit
+        while True:
+            time.sleep(60)
 
     with ours, theirs:
         connection = HostConnection(ours, 0, Hello(1, Facts("h", "cpu", "", "", "")), status, leave)
