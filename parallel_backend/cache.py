@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -19,6 +20,21 @@ log = logging.getLogger(__name__)
 def cache_folder() -> Path:
     """The pack's own in $XDG_CACHE_HOME, or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comfyui-parallel"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file of which nobody ever sees a part, also where the disk is full.
+
+    Raises:
+        OSError: the file cannot be written. It is as before, and nothing else is left.
+    """
+    own = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        own.write_bytes(data)
+        own.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            own.unlink(missing_ok=True)
 
 
 class Store(Generic[Thing]):
@@ -42,9 +58,7 @@ class Store(Generic[Thing]):
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            own = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")  # so that nobody reads a part of it
-            own.write_bytes(msgspec.json.encode(thing))
-            own.replace(path)
+            write_whole(path, msgspec.json.encode(thing))
         except OSError as error:
             log.info("Parallel: %s cannot be kept (%s).", path, error)
 

@@ -50,7 +50,7 @@ from .workers import diagnosis
 from .workers.exchange import Answer, Caller, Exchange, IsCancelled, Request
 from .workers.group import Deadlines, WorkerGroup
 from .workers.launcher import sweep_folders, wants_kernels_early, worker_environment
-from .workers.processes import ForkServer
+from .workers.processes import ForkServer, ForkServerStuck
 from .workers.remote import is_remote
 from .workers.status import BackendStatus, starting
 from .workers.versions import check_members_diffusers, check_torch
@@ -486,21 +486,27 @@ class Backend:
 
         def looked_on() -> bool:
             self._on_event(Starting(plan.world_size, time.monotonic() - started))
+            if not remote and self._server is not None:
+                self._server.check_forking(self.deadlines.silence)
             return is_cancelled()
+
+        def start() -> WorkerGroup:
+            generation, early = next(self._generations), wants_kernels_early(plan) and not remote
+            return WorkerGroup(self._fork_server, plan.devices, generation, self.deadlines, looked_on, early, imports)
 
         self._on_event(Starting(plan.world_size, 0.0))
         self._starting = plan.devices
         try:
-            group = WorkerGroup(
-                self._fork_server,
-                plan.devices,
-                next(self._generations),
-                self.deadlines,
-                looked_on,
-                wants_kernels_early(plan) and not remote,
-                imports,
-            )
+            try:
+                group = start()
+            except ForkServerStuck:
+                log.warning("Parallel: the process that starts the workers does nothing; another one takes its place")
+                self._end_fork_server()
+                group = start()
         except WorkerFailed as failure:
+            in_time = time.monotonic() - started < self.deadlines.start
+            if isinstance(failure, ForkServerStuck) or not in_time:
+                self._end_fork_server()
             self._journal.failed(str(failure))
             raise
         finally:
@@ -523,6 +529,12 @@ class Backend:
         if model := getattr(message, "model", None):
             models.append(model)
         return sorted({module for model in models for module in _kind(model).imports})
+
+    def _end_fork_server(self) -> None:
+        """End the fork server if it has not forked what it was asked for; the next workers get another one."""
+        if self._server is not None and self._server.waited_for():
+            self._server.close(0)
+            self._server = None
 
     def _fork_server(self) -> ForkServer:
         if self._server is None or not self._server.alive():

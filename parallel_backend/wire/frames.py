@@ -137,6 +137,11 @@ class FrameCutter:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def partial(self) -> bool:
+        """Whether a part of a frame has come."""
+        return bool(self._buffer)
+
     def feed(self, data: bytes) -> list[RawFrame]:
         """Add received bytes; returns the frames that are now complete.
 

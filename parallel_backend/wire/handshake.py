@@ -43,6 +43,7 @@ class Verdict(enum.IntEnum):
     WRONG_SECRET = 1
     WRONG_PROTOCOL = 2
     UNEXPECTED = 3
+    CROWDED = 4
 
 
 class HandshakeFailed(ConnectionError):
@@ -53,36 +54,71 @@ class HandshakeFailed(ConnectionError):
         self.verdict = verdict
 
 
-def greet(connection: socket.socket, secret: bytes, generation: int, welcome: Callable[[int], bool]) -> int:
-    """The listener's side; returns the caller's role.
+class Crowded(ConnectionError):
+    """The listener has closed a connection that showed no secret, to make room for newer ones; another try may get in."""
+
+
+class Stranger:
+    """A caller that has not shown yet that it holds the secret: the listener's side of a handshake, which never blocks.
 
     Args:
-        welcome: whether a caller that holds the secret may come in that role.
+        connection: just accepted. It is not to be waited for until `admit` has returned.
 
     Raises:
-        HandshakeFailed: the caller may not come in.
-        OSError: it went away or was too slow.
+        OSError: the caller is gone already.
     """
-    until = time.monotonic() + SECONDS
-    ours = secrets.token_bytes(32)
-    connection.settimeout(SECONDS)
-    connection.sendall(GREETING.pack(MAGIC, PROTOCOL, ours))
-    magic, protocol, role, theirs, proof = ANSWER.unpack(_receive(connection, ANSWER.size, until))
-    if magic != MAGIC:
-        raise HandshakeFailed("it does not speak this protocol")
-    if protocol != PROTOCOL:
-        verdict = Verdict.WRONG_PROTOCOL
-    elif not hmac.compare_digest(proof, _caller_proof(secret, role, ours, theirs)):
-        verdict = Verdict.WRONG_SECRET
-    else:
-        verdict = Verdict.ADMITTED if welcome(role) else Verdict.UNEXPECTED
-    answer = _listener_proof(secret, verdict, generation, ours, theirs) if verdict is Verdict.ADMITTED else bytes(32)
-    connection.sendall(RESULT.pack(verdict, generation if verdict is Verdict.ADMITTED else 0, answer))
-    if verdict is not Verdict.ADMITTED:
-        protocols = f" (protocol {protocol} instead of {PROTOCOL})" if verdict is Verdict.WRONG_PROTOCOL else ""
-        raise HandshakeFailed(verdict.name.lower().replace("_", " ") + protocols, verdict)
-    make_ready(connection)
-    return role
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.until = time.monotonic() + SECONDS
+        """When the caller has been silent for too long."""
+        self._nonce = secrets.token_bytes(32)
+        self._answer = b""
+        connection.setblocking(False)
+        connection.sendall(GREETING.pack(MAGIC, PROTOCOL, self._nonce))
+
+    def receive(self) -> bool:
+        """Take what has arrived; return whether the answer is complete. Raises OSError where the caller has left."""
+        try:
+            piece = self.connection.recv(ANSWER.size - len(self._answer))
+        except BlockingIOError:  # its file number was another connection's a moment ago
+            return False
+        if not piece:
+            raise ConnectionResetError("the connection was closed during the handshake")
+        self._answer += piece
+        return len(self._answer) == ANSWER.size
+
+    def admit(self, secret: bytes, generation: int, welcome: Callable[[int], bool]) -> int:
+        """Check the complete answer and tell the caller; return its role. The connection blocks from here on.
+
+        Args:
+            welcome: whether a caller that holds the secret may come in that role.
+
+        Raises:
+            HandshakeFailed: the caller may not come in.
+            OSError: it went away.
+        """
+        magic, protocol, role, theirs, proof = ANSWER.unpack(self._answer)
+        if magic != MAGIC:
+            raise HandshakeFailed("it does not speak this protocol")
+        if protocol != PROTOCOL:
+            verdict = Verdict.WRONG_PROTOCOL
+        elif not hmac.compare_digest(proof, _caller_proof(secret, role, self._nonce, theirs)):
+            verdict = Verdict.WRONG_SECRET
+        else:
+            verdict = Verdict.ADMITTED if welcome(role) else Verdict.UNEXPECTED
+        if verdict is not Verdict.ADMITTED:
+            self.tell(verdict)
+            protocols = f" (protocol {protocol} instead of {PROTOCOL})" if verdict is Verdict.WRONG_PROTOCOL else ""
+            raise HandshakeFailed(verdict.name.lower().replace("_", " ") + protocols, verdict)
+        ours = _listener_proof(secret, verdict, generation, self._nonce, theirs)
+        self.connection.sendall(RESULT.pack(verdict, generation, ours))
+        make_ready(self.connection)
+        return int(role)
+
+    def tell(self, verdict: Verdict) -> None:
+        """Say why the caller does not come in. Raises OSError where it has left."""
+        self.connection.sendall(RESULT.pack(verdict, 0, bytes(32)))
 
 
 def present(connection: socket.socket, secret: bytes, role: int) -> int:
@@ -90,6 +126,7 @@ def present(connection: socket.socket, secret: bytes, role: int) -> int:
 
     Raises:
         HandshakeFailed: refused, or the listener does not hold the secret.
+        Crowded: the listener had to make room; another try may get in.
         OSError: the listener went away or was too slow.
     """
     until = time.monotonic() + SECONDS
@@ -110,6 +147,8 @@ def present(connection: socket.socket, secret: bytes, role: int) -> int:
         raise HandshakeFailed(
             "its secret is another one: use the same secret file on all machines", Verdict.WRONG_SECRET
         )
+    if number == Verdict.CROWDED:
+        raise Crowded("it holds more connections than it can that show no secret, and closed this one to make room")
     if number != Verdict.ADMITTED:
         raise HandshakeFailed("it expects nobody else in this role", Verdict.UNEXPECTED)
     if not hmac.compare_digest(proof, _listener_proof(secret, Verdict.ADMITTED, generation, theirs, ours)):

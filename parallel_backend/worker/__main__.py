@@ -74,7 +74,7 @@ def _report(
     failed = Failed(
         rank=environment.rank,
         device=str(environment.device),
-        phase=status.phase,
+        phase=status.doing(),
         step=status.step,
         shortage=_shortage(error, rank),
         reason=str(error) if refused else f"{type(error).__name__}: {error}".removesuffix(": "),
@@ -112,7 +112,8 @@ def _serve(rank: Rank, report: Callable[..., Failed]) -> int:
     engine, group, host = Engine(rank), rank.group, rank.host
     rank.status.enter("idle")
     while True:
-        frame = group.relay(host.next() if group.rank == 0 else None)
+        rank.status.occupied = False
+        frame = group.relay(host.next() if group.rank == 0 else None, rank.status.occupy)
         match frame.message:
             case Join(generation=generation):
                 rank.forget()

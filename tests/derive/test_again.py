@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from pathlib import Path
 
+import psutil
+import pytest
+
 from parallel_backend.comfyui_folder import comfyui_version
-from parallel_backend.host.deriving import Derivation
+from parallel_backend.host.deriving import COMMAND, Derivation
 from tests.derive.asking import NAME, prompt_of
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import save_tiny
@@ -37,6 +41,22 @@ def test_what_took_too_long_is_tried_again_after_a_while(tmp_path: Path) -> None
     tried.stop()
     assert tried.failed([prompt.kind]) == ""
     assert tried.found([prompt.kind]) is None
+
+
+def test_a_derivation_has_nothing_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nothing of a prompt stays there, however ComfyUI or the child ends."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    prompt = prompt_of(save_tiny(tmp_path, NAME), 7)
+    tried = derivation(tmp_path, seconds=PATIENCE, pause=1.0)
+    assert tried.begin([prompt])
+    while not any(COMMAND in " ".join(child.cmdline()) for child in psutil.Process().children()):
+        time.sleep(0.02)
+    assert [*temporary.iterdir()] == []
+    tried.stop()
+    assert [*temporary.iterdir()] == []
 
 
 @thorough

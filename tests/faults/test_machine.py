@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from parallel_backend.errors import Refused, WorkerFailed
-from parallel_backend.host import Backend
+from parallel_backend.host import Backend, Deadlines
+from parallel_backend.host.workers.launcher import worker_environment
+from parallel_backend.host.workers.processes import ForkServer, ForkServerStuck
 from tests.engine.conftest import Runner
 from tests.faults.bench import AFTERWARDS, BOUND, ERROR, PLANS, Case
 from tests.support.plans import cpu_plan
@@ -179,6 +181,47 @@ def test_a_killed_fork_server(bench):
     bench.held("the fork server is killed", RESULT, time.monotonic() - started, IMPORT_BOUND)
 
 
+@thorough  # it imports torch again
+def test_a_stopped_fork_server(bench, monkeypatch):
+    """Another one takes its place within the same prompt."""
+    bench.run.end_workers()
+    (server,) = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
+    monkeypatch.setattr(bench.backend, "deadlines", Deadlines(silence=6))
+    server.suspend()
+    started = time.monotonic()
+    bench.assert_right(2)
+    assert not server.is_running()
+    bench.held("the fork server is stopped (patience 6 s)", RESULT, time.monotonic() - started, 6 + IMPORT_BOUND)
+
+
+def test_a_fork_server_that_forks_nothing_is_found(tmp_path):
+    """While it imports it is waited for, and while nobody waits for it too."""
+    server = ForkServer(worker_environment())
+    death_read, death_write = os.pipe()
+    try:
+        server.check_forking(0)
+        (process,) = server.start(1, tmp_path, {}, [{}], [], death_read)
+        check_for(server, 2, patience=1.5)
+        psutil.Process(server._server.pid).suspend()
+        with pytest.raises(ForkServerStuck, match=r"^The process that starts the workers has done nothing for 1 s"):
+            check_for(server, 20, patience=1)
+        assert server.waited_for()
+    finally:
+        server.close(0)
+        os.close(death_read)
+        os.close(death_write)
+    assert process.poll() is not None
+    assert not server.waited_for()
+
+
+def check_for(server: ForkServer, seconds: float, patience: float) -> None:
+    """As a backend does while it waits for workers."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        server.check_forking(patience)
+        time.sleep(0.05)
+
+
 def test_an_odd_environment(bench, tmp_path, monkeypatch):
     """Names and values that are no text, more of them than a packet holds, and settings of workers elsewhere."""
     monkeypatch.setitem(os.environb, b"NAME\xff", b"value\xff")
@@ -234,8 +277,10 @@ def test_no_temporary_folder(bench):
     bench.end_workers()
     ordinary, tempfile.tempdir = tempfile.tempdir, "/missing"  # a longer path would hold no socket
     try:
-        with pytest.raises(WorkerFailed, match=r"could not be started: .*missing"):
+        with pytest.raises(WorkerFailed, match=r"could not be started: the temporary folder /missing is not") as raised:
             bench.run(bench.job, PLANS[2])
+        assert "TMPDIR" in str(raised.value)
+        assert "ueue" not in str(raised.value)  # which would not help
     finally:
         tempfile.tempdir = ordinary
     bench.assert_recovered(2)

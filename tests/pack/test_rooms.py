@@ -18,6 +18,7 @@ FLOORS = (
     (
         "errors",
         "cache",
+        "clock",
         "diffusion",
         "distance",
         "gpus",
@@ -25,6 +26,7 @@ FLOORS = (
         "layout",
         "markdown",
         "sprites",
+        "temporary",
         "transfers",
         "distributed_tensor",
     ),

@@ -21,6 +21,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "… failed…: …. …",
             "The connection to the workers was lost.",
             "The workers could not be started: ….",
+            "The workers could not be started: the",
             "… has not answered for … s…. …",
             "No worker made progress for … s; … ….",
             "Worker … did not start within … s. …",
@@ -39,6 +40,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "the workers at … have changed since",
             "these workers are serving another client",
         ),
+        "parallel_backend/host/workers/remote.py": ("the workers at … let nobody in for",),
         "parallel_backend/host/workers/versions.py": (
             "torch … is installed and the workers",
             "the workers on … run another version",

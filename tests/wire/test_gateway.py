@@ -9,6 +9,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +22,10 @@ import pytest
 from parallel_backend.host.workers.remote import ask
 from parallel_backend.wire.address import Address
 from parallel_backend.wire.frames import MAGIC, BadFrame, encode, host_decoder, worker_decoder
-from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, RESULT, Verdict, present
+from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, RESULT, Crowded, Verdict, present
 from parallel_backend.wire.messages import PROTOCOL, Cancel, Facts, Hello, Join, Ready, Welcome
 from parallel_backend.wire.secret import VARIABLE
+from parallel_backend.worker.process.gateway import STRANGERS
 from scripts.comfyui import free_port
 from tests.wire.messages import SAMPLE, TENSORS, mutated
 
@@ -187,6 +189,46 @@ def test_strangers_do_not_pile_up(listener: Listener) -> None:
     time.sleep(0.5)
     listener.assert_serves()
     assert_no_growth(before, listener)
+
+
+def test_silent_strangers_keep_no_client_out(listener: Listener) -> None:
+    """As many as there may be, and some more: the oldest are told why they are closed, and the client is served at once."""
+    before = resources(listener)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(listener.connect()) for _ in range(STRANGERS + 3)]
+        started = time.monotonic()
+        listener.assert_serves()
+        assert time.monotonic() - started < 5
+        for oldest in silent[:3]:
+            with pytest.raises(Crowded, match="closed this one to make room"):
+                present(oldest, listener.secret, CLIENT)
+        assert present(silent[-1], listener.secret, CLIENT)
+    assert_no_growth(before, listener)
+
+
+def test_strangers_that_come_again_and_again_keep_no_client_out(listener: Listener) -> None:
+    over = threading.Event()
+
+    def come_again() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError), listener.connect() as connection:
+                connection.settimeout(0.1)
+                while not over.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        if not connection.recv(1 << 10):
+                            break
+
+    with ThreadPoolExecutor(48) as pool:
+        for _ in range(48):
+            pool.submit(come_again)
+        try:
+            for _ in range(3):
+                time.sleep(0.3)
+                started = time.monotonic()
+                listener.assert_serves()
+                assert time.monotonic() - started < 5
+        finally:
+            over.set()
 
 
 def resources(listener: Listener) -> tuple[int, int, int]:

@@ -1,15 +1,21 @@
-"""What a rank's pulses say of it while its main thread compiles."""
+"""What a rank's pulses say of it while its main thread compiles, and while a request comes."""
 
 from __future__ import annotations
 
+import socket
 import threading
-from typing import Any
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import pytest
 import torch
 from torch import Tensor
 
+from parallel_backend.wire.frames import encode, host_decoder
+from parallel_backend.wire.messages import Facts, Hello, Join, Pulse
 from parallel_backend.worker.process import status as module
+from parallel_backend.worker.process.host_connection import HostConnection
 from parallel_backend.worker.process.status import Status
 
 
@@ -42,3 +48,39 @@ def test_a_long_compile_counts_as_getting_on_but_not_for_ever(
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
     assert (before, seen, run) == (0, moved, moved[1:])
     assert pulse(status) == moved[1]
+
+
+def test_an_idle_rank_says_that_it_reads_while_a_long_request_comes() -> None:
+    """From the first byte until the main thread has done with it."""
+    status = Status(phase=module.IDLE)
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(20)
+
+    def leave() -> NoReturn:
+        while True:
+            time.sleep(60)
+
+    with ours, theirs:
+        connection = HostConnection(ours, 0, Hello(1, Facts("h", "cpu", "", "", "")), status, leave)
+        phases = phases_of(theirs, status)
+        assert next(phases) == module.IDLE
+        frame = encode(Join(1))
+        theirs.sendall(frame[:-1])
+        assert module.READING in (next(phases) for _ in range(100))
+        theirs.sendall(frame[-1:])
+        connection.next()
+        assert module.IDLE in (next(phases) for _ in range(100))
+        status.occupy()
+        assert module.READING in (next(phases) for _ in range(100))
+        status.enter("sampling")
+        assert "sampling" in (next(phases) for _ in range(100))
+
+
+def phases_of(connection: socket.socket, status: Status) -> Iterator[str]:
+    """The phases that pulses name, as fast as they can be sent."""
+    decoder = host_decoder()
+    while True:
+        status.changed.set()
+        for frame in decoder.feed(connection.recv(1 << 16)):
+            if isinstance(frame.message, Pulse):
+                yield frame.message.phase

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from ...wire.messages import Failed, Shortage
 from ...worker.process.status import CONNECTING
 from .causes import LOST_PEER, REMEDIES, known_cause
 from .channel import GATEWAY, Channel, Heard
-from .launcher import Launched
+from .launcher import Launched, folder
 from .out_of_memory import WorkerOutOfMemory
 from .remote import RemoteProcesses
 
@@ -60,6 +63,13 @@ def explain(
 
 def unstartable(error: OSError) -> WorkerFailed:
     """The error where this machine would not even start processes."""
+    with contextlib.suppress(OSError):  # there is none at all, which the error says
+        for temporary in (tempfile.gettempdir(), folder()):
+            if not (os.path.isdir(temporary) and os.access(temporary, os.W_OK | os.X_OK)):
+                return WorkerFailed(
+                    f"The workers could not be started: the temporary folder {temporary} is not there, or ComfyUI may not "
+                    f"write to it ({error.strerror or error}). Make it again, or restart ComfyUI with TMPDIR set to another."
+                )
     return WorkerFailed(f"The workers could not be started: {error}. {_remedy(str(error))}Queue the prompt again.")
 
 

@@ -67,7 +67,8 @@ SLOWER_TO_CONNECT = 3
 class Deadlines:
     """Seconds after which a phase counts as failed.
 
-    `start`: until all workers are ready. `silence`: since a rank's last pulse. `stall`: since any rank got anywhere.
+    `start`: until all workers are ready. `silence`: since a rank's last pulse, or since the fork
+    server that is to fork a worker last did anything. `stall`: since any rank got anywhere.
     `cancel`: until a cancelled request has ended. `report`: for the other ranks' accounts once one has failed.
     `leave`: for workers to leave when told to. `proof`: for each call of a small model that is proved. `derive`: for finding
     out how to spread a class that nobody declared.

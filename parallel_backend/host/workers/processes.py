@@ -16,11 +16,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 
+from ...clock import AwakeClock
+from ...errors import WorkerFailed
 from ...wire.forking import MAX_PACKET_BYTES, Ended, Start, Started, send_start
 
 POLL_SECONDS = 0.05
 REAP_SECONDS = 1
+
+
+class ForkServerStuck(WorkerFailed):
+    """The fork server has stopped, or hangs: it forks no worker."""
 
 
 class Process:
@@ -82,6 +89,8 @@ class ForkServer:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._processes: dict[tuple[int, int], Process] = {}
+        self._clock = AwakeClock()
+        self._used = self._used_at = 0.0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -110,12 +119,38 @@ class ForkServer:
         death_pipe: int,
     ) -> list[Process]:
         """Have a worker forked for each of `variables`, once these modules are imported. Raises OSError."""
+        self._used_at = self._clock.now()
         processes = [Process(self) for _ in variables]
         self._processes |= {(group, rank): process for rank, process in enumerate(processes)}
         in_bytes = [_in_bytes(one) for one in variables]
         start = Start(group, str(directory), _in_bytes(environment), in_bytes, list(imports))
         send_start(self._socket, start, death_pipe)
         return processes
+
+    def waited_for(self) -> bool:
+        """Return whether a worker was asked for that the server has neither forked nor given up."""
+        return any(process.pid is None for process in self._processes.values())
+
+    def check_forking(self, seconds: float) -> None:
+        """Raise ForkServerStuck where a worker is waited for and the server has used no processor time for so long.
+
+        The server uses some as long as it imports, which may take a minute. To be called several times a second.
+        """
+        now, used = self._clock.now(), self._used_seconds()
+        if used != self._used or not self.waited_for():
+            self._used, self._used_at = used, now
+        if now - self._used_at > seconds:
+            raise ForkServerStuck(
+                f"The process that starts the workers has done nothing for {seconds:.0f} s, and another one in its place "
+                "neither: look what stops processes on this machine, then queue the prompt again."
+            )
+
+    def _used_seconds(self) -> float:
+        try:
+            times = psutil.Process(self._server.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
 
     def update(self) -> None:
         """Take note of what has happened to the workers."""

@@ -16,7 +16,7 @@ from ...clock import AwakeClock
 from ...errors import Cancelled, PlanRefused
 from ...wire.address import SCHEME, Address
 from ...wire.frames import BadFrame, FrameDecoder, encode, host_decoder
-from ...wire.handshake import CLIENT, HandshakeFailed, present
+from ...wire.handshake import CLIENT, Crowded, HandshakeFailed, present
 from ...wire.messages import Facts, Hello, Lost, Message, Shutdown, Waiting, Welcome
 from ...wire.secret import read_secret, secret_path
 from .channel import GATEWAY, Channel
@@ -79,6 +79,11 @@ def _connect(
         except (OSError, BadFrame) as error:
             _close(connection)
             if isinstance(error, socket.gaierror) or clock.now() > until:
+                if isinstance(error, Crowded):
+                    raise PlanRefused(
+                        f"the workers at {address} let nobody in for {seconds:.0f} s ({error}): end what connects to that "
+                        "port again and again, such as a scanner, or close the port to it, and queue again."
+                    ) from None
                 raise PlanRefused(
                     f"no workers answer at {address} ({error}): start them there with torchrun ... -m "
                     f"parallel_backend.worker --listen {str(address).removeprefix(SCHEME)}, or correct the address."

@@ -8,8 +8,10 @@ and torchrun starts them anew. A client that leaves, or that sends what is no fr
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import selectors
 import socket
 import struct
 import threading
@@ -18,14 +20,15 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from ...wire.frames import BadFrame, FrameCutter, RawFrame, encode, host_decoder, worker_decoder
-from ...wire.handshake import CLIENT, HandshakeFailed, greet
+from ...wire.handshake import CLIENT, SECONDS, HandshakeFailed, Stranger, Verdict
 from ...wire.messages import Busy, Facts, Gone, GoOn, Hello, Join, Lost, Message, Shutdown, Waiting, Welcome
 from .environment import Listening
 
 log = logging.getLogger(__name__)
 
-STRANGERS = 32
-"""Connections that may be in their handshake at a time; more are closed at once."""
+STRANGERS = 256
+"""Connections that may be in their handshake at a time; for one more the oldest is closed. Whoever holds the secret shows it
+at once, and has left this crowd before it is the oldest."""
 
 SEND_SECONDS = 60
 """A client that does not read for so long is given up."""
@@ -56,7 +59,8 @@ class Gateway:
         self._refused = ""
         self._ending = False
         self._changed = threading.Condition()
-        self._strangers = threading.Semaphore(STRANGERS)
+        self._strangers: dict[int, tuple[_Peer, Stranger]] = {}
+        """Callers in their handshake by file number, the oldest first; of the accepting thread alone."""
         address = settings.address
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self._listener = socket.create_server((address.host, address.port), family=family)
@@ -71,30 +75,72 @@ class Gateway:
         return theirs
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection, (host, port, *_) = self._listener.accept()
-            except OSError:  # closed by the end of the group, or out of file numbers
-                if self._ending:
-                    return
-                time.sleep(1)
-                continue
-            if self._strangers.acquire(blocking=False):
-                _start(self._admit, _Peer(connection, f"{host}:{port}"))
-            else:
-                connection.close()
+        """Accept callers and see them through their handshakes; one thread for all, so that silent ones cost little."""
+        self._listener.setblocking(False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._ending:
+                for key, _ in selector.select(timeout=0.5):
+                    if key.fileobj is self._listener:
+                        self._meet(selector)
+                    elif key.fd in self._strangers:
+                        self._hear(selector, key.fd)
+                now = time.monotonic()
+                for fd in [fd for fd, (_, stranger) in self._strangers.items() if stranger.until < now]:
+                    self._turn_away(selector, fd, TimeoutError(f"no handshake within {SECONDS:.0f} s"))
 
-    def _admit(self, peer: _Peer) -> None:
+    def _meet(self, selector: selectors.BaseSelector) -> None:
         try:
-            role = greet(peer.connection, self._settings.secret, self._generation, self._expects)
-        except OSError as error:
-            log.warning("a connection from %s was refused: %s", peer.name, error)
-            if isinstance(error, HandshakeFailed):
-                self._refused = f"{peer.name}: {error}"
-            peer.connection.close()
+            connection, (host, port, *_) = self._listener.accept()
+        except BlockingIOError:
+            return  # the caller has left
+        except OSError:  # closed by the end of the group, or out of file numbers
+            if not self._ending:
+                self._make_room(selector)
+                time.sleep(0.1)
             return
-        finally:
-            self._strangers.release()
+        if len(self._strangers) >= STRANGERS:
+            self._make_room(selector)
+        try:
+            stranger = Stranger(connection)
+        except OSError:
+            connection.close()
+            return
+        self._strangers[connection.fileno()] = _Peer(connection, f"{host}:{port}"), stranger
+        selector.register(connection, selectors.EVENT_READ)
+
+    def _make_room(self, selector: selectors.BaseSelector) -> None:
+        """Turn the oldest stranger away."""
+        for fd, (_, stranger) in self._strangers.items():
+            with contextlib.suppress(OSError):
+                stranger.tell(Verdict.CROWDED)
+            crowd = f"{len(self._strangers)} connections show no secret, and this is the oldest"
+            self._turn_away(selector, fd, ConnectionError(crowd))
+            return
+
+    def _hear(self, selector: selectors.BaseSelector, fd: int) -> None:
+        """Read what a stranger says; start to serve the one that has shown the secret."""
+        peer, stranger = self._strangers[fd]
+        try:
+            if not stranger.receive():
+                return
+            role = stranger.admit(self._settings.secret, self._generation, self._expects)
+        except OSError as error:
+            self._turn_away(selector, fd, error)
+            return
+        del self._strangers[fd]
+        selector.unregister(fd)
+        _start(self._admit, peer, role)
+
+    def _turn_away(self, selector: selectors.BaseSelector, fd: int, error: OSError) -> None:
+        peer, _ = self._strangers.pop(fd)
+        log.warning("a connection from %s was refused: %s", peer.name, error)
+        if isinstance(error, HandshakeFailed):
+            self._refused = f"{peer.name}: {error}"
+        selector.unregister(fd)
+        peer.connection.close()
+
+    def _admit(self, peer: _Peer, role: int) -> None:
         if role == CLIENT:
             self._serve_client(peer)
             return
@@ -134,6 +180,7 @@ class Gateway:
         decoder = worker_decoder()
         timeout = struct.pack("ll", SEND_SECONDS, 0)
         peer.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        peer.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SEND_SECONDS * 1000)  # it may be paused
         reason = "it has left"
         try:
             self._welcome(peer)

@@ -95,11 +95,14 @@ class HostConnection:
         cutter, decoder = FrameCutter(), worker_decoder()
         try:
             while data := self._socket.recv(1 << 20):
-                for raw in cutter.feed(data):
+                frames = cutter.feed(data)
+                self._status.receiving = bool(frames) or cutter.partial
+                for raw in frames:
                     try:
                         self._take(decoder.decode(raw))
                     except BadFrame as error:
                         self._misread(error)
+                self._status.receiving = cutter.partial
         except BadFrame as error:
             self._inbox.put(error)  # where the next frame begins is not known
             return
@@ -137,7 +140,7 @@ class HostConnection:
             status.changed.clear()
             status.mark_compiling()
             try:
-                self.send(Pulse(status.phase, status.step, status.progress, status.waiting()))
+                self.send(Pulse(status.doing(), status.step, status.progress, status.waiting()))
             except OSError:
                 self._leave()
             status.changed.wait(PULSE_SECONDS)

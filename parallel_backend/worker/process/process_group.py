@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -59,8 +59,13 @@ class ProcessGroup:
         """Operations of all ranks that were issued here, which a request sets to 0 as it begins."""
         self._alike: dict[tuple[tuple[int, ...], ...], Communicator] = {}
 
-    def relay(self, frame: Frame | None) -> Frame:
-        """Rank 0's frame on every rank, its residuals on rank 0 only; the others pass None and wait here for work."""
+    def relay(self, frame: Frame | None, begins: Callable[[], None] = lambda: None) -> Frame:
+        """Rank 0's frame on every rank, its residuals on rank 0 only; the others pass None and wait here for work.
+
+        `begins` is called when the frame begins to come.
+        """
+        if frame is not None:
+            begins()
         if self.size == 1:
             assert frame is not None
             return frame
@@ -71,6 +76,7 @@ class ProcessGroup:
         length = torch.tensor([0 if data is None else data.numel()])
         dist.broadcast(length, 0, group=self._control)
         if data is None:
+            begins()
             data = torch.empty(int(length), dtype=torch.uint8)
         dist.broadcast(data, 0, group=self._control)
         if frame is not None:

@@ -11,11 +11,16 @@ from dataclasses import dataclass, field
 COMMUNICATION = ("torch.distributed.", f"{__package__.rsplit('.', 2)[0]}.comm.")
 """The modules in which a rank waits for others."""
 
+IDLE = "idle"
+
 CONNECTING = "connecting the workers"
 """The phase in which communicators are opened and used once."""
 
 COMPILER = "torch._dynamo.convert_frame"
 """The module that torch.compile compiles from; what has been compiled runs without it."""
+
+READING = "reading a request"
+"""What an idle rank does while its next request comes, before the request's first phase."""
 
 LONGEST_COMPILE = 1800.0
 """Seconds for which compiling one thing counts as getting on."""
@@ -26,7 +31,8 @@ class Status:
     """`progress` grows as long as the rank gets anywhere: a block computed, bytes loaded. `changed` is set by `enter`.
 
     `entered` has the phases and steps since the request began, and when (time.perf_counter). `faults` is called when a
-    phase or step begins; None outside of tests.
+    phase or step begins; None outside of tests. `receiving` is whether a part of a frame has come from the host,
+    `occupied` whether the main thread has begun with one. The connection and the main thread set one each.
     """
 
     phase: str = "starting"
@@ -35,6 +41,8 @@ class Status:
     changed: threading.Event = field(default_factory=threading.Event)
     entered: list[tuple[str, int, float]] = field(default_factory=list)
     faults: Callable[[str, int], None] | None = None
+    receiving: bool = False
+    occupied: bool = False
     _compiling_since: float | None = None
 
     def enter(self, phase: str, step: int = 0) -> None:
@@ -45,6 +53,14 @@ class Status:
         self.changed.set()
         if self.faults is not None:
             self.faults(phase, step)
+
+    def doing(self) -> str:
+        """Return the phase for those who look on; a request is read before it has a phase of its own."""
+        return READING if self.phase == IDLE and (self.receiving or self.occupied) else self.phase
+
+    def occupy(self) -> None:
+        """Note that the main thread has begun with a request, or its relay to the other ranks."""
+        self.occupied = True
 
     def on_progress(self) -> None:
         """Note that something got done."""

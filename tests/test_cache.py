@@ -1,0 +1,36 @@
+"""What is kept on disk: nothing of a file that could not be written whole stays."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from parallel_backend.cache import Store, write_whole
+
+
+class Thing(msgspec.Struct, frozen=True):
+    """One that is kept."""
+
+    text: str
+
+
+@pytest.mark.parametrize("room", [0, 100])
+def test_a_full_disk_leaves_what_was_kept_and_nothing_else(tmp_path: Path, room: int) -> None:
+    """Files are limited to so many bytes, as a full disk does it."""
+    store = Store("machine", Thing, tmp_path)
+    store.write("key", Thing("before"))
+    (kept,) = tmp_path.iterdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        store.write("key", Thing("x" * 1000))
+        store.write("another key", Thing("x" * 1000))
+        with pytest.raises(OSError, match="File too large"):
+            write_whole(tmp_path / "file", b"x" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [*tmp_path.iterdir()] == [kept]
+    assert store.read("key") == Thing("before")
