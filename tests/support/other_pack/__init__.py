@@ -31,6 +31,7 @@ from torch import nn
 import nodes
 
 from .stand_ins import PackClip, PackVae
+from .watched_routes import add_watched_routes
 
 
 def halved(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -910,4 +911,5 @@ NODE_CLASS_MAPPINGS = {
     "PackCountedControl": PackCountedControl,
 }
 
+add_watched_routes()
 gc.freeze()  # ComfyUI looks through all objects after every ten seconds of work, and a million of them are modules'
