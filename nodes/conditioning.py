@@ -9,7 +9,7 @@ from typing import Any
 import folder_paths
 from comfy_api.latest import io
 
-from .model.conditioning_files import SUFFIX, missing, read, write
+from .model.conditioning_files import SUFFIX, read, write
 from .runtime import CATEGORY
 
 
@@ -43,7 +43,7 @@ class LoadConditioning(io.ComfyNode):
         """The file may have been added after the page was loaded."""
         if folder_paths.exists_annotated_filepath(conditioning):
             return True
-        return missing(conditioning)
+        return f"{conditioning} is not in ComfyUI's input folder: put it there or pick another file."
 
     @classmethod
     def fingerprint_inputs(cls, conditioning: str) -> str:

@@ -24,12 +24,7 @@ def path_of(name: str) -> str:
     try:
         return str(folder_paths.get_annotated_filepath(name))
     except ValueError:
-        raise Refused(missing(name)) from None
-
-
-def missing(name: str) -> str:
-    """Return the sentence for a file that is not there."""
-    return f"{name} is not in ComfyUI's input folder: put it there or pick another file."
+        raise Refused(f"{name} is not in ComfyUI's input folder: put it there or pick another file.") from None
 
 
 def read(name: str) -> list[Any]:

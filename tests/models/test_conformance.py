@@ -23,7 +23,9 @@ NOT_BY_DECLARATION = re.compile(r"(no|whole): .+|whole|Load Parallel (CogVideoX|
 @pytest.fixture(scope="module")
 def rows() -> list[tuple[str, str, str]]:
     """The page's classes, their models, and what becomes of each."""
-    return ROW.findall(PAGE.read_text(encoding="utf-8"))
+    found = ROW.findall(PAGE.read_text(encoding="utf-8"))
+    assert len(found) > 70
+    return found
 
 
 def test_the_page_lists_comfyuis_classes_in_its_order(rows: list[tuple[str, str, str]]) -> None:

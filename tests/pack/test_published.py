@@ -80,15 +80,31 @@ def test_the_address_is_filled_in_once(tmp_path: Path) -> None:
     assert refused.returncode == 1 and "write https://HOST/OWNER/NAME" in refused.stderr
 
 
-@pytest.mark.parametrize("page", HELP, ids=lambda page: page.stem)
-def test_help_is_complete_in_chinese(page: Path) -> None:
-    """Each input and output of the English page, and its words in the language."""
-    chinese = (page.with_suffix("") / "zh.md").read_text(encoding="utf-8")
-    listed = re.compile(r"^ *- `(\w+)`", re.MULTILINE)
-    assert listed.findall(chinese) == listed.findall(page.read_text(encoding="utf-8"))
-    assert all(CHINESE.search(line) for line in chinese.splitlines() if line.strip() and not line.startswith("  - "))
-    headings = re.compile(r"^#+ .+$", re.MULTILINE)
-    assert len(headings.findall(chinese)) == len(headings.findall(page.read_text(encoding="utf-8")))
+LISTED = re.compile(r"^ *- `(\w+)`", re.MULTILINE)
+HEADING = re.compile(r"^#+ .+$", re.MULTILINE)
+
+
+def is_complete(chinese: str, english: str) -> bool:
+    """Whether a page has each input, output and heading of the English one, and its words in the language."""
+    lines = [line for line in chinese.splitlines() if line.strip() and not line.startswith("  - ")]
+    slots, headings = ((each.findall(chinese), each.findall(english)) for each in (LISTED, HEADING))
+    same = slots[0] == slots[1] and len(headings[0]) == len(headings[1])
+    return same and bool(slots[0]) and all(CHINESE.search(line) for line in lines)
+
+
+def test_help_is_complete_in_chinese() -> None:
+    pages = {page: page.read_text(encoding="utf-8") for page in HELP}
+    assert set(words("en", "nodeDefs.json")) == {page.stem for page in pages}
+    chinese = {page: (page.with_suffix("") / "zh.md").read_text(encoding="utf-8") for page in pages}
+    assert [page.stem for page in pages if not is_complete(chinese[page], pages[page])] == []
+    page = HELP[0]
+    (slot, *_) = LISTED.findall(pages[page])
+    for planted in (
+        chinese[page].replace(f"`{slot}`", "`other`"),
+        f"{chinese[page]}\n# 又一\n",
+        f"{chinese[page]}\nword\n",
+    ):
+        assert not is_complete(planted, pages[page])
 
 
 def words(language: str, file: str) -> Any:
@@ -103,7 +119,7 @@ def shape(words: Any) -> Any:
 @pytest.mark.parametrize("file", ["nodeDefs.json", "main.json", "commands.json", "settings.json"])
 def test_every_language_has_the_same_words(file: str) -> None:
     languages = [folder.name for folder in (REPO / "locales").iterdir()]
-    assert {"en", "zh"} <= set(languages)
+    assert {"en", "zh"} <= set(languages) and len(str(shape(words("en", file)))) > 100
     for language in languages:
         assert shape(words(language, file)) == shape(words("en", file)), language
 
@@ -129,15 +145,18 @@ def test_chinese_words_are_chinese() -> None:
 BLUEPRINTS = sorted((REPO / "subgraphs").glob("*.json"))
 
 
-@pytest.mark.parametrize("path", BLUEPRINTS, ids=lambda path: path.stem)
-def test_a_blueprint_is_the_graph_of_a_template(path: Path) -> None:
+def test_a_blueprint_is_the_graph_of_a_template() -> None:
     """The same nodes and links under a name of its own, and one node outside that stands for them."""
-    blueprint = json.loads(path.read_text(encoding="utf-8"))
-    (graph,), (node,) = blueprint["definitions"]["subgraphs"], blueprint["nodes"]
-    assert (node["type"], node["title"], graph["name"]) == (graph["id"], path.stem, path.stem)
     templates = [json.loads(each.read_text(encoding="utf-8")) for each in (REPO / "workflows").glob("*.json")]
     graphs = {each["id"]: each for page in templates for each in page.get("definitions", {}).get("subgraphs", ())}
-    assert all(graph[part] == graphs[graph["id"]][part] for part in ("nodes", "links", "inputs", "outputs"))
+    assert len(BLUEPRINTS) > 3
+    for path in BLUEPRINTS:
+        blueprint = json.loads(path.read_text(encoding="utf-8"))
+        (graph,), (node,) = blueprint["definitions"]["subgraphs"], blueprint["nodes"]
+        assert (node["type"], node["title"], graph["name"]) == (graph["id"], path.stem, path.stem)
+        assert graph["nodes"] and graph["links"]
+        for part in ("nodes", "links", "inputs", "outputs"):
+            assert graph[part] == graphs[graph["id"]][part], (path.stem, part)
 
 
 def test_every_refusal_is_on_the_screen_in_a_browser_test_or_no_graph_causes_it() -> None:
@@ -157,10 +176,15 @@ def test_every_refusal_is_on_the_screen_in_a_browser_test_or_no_graph_causes_it(
     assert shown - every == set(), "sentences that have gone or begin otherwise: record them again"
 
 
-@pytest.mark.parametrize(
-    "page", sorted([*REPO.glob("*.md"), *REPO.glob("docs/**/*.md"), REPO / "tests" / "README.md"]), ids=str
-)
-def test_what_a_page_links_to_is_there(page: Path) -> None:
-    """Files of the repository, without the place in them."""
-    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8"))
-    assert not [target for target in targets if not (page.parent / target).exists()]
+def dead_links(text: str, folder: Path) -> list[str]:
+    """The files of the repository that a page links to and that are not there."""
+    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
+    return [target for target in targets if not (folder / target).exists()]
+
+
+def test_what_a_page_links_to_is_there() -> None:
+    pages = [*REPO.glob("*.md"), *REPO.glob("docs/**/*.md"), REPO / "tests" / "README.md"]
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    assert len(texts) > 40 and "".join(texts.values()).count("](") > 200
+    assert {page: dead for page, text in texts.items() if (dead := dead_links(text, page.parent))} == {}
+    assert dead_links("[a](README.md#part) [b](docs/none.md) [c](https://example.org)", REPO) == ["docs/none.md"]

@@ -167,5 +167,7 @@ def test_a_row_says_what_the_tests_came_to(tmp_path: Path) -> None:
 
 
 def test_the_readmes_table_is_one() -> None:
-    for each in tested.rows_of(README.read_text(encoding="utf-8")):
+    rows = tested.rows_of(README.read_text(encoding="utf-8"))
+    assert rows
+    for each in rows:
         assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", each.day) and re.search(r"\d+ passed", each.result)

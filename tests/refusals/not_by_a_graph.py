@@ -166,6 +166,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/models/comfyui/autoencoder.py": ("… holds a VAE whose class looks into values",),
     },
     "another check comes before it": {
+        "nodes/model/conditioning_files.py": ("… is not in ComfyUI's input folder: put it",),
         "nodes/model/build.py": ("… is not a model ComfyUI knows: choose",),
         "parallel_backend/weights/values.py": (
             "… holds a tensor as …, which cannot be",

@@ -32,6 +32,7 @@ from torch import nn
 import nodes
 
 from .stand_ins import PackClip, PackVae
+from .watched_routes import add_watched_routes
 
 
 def halved(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -1065,4 +1066,5 @@ NODE_CLASS_MAPPINGS = {
     "PackCountedControl": PackCountedControl,
 }
 
+add_watched_routes()
 gc.freeze()  # ComfyUI looks through all objects after every ten seconds of work, and a million of them are modules'

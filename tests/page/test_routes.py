@@ -1,0 +1,298 @@
+"""The pack's routes, as they are registered: what each reads of a request, and what it says to a body that is wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.flux import ksampler_graph, parallel
+
+Read = frozenset[str]
+Key = tuple[str, str]
+
+GUARD = frozenset({"host", "headers.Origin", "headers.Sec-Fetch-Site"})
+"""What tells who asks. Every route reads it."""
+
+WITH_BODY = GUARD | {"content"}
+TEXT: list[str] = []
+"""The fields of a body that is a text."""
+
+FIELDS: dict[Key, list[str] | None] = {
+    ("POST", "compare"): None,
+    ("POST", "doctor"): None,
+    ("POST", "models"): None,
+    ("GET", "doctor"): None,
+    ("POST", "bench"): ["graph", "name"],
+    ("GET", "run"): None,
+    ("GET", "status"): None,
+    ("GET", "troubleshooting"): None,
+    ("POST", "troubleshooting"): TEXT,
+    ("POST", "expectation"): [
+        *("kind", "file", "width", "height", "plan", "length", "batch"),
+        *("two_sided", "weight_dtype", "steps", "compute", "prompts"),
+    ],
+    ("POST", "loaders"): ["kind", "file"],
+    ("POST", "sprites"): None,
+    ("POST", "measure"): None,
+    ("POST", "free"): None,
+    ("POST", "stop"): None,
+}
+"""All routes of the pack by name, and the fields that each reads of its body; None for a route that reads no body.
+
+They are asked in this order: while a comparison runs, the doctor does not begin, which takes minutes on a busy machine.
+"""
+
+LOADER = {"kind": "UNETLoader", "file": "tiny-schnell.safetensors"}
+EXPECTED: dict[str, Any] = {
+    "kind": "LoadParallelFlux",
+    "file": "tiny-schnell.safetensors",
+    "width": 64,
+    "height": 64,
+    "plan": {"devices": "cpu:2", "preset": "automatic"},
+    "prompts": ["cond-37.safetensors"],
+    "steps": 2,
+}
+UNMEASURED = {"graph": {"1": {"class_type": "KSampler", "inputs": {}}}, "name": "none"}
+BODIES: dict[str, Any] = {"expectation": EXPECTED, "loaders": [LOADER], "bench": UNMEASURED}
+"""A body for each route that takes JSON; that of the benchmark begins none."""
+
+DEEP = b'{"graph": ' + b'{"a": ' * 100_000 + b"1" + b"}" * 100_001
+SECONDS = 1.0
+"""For which ComfyUI may be kept from answering: the promise of test_panel_routes."""
+
+
+def ask(server: ComfyUI, method: str, path: str, body: object = None, **headers: str) -> requests.Response:
+    data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+    return requests.request(method, server.url + path, data=data, headers=headers, timeout=300)
+
+
+def post(server: ComfyUI, name: str, body: object = None, **headers: str) -> requests.Response:
+    return ask(server, "POST", f"/parallel/{name}", body, **headers)
+
+
+def registered(server: ComfyUI, pack: str) -> dict[Key, list[str] | None]:
+    """The routes of a pack in ComfyUI's server, each of which stands there once more under /api."""
+    listed = [
+        (method, path, fields) for method, path, module, fields in server.get("/other_pack/routes") if pack in module
+    ]
+    plain = {
+        (method, path): fields for method, path, fields in listed if method != "HEAD" and not path.startswith("/api/")
+    }
+    again = {(method, path.removeprefix("/api")) for method, path, _ in listed if method != "HEAD"}
+    assert again == plain.keys() and len(listed) >= 2 * len(plain)
+    return plain
+
+
+def read_by(server: ComfyUI, method: str, path: str, body: object = None) -> Read:
+    """What a route's handler reads of a request that it answers."""
+    answer = ask(server, method, path, body, **{"X-Watch": "yes"})
+    assert answer.status_code in (200, 409), answer.text
+    return frozenset(json.loads(answer.headers["X-Read"]))
+
+
+def idle(server: ComfyUI) -> dict[str, Any]:
+    """The status once neither a benchmark, a comparison nor the doctor runs."""
+    until = time.monotonic() + 240
+    while any((status := server.get("/parallel/status"))[name]["doing"] for name in ("bench", "comparison", "doctor")):
+        assert time.monotonic() < until, status
+        time.sleep(0.1)
+    return dict(status)
+
+
+def compared(server: ComfyUI) -> None:
+    """Run what can be compared, once nothing else runs."""
+    server.queue(parallel(ksampler_graph("tiny-schnell", steps=20, seed=181), "cpu:2")).check()
+    idle(server)
+
+
+def test_each_registered_route_reads_the_headers_of_the_guard_and_its_own_body_and_nothing_else(
+    comfyui: ComfyUI,
+) -> None:
+    """No query string, no part of the path, no cookie, and no field of a body but those of the table."""
+    assert registered(comfyui, "ComfyUI-Parallel") == {(m, f"/parallel/{name}"): f for (m, name), f in FIELDS.items()}
+    compared(comfyui)
+    bodies = BODIES | {"troubleshooting": "a message"}
+    read = {key: read_by(comfyui, key[0], f"/parallel/{key[1]}?a=b", bodies.get(key[1])) for key in FIELDS}
+    assert read == {key: GUARD if fields is None else WITH_BODY for key, fields in FIELDS.items()}
+    idle(comfyui)
+
+
+def test_a_route_that_reads_more_is_found(comfyui: ComfyUI) -> None:
+    planted = ("GET", "/other_pack/planted/{file}")
+    assert planted in registered(comfyui, "other-pack")
+    assert read_by(comfyui, "GET", "/other_pack/planted/a?path=b") == {"query", "match_info"}
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.sampled_from([-1, 0, 2**31, 2**63, 2**64, 10**400, -(10**400), 1.5, 1e308, -1e308])
+    | st.sampled_from(["", "a\0b", "../../../etc/passwd", "/etc/passwd", "a" * 5000, "cpu:999999", "auto", "7"])
+    | st.integers()
+    | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+PLAN = (
+    *("devices", "cfg", "pipefusion", "ulysses", "ring", "data", "patches", "warmup_steps"),
+    *("stages", "weights", "attention", "memory_limit", "exchange", "compile", "preset", "none"),
+)
+PLACES: list[tuple[str, tuple[str | int, ...]]] = [
+    *(("expectation", (field,)) for field in FIELDS["POST", "expectation"] or ()),
+    *(("expectation", ("plan", field)) for field in PLAN),
+    *(("loaders", (0, field)) for field in FIELDS["POST", "loaders"] or ()),
+    *(("bench", (field,)) for field in FIELDS["POST", "bench"] or ()),
+    *(("bench", ("graph", "1", *path)) for path in ((), ("class_type",), ("inputs",), ("inputs", "unet_name"))),
+    *((name, ()) for name in BODIES),
+]
+"""Everything in a body that can be another: the route, and the way to it."""
+
+
+def changed(content: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    """A body with another value in one place."""
+    if not path:
+        return value
+    inner = content[path[0]] if isinstance(content, list) else content.get(path[0])
+    new = changed(inner, path[1:], value)
+    return [new] if isinstance(content, list) else content | {path[0]: new}
+
+
+def check_is_answered(answer: requests.Response) -> None:
+    """A wrong body has an answer of one sentence, which says that it is the body that is wrong."""
+    assert answer.status_code in (200, 400, 409, 413), (answer.status_code, answer.text)
+    if answer.status_code in (400, 413):
+        assert answer.text.startswith("The body ") and answer.text.endswith("."), answer.text
+
+
+@settings(max_examples=120)
+@given(place=st.sampled_from(PLACES), value=JSON)
+def test_whatever_a_field_of_a_body_is_the_answer_is_no_error_of_the_server(
+    comfyui: ComfyUI,
+    place: tuple[str, tuple[str | int, ...]],
+    value: Any,
+) -> None:
+    name, path = place
+    if name == "bench" and path in ((), ("graph",)) and not value:
+        return  # it measures the pack's own graph
+    body = changed(BODIES[name], path, value)
+    if not (name == "bench" and isinstance(body, dict) and not body.get("graph")):
+        check_is_answered(post(comfyui, name, body))
+
+
+@settings(max_examples=30)
+@given(name=st.sampled_from(["expectation", "loaders", "bench", "troubleshooting"]), body=st.binary(min_size=1))
+def test_whatever_bytes_a_body_is_the_answer_is_no_error_of_the_server(
+    comfyui: ComfyUI, name: str, body: bytes
+) -> None:
+    check_is_answered(post(comfyui, name, body))
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "said"),
+    [
+        ("expectation", EXPECTED | {"batch": 0}, "Expected `int` >= 1 - at `$.batch`"),
+        ("expectation", EXPECTED | {"width": -64}, "Expected `int` >= 1 - at `$.width`"),
+        ("expectation", EXPECTED | {"height": 0}, "Expected `int` >= 1 - at `$.height`"),
+        ("expectation", EXPECTED | {"height": 10**300}, "an integer of more than 64 bits"),
+        ("expectation", EXPECTED | {"file": "a\0b"}, "'a\\x00b' has a NUL"),
+        ("expectation", EXPECTED | {"prompts": ["a\0b"]}, "'a\\x00b' has a NUL"),
+        ("expectation", EXPECTED | {"file": "../../x"}, "'../../x' is outside of ComfyUI's folders"),
+        ("expectation", EXPECTED | {"prompts": ["/etc/passwd"]}, "'/etc/passwd' is outside of ComfyUI's folders"),
+        ("expectation", EXPECTED | {"plan": {"preset": []}}, "Expected `str`, got `array`"),
+        ("loaders", [LOADER | {"file": "a\0b"}], "'a\\x00b' has a NUL"),
+        ("loaders", [LOADER] * 1001, "Expected `array` of length <= 1000"),
+        ("loaders", [0] * 200_000, "more than 200000 values"),
+        ("bench", DEEP, "nests deeper than 64 levels"),
+        ("bench", UNMEASURED | {"more": json.loads("[" * 65 + "]" * 65)}, "nests deeper than 64 levels"),
+        ("bench", b'{"name": "\xff"}', "is not UTF-8"),
+        ("troubleshooting", b"\xff\xfe", "is not UTF-8 (byte 0)"),
+    ],
+)
+def test_a_wrong_body_is_refused_in_a_sentence(comfyui: ComfyUI, name: str, body: object, said: str) -> None:
+    answer = post(comfyui, name, body)
+    check_is_answered(answer)
+    assert answer.status_code == 400 and said in answer.text
+
+
+def test_a_graph_nested_to_the_limit_is_judged_as_any_other(comfyui: ComfyUI) -> None:
+    idle(comfyui)
+    graph = {"1": {"class_type": "KSampler", "inputs": {"a": json.loads("[" * 60 + "]" * 60)}}}
+    answer = post(comfyui, "bench", {"graph": graph})
+    assert (answer.status_code, "has no Load Diffusion Model" in answer.json()["said"]) == (409, True)
+
+
+def test_what_a_start_raises_leaves_nothing_begun(comfyui: ComfyUI) -> None:
+    idle(comfyui)
+    for body in (DEEP, b'{"name": "\xff"}', UNMEASURED, UNMEASURED | {"graph": 1}):
+        assert post(comfyui, "bench", body).status_code in (400, 409)
+        assert comfyui.get("/parallel/status")["bench"]["doing"] == ""
+    assert post(comfyui, "compare").status_code == 200
+    idle(comfyui)
+
+
+def test_of_jobs_that_are_asked_for_at_once_one_begins(comfyui: ComfyUI) -> None:
+    compared(comfyui)
+    names = ("compare", "bench", "compare")
+
+    def ask_together(name: str) -> requests.Response:
+        return post(comfyui, name, BODIES.get(name), **{"X-Together": str(len(names))})
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        answers = [answer.json()["said"] for answer in pool.map(ask_together, names)]
+    assert sum("a run is going on: " in said for said in answers) == len(names) - 1, answers
+    idle(comfyui)
+
+
+@pytest.fixture
+def longest_gap(comfyui: ComfyUI) -> Iterator[list[float]]:
+    """Seconds that ComfyUI took for each of its answers while the test runs."""
+    taken, ended = [0.0], threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            started = time.perf_counter()
+            comfyui.get("/queue")
+            taken.append(time.perf_counter() - started)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    yield taken
+    ended.set()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "status"),
+    [
+        ("troubleshooting", b"x " * 15_500_000, 413),
+        ("troubleshooting", b"x " * (1 << 19), 200),
+        ("expectation", b'"' + b"x" * 31_000_000, 413),
+        ("loaders", [{"kind": "UNETLoader", "file": f"{number}"} for number in range(1000)], 200),
+        ("bench", {"graph": {str(n): {"class_type": "a", "inputs": {"a": [n] * 8}} for n in range(15_000)}}, 409),
+        ("stop", b"x" * 31_000_000, 200),
+    ],
+    ids=["31 MB", "1 MB", "31 MB of JSON", "1000 loaders", "15000 nodes", "31 MB that nobody reads"],
+)
+def test_comfyui_answers_while_a_large_body_is_read(
+    comfyui: ComfyUI,
+    longest_gap: list[float],
+    name: str,
+    body: object,
+    status: int,
+) -> None:
+    idle(comfyui)
+    answer = post(comfyui, name, body)
+    assert answer.status_code == status, answer.text
+    check_is_answered(answer)
+    assert max(longest_gap) < SECONDS
+    assert len(longest_gap) > 1

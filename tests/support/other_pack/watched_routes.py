@@ -1,0 +1,96 @@
+"""What handlers of ComfyUI's server read of their requests; and requests that arrive at the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from server import PromptServer
+
+WATCH, TOGETHER = "X-Watch", "X-Together"
+"""Headers of a request: answer with what its handler reads; wait until so many requests have arrived."""
+
+READ = "X-Read"
+"""The header of an answer that lists what was read."""
+
+WAITING: list[asyncio.Event] = []
+
+
+class Watched:
+    """A request, or its headers, which notes the name of everything that is read of it."""
+
+    def __init__(self, of: Any, read: set[str], prefix: str = "") -> None:
+        self._of = of
+        self._read = read
+        self._prefix = prefix
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._of, name)
+        if isinstance(self._of, Mapping) and name == "get":
+            return self._get
+        if name == "headers":
+            return Watched(value, self._read, "headers.")
+        self._read.add(self._prefix + name)
+        return value
+
+    def __getitem__(self, name: str) -> Any:
+        self._read.add(f"{self._prefix}[{name}]")
+        return self._of[name]
+
+    def _get(self, name: str, default: Any = None) -> Any:
+        self._read.add(self._prefix + name)
+        return self._of.get(name, default)
+
+
+@web.middleware
+async def watch(request: web.Request, handler: Callable[[Any], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+    if count := int(request.headers.get(TOGETHER, 0)):
+        await request.content.wait_eof()
+        WAITING.append(event := asyncio.Event())
+        if len(WAITING) == count:
+            for each in WAITING:
+                each.set()
+            WAITING.clear()
+            asyncio.get_running_loop().call_soon(time.sleep, 0.2)  # in which the handlers' threads end
+        await event.wait()
+    if WATCH not in request.headers:
+        return await handler(request)
+    read: set[str] = set()
+    answer = await handler(Watched(request, read))
+    answer.headers[READ] = json.dumps(sorted(read))
+    return answer
+
+
+def fields_of(body: Any) -> list[str] | None:
+    """The fields of the form of a body: of a struct, of a list's structs; of a text none; None where there is no form."""
+    form = getattr(body, "type", None)
+    while form is not None and not (isinstance(form, type) and issubclass(form, msgspec.Struct)):
+        (form,) = form.__args__
+    return None if body is None else [] if form is None else list(form.__struct_fields__)
+
+
+async def routes(_: web.Request) -> web.Response:
+    """All that the server answers: method, path, the handler's module, and the fields of its body's form."""
+    found = []
+    for route in PromptServer.instance.app.router.routes():
+        path = route.resource.canonical if route.resource else ""
+        body = getattr(getattr(route.handler, "__self__", None), "body", None)
+        found.append((route.method, path, route.handler.__module__, fields_of(body)))
+    return web.json_response(found)
+
+
+async def planted(request: web.Request) -> web.Response:
+    """Reads what none of the pack's routes may."""
+    return web.Response(text=request.query.get("path", "") + request.match_info["file"])
+
+
+def add_watched_routes() -> None:
+    server = PromptServer.instance
+    server.app.middlewares.append(watch)
+    server.routes.get("/other_pack/routes")(routes)
+    server.routes.get("/other_pack/planted/{file}")(planted)
