@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.graphs.flux import Graph, node, parallel, queue_logged, ways
-from tests.support.graphs.other_packs import REFUSED, basic, changed, custom, guided
+from tests.support.graphs.other_packs import REFUSED, basic, changed, changed_by_steps, custom, guided
 from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
 
@@ -113,3 +113,12 @@ def test_what_changes_the_model_from_within_is_refused_by_name(comfyui, latent_o
     assert run.error.exception_message == f"{what} cannot be done with a parallel MODEL: {WAY_OUT}"
     run = comfyui.queue(parallel(basic())).check()  # the same MODEL, without it
     assert relative_error(saved_latent(comfyui, run), latent_of(basic())) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["memory that becomes free", "memory that is taken", "another formula of memory"])
+def test_a_step_gives_the_stock_result_whatever_comfyui_batches_in_its_second_pass(comfyui, latent_of, kind):
+    graph = changed_by_steps(kind)
+    run, log = queue_logged(comfyui, parallel(graph, cfg=2))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+    assert ways(log) == ["the model option sampler_cfg_function"]
+    assert ("calls were computed in vain" in log) == (kind == "another formula of memory")

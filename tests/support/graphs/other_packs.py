@@ -31,6 +31,11 @@ def changed(kind: str) -> Graph:
     return insert_after_model(basic(), "PackModel", kind=kind)
 
 
+def changed_by_steps(kind: str) -> Graph:
+    """One model call at a time, by a MODEL for which ComfyUI answers a question of a step otherwise from time to time."""
+    return insert_after_model(changed(kind), "RescaleCFG", multiplier=0.7)
+
+
 def guided(kind: str) -> Graph:
     sides = {"positive": ["positive", 0], "negative": ["negative", 0]}
     return custom(guider=node("PackGuider", model=["model", 0], **sides, kind=kind))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import itertools
 import logging
 import math
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import comfy.clip_vision
 import comfy.hooks
+import comfy.model_management
 import comfy.model_patcher
 import comfy.samplers
 import folder_paths
@@ -183,6 +185,9 @@ def injection(patcher: Any) -> None:
     patcher.set_injections("pack", [PatcherInjection(inject=inject, eject=eject)])
 
 
+PLENTY = 1 << 50
+"""Bytes of free memory that are enough for all prompts of a step."""
+
 WEIGHT = "diffusion_model.img_in.weight"
 
 
@@ -241,7 +246,39 @@ def other_layer_class(_: Any) -> Callable[[], None]:
     return lambda: setattr(SingleStreamBlock, "forward", old)
 
 
+def free_memory(*answers: int) -> Callable[[Any], None]:
+    """Have ComfyUI find one amount of free memory after the other, as where workers load weights meanwhile."""
+
+    def change(_: Any) -> Callable[[], None]:
+        turns = itertools.cycle(answers)
+        return replaced(comfy.model_patcher.ModelPatcher, "get_free_memory", lambda *_: next(turns))
+
+    return while_running(change)
+
+
+def other_formula(_: Any) -> Callable[[], None]:
+    """Have ComfyUI's formula of the memory that a step's calls take give more than is free, but for each fourth time."""
+    turns = itertools.cycle((True, True, True, False))
+    size, steps = comfy.model_management.dtype_size, []
+    undo = [
+        replaced(comfy.model_patcher.ModelPatcher, "get_free_memory", lambda *_: steps.append(1) or PLENTY),
+        replaced(comfy.model_management, "xformers_enabled", lambda: True),
+        replaced(comfy.model_management, "dtype_size", lambda dtype: PLENTY if steps and next(turns) else size(dtype)),
+    ]
+    return lambda: [one() for one in undo] and None
+
+
+def replaced(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Put a function in another's place; returns what puts that back."""
+    old = getattr(owner, name)
+    setattr(owner, name, value)
+    return lambda: setattr(owner, name, old)
+
+
 MODELS: dict[str, Callable[[Any], None]] = {
+    "memory that becomes free": free_memory(0, 0, PLENTY),
+    "memory that is taken": free_memory(PLENTY, 0, 0),
+    "another formula of memory": while_running(other_formula),
     "object patch apply_model": object_patch("apply_model"),
     "object patch process_timestep": object_patch("process_timestep"),
     "object patch diffusion_model.forward": object_patch("diffusion_model.forward"),
