@@ -41,6 +41,13 @@ def guided(kind: str) -> Graph:
     return custom(guider=node("PackGuider", model=["model", 0], **sides, kind=kind))
 
 
+def called_back(kind: str, turn: int = 0) -> Graph:
+    """A pack's own node that samples with a callback; another `turn` is another prompt, so that ComfyUI runs it again."""
+    graph = basic()
+    links = {name: graph["sampler"]["inputs"][name] for name in ("model", "positive", "negative", "latent_image")}
+    return graph | {"sampler": node("PackCallback", **links, kind=kind, turn=turn)}
+
+
 REFUSED = {
     "forward_orig": "Changing diffusion_model.forward_orig",
     "object patch diffusion_model.forward": "Replacing diffusion_model.forward",

@@ -18,6 +18,7 @@ import comfy.clip_vision
 import comfy.hooks
 import comfy.model_management
 import comfy.model_patcher
+import comfy.sample
 import comfy.samplers
 import folder_paths
 import node_helpers
@@ -427,6 +428,38 @@ class PackGuider:
 
     def make(self, model: Any, positive: Any, negative: Any, kind: str) -> tuple[Any]:
         return (GUIDERS[kind](comfy.samplers.CFGGuider(model), positive, negative),)
+
+
+# -- callbacks
+
+CALLBACKS: dict[str, Callable[[Any, Any], Any]] = {
+    "looks": lambda x0, x: (x0.mean(), x.std()),
+    "x0 in place": lambda x0, x: x0.mul_(0.9),
+    "x in place": lambda x0, x: x.mul_(0.9),
+    "x by its data": lambda x0, x: x.data.mul_(0.9),
+    "x0 through numpy": lambda x0, x: x0.numpy().__imul__(0.9),
+}
+
+
+class PackCallback:
+    """Samples with a callback of the pack's own, made anew each time."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        links = {"model": ("MODEL",), "positive": ("CONDITIONING",), "negative": ("CONDITIONING",)}
+        return {"required": {**links, "latent_image": ("LATENT",), "kind": (list(CALLBACKS),), "turn": ("INT",)}}
+
+    RETURN_TYPES = ("LATENT",)
+    FUNCTION = "sample"
+
+    def sample(self, model: Any, positive: Any, negative: Any, latent_image: Any, kind: str, turn: int) -> tuple[Any]:
+        def callback(_: int, x0: Any, x: Any, __: int) -> None:
+            CALLBACKS[kind](x0, x)
+
+        latent = latent_image["samples"]
+        noise = comfy.sample.prepare_noise(latent, 3)
+        settings = [3, 2.0, "dpmpp_2m", "simple", positive, negative, latent]
+        return ({"samples": comfy.sample.sample(model, noise, *settings, callback=callback, seed=3)},)
 
 
 # -- SAMPLER
@@ -937,6 +970,7 @@ NODE_CLASS_MAPPINGS = {
     "PackModel": PackModel,
     "PackGuider": PackGuider,
     "PackSampler": PackSampler,
+    "PackCallback": PackCallback,
     "PackObjects": PackObjects,
     "PackVoxels": PackVoxels,
     "PackEncoders": PackEncoders,
