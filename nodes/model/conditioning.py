@@ -24,6 +24,7 @@ from ...parallel_backend.conditioning import (
     in_dict,
 )
 from ...parallel_backend.diffusion import Value
+from ...parallel_backend.models.comfyui.rows import rows_of, run_of
 
 TEXT_MASK = "attention_mask"
 """Which of the text's tokens count, in ComfyUI's names and in those of its models."""
@@ -62,15 +63,16 @@ class NotSupported(Exception):
 
 
 def by_mask(call: Conditioning) -> list[Conditioning]:
-    """A call, cut where the rows of its batch begin to have another mask of the text: the workers leave masked tokens out."""
-    mask = call.tensors.get(TEXT_MASK)
-    if mask is None:
+    """Cut a call where the rows of its batch begin to have another mask of the text: the workers leave masked tokens out.
+
+    Tensors that are for all rows go with each part.
+    """
+    mask, batch = call.tensors.get(TEXT_MASK), call.tensors["x"].shape[0]
+    if mask is None or mask.shape[0] != batch:  # one mask is for all rows
         return [call]
-    batch = mask.shape[0]
     edges = [0, *(row for row in range(1, batch) if not torch.equal(mask[row], mask[row - 1])), batch]
     return [
-        Conditioning({name: tensor[start:stop] for name, tensor in call.tensors.items()}, call.values)
-        for start, stop in pairwise(edges)
+        Conditioning(rows_of(call.tensors, call.values, run_of(slice(*part))), call.values) for part in pairwise(edges)
     ]
 
 

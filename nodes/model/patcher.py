@@ -5,7 +5,9 @@ Object patches, wrappers, injections and callbacks work as ever; only the moveme
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -25,6 +27,9 @@ KEY = "parallel"
 class ParallelModelPatcher(WorkerPatcher):
     """A MODEL of Load Parallel FLUX."""
 
+    _free_memory: dict[torch.device, int] | None = None
+    """The first answers of `get_free_memory` by device, while they hold."""
+
     @property
     def remote(self) -> RemoteModel:
         """Where the weights are."""
@@ -39,6 +44,26 @@ class ParallelModelPatcher(WorkerPatcher):
     def add_sampling_wrapper(self) -> None:
         """Make samplers run in the workers."""
         self.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, KEY, run_in_workers)
+
+    @contextlib.contextmanager
+    def one_free_memory(self) -> Iterator[None]:
+        """Have `get_free_memory` repeat its first answer for each device, while this is entered.
+
+        ComfyUI decides by it which prompts share a model call, and must decide so again in a step's second pass.
+        """
+        self._free_memory = {}
+        try:
+            yield
+        finally:
+            self._free_memory = None
+
+    def get_free_memory(self, device: torch.device) -> int:
+        """Return the bytes that ComfyUI takes to be free on a device."""
+        if self._free_memory is None:
+            return super().get_free_memory(device)  # type: ignore[no-any-return]
+        if device not in self._free_memory:
+            self._free_memory[device] = super().get_free_memory(device)
+        return self._free_memory[device]
 
     def partially_load(self, device_to: torch.device, extra_memory: int = 0, force_patch_weights: bool = False) -> int:
         """Apply object patches and injections; the workers load the weights when they are asked to sample."""

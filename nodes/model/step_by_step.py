@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from ...parallel_backend.weights.adapters.lora import AdapterSet
 from .features.controlnet import Control
 from .features.controlnet_costs import ControlCosts
 from .features.controlnet_kept import with_kept_controls
+from .recorded_answers import RecordedAnswers
 from .remote_model import RemoteModel
 from .supported import changed_model
 from .verdicts import verdicts
@@ -35,7 +35,11 @@ class StepByStep:
 
     Where the plan has a worker for each side and ComfyUI would call the model once for each (texts of two lengths), a step
     is gone through twice: first the calls are collected and answered with zeros, then one request computes them all, and
-    the second time they are answered with its outputs.
+    the second time they are answered with its outputs. ComfyUI is told the same free memory both times, by which it decides
+    which prompts share a call. Should it ask for another call all the same, that call is a request of its own.
+
+    Attributes:
+        unused: the number of calls of first passes that no second pass has made.
     """
 
     def __init__(self, plan: ResolvedPlan, working: int) -> None:
@@ -44,7 +48,8 @@ class StepByStep:
         self.costs = ControlCosts()
         self._working = working
         self._collected: list[Conditioning] | None = None
-        self._outputs: deque[Tensor] = deque()
+        self._outputs: RecordedAnswers[Tensor] = RecordedAnswers()
+        self.unused = 0
 
     def model_options(self, model_options: Mapping[str, Any]) -> Any:
         """A run's model options, so that its model calls find this object."""
@@ -70,9 +75,10 @@ class StepByStep:
         if self._collected is not None:
             self._collected.append(call)
             return torch.zeros_like(call.tensors["x"])
-        if self._outputs:
-            return self._outputs.popleft()
-        return remote.forward([call], dtype, adapters, self.plan, self._working, control)[0]
+        return self._outputs.take(
+            (call.tensors, call.values),
+            lambda: remote.forward([call], dtype, adapters, self.plan, self._working, control)[0],
+        )
 
     def _calc_cond_batch(
         self, executor: Any, model: Any, conds: Sequence[Any], x: Tensor, timestep: Tensor, options: dict[str, Any]
@@ -80,23 +86,35 @@ class StepByStep:
         if _going_twice_would_show(executor, model, conds, options):
             return executor(model, conds, x, timestep, options)
         conds, kept = with_kept_controls(conds, self.costs)
+        with model.current_patcher.one_free_memory():
+            calls = self._collect(lambda: executor(model, conds, x, timestep, options))
+            for control in kept:
+                control.begin_again()
+            proxy = model.diffusion_model
+            one_size = len({call.tensors["x"].shape[1:] for call in calls}) == 1  # areas may differ in size
+            try:
+                for batch in [calls] if one_size else [[call] for call in calls]:
+                    first = batch[0].tensors["x"]
+                    adapters = proxy.adapters(options["transformer_options"], first.shape)
+                    with self.costs.request(batch):
+                        found = proxy.remote.forward(batch, first.dtype, adapters, self.plan, self._working)
+                    for call, output in zip(batch, found, strict=True):
+                        self._outputs.add((call.tensors, call.values), output)
+                result = executor(model, conds, x, timestep, options)
+                self.unused += len(self._outputs)
+            finally:  # no answer of this step is for another one, whatever ended it
+                self._outputs = RecordedAnswers()
+        return result
+
+    def _collect(self, run_pass: Callable[[], Any]) -> list[Conditioning]:
+        """Return the model calls that a step makes, which are answered with zeros."""
         calls: list[Conditioning] = []
         self._collected = calls
         try:
-            executor(model, conds, x, timestep, options)
+            run_pass()
         finally:
             self._collected = None
-        for control in kept:
-            control.begin_again()
-        proxy = model.diffusion_model
-        one_size = len({call.tensors["x"].shape[1:] for call in calls}) == 1  # areas may differ in size
-        for batch in [calls] if one_size else [[call] for call in calls]:
-            first = batch[0].tensors["x"]
-            adapters = proxy.adapters(options["transformer_options"], first.shape)
-            with self.costs.request(batch):
-                found = proxy.remote.forward(batch, first.dtype, adapters, self.plan, self._working)
-            self._outputs.extend(found)
-        return executor(model, conds, x, timestep, options)
+        return calls
 
 
 def _going_twice_would_show(executor: Any, model: Any, conds: Sequence[Any], options: Mapping[str, Any]) -> bool:

@@ -6,14 +6,16 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import PLANS, TOLERANCE, LatentOf, graph_of, save_families, spread, with_guides
 from tests.support.graphs.family_checks import assert_stock
 from tests.support.graphs.family_tests import FamiliesGiven, Given
-from tests.support.graphs.flux import node
+from tests.support.graphs.flux import node, step_by_step
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
+from tests.support.tiny.comfyui import TINY
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,3 +63,16 @@ def test_image_to_video(latent_of: LatentOf) -> None:
 def test_guides(comfyui: ComfyUI, strength: float, plan: dict[str, Any], latent_of: LatentOf) -> None:
     """One of less strength weighs attention between its tokens and the video's."""
     assert_stock(latent_of, with_guides(comfyui, graph_of("ltxv"), "latent", strength=strength), **plan)
+
+
+def test_a_guide_with_a_mask_where_texts_are_masked_otherwise(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """One model call at a time has both texts in it, and is cut between them. The guide's mask is for all rows."""
+    graph = graph_of("ltxv")
+    for side, hidden in (("positive", 2), ("negative", 3)):
+        [(cond, options)] = TINY["ltxv"].prompt(7, seed=hidden)
+        options["attention_mask"] = (torch.arange(7) < 7 - hidden).long()[None]
+        save_file({"cond": cond, **options}, comfyui.input_dir / f"masked-{side}.safetensors")
+        graph[side] = node("LoadConditioning", conditioning=f"masked-{side}.safetensors")
+    graph["left"] = node("SolidMask", value=0.3, width=160, height=128)
+    graph = step_by_step(with_guides(comfyui, graph, "latent", attention_mask=["left", 0]))
+    assert relative_error(latent_of(spread(graph, strict=False, ulysses=2)), latent_of(graph)) <= TOLERANCE

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.support.graphs.flux import Graph, node, parallel, queue_logged, ways
-from tests.support.graphs.other_packs import REFUSED, REPLACED, basic, changed, custom, guided
+from tests.support.graphs.other_packs import (
+    REFUSED,
+    REPLACED,
+    basic,
+    called_back,
+    changed,
+    changed_by_steps,
+    custom,
+    guided,
+)
 from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
 
@@ -154,3 +163,38 @@ def test_a_deep_copy_of_a_model_is_refused_and_a_shallow_one_keeps_its_own_patch
     run = comfyui.queue(parallel(graph)).check()
     assert relative_error(saved_latent(comfyui, run), latent_of(graph)) <= 1e-5
     assert relative_error(latent_of(graph), latent_of(basic())) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["memory that becomes free", "memory that is taken", "another formula of memory"])
+def test_a_step_gives_the_stock_result_whatever_comfyui_batches_in_its_second_pass(comfyui, latent_of, kind):
+    graph = changed_by_steps(kind)
+    run, log = queue_logged(comfyui, parallel(graph, cfg=2))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+    assert ways(log) == ["the model option sampler_cfg_function"]
+    assert ("calls were computed in vain" in log) == (kind == "another formula of memory")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("x0 in place", "x0"),
+        ("x by its data", "x"),
+        *(pytest.param(*case, marks=thorough) for case in [("x in place", "x"), ("x0 through numpy", "x0")]),
+    ],
+)
+def test_a_callback_that_changes_a_latent_ends_the_run_and_takes_effect_in_the_next(comfyui, latent_of, kind, name):
+    """However it writes: no counter of torch's sees the last two kinds."""
+    run = comfyui.queue(parallel(called_back(kind)))
+    assert run.error is not None
+    message = run.error.exception_message
+    assert "PackCallback.sample.<locals>.callback changed " in message
+    assert (
+        f"changed {name} of step 1 of 3, which the workers' loop does not take back: queue the prompt again" in message
+    )
+    run, log = queue_logged(comfyui, parallel(called_back(kind, turn=1)))
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(called_back(kind))) <= 1e-5
+    [reason] = ways(log)
+    assert reason.endswith("PackCallback.sample.<locals>.callback, which changes latents")
+    run, log = queue_logged(comfyui, parallel(called_back("looks", turn=1)))  # by the same function
+    assert relative_error(saved_latent(comfyui, run.check()), latent_of(called_back("looks"))) <= 1e-5
+    assert ways(log) == ["loop"]

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..recorded_answers import RecordedAnswers, compared_leaves
 from .controlnet_costs import ControlCosts
 
 
 class KeptControl:
     """Stands in for a ControlNet of prompts for one step: what it gave the first time through, it gives the second.
 
-    ComfyUI asks a prompt's ControlNet for its output once for each model call, in the same order both times.
+    ComfyUI asks a prompt's ControlNet for its output once for each model call. A question that the first pass did not ask goes
+    to the ControlNet itself.
     """
 
     def __init__(self, control: Any, costs: ControlCosts) -> None:
         self._control = control
         self._costs = costs
-        self._outputs: deque[Any] = deque()
+        self._outputs: RecordedAnswers[Any] = RecordedAnswers()
         self._again = False
 
     def get_control(self, *args: Any) -> Any:
         """What the ControlNet gives for a call: lists of tensors; each caller gets copies."""
+        question = compared_leaves(args)
         if self._again:
-            return self._outputs.popleft()
-        with self._costs.made():
-            output = self._control.get_control(*args)
-        self._outputs.append(output)
+            return self._outputs.take(question, lambda: self._made(args))
+        output = self._made(args)
+        self._outputs.add(question, output)
         return output and {kind: list(tensors) for kind, tensors in output.items()}
 
     def begin_again(self) -> None:
         """From here on give what was given."""
         self._again = True
+
+    def _made(self, args: Sequence[Any]) -> Any:
+        with self._costs.made():
+            return self._control.get_control(*args)
 
 
 def with_kept_controls(

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ....parallel_backend.models.comfyui.content.things import Kind
-from ..conditioning import NotSupported
+from ..conditioning import STRICT, NotSupported
 from ..features.attention_guidance import name_of
 from ..features.compile import compiler_of
 from ..features.guidance import OPTION as GUIDES
@@ -23,6 +23,7 @@ from ..recording.record import Recording
 from ..sampler_run import SamplerRun
 from ..supported import not_supported
 from ..verdicts import NotKnown, verdicts
+from .callbacks import changing_callbacks
 from .checks import Checked
 from .message import fields_of
 from .planned import Planned
@@ -95,7 +96,11 @@ def whole_picture_only(fields: Mapping[str, Any], recording: Recording) -> str |
 def run_in_loop(
     run: SamplerRun, message: Message, recording: Recording, planned: Planned, steps: Steps, *, bar_off: bool
 ) -> Tensor:
-    """Have the workers do the run; returns what `Sampler.sample` would."""
+    """Have the workers do the run; returns what `Sampler.sample` would.
+
+    Raises:
+        Refused: the run's callback changes latents.
+    """
     (fields, tensors), sigmas, device = message, run.sigmas, run.noise.device
     cached = f", {fields['cache'].kind} (approximate)" if fields["cache"] is not None else ""
     compiled = f", blocks compiled by {fields['compiler']}" if fields["compiler"] else ""
@@ -103,10 +108,12 @@ def run_in_loop(
     total = len(sigmas) - 1
     sigmas.copy_(recording.sigmas)  # as the sampler's function leaves them: uni_pc writes to the last one
     with tqdm(total=total, disable=bar_off) as bar:
+        strict = bool(run.transformer_options.get(STRICT))
+        watched = changing_callbacks().watched(steps, device, strict=strict)
 
         def on_progress(step: int, denoised: Tensor, x: Tensor) -> None:
             bar.update(step + 1 - bar.n)
-            steps.show(step, denoised.to(device), x.to(device), total)
+            watched.show(step, denoised, x, total)
 
         done = planned.remote.sample(
             tensors, on_progress, planned.adapters, plan=planned.plan, working=planned.working, **fields

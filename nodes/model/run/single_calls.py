@@ -53,6 +53,11 @@ def run_by_calls(run: SamplerRun, reason: NotSupported, planned: Planned, steps:
     by_step = StepByStep(planned.plan, planned.working)
     options = by_step.model_options(run.extra_args["model_options"])
     samples = loop({**run.extra_args, "model_options": options}, steps.show)
+    if by_step.unused:
+        log.warning(
+            "Parallel: ComfyUI made other model calls than it had said before in some steps; %d calls were computed in vain",
+            by_step.unused,
+        )
     _tell_costs(by_step.costs, planned.plan, steps.run)
     dtype = run.guider.inner_model.get_dtype_inference()
     check_sampled(samples.cpu(), "After the last step", run.sigmas, dtype_name(dtype))

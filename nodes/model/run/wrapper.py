@@ -19,6 +19,7 @@ from ..recording.chosen import recording_of
 from ..refusals import refuse_weights
 from ..sampler_run import SamplerRun
 from ..verdicts import NotKnown, verdicts
+from .callbacks import changing_callbacks
 from .checks import Checked, check_run
 from .loop import message_of, run_in_loop, whole_picture_only
 from .message import conditioning_of, example_of
@@ -70,6 +71,7 @@ def run_in_workers(
     recording = recording_of(run, proxy.remote.trials)
     message, reason = None, None
     try:
+        changing_callbacks().refuse(callback)
         message = message_of(run, checked, recording, wrapped=executor.idx + 1 < len(executor.wrappers))
     except NotSupported as error:
         reason = _taken(error, run, checked)

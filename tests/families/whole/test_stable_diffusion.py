@@ -16,7 +16,7 @@ from tests.refusals.whole import PLANS, no_negative, other_control, other_text, 
 from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread, with_tensors
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.family_tests import Layers, save_with_prompts
-from tests.support.graphs.flux import Graph, controlled, node, queue_logged
+from tests.support.graphs.flux import Graph, controlled, insert_after_model, node, queue_logged
 from tests.support.graphs.loras import save_lora, with_lora
 from tests.support.graphs.whole import SIZE, SPLITS, batched
 from tests.support.latents import relative_error, saved_latent
@@ -33,6 +33,9 @@ LAYERS: Layers = {
 
 CONTROL_BYTES = "297 kB"
 """Of a step: what the tiny ControlNet gives on both sides, two tensors of 320 x 5 x 8 and three of 320 x 3 x 4 in fp32."""
+
+CHANGES = ("becomes free", "is taken")
+"""How the free memory changes while a step is gone through twice; the third of these cases has both changes."""
 
 CONTROL = {
     "net": node("ControlNetLoader", control_net_name="sd15.safetensors"),
@@ -166,6 +169,16 @@ def test_a_controlnet_with_texts_that_make_two_calls(latent_of: LatentOf) -> Non
     graph = controlled(graph, strength=0.3, start=0.3, net="again")
     assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
     graph["sampler"]["inputs"]["negative"] = ["negative", 0]
+    assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "kind", ["another formula of memory", *(pytest.param(f"memory that {what}", marks=thorough) for what in CHANGES)]
+)
+def test_a_controlnet_where_memory_changes_within_a_step(kind: str, latent_of: LatentOf) -> None:
+    """What ComfyUI batches in a step's second pass decides nothing about the ControlNet's output."""
+    graph = insert_after_model(batched(graph_of("sd15", steps=2), 1), "PackModel", kind=kind) | CONTROL
+    graph = controlled(graph, strength=0.7)
     assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
 
 

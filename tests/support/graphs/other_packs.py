@@ -31,9 +31,21 @@ def changed(kind: str) -> Graph:
     return insert_after_model(basic(), "PackModel", kind=kind)
 
 
+def changed_by_steps(kind: str) -> Graph:
+    """One model call at a time, by a MODEL for which ComfyUI answers a question of a step otherwise from time to time."""
+    return insert_after_model(changed(kind), "RescaleCFG", multiplier=0.7)
+
+
 def guided(kind: str) -> Graph:
     sides = {"positive": ["positive", 0], "negative": ["negative", 0]}
     return custom(guider=node("PackGuider", model=["model", 0], **sides, kind=kind))
+
+
+def called_back(kind: str, turn: int = 0) -> Graph:
+    """A pack's own node that samples with a callback; another `turn` is another prompt, so that ComfyUI runs it again."""
+    graph = basic()
+    links = {name: graph["sampler"]["inputs"][name] for name in ("model", "positive", "negative", "latent_image")}
+    return graph | {"sampler": node("PackCallback", **links, kind=kind, turn=turn)}
 
 
 REFUSED = {

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import gc
+import itertools
 import logging
 import math
 import sys
@@ -16,7 +17,9 @@ from typing import Any
 
 import comfy.clip_vision
 import comfy.hooks
+import comfy.model_management
 import comfy.model_patcher
+import comfy.sample
 import comfy.samplers
 import folder_paths
 import node_helpers
@@ -185,6 +188,9 @@ def injection(patcher: Any) -> None:
     patcher.set_injections("pack", [PatcherInjection(inject=inject, eject=eject)])
 
 
+PLENTY = 1 << 50
+"""Bytes of free memory that are enough for all prompts of a step."""
+
 WEIGHT = "diffusion_model.img_in.weight"
 
 
@@ -286,7 +292,39 @@ def in_the_middle(patcher: Any) -> None:
     patcher.set_model_unet_function_wrapper(wrapper)
 
 
+def free_memory(*answers: int) -> Callable[[Any], None]:
+    """Have ComfyUI find one amount of free memory after the other, as where workers load weights meanwhile."""
+
+    def change(_: Any) -> Callable[[], None]:
+        turns = itertools.cycle(answers)
+        return replaced(comfy.model_patcher.ModelPatcher, "get_free_memory", lambda *_: next(turns))
+
+    return while_running(change)
+
+
+def other_formula(_: Any) -> Callable[[], None]:
+    """Have ComfyUI's formula of the memory that a step's calls take give more than is free, but for each fourth time."""
+    turns = itertools.cycle((True, True, True, False))
+    size, steps = comfy.model_management.dtype_size, []
+    undo = [
+        replaced(comfy.model_patcher.ModelPatcher, "get_free_memory", lambda *_: steps.append(1) or PLENTY),
+        replaced(comfy.model_management, "xformers_enabled", lambda: True),
+        replaced(comfy.model_management, "dtype_size", lambda dtype: PLENTY if steps and next(turns) else size(dtype)),
+    ]
+    return lambda: [one() for one in undo] and None
+
+
+def replaced(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Put a function in another's place; returns what puts that back."""
+    old = getattr(owner, name)
+    setattr(owner, name, value)
+    return lambda: setattr(owner, name, old)
+
+
 MODELS: dict[str, Callable[[Any], None]] = {
+    "memory that becomes free": free_memory(0, 0, PLENTY),
+    "memory that is taken": free_memory(PLENTY, 0, 0),
+    "another formula of memory": while_running(other_formula),
     "object patch apply_model": object_patch("apply_model"),
     "object patch process_timestep": object_patch("process_timestep"),
     "object patch diffusion_model.forward": object_patch("diffusion_model.forward"),
@@ -545,6 +583,38 @@ class PackGuider:
 
     def make(self, model: Any, positive: Any, negative: Any, kind: str) -> tuple[Any]:
         return (GUIDERS[kind](comfy.samplers.CFGGuider(model), positive, negative),)
+
+
+# -- callbacks
+
+CALLBACKS: dict[str, Callable[[Any, Any], Any]] = {
+    "looks": lambda x0, x: (x0.mean(), x.std()),
+    "x0 in place": lambda x0, x: x0.mul_(0.9),
+    "x in place": lambda x0, x: x.mul_(0.9),
+    "x by its data": lambda x0, x: x.data.mul_(0.9),
+    "x0 through numpy": lambda x0, x: x0.numpy().__imul__(0.9),
+}
+
+
+class PackCallback:
+    """Samples with a callback of the pack's own, made anew each time."""
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        links = {"model": ("MODEL",), "positive": ("CONDITIONING",), "negative": ("CONDITIONING",)}
+        return {"required": {**links, "latent_image": ("LATENT",), "kind": (list(CALLBACKS),), "turn": ("INT",)}}
+
+    RETURN_TYPES = ("LATENT",)
+    FUNCTION = "sample"
+
+    def sample(self, model: Any, positive: Any, negative: Any, latent_image: Any, kind: str, turn: int) -> tuple[Any]:
+        def callback(_: int, x0: Any, x: Any, __: int) -> None:
+            CALLBACKS[kind](x0, x)
+
+        latent = latent_image["samples"]
+        noise = comfy.sample.prepare_noise(latent, 3)
+        settings = [3, 2.0, "dpmpp_2m", "simple", positive, negative, latent]
+        return ({"samples": comfy.sample.sample(model, noise, *settings, callback=callback, seed=3)},)
 
 
 # -- SAMPLER
@@ -1056,6 +1126,7 @@ NODE_CLASS_MAPPINGS = {
     "PackDecode": PackDecode,
     "PackGuider": PackGuider,
     "PackSampler": PackSampler,
+    "PackCallback": PackCallback,
     "PackObjects": PackObjects,
     "PackVoxels": PackVoxels,
     "PackEncoders": PackEncoders,

@@ -1,0 +1,59 @@
+"""Answers of a step's first pass, which equal questions of its second pass get again."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+Answer = TypeVar("Answer")
+
+PLAIN = (bool, int, float, str, uuid.UUID, type(None))
+"""Leaves of a question that are compared by value. ComfyUI names prompts by UUIDs."""
+
+
+class RecordedAnswers(Generic[Answer]):
+    """Answers with their questions, which are trees of tensors and plain values. Each answer is given once.
+
+    The second pass may ask otherwise than the first one did: ComfyUI decides by live state, such as free memory, which prompts
+    share a model call. So an answer is found by its question and never by its place in the order.
+    """
+
+    def __init__(self) -> None:
+        self._recorded: list[tuple[Any, Answer]] = []
+
+    def __len__(self) -> int:
+        """Return the number of answers that nobody has asked for again."""
+        return len(self._recorded)
+
+    def add(self, question: Any, answer: Answer) -> None:
+        """Record the answer to a question."""
+        self._recorded.append((question, answer))
+
+    def take(self, question: Any, compute: Callable[[], Answer]) -> Answer:
+        """Return the recorded answer to an equal question, or the result of `compute` where there is none."""
+        for index, (recorded, answer) in enumerate(self._recorded):
+            if _equal(recorded, question):
+                del self._recorded[index]
+                return answer
+        return compute()
+
+
+def compared_leaves(tree: Any) -> list[Any]:
+    """Return the tensors and plain values of a tree, without the functions and objects in it."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, (Tensor, *PLAIN))]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    (leaves, structure), (other_leaves, other_structure) = tree_flatten(one), tree_flatten(other)
+    return structure == other_structure and all(map(_equal_leaves, leaves, other_leaves))
+
+
+def _equal_leaves(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one is other or (one.dtype == other.dtype and one.device == other.device and torch.equal(one, other))
+    return one is other or (isinstance(one, PLAIN) and type(one) is type(other) and one == other)

@@ -1,0 +1,142 @@
+"""Callbacks that change the latents that they are shown: only ComfyUI's own loop goes on with what they have changed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....parallel_backend.errors import Refused
+from ..conditioning import NotSupported
+from ..own_code import name_of, own
+from .steps import Steps
+
+WITH_KSAMPLER = "use KSampler instead of Parallel Sampler for it"
+STEPS_BACK = 4
+"""The number of steps whose latents are looked at: this one, and those that ComfyUI's multistep samplers go back to."""
+
+QUEUED_AGAIN = "queue the prompt again, and it runs one model call at a time, where such a change takes effect"
+
+
+class ChangingCallbacks:
+    """The callbacks that have changed a latent in a run of the workers' loop.
+
+    Packs make a callback anew for each run. So it is known by its code and by the words and switches that it was made with.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[object] = set()
+
+    def refuse(self, callback: Any) -> None:
+        """Raise NotSupported for a callback that has changed a latent before."""
+        if callback is not None and _kind(callback) in self._known:
+            raise NotSupported(f"the callback {name_of(_innermost(callback))}, which changes latents")
+
+    def watched(self, steps: Steps, device: torch.device, *, strict: bool) -> WatchedSteps:
+        """Return what shows a run's steps and looks at the callback's doings.
+
+        Args:
+            device: where the callback gets the latents.
+            strict: whether the MODEL refuses single model calls.
+        """
+        kind = None if steps.callback is None else _kind(steps.callback)  # as it is before it runs
+        return WatchedSteps(
+            steps, device, functools.partial(self._known.add, kind), WITH_KSAMPLER if strict else QUEUED_AGAIN
+        )
+
+
+class WatchedSteps:
+    """Shows the steps of one run in the workers' loop to its callback, with copies of the latents.
+
+    Args:
+        remember: is called where the callback has changed one.
+        way_out: what the user can do then.
+    """
+
+    def __init__(self, steps: Steps, device: torch.device, remember: Callable[[], None], way_out: str) -> None:
+        self._steps, self._device = steps, device
+        self._remember, self._way_out = remember, way_out
+        self._shown: deque[_Shown] = deque(maxlen=2 * STEPS_BACK)
+
+    def show(self, step: int, denoised: Tensor, x: Tensor, total: int) -> None:
+        """Show a step, from 0, with its latents on the CPU.
+
+        Raises:
+            Refused: the callback has changed a latent.
+        """
+        if self._steps.callback is None:
+            self._steps.show(step)
+            return
+        copies = [tensor.to(self._device, copy=True) for tensor in (denoised, x)]
+        for name, received, copy in zip(("x0", "x"), (denoised, x), copies, strict=True):
+            self._shown.append(_Shown(name, step, received, weakref.ref(copy)))
+        self._steps.show(step, *copies, total)
+        for each in self._shown:
+            if each.changed:
+                self._remember()
+                raise Refused(
+                    f"The callback {name_of(_innermost(self._steps.callback))} changed {each.name} of step {each.step + 1} of "
+                    f"{total}, which the workers' loop does not take back: {self._way_out}."
+                )
+
+
+@dataclass
+class _Shown:
+    """A latent that a callback was given a copy of, by its name and step; the copy is gone unless the callback keeps it."""
+
+    name: str
+    step: int
+    received: Tensor
+    copy: weakref.ref[Tensor]
+
+    @property
+    def changed(self) -> bool:
+        copy = self.copy()
+        return copy is not None and not torch.equal(copy.to(self.received.device), self.received)
+
+
+@functools.cache
+def changing_callbacks() -> ChangingCallbacks:
+    """Return those of this process."""
+    return ChangingCallbacks()
+
+
+def _innermost(callback: Any) -> Any:
+    """The callback that was given to ComfyUI, which puts its own function around it where latents are packed."""
+    while own(callback):
+        inner = next((each for each in _held(callback) if callable(each)), None)
+        if inner is None:
+            return callback
+        callback = inner
+    return callback
+
+
+def _held(function: Any) -> Iterator[Any]:
+    """What a function's closure holds."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            yield cell.cell_contents
+
+
+def _kind(callback: Any) -> object:
+    """What is equal for callbacks that do the same, though each was made for its run."""
+    given: list[Any] = []
+    callback = _innermost(callback)
+    while isinstance(callback, functools.partial):
+        given += [*callback.args, *callback.keywords.values()]
+        callback = callback.func
+    if isinstance(callback, MethodType):
+        callback = callback.__func__
+    elif not hasattr(callback, "__code__"):
+        callback = type(callback).__call__
+    given += _held(callback)
+    given += getattr(callback, "__defaults__", None) or ()
+    return getattr(callback, "__code__", callback), tuple(each for each in given if isinstance(each, bool | str))
