@@ -28,7 +28,12 @@ FOLLOWED = (
 OWN = __name__.partition(".")[0]
 """This pack, under the name that it has in this process."""
 
-KNOWN = LIBRARIES | {OWN, "builtins", "comfy", "comfy_extras", "comfy_api", "comfy_kitchen", "comfy_aimdo"}
+CONSTANT = tuple(name for name in FOLLOWED if name.startswith("comfy."))
+"""Modules whose constants are compared."""
+
+COMFYUI = frozenset({"comfy", "comfy_extras", "comfy_api", "comfy_kitchen", "comfy_aimdo"})
+
+KNOWN = LIBRARIES | COMFYUI | {OWN, "builtins", "triton", "typing_extensions"}
 """Packages whose code may stand where a source does not write out what does."""
 
 PLACES = frozenset(
@@ -172,10 +177,11 @@ class _Walk:
         for name, value in [*vars(kind).items()]:
             if not any(True for _ in layers_of(value)):
                 continue
-            if name in written:
+            if written.get(name):
                 expected = any(_is(value, each, name) for each in written[name])
             else:
-                expected = _known(value, kind.__module__) or not _takes_effect(kind, name)
+                added = name not in written and not _takes_effect(kind, name)
+                expected = added or _known(value, kind.__module__)
             if not expected:
                 raise _Other(f"{kind.__module__}.{kind.__qualname__}.{name}", value)
             self.found.dotted.add(f"{kind.__module__}.{kind.__qualname__}.{name}")
@@ -218,7 +224,7 @@ class _Walk:
         if (id(names), name) in self._named or full in PLACES:
             return value
         self._named.add((id(names), name))
-        candidates = bound(module, name)
+        candidates = [_as_compared(each) for each in bound(module, name)]
         if value is not MISSING:
             fits = [each for each in candidates if _is(value, each, name)]
             if not fits and (candidates or not _known(value, module) or _misnamed(value, module, name)):
@@ -244,7 +250,7 @@ def _is(value: Any, binding: Binding, name: str) -> bool:
     match binding:
         case Imported(module):
             return isinstance(value, ModuleType) and value is sys.modules.get(module)
-        case Literal(written):
+        case Literal(_, written):
             return type(value) is type(written) and bool(value == written)
         case Computed(module):
             return _known(value, module) and not _misnamed(value, module, name)
@@ -252,11 +258,20 @@ def _is(value: Any, binding: Binding, name: str) -> bool:
             library = module.partition(".")[0] in LIBRARIES
             named = isinstance(value, type) and value.__qualname__ == qualified
             return named and (value.__module__ == module or (library and _known(value, module)))
-        case Defined(_, file, qualified, False, decorated):
+        case Defined(module, file, qualified, False, decorated):
             *around, inner = [*layers_of(value)] or [None]
             if inner is None or not _is_defined(inner.__code__, file, qualified):
-                return decorated and _known(value, "")
-            return not around or (decorated and all(_package(each) in KNOWN for each in around))
+                return decorated and _known(value, module)
+            package = module.partition(".")[0]
+            wrappers = {_package(each) for each in around}
+            within = package not in COMFYUI and wrappers <= {package}  # as torch wraps its own functions at run time
+            return within or ((not wrappers or decorated) and wrappers <= KNOWN | {package})
+
+
+def _as_compared(binding: Binding) -> Binding:
+    """A binding without its constant, unless that is one of a model's code: ComfyUI sets others from outside, such as flags."""
+    followed = not isinstance(binding, Literal) or binding.module.startswith(CONSTANT)
+    return binding if followed else Computed(binding.module)
 
 
 def _is_defined(code: CodeType, file: str, qualified: str) -> bool:
