@@ -203,6 +203,22 @@ def test_code_exchanged_within_a_function_and_names_in_front_of_pythons_own_are_
     assert found is not None and found.name == "comfy.ldm.flux.layers.range"
 
 
+def test_a_method_that_hides_an_inherited_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = flux()
+    assert code.replaced() is None
+    monkeypatch.setattr(LAYERS.SingleStreamBlock, "__call__", around(torch.nn.Module.__call__))
+    found = code.replaced()
+    assert found is not None and found.name == "comfy.ldm.flux.layers.SingleStreamBlock.__call__"
+
+
+def test_flags_that_comfyui_sets_from_outside_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `main.py` and the layers do where ComfyUI manages a GPU's memory itself."""
+    code = flux()
+    monkeypatch.setattr(import_module("comfy.memory_management"), "aimdo_enabled", True)
+    monkeypatch.setattr(import_module("comfy.model_management"), "LARGEST_AIMDO_CASTED_WEIGHT", (None, 1))
+    assert code.replaced() is None
+
+
 def test_a_name_that_the_model_does_not_reach_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """FLUX's blocks have the function of their own module, which took it when it was imported."""
     code = flux()

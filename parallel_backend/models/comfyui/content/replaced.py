@@ -102,12 +102,14 @@ class _Bindings:
         names: namespaces, a name in each, and its value.
         codes: functions, with the code and the defaults of each.
         literals: lists and dictionaries that a source writes out, and what it writes.
+        sizes: the names of classes, and how many each class has: one that is added may hide an inherited one.
         dotted: the names, with their modules.
     """
 
     names: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
     codes: list[tuple[FunctionType, CodeType, Any, Any]] = field(default_factory=list)
     literals: list[tuple[Any, Any]] = field(default_factory=list)
+    sizes: list[tuple[Mapping[str, Any], int]] = field(default_factory=list)
     dotted: set[str] = field(default_factory=set)
 
     def unchanged(self) -> bool:
@@ -119,6 +121,7 @@ class _Bindings:
                 for each, code, defaults, named in self.codes
             )
             and all(value == written for value, written in self.literals)
+            and all(len(names) == size for names, size in self.sizes)
         )
 
 
@@ -174,6 +177,7 @@ class _Walk:
         if kind.__module__.partition(".")[0] not in KNOWN and any(map(_is_code, vars(kind).values())):
             raise _Other(f"{kind.__module__}.{kind.__qualname__}", kind)
         written = methods(kind.__module__, kind.__qualname__)
+        self.found.sizes.append((vars(kind), len(vars(kind))))
         for name, value in [*vars(kind).items()]:
             if not any(True for _ in layers_of(value)):
                 continue
