@@ -263,19 +263,21 @@ def _is(value: Any, binding: Binding, name: str) -> bool:
             named = isinstance(value, type) and value.__qualname__ == qualified
             return named and (value.__module__ == module or (library and _known(value, module)))
         case Defined(module, file, qualified, False, decorated):
-            *around, inner = [*layers_of(value)] or [None]
-            if inner is None or not _is_defined(inner.__code__, file, qualified):
+            functions = [*layers_of(value)]
+            if not functions or not _is_defined(functions[-1].__code__, file, qualified):
                 return decorated and _known(value, module)
             package = module.partition(".")[0]
-            wrappers = {_package(each) for each in around}
+            wrappers = {_package(each) for each in functions[:-1]}
             within = package not in COMFYUI and wrappers <= {package}  # as torch wraps its own functions at run time
             return within or ((not wrappers or decorated) and wrappers <= KNOWN | {package})
+    raise AssertionError(binding)
 
 
 def _as_compared(binding: Binding) -> Binding:
     """A binding without its constant, unless that is one of a model's code: ComfyUI sets others from outside, such as flags."""
-    followed = not isinstance(binding, Literal) or binding.module.startswith(CONSTANT)
-    return binding if followed else Computed(binding.module)
+    if isinstance(binding, Literal) and not binding.module.startswith(CONSTANT):
+        return Computed(binding.module)
+    return binding
 
 
 def _is_defined(code: CodeType, file: str, qualified: str) -> bool:
