@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import sys
@@ -19,11 +20,14 @@ from parallel_backend.models.comfyui.content.reached import layers_of
 from parallel_backend.models.comfyui.content.replaced import ReachedCode
 from parallel_backend.models.comfyui.small import SMALL, Builder, small
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.selection import thorough
 from tests.vae.comfy_vaes import KINDS, build
 
 comfy_on_path()
 
 LAYERS, MATH = (import_module(f"comfy.ldm.flux.{name}") for name in ("layers", "math"))
+
+FOLDER = Path(LAYERS.__file__ or "").parents[3]
 
 FEWEST = 350
 """Names that the simplest of ComfyUI's models and autoencoders reaches, rounded down."""
@@ -55,6 +59,28 @@ def image_vae() -> ReachedCode:
         return ReachedCode(classes_of(build("sd")))
 
 
+def test_no_function_of_any_class_of_comfyuis_models_is_taken_for_a_replaced_one() -> None:
+    looked: set[str] = set()
+    for file in FOLDER.glob("comfy/ldm/**/*.py"):
+        name = ".".join(file.relative_to(FOLDER).with_suffix("").parts).removesuffix(".__init__")
+        with contextlib.suppress(ImportError):  # it needs a package that ComfyUI does not require
+            looked.add(import_module(name).__name__)
+    classes = {
+        value
+        for name in looked
+        for value in vars(sys.modules[name]).values()
+        if isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ in looked
+    }
+    code = ReachedCode(classes)
+    assert code.replaced() is None
+    assert (len(looked) > 150, len(classes) > 500, len(code.names()) > 4000) == (True, True, True), (
+        len(looked),
+        len(classes),
+        len(code.names()),
+    )
+
+
+@thorough  # the quick test above has the same classes, all at once
 def test_no_function_of_comfyuis_own_models_is_taken_for_a_replaced_one() -> None:
     looked: dict[frozenset[type], int] = {}
     for name in SMALL:
@@ -177,6 +203,22 @@ def test_code_exchanged_within_a_function_and_names_in_front_of_pythons_own_are_
     assert found is not None and found.name == "comfy.ldm.flux.layers.range"
 
 
+def test_a_method_that_hides_an_inherited_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = flux()
+    assert code.replaced() is None
+    monkeypatch.setattr(LAYERS.SingleStreamBlock, "__call__", around(torch.nn.Module.__call__))
+    found = code.replaced()
+    assert found is not None and found.name == "comfy.ldm.flux.layers.SingleStreamBlock.__call__"
+
+
+def test_flags_that_comfyui_sets_from_outside_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `main.py` and the layers do where ComfyUI manages a GPU's memory itself."""
+    code = flux()
+    monkeypatch.setattr(import_module("comfy.memory_management"), "aimdo_enabled", True)
+    monkeypatch.setattr(import_module("comfy.model_management"), "LARGEST_AIMDO_CASTED_WEIGHT", (None, 1))
+    assert code.replaced() is None
+
+
 def test_a_name_that_the_model_does_not_reach_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """FLUX's blocks have the function of their own module, which took it when it was imported."""
     code = flux()
@@ -219,7 +261,7 @@ def test_what_a_source_binds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     far = Defined("bound_there", str(tmp_path / "bound_there.py"), "far", False, False)
     assert bound("bound_here", "there") == (Imported("bound_there"),)
     assert bound("bound_here", "near") == (far,)
-    assert bound("bound_here", "chosen") == (far, Literal(3))
+    assert bound("bound_here", "chosen") == (far, Literal("bound_there", 3))
     assert bound("bound_here", "nothing") == ()
     file = str(tmp_path / "bound_here.py")
     assert methods("bound_here", "Kind")["other"] == [Defined("bound_here", file, "Kind.method", False, False)]

@@ -32,8 +32,9 @@ class Imported:
 
 @dataclass(frozen=True)
 class Literal:
-    """A constant that is written out."""
+    """A constant that a module's source writes out."""
 
+    module: str
     value: Any
 
 
@@ -101,7 +102,7 @@ def _bound(module: str, name: str, seen: frozenset[tuple[str, str]]) -> tuple[Bi
 
 
 def methods(module: str, name: str) -> dict[str, list[Defined]]:
-    """The functions in the body of a class that a module defines under a qualified name, by their names."""
+    """The functions in the body of a class that a module defines under a qualified name, by the names that the body binds."""
     source = source_of(module)
     return {} if source is None else source.classes.get(name, {})
 
@@ -173,8 +174,7 @@ class _Reader:
                 node, ast.Assign | ast.AnnAssign
             ):  # in a class: another name of a function
                 for name in _targets(node):
-                    if others := into.get(getattr(node.value, "id", "")):
-                        into.setdefault(name, []).extend(others)
+                    into.setdefault(name, []).extend(into.get(getattr(node.value, "id", ""), ()))
 
     def _definition(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, prefix: str, into: dict[str, Any] | None
@@ -217,7 +217,9 @@ class _Reader:
             literal = ast.literal_eval(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return None
-        return Literal(literal) if literal not in ({}, [], set()) else None  # such a table is filled elsewhere
+        return (
+            Literal(self._module, literal) if literal not in ({}, [], set()) else None
+        )  # such a table is filled elsewhere
 
     def _base(self, node: ast.ImportFrom) -> str:
         if not node.level:

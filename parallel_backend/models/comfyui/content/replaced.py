@@ -28,7 +28,12 @@ FOLLOWED = (
 OWN = __name__.partition(".")[0]
 """This pack, under the name that it has in this process."""
 
-KNOWN = LIBRARIES | {OWN, "builtins", "comfy", "comfy_extras", "comfy_api", "comfy_kitchen", "comfy_aimdo"}
+CONSTANT = tuple(name for name in FOLLOWED if name.startswith("comfy."))
+"""Modules whose constants are compared."""
+
+COMFYUI = frozenset({"comfy", "comfy_extras", "comfy_api", "comfy_kitchen", "comfy_aimdo"})
+
+KNOWN = LIBRARIES | COMFYUI | {OWN, "builtins", "triton", "typing_extensions"}
 """Packages whose code may stand where a source does not write out what does."""
 
 PLACES = frozenset(
@@ -97,12 +102,14 @@ class _Bindings:
         names: namespaces, a name in each, and its value.
         codes: functions, with the code and the defaults of each.
         literals: lists and dictionaries that a source writes out, and what it writes.
+        sizes: the names of classes, and how many each class has: one that is added may hide an inherited one.
         dotted: the names, with their modules.
     """
 
     names: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
     codes: list[tuple[FunctionType, CodeType, Any, Any]] = field(default_factory=list)
     literals: list[tuple[Any, Any]] = field(default_factory=list)
+    sizes: list[tuple[Mapping[str, Any], int]] = field(default_factory=list)
     dotted: set[str] = field(default_factory=set)
 
     def unchanged(self) -> bool:
@@ -114,6 +121,7 @@ class _Bindings:
                 for each, code, defaults, named in self.codes
             )
             and all(value == written for value, written in self.literals)
+            and all(len(names) == size for names, size in self.sizes)
         )
 
 
@@ -169,13 +177,15 @@ class _Walk:
         if kind.__module__.partition(".")[0] not in KNOWN and any(map(_is_code, vars(kind).values())):
             raise _Other(f"{kind.__module__}.{kind.__qualname__}", kind)
         written = methods(kind.__module__, kind.__qualname__)
+        self.found.sizes.append((vars(kind), len(vars(kind))))
         for name, value in [*vars(kind).items()]:
             if not any(True for _ in layers_of(value)):
                 continue
-            if name in written:
+            if written.get(name):
                 expected = any(_is(value, each, name) for each in written[name])
             else:
-                expected = _known(value, kind.__module__) or not _takes_effect(kind, name)
+                added = name not in written and not _takes_effect(kind, name)
+                expected = added or _known(value, kind.__module__)
             if not expected:
                 raise _Other(f"{kind.__module__}.{kind.__qualname__}.{name}", value)
             self.found.dotted.add(f"{kind.__module__}.{kind.__qualname__}.{name}")
@@ -218,7 +228,7 @@ class _Walk:
         if (id(names), name) in self._named or full in PLACES:
             return value
         self._named.add((id(names), name))
-        candidates = bound(module, name)
+        candidates = [_as_compared(each) for each in bound(module, name)]
         if value is not MISSING:
             fits = [each for each in candidates if _is(value, each, name)]
             if not fits and (candidates or not _known(value, module) or _misnamed(value, module, name)):
@@ -244,7 +254,7 @@ def _is(value: Any, binding: Binding, name: str) -> bool:
     match binding:
         case Imported(module):
             return isinstance(value, ModuleType) and value is sys.modules.get(module)
-        case Literal(written):
+        case Literal(_, written):
             return type(value) is type(written) and bool(value == written)
         case Computed(module):
             return _known(value, module) and not _misnamed(value, module, name)
@@ -252,11 +262,22 @@ def _is(value: Any, binding: Binding, name: str) -> bool:
             library = module.partition(".")[0] in LIBRARIES
             named = isinstance(value, type) and value.__qualname__ == qualified
             return named and (value.__module__ == module or (library and _known(value, module)))
-        case Defined(_, file, qualified, False, decorated):
-            *around, inner = [*layers_of(value)] or [None]
-            if inner is None or not _is_defined(inner.__code__, file, qualified):
-                return decorated and _known(value, "")
-            return not around or (decorated and all(_package(each) in KNOWN for each in around))
+        case Defined(module, file, qualified, False, decorated):
+            functions = [*layers_of(value)]
+            if not functions or not _is_defined(functions[-1].__code__, file, qualified):
+                return decorated and _known(value, module)
+            package = module.partition(".")[0]
+            wrappers = {_package(each) for each in functions[:-1]}
+            within = package not in COMFYUI and wrappers <= {package}  # as torch wraps its own functions at run time
+            return within or ((not wrappers or decorated) and wrappers <= KNOWN | {package})
+    raise AssertionError(binding)
+
+
+def _as_compared(binding: Binding) -> Binding:
+    """A binding without its constant, unless that is one of a model's code: ComfyUI sets others from outside, such as flags."""
+    if isinstance(binding, Literal) and not binding.module.startswith(CONSTANT):
+        return Computed(binding.module)
+    return binding
 
 
 def _is_defined(code: CodeType, file: str, qualified: str) -> bool:
