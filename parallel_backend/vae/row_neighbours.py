@@ -222,4 +222,4 @@ def attend(whole: Callable[..., Tensor], q: Any, k: Any, v: Any) -> Tensor:
     channels = q.shape[1]
     kernel = choose_kernel("auto", q.local.device, q.dtype, channels, package_faults(q.local.device))
     out = around_the_ring(q.axis, counts, kernel.attend, tokens(q), torch.stack((tokens(k), tokens(v))))
-    return q.like(out.squeeze(2).transpose(1, 2).reshape(q.local.shape))  # type: ignore[no-any-return]
+    return q.like(out.squeeze(2).transpose(1, 2).reshape(q.local.shape))
