@@ -74,6 +74,8 @@ def test_an_idle_rank_says_that_it_reads_while_a_long_request_comes() -> None:
         assert module.READING in (next(phases) for _ in range(100))
         status.enter("sampling")
         assert "sampling" in (next(phases) for _ in range(100))
+        status.enter(module.IDLE)
+        assert module.IDLE in (next(phases) for _ in range(100))
 
 
 def phases_of(connection: socket.socket, status: Status) -> Iterator[str]:

@@ -32,7 +32,7 @@ class Status:
 
     `entered` has the phases and steps since the request began, and when (time.perf_counter). `faults` is called when a
     phase or step begins; None outside of tests. `receiving` is whether a part of a frame has come from the host,
-    `occupied` whether the main thread has begun with one. The connection and the main thread set one each.
+    `occupied` whether the main thread has begun with one that has no phase yet. The connection and the main thread set one each.
     """
 
     phase: str = "starting"
@@ -47,7 +47,7 @@ class Status:
 
     def enter(self, phase: str, step: int = 0) -> None:
         """Begin a phase, or a step of it."""
-        self.phase, self.step = phase, step
+        self.phase, self.step, self.occupied = phase, step, False
         self.entered.append((phase, step, time.perf_counter()))
         self.on_progress()
         self.changed.set()
