@@ -135,6 +135,7 @@ def test_all_of_a_tested_comfyui_is_known_by_its_files_and_by_its_syntax() -> No
         table.__class__(table.version, table.how, {}, table.things, table.functions) for table in tables()
     )
     for given in (tables(), by_syntax):
+        assert given and all(table.things for table in given)
         unknown = [each for each in Content(FOLDER, given).unknown(kinds) if each.thing.module in loaded]
         if unknown and not any(name().startswith(table.version.partition("+")[0]) for table in tables()):
             text = ", ".join(each.function for each in unknown)
@@ -179,6 +180,7 @@ def test_a_file_that_was_changed_under_a_running_process_is_found(copied: Copied
 
 def test_the_modules_of_comfyui_are_found_by_their_files() -> None:
     found = imported(FOLDER)
+    assert len(found) > 100
     assert found["comfy/samplers.py"] is comfy.samplers
     assert all((FOLDER / path).is_file() for path in found)
     assert os.path.samefile(FOLDER, os.environ["COMFYUI_PATH"])

@@ -27,13 +27,20 @@ def notes_of(name: str) -> list[dict[str, Any]]:
     return [each for each in template(name)["nodes"] if each["type"] == "MarkdownNote"]
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_a_note_is_brown_and_has_no_code_within_a_line(name: str) -> None:
-    """Which Nodes 2.0 draws blue, whatever the theme."""
-    for note in notes_of(name):
-        assert (note["color"], note["bgcolor"]) == ("#432", BROWN)
-        (text,) = note["widgets_values"]
-        assert "`" not in re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+def is_brown(note: dict[str, Any]) -> bool:
+    """Whether a note has its colours and no code within a line, which Nodes 2.0 draws blue, whatever the theme."""
+    (text,) = note["widgets_values"]
+    code = "`" in re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return (note["color"], note["bgcolor"]) == ("#432", BROWN) and not code
+
+
+def test_notes_are_brown_and_have_no_code_within_a_line() -> None:
+    notes = [(name, note) for name in TEMPLATES for note in notes_of(name)]
+    assert len(notes) > 10
+    assert [name for name, note in notes if not is_brown(note)] == []
+    (_, note), *_ = notes
+    for planted in ({"bgcolor": "#653"}, {"widgets_values": ["run `this`"]}):
+        assert not is_brown(note | planted)
 
 
 @thorough
