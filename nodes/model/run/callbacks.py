@@ -48,7 +48,9 @@ class ChangingCallbacks:
             strict: whether the MODEL refuses single model calls.
         """
         kind = None if steps.callback is None else _kind(steps.callback)  # as it is before it runs
-        return WatchedSteps(steps, device, functools.partial(self._known.add, kind), WITH_KSAMPLER if strict else QUEUED_AGAIN)
+        return WatchedSteps(
+            steps, device, functools.partial(self._known.add, kind), WITH_KSAMPLER if strict else QUEUED_AGAIN
+        )
 
 
 class WatchedSteps:

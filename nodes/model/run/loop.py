@@ -108,7 +108,6 @@ def run_in_loop(
     total = len(sigmas) - 1
     sigmas.copy_(recording.sigmas)  # as the sampler's function leaves them: uni_pc writes to the last one
     with tqdm(total=total, disable=bar_off) as bar:
-
         strict = bool(run.transformer_options.get(STRICT))
         watched = changing_callbacks().watched(steps, device, strict=strict)
 
