@@ -456,7 +456,7 @@ class PackCallback:
         def callback(_: int, x0: Any, x: Any, __: int) -> None:
             CALLBACKS[kind](x0, x)
 
-        latent = latent_image["samples"]
+        latent = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"])
         noise = comfy.sample.prepare_noise(latent, 3)
         settings = [3, 2.0, "dpmpp_2m", "simple", positive, negative, latent]
         return ({"samples": comfy.sample.sample(model, noise, *settings, callback=callback, seed=3)},)
