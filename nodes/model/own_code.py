@@ -6,8 +6,10 @@ import functools
 import inspect
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import comfy.samplers
@@ -17,6 +19,12 @@ OWN_CODE = tuple(
     f"{folder}{os.sep}" for folder in (COMFYUI / "comfy", COMFYUI / "comfy_extras", Path(__file__).parents[2])
 )
 """Where the code is whose classes and functions are known: ComfyUI's, and this pack's."""
+
+INSTALLED = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
+"""Where Python's own modules are, and those that pip installs."""
+
+LIBRARIES = ("numpy", "scipy", "torchsde", "tqdm", "typing")
+"""What ComfyUI's sampler functions call besides ComfyUI and torch."""
 
 
 def foreign_class(kind: type) -> Iterator[str]:
@@ -59,6 +67,16 @@ def own(value: Any) -> bool:
     if hasattr(value, "__wrapped__") and not _comfyui(module):  # such as torch.no_grad around it
         return _own_module(module) and own(value.__wrapped__)
     return _own_module(module)
+
+
+def of_another_pack(thing: Any) -> bool:
+    """Whether a module, or the module of a class or function, is neither ComfyUI's nor this pack's nor an installed library."""
+    name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
+    if not name or name.partition(".")[0] in (*LIBRARIES, "torch", "einops", *sys.stdlib_module_names):
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    comfyuis = file.startswith(f"{COMFYUI}{os.sep}") and not file.startswith(f"{COMFYUI / 'custom_nodes'}{os.sep}")
+    return not comfyuis and not file.startswith((*OWN_CODE, *INSTALLED))
 
 
 def _own_module(module: Any) -> bool:

@@ -97,10 +97,12 @@ def test_what_is_not_is_refused_with_the_word(pack: ModuleType, monkeypatch: pyt
         monkeypatch.setattr(recording("tape"), "SECONDS_FOR_A_SIGMA", 0.0)
     options = {"state": pack.memory.State()} if name == "counts_in_an_option" else {}
     before = [pack.memory.COUNT, list(pack.memory.CALLS), torch.get_rng_state().tolist(), random.getstate()]
+    remembered = pack.memory.remembered()
     made = recorded(function, **options)
     assert made.program is None
     assert made.reason.startswith(f"the sampler {function.__name__}, which {word}"), made.reason
     assert before == [pack.memory.COUNT, list(pack.memory.CALLS), torch.get_rng_state().tolist(), random.getstate()]
+    assert remembered == pack.memory.remembered()
 
 
 def test_options_that_cannot_be_copied_are_not_recorded(pack: ModuleType) -> None:

@@ -198,3 +198,20 @@ def test_a_callback_that_changes_a_latent_ends_the_run_and_takes_effect_in_the_n
     run, log = queue_logged(comfyui, parallel(called_back("looks", turn=1)))  # by the same function
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(called_back("looks"))) <= 1e-5
     assert ways(log) == ["loop"]
+
+
+def test_a_function_that_counts_its_runs_runs_as_often_as_by_the_stock_loader(comfyui):
+    """A prompt of each loader makes the SAMPLER anew, and the second one goes on with it."""
+
+    def twice(swap):
+        comfyui.queue(basic()).check()  # ComfyUI forgets the SAMPLER
+        graph = swap(sampled("a function that counts its runs"))
+        for seed in (1, 2):
+            graph["noise"]["inputs"]["noise_seed"] = seed
+            run, log = queue_logged(comfyui, graph)
+            yield saved_latent(comfyui, run.check()), ways(log)
+
+    stock = [latent for latent, _ in twice(dict)]
+    for (ours, way), expected in zip(twice(parallel), stock, strict=True):
+        assert relative_error(ours, expected) <= 1e-5
+        assert way == ["the sampler counting, which remembers what it has done"]

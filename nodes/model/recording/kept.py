@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import random
-from collections.abc import Iterable, Iterator
-from types import CellType, CodeType, FunctionType, MethodType
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..own_code import OWN_CODE, of_another_pack, own
+from .tape import NotLocal
+
 _MISSING = object()
+
+MOST = 50_000
+"""The number of things in which a function may remember something; a large pack reaches some thousands."""
+
+MOST_BYTES = 1 << 26
+"""The number of bytes of all tensors and arrays that are compared by value; others are told apart by identity."""
 
 
 class Kept:
@@ -21,8 +35,8 @@ class Kept:
     """
 
     def __init__(self, things: Iterable[Any]) -> None:
-        self._seen: set[int] = set()
-        self._containers: list[tuple[dict[Any, Any] | list[Any], dict[Any, Any] | list[Any]]] = []
+        self._seen: dict[int, Any] = {}  # with the things, whose numbers no others get meanwhile
+        self._containers: list[tuple[dict[Any, Any] | list[Any] | deque[Any], dict[Any, Any] | list[Any]]] = []
         self._cells: list[tuple[CellType, Any]] = []
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
         for thing in things:
@@ -55,12 +69,15 @@ class Kept:
             else:
                 cell.cell_contents = content
         for names, name, value in self._globals:
-            names[name] = value
+            if value is _MISSING:
+                names.pop(name, None)
+            else:
+                names[name] = value
 
     def _keep(self, thing: Any) -> None:
         if id(thing) in self._seen:
             return
-        self._seen.add(id(thing))
+        self._seen[id(thing)] = thing
         if isinstance(thing, dict):
             self._containers.append((thing, dict(thing)))
             self._keep_all(thing.values())
@@ -88,11 +105,192 @@ class Kept:
         self._keep(getattr(function, "__wrapped__", None))
         self._keep(function.__defaults__ or ())
         self._keep(function.__dict__)
+        self._keep_names(function)
+
+    def _keep_names(self, function: FunctionType) -> None:
         for name in {*names_in(function.__code__)} & function.__globals__.keys():
             value = function.__globals__[name]
             if isinstance(value, bool | int | float | str | None | list | dict):
                 self._globals.append((function.__globals__, name, value))
                 self._keep(value)
+
+
+class Memory(Kept):
+    """All that functions of other packs remember, as it is now: what they reach by name, in closures, objects and classes.
+
+    ComfyUI's own objects, and those of the libraries that it calls, are told apart by identity alone.
+
+    Raises:
+        NotLocal: there is more of it than can be looked through.
+    """
+
+    def __init__(self, things: Iterable[Any]) -> None:
+        self._states: list[tuple[Callable[[], Any], Callable[[Any], object], Any]] = []
+        self._classes: list[tuple[type, dict[str, Any]]] = []
+        self._sets: list[tuple[set[Any], set[Any]]] = []
+        self._slots: list[tuple[Any, str, Any]] = []
+        self._bytes = 0
+        self._waiting: list[Any] = []
+        super().__init__(things)
+        while self._waiting:
+            if len(self._seen) > MOST:
+                raise NotLocal(f"reaches more than {MOST} things in which it might remember something")
+            self._keep_now(self._waiting.pop())
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything is other than it was."""
+        return (
+            super().changed
+            or any(now != then for now, then in self._sets)
+            or any(getattr(thing, name, _MISSING) is not then for thing, name, then in self._slots)
+            or any(not _same(dict(vars(kind)), then) for kind, then in self._classes)
+            or any(not _equal(read(), then) for read, _, then in self._states)
+        )
+
+    def put_back(self) -> None:
+        """Give everything that has changed what it had."""
+        super().put_back()
+        for now, elements in self._sets:
+            now.clear()
+            now.update(elements)
+        for thing, name, value in self._slots:
+            if getattr(thing, name, _MISSING) is not value:
+                delattr(thing, name) if value is _MISSING else setattr(thing, name, value)
+        for kind, attributes in self._classes:
+            now_has = dict(vars(kind))
+            for name in now_has.keys() - attributes.keys():
+                delattr(kind, name)
+            for name, value in attributes.items():
+                if now_has.get(name, _MISSING) is not value:
+                    setattr(kind, name, value)
+        for read, write, state in self._states:
+            if not _equal(read(), state):
+                write(state)
+
+    def _keep(self, thing: Any) -> None:
+        self._waiting.append(thing)  # and not at once: they may hold one another to any depth
+
+    def _keep_now(self, thing: Any) -> None:
+        if id(thing) in self._seen or thing is None or isinstance(thing, bool | int | float | str):
+            return
+        if isinstance(thing, set | frozenset | deque | functools.partial):
+            self._seen[id(thing)] = thing
+        if isinstance(thing, set):
+            self._sets.append((thing, set(thing)))
+            self._keep_all(thing)
+        elif isinstance(thing, frozenset):
+            self._keep_all(thing)
+        elif isinstance(thing, deque):
+            self._containers.append((thing, list(thing)))
+            self._keep_all(thing)
+        elif isinstance(thing, functools.partial):
+            self._keep_all([thing.func, thing.args, thing.keywords])
+        elif (state := _state_of(thing, MOST_BYTES - self._bytes)) is not None:
+            self._bytes += getattr(thing, "nbytes", 0)
+            self._seen[id(thing)] = thing
+            read, write = state
+            self._states.append((read, write, read()))
+        elif isinstance(thing, type):
+            self._keep_class(thing)
+        elif isinstance(thing, FunctionType) and _of_a_library(thing):
+            self._seen[id(thing)] = thing
+        elif isinstance(thing, MethodType):
+            self._keep_all([thing.__func__, thing.__self__, getattr(thing.__self__, "__dict__", None)])
+        elif isinstance(thing, BuiltinMethodType):  # such as a list's append
+            self._keep(thing.__self__)
+        elif isinstance(thing, functools._lru_cache_wrapper):
+            self._keep(thing.__wrapped__)
+        elif _has_own_attributes(thing):
+            self._seen[id(thing)] = thing
+            self._keep(getattr(thing, "__dict__", None))
+            self._keep(type(thing))
+            for name in _slots(type(thing)):
+                self._slots.append((thing, name, getattr(thing, name, _MISSING)))
+                self._keep(getattr(thing, name, None))
+        else:
+            super()._keep(thing)
+
+    def _keep_class(self, kind: type) -> None:
+        self._seen[id(kind)] = kind
+        if not of_another_pack(kind):
+            return
+        self._classes.append((kind, dict(vars(kind))))
+        for value in vars(kind).values():
+            inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+            self._keep_all([inner.fget, inner.fset] if isinstance(inner, property) else [inner])
+        self._keep_all(kind.__bases__)
+
+    def _keep_names(self, function: FunctionType) -> None:
+        if not _may_remember(function):
+            super()._keep_names(function)
+            return
+        used = {*names_in(function.__code__)}
+        spaces = [function.__globals__]
+        spaces += [
+            vars(value)
+            for name in used
+            if isinstance(value := function.__globals__.get(name), ModuleType) and of_another_pack(value)
+        ]
+        for space in spaces:
+            for name in used:
+                value = space.get(name, _MISSING)
+                if not isinstance(value, ModuleType):
+                    self._globals.append((space, name, value))
+                    self._keep(value)
+
+
+def _of_a_library(function: FunctionType) -> bool:
+    """Whether a function is neither another pack's, nor around one, nor ComfyUI's or this pack's."""
+    file = getattr(sys.modules.get(function.__globals__.get("__name__", "")), "__file__", None) or ""
+    return own(function) and not file.startswith(OWN_CODE)
+
+
+def _may_remember(function: FunctionType) -> bool:
+    """Whether a function is another pack's, or one of ComfyUI's samplers, in whose modules packs put theirs."""
+    samplers = ("comfy.k_diffusion", "comfy.extra_samplers", "comfy.samplers")
+    return not own(function) or str(function.__globals__.get("__name__")).startswith(samplers)
+
+
+def _has_own_attributes(thing: Any) -> bool:
+    """Whether a thing is an object of another pack's class, or one of Python's that is nothing but its attributes."""
+    if isinstance(thing, dict | list | tuple | FunctionType | ModuleType):
+        return False
+    return of_another_pack(type(thing)) or isinstance(thing, SimpleNamespace | threading.local)
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        yield from (name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))
+
+
+def _state_of(thing: Any, most: int) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
+    """How the state of numbers and generators is read, and given back; None for all else, and for more than so many bytes."""
+    if any(thing is each for each in (torch.default_generator, random._inst, np.random.mtrand._rand)):  # see Generators
+        return None
+    if type(thing) in (torch.Tensor, torch.nn.Parameter) and not thing.is_meta and thing.nbytes <= most:
+        return lambda: thing.detach().clone(), functools.partial(_write, thing)
+    if isinstance(thing, np.ndarray) and thing.nbytes <= most:
+        return thing.copy, lambda then: np.copyto(thing, then)
+    if isinstance(thing, bytearray):
+        return lambda: bytes(thing), lambda then: thing.__setitem__(slice(None), then)
+    if isinstance(thing, random.Random) and not isinstance(thing, random.SystemRandom):
+        return thing.getstate, thing.setstate
+    if isinstance(thing, torch.Generator):
+        return thing.get_state, thing.set_state
+    if isinstance(thing, np.random.RandomState):
+        return thing.get_state, thing.set_state
+    if isinstance(thing, np.random.Generator):
+        return lambda: copy.deepcopy(thing.bit_generator.state), lambda then: setattr(
+            thing.bit_generator, "state", then
+        )
+    return None
+
+
+def _write(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    with torch.inference_mode():  # which ComfyUI's nodes make tensors in, and which lets others be written to as well
+        tensor.copy_(values)
 
 
 def _contents(cell: CellType) -> Any:
@@ -177,6 +375,8 @@ def _equal(one: Any, other: Any) -> bool:
         return torch.equal(one, other)
     if isinstance(one, np.ndarray):
         return bool(np.array_equal(one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(value, other[name]) for name, value in one.items())
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(_equal(*pair) for pair in zip(one, other, strict=True))
     return bool(one == other)

@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from ..own_code import own
+from ..own_code import LIBRARIES, own
 from .kept import names_in
-
-LIBRARIES = ("numpy", "scipy", "torchsde", "tqdm", "typing")
-"""What ComfyUI's sampler functions call besides ComfyUI and torch."""
 
 
 def is_comfyuis(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from ....parallel_backend.denoise.program import Program, encoded
 from ....parallel_backend.errors import Refused
 from ..conditioning import NotSupported
 from ..sampler_run import SamplerRun
-from .kept import Generators, Kept
+from .kept import Generators, Kept, Memory
 from .latent import Recorded, number_of, spoilt, value_of
 from .noise import recorded_noise
 from .rules import Rules
@@ -157,7 +157,7 @@ def left_alone(run: SamplerRun, fixed: Kept, generators: Generators) -> Iterator
         options = copied_options(run)
     except Exception:
         raise NotLocal("has an option that cannot be copied") from None
-    memory = Kept(memories(run.sampler.sampler_function, options))
+    memory = Memory(memories(run.sampler.sampler_function, options))
     try:
         yield options
         if memory.changed:
@@ -188,7 +188,7 @@ def memories(function: Any, options: Mapping[str, Any]) -> list[Any]:
         elif isinstance(each, FunctionType | MethodType):
             made.append(each)
         elif hasattr(each, "__dict__") and not isinstance(each, type | Tensor):
-            made.append(vars(each))
+            made += [vars(each), each]
     return made
 
 

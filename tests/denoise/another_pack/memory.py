@@ -1,5 +1,14 @@
 """They remember something, in a run or between runs."""
 
+import random
+import threading
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from . import steps
 from .elementwise import euler
 from .steps import along
 
@@ -51,9 +60,139 @@ def counts_in_an_option(model, x, sigmas, extra_args=None, callback=None, disabl
     return along(euler)(model, x * state.count, sigmas, extra_args, callback)
 
 
+class Counter:
+    """Counts in an object, and in its class."""
+
+    made = 0
+
+    def __init__(self):
+        self.count = 0
+
+    def next(self):
+        self.count += 1
+        return self.count
+
+    @classmethod
+    def next_of_all(cls):
+        cls.made += 1
+        return cls.made
+
+
+class Slotted:
+    """Counts where there is no dict."""
+
+    __slots__ = ("count",)
+
+    def next(self):
+        self.count = getattr(self, "count", 0) + 1
+        return self.count
+
+
+class Nested:
+    """Counts in an object of an object."""
+
+    def __init__(self):
+        self.inner = Counter()
+
+    def next(self):
+        return self.inner.next()
+
+
+OBJECT, SLOTTED, NESTED, SPACE = Counter(), Slotted(), Nested(), SimpleNamespace(count=0)
+QUEUE, SEEN, ARRAY, TENSOR = deque(), set(), np.zeros(1), torch.zeros(1)
+DICE, GENERATOR = random.Random(1), torch.Generator()
+LOCALS = threading.local()
+
+
+def next_in_space():
+    SPACE.count += 1
+    return SPACE.count
+
+
+def next_in_queue():
+    QUEUE.append(0)
+    return len(QUEUE)
+
+
+def next_in_set():
+    SEEN.add(len(SEEN))
+    return len(SEEN)
+
+
+def next_in_array():
+    ARRAY[0] += 1
+    return float(ARRAY[0])
+
+
+def next_in_tensor():
+    TENSOR.add_(1)
+    return float(TENSOR)
+
+
+def next_in_thread():
+    LOCALS.count = getattr(LOCALS, "count", 0) + 1
+    return LOCALS.count
+
+
+def next_in_module():
+    steps.REMEMBERED = getattr(steps, "REMEMBERED", 0) + 1
+    return steps.REMEMBERED
+
+
+def next_in_default(counts=[0]):  # noqa: B006
+    counts[0] += 1
+    return counts[0]
+
+
+def next_in_attribute():
+    next_in_attribute.count = getattr(next_in_attribute, "count", 0) + 1
+    return next_in_attribute.count
+
+
+def times(name, number):
+    """A sampler that multiplies the latent by a number, which grows from run to run."""
+
+    def sample(model, x, sigmas, extra_args=None, callback=None, disable=None):
+        return along(euler)(model, x * number(), sigmas, extra_args, callback)
+
+    sample.__name__ = name
+    return sample
+
+
+ELSEWHERE = [
+    times("counts_in_an_object", OBJECT.next),
+    times("counts_in_a_class", Counter.next_of_all),
+    times("counts_in_slots", SLOTTED.next),
+    times("counts_in_a_nested_object", NESTED.next),
+    times("counts_in_a_namespace", next_in_space),
+    times("counts_in_a_queue", next_in_queue),
+    times("counts_in_a_set", next_in_set),
+    times("counts_in_an_array", next_in_array),
+    times("counts_in_a_tensor", next_in_tensor),
+    times("counts_in_a_thread", next_in_thread),
+    times("counts_in_a_module", next_in_module),
+    times("counts_in_a_default", next_in_default),
+    times("counts_in_an_attribute", next_in_attribute),
+    times("draws_from_its_dice", DICE.random),
+    times("draws_from_its_generator", lambda: float(torch.rand(1, generator=GENERATOR))),
+]
+
+
+def remembered():
+    """All that these samplers remember, as words."""
+    return [
+        *(repr(vars(each)) for each in (OBJECT, NESTED.inner, SPACE, LOCALS, next_in_attribute)),
+        *(repr(each) for each in (QUEUE, SEEN, ARRAY, TENSOR, Counter.made, next_in_default.__defaults__)),
+        repr(getattr(SLOTTED, "count", None)),
+        repr(getattr(steps, "REMEMBERED", None)),
+        repr(DICE.getstate()),
+        repr(GENERATOR.get_state().tolist()),
+    ]
+
+
 LOCAL = {"counts_in_a_run": counts_in_a_run}
 
 REFUSED = {
     sample.__name__: (sample, "remembers what it has done")
-    for sample in (counts_runs, counts_calls, counter(), counts_in_an_option)
+    for sample in (counts_runs, counts_calls, counter(), counts_in_an_option, *ELSEWHERE)
 }
