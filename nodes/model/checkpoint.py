@@ -104,4 +104,3 @@ def clip_and_vae(path: str, parts: Parts) -> tuple[Any, Any]:
         if getattr(part, "patcher", None) is not None:  # for ComfyUI's nodes that put one on another device
             part.patcher.cached_patcher_init = (getattr(comfy.sd, again), (path, embeddings, {}, {}))
     return clip, vae
-

@@ -51,7 +51,5 @@ def _bytes_of(entry: Entry) -> Tensor:
                 done += read
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise Refused(
-            f"{entry.file.name} cannot be read ({reason}): check the disk and its permissions."
-        ) from error
+        raise Refused(f"{entry.file.name} cannot be read ({reason}): check the disk and its permissions.") from error
     return data

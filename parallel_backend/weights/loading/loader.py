@@ -108,9 +108,7 @@ def wanted(entry: Entry, first: int, into: Tensor, through: torch.dtype | None, 
     return Want(files[entry.file], start, start + into.numel() * kind.itemsize, put)
 
 
-def _expanded(
-    entry: Entry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
-) -> Want:
+def _expanded(entry: Entry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]) -> Want:
     """As `wanted`, of values in blocks: the blocks that have them are gathered, and expanded when the last one is there."""
     storage = entry.storage
     begin, end = first // storage.values, -(-(first + into.numel()) // storage.values)
