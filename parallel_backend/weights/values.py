@@ -40,7 +40,7 @@ def values_of(entry: Entry) -> Tensor:
 
 def _bytes_of(entry: Entry) -> Tensor:
     data = torch.empty(entry.nbytes, dtype=torch.uint8, device="cpu")
-    view, done = memoryview(data.numpy()), 0
+    view, done = memoryview(data.numpy().data), 0
     try:
         with entry.file.open("rb", buffering=0) as file:
             file.seek(entry.offset)
