@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import mutation_guard
 
 from parallel_backend.models.comfyui.content.bindings import Defined, Imported, Literal, bound, methods
 from parallel_backend.models.comfyui.content.reached import layers_of
@@ -209,6 +210,14 @@ def test_a_method_that_hides_an_inherited_one_is_found(monkeypatch: pytest.Monke
     monkeypatch.setattr(LAYERS.SingleStreamBlock, "__call__", around(torch.nn.Module.__call__))
     found = code.replaced()
     assert found is not None and found.name == "comfy.ldm.flux.layers.SingleStreamBlock.__call__"
+
+
+def test_what_torch_compile_puts_into_modules_is_torchs_own() -> None:
+    """It does so when it first compiles in a process, for good."""
+    mutation_guard.install_generation_tagging_init()
+    assert torch.nn.Module.__init__.__module__ == "torch._dynamo.mutation_guard"
+    assert flux().replaced() is None
+    assert image_vae().replaced() is None
 
 
 def test_flags_that_comfyui_sets_from_outside_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

