@@ -35,7 +35,9 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/denoise/noise.py": ("the sampler asks for noise from sigma",),
     },
     "code of another pack takes part (features/test_other_packs, features/test_vae)": {
-        "nodes/model/refusals.py": ("… is replaced by other code",),
+        "nodes/model/refusals.py": ("… is replaced by other code", "…"),
+        "nodes/model/unchanged.py": ("Changing ….…",),
+        "nodes/vae/vae.py": ("Changing first_stage_model.…", "Replacing first_stage_model"),
         "nodes/model/proxy.py": ("Copying the diffusion model",),
         "nodes/model/run/callbacks.py": ("The callback … changed … of step",),
     },

@@ -20,7 +20,7 @@ BEGINNING = 80
 ERRORS = ("Refused", "PlanRefused", "AnotherResult", "NotFinite", "RequestFailed", "WorkerFailed", "WorkerOutOfMemory")
 """Those that reach the user."""
 
-HELPERS = ("refuse_weights", "_refused")
+HELPERS = ("refuse_weights", "refusal", "_refused")
 """Functions that make a refusal of what they are given."""
 
 GAP = "…"
