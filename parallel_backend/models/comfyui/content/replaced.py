@@ -33,6 +33,9 @@ CONSTANT = tuple(name for name in FOLLOWED if name.startswith("comfy."))
 
 COMFYUI = frozenset({"comfy", "comfy_extras", "comfy_api", "comfy_kitchen", "comfy_aimdo"})
 
+BINDERS = frozenset({"nanobind"})
+"""Packages that make the functions of compiled modules callable from Python."""
+
 KNOWN = LIBRARIES | COMFYUI | {OWN, "builtins", "triton", "typing_extensions"}
 """Packages whose code may stand where a source does not write out what does."""
 
@@ -302,7 +305,7 @@ def _known(value: Any, module: str) -> bool:
     functions = [*layers_of(value)]
     if functions:
         return all(_package(each) in packages for each in functions)
-    return not callable(value) or type(value).__module__.partition(".")[0] in packages
+    return not callable(value) or type(value).__module__.partition(".")[0] in packages | BINDERS
 
 
 def _misnamed(value: Any, module: str, name: str) -> bool:
