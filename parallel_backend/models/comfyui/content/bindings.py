@@ -141,12 +141,13 @@ def _followed(module: str, chain: tuple[str, ...], seen: frozenset[tuple[str, st
 @functools.cache
 def _read(file: str, module: str, package: bool) -> Source | None:
     try:
-        tree = ast.parse(Path(file).read_bytes())
+        text = Path(file).read_bytes()
+        tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError):
         return None
     reader = _Reader(file, module, package)
     reader.read(tree.body, "", reader.names)
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if b"global" in text else ():  # a walk takes as long as the parsing
         if isinstance(node, ast.Global):
             for name in node.names:
                 reader.names.setdefault(name, []).append(Computed(module))
