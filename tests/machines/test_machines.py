@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from parallel_backend.errors import Refused, WorkerFailed
+from parallel_backend.errors import Refused, RequestFailed, WorkerFailed
 from parallel_backend.host import Backend
 from parallel_backend.host.workers.remote import ask
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, resolve
@@ -238,6 +239,16 @@ def test_a_file_that_a_machine_lacks_is_named_with_the_machine(
     )
     with pytest.raises(Refused, match=message):
         run(dataclasses.replace(small, path=other), plan)
+    assert_right(run, small, plan, references)
+
+
+def test_data_that_raises_on_all_machines_fails_its_request_and_the_group_lives(
+    group: Machines, run: Runner, small: Job, references: dict[int, Tensor]
+) -> None:
+    wait_for(group)
+    plan = planned(group, ring=2, ulysses=2)
+    with pytest.raises(RequestFailed, match="^All 4 workers raised the same error while sampling"):
+        run(small, plan, replaced={"prompt.positive.context": torch.zeros(1, 77, 63)})
     assert_right(run, small, plan, references)
 
 
