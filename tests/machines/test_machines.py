@@ -247,7 +247,7 @@ def test_data_that_raises_on_all_machines_fails_its_request_and_the_group_lives(
 ) -> None:
     wait_for(group)
     plan = planned(group, ring=2, ulysses=2)
-    with pytest.raises(RequestFailed, match="^All 4 workers raised the same error while sampling"):
+    with pytest.raises(RequestFailed, match=r"^All 4 workers raised the same error while sampling"):
         run(small, plan, replaced={"prompt.positive.context": torch.zeros(1, 77, 63)})
     assert_right(run, small, plan, references)
 
