@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "comfyui-parallel-"
-"""What the names of all our folders in a temporary folder begin with."""
+"""The beginning of the names of this pack's folders in a temporary folder."""
 
 
 @contextlib.contextmanager

@@ -21,10 +21,10 @@ OWN_CODE = tuple(
 """Where the code is whose classes and functions are known: ComfyUI's, and this pack's."""
 
 INSTALLED = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
-"""Where Python's own modules are, and those that pip installs."""
+"""Folders of Python's own modules and of modules that pip installs."""
 
 LIBRARIES = ("numpy", "scipy", "torchsde", "tqdm", "typing")
-"""What ComfyUI's sampler functions call besides ComfyUI and torch."""
+"""Libraries that ComfyUI's sampler functions call besides ComfyUI and torch."""
 
 
 def foreign_class(kind: type) -> Iterator[str]:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 PLAIN = (bool, int, float, str, uuid.UUID, type(None))
 """Leaves of a question that are compared by value. ComfyUI names prompts by UUIDs."""
 
 
-class RecordedAnswers(Generic[Answer]):
+class RecordedAnswers(Generic[Reply]):
     """Answers with their questions, which are trees of tensors and plain values. Each answer is given once.
 
     The second pass may ask otherwise than the first one did: ComfyUI decides by live state, such as free memory, which prompts
@@ -24,17 +24,17 @@ class RecordedAnswers(Generic[Answer]):
     """
 
     def __init__(self) -> None:
-        self._recorded: list[tuple[Any, Answer]] = []
+        self._recorded: list[tuple[Any, Reply]] = []
 
     def __len__(self) -> int:
         """Return the number of answers that nobody has asked for again."""
         return len(self._recorded)
 
-    def add(self, question: Any, answer: Answer) -> None:
+    def add(self, question: Any, answer: Reply) -> None:
         """Record the answer to a question."""
         self._recorded.append((question, answer))
 
-    def take(self, question: Any, compute: Callable[[], Answer]) -> Answer:
+    def take(self, question: Any, compute: Callable[[], Reply]) -> Reply:
         """Return the recorded answer to an equal question, or the result of `compute` where there is none."""
         for index, (recorded, answer) in enumerate(self._recorded):
             if _equal(recorded, question):

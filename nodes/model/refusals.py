@@ -31,7 +31,7 @@ PROMPT_KEYS = {
 
 @dataclass(frozen=True)
 class Guarded:
-    """What refusals say of a proxy.
+    """The words with which refusals name a proxy.
 
     Attributes:
         name: the proxy's type in the graph.
@@ -45,7 +45,7 @@ class Guarded:
 
     @property
     def way_out(self) -> str:
-        """How a refusal ends."""
+        """The end of each refusal: what the user can do."""
         return f"the weights live in the workers; remove that node, or use {self.loader}"
 
     def refusal(self, what: str) -> Refused:
@@ -71,7 +71,7 @@ MODEL = Guarded("MODEL", "diffusion_model", "Load Diffusion Model")
 VAE = Guarded("VAE", "first_stage_model", "Load VAE")
 
 WAY_OUT = MODEL.way_out
-"""How refusals of a MODEL end."""
+"""The end of each refusal of a MODEL."""
 
 HANDLED = frozenset({*TRANSFORMER_OPTIONS, *SIGMAS, SIDES, "wrappers"})
 """Options that models read and that are carried, refused or run elsewhere."""

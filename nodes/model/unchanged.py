@@ -65,7 +65,7 @@ WEIGHTS = {MODEL: RemoteWeight, VAE: RemoteVAEWeight}
 
 
 class SkeletonSnapshot:
-    """What a diffusion model or an autoencoder is made of.
+    """The modules, weights, hooks and methods of a diffusion model or an autoencoder.
 
     Args:
         skeleton: the module as it should be; its weights become RemoteWeights.

@@ -166,7 +166,7 @@ class Panel:
             self._comparison = msgspec.structs.replace(before, doing="", said=said)
 
     def _is_busy(self) -> bool:
-        """Whether a prompt runs or waits, or a job that would disturb another's times."""
+        """Return whether a prompt runs or waits, or a job that would disturb another's times."""
         groups = self._backend().status().groups
         return self._turn.taken or _is_queued() or any(group.state in ("running", "starting") for group in groups)
 

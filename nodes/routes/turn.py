@@ -27,7 +27,7 @@ class Turn:
 
     @property
     def taken(self) -> bool:
-        """Whether a job runs."""
+        """Return whether a job runs."""
         return self._task is not None and not self._task.done()
 
     def begin(self, job: Callable[[], Coroutine[Any, Any, Result]]) -> asyncio.Task[Result]:

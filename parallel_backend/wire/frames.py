@@ -139,7 +139,7 @@ class FrameCutter:
 
     @property
     def partial(self) -> bool:
-        """Whether a part of a frame has come."""
+        """Return whether a part of a frame has come."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[RawFrame]:

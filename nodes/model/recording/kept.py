@@ -44,7 +44,7 @@ class Kept:
 
     @property
     def changed(self) -> bool:
-        """Whether anything is other than it was."""
+        """Return whether anything is other than it was."""
         return (
             any(not _same(now, then) for now, then in self._containers)
             or any(_contents(cell) is not then for cell, then in self._cells)
@@ -139,7 +139,7 @@ class Memory(Kept):
 
     @property
     def changed(self) -> bool:
-        """Whether anything is other than it was."""
+        """Return whether anything is other than it was."""
         return (
             super().changed
             or any(now != then for now, then in self._sets)
@@ -241,19 +241,19 @@ class Memory(Kept):
 
 
 def _of_a_library(function: FunctionType) -> bool:
-    """Whether a function is neither another pack's, nor around one, nor ComfyUI's or this pack's."""
+    """Return whether a function is neither another pack's, nor around one, nor ComfyUI's or this pack's."""
     file = getattr(sys.modules.get(function.__globals__.get("__name__", "")), "__file__", None) or ""
     return own(function) and not file.startswith(OWN_CODE)
 
 
 def _may_remember(function: FunctionType) -> bool:
-    """Whether a function is another pack's, or one of ComfyUI's samplers, in whose modules packs put theirs."""
+    """Return whether a function is another pack's, or one of ComfyUI's samplers, in whose modules packs put theirs."""
     samplers = ("comfy.k_diffusion", "comfy.extra_samplers", "comfy.samplers")
     return not own(function) or str(function.__globals__.get("__name__")).startswith(samplers)
 
 
 def _has_own_attributes(thing: Any) -> bool:
-    """Whether a thing is an object of another pack's class, or one of Python's that is nothing but its attributes."""
+    """Return whether a thing is an object of another pack's class, or one of Python's that is nothing but its attributes."""
     if isinstance(thing, dict | list | tuple | FunctionType | ModuleType):
         return False
     return of_another_pack(type(thing)) or isinstance(thing, SimpleNamespace | threading.local)
@@ -266,7 +266,7 @@ def _slots(kind: type) -> Iterator[str]:
 
 
 def _state_of(thing: Any, most: int) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
-    """How the state of numbers and generators is read, and given back; None for all else, and for more than so many bytes."""
+    """Return a reader and a writer of a tensor's or generator's state; None for other things, and above `most` bytes."""
     if any(thing is each for each in (torch.default_generator, random._inst, np.random.mtrand._rand)):  # see Generators
         return None
     if type(thing) in (torch.Tensor, torch.nn.Parameter) and not thing.is_meta and thing.nbytes <= most:

@@ -120,14 +120,14 @@ def _innermost(callback: Any) -> Any:
 
 
 def _held(function: Any) -> Iterator[Any]:
-    """What a function's closure holds."""
+    """Yield the values in a function's closure."""
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # it is empty
             yield cell.cell_contents
 
 
 def _kind(callback: Any) -> object:
-    """What is equal for callbacks that do the same, though each was made for its run."""
+    """Return a key that equal callbacks share, though packs make each callback for one run."""
     given: list[Any] = []
     callback = _innermost(callback)
     while isinstance(callback, functools.partial):

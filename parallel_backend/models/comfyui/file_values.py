@@ -171,17 +171,17 @@ class _ToHost(TorchFunctionMode):
 
 
 def _on_meta(value: Any) -> bool:
-    """Whether a value is a plain tensor on the meta device."""
+    """Return whether a value is a plain tensor on the meta device."""
     return type(value) in (Tensor, nn.Parameter) and value.is_meta
 
 
 def _needs_values(error: Exception) -> bool:
-    """Whether torch says that an operation cannot do with shapes."""
+    """Return whether torch says that an operation cannot do with shapes."""
     return isinstance(error, NotImplementedError) or (isinstance(error, RuntimeError) and "meta" in str(error))
 
 
 def _storage(tensor: Tensor) -> int:
-    """What a tensor on the meta device has in common with its views."""
+    """Return a number that a meta tensor shares with its views."""
     return int(tensor.untyped_storage()._cdata)
 
 

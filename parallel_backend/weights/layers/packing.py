@@ -51,12 +51,12 @@ def is_merged(storage: Storage, scaled: bool, dtype: torch.dtype) -> bool:
 
 
 def can_be_held(entry: Entry) -> bool:
-    """Whether there is a way: what is scaled is a matrix or a vector, and the type is known."""
+    """Return whether there is a way: what is scaled is a matrix or a vector, and the type is known."""
     return entry.storage.readable and (len(entry.shape) <= 2 or entry.scale is None)
 
 
 def in_rows(entry: Entry) -> bool:
-    """Whether a tensor in blocks is a matrix each of whose rows is a number of whole blocks."""
+    """Return whether a tensor in blocks is a matrix each of whose rows is a number of whole blocks."""
     return len(entry.shape) == 2 and entry.shape[1] % entry.storage.values == 0
 
 

@@ -20,7 +20,7 @@ COMPILER = "torch._dynamo.convert_frame"
 """The module that torch.compile compiles from; what has been compiled runs without it."""
 
 READING = "reading a request"
-"""What an idle rank does while its next request comes, before the request's first phase."""
+"""The phase of an idle rank while its next request comes."""
 
 LONGEST_COMPILE = 1800.0
 """Seconds for which compiling one thing counts as getting on."""

@@ -37,7 +37,7 @@ DEVICE_ERRORS = re.compile(
     r"CUDA (?:driver )?error|cuda runtime error|Cuda failure|device-side assert|(?:CUBLAS|CUDNN|CUSPARSE)_STATUS|NCCL",
     re.IGNORECASE,
 )
-"""How a device's own errors read, after which it may compute nothing more."""
+"""Messages of errors after which a device may compute nothing more."""
 
 OfModel = Sample | Forward | Decode | Encode | MeasureBlocks
 """Requests that run a model, whose data may make it raise."""
@@ -79,7 +79,7 @@ class Engine:
         rank.status.enter("idle")
 
     def may_go_on(self, frame: Frame, error: Exception) -> bool:
-        """Whether this rank can go on after an error if all others raised the same: it may be of the request's data.
+        """Return whether this rank can go on after an error if all others raised the same: it may be of the request's data.
 
         It is not where memory, a device, the system or a connection failed.
         """

@@ -49,7 +49,7 @@ PLACES = frozenset(
 """Functions that say where things are, how much memory is free and whether to stop: workers ask their own devices."""
 
 OPERATORS = frozenset(name for name in vars(operator) if name.startswith("__"))
-"""What Python calls for an operator."""
+"""Methods that Python calls for an operator."""
 
 SHOWN = frozenset({"__repr__", "__str__", "__format__", "__dir__", "__doc__"})
 """Methods that show a thing to people."""
@@ -99,7 +99,7 @@ class ReachedCode:
 
 @dataclass
 class _Bindings:
-    """What was found as its source says.
+    """Bindings that were found as their sources say.
 
     Attributes:
         names: namespaces, a name in each, and its value.
@@ -116,7 +116,7 @@ class _Bindings:
     dotted: set[str] = field(default_factory=set)
 
     def unchanged(self) -> bool:
-        """Whether all of it is as it was found."""
+        """Return whether all of it is as it was found."""
         return (
             all(names.get(name, MISSING) is value for names, name, value in self.names)
             and all(
@@ -253,7 +253,7 @@ class _Walk:
 
 
 def _is(value: Any, binding: Binding, name: str) -> bool:
-    """Whether a value is what a binding says."""
+    """Return whether a value is what a binding says."""
     match binding:
         case Imported(module):
             return isinstance(value, ModuleType) and value is sys.modules.get(module)
@@ -296,7 +296,7 @@ def _is_defined(code: CodeType, file: str, qualified: str) -> bool:
 
 
 def _known(value: Any, module: str) -> bool:
-    """Whether a value is data, or code of ComfyUI's, of a library or of a module's own package."""
+    """Return whether a value is data, or code of ComfyUI's, of a library or of a module's own package."""
     packages = KNOWN | {module.partition(".")[0]}
     if isinstance(value, ModuleType):
         return value is sys.modules.get(value.__name__) or type(value).__module__.startswith("torch.")
@@ -309,7 +309,7 @@ def _known(value: Any, module: str) -> bool:
 
 
 def _misnamed(value: Any, module: str, name: str) -> bool:
-    """Whether one of torch's functions is in another one's place."""
+    """Return whether one of torch's functions is in another one's place."""
     if module.partition(".")[0] != "torch":
         return False
     if isinstance(value, FunctionType):
@@ -321,7 +321,7 @@ def _misnamed(value: Any, module: str, name: str) -> bool:
 
 
 def _takes_effect(kind: type, name: str) -> bool:
-    """Whether a function that a pack adds to a class hides another, or is one of a class of ComfyUI's."""
+    """Return whether a function that a pack adds to a class hides another, or is one of a class of ComfyUI's."""
     return kind.__module__.startswith("comfy") or any(hasattr(base, name) for base in kind.__mro__[1:])
 
 
@@ -342,7 +342,7 @@ def _file_of(value: Any) -> str:
 
 @functools.cache
 def _uses(code: CodeType) -> _Uses:
-    """What code and all code within it uses."""
+    """Return the names that code and all code within it uses."""
     chains: set[tuple[str, ...]] = set()
     imports: set[str] = set()
     attributes: set[str] = set()
