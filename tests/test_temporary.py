@@ -30,7 +30,7 @@ import os, time
 from parallel_backend.models.comfyui.proof.ranks import run_in_turn
 
 def work(rank):
-    print(rank, flush=True)
+    os.write(1, b"%d\\n" % rank)  # at once, as both write to one pipe
     time.sleep(600)
 
 run_in_turn([(2, work)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +24,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
+from parallel_backend.models.comfyui.importing import import_comfyui
 from parallel_backend.models.comfyui.whole_family import WholeFamily
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.files.keymap import Piece
@@ -31,11 +34,13 @@ from parallel_backend.weights.loading.loader import Source, load_weights, wanted
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.whole import Whole
 from tests.support.ranks import run_ranks
-from tests.support.tiny.comfyui import save_tiny
+from tests.support.tiny.comfyui import WIDE, save_header, save_tiny
 from tests.support.tiny.flux import flux_tensors
 
 CPU = torch.device("cpu")
 FOLD = 256
+ALIGNMENT = 32
+"""Bytes to multiples of which a GGUF file's tensors are padded."""
 SHAPES = {
     "wide.weight": (8, 512),
     "straddling.weight": (128, 320),
@@ -86,6 +91,17 @@ def write(
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
     return values
+
+
+def write_unread(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Write a GGUF file whose fp16 values are a hole of the disk's, as only its header is read."""
+    writer = gguf.GGUFWriter(path, "tiny")
+    for name, shape in shapes.items():
+        writer.add_tensor_info(name, shape, np.dtype(np.float16), 2 * math.prod(shape))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_ti_data_to_file, writer.close):
+        step()
+    aligned = sum(-(-2 * math.prod(shape) // ALIGNMENT) * ALIGNMENT for shape in shapes.values())
+    os.truncate(path, -(-path.stat().st_size // ALIGNMENT) * ALIGNMENT + aligned)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +206,24 @@ def test_sizes_of_one_that_a_converter_lost_are_the_class_s(tmp_path: Path, fami
     assert {name: entry.shape for name, entry in part.entries.items()} == {
         name: tuple(tensors[name].shape) for name in part.entries
     }
+    assert found.described.unet_config == expected.described.unet_config
+
+
+def test_a_z_image_of_lost_sizes_has_the_shapes_of_its_class(tmp_path: Path) -> None:
+    """Of its pad tokens most converters keep no leading 1."""
+    import_comfyui()
+    import comfy.ops
+
+    model = WIDE["wide_z_image"](comfy.ops.disable_weight_init, n_layers=2)
+    plain = save_header(tmp_path / "plain.safetensors", model, "F16", 2)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    lost = {name: shape[1:] if len(shape) > 1 and shape[0] == 1 else shape for name, shape in shapes.items()}
+    assert {name for name in shapes if lost[name] != shapes[name]} == {"x_pad_token", "cap_pad_token"}
+    write_unread(tmp_path / "x.gguf", lost)
+    _, expected = ComfyFamily().inspect(read_header(plain))
+    part, found = ComfyFamily().inspect(read_header(tmp_path / "x.gguf"))
+    assert found.kind == expected.kind and found.shape == expected.shape
+    assert {name: entry.shape for name, entry in part.entries.items()} == shapes
     assert found.described.unet_config == expected.described.unet_config
 
 

@@ -90,7 +90,8 @@ class ForkServer:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._processes: dict[tuple[int, int], Process] = {}
         self._clock = AwakeClock()
-        self._used = self._used_at = 0.0
+        self._signs: tuple[float, ...] = ()
+        self._alive_at = 0.0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -119,7 +120,7 @@ class ForkServer:
         death_pipe: int,
     ) -> list[Process]:
         """Have a worker forked for each of `variables`, once these modules are imported. Raises OSError."""
-        self._used_at = self._clock.now()
+        self._alive_at = self._clock.now()
         processes = [Process(self) for _ in variables]
         self._processes |= {(group, rank): process for rank, process in enumerate(processes)}
         in_bytes = [_in_bytes(one) for one in variables]
@@ -132,25 +133,29 @@ class ForkServer:
         return any(process.pid is None for process in self._processes.values())
 
     def check_forking(self, seconds: float) -> None:
-        """Raise ForkServerStuck where a worker is waited for and the server has used no processor time for so long.
+        """Raise ForkServerStuck where a worker is waited for and the server has shown no sign of life for so long.
 
-        The server uses some as long as it imports, which may take a minute. To be called several times a second.
+        The server shows some as long as it imports, which may take a minute. To be called several times a second.
         """
-        now, used = self._clock.now(), self._used_seconds()
-        if used != self._used or not self.waited_for():
-            self._used, self._used_at = used, now
-        if now - self._used_at > seconds:
+        now, signs = self._clock.now(), self._signs_of_life()
+        if signs != self._signs or not self.waited_for():
+            self._signs, self._alive_at = signs, now
+        if now - self._alive_at > seconds:
             raise ForkServerStuck(
                 f"The process that starts the workers has done nothing for {seconds:.0f} s, and another one in its place "
                 "neither: look what stops processes on this machine, then queue the prompt again."
             )
 
-    def _used_seconds(self) -> float:
+    def _signs_of_life(self) -> tuple[float, ...]:
+        """Return figures that stay the same only while the server does nothing: its processor time, and how often it waited.
+
+        A server that reads its imports from a slow disk uses little time, and waits often.
+        """
         try:
-            times = psutil.Process(self._server.pid).cpu_times()
+            server = psutil.Process(self._server.pid)
+            return (*server.cpu_times(), *server.num_ctx_switches())
         except psutil.Error:
-            return 0.0
-        return float(times.user + times.system)
+            return ()
 
     def update(self) -> None:
         """Take note of what has happened to the workers."""
