@@ -17,12 +17,13 @@ from parallel_backend.errors import Refused
 from parallel_backend.vae import AUTOENCODERS, recognise
 from parallel_backend.vae.rows import slab_of
 from parallel_backend.weights.files.checkpoint import read_header
+from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_ranks
 from tests.support.tiny.vae import SMALL, cogvideox_vae_tensors, decoded
 from tests.vae.comfy_vaes import OF_A_FILE, build, save_comfy_vae
 
-# isort: split
-import comfy.sd
+comfy_on_path()
+import comfy.sd  # noqa: E402 (once it can be found)
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
