@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -195,29 +196,32 @@ def test_a_stopped_fork_server(bench, monkeypatch):
 
 
 def test_a_fork_server_that_forks_nothing_is_found(tmp_path):
-    """While it imports it is waited for, and while nobody waits for it too."""
-    server = ForkServer(worker_environment())
+    """While it imports it is waited for, from a slow disk too, and while nobody waits for it."""
+    (tmp_path / "slow_import.py").write_text("import time\nfor _ in range(30):\n    time.sleep(0.1)")
+    server = ForkServer(worker_environment() | {"PYTHONPATH": f"{REPO}:{tmp_path}"})
     death_read, death_write = os.pipe()
     try:
         server.check_forking(0)
-        (process,) = server.start(1, tmp_path, {}, [{}], [], death_read)
-        check_for(server, 2, patience=1.5)
+        (first,) = server.start(1, tmp_path, {}, [{}], ["slow_import"], death_read)
+        check_until(server, lambda: first.poll() is not None or first.pid is not None, patience=1.5)
         psutil.Process(server._server.pid).suspend()
+        (second,) = server.start(2, tmp_path, {}, [{}], [], death_read)
         with pytest.raises(ForkServerStuck, match=r"^The process that starts the workers has done nothing for 1 s"):
-            check_for(server, 20, patience=1)
+            check_until(server, lambda: second.poll() is not None, patience=1)
         assert server.waited_for()
     finally:
         server.close(0)
         os.close(death_read)
         os.close(death_write)
-    assert process.poll() is not None
+    assert second.poll() is not None
     assert not server.waited_for()
 
 
-def check_for(server: ForkServer, seconds: float, patience: float) -> None:
-    """As a backend does while it waits for workers."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+def check_until(server: ForkServer, done: Callable[[], bool], patience: float) -> None:
+    """Look at a fork server as a backend does while it waits for workers."""
+    until = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < until
         server.check_forking(patience)
         time.sleep(0.05)
 
