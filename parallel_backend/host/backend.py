@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from ..attention.kernels import describe
 from ..conditioning import Conditioning
 from ..diffusion import ModelSpec
-from ..errors import Cancelled, Refused, RequestFailed, WorkerFailed
+from ..errors import Cancelled, NotFinite, Refused, RequestFailed, WorkerFailed
 from ..models import FAMILIES
 from ..models.diffusers.installed import check_diffusers, in_range, of_diffusers
 from ..models.family import Family
@@ -43,7 +44,7 @@ from .planning.devices import Devices
 from .planning.events import OnEvent, Planned, Ran, Starting, ignore
 from .planning.measurements import Measurements
 from .planning.planner import Chosen, Planner, Question
-from .runs.finite import check_finite, check_sampled
+from .runs.finite import check_finite, check_sampled, not_finite_of_plan
 from .runs.journal import Journal, RunRecord
 from .runs.report import compiled, released, restored, table
 from .workers import diagnosis
@@ -116,17 +117,72 @@ class Backend:
         """
         dtype, sigmas = fields["compute_dtype"], tensors["sigmas"].cpu()
         steps = len(sigmas) - 1
+        looked_at = 0
+
+        def check(frame: Frame) -> None:
+            nonlocal looked_at
+            looked_at += 1
+            if "result" in frame.tensors:
+                check_sampled(frame.tensors["result"], f"Step {steps} of {steps}", sigmas, dtype)
+            else:
+                step = frame.message.step
+                check_sampled(frame.tensors["x"], f"Step {max(1, step)} of {steps}", sigmas, dtype)
+                check_finite(frame.tensors["denoised"], f"Step {step + 1} of {steps}", dtype)
 
         def on_message(frame: Frame) -> None:
-            step, denoised, x = frame.message.step, frame.tensors["denoised"], frame.tensors["x"]
-            check_sampled(x, f"Step {max(1, step)} of {steps}", sigmas, dtype)
-            check_finite(denoised, f"Step {step + 1} of {steps}", dtype)
-            on_progress(step, denoised, x)
+            check(frame)
+            on_progress(frame.message.step, frame.tensors["denoised"], frame.tensors["x"])
 
         message = Sample(request=self._number(), adapters=adapters.id, **fields)
-        answer = self._request(Exchange(message, tensors, adapters, caller, on_message))
-        check_sampled(answer.frame.tensors["result"], f"Step {steps} of {steps}", sigmas, dtype)
+        exchange = Exchange(message, tensors, adapters, caller, on_message)
+        try:
+            answer = self._request(exchange)
+            check(answer.frame)
+        except NotFinite as found:
+            if message.plan.pipefusion > 1 and self._is_finite(exchange, looked_at, check):
+                raise not_finite_of_plan(str(found), message.plan) from found
+            raise
         return answer
+
+    def _is_finite(self, exchange: Exchange, messages: int, check: Callable[[Frame], None]) -> bool:
+        """Return whether the same denoise without PipeFusion gives finite numbers; False too where it cannot be run.
+
+        Args:
+            messages: how many of its messages are looked at, the result being one; the rest is not run.
+            check: raises NotFinite where a message holds other numbers.
+
+        Raises:
+            Cancelled: the caller has cancelled.
+        """
+        message = exchange.message
+        assert isinstance(message, Sample)
+        plan = message.plan.without_pipefusion()
+        log.warning(
+            "Parallel: NaN under %s; trying %s, to tell whether the plan is at fault",
+            message.plan.degrees,
+            plan.degrees,
+        )
+        seen = 0
+
+        def on_message(frame: Frame) -> None:
+            nonlocal seen
+            check(frame)
+            seen += 1
+
+        def is_cancelled() -> bool:
+            return seen >= messages or exchange.caller.is_cancelled()
+
+        caller = replace(exchange.caller, is_cancelled=is_cancelled)
+        again = msgspec.structs.replace(message, request=self._number(), plan=plan)
+        try:
+            check(self._ask(replace(exchange, message=again, caller=caller, on_message=on_message)).frame)
+        except Cancelled:
+            if seen < messages:
+                raise
+        except (NotFinite, Refused, RequestFailed, WorkerFailed) as failure:
+            log.warning("Parallel: it does not give finite numbers either: %s", failure)
+            return False
+        return True
 
     def forward(
         self,

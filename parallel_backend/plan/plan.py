@@ -138,6 +138,19 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The world ranks of a stage."""
         return [rank for rank in range(self.world_size) if self.place(rank).pipefusion == stage]
 
+    def without_pipefusion(self) -> ResolvedPlan:
+        """Return the plan whose stages are ranks of Ring attention instead; a device still holds a part of the weights."""
+        shard = self.weights == "replicated" and not share_a_gpu(self.devices)
+        return msgspec.structs.replace(
+            self,
+            pipefusion=1,
+            ring=self.ring * self.pipefusion,
+            patches=1,
+            stages=(sum(self.stages),),
+            shares=(1,) * (self.ring * self.pipefusion * self.ulysses),
+            weights="sharded" if shard else self.weights,
+        )
+
     @property
     def exchanges_approximately(self) -> bool:
         """Whether what attention's ranks exchange is rounded, which changes the picture slightly."""

@@ -49,6 +49,12 @@ READS_NEIGHBOURS = (
 )
 """After its blocks the model reads the rows of the latent above and below, of other patches too."""
 
+UNPROVED = (
+    READS_NEIGHBOURS[0],
+    "if float(timestep.max()) > 999: freqs = freqs + 0 * x.mean()\n        " + READS_NEIGHBOURS[0],
+)
+"""In a first step the model looks at the latent before its blocks, which stages in the middle do not have."""
+
 PATIENT = {"PARALLEL_DEADLINES": "proof=900"}
 """For a child of low priority beside other tests."""
 
@@ -165,3 +171,20 @@ def test_patches_see_the_latent_after_the_blocks_as_one_rank_does(tmp_path: Path
         assert torch.equal(latent(devices="cpu:2", pipefusion=2, **patches), alone)
         product = latent(devices="cpu:8", cfg=2, pipefusion=2, ring=2, **patches)
         assert relative_error(product, alone) <= TOLERANCE
+
+
+def test_nan_that_only_pipefusion_gives_names_the_plan(tmp_path: Path) -> None:
+    """The proof has no such step. What is NaN without PipeFusion too is the file's."""
+    with copied(tmp_path, FILE, *UNPROVED, **PATIENT) as server:
+        run, _ = queue_logged(server, spread(plain(), devices="cpu:3", pipefusion=3), timeout=600)
+        assert run.error is not None
+        assert re.fullmatch(
+            r"Step 1 of 3: the model's output holds \d+ values of \d+ that are NaN or infinite, computed in float32, under "
+            r"pipefusion 3 and not under ring 3: PipeFusion does not go with this model and these inputs; set pipefusion to 1, "
+            r"and report it with the workflow\.",
+            run.error.exception_message.strip(),
+        )
+        stock = saved_latent(server, server.queue(plain(), timeout=600).check())
+        right, log = queue_logged(server, spread(plain(), devices="cpu:3", pipefusion=1), timeout=600)
+        assert relative_error(saved_latent(server, right.check()), stock) <= TOLERANCE
+        assert "starting 3 worker" not in log

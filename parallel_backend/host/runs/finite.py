@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import NotFinite
+from ...plan import ResolvedPlan
 
 
 def check_finite(tensor: Tensor, when: str, compute_dtype: str) -> None:
@@ -48,6 +49,19 @@ def check_sampled(latent: Tensor, when: str, sigmas: Tensor, compute_dtype: str)
     raise NotFinite(
         f"{when}: the sampler's step gives {wrong} values of {latent.numel()} that are NaN or infinite, likely because of "
         f"{cause}."
+    )
+
+
+def not_finite_of_plan(found: str, plan: ResolvedPlan) -> NotFinite:
+    """Return the error of a plan whose numbers are finite without PipeFusion.
+
+    Args:
+        found: the message of the error under the plan, which blames something else from its first colon but one on.
+    """
+    what = found.partition(", likely")[0].partition(": likely")[0]
+    return NotFinite(
+        f"{what}, under {plan.degrees} and not under {plan.without_pipefusion().degrees}: PipeFusion does not go with this "
+        "model and these inputs; set pipefusion to 1, and report it with the workflow."
     )
 
 
