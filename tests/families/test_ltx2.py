@@ -79,7 +79,7 @@ def more_files(comfyui: ComfyUI) -> None:
     save_file(whole, models / "checkpoints" / "ltxav-full.safetensors", {"config": json.dumps(config)})
 
 
-@pytest.mark.parametrize("plan", one_quick(SOUND_PLANS, 1))
+@pytest.mark.parametrize("plan", one_quick(SOUND_PLANS, 3))
 def test_video_and_sound(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
     graph = sound_graph("ltxav")
     assert_same(comfyui, spread(graph, **plan), stock(graph))

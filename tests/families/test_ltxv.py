@@ -39,9 +39,10 @@ class TestVideos(FamiliesGiven):
     }
 
 
-def test_the_stock_result(latent_of: LatentOf) -> None:
+@pytest.mark.parametrize("plan", [{}, PLANS[1]], ids=["automatic", "pipefusion 2"])
+def test_the_stock_result(plan: dict[str, Any], latent_of: LatentOf) -> None:
     """Text is masked; it has what its file's header says."""
-    assert_stock(latent_of, graph_of("ltxv"))
+    assert_stock(latent_of, graph_of("ltxv"), **plan)
 
 
 def test_image_to_video(latent_of: LatentOf) -> None:

@@ -62,7 +62,7 @@ def more_files(comfyui: ComfyUI) -> None:
     save_lora_of(comfyui, "minimax", LORA)
 
 
-@pytest.mark.parametrize("plan", one_quick(SOUND_PLANS, 1))
+@pytest.mark.parametrize("plan", one_quick(SOUND_PLANS, 3))
 def test_video_and_sound(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
     graph = sound_graph("minimax")
     assert_same(comfyui, spread(graph, **plan), stock(graph))
