@@ -122,6 +122,13 @@ def test_data_that_raises_in_forward_or_sampler_fails_its_request(bench, job, ca
     assert_request_fails(bench, job, plan, lambda: bench.run(job, plan, replaced=case))
 
 
+@thorough
+def test_texts_that_no_stage_takes_fail_their_request(bench, job):
+    """Each stage reads them before its blocks."""
+    plan, texts = cpu_plan(pipefusion=2), TENSORS["forward: texts of another width"]
+    assert_request_fails(bench, job, plan, lambda: bench.run(job, plan, replaced=texts))
+
+
 @pairwise(case=list(ADAPTERS), plan={name: PLANS[name] for name in ("ulysses", "sharded", "cfg")})
 def test_adapters_that_raise_leave_no_weights_changed_by_half(bench, job, case, plan):
     said = assert_request_fails(bench, job, plan, lambda: bench.run(job, plan, adapters=broken(case)))
@@ -166,7 +173,6 @@ def test_noise_that_torchsde_cannot_draw_is_refused(bench, job, plan, sigmas):
 UNEQUAL = {
     "the positive side of CFG": (cpu_plan(cfg=2), "positive"),
     "one side of CFG, sharded": (cpu_plan(cfg=2, weights="sharded"), "negative"),
-    "the first stage of two": (cpu_plan(pipefusion=2), "positive"),
     "one side of CFG, each of two ranks": (cpu_plan(cfg=2, ulysses=2), "negative"),
 }
 """Plans under which not all ranks compute with a prompt."""

@@ -201,6 +201,9 @@ def test_a_fork_server_that_forks_nothing_is_found(tmp_path):
     server = ForkServer(worker_environment() | {"PYTHONPATH": f"{REPO}:{tmp_path}"})
     death_read, death_write = os.pipe()
     try:
+        with pytest.raises(OSError):
+            server.start(0, tmp_path, {}, [{}], [], death_pipe=-1)
+        assert not server.waited_for(), "it was not asked"
         server.check_forking(0)
         (first,) = server.start(1, tmp_path, {}, [{}], ["slow_import"], death_read)
         check_until(server, lambda: first.poll() is not None or first.pid is not None, patience=1.5)

@@ -122,10 +122,10 @@ class ForkServer:
         """Have a worker forked for each of `variables`, once these modules are imported. Raises OSError."""
         self._alive_at = self._clock.now()
         processes = [Process(self) for _ in variables]
-        self._processes |= {(group, rank): process for rank, process in enumerate(processes)}
         in_bytes = [_in_bytes(one) for one in variables]
         start = Start(group, str(directory), _in_bytes(environment), in_bytes, list(imports))
         send_start(self._socket, start, death_pipe)
+        self._processes |= {(group, rank): process for rank, process in enumerate(processes)}
         return processes
 
     def waited_for(self) -> bool:
