@@ -118,6 +118,7 @@ class LocalChannel(Channel):
             self._listener.bind(str(path))
             path.chmod(0o600)  # its directory is the user's alone already
             self._listener.listen()
+            self._selector = selectors.DefaultSelector()  # made here, where somebody hears that no file number is left
         except OSError:
             self._listener.close()
             raise
@@ -142,7 +143,7 @@ class LocalChannel(Channel):
         self._thread.join()
 
     def _read(self) -> None:
-        with selectors.DefaultSelector() as selector, self._listener:
+        with self._selector as selector, self._listener:
             selector.register(self._listener, selectors.EVENT_READ)
             while not self._closing.is_set():
                 for key, _ in selector.select(timeout=POLL_SECONDS):
