@@ -55,9 +55,7 @@ GATE = (
 )  # fmt: skip
 """Edits of a model whose attention has no gate."""
 
-OPTIONAL_GATE = (
-    ("grid=None, gate_compress=True", "grid=None, gate_compress=False", "grid=None, gate_compress=True"),
-)
+OPTIONAL_GATE = (("grid=None, gate_compress=True", "grid=None, gate_compress=False", "grid=None, gate_compress=True"),)
 """The edit of a model whose file says whether its attention has a gate."""
 
 NODE = '''
