@@ -21,6 +21,15 @@ from tests.support.ranks import run_ranks
 
 TOLERANCE, DIFFERENT = 1e-5, 1e-3
 
+NEWER = """
+    def forward(self, x, t_emb, mod_segments, rope_freqs, transformer_options={{}}, attention=None):
+        x = _mod_gate(x, gate_msa, attention(h, rope_freqs=rope_freqs, transformer_options=transformer_options))
+    def __init__(self, adaln_curve_grid=None, gate_compress={},
+        transformer_options["minimax_h3_layout"] = layout
+                        transformer_options=args["transformer_options"], attention=args.get("attention"))}}
+"""
+"""The lines of a newer model that the edits of older ones would make."""
+
 
 @pytest.fixture(scope="module")
 def case() -> Iterator[Case]:
@@ -86,6 +95,18 @@ def test_it_is_comfyuis_own_result(ranks: int, cubes: bool, case: Case, node: di
     ]
     print(ranks, f"{max(errors):.1e}")
     assert len(errors) >= 2 and max(errors) <= TOLERANCE
+
+
+def test_a_model_whose_blocks_take_attention_already_keeps_its_source() -> None:
+    """As ComfyUI has it from 0.35 on; there the file says whether attention has a gate."""
+    comfy_on_path()
+    from comfy.ldm.minimax import model
+
+    once = edited(inspect.getsource(model))
+    assert "attention=None" in once and "to_gate_compress" in once
+    assert edited(once) == once
+    newer = NEWER.format(False)
+    assert edited(newer) == NEWER.format(True)
 
 
 class Seen:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts import tested
+
 DOCS = Path(__file__).parents[2] / "docs"
 WORKER = (DOCS.parent / "parallel_backend/worker/process/environment.py").read_text(encoding="utf-8")
 NOT_RUN = "**Not run**"
@@ -37,6 +39,28 @@ def test_shell_commands_are_well_formed(page: str) -> None:
     assert found
     for block in found:
         subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+
+
+def unlisted(page: str) -> set[str]:
+    """Return the tests that only a GPU can run and the tested versions of ComfyUI that a page lacks."""
+    tests = {path: path.read_text(encoding="utf-8") for path in (DOCS.parent / "tests").rglob("test_*.py")}
+    needed = {
+        f"tests/{path.relative_to(DOCS.parent / 'tests')}"
+        for path, source in tests.items()
+        if re.search(r"skipif\((not torch\.cuda\.is_available|torch\.cuda\.device_count)", source)
+    }
+    needed |= {row.comfyui.partition(",")[0] for row in tested.rows_of(text("../README.md"))}
+    assert len(needed) > 8
+    return {name for name in needed if name not in page}
+
+
+def test_what_was_never_run_is_listed() -> None:
+    page = text("measured/not-tested.md")
+    assert unlisted(page) == set()
+    assert unlisted(page.replace("tests/worker/test_holder.py", "").replace("0.33.0", "")) == {
+        "tests/worker/test_holder.py",
+        "0.33.0",
+    }
 
 
 def options_of_workers(command: str) -> set[str]:

@@ -128,6 +128,14 @@ def test_each_workflow_is_known() -> None:
     assert workflow("newest.yml")["permissions"]["issues"] == "write"
 
 
+def test_the_newest_comfyui_is_looked_at_every_day_first_by_its_sources() -> None:
+    (when,) = workflow("newest.yml")[True]["schedule"]
+    assert re.fullmatch(r"\d+ \d+ \* \* \*", when["cron"])
+    text = (REPO / "scripts" / "newest.sh").read_text(encoding="utf-8")
+    assert 0 < text.index("-m scripts.still_binds") < text.index("scripts/test.sh")
+    assert (REPO / "scripts" / "still_binds.py").exists()
+
+
 def row(
     comfyui: str = "0.30.0", torch: str = "2.11.0", result: str = "1 passed", day: str = "2026-11-24"
 ) -> tested.Row:

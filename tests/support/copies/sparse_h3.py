@@ -15,31 +15,48 @@ MODEL, NODES = "comfy/ldm/minimax/model.py", "comfy_extras/nodes_mahiro.py"
 
 EDITS = (
     (
+        "attention=None):",
         "t_emb, mod_segments, rope_freqs, transformer_options={}):\n",
         "t_emb, mod_segments, rope_freqs, transformer_options={}, attention=None):\n"
         "        attention = self.attn if attention is None else attention\n",
     ),
-    ("self.attn(h, rope_freqs=rope_freqs", "attention(h, rope_freqs=rope_freqs"),
     (
+        " attention(h, rope_freqs=rope_freqs",
+        " self.attn(h, rope_freqs=rope_freqs",
+        " attention(h, rope_freqs=rope_freqs",
+    ),
+    (
+        'attention=args.get("attention")',
         'transformer_options=args["transformer_options"])}',
         'transformer_options=args["transformer_options"], attention=args.get("attention"))}',
     ),
     (
+        "minimax_h3_layout",
         "            if (\"double_block\", i) in blocks_replace:\n",
         "            transformer_options['block_index'], transformer_options['minimax_h3_layout'] = i, layout\n"
         "            if (\"double_block\", i) in blocks_replace:\n",
     ),
+)  # fmt: skip
+"""What a source has that needs no edit; where an edit begins, and what it makes of that."""
+
+GATE = (
     (
+        "self.to_gate_compress = None",
         "        self.head_dim = head_dim\n        inner = heads * head_dim\n",
         "        self.head_dim = head_dim\n        inner = heads * head_dim\n        self.to_gate_compress = None\n",
     ),
     (
+        "self.attn.to_gate_compress = ",
         "        self.adaln_proj = AdalnProj(t_dim, hidden, 6, 3,",
         "        self.attn.to_gate_compress = operations.Linear(\n"
         "            hidden, heads * head_dim, bias=False, dtype=dtype, device=device)\n"
         "        self.adaln_proj = AdalnProj(t_dim, hidden, 6, 3,",
     ),
 )  # fmt: skip
+"""Edits of a model whose attention has no gate."""
+
+OPTIONAL_GATE = (("grid=None, gate_compress=True", "grid=None, gate_compress=False", "grid=None, gate_compress=True"),)
+"""The edit of a model whose file says whether its attention has a gate."""
 
 NODE = '''
 
@@ -227,8 +244,10 @@ def with_sparse_node(folder: Path) -> ComfyUI:
 
 
 def edited(model: str) -> str:
-    """The source of ComfyUI's model whose blocks take attention."""
-    for before, after in EDITS:
+    """Return the source of ComfyUI's model with blocks that take attention; a source that has all of it returns as it is."""
+    for has, before, after in (*EDITS, *(OPTIONAL_GATE if "gate_compress=" in model else GATE)):
+        if has in model:
+            continue
         assert model.count(before) == 1, f"{MODEL} of this ComfyUI has {before!r} {model.count(before)} times"
         model = model.replace(before, after)
     return model

@@ -6,7 +6,7 @@ import ast
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,15 @@ class Computed:
 
 Binding = Defined | Imported | Literal | Computed
 
+Find = Callable[[str], "str | None"]
+"""Returns the file of a module: empty where it has no source that can be read, None where there is no such module."""
+
+
+def imported_file(module: str) -> str | None:
+    """Return the file of a module that is imported in this process."""
+    found = sys.modules.get(module)
+    return None if found is None else getattr(found, "__file__", None) or ""
+
 
 @dataclass(frozen=True)
 class _From:
@@ -73,67 +82,72 @@ class Source:
 
 
 @functools.cache
-def bound(module: str, name: str) -> tuple[Binding, ...]:
-    """All that the source of a module that is imported here may bind a name to; empty where it does not name it."""
-    return _bound(module, name, frozenset())
+def bound(module: str, name: str, find: Find = imported_file) -> tuple[Binding, ...]:
+    """All that the source of a module may bind a name to; empty where it does not name it.
+
+    Args:
+        find: where modules are; by default those that are imported in this process.
+    """
+    return _bound(module, name, frozenset(), find)
 
 
-def _bound(module: str, name: str, seen: frozenset[tuple[str, str]]) -> tuple[Binding, ...]:
+def _bound(module: str, name: str, seen: frozenset[tuple[str, str]], find: Find) -> tuple[Binding, ...]:
     """Follow a name through imports; `seen` are the names on the way here, none of which is followed twice."""
     if (module, name) in seen:
         return ()
     if module.partition(".")[0] in sys.stdlib_module_names:
         return (Computed(module),)
     seen |= {(module, name)}
-    source = source_of(module)
+    source = source_of(module, find)
     if source is None:
         return ()
     found: list[Binding] = []
     for each in source.module.get(name, ()):
         if isinstance(each, _From):
-            found += _imported(each.module, each.name, seen)
+            found += _imported(each.module, each.name, seen, find)
         elif isinstance(each, _Same):
-            found += _followed(module, each.chain, seen)
+            found += _followed(module, each.chain, seen, find)
         else:
             found.append(each)
     if not found and name not in source.module and not name.startswith("_"):
-        found = [each for star in source.stars for each in _bound(star, name, seen)]
+        found = [each for star in source.stars for each in _bound(star, name, seen, find)]
     return tuple(dict.fromkeys(found)) if all(not isinstance(each, Literal) for each in found) else tuple(found)
 
 
-def methods(module: str, name: str) -> dict[str, list[Defined]]:
+def methods(module: str, name: str, find: Find = imported_file) -> dict[str, list[Defined]]:
     """The functions in the body of a class that a module defines under a qualified name, by the names that the body binds."""
-    source = source_of(module)
+    source = source_of(module, find)
     return {} if source is None else source.classes.get(name, {})
 
 
-def source_of(module: str) -> Source | None:
-    """The bindings of a module that is imported here; None where its source cannot be read."""
-    found = sys.modules.get(module)
-    file = getattr(found, "__file__", None)
-    if found is None or not file or not file.endswith(".py"):
+def source_of(module: str, find: Find = imported_file) -> Source | None:
+    """The bindings of a module; None where its source cannot be read."""
+    file = find(module)
+    if not file or not file.endswith(".py"):
         return None
     return _read(file, module, file.endswith("__init__.py"))
 
 
-def _imported(module: str, name: str, seen: frozenset[tuple[str, str]]) -> Sequence[Binding]:
-    if module not in sys.modules:
+def _imported(module: str, name: str, seen: frozenset[tuple[str, str]], find: Find) -> Sequence[Binding]:
+    if find(module) is None:
         return ()
     whole = f"{module}.{name}"
-    found = _bound(module, name, seen)
-    if not found and whole in sys.modules:
+    found = _bound(module, name, seen, find)
+    if not found and find(whole) is not None:
         return (Imported(whole),)
     return found or (Computed(module),)
 
 
-def _followed(module: str, chain: tuple[str, ...], seen: frozenset[tuple[str, str]]) -> Sequence[Binding]:
+def _followed(module: str, chain: tuple[str, ...], seen: frozenset[tuple[str, str]], find: Find) -> Sequence[Binding]:
     first, *rest = chain
-    found: Sequence[Binding] = _bound(module, first, seen)
+    found: Sequence[Binding] = _bound(module, first, seen, find)
     for name in rest:
         found = [
             binding
             for each in found
-            for binding in (_imported(each.name, name, seen) if isinstance(each, Imported) else (Computed(module),))
+            for binding in (
+                _imported(each.name, name, seen, find) if isinstance(each, Imported) else (Computed(module),)
+            )
         ]
     return found or (Computed(module),)
 

@@ -1,0 +1,235 @@
+"""Check a ComfyUI's sources for all that this pack uses of them. Nothing of ComfyUI is imported or run.
+
+    python -m scripts.still_binds FOLDER
+
+prints one page of Markdown. It ends with 1 where something does not bind: a name that the pack imports or reads, a call whose
+arguments its function does not take, a method that the pack overrides and that now has other parameters, or a function that the
+pack stands in for. Attributes of objects are not seen, nor are calls whose function a decorator changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parallel_backend.markdown import table
+from parallel_backend.models.comfyui.content.bindings import Binding, Computed, Defined, bound, methods
+from parallel_backend.models.comfyui.content.known import ABSENT
+from parallel_backend.models.comfyui.content.syntax import digest_of
+from parallel_backend.models.comfyui.content.tested import tables
+from parallel_backend.models.comfyui.content.things import THINGS
+
+from .comfyui_uses import ROOTS, Function, Use, uses_in
+from .tested import comfyui_name
+
+REPO = Path(__file__).parents[1]
+KINDS = {
+    "name": "names", "call": "calls", "super": "calls of overridden methods", "override": "overridden methods",
+    "replaced": "functions that the pack stands in for",
+}  # fmt: skip
+HEAD = "what", "different ones", "uses", "do not bind", "optional, and do not bind"
+
+HARMLESS = frozenset({"staticmethod", "classmethod", "torch.no_grad()", "torch.inference_mode()", "functools.cache"})
+"""Decorators that leave a function its parameters."""
+
+UNTOLD: tuple[Binding, ...] = (Computed(""),)
+"""What sources do not tell."""
+
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A ComfyUI's sources: finds the file of each of its modules."""
+
+    folder: Path
+
+    def __call__(self, module: str) -> str | None:
+        """Return a module's file as `bindings.Find` says it; a library is there, and not looked into."""
+        if module.partition(".")[0] not in ROOTS:
+            return ""
+        path = self.folder.joinpath(*module.split("."))
+        files = (path.with_name(f"{path.name}.py"), path / "__init__.py")
+        return next((str(file) for file in files if file.is_file()), "" if path.is_dir() else None)
+
+    def split(self, name: str) -> tuple[str, list[str]]:
+        """Return the module of a dotted name, empty where there is none, and the names within the module."""
+        parts = name.split(".")
+        size = next((size for size in range(len(parts), 0, -1) if self(".".join(parts[:size])) is not None), 0)
+        return ".".join(parts[:size]), parts[size:]
+
+    def fault(self, use: Use) -> str:
+        """Return why a use does not bind; empty where it does, or where the sources do not tell."""
+        found, missing = self.resolved(use.name)
+        if use.kind != "override" and missing:
+            return f"has no {missing}"
+        node = self._function(found)
+        if node is None or use.arguments is None:
+            return ""
+        if isinstance(use.arguments, ast.arguments):
+            return unlike(use.arguments, node.args)
+        given = use.kind == "super" or (found is not None and found.is_class)
+        return refused(node.args, int(given or "classmethod" in map(ast.unparse, node.decorator_list)), use.arguments)
+
+    def resolved(self, name: str) -> tuple[Defined | None, str]:
+        """Return the one definition of a dotted name, None where there is no such, and the part of the name that is missing."""
+        module, names = self.split(name)
+        if not module:
+            return None, name.partition(".")[0]
+        if not names or names[0].startswith("__"):
+            return None, ""
+        found, missing = bound(module, names[0], self), names[0]
+        for attribute in names[1:]:
+            if not (len(found) == 1 and isinstance(kind := found[0], Defined) and kind.is_class):
+                break
+            found, missing = self._attribute(kind, attribute), attribute
+        if not found:
+            return None, missing
+        return (found[0], "") if len(found) == 1 and isinstance(found[0], Defined) else (None, "")
+
+    def _attribute(self, kind: Defined, name: str) -> tuple[Binding, ...]:
+        """Return what a class has under a name, or inherits; empty where it has nothing."""
+        own = methods(kind.module, kind.name, self)
+        if name in own:
+            return tuple(own[name]) or UNTOLD
+        node = definitions(kind.file)[kind.name][0]
+        if not isinstance(node, ast.ClassDef) or name in set_outside(kind.file, kind.name):
+            return UNTOLD
+        for base in node.bases:
+            above = self.resolved(f"{kind.module}.{ast.unparse(base)}")[0]
+            if found := self._attribute(above, name) if above is not None and above.is_class else UNTOLD:
+                return found
+        return UNTOLD if name.startswith("__") else ()
+
+    def _function(self, found: Defined | None) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """Return the function that a call of a definition calls; None where decorators or libraries decide."""
+        if found is not None and found.is_class and not found.decorated:
+            made = self._attribute(found, "__init__")
+            found = made[0] if len(made) == 1 and isinstance(made[0], Defined) else None
+        nodes = definitions(found.file)[found.name] if found is not None else ()
+        node = nodes[0] if len(nodes) == 1 else None
+        return node if isinstance(node, Function) and {*map(ast.unparse, node.decorator_list)} <= HARMLESS else None
+
+
+def refused(parameters: ast.arguments, first: int, call: ast.Call) -> str:
+    """Return why parameters do not take a call's arguments; empty where they do. Python itself gives the first ones."""
+    positional = [each.arg for each in (*parameters.posonlyargs, *parameters.args)][first:]
+    keywords = {each.arg for each in call.keywords}
+    given = sum(not isinstance(each, ast.Starred) for each in call.args)
+    if given > len(positional) and parameters.vararg is None:
+        return f"takes {len(positional)} positional arguments, not {given}"
+    known = {None, *positional[given:], *(each.arg for each in parameters.kwonlyargs)}
+    if parameters.kwarg is None and (unknown := keywords - known):
+        return f"takes no {', '.join(sorted(map(str, unknown)))}"
+    needed = positional[given : max(given, len(positional) - len(parameters.defaults))]
+    needed += [
+        each.arg for each, value in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True) if value is None
+    ]
+    lacking = [name for name in needed if name not in keywords]
+    spread = None in keywords or given < len(call.args)
+    return f"needs {', '.join(lacking)}" if lacking and not spread else ""
+
+
+def unlike(ours: ast.arguments, theirs: ast.arguments) -> str:
+    """Return which parameters a method of the pack's lacks of the method that it overrides; empty where it takes them all."""
+    taken = {each.arg for each in (*ours.posonlyargs, *ours.args, *ours.kwonlyargs)}
+    wanted = [each.arg for each in (*theirs.posonlyargs, *theirs.args[not theirs.posonlyargs :], *theirs.kwonlyargs)]
+    lacking = [name for name in wanted if name not in taken and not (ours.vararg or ours.kwarg)]
+    return f"is given {', '.join(lacking)}, which the pack's method does not take" if lacking else ""
+
+
+@functools.cache
+def parsed(file: str) -> ast.Module:
+    """Return a file's syntax."""
+    return ast.parse(Path(file).read_bytes())
+
+
+@functools.cache
+def definitions(file: str) -> Mapping[str, Sequence[Definition]]:
+    """Return the functions and classes of a file by their qualified names; those of both sides of a condition, for example."""
+    found: dict[str, list[Definition]] = {}
+
+    def look(body: Iterable[ast.AST], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, Definition):
+                found.setdefault(f"{prefix}{node.name}", []).append(node)
+                inner = "." if isinstance(node, ast.ClassDef) else ".<locals>."
+                look(node.body, f"{prefix}{node.name}{inner}")
+            elif isinstance(node, ast.stmt | ast.ExceptHandler):
+                look(ast.iter_child_nodes(node), prefix)
+
+    look(parsed(file).body, "")
+    return found
+
+
+@functools.cache
+def set_outside(file: str, kind: str) -> frozenset[str]:
+    """Return the attributes that a file sets on a class of its own outside the class's body."""
+    stores = (
+        each for each in ast.walk(parsed(file)) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+    )
+    return frozenset(
+        each.attr for each in stores if isinstance(each.value, ast.Name) and each.value.id in (kind, "cls")
+    )
+
+
+def uses_of_pack() -> list[Use]:
+    """Return all that the pack's own files use of ComfyUI, and what the pack stands in for."""
+    folders = (REPO / "nodes", REPO / "parallel_backend")
+    files = [REPO / "__init__.py", *(path for folder in folders for path in sorted(folder.rglob("*.py")))]
+    found = [use for path in files for use in uses_in(path.read_bytes(), path.relative_to(REPO).as_posix())]
+    absent = {name for each in tables() for name, digest in each.things.items() if digest == ABSENT}
+    return found + [Use(str(each), f"things.py, {each.kind}", "replaced", None, str(each) in absent) for each in THINGS]
+
+
+def changed(tree: Tree) -> list[str]:
+    """Return the functions that no tested version has like this, of those of which the replaced ones consist."""
+    known: dict[str, set[str]] = {}
+    for name, digest in (item for each in tables() for item in each.functions.items()):
+        known.setdefault(name, set()).add(digest)
+
+    def is_known(name: str) -> bool:
+        module, names = tree.split(name)
+        file = tree(module) if module else None
+        nodes = definitions(file).get(".".join(names), ()) if file else ()
+        return any(digest_of(node) in known[name] for node in nodes)
+
+    return sorted(name for name in known if not is_known(name))
+
+
+def report(folder: Path, uses: Sequence[Use]) -> tuple[str, int]:
+    """Return the page of uses of the ComfyUI in a folder, and how many do not bind and are not optional."""
+    tree = Tree(folder)
+    faults = [(use, fault) for use in uses if (fault := tree.fault(use))]
+    rows = []
+    for kind, title in KINDS.items():
+        names = [use.name for use in uses if use.kind == kind]
+        counts = [sum((use.kind, use.optional) == (kind, optional) for use, _ in faults) for optional in (False, True)]
+        rows.append((title, *map(str, (len({*names}), len(names), *counts))))
+    text = f"# What the pack uses of ComfyUI {comfyui_name(folder)}\n\n{table(HEAD, rows)}"
+    for title, optional in (("Does not bind", False), ("Does not bind, and is optional", True)):
+        places: dict[tuple[str, str], dict[str, None]] = {}
+        for use, fault in faults:
+            if use.optional is optional:
+                places.setdefault((f"`{use.name}`", fault), {})[use.where] = None
+        if places:
+            text += f"\n## {title}\n\n{table(('name', 'what', 'where'), ((*of, ', '.join(at)) for of, at in places.items()))}"
+    if new := changed(tree):
+        named = ", ".join(f"`{name}`" for name in new)
+        text += f"\n## In no tested version like this\n\nTried on the user's machine before it is trusted: {named}.\n"
+    return text, sum(not use.optional for use, _ in faults)
+
+
+def main() -> int:
+    """Print the page of the ComfyUI whose folder is the argument."""
+    text, faults = report(Path(sys.argv[1]).resolve(), uses_of_pack())
+    print(text, end="")
+    return int(faults > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

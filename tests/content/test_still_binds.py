@@ -1,0 +1,153 @@
+"""What the pack uses of ComfyUI, read from both sources: all of it binds in this ComfyUI, and what would not is found."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.comfyui_uses import Use, uses_in
+from scripts.still_binds import Tree, main, report, uses_of_pack
+
+FOLDER = Path(os.environ["COMFYUI_PATH"]).resolve()
+LEAST = {"name": 750, "call": 185, "super": 10, "override": 40, "replaced": 60}
+"""Uses of the pack by kind, rounded down."""
+
+
+@pytest.fixture(scope="module")
+def uses() -> list[Use]:
+    return uses_of_pack()
+
+
+def faults(source: str, folder: Path = FOLDER) -> set[str]:
+    """Return what of a source does not bind and is not optional."""
+    return {fault for use in uses_in(source, "planted.py") if not use.optional and (fault := Tree(folder).fault(use))}
+
+
+def test_all_that_the_pack_uses_binds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["still_binds", str(FOLDER)])
+    ended = main()
+    page = capsys.readouterr().out
+    assert ended == 0, page
+    assert page.startswith("# What the pack uses of ComfyUI ") and "## Does not bind\n" not in page
+    assert len(page.splitlines()) < 60, "it is one page"
+
+
+def test_all_kinds_of_uses_are_found(uses: list[Use]) -> None:
+    assert {kind: sum(use.kind == kind for use in uses) >= least for kind, least in LEAST.items()} == dict.fromkeys(
+        LEAST, True
+    )
+    roots = {use.name.partition(".")[0] for use in uses}
+    assert roots >= {
+        "comfy",
+        "comfy_api",
+        "comfy_extras",
+        "comfy_execution",
+        "folder_paths",
+        "node_helpers",
+        "nodes",
+        "server",
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("import comfy.gone", "has no gone"),
+        ("from comfy.utils import gone", "has no gone"),
+        ("import comfy.samplers\ncomfy.samplers.gone", "has no gone"),
+        ("def late():\n    import comfy.samplers as other\n    return other.gone", "has no gone"),
+        ("from importlib import import_module\nops = import_module('comfy.ops').gone", "has no gone"),
+        ("import comfy.samplers\ngetattr(comfy.samplers, 'gone')", "has no gone"),
+        ("import comfy.samplers\ncomfy.samplers.CFGGuider.gone", "has no gone"),
+        ("from server import PromptServer\nPromptServer.instance.routes, PromptServer.gone", "has no gone"),
+        ("import folder_paths\nfolder_paths.get_full_path('vae')", "needs filename"),
+        ("import folder_paths\nfolder_paths.get_full_path('vae', 'a', 'b')", "takes 2 positional arguments, not 3"),
+        ("import folder_paths\nfolder_paths.get_full_path('vae', name='a')", "takes no name"),
+        ("from comfy.samplers import CFGGuider\nCFGGuider(1, 2)", "takes 1 positional arguments, not 2"),
+        ("from comfy.model_patcher import ModelPatcher as P\nP.get_key_patches(1, 2, 3)", "takes 2 positional arguments, not 3"),
+        (
+            "import comfy.model_patcher\nclass Own(comfy.model_patcher.ModelPatcher):\n    def get_key_patches(self): ...",
+            "is given filter_prefix, which the pack's method does not take",
+        ),
+        (
+            "from comfy.model_patcher import ModelPatcher\nclass Own(ModelPatcher):\n"
+            "    def of(self):\n        super().get_key_patches(1, 2)",
+            "takes 1 positional arguments, not 2",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_bind_is_found(source: str, fault: str) -> None:
+    assert faults(source) == {fault}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import comfy.samplers\nhasattr(comfy.samplers, 'gone') and comfy.samplers.gone.more()",
+        "import comfy.samplers\ngetattr(comfy.samplers, 'gone', None)",
+        "try:\n    from comfy.utils import gone\nexcept (ImportError, OSError):\n    pass",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from comfy.utils import gone",
+        "NAMES = ('comfy.ldm.gone.Model',)",
+    ],
+)
+def test_what_the_pack_does_without_is_optional(source: str) -> None:
+    uses = uses_in(source, "planted.py")
+    missing = [use for use in uses if Tree(FOLDER).fault(use)]
+    assert missing and all(use.optional for use in missing)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import comfy.samplers\ndef of(comfy):\n    return comfy.samplers.gone",
+        "import comfy.utils\ncomfy = object()\ncomfy.utils.gone",
+        "from . import nodes\nnodes.gone",
+        "import folder_paths\nfolder_paths.get_full_path(*names)\nfolder_paths.get_full_path('vae', **names)",
+        "import comfy.samplers\ncomfy.samplers.__file__",
+    ],
+)
+def test_what_is_not_comfyuis_or_cannot_be_told_is_no_fault(source: str) -> None:
+    assert not faults(source)
+
+
+def edited(folder: Path, file: str, before: str, after: str) -> Path:
+    """Return a folder that has ComfyUI's files, one of them edited."""
+    for path in (path for path in FOLDER.iterdir() if path.name != "comfy"):
+        (folder / path.name).symlink_to(path)
+    (folder / "comfy").mkdir()
+    for path in (FOLDER / "comfy").iterdir():
+        (folder / "comfy" / path.name).symlink_to(path)
+    text = (FOLDER / "comfy" / file).read_text()
+    assert before in text
+    (folder / "comfy" / file).unlink()
+    (folder / "comfy" / file).write_text(text.replace(before, after))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name", "fault"),
+    [
+        ("def swap_scale_shift(", "def swapped(", "comfy.utils.swap_scale_shift", "has no swap_scale_shift"),
+        ("def unpack_latents(", "def unpack_latents(key, ", "comfy.utils.unpack_latents", "needs latent_shapes"),
+    ],
+)
+def test_a_comfyui_that_changed_is_found(
+    before: str, after: str, name: str, fault: str, uses: list[Use], tmp_path: Path
+) -> None:
+    some = [use for use in uses if use.name.startswith("comfy.utils.")]
+    assert len(some) > 20 and report(FOLDER, some)[1] == 0
+    page, missing = report(edited(tmp_path, "utils.py", before, after), some)
+    assert missing >= 1
+    required = page.partition("## Does not bind\n")[2].partition("\n## ")[0]
+    (line,) = (line for line in required.splitlines() if line.startswith(f"| `{name}` | {fault} | "))
+    assert ".py" in line, "it says where the pack has it"
+
+
+def test_a_function_that_no_tested_version_has_is_told(tmp_path: Path) -> None:
+    text = "## In no tested version like this"
+    page, missing = report(edited(tmp_path, "samplers.py", "strength = 1.0", "strength = 0.5"), [])
+    assert text in page and "`comfy.samplers.get_area_and_mult`" in page and not missing
+    assert Tree(FOLDER).fault(Use("comfy.samplers.gone", "", "replaced")) == "has no gone"
