@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.model_run import ModelRun
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.nodes_module import nodes_module
 
@@ -108,6 +109,18 @@ def test_a_packs_callback_before_the_run_is_not_comfyuis_own(monkeypatch: pytest
     patcher.pre_run()
     with pytest.raises(Refused, match=r"Changing diffusion_model\.enabled"):
         refuse_changes(model, snapshot)
+
+
+def test_a_worker_begins_and_ends_a_run_as_comfyui_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, _ = built(monkeypatch)
+    inside = model.diffusion_model
+    first = ModelRun(model, inside, CPU)
+    assert inside.enabled and inside[0].enabled and inside.patcher.get_free_memory(CPU) > 0
+    second = ModelRun(model, inside, CPU)
+    del first
+    assert inside.enabled and inside.patcher is model.current_patcher
+    del second
+    assert not inside.enabled and not inside[0].enabled and model.current_patcher is None
 
 
 def test_what_another_packs_class_writes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

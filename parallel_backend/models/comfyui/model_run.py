@@ -32,6 +32,7 @@ class ModelRun:
     def __init__(self, base: Any, module: nn.Module, device: torch.device) -> None:
         if not has_setter(base):
             return
+        end_run(base)
         from comfy.model_patcher import ModelPatcher
 
         base.diffusion_model = module
@@ -40,7 +41,13 @@ class ModelRun:
         weakref.finalize(self, _end, base, patcher).atexit = False
 
 
-def _end(base: Any, patcher: Any) -> None:
-    """Clear a model's patcher, unless a later run has set its own."""
-    if base.current_patcher is patcher:
+def end_run(base: Any) -> None:
+    """Tell a model's class, if it has a setter, that the run before has ended: it frees what it keeps for a run."""
+    if has_setter(base) and base.current_patcher is not None:
         base.current_patcher = None
+
+
+def _end(base: Any, patcher: Any) -> None:
+    """End a run, unless a later one has begun."""
+    if base.current_patcher is patcher:
+        end_run(base)
