@@ -54,6 +54,7 @@ from .features.skipped_blocks import OPTION as REPLACED
 from .features.skipped_blocks import check_stages, skipped_in, values_of
 from .features.step_cache import runs_wrappers
 from .named_options import named_by
+from .own_writes import is_written
 from .proofs import AnotherResult, proofs
 from .refusals import WAY_OUT, refuse_transformer_options, refuse_weights
 from .remote_model import RemoteModel
@@ -284,9 +285,19 @@ class DiffusionProxy(nn.Module):
 
     def refuse_changes(self) -> None:
         """Raise Refused if another pack has changed what only the workers have, or code that only they run."""
-        self._snapshot.refuse_changes()
-        for name in vars(self):
-            if name not in self._own and hasattr(self._skeleton[0], name) and not hasattr(type(self), name):
+        written, skeleton = self._snapshot.own_writes.of(self._model()), self._skeleton[0]
+        added = {name: value for name, value in vars(self).items() if name not in self._own}
+        # What is assigned to the model from outside lands here, and what its own methods assign on the skeleton.
+        root = written.get("", {})
+        here = {name: root[name] for name in root.keys() & added.keys()}
+        on_skeleton = {name: value for name, value in root.items() if name not in here}
+        self._snapshot.refuse_changes({**written, "": on_skeleton})
+        for name, value in added.items():
+            if name in here:
+                same = is_written(value, here[name])
+            else:
+                same = not hasattr(skeleton, name) or hasattr(type(self), name) or value is getattr(skeleton, name)
+            if not same:
                 raise refuse_weights(f"Changing diffusion_model.{name}")
 
     def adapters(self, options: Mapping[str, Any], shape: Sequence[int]) -> AdapterSet:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ...parallel_backend.conditioning import SIDES, SIGMAS
 from ...parallel_backend.errors import Refused
-from .conditioning import NUMBERS, is_plain
+from .conditioning import NUMBERS, holds_words, is_plain
 from .named_options import named_by
 from .own_code import name_of
 
@@ -86,7 +86,11 @@ def refuse_transformer_options(options: Mapping[str, Any], model: nn.Module) -> 
         if (value := options.get(key)) and not (key in NUMBERS and _numbers(value)):
             names = ", ".join(map(str, value)) if isinstance(value, Mapping) else name_of(value)
             raise Refused(f"{description.format(names=names)} cannot be applied to a parallel MODEL: {WAY_OUT}.")
-    strange = {name: value for name, value in options.items() if name not in HANDLED and not is_plain(value)}
+    strange = {
+        name: value
+        for name, value in options.items()
+        if name not in HANDLED and not is_plain(value) and not holds_words(name, value)
+    }
     for name in sorted(strange.keys() & named_by(model)) if strange else ():
         kind = type(strange[name]).__name__
         raise Refused(f"the option {name} (a {kind}) cannot be applied to a parallel MODEL: {WAY_OUT}.")

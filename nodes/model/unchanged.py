@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 from ...parallel_backend.models.comfyui.content.replaced import ReachedCode
 from .own_code import put_back
+from .own_writes import NOTHING, OwnWrites, is_written
 from .refusals import MODEL, VAE, Guarded
 
 VIEWS = {"data", "real", "imag", "T", "H", "mT", "mH"}
@@ -87,12 +88,20 @@ class SkeletonSnapshot:
             if not values.is_meta and values.numel() <= STATISTICS
         ]
         self._classes = classes_of(skeleton)
+        self.own_writes = OwnWrites((name, module, made) for name, module, _, made in self._made)
 
-    def refuse_changes(self) -> None:
-        """Raise Refused if a module, a weight, a hook or a method is another one than it was, or code that the classes reach."""
+    def refuse_changes(self, written: Mapping[str, Mapping[str, Any]] = NOTHING) -> None:
+        """Raise Refused if a module, a weight, a hook or a method is another one than it was, or code that the classes reach.
+
+        Args:
+            written: the values that ComfyUI's own code has written since, by module path and attribute.
+        """
         refuse_replaced(self._classes, self._guarded)
         for name, module, signature, made in self._made:
-            for part in _differing(module, made) if _signature(module) != signature else ():
+            of_module = written.get(name, {})
+            if not of_module and _signature(module) == signature:
+                continue
+            for part in _differing(module, made, of_module):
                 where = ".".join(filter(None, (self._guarded.inside, name, part)))
                 raise self._guarded.refusal(f"Changing {where}")
         for name, values, made_of in self._buffers:
@@ -139,10 +148,13 @@ def _parts(module: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
             yield (name, ""), value
 
 
-def _differing(module: nn.Module, made: dict[tuple[str, str], Any]) -> Iterator[str]:
+def _differing(module: nn.Module, made: dict[tuple[str, str], Any], written: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of a module's parts that are neither as they were made nor as ComfyUI's own code has written them."""
     parts = dict(_parts(module))
     for (table, name), value in parts.items():
-        if (table, name) in made:
+        if not name and table in written:
+            same = is_written(value, written[table])
+        elif (table, name) in made:
             same = value is made[table, name]
         else:  # data that no code of the model's reads, or a method that was put back
             same = not name and (not hasattr(type(module), table) or put_back(module, table))

@@ -40,6 +40,7 @@ from .features.pose_cache import OPTION, PoseCaches
 from .features.skipped_blocks import REPLACED, replacements
 from .features.text import PreparedTexts
 from .latents import reference_tokens
+from .model_run import ModelRun
 from .timestep_numbers import TimestepNumbers
 
 PROMPTS = "uuids"
@@ -89,6 +90,10 @@ class ComfyModel:
     def forward_on(self, execution: Execution) -> ComfyForward:
         """The forward of this stage under a plan."""
         return ComfyForward(self, self._spread, execution)
+
+    def run_on(self, device: torch.device) -> ModelRun:
+        """Begin a run, as ComfyUI's own class is told of one."""
+        return ModelRun(self._base, self._spread.entered, device)
 
     def compute(
         self,
@@ -171,6 +176,7 @@ class ComfyForward(SpreadForward):
         super().__init__(blocks, execution, blocks.compiled_by(execution.compiler))
         self.networks: Sequence[Beside] = ()
         self._model = model
+        self._run = model.run_on(execution.mesh.sequence.device)
         self._texts = PreparedTexts()
         self._poses = PoseCaches()
         self._handed = BlockAttention()

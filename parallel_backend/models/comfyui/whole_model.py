@@ -33,6 +33,7 @@ from .features.free_u import free_u_patches
 from .features.pose_cache import OPTION, PoseCaches
 from .features.skipped_blocks import REPLACED, replacements
 from .left_behind import LeftBehind
+from .model_run import ModelRun, end_run
 from .rows import CONTROL
 
 NOT_COMPILED = "this model is not compiled: it runs whole, and blocks alone are compiled."
@@ -61,6 +62,12 @@ class WholeModel:
     def forward_on(self, execution: Execution) -> WholeForward:
         """Its forward, which is the same on every rank."""
         return WholeForward(self, execution)
+
+    def run_on(self, device: torch.device) -> ModelRun:
+        """Begin a run, as ComfyUI's own class is told of one, with nothing on the modules that the run before has left there."""
+        end_run(self._base)
+        self.left_behind.put_back()
+        return ModelRun(self._base, self.module, device)
 
     def compute(self, latent: Tensor, inputs: Inputs, poses: PoseCaches | None = None) -> Tensor:
         """What ComfyUI's BaseModel does around its diffusion model, whose output this is; `poses` are kept from call to call."""
@@ -108,7 +115,7 @@ class WholeForward:
         self._compiles = bool(execution.compiler)
         self._first = True
         self._poses = PoseCaches()
-        model.left_behind.put_back()
+        self._run = model.run_on(execution.mesh.sequence.device)
 
     def uncompiled(self) -> tuple[str, ...]:
         """That nothing was, if it was asked for."""

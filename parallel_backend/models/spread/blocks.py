@@ -115,6 +115,7 @@ class SpreadModel:
 
     Attributes:
         module: it holds the weights.
+        entered: a copy of it without weights of its own, with doorways in the place of blocks: its forward is the model's.
         blocks: the blocks of this stage.
         unknown: what the source of any stage's blocks gives attention and only ComfyUI's own kernels know, by name.
     """
@@ -157,12 +158,12 @@ class SpreadModel:
                 else:
                     doors[path] = Doorway(_stage_over, head)
                     module.set_submodule(path, nn.Identity())
-        self._with_doors = _with_doors(module, doors)
+        self.entered = _with_doors(module, doors)
 
     def entrance(self, *args: Any, **arguments: Any) -> Any:
-        """The model's forward: that of a copy without weights of its own, with doorways in the place of blocks."""
+        """The model's forward."""
         self.now.call.arguments = arguments
-        return self._with_doors(*args, **arguments)
+        return self.entered(*args, **arguments)
 
     def compiled_by(self, compiler: str) -> CompiledBlocks | None:
         """The blocks compiled by one of torch.compile's backends, which are kept with the model; None for no name."""

@@ -1,0 +1,131 @@
+"""What ComfyUI's own code writes into a diffusion model before a run is no change; what another pack writes is refused."""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.model_run import ModelRun
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.nodes_module import nodes_module
+
+CPU = torch.device("cpu")
+
+OF_COMFYUI = """
+class OfARun(BaseModel):
+    def __init__(self, inside):
+        torch.nn.Module.__init__(self)
+        self._current_patcher = self.device = None
+        self.diffusion_model = inside
+
+    @property
+    def current_patcher(self):
+        return self._current_patcher
+
+    @current_patcher.setter
+    def current_patcher(self, patcher):
+        self._current_patcher = patcher
+        enabled = patcher is not None and len(patcher.hook_patches) == 0
+        self.diffusion_model.patcher, self.diffusion_model.cache = patcher, None
+        self.diffusion_model.enabled = self.diffusion_model[0].enabled = enabled
+"""
+"""A class with a setter, as code of ComfyUI's own."""
+
+
+def inside() -> nn.Module:
+    """Return a diffusion model with a switch, and one more in a module of it."""
+    module = nn.Sequential(nn.Linear(2, 2, device="meta"))
+    for each in module.modules():
+        vars(each).update(enabled=False, cache=None, patcher=None)
+    return module
+
+
+def built(monkeypatch: pytest.MonkeyPatch, of: str = "comfy.model_base") -> tuple[Any, Any, Any]:
+    """A model before its first run, its patcher, and what is known of it as it was built.
+
+    Args:
+        of: the module whose code the setter is.
+    """
+    comfy_on_path()
+    import comfy.model_base
+    import comfy.model_patcher
+
+    scope = {**vars(comfy.model_base), "__name__": of}
+    exec(OF_COMFYUI, scope)
+    model = scope["OfARun"](inside())
+    snapshot = nodes_module("model.unchanged", monkeypatch).SkeletonSnapshot(model.diffusion_model)
+    return model, comfy.model_patcher.ModelPatcher(model, CPU, CPU), snapshot
+
+
+def refuse_changes(model: Any, snapshot: Any) -> None:
+    snapshot.refuse_changes(snapshot.own_writes.of(model))
+
+
+def test_what_comfyuis_own_class_writes_is_let_pass_as_long_as_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, patcher, snapshot = built(monkeypatch)
+    for _ in range(2):
+        patcher.pre_run()
+        assert model.diffusion_model[0].enabled
+        refuse_changes(model, snapshot)
+        refuse_changes(model, snapshot)
+        patcher.cleanup()
+        refuse_changes(model, snapshot)
+    another = patcher.clone()
+    another.hook_patches = {"a hook": {}}
+    another.pre_run()
+    assert not model.diffusion_model.enabled
+    refuse_changes(model, snapshot)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        ("", "enabled", False),
+        ("", "enabled", 1),
+        ("", "cache", "mine"),
+        ("", "patcher", None),
+        ("0", "enabled", False),
+        ("0", "in_features", 3),
+    ],
+)
+def test_what_a_pack_writes_is_refused(path: str, name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, patcher, snapshot = built(monkeypatch)
+    patcher.pre_run()
+    setattr(model.diffusion_model.get_submodule(path), name, value)
+    with pytest.raises(Refused, match=re.escape(".".join(filter(None, ("Changing diffusion_model", path, name))))):
+        refuse_changes(model, snapshot)
+
+
+def test_a_packs_callback_before_the_run_is_not_comfyuis_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, patcher, snapshot = built(monkeypatch)
+    patcher.add_callback("on_pre_run", lambda running: setattr(running.model.diffusion_model, "enabled", False))
+    patcher.pre_run()
+    with pytest.raises(Refused, match=r"Changing diffusion_model\.enabled"):
+        refuse_changes(model, snapshot)
+
+
+def test_a_worker_begins_and_ends_a_run_as_comfyui_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, _ = built(monkeypatch)
+    inside = model.diffusion_model
+    first = ModelRun(model, inside, CPU)
+    assert inside.enabled and inside[0].enabled and inside.patcher.get_free_memory(CPU) > 0
+    second = ModelRun(model, inside, CPU)
+    del first
+    assert inside.enabled and inside.patcher is model.current_patcher
+    del second
+    assert not inside.enabled and not inside[0].enabled and model.current_patcher is None
+
+
+def test_what_another_packs_class_writes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "a_pack", ModuleType("a_pack"))
+    model, patcher, snapshot = built(monkeypatch, of="a_pack")
+    patcher.pre_run()
+    with pytest.raises(Refused, match=r"Changing diffusion_model\.enabled"):
+        refuse_changes(model, snapshot)

@@ -1,0 +1,91 @@
+"""Qwen-Image 2.1, from ComfyUI 0.37: its class keeps keys and values of text and references for the time of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from scripts.comfyui import ComfyUI
+from tests.support.comfyuis import only_in_newer
+from tests.support.copies.sized import sized_copy
+from tests.support.graphs.comfyui import (
+    DIFFERENT,
+    TOLERANCE,
+    LatentOf,
+    graph_of,
+    save_families,
+    save_latent,
+    spread,
+    with_reference,
+)
+from tests.support.graphs.diffusers import refused
+from tests.support.graphs.flux import Graph, insert_after_model, queue_logged, step_by_step, ways
+from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.node_outcomes import newer_nodes
+
+NAME, CACHE = "qwen_image21", "QwenImage21Cache"
+SPLITS: dict[str, dict[str, Any]] = {"one worker": {"devices": "cpu:1"}, "cfg 2": {"devices": "cpu:2", "cfg": 2}}
+CACHES = {
+    "as the class has it": {},
+    "off": {"device": "off", "dtype": "default"},
+    "in host memory, as int8": {"device": "cpu", "dtype": "int8"},
+}
+
+
+@pytest.fixture(scope="module")
+def comfyui(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+    """A copy that reads the class's sizes from the file, with the model and its prompts; `comfyui` says whether there is one."""
+    only_in_newer(CACHE, bool(comfyui.object_info(CACHE)))
+    server = sized_copy(tmp_path_factory.mktemp("qwen-image21"))
+    save_families(server, NAME)
+    save_latent(server, NAME, 1, 64, 7, 10)
+    for name, size in {"qwen21-first": (6, 5), "qwen21-second": (4, 7)}.items():
+        save_latent(server, name, 1, 64, *size)
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def latent_of(comfyui: ComfyUI) -> LatentOf:
+    return latents(comfyui)
+
+
+def cached(cache: str, references: bool) -> Graph:
+    """Four steps, so that the cache is filled once and read three times."""
+    graph = graph_of(NAME, steps=4)
+    if references:
+        graph = with_reference(with_reference(graph, "qwen21-first"), "qwen21-second")
+    return insert_after_model(graph, CACHE, **CACHES[cache]) if CACHES[cache] else graph
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("references", [False, True], ids=["text alone", "two references"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_split_gives_the_stock_result(
+    cache: str, references: bool, split: str, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    graph = cached(cache, references)
+    run, log = queue_logged(comfyui, spread(graph, **SPLITS[split]))
+    error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
+    print(cache, references, split, f"{error:.1e}")
+    assert error <= TOLERANCE
+    assert ways(log) == ["loop"]
+    if "int8" in cache:
+        assert relative_error(latent_of(graph), latent_of(cached("off", references))) > 10 * TOLERANCE
+    if CACHES[cache]:
+        assert newer_nodes()[CACHE] == "in the loop"
+    if references:
+        assert relative_error(latent_of(graph), latent_of(cached(cache, references=False))) > DIFFERENT
+
+
+def test_one_model_call_at_a_time(latent_of: LatentOf) -> None:
+    graph = step_by_step(cached("as the class has it", references=True))
+    assert relative_error(latent_of(spread(graph, "cpu:1", strict=False)), latent_of(graph)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("split", ["ulysses", "ring", "pipefusion"])
+def test_a_split_of_its_tokens_is_refused_by_name(split: str, comfyui: ComfyUI) -> None:
+    message = refused(comfyui, spread(cached("as the class has it", references=False), **{"cfg": 1, split: 2}))
+    assert message.startswith("QwenImage21 cannot be run under this plan, because ")
