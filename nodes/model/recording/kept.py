@@ -121,7 +121,8 @@ class Memory(Kept):
     ComfyUI's own objects, and those of the libraries that it calls, are told apart by identity alone.
 
     Raises:
-        NotLocal: there is more of it than can be looked through.
+        NotLocal: there is more of it than can be looked through, or something that goes on when it is asked and cannot be put
+            back: a generator, a count of itertools, an open file.
     """
 
     def __init__(self, things: Iterable[Any]) -> None:
@@ -208,6 +209,8 @@ class Memory(Kept):
             for name in _slots(type(thing)):
                 self._slots.append((thing, name, getattr(thing, name, _MISSING)))
                 self._keep(getattr(thing, name, None))
+        elif isinstance(thing, Iterator):
+            raise NotLocal(f"goes on with a {type(thing).__name__}, which cannot be put back")
         else:
             super()._keep(thing)
 

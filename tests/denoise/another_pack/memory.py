@@ -1,5 +1,7 @@
 """They remember something, in a run or between runs."""
 
+import io
+import itertools
 import random
 import threading
 from collections import deque
@@ -102,6 +104,7 @@ OBJECT, SLOTTED, NESTED, SPACE = Counter(), Slotted(), Nested(), SimpleNamespace
 QUEUE, SEEN, ARRAY, TENSOR = deque(), set(), np.zeros(1), torch.zeros(1)
 DICE, GENERATOR = random.Random(1), torch.Generator()
 LOCALS = threading.local()
+ENDLESS, NUMBERS, FILE = itertools.count(1), (number for number in range(1, 1000)), io.BytesIO()
 
 
 def next_in_space():
@@ -149,6 +152,10 @@ def next_in_attribute():
     return next_in_attribute.count
 
 
+def next_in_file():
+    return FILE.write(b" ") + FILE.tell()
+
+
 def times(name, number):
     """A sampler that multiplies the latent by a number, which grows from run to run."""
 
@@ -177,6 +184,12 @@ ELSEWHERE = [
     times("draws_from_its_generator", lambda: float(torch.rand(1, generator=GENERATOR))),
 ]
 
+GOES_ON = {
+    "count": times("counts_with_itertools", lambda: next(ENDLESS)),
+    "generator": times("goes_on_with_a_generator", lambda: next(NUMBERS)),
+    "BytesIO": times("counts_in_a_file", next_in_file),
+}
+
 
 def remembered():
     """All that these samplers remember, as words."""
@@ -185,6 +198,9 @@ def remembered():
         *(repr(each) for each in (QUEUE, SEEN, ARRAY, TENSOR, Counter.made, next_in_default.__defaults__)),
         repr(getattr(SLOTTED, "count", None)),
         repr(getattr(steps, "REMEMBERED", None)),
+        repr(ENDLESS),
+        repr(NUMBERS.gi_frame.f_lasti),
+        repr(FILE.tell()),
         repr(DICE.getstate()),
         repr(GENERATOR.get_state().tolist()),
     ]
@@ -195,4 +211,4 @@ LOCAL = {"counts_in_a_run": counts_in_a_run}
 REFUSED = {
     sample.__name__: (sample, "remembers what it has done")
     for sample in (counts_runs, counts_calls, counter(), counts_in_an_option, *ELSEWHERE)
-}
+} | {sample.__name__: (sample, f"goes on with a {kind}, which cannot be put back") for kind, sample in GOES_ON.items()}
