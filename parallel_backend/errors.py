@@ -23,9 +23,18 @@ class Cancelled(Exception):
 
 
 class NotFinite(ArithmeticError):
-    """The model's output holds NaN or infinity; the workers are alive and idle."""
+    """NaN or infinity in a model's output or a sampler's latent; the workers are alive and idle.
+
+    Args:
+        finding: the tensor and its number of wrong values.
+        cause: the rest of the sentence, with its punctuation: the likely cause.
+    """
 
     __module__ = "builtins"
+
+    def __init__(self, finding: str, cause: str) -> None:
+        super().__init__(finding + cause)
+        self.finding = finding
 
 
 class RequestFailed(RuntimeError):

@@ -32,7 +32,7 @@ class Use:
         where: file and line of the pack.
         kind: `name`, `call`, `super` (a call of an overridden method), `override` or `replaced`.
         arguments: those of a call, or the parameters of a method that overrides ComfyUI's.
-        optional: whether the pack does without the name.
+        optional: True if the pack works without the name.
     """
 
     name: str
@@ -43,10 +43,13 @@ class Use:
 
 
 def uses_in(source: str | bytes, where: str) -> list[Use]:
-    """Return the uses in a source; `where` is its file.
+    """Return the uses of ComfyUI in a source file.
 
-    Optional is what the file asks for before it uses it (`hasattr`, `except ImportError`), imports for types alone, or names in
-    a text.
+    A use is optional if the file tests for the name (`hasattr`, `except ImportError`), imports it under TYPE_CHECKING, or holds
+    the name in a string.
+
+    Args:
+        where: the path of the file, for reports.
     """
     reader = _Uses(where)
     reader.visit(ast.parse(source))
@@ -71,7 +74,7 @@ class _Uses(ast.NodeVisitor):
         self.found.append(Use(name, where, kind, arguments, self._optional or optional))
 
     def _name(self, node: ast.AST) -> str:
-        """Return the dotted name of ComfyUI's that an expression is; empty for any other."""
+        """Return the dotted ComfyUI name that an expression refers to; empty for any other expression."""
         match node:
             case ast.Name(name):
                 return next((scope[name] for scope in reversed(self._scopes) if name in scope), "")

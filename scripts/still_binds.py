@@ -37,19 +37,19 @@ HARMLESS = frozenset({"staticmethod", "classmethod", "torch.no_grad()", "torch.i
 """Decorators that leave a function its parameters."""
 
 UNTOLD: tuple[Binding, ...] = (Computed(""),)
-"""What sources do not tell."""
+"""The result for a name that only a running ComfyUI can resolve."""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A ComfyUI's sources: finds the file of each of its modules."""
+    """The sources of one ComfyUI, not imported. Calling it with a module's name returns the module's file."""
 
     folder: Path
 
     def __call__(self, module: str) -> str | None:
-        """Return a module's file as `bindings.Find` says it; a library is there, and not looked into."""
+        """Return a module's file, as `bindings.Find` specifies. A library's module exists and has no readable source."""
         if module.partition(".")[0] not in ROOTS:
             return ""
         path = self.folder.joinpath(*module.split("."))
@@ -63,7 +63,7 @@ class Tree:
         return ".".join(parts[:size]), parts[size:]
 
     def fault(self, use: Use) -> str:
-        """Return why a use does not bind; empty where it does, or where the sources do not tell."""
+        """Return the reason why a use does not bind; empty if it binds, or if the sources cannot decide."""
         found, missing = self.resolved(use.name)
         if use.kind != "override" and missing:
             return f"has no {missing}"
@@ -92,7 +92,7 @@ class Tree:
         return (found[0], "") if len(found) == 1 and isinstance(found[0], Defined) else (None, "")
 
     def _attribute(self, kind: Defined, name: str) -> tuple[Binding, ...]:
-        """Return what a class has under a name, or inherits; empty where it has nothing."""
+        """Return the definitions of a class's attribute, inherited ones included; empty if there are none."""
         own = methods(kind.module, kind.name, self)
         if name in own:
             return tuple(own[name]) or UNTOLD
@@ -106,7 +106,7 @@ class Tree:
         return UNTOLD if name.startswith("__") else ()
 
     def _function(self, found: Defined | None) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-        """Return the function that a call of a definition calls; None where decorators or libraries decide."""
+        """Return the function that a call runs: the definition, or a class's `__init__`. None if a decorator may replace it."""
         if found is not None and found.is_class and not found.decorated:
             made = self._attribute(found, "__init__")
             found = made[0] if len(made) == 1 and isinstance(made[0], Defined) else None
@@ -116,7 +116,11 @@ class Tree:
 
 
 def refused(parameters: ast.arguments, first: int, call: ast.Call) -> str:
-    """Return why parameters do not take a call's arguments; empty where they do. Python itself gives the first ones."""
+    """Return the reason why a function does not accept a call's arguments; empty if it accepts them.
+
+    Args:
+        first: the number of leading parameters that Python fills: 1 for `self` or `cls`.
+    """
     positional = [each.arg for each in (*parameters.posonlyargs, *parameters.args)][first:]
     keywords = {each.arg for each in call.keywords}
     given = sum(not isinstance(each, ast.Starred) for each in call.args)
@@ -135,7 +139,7 @@ def refused(parameters: ast.arguments, first: int, call: ast.Call) -> str:
 
 
 def unlike(ours: ast.arguments, theirs: ast.arguments) -> str:
-    """Return which parameters a method of the pack's lacks of the method that it overrides; empty where it takes them all."""
+    """Return the parameters of an overridden method that the pack's method does not accept; empty if it accepts all."""
     taken = {each.arg for each in (*ours.posonlyargs, *ours.args, *ours.kwonlyargs)}
     wanted = [each.arg for each in (*theirs.posonlyargs, *theirs.args[not theirs.posonlyargs :], *theirs.kwonlyargs)]
     lacking = [name for name in wanted if name not in taken and not (ours.vararg or ours.kwarg)]
@@ -150,7 +154,7 @@ def parsed(file: str) -> ast.Module:
 
 @functools.cache
 def definitions(file: str) -> Mapping[str, Sequence[Definition]]:
-    """Return the functions and classes of a file by their qualified names; those of both sides of a condition, for example."""
+    """Return the functions and classes of a file by qualified name; a name may have several, in the branches of an `if`."""
     found: dict[str, list[Definition]] = {}
 
     def look(body: Iterable[ast.AST], prefix: str) -> None:
@@ -178,7 +182,7 @@ def set_outside(file: str, kind: str) -> frozenset[str]:
 
 
 def uses_of_pack() -> list[Use]:
-    """Return all that the pack's own files use of ComfyUI, and what the pack stands in for."""
+    """Return all uses of ComfyUI in the pack's files, and the ComfyUI functions that the pack replaces."""
     folders = (REPO / "nodes", REPO / "parallel_backend")
     files = [REPO / "__init__.py", *(path for folder in folders for path in sorted(folder.rglob("*.py")))]
     found = [use for path in files for use in uses_in(path.read_bytes(), path.relative_to(REPO).as_posix())]
@@ -187,7 +191,7 @@ def uses_of_pack() -> list[Use]:
 
 
 def changed(tree: Tree) -> list[str]:
-    """Return the functions that no tested version has like this, of those of which the replaced ones consist."""
+    """Return the functions behind the replaced ones whose source equals that of no tested ComfyUI version."""
     known: dict[str, set[str]] = {}
     for name, digest in (item for each in tables() for item in each.functions.items()):
         known.setdefault(name, set()).add(digest)
@@ -202,7 +206,7 @@ def changed(tree: Tree) -> list[str]:
 
 
 def report(folder: Path, uses: Sequence[Use]) -> tuple[str, int]:
-    """Return the page of uses of the ComfyUI in a folder, and how many do not bind and are not optional."""
+    """Return the Markdown page for the ComfyUI in a folder, and the number of required uses that do not bind."""
     tree = Tree(folder)
     faults = [(use, fault) for use in uses if (fault := tree.fault(use))]
     rows = []

@@ -47,8 +47,8 @@ OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT, SIDES, "uuids"})
 NUMBERS = {"rope_options": "changed positions", "chroma_radiance_options": "Chroma Radiance options"}
 """The options that hold numbers by name: how far tokens are moved (ScaleROPE, LongCatImage's class), ChromaRadianceOptions."""
 
-WORDS = frozenset({"qwen_image21_cache"})
-"""The options that hold words by name: where Qwen-Image 2.1 keeps its cache, and in which type (QwenImage21Cache)."""
+DICT_OPTIONS = frozenset({"qwen_image21_cache"})
+"""Transformer options that are dicts of plain values. QwenImage21Cache sets this one: device and dtype of the prefix cache."""
 
 SAMPLING_KEYS = ("area", "mask", "default", "gligen", "hooks", "control")
 """What ComfyUI's samplers make of a prompt besides what its model class has made of it."""
@@ -162,19 +162,19 @@ def is_plain(option: Any) -> bool:
     return option is None or isinstance(option, (bool, int, float, str))
 
 
-def holds_words(name: str, option: Any) -> bool:
-    """Return whether an option is one of WORDS and holds plain values by name."""
-    return name in WORDS and isinstance(option, Mapping) and all(is_plain(value) for value in option.values())
+def is_plain_dict_option(name: str, option: Any) -> bool:
+    """Return True if the transformer option `name` may be a dict, and all values of the dict are plain."""
+    return name in DICT_OPTIONS and isinstance(option, Mapping) and all(is_plain(value) for value in option.values())
 
 
 def options_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
-    """The plain values, positions and words that nodes have put among them, under the names that they have in a prompt."""
+    """Return the transformer options that nodes have set and that workers take, flattened under their names in a prompt."""
     values: dict[str, Value] = {}
     for name, value in transformer_options.items():
         if is_plain(value) and name not in OWN_OPTIONS:
             flatten(f"{OPTIONS}.{name}", value, {}, values)
     named = {option: transformer_options.get(option) or {} for option in NUMBERS}
-    named |= {option: value for option, value in transformer_options.items() if holds_words(option, value)}
+    named |= {option: value for option, value in transformer_options.items() if is_plain_dict_option(option, value)}
     return values | {
         f"{OPTIONS}.{option}.{name}": value for option, numbers in named.items() for name, value in numbers.items()
     }

@@ -1,4 +1,4 @@
-"""The attributes of a diffusion model that ComfyUI's own code writes before a run, found on a copy that no pack has seen."""
+"""Attributes of a diffusion model that ComfyUI's own code writes before a run, found by running that code on a copy."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ...parallel_backend.models.comfyui.model_run import PATCHER, has_setter
 from .own_code import own
 
 Parts = Mapping[tuple[str, str], Any]
-"""The parts of a module, by names, as `unchanged` takes them."""
+"""The attributes of a module: (attribute, "") for a plain one, (table, key) for an entry of a dict such as `_parameters`."""
 
 PLAIN = (bool, int, float, str, type(None))
-"""Types whose values are compared. An object of another type that is written stays refused: a pack may have put it there."""
+"""Types that are compared by value. A written object of another type is refused, because a pack may have written it."""
 
 NOTHING: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
 class OwnWrites:
-    """Finds what ComfyUI's own code writes into a diffusion model before a run.
+    """The attribute values that ComfyUI's own code writes into a diffusion model before a run.
 
-    A class of ComfyUI's may write where its BaseModel is given the patcher of a run: Qwen-Image 2.1 turns the cache of its
-    prompt on there. The workers make the same call (`model_run.py`), so an attribute with the value written there is no change
-    by a pack.
+    A BaseModel may have a setter for `current_patcher`. ComfyUI calls the setter at the start of a run, and the setter may write
+    into the diffusion model: that of Qwen-Image 2.1 turns its prefix cache on. Workers make the same call (`model_run.py`).
+    So an attribute with a value of this kind is no change by another pack.
 
     Args:
-        modules: the path of each of the diffusion model's modules, the module, and the parts that it was built with.
+        modules: for each module of the diffusion model: its path, the module, and its attributes at construction.
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module, Parts]]) -> None:
@@ -41,10 +41,10 @@ class OwnWrites:
         self._written = NOTHING
 
     def of(self, model: Any) -> Mapping[str, Mapping[str, Any]]:
-        """Return the values that ComfyUI's own code has written for the run that goes on, by module path and attribute.
+        """Return the values written for the current run, by module path and attribute name; empty outside of a run.
 
         Args:
-            model: the BaseModel that is sampled, or None for an autoencoder.
+            model: the BaseModel that ComfyUI samples.
         """
         patcher = getattr(model, PATCHER, None)
         if patcher is None or not _own_setter(model):
@@ -55,7 +55,7 @@ class OwnWrites:
         return self._written
 
     def _write(self, model: Any, patcher: Any) -> Mapping[str, Mapping[str, Any]]:
-        """Run ComfyUI's pre-run code on an untouched copy of a model; return the values that differ afterwards."""
+        """Run `ModelPatcher.pre_run` on a copy of the model as it was built, and return the attributes that changed."""
         copies = {path: _copy(module, parts) for path, module, parts in self._modules}
         by_original = {id(module): copies[path] for path, module, _ in self._modules}
         for each in copies.values():
@@ -76,7 +76,12 @@ class OwnWrites:
 
 
 class PatcherOfCopy:
-    """A run's patcher as ComfyUI's pre-run code sees it: of a copy of the model, without the callbacks of nodes."""
+    """A stand-in for the patcher of a run: its model is a copy, and it has no callbacks of nodes.
+
+    Args:
+        patcher: the patcher of the run; all other attributes are read from it.
+        model: the copy of the BaseModel.
+    """
 
     def __init__(self, patcher: Any, model: Any) -> None:
         self.model = weakref.proxy(model)
@@ -86,26 +91,36 @@ class PatcherOfCopy:
         return getattr(self.original(), name)
 
     def get_all_callbacks(self, *_: Any) -> list[Any]:
-        """Return none: what nodes' callbacks write is not ComfyUI's own."""
+        """Return no callback: nodes of other packs register callbacks, and these may write attributes too."""
         return []
 
 
 def is_written(value: Any, written: Any) -> bool:
-    """Return whether an attribute has the value that was written into the copy's."""
+    """Return True if an attribute's value equals the value that ComfyUI's code wrote into the copy of the model.
+
+    Args:
+        value: the attribute's value in the model.
+        written: the value of the same attribute in the copy; a PatcherOfCopy stands for the patcher of the run.
+    """
     if isinstance(written, PatcherOfCopy):
         return value is written.original()
     return type(value) is type(written) and bool(value == written)
 
 
 def _own_setter(model: Any) -> bool:
-    """Return whether a model's class has a setter for its patcher, and it and the code that calls it are ComfyUI's own."""
+    """Return True if the model's class has a setter for `current_patcher` and no other pack has replaced it or its caller."""
     if not has_setter(model) or not own(comfy.model_patcher.ModelPatcher.pre_run):
         return False
     return own(inspect.getattr_static(type(model), PATCHER).fset)
 
 
 def _copy(module: nn.Module, parts: Parts) -> Any:
-    """Return a module with the parts that it was built with; the modules in it are still the original's."""
+    """Return a new module with the attributes that the original had at construction.
+
+    Args:
+        module: the original. The copy shares its submodules.
+        parts: the original's attributes at construction.
+    """
     made: Any = object.__new__(parts["__class__", ""])
     tables: dict[str, Any] = {
         name: {} for name, value in vars(module).items() if name.startswith("_") and isinstance(value, dict)

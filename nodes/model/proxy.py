@@ -284,17 +284,16 @@ class DiffusionProxy(nn.Module):
             self.remote.backend.attend(model, self.remote.spec)
 
     def refuse_changes(self) -> None:
-        """Raise Refused if another pack has changed what only the workers have, or code that only they run."""
+        """Raise Refused if another pack has changed the diffusion model or the code that its classes reach."""
         written, skeleton = self._snapshot.own_writes.of(self._model()), self._skeleton[0]
         added = {name: value for name, value in vars(self).items() if name not in self._own}
-        # What is assigned to the model from outside lands here, and what its own methods assign on the skeleton.
         root = written.get("", {})
-        here = {name: root[name] for name in root.keys() & added.keys()}
-        on_skeleton = {name: value for name, value in root.items() if name not in here}
+        # Code outside the model writes attributes of the proxy; methods of the model write attributes of the skeleton.
+        on_skeleton = {name: value for name, value in root.items() if name not in added}
         self._snapshot.refuse_changes({**written, "": on_skeleton})
         for name, value in added.items():
-            if name in here:
-                same = is_written(value, here[name])
+            if name in root:
+                same = is_written(value, root[name])
             else:
                 same = not hasattr(skeleton, name) or hasattr(type(self), name) or value is getattr(skeleton, name)
             if not same:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ...parallel_backend.conditioning import SIDES, SIGMAS
 from ...parallel_backend.errors import Refused
-from .conditioning import NUMBERS, holds_words, is_plain
+from .conditioning import NUMBERS, is_plain, is_plain_dict_option
 from .named_options import named_by
 from .own_code import name_of
 
@@ -31,7 +31,7 @@ PROMPT_KEYS = {
 
 @dataclass(frozen=True)
 class Guarded:
-    """The words with which refusals name a proxy.
+    """The names that messages use for a MODEL or VAE whose weights are in the workers.
 
     Attributes:
         name: the proxy's type in the graph.
@@ -45,7 +45,7 @@ class Guarded:
 
     @property
     def way_out(self) -> str:
-        """The end of each refusal: what the user can do."""
+        """The last part of each message: what the user can do."""
         return f"the weights live in the workers; remove that node, or use {self.loader}"
 
     def refusal(self, what: str) -> Refused:
@@ -71,7 +71,7 @@ MODEL = Guarded("MODEL", "diffusion_model", "Load Diffusion Model")
 VAE = Guarded("VAE", "first_stage_model", "Load VAE")
 
 WAY_OUT = MODEL.way_out
-"""The end of each refusal of a MODEL."""
+"""The last part of each message about a MODEL: what the user can do."""
 
 HANDLED = frozenset({*TRANSFORMER_OPTIONS, *SIGMAS, SIDES, "wrappers"})
 """Options that models read and that are carried, refused or run elsewhere."""
@@ -89,7 +89,7 @@ def refuse_transformer_options(options: Mapping[str, Any], model: nn.Module) -> 
     strange = {
         name: value
         for name, value in options.items()
-        if name not in HANDLED and not is_plain(value) and not holds_words(name, value)
+        if name not in HANDLED and not is_plain(value) and not is_plain_dict_option(name, value)
     }
     for name in sorted(strange.keys() & named_by(model)) if strange else ():
         kind = type(strange[name]).__name__

@@ -91,10 +91,10 @@ class SkeletonSnapshot:
         self.own_writes = OwnWrites((name, module, made) for name, module, _, made in self._made)
 
     def refuse_changes(self, written: Mapping[str, Mapping[str, Any]] = NOTHING) -> None:
-        """Raise Refused if a module, a weight, a hook or a method is another one than it was, or code that the classes reach.
+        """Raise Refused if a module, weight, hook, method or reachable function is not the original one.
 
         Args:
-            written: the values that ComfyUI's own code has written since, by module path and attribute.
+            written: the values that ComfyUI's own code has written since construction, by module path and attribute name.
         """
         refuse_replaced(self._classes, self._guarded)
         for name, module, signature, made in self._made:
@@ -149,7 +149,12 @@ def _parts(module: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
 
 
 def _differing(module: nn.Module, made: dict[tuple[str, str], Any], written: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of a module's parts that are neither as they were made nor as ComfyUI's own code has written them."""
+    """Yield the names of changed attributes: neither the value at construction nor the value that ComfyUI's own code wrote.
+
+    Args:
+        made: the module's attributes at construction.
+        written: the values that ComfyUI's own code has written, by attribute name.
+    """
     parts = dict(_parts(module))
     for (table, name), value in parts.items():
         if not name and table in written:

@@ -166,7 +166,7 @@ class Panel:
             self._comparison = msgspec.structs.replace(before, doing="", said=said)
 
     def _is_busy(self) -> bool:
-        """Return whether a prompt runs or waits, or a job that would disturb another's times."""
+        """Return True if a prompt runs or waits, or if a job runs whose load would falsify time measurements."""
         groups = self._backend().status().groups
         return self._turn.taken or _is_queued() or any(group.state in ("running", "starting") for group in groups)
 

@@ -27,7 +27,7 @@ class Turn:
 
     @property
     def taken(self) -> bool:
-        """Return whether a job runs."""
+        """Return True if a job is running."""
         return self._task is not None and not self._task.done()
 
     def begin(self, job: Callable[[], Coroutine[Any, Any, Result]]) -> asyncio.Task[Result]:

@@ -44,7 +44,7 @@ from .planning.devices import Devices
 from .planning.events import OnEvent, Planned, Ran, Starting, ignore
 from .planning.measurements import Measurements
 from .planning.planner import Chosen, Planner, Question
-from .runs.finite import check_finite, check_sampled, not_finite_of_plan
+from .runs.finite import FiniteCheck, caused_by_pipefusion, check_finite
 from .runs.journal import Journal, RunRecord
 from .runs.report import compiled, released, restored, table
 from .workers import diagnosis
@@ -115,19 +115,7 @@ class Backend:
             RequestFailed: the request's data made all workers raise the same error.
             WorkerFailed: a worker failed; the next call starts new ones.
         """
-        dtype, sigmas = fields["compute_dtype"], tensors["sigmas"].cpu()
-        steps = len(sigmas) - 1
-        looked_at = 0
-
-        def check(frame: Frame) -> None:
-            nonlocal looked_at
-            looked_at += 1
-            if "result" in frame.tensors:
-                check_sampled(frame.tensors["result"], f"Step {steps} of {steps}", sigmas, dtype)
-            else:
-                step = frame.message.step
-                check_sampled(frame.tensors["x"], f"Step {max(1, step)} of {steps}", sigmas, dtype)
-                check_finite(frame.tensors["denoised"], f"Step {step + 1} of {steps}", dtype)
+        check = FiniteCheck(tensors["sigmas"].cpu(), fields["compute_dtype"])
 
         def on_message(frame: Frame) -> None:
             check(frame)
@@ -138,18 +126,19 @@ class Backend:
         try:
             answer = self._request(exchange)
             check(answer.frame)
-        except NotFinite as found:
-            if message.plan.pipefusion > 1 and self._is_finite(exchange, looked_at, check):
-                raise not_finite_of_plan(str(found), message.plan) from found
+        except NotFinite as error:
+            if message.plan.pipefusion > 1 and self._is_finite_without_pipefusion(exchange, check.messages):
+                raise caused_by_pipefusion(error, message.plan) from error
             raise
         return answer
 
-    def _is_finite(self, exchange: Exchange, messages: int, check: Callable[[Frame], None]) -> bool:
-        """Return whether the same denoise without PipeFusion gives finite numbers; False too where it cannot be run.
+    def _is_finite_without_pipefusion(self, exchange: Exchange, messages: int) -> bool:
+        """Repeat a denoise without PipeFusion on the same devices, and return True if its numbers are finite.
+
+        Return False as well if the denoise fails there for another reason.
 
         Args:
-            messages: how many of its messages are looked at, the result being one; the rest is not run.
-            check: raises NotFinite where a message holds other numbers.
+            messages: the number of messages to check; the repeated denoise is cancelled after them.
 
         Raises:
             Cancelled: the caller has cancelled.
@@ -158,29 +147,22 @@ class Backend:
         assert isinstance(message, Sample)
         plan = message.plan.without_pipefusion()
         log.warning(
-            "Parallel: NaN under %s; trying %s, to tell whether the plan is at fault",
-            message.plan.degrees,
-            plan.degrees,
+            "Parallel: NaN under %s; repeating the steps under %s to find the cause", message.plan.degrees, plan.degrees
         )
-        seen = 0
-
-        def on_message(frame: Frame) -> None:
-            nonlocal seen
-            check(frame)
-            seen += 1
+        check = FiniteCheck(exchange.tensors["sigmas"].cpu(), message.compute_dtype)
 
         def is_cancelled() -> bool:
-            return seen >= messages or exchange.caller.is_cancelled()
+            return check.messages >= messages or exchange.caller.is_cancelled()
 
         caller = replace(exchange.caller, is_cancelled=is_cancelled)
         again = msgspec.structs.replace(message, request=self._number(), plan=plan)
         try:
-            check(self._ask(replace(exchange, message=again, caller=caller, on_message=on_message)).frame)
+            check(self._ask(replace(exchange, message=again, caller=caller, on_message=check)).frame)
         except Cancelled:
-            if seen < messages:
+            if check.messages < messages:
                 raise
-        except (NotFinite, Refused, RequestFailed, WorkerFailed) as failure:
-            log.warning("Parallel: it does not give finite numbers either: %s", failure)
+        except (NotFinite, Refused, RequestFailed, WorkerFailed) as error:
+            log.warning("Parallel: the repeated steps failed: %s", error)
             return False
         return True
 

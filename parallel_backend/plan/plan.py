@@ -139,7 +139,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [rank for rank in range(self.world_size) if self.place(rank).pipefusion == stage]
 
     def without_pipefusion(self) -> ResolvedPlan:
-        """Return the plan whose stages are ranks of Ring attention instead; a device still holds a part of the weights."""
+        """Return this plan with its pipeline stages turned into Ring attention ranks; weights are sharded where they can be."""
         shard = self.weights == "replicated" and not share_a_gpu(self.devices)
         return msgspec.structs.replace(
             self,

@@ -139,7 +139,7 @@ class FrameCutter:
 
     @property
     def partial(self) -> bool:
-        """Return whether a part of a frame has come."""
+        """Return True if a part of a frame has arrived."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[RawFrame]:

@@ -124,7 +124,7 @@ def test_data_that_raises_in_forward_or_sampler_fails_its_request(bench, job, ca
 
 @thorough
 def test_texts_that_no_stage_takes_fail_their_request(bench, job):
-    """Each stage reads them before its blocks."""
+    """Every pipeline stage embeds the text, so all ranks raise the same error."""
     plan, texts = cpu_plan(pipefusion=2), TENSORS["forward: texts of another width"]
     assert_request_fails(bench, job, plan, lambda: bench.run(job, plan, replaced=texts))
 

@@ -196,7 +196,7 @@ def test_a_stopped_fork_server(bench, monkeypatch):
 
 
 def test_a_fork_server_that_forks_nothing_is_found(tmp_path):
-    """While it imports it is waited for, from a slow disk too, and while nobody waits for it."""
+    """A server that imports modules, from a slow disk too, is active; so is a server without a request."""
     (tmp_path / "slow_import.py").write_text("import time\nfor _ in range(30):\n    time.sleep(0.1)")
     server = ForkServer(worker_environment() | {"PYTHONPATH": f"{REPO}:{tmp_path}"})
     death_read, death_write = os.pipe()
@@ -206,11 +206,11 @@ def test_a_fork_server_that_forks_nothing_is_found(tmp_path):
         assert not server.waited_for(), "it was not asked"
         server.check_forking(0)
         (first,) = server.start(1, tmp_path, {}, [{}], ["slow_import"], death_read)
-        check_until(server, lambda: first.poll() is not None or first.pid is not None, patience=1.5)
+        check_until(server, lambda: first.poll() is not None or first.pid is not None, patience=1.5, within=60)
         psutil.Process(server._server.pid).suspend()
         (second,) = server.start(2, tmp_path, {}, [{}], [], death_read)
         with pytest.raises(ForkServerStuck, match=r"^The process that starts the workers has done nothing for 1 s"):
-            check_until(server, lambda: second.poll() is not None, patience=1)
+            check_until(server, lambda: second.poll() is not None, patience=1, within=20)
         assert server.waited_for()
     finally:
         server.close(0)
@@ -220,9 +220,9 @@ def test_a_fork_server_that_forks_nothing_is_found(tmp_path):
     assert not server.waited_for()
 
 
-def check_until(server: ForkServer, done: Callable[[], bool], patience: float) -> None:
-    """Look at a fork server as a backend does while it waits for workers."""
-    until = time.monotonic() + 60
+def check_until(server: ForkServer, done: Callable[[], bool], patience: float, within: float) -> None:
+    """Check a fork server as a backend does while it waits for workers, for at most `within` seconds."""
+    until = time.monotonic() + within
     while not done():
         assert time.monotonic() < until
         server.check_forking(patience)

@@ -16,7 +16,7 @@ from parallel_backend.host import Deadlines
 from tests.faults.bench import AFTERWARDS, BOUND, ERROR, PHASES, Bench, Case
 from tests.support.selection import thorough
 
-PATIENCE = Deadlines(start=20, silence=5, stall=8, cancel=5)
+PATIENCE = Deadlines(start=10, silence=5, stall=8, cancel=5)
 MARGIN = 6
 """Seconds from the end of patience to the error."""
 

@@ -1,4 +1,4 @@
-"""What ComfyUI's own code writes into a diffusion model before a run is no change; what another pack writes is refused."""
+"""Attributes that ComfyUI's own code writes into a diffusion model before a run are accepted; another pack's are refused."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class OfARun(BaseModel):
         self.diffusion_model.patcher, self.diffusion_model.cache = patcher, None
         self.diffusion_model.enabled = self.diffusion_model[0].enabled = enabled
 """
-"""A class with a setter, as code of ComfyUI's own."""
+"""A BaseModel with a setter for `current_patcher`, compiled as code of ComfyUI's."""
 
 
 def inside() -> nn.Module:
-    """Return a diffusion model with a switch, and one more in a module of it."""
+    """Return a diffusion model with the attribute `enabled`, and a submodule with the same attribute."""
     module = nn.Sequential(nn.Linear(2, 2, device="meta"))
     for each in module.modules():
         vars(each).update(enabled=False, cache=None, patcher=None)
@@ -48,10 +48,10 @@ def inside() -> nn.Module:
 
 
 def built(monkeypatch: pytest.MonkeyPatch, of: str = "comfy.model_base") -> tuple[Any, Any, Any]:
-    """A model before its first run, its patcher, and what is known of it as it was built.
+    """Return a model before its first run, its patcher, and the snapshot of its diffusion model.
 
     Args:
-        of: the module whose code the setter is.
+        of: the name of the module that defines the setter.
     """
     comfy_on_path()
     import comfy.model_base

@@ -53,7 +53,7 @@ UNPROVED = (
     READS_NEIGHBOURS[0],
     "if float(timestep.max()) > 999: freqs = freqs + 0 * x.mean()\n        " + READS_NEIGHBOURS[0],
 )
-"""In a first step the model looks at the latent before its blocks, which stages in the middle do not have."""
+"""In its first step the model reads the latent before its blocks. Middle pipeline stages have no latent, so they compute NaN."""
 
 PATIENT = {"PARALLEL_DEADLINES": "proof=900"}
 """For a child of low priority beside other tests."""
@@ -174,7 +174,7 @@ def test_patches_see_the_latent_after_the_blocks_as_one_rank_does(tmp_path: Path
 
 
 def test_nan_that_only_pipefusion_gives_names_the_plan(tmp_path: Path) -> None:
-    """The proof has no such step. What is NaN without PipeFusion too is the file's."""
+    """The proof has no step with this timestep, so it does not find the error."""
     with copied(tmp_path, FILE, *UNPROVED, **PATIENT) as server:
         run, _ = queue_logged(server, spread(plain(), devices="cpu:3", pipefusion=3), timeout=600)
         assert run.error is not None

@@ -17,7 +17,7 @@ from tests.support.latents import latents, relative_error, saved_latent
 from tests.support.selection import thorough
 
 pytestmark = thorough
-"""It takes a ComfyUI of its own; what is let pass and what is refused is in `models/test_own_writes`."""
+"""These tests start a ComfyUI of their own. The quick run has the same rules in `models/test_own_writes`."""
 
 WITH_A_SETTER = """
 
@@ -59,7 +59,7 @@ class {name}({name}):
             return out * 0.5
         return out
 """
-"""A diffusion model that gives another result where the cache is turned on."""
+"""A diffusion model whose result differs if its prefix cache is enabled."""
 
 PACK = '''
 

@@ -36,7 +36,7 @@ CACHES = {
 
 @pytest.fixture(scope="module")
 def comfyui(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """A copy that reads the class's sizes from the file, with the model and its prompts; `comfyui` says whether there is one."""
+    """A copy of ComfyUI that reads the model's sizes from the file; skips if this ComfyUI has no Qwen-Image 2.1."""
     only_in_newer(CACHE, bool(comfyui.object_info(CACHE)))
     server = sized_copy(tmp_path_factory.mktemp("qwen-image21"))
     save_families(server, NAME)
@@ -53,7 +53,7 @@ def latent_of(comfyui: ComfyUI) -> LatentOf:
 
 
 def cached(cache: str, references: bool) -> Graph:
-    """Four steps, so that the cache is filled once and read three times."""
+    """Return a graph of four steps: the first fills the cache, and three read it."""
     graph = graph_of(NAME, steps=4)
     if references:
         graph = with_reference(with_reference(graph, "qwen21-first"), "qwen21-second")

@@ -40,7 +40,7 @@ from tests.support.tiny.flux import flux_tensors
 CPU = torch.device("cpu")
 FOLD = 256
 ALIGNMENT = 32
-"""Bytes to multiples of which a GGUF file's tensors are padded."""
+"""A GGUF file pads each tensor to a multiple of this number of bytes."""
 SHAPES = {
     "wide.weight": (8, 512),
     "straddling.weight": (128, 320),
@@ -94,7 +94,7 @@ def write(
 
 
 def write_unread(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Write a GGUF file whose fp16 values are a hole of the disk's, as only its header is read."""
+    """Write a sparse GGUF file of fp16 tensors; its values take no space on the disk."""
     writer = gguf.GGUFWriter(path, "tiny")
     for name, shape in shapes.items():
         writer.add_tensor_info(name, shape, np.dtype(np.float16), 2 * math.prod(shape))
@@ -210,7 +210,7 @@ def test_sizes_of_one_that_a_converter_lost_are_the_class_s(tmp_path: Path, fami
 
 
 def test_a_z_image_of_lost_sizes_has_the_shapes_of_its_class(tmp_path: Path) -> None:
-    """Of its pad tokens most converters keep no leading 1."""
+    """Most converters drop the leading dimension of size 1 of its pad tokens."""
     import_comfyui()
     import comfy.ops
 

@@ -44,7 +44,7 @@ class Kept:
 
     @property
     def changed(self) -> bool:
-        """Return whether anything is other than it was."""
+        """Return True if a container, closure cell or global differs from its recorded contents."""
         return (
             any(not _same(now, then) for now, then in self._containers)
             or any(_contents(cell) is not then for cell, then in self._cells)
@@ -121,8 +121,8 @@ class Memory(Kept):
     ComfyUI's own objects, and those of the libraries that it calls, are told apart by identity alone.
 
     Raises:
-        NotLocal: there is more of it than can be looked through, or something that goes on when it is asked and cannot be put
-            back: a generator, a count of itertools, an open file.
+        NotLocal: there are more than MOST objects, or one of them is an iterator. The position of an iterator (a generator
+            object, `itertools.count`, an open file) cannot be restored.
     """
 
     def __init__(self, things: Iterable[Any]) -> None:
@@ -140,7 +140,7 @@ class Memory(Kept):
 
     @property
     def changed(self) -> bool:
-        """Return whether anything is other than it was."""
+        """Return True if any recorded state differs: containers, closures, globals, objects, classes, tensors, generators."""
         return (
             super().changed
             or any(now != then for now, then in self._sets)
@@ -244,19 +244,19 @@ class Memory(Kept):
 
 
 def _of_a_library(function: FunctionType) -> bool:
-    """Return whether a function is neither another pack's, nor around one, nor ComfyUI's or this pack's."""
+    """Return True if a library defines the function: not ComfyUI, this pack or another pack, and no decorator of theirs."""
     file = getattr(sys.modules.get(function.__globals__.get("__name__", "")), "__file__", None) or ""
     return own(function) and not file.startswith(OWN_CODE)
 
 
 def _may_remember(function: FunctionType) -> bool:
-    """Return whether a function is another pack's, or one of ComfyUI's samplers, in whose modules packs put theirs."""
+    """Return True if the function may keep state: another pack defines it, or a sampler module of ComfyUI that packs extend."""
     samplers = ("comfy.k_diffusion", "comfy.extra_samplers", "comfy.samplers")
     return not own(function) or str(function.__globals__.get("__name__")).startswith(samplers)
 
 
 def _has_own_attributes(thing: Any) -> bool:
-    """Return whether a thing is an object of another pack's class, or one of Python's that is nothing but its attributes."""
+    """Return True if another pack defines the object's class, or if it is a SimpleNamespace or a threading.local."""
     if isinstance(thing, dict | list | tuple | FunctionType | ModuleType):
         return False
     return of_another_pack(type(thing)) or isinstance(thing, SimpleNamespace | threading.local)
@@ -269,7 +269,10 @@ def _slots(kind: type) -> Iterator[str]:
 
 
 def _state_of(thing: Any, most: int) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
-    """Return a reader and a writer of a tensor's or generator's state; None for other things, and above `most` bytes."""
+    """Return functions that read and restore the state of a tensor, array or random generator.
+
+    Return None for other objects, and for tensors and arrays above `most` bytes.
+    """
     if any(thing is each for each in (torch.default_generator, random._inst, np.random.mtrand._rand)):  # see Generators
         return None
     if type(thing) in (torch.Tensor, torch.nn.Parameter) and not thing.is_meta and thing.nbytes <= most:

@@ -127,7 +127,7 @@ def _held(function: Any) -> Iterator[Any]:
 
 
 def _kind(callback: Any) -> object:
-    """Return a key that equal callbacks share, though packs make each callback for one run."""
+    """Return a key for a callback: its code, and the bool and str values among its arguments, closure and defaults."""
     given: list[Any] = []
     callback = _innermost(callback)
     while isinstance(callback, functools.partial):

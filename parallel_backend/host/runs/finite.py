@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...errors import NotFinite
 from ...plan import ResolvedPlan
+from ...wire.frames import Frame
 
 
 def check_finite(tensor: Tensor, when: str, compute_dtype: str) -> None:
@@ -24,7 +25,8 @@ def check_finite(tensor: Tensor, when: str, compute_dtype: str) -> None:
         return
     raise NotFinite(
         f"{when}: the model's output holds {wrong} values of {tensor.numel()} that are NaN or infinite, computed in "
-        f"{compute_dtype}: likely {_models_fault(compute_dtype)}."
+        f"{compute_dtype}",
+        f": likely {_models_fault(compute_dtype)}.",
     )
 
 
@@ -47,21 +49,49 @@ def check_sampled(latent: Tensor, when: str, sigmas: Tensor, compute_dtype: str)
     else:
         cause = f"that {_models_fault(compute_dtype)}; a setting of the sampler too large does it too"
     raise NotFinite(
-        f"{when}: the sampler's step gives {wrong} values of {latent.numel()} that are NaN or infinite, likely because of "
-        f"{cause}."
+        f"{when}: the sampler's step gives {wrong} values of {latent.numel()} that are NaN or infinite",
+        f", likely because of {cause}.",
     )
 
 
-def not_finite_of_plan(found: str, plan: ResolvedPlan) -> NotFinite:
-    """Return the error of a plan whose numbers are finite without PipeFusion.
+class FiniteCheck:
+    """A check of each message of one denoise for NaN and infinity.
 
     Args:
-        found: the message of the error under the plan, which blames something else from its first colon but one on.
+        sigmas: noise levels of the whole denoise, `[steps + 1]`, on the CPU.
+        compute_dtype: the dtype that the model computes in.
+
+    Attributes:
+        messages: the number of messages that were checked; the final latent counts as one.
     """
-    what = found.partition(", likely")[0].partition(": likely")[0]
+
+    def __init__(self, sigmas: Tensor, compute_dtype: str) -> None:
+        self.messages = 0
+        self._sigmas = sigmas
+        self._compute_dtype = compute_dtype
+
+    def __call__(self, frame: Frame) -> None:
+        """Check a step's tensors, or the final latent. Raises NotFinite."""
+        self.messages += 1
+        steps = len(self._sigmas) - 1
+        if "result" in frame.tensors:
+            check_sampled(frame.tensors["result"], f"Step {steps} of {steps}", self._sigmas, self._compute_dtype)
+            return
+        step = frame.message.step
+        check_sampled(frame.tensors["x"], f"Step {max(1, step)} of {steps}", self._sigmas, self._compute_dtype)
+        check_finite(frame.tensors["denoised"], f"Step {step + 1} of {steps}", self._compute_dtype)
+
+
+def caused_by_pipefusion(error: NotFinite, plan: ResolvedPlan) -> NotFinite:
+    """Return an error that blames PipeFusion instead of the model file.
+
+    Args:
+        error: the error of a denoise under `plan`; the same denoise without PipeFusion gave finite numbers.
+    """
     return NotFinite(
-        f"{what}, under {plan.degrees} and not under {plan.without_pipefusion().degrees}: PipeFusion does not go with this "
-        "model and these inputs; set pipefusion to 1, and report it with the workflow."
+        error.finding,
+        f", under {plan.degrees} and not under {plan.without_pipefusion().degrees}: PipeFusion does not go with this model "
+        "and these inputs; set pipefusion to 1, and report it with the workflow.",
     )
 
 

@@ -118,7 +118,7 @@ class LocalChannel(Channel):
             self._listener.bind(str(path))
             path.chmod(0o600)  # its directory is the user's alone already
             self._listener.listen()
-            self._selector = selectors.DefaultSelector()  # made here, where somebody hears that no file number is left
+            self._selector = selectors.DefaultSelector()  # in this thread: the caller handles EMFILE
         except OSError:
             self._listener.close()
             raise

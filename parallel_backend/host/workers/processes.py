@@ -129,13 +129,13 @@ class ForkServer:
         return processes
 
     def waited_for(self) -> bool:
-        """Return whether a worker was asked for that the server has neither forked nor given up."""
+        """Return True if a requested worker is neither forked nor given up."""
         return any(process.pid is None for process in self._processes.values())
 
     def check_forking(self, seconds: float) -> None:
-        """Raise ForkServerStuck where a worker is waited for and the server has shown no sign of life for so long.
+        """Raise ForkServerStuck if a requested worker is not forked and the server was inactive for `seconds`.
 
-        The server shows some as long as it imports, which may take a minute. To be called several times a second.
+        A server that imports modules is active; imports may take a minute. Call this several times a second.
         """
         now, signs = self._clock.now(), self._signs_of_life()
         if signs != self._signs or not self.waited_for():
@@ -147,9 +147,9 @@ class ForkServer:
             )
 
     def _signs_of_life(self) -> tuple[float, ...]:
-        """Return figures that stay the same only while the server does nothing: its processor time, and how often it waited.
+        """Return the fork server's CPU times and context switches; they stay equal only while the server is inactive.
 
-        A server that reads its imports from a slow disk uses little time, and waits often.
+        CPU time alone is too coarse: a server that imports from a slow disk may use less than one clock tick in seconds.
         """
         try:
             server = psutil.Process(self._server.pid)

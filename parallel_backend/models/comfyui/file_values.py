@@ -171,12 +171,12 @@ class _ToHost(TorchFunctionMode):
 
 
 def _on_meta(value: Any) -> bool:
-    """Return whether a value is a plain tensor on the meta device."""
+    """Return True if a value is a plain tensor on the meta device."""
     return type(value) in (Tensor, nn.Parameter) and value.is_meta
 
 
 def _needs_values(error: Exception) -> bool:
-    """Return whether torch says that an operation cannot do with shapes."""
+    """Return True if torch raised the error because an operation needs values and the tensor is on the meta device."""
     return isinstance(error, NotImplementedError) or (isinstance(error, RuntimeError) and "meta" in str(error))
 
 

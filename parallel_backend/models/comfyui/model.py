@@ -92,7 +92,7 @@ class ComfyModel:
         return ComfyForward(self, self._spread, execution)
 
     def run_on(self, device: torch.device) -> ModelRun:
-        """Begin a run, as ComfyUI's own class is told of one."""
+        """Tell ComfyUI's BaseModel that a run begins on this rank's device."""
         return ModelRun(self._base, self._spread.entered, device)
 
     def compute(

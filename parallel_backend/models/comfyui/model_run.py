@@ -1,4 +1,4 @@
-"""A run of ComfyUI's model in a worker, begun and ended with the calls that ComfyUI's own ModelPatcher makes."""
+"""Start and end of a run of a ComfyUI model in a worker, with the calls that ComfyUI's ModelPatcher makes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ PATCHER = "current_patcher"
 
 
 def has_setter(base: Any) -> bool:
-    """Return whether the class of a BaseModel runs code of its own when its patcher is set."""
+    """Return True if the class of a BaseModel has a property setter for `current_patcher`."""
     return isinstance(inspect.getattr_static(type(base), PATCHER, None), property)
 
 
 class ModelRun:
-    """A run of a model; the model's class is told of its beginning here, and of its end when this object is collected.
+    """A run of a model, which ends when this object is garbage collected.
 
-    Nothing happens for a class without a setter: its `current_patcher` is a plain attribute, which no diffusion model sees.
+    The start sets the BaseModel's `current_patcher`, and the end clears it. A class may have a setter for this attribute that
+    writes into the diffusion model. For a class without a setter nothing happens.
 
     Args:
         base: ComfyUI's BaseModel on the meta device.
-        module: the diffusion model whose forward runs: the BaseModel's own, or a copy of it with hooks in blocks' places.
-        device: where this rank computes; a patcher is asked how much of its memory is free.
+        module: the diffusion model that computes: the BaseModel's own, or a copy with hooks in place of blocks.
+        device: the rank's device; model code asks the patcher for the free memory of this device.
     """
 
     def __init__(self, base: Any, module: nn.Module, device: torch.device) -> None:
@@ -42,12 +43,12 @@ class ModelRun:
 
 
 def end_run(base: Any) -> None:
-    """Tell a model's class, if it has a setter, that the run before has ended: it frees what it keeps for a run."""
+    """Clear the `current_patcher` of a BaseModel with a setter, so that the model frees the caches of the run."""
     if has_setter(base) and base.current_patcher is not None:
         base.current_patcher = None
 
 
 def _end(base: Any, patcher: Any) -> None:
-    """End a run, unless a later one has begun."""
+    """End the run of this patcher; do nothing if a later run has begun."""
     if base.current_patcher is patcher:
         end_run(base)

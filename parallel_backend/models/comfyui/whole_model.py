@@ -64,7 +64,7 @@ class WholeModel:
         return WholeForward(self, execution)
 
     def run_on(self, device: torch.device) -> ModelRun:
-        """Begin a run, as ComfyUI's own class is told of one, with nothing on the modules that the run before has left there."""
+        """Tell ComfyUI's BaseModel that a run begins, after removing the attributes that the last run left on modules."""
         end_run(self._base)
         self.left_behind.put_back()
         return ModelRun(self._base, self.module, device)

@@ -115,7 +115,7 @@ class SpreadModel:
 
     Attributes:
         module: it holds the weights.
-        entered: a copy of it without weights of its own, with doorways in the place of blocks: its forward is the model's.
+        entered: a copy of `module` that shares its weights and has hooks in place of blocks; its forward computes the model.
         blocks: the blocks of this stage.
         unknown: what the source of any stage's blocks gives attention and only ComfyUI's own kernels know, by name.
     """
@@ -161,7 +161,7 @@ class SpreadModel:
         self.entered = _with_doors(module, doors)
 
     def entrance(self, *args: Any, **arguments: Any) -> Any:
-        """The model's forward."""
+        """Run the model's forward."""
         self.now.call.arguments = arguments
         return self.entered(*args, **arguments)
 

@@ -31,7 +31,7 @@ class Storage:
 
     @property
     def readable(self) -> bool:
-        """Return whether its values can be had: this pack knows the type."""
+        """Return True if this pack can read tensors of this type."""
         return self.dtype is not None or self.unpack is not None
 
     @property

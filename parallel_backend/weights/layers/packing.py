@@ -51,12 +51,15 @@ def is_merged(storage: Storage, scaled: bool, dtype: torch.dtype) -> bool:
 
 
 def can_be_held(entry: Entry) -> bool:
-    """Return whether there is a way: what is scaled is a matrix or a vector, and the type is known."""
+    """Return True if this pack can hold a tensor in its file's format.
+
+    Its type must be known, and a tensor with a scale must have one or two dimensions.
+    """
     return entry.storage.readable and (len(entry.shape) <= 2 or entry.scale is None)
 
 
 def in_rows(entry: Entry) -> bool:
-    """Return whether a tensor in blocks is a matrix each of whose rows is a number of whole blocks."""
+    """Return True if a block-quantised tensor is a matrix whose rows are whole numbers of blocks."""
     return len(entry.shape) == 2 and entry.shape[1] % entry.storage.values == 0
 
 

@@ -79,9 +79,9 @@ class Engine:
         rank.status.enter("idle")
 
     def may_go_on(self, frame: Frame, error: Exception) -> bool:
-        """Return whether this rank can go on after an error if all others raised the same: it may be of the request's data.
+        """Return True if this rank can continue after an error that all other ranks raise too.
 
-        It is not where memory, a device, the system or a connection failed.
+        Return False for errors of memory, a device, the operating system or a connection.
         """
         failed = is_out_of_memory(error) or isinstance(error, OSError | dist.DistError)
         if failed or DEVICE_ERRORS.search(str(error)) or self._rank.status.phase == CONNECTING:

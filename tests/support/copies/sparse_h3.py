@@ -37,7 +37,7 @@ EDITS = (
         "            if (\"double_block\", i) in blocks_replace:\n",
     ),
 )  # fmt: skip
-"""What a source has that needs no edit; where an edit begins, and what it makes of that."""
+"""Edits of a model: text of a source that needs no edit, text to replace, and its replacement."""
 
 GATE = (
     (
@@ -244,7 +244,7 @@ def with_sparse_node(folder: Path) -> ComfyUI:
 
 
 def edited(model: str) -> str:
-    """Return the source of ComfyUI's model with blocks that take attention; a source that has all of it returns as it is."""
+    """Return the model's source with blocks that take an attention function; each edit that it has already is skipped."""
     for has, before, after in (*EDITS, *(OPTIONAL_GATE if "gate_compress=" in model else GATE)):
         if has in model:
             continue

@@ -48,11 +48,11 @@ class Computed:
 Binding = Defined | Imported | Literal | Computed
 
 Find = Callable[[str], "str | None"]
-"""Returns the file of a module: empty where it has no source that can be read, None where there is no such module."""
+"""A function from a module's name to its file. It returns "" if no source can be read, and None if no such module exists."""
 
 
 def imported_file(module: str) -> str | None:
-    """Return the file of a module that is imported in this process."""
+    """Return the file of a module imported in this process, "" if it has none, None if it is not imported."""
     found = sys.modules.get(module)
     return None if found is None else getattr(found, "__file__", None) or ""
 
@@ -83,16 +83,16 @@ class Source:
 
 @functools.cache
 def bound(module: str, name: str, find: Find = imported_file) -> tuple[Binding, ...]:
-    """All that the source of a module may bind a name to; empty where it does not name it.
+    """Return every object that a module's source may bind a name to; empty if the source does not bind the name.
 
     Args:
-        find: where modules are; by default those that are imported in this process.
+        find: finds the files of modules; by default those of modules imported in this process.
     """
     return _bound(module, name, frozenset(), find)
 
 
 def _bound(module: str, name: str, seen: frozenset[tuple[str, str]], find: Find) -> tuple[Binding, ...]:
-    """Follow a name through imports; `seen` are the names on the way here, none of which is followed twice."""
+    """Follow a name through imports. `seen` holds the names already followed, so that circular imports end."""
     if (module, name) in seen:
         return ()
     if module.partition(".")[0] in sys.stdlib_module_names:
@@ -115,13 +115,13 @@ def _bound(module: str, name: str, seen: frozenset[tuple[str, str]], find: Find)
 
 
 def methods(module: str, name: str, find: Find = imported_file) -> dict[str, list[Defined]]:
-    """The functions in the body of a class that a module defines under a qualified name, by the names that the body binds."""
+    """Return the functions defined in a class body, by name. `name` is the class's qualified name within the module."""
     source = source_of(module, find)
     return {} if source is None else source.classes.get(name, {})
 
 
 def source_of(module: str, find: Find = imported_file) -> Source | None:
-    """The bindings of a module; None where its source cannot be read."""
+    """Return the bindings of a module; None if its source cannot be read."""
     file = find(module)
     if not file or not file.endswith(".py"):
         return None

@@ -99,7 +99,7 @@ class ReachedCode:
 
 @dataclass
 class _Bindings:
-    """Bindings that were found as their sources say.
+    """Bindings that equal those in their modules' sources.
 
     Attributes:
         names: namespaces, a name in each, and its value.
@@ -116,7 +116,7 @@ class _Bindings:
     dotted: set[str] = field(default_factory=set)
 
     def unchanged(self) -> bool:
-        """Return whether all of it is as it was found."""
+        """Return True if every recorded binding still has its recorded value."""
         return (
             all(names.get(name, MISSING) is value for names, name, value in self.names)
             and all(
@@ -253,7 +253,7 @@ class _Walk:
 
 
 def _is(value: Any, binding: Binding, name: str) -> bool:
-    """Return whether a value is what a binding says."""
+    """Return True if a value is the object that the source binds the name to."""
     match binding:
         case Imported(module):
             return isinstance(value, ModuleType) and value is sys.modules.get(module)
@@ -296,7 +296,7 @@ def _is_defined(code: CodeType, file: str, qualified: str) -> bool:
 
 
 def _known(value: Any, module: str) -> bool:
-    """Return whether a value is data, or code of ComfyUI's, of a library or of a module's own package."""
+    """Return True if a value is data, or code defined by ComfyUI, a known library or the module's own package."""
     packages = KNOWN | {module.partition(".")[0]}
     if isinstance(value, ModuleType):
         return value is sys.modules.get(value.__name__) or type(value).__module__.startswith("torch.")
@@ -309,7 +309,7 @@ def _known(value: Any, module: str) -> bool:
 
 
 def _misnamed(value: Any, module: str, name: str) -> bool:
-    """Return whether one of torch's functions is in another one's place."""
+    """Return True if a name of torch's is bound to a torch function of another name."""
     if module.partition(".")[0] != "torch":
         return False
     if isinstance(value, FunctionType):
@@ -321,7 +321,7 @@ def _misnamed(value: Any, module: str, name: str) -> bool:
 
 
 def _takes_effect(kind: type, name: str) -> bool:
-    """Return whether a function that a pack adds to a class hides another, or is one of a class of ComfyUI's."""
+    """Return True if a function added to a class can run: it hides an inherited one, or ComfyUI defines the class."""
     return kind.__module__.startswith("comfy") or any(hasattr(base, name) for base in kind.__mro__[1:])
 
 

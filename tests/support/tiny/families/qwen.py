@@ -16,7 +16,7 @@ def wide_qwen(operations: Any, blocks: int = 1) -> Any:
 
 
 QWEN_IMAGE21: dict[str, Any] = {"num_attention_heads": HEADS, "attention_head_dim": 32, "axes_dims_rope": (8, 12, 12)}
-"""Sizes that ComfyUI may take for granted: the file says others, for a copy of ComfyUI that reads them."""
+"""Small sizes in the file's metadata. ComfyUI's detection assumes the real sizes; a copy of ComfyUI reads these instead."""
 
 
 TINY: Mapping[str, Tiny] = {
