@@ -19,6 +19,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "a fault of a worker, not of a graph: test_a_workers_failure_\u2026 has three, tests/faults the rest": {
         "parallel_backend/host/workers/diagnosis.py": (
             "… failed…: …. …",
+            "… failed…: … …",
             "The connection to the workers was lost.",
             "The workers could not be started: ….",
             "The workers could not be started: the",
