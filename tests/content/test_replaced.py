@@ -19,7 +19,7 @@ from torch._dynamo import mutation_guard
 from parallel_backend.models.comfyui.content.bindings import Defined, Imported, Literal, bound, methods
 from parallel_backend.models.comfyui.content.reached import layers_of
 from parallel_backend.models.comfyui.content.replaced import ReachedCode
-from parallel_backend.models.comfyui.small import SMALL, Builder, small
+from parallel_backend.models.comfyui.small import SMALL, Builder, small_model
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.selection import thorough
 from tests.vae.comfy_vaes import KINDS, build
@@ -42,7 +42,7 @@ def classes_of(module: torch.nn.Module) -> frozenset[type]:
 def of_model(name: str) -> frozenset[type] | None:
     """The classes of a small model; None if this ComfyUI has none such."""
     try:
-        return classes_of(small(name, Builder(device="meta")).model)
+        return classes_of(small_model(name, Builder(device="meta")))
     except (ImportError, AttributeError):
         return None
 

@@ -12,7 +12,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.comfyui.comfy_family import _keep_two_of_each, load_buffers, plan_shape
 from parallel_backend.models.comfyui.model import ComfyModel
-from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, small
+from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, small, small_model
 from parallel_backend.models.comfyui.small.case import TEXT
 from parallel_backend.models.comfyui.small.pictures import sd3
 from parallel_backend.models.declared import DECLARATIONS
@@ -77,7 +77,7 @@ def test_a_declaration_has_the_models_own_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", [*OFTEN_USED, *PICTURES])
 def test_all_that_a_model_has_is_loaded_or_made(name: str) -> None:
     """Workers make a model on the meta device and load its parameters: nothing else may be left there."""
-    model = small(name, Builder(device="meta")).model
+    model = small_model(name, Builder(device="meta"))
     load_buffers(model, ())
     assert [key for key, buffer in model.named_buffers() if buffer.is_meta] == []
     assert {key for key, tensor in model.state_dict().items() if tensor.is_meta} == dict(

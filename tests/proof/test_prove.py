@@ -18,10 +18,10 @@ from parallel_backend.models.comfyui.content.sources import AROUND, sources_of
 from parallel_backend.models.comfyui.content.tested import same_files, tables
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE, prove
 from parallel_backend.models.comfyui.proof.rank import errors_of, worst
-from parallel_backend.models.comfyui.small import SMALL, Builder, small
+from parallel_backend.models.comfyui.small import SMALL, Builder, small, small_model
 from parallel_backend.models.comfyui.small.kinds import KINDS, all_cases, cases_of
 from parallel_backend.models.declared import DECLARATIONS
-from tests.support.classes import small_or_skipped
+from tests.support.classes import only_where_small
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.selection import thorough
 
@@ -43,13 +43,15 @@ def test_every_declared_class_has_its_small_models() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_model_has_the_declaration_of_its_class(kind: str) -> None:
     for case in all_cases(kind):
-        assert small_or_skipped(case, Builder(device="meta")).declaration is DECLARATIONS[kind]
+        only_where_small(case)
+        assert DECLARATIONS[SMALL[case](Builder(device="meta")).kind] is DECLARATIONS[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_files_of_a_class_are_known_in_a_tested_comfyui(kind: str) -> None:
     """So nothing runs there; with any of them changed it is not known."""
-    model = small_or_skipped(all_cases(kind)[0], Builder(device="meta")).model
+    only_where_small(all_cases(kind)[0])
+    model = small_model(all_cases(kind)[0], Builder(device="meta"))
     sources = sources_of(model, FOLDER)
     own = f"{type(model).__module__.replace('.', '/')}.py"
     assert {own, *AROUND} <= {path for path, _ in sources}
@@ -74,7 +76,7 @@ def test_what_chooses_code_comes_from_the_file_and_no_sizes() -> None:
         "vec_in_dim": None,
         "image_model": "flux",
     }
-    model = small("flux", Builder(device="meta", chosen=file)).model
+    model = small_model("flux", Builder(device="meta", chosen=file))
     assert model.params.guidance_embed is False and model.params.txt_ids_dims == [1, 2]
     assert model.params.hidden_size == 96 and getattr(model, "vector_in", None) is None
 

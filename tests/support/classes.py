@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallel_backend.models.comfyui.small import Builder, Case, small
+from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.comfyui.small.kinds import all_cases
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.comfyuis import only_in_newer
@@ -24,12 +24,17 @@ def only_where_declared(kind: str) -> None:
     only_in_newer(f"{kind} (new in {NEWER.get(kind)})", not lacks(kind))
 
 
-def small_or_skipped(name: str, builder: Builder = Builder()) -> Case:  # noqa: B008 (frozen)
-    """A small model; skips where this ComfyUI is too old for its class."""
+def only_where_small(name: str) -> None:
+    """Skip a test of a small model whose class this ComfyUI is too old for."""
     for kind in NEWER:
         if name in all_cases(kind):
             only_where_declared(kind)
-    return small(name, builder)
+
+
+def small_or_skipped(name: str) -> Case:
+    """Return a small model with its call; skips where this ComfyUI is too old for its class."""
+    only_where_small(name)
+    return small(name)
 
 
 def lacking() -> frozenset[str]:

@@ -48,7 +48,7 @@ def _sources(folder: Path) -> dict[str, str]:
     return {
         path: digest
         for name in SMALL.keys() - lacking
-        for path, digest in sources_of(small(name, on_meta).model, folder)
+        for path, digest in sources_of(small_model(name, on_meta), folder)
     }
 
 

@@ -41,7 +41,7 @@ def _answer(asked: Asked) -> Answer:
         configuration = asked.configuration
         if configuration is None:
             configuration = _of_the_class(getattr(import_module("comfy.supported_models"), asked.kind))
-        case = small(asked.case, Builder(chosen=configuration))
+        case = small(asked.case, Builder(chosen=configuration), asked.kind)
         if asked.model and asked.model != class_name(type(case.model)):
             return Answer({}, 0.0, f"this pack has no small {asked.model}")
         errors = prove(case)

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
-from .case import Builder, Case, Small
+from .case import Builder, Case, Example, Small
 from .often_used import OFTEN_USED
 from .pictures import PICTURES
 from .sound import SOUND
 from .videos import VIDEOS
 from .wan import WAN
 
-__all__ = ["OFTEN_USED", "PICTURES", "SMALL", "SOUND", "VIDEOS", "WAN", "Builder", "Case", "small"]
+__all__ = ["OFTEN_USED", "PICTURES", "SMALL", "SOUND", "VIDEOS", "WAN", "Builder", "Case", "Example", "small", "small_model"]
 
 SMALL: Mapping[str, Small] = MappingProxyType({**OFTEN_USED, **PICTURES, **VIDEOS, **WAN, **SOUND})
 
 
-def small(name: str, builder: Builder = Builder()) -> Case:  # noqa: B008 (frozen)
-    """A small model, and one call of it."""
-    return SMALL[name](builder)
+def small(name: str, builder: Builder = Builder(), kind: str = "") -> Case:  # noqa: B008 (frozen)
+    """Return a small model, and one call of it as ComfyUI's class makes it.
+
+    Args:
+        kind: the class around the model, by its name in comfy.supported_models; by default the one that it stands for.
+    """
+    return SMALL[name](builder).case(kind, builder.chosen)
+
+
+def small_model(name: str, builder: Builder = Builder()) -> Any:  # noqa: B008 (frozen)
+    """Return the diffusion model alone, which may be on the meta device."""
+    return SMALL[name](builder).model

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...declared import DECLARATIONS
 from ...spread.declaration import Declaration
+from ..own_call import own_call, own_class
 from .drawn import draw, randomise
 
 HEADS = 3
@@ -101,7 +103,49 @@ class Case:
         return packed(self.model(x, self.timestep, transformer_options=dict(self.options), **arguments))
 
 
-Small: TypeAlias = Callable[[Builder], Case]
+@dataclass(frozen=True)
+class Example:
+    """A small model with random weights, and what a graph gives it.
+
+    Attributes:
+        kind: the name of its class in comfy.supported_models.
+        model: the diffusion model.
+        noise: `[batch, channels, (frames,) height, width]`, or several latents.
+        prompt: what nodes put there, by ComfyUI's names; what a vision model has seen is a SimpleNamespace of its attributes.
+        sigma: the noise level.
+        options: the transformer_options that the call begins with.
+        gathers: how many latents are spread.
+    """
+
+    kind: str
+    model: Any
+    noise: tuple[Tensor, ...]
+    prompt: Mapping[str, Any]
+    sigma: float = 0.6
+    options: Mapping[str, Any] = field(default_factory=dict)
+    gathers: int = 1
+
+    def case(self, kind: str = "", configuration: Mapping[str, Any] = MappingProxyType({})) -> Case:
+        """Return the call that ComfyUI's class makes of it.
+
+        Args:
+            kind: another class over the same model.
+            configuration: of the file, as ComfyUI detects it.
+        """
+        base = own_class(kind or self.kind, self.model, configuration)
+        with torch.inference_mode():  # some classes ask their weights about the text in this mode alone
+            made = own_call(base, self.noise, self.prompt, self.sigma, self.options)
+        # tensors of that mode may not be written into outside it
+        latent, timestep, arguments = tree_map_only(
+            Tensor, torch.clone, (made.latent, made.timestep, dict(made.arguments))
+        )
+        shapes = () if isinstance(latent, Tensor) else tuple(tuple(each.shape) for each in latent)
+        x = packed(latent[0] if len(shapes) == 1 else latent)
+        declaration = DECLARATIONS[self.kind]
+        return Case(self.model, declaration, x, timestep, arguments, self.kind, shapes, self.gathers, made.options)
+
+
+Small: TypeAlias = Callable[[Builder], Example]
 
 
 def packed(out: Any) -> Tensor:
@@ -109,20 +153,27 @@ def packed(out: Any) -> Tensor:
     return out if isinstance(out, Tensor) else import_module("comfy.utils").pack_latents(out)[0]  # type: ignore[no-any-return]
 
 
-def case(
-    kind: str,
-    model: Any,
-    x: Tensor | Sequence[Tensor],
-    arguments: Mapping[str, Any],
-    timestep: Any = None,
-) -> Case:
-    """A model with random weights and a call of it; `x` may be several latents."""
-    shapes = () if isinstance(x, Tensor) else tuple(tuple(each.shape) for each in x)
-    latent = packed(x[0] if len(shapes) == 1 else x)
-    time = torch.full((latent.shape[0],), 0.6) if timestep is None else timestep
-    return Case(randomise(model, seed=len(kind)), DECLARATIONS[kind], latent, time, arguments, kind, shapes)
+def example(
+    kind: str, model: Any, noise: Tensor | Sequence[Tensor], prompt: Mapping[str, Any], **others: Any
+) -> Example:
+    """Return a model, its weights made random, with what a graph gives it; `noise` may be several latents."""
+    latents = (noise,) if isinstance(noise, Tensor) else tuple(noise)
+    return Example(kind, randomise(model, seed=len(kind)), latents, prompt, **others)
+
+
+def seen(tokens: int = 5, seed: int = 4, width: int = 1280) -> SimpleNamespace:
+    """Return what a vision model has seen: `[1, tokens, width]` under each name that classes read."""
+    states = draw(1, tokens, width, seed=seed)
+    return SimpleNamespace(penultimate_hidden_states=states, last_hidden_state=states)
 
 
 def text(tokens: int = 7, batch: int = 1) -> Tensor:
     """A random prompt `[batch, tokens, TEXT]`."""
     return draw(batch, tokens, TEXT, seed=2)
+
+
+def first_frame(frames: int, height: int, width: int) -> Tensor:
+    """Return the mask of a video whose first frame is given: `[1, 1, frames, height, width]`, 1 where it is denoised."""
+    mask = torch.ones(1, 1, frames, height, width)
+    mask[:, :, 0] = 0
+    return mask

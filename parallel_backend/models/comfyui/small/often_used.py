@@ -8,50 +8,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .case import AXES, HEADS, TEXT, WIDTH, Builder, Case, Small, case, text
+from .case import AXES, HEADS, TEXT, WIDTH, Builder, Example, Small, example, first_frame, seen, text
 from .drawn import draw
 
 
-def _flux(builder: Builder, references: bool = False) -> Case:
+def _flux(builder: Builder, references: bool = False) -> Example:
     model = builder.model("flux.model.Flux",
         in_channels=16, out_channels=16, vec_in_dim=32, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0,
         num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=list(AXES), theta=10000, patch_size=2, qkv_bias=True,
         guidance_embed=True, txt_ids_dims=[],
     )  # fmt: skip
-    arguments: dict[str, Any] = {
-        "context": text(batch=2),
-        "y": draw(2, 32, seed=3),
-        "guidance": torch.tensor([3.5, 4.0]),
+    prompt: dict[str, Any] = {
+        "cross_attn": text(batch=2),
+        "pooled_output": draw(2, 32, seed=3),
+        "guidance": 4.0,
     }
     if references:
-        arguments |= {
-            "ref_latents": [draw(2, 16, 6, 5, seed=4), draw(2, 16, 3, 4, seed=5)],
-            "ref_latents_method": "offset",
+        prompt |= {
+            "reference_latents": [draw(2, 16, 6, 5, seed=4), draw(2, 16, 3, 4, seed=5)],
+            "reference_latents_method": "offset",
         }
-    return case("Flux", model, draw(2, 16, 9, 14, seed=1), arguments)
+    return example("Flux", model, draw(2, 16, 9, 14, seed=1), prompt)
 
 
-def _flux2(builder: Builder) -> Case:
+def _flux2(builder: Builder) -> Example:
     model = builder.model("flux.model.Flux",
         in_channels=16, out_channels=16, vec_in_dim=None, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0,
         num_heads=HEADS, depth=1, depth_single_blocks=2, axes_dim=[8, 8, 8, 8], theta=2000, patch_size=1,
         qkv_bias=False, guidance_embed=True, txt_ids_dims=[3], global_modulation=True, mlp_silu_act=True, ops_bias=False,
         default_ref_method="index", ref_index_scale=10.0,
     )  # fmt: skip
-    arguments = {"context": text(), "guidance": torch.tensor([4.0]), "ref_latents": [draw(1, 16, 4, 5, seed=4)]}
-    return case("Flux2", model, draw(1, 16, 7, 5, seed=1), arguments | {"ref_latents_method": "index_timestep_zero"})
+    prompt = {"cross_attn": text(), "guidance": 4.0, "reference_latents": [draw(1, 16, 4, 5, seed=4)]}
+    return example("Flux2", model, draw(1, 16, 7, 5, seed=1), prompt | {"reference_latents_method": "index_timestep_zero"})
 
 
-def _chroma(builder: Builder) -> Case:
+def _chroma(builder: Builder) -> Example:
     model = builder.model("chroma.model.Chroma",
         in_channels=64, out_channels=64, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0, num_heads=HEADS,
         depth=1, depth_single_blocks=2, axes_dim=list(AXES), theta=10000, patch_size=2, qkv_bias=True, in_dim=64,
         out_dim=WIDTH, hidden_dim=64, n_layers=1, txt_ids_dims=[], vec_in_dim=None,
     )  # fmt: skip
-    return case("Chroma", model, draw(1, 16, 9, 14, seed=1), {"context": text(), "guidance": torch.zeros(1)})
+    return example("Chroma", model, draw(1, 16, 9, 14, seed=1), {"cross_attn": text()})
 
 
-def _radiance(builder: Builder) -> Case:
+def _radiance(builder: Builder) -> Example:
     model = builder.model("chroma_radiance.model.ChromaRadiance",
         in_channels=3, out_channels=3, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0, num_heads=HEADS, depth=1,
         depth_single_blocks=2, axes_dim=list(AXES), theta=10000, patch_size=4, qkv_bias=True, in_dim=64,
@@ -59,41 +59,39 @@ def _radiance(builder: Builder) -> Case:
         nerf_mlp_ratio=2, nerf_depth=2, nerf_max_freqs=4, nerf_tile_size=8, nerf_final_head_type="conv",
         nerf_embedder_dtype=torch.float32, use_x0=False, use_sequential_txt_ids=True,
     )  # fmt: skip
-    return case("ChromaRadiance", model, draw(1, 3, 18, 23, seed=1), {"context": text(), "guidance": torch.zeros(1)})
+    return example("ChromaRadiance", model, draw(1, 3, 18, 23, seed=1), {"cross_attn": text()})
 
 
-def _qwen(builder: Builder, masked: bool = False, method: str = "") -> Case:
+def _qwen(builder: Builder, masked: bool = False, method: str = "") -> Example:
     model = builder.model("qwen_image.model.QwenImageTransformer2DModel",
         num_layers=3, attention_head_dim=WIDTH // HEADS, num_attention_heads=HEADS, joint_attention_dim=TEXT,
         axes_dims_rope=AXES,
     )  # fmt: skip
-    arguments: dict[str, Any] = {"context": text()}
+    prompt: dict[str, Any] = {"cross_attn": text()}
     if masked:
-        arguments["attention_mask"] = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
+        prompt["attention_mask"] = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
     if method:
-        arguments |= {
-            "ref_latents": [draw(1, 16, 1, 6, 5, seed=4), draw(1, 16, 1, 3, 4, seed=5)],
-            "ref_latents_method": method,
+        prompt |= {
+            "reference_latents": [draw(1, 16, 1, 6, 5, seed=4), draw(1, 16, 1, 3, 4, seed=5)],
+            "reference_latents_method": method,
         }
-    return case("QwenImage", model, draw(1, 16, 1, 9, 14, seed=1), arguments)
+    return example("QwenImage", model, draw(1, 16, 1, 9, 14, seed=1), prompt)
 
 
 def wan(
     builder: Builder,
     kind: str,
-    arguments: Mapping[str, Any],
-    timestep: Tensor | None = None,
+    prompt: Mapping[str, Any],
     height: int = 7,
     **others: Any,
-) -> Case:
+) -> Example:
     """A Wan, and its call on three frames of `height` x 10."""
     sizes = {"in_dim": 16, "dim": WIDTH, "ffn_dim": 256, "text_dim": TEXT, "num_heads": HEADS, "num_layers": 3}
     model = builder.model("wan.model.WanModel", **sizes | others)
-    x = draw(1, others.get("in_dim", 16), 3, height, 10, seed=1)
-    return case(kind, model, x, {"context": text(), **arguments}, timestep)
+    return example(kind, model, draw(1, 16, 3, height, 10, seed=1), {"cross_attn": text(), **prompt})
 
 
-def _vace(builder: Builder) -> Case:
+def _vace(builder: Builder) -> Example:
     model = builder.model(
         "wan.model.VaceWanModel",
         dim=WIDTH,
@@ -104,18 +102,22 @@ def _vace(builder: Builder) -> Case:
         vace_layers=2,
         vace_in_dim=96,
     )
-    arguments = {"context": text(), "vace_context": draw(1, 2, 96, 3, 8, 10, seed=4), "vace_strength": [1.0, 0.5]}
-    return case("WAN21_Vace", model, draw(1, 16, 3, 8, 10, seed=1), arguments)
+    prompt: dict[str, Any] = {"cross_attn": text(), "vace_strength": [1.0, 0.5]}
+    prompt |= {
+        "vace_frames": [draw(1, 32, 3, 8, 10, seed=4), draw(1, 32, 3, 8, 10, seed=5)],
+        "vace_mask": [draw(1, 64, 3, 8, 10, seed=6), draw(1, 64, 3, 8, 10, seed=7)],
+    }
+    return example("WAN21_Vace", model, draw(1, 16, 3, 8, 10, seed=1), prompt)
 
 
-def _lumina(builder: Builder, kind: str, arguments: Mapping[str, Any], **others: Any) -> Case:
+def _lumina(builder: Builder, kind: str, prompt: Mapping[str, Any], **others: Any) -> Example:
     sizes = {
         "patch_size": 2, "in_channels": 16, "dim": WIDTH, "n_layers": 2, "n_refiner_layers": 2, "n_heads": HEADS,
         "multiple_of": 64, "ffn_dim_multiplier": 2.0, "qk_norm": True, "cap_feat_dim": TEXT, "axes_dims": list(AXES),
         "axes_lens": [300, 512, 512],
     }  # fmt: skip
     model = builder.model("lumina.model.NextDiT", **sizes | others)
-    return case(kind, model, draw(1, 16, 9, 14, seed=1), {"context": text(), "num_tokens": 7, **arguments})
+    return example(kind, model, draw(1, 16, 9, 14, seed=1), {"cross_attn": text(), **prompt})
 
 
 Z_IMAGE: Mapping[str, Any] = {
@@ -142,19 +144,29 @@ OFTEN_USED: Mapping[str, Small] = {
     "qwen-image-edit, negative index": lambda builder: _qwen(builder, method="negative_index"),
     "wan, text": lambda builder: wan(builder, "WAN21_T2V", {}),
     "wan, image": lambda builder: wan(
-        builder, "WAN21_I2V", {"clip_fea": draw(1, 5, 1280, seed=4)}, model_type="i2v", in_dim=20
+        builder,
+        "WAN21_I2V",
+        {
+            "clip_vision_output": seen(),
+            "concat_latent_image": draw(1, 16, 3, 7, 10, seed=5),
+            "concat_mask": first_frame(3, 7, 10),
+        },
+        model_type="i2v",
+        in_dim=36,
     ),
     "wan, reference frame": lambda builder: wan(
-        builder, "WAN21_FunControl2V", {"reference_latent": draw(1, 16, 8, 10, seed=4)}, height=8, in_dim_ref_conv=16
+        builder, "WAN21_FunControl2V", {"reference_latents": [draw(1, 16, 1, 8, 10, seed=4)]}, height=8, in_dim_ref_conv=16
     ),
-    "wan 2.2, a timestep a frame": lambda builder: wan(builder, "WAN22_T2V", {}, torch.tensor([[0.0, 0.6, 0.6]])),
+    "wan 2.2, a timestep a frame": lambda builder: wan(
+        builder, "WAN22_T2V", {"denoise_mask": first_frame(3, 7, 10)}
+    ),
     "vace, two controls": _vace,
     "lumina 2, grouped heads": lambda builder: _lumina(builder, "Lumina2", {}, n_kv_heads=1),
     "z-image": lambda builder: _lumina(builder, "ZImage", {}, **Z_IMAGE),
     "z-image, reference": lambda builder: _lumina(
         builder,
         "ZImage",
-        {"ref_latents": [draw(1, 16, 6, 4, seed=4)], "ref_contexts": [draw(1, 5, TEXT, seed=5)]},
+        {"reference_latents": [draw(1, 16, 6, 4, seed=4)], "reference_latents_text_embeds": [draw(1, 5, TEXT, seed=5)]},
         **Z_IMAGE,
     ),
 }

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .case import HEADS, TEXT, WIDTH, Builder, Case, Small, case, text
+from .case import HEADS, TEXT, WIDTH, Builder, Example, Small, example, text
 from .drawn import draw
-from .videos import WEIGHED, guide_of
+from .videos import WEIGHED, by_frame, guide_of
 
 
-def _minimax(builder: Builder, payload: Mapping[str, Any], **others: Any) -> Case:
+def _minimax(builder: Builder, prompt: Mapping[str, Any], **others: Any) -> Example:
     model = builder.model("minimax.model.MiniMaxH3Model",
         hidden_size=WIDTH, num_layers=3, token_refiner_num_layers=2, num_attention_heads=HEADS, ffn_hidden_size=128,
         text_dim=TEXT, timestep_input_dim=32, time_embed_hidden_size=64, time_embed_dim=64, **others,
@@ -23,32 +23,31 @@ def _minimax(builder: Builder, payload: Mapping[str, Any], **others: Any) -> Cas
     latents = draw(1, 24, 3, 7, 10, seed=1), draw(1, 32, 2, 9, seed=2)
     if "adaln_curve_grid" in others:
         model.adaln_t_table.copy_(draw(*model.adaln_t_table.shape, seed=7))
-    arguments = {"context": text(), "minimax_payload": payload}
-    return replace(case("MiniMaxH3", model, latents, arguments, torch.tensor([600.0])), gathers=2)
+    return example("MiniMaxH3", model, latents, {"cross_attn": text(), **prompt}, gathers=2)
 
 
 def _ltxav(
     builder: Builder,
-    arguments: Mapping[str, Any],
-    timestep: Any,
+    prompt: Mapping[str, Any],
     sound: int = 9,
     frames: int = 3,
     text_width: int = 2 * TEXT,
+    options: Mapping[str, Any] = MappingProxyType({}),
     **others: Any,
-) -> Case:
+) -> Example:
     sizes = {"in_channels": 128, "cross_attention_dim": HEADS * 32, "attention_head_dim": 32, "num_attention_heads": HEADS,
              "audio_cross_attention_dim": 2 * 32, "audio_attention_head_dim": 32, "audio_num_attention_heads": 2,
              "caption_channels": TEXT, "num_layers": 3, "connector_attention_head_dim": 16, "connector_num_attention_heads": 3,
              "connector_num_layers": 1, "audio_connector_num_attention_heads": 3}  # fmt: skip
     model = builder.model("lightricks.av_model.LTXAVModel", **sizes | others)
     latents = [draw(1, 128, frames, 5, 4, seed=1), *([draw(1, 8, sound, 16, seed=2)] if sound else [])]
-    prompt = {"context": draw(1, 7, text_width, seed=3), "attention_mask": None, "frame_rate": 24}
-    return case("LTXAV", model, latents, {**prompt, **arguments}, timestep)
+    given = {"cross_attn": draw(1, 7, text_width, seed=3), "frame_rate": 24}
+    return example("LTXAV", model, latents, {**given, **prompt}, options=options)
 
 
-def _by_token(frames: int) -> Tensor:
-    """A timestep for each of the video's tokens, each frame's its own."""
-    return torch.linspace(0.1, 0.9, frames).repeat_interleave(20).view(1, -1, 1)
+def _masks(frames: int) -> list[Tensor]:
+    """Return a mask for the video, which denoises each frame to another degree, and one for its sound."""
+    return [by_frame(frames), torch.linspace(0.3, 1, 9).view(1, 1, 9, 1).expand(1, 8, 9, 16)]
 
 
 FRAME = draw(1, 24, 1, 8, 10, seed=5)
@@ -77,48 +76,44 @@ SOUND: Mapping[str, Small] = {
     "minimax-h3, first frame and tagged text": lambda builder: _minimax(
         builder,
         {
-            "text_token_tags": torch.tensor([1, 1, 0, 0, 1, 1, 1]),
-            "keyframes": [{"latent": FRAME, "resolved_frame_index": 0}],
-            "cond_video_latents": [FRAME],
-            "visual_cond_noise_aug": 0.9,
+            "minimax_token_tags": torch.tensor([1, 1, 0, 0, 1, 1, 1]),
+            "minimax_keyframes": [{"latent": FRAME, "resolved_frame_index": 0}],
+            "minimax_visual_cond_noise_aug": 0.9,
             "seed": 3,
         },
     ),
     "minimax-h3, first and last frame": lambda builder: _minimax(
         builder,
         {
-            "keyframes": [{"latent": FRAME, "resolved_frame_index": 0}, {"latent": LAST, "resolved_frame_index": 8}],
-            "frame_count": 9,
-            "cond_video_latents": [FRAME, LAST],
+            "minimax_keyframes": [{"latent": FRAME, "resolved_frame_index": 0}, {"latent": LAST, "resolved_frame_index": 8}],
+            "minimax_frame_count": 9,
         },
     ),
     "minimax-h3, references with sound": lambda builder: _minimax(
         builder,
         {
-            "refs": REFERENCES,
-            "cond_video_latents": [each["latent"] for each in REFERENCES if "latent" in each],
-            "cond_audio_latents": [each["audio_latent"] for each in REFERENCES if each.get("audio_latent") is not None],
-            "audio_cond_noise_aug": 0.8,
+            "minimax_refs": [*REFERENCES],
+            "minimax_audio_cond_noise_aug": 0.8,
         },
     ),
     "minimax-h3, curves": lambda builder: _minimax(builder, {}, adaln_curve_grid=16),
-    "ltx-2": lambda builder: _ltxav(builder, {}, torch.tensor([0.6])),
-    "ltx-2, video alone": lambda builder: _ltxav(builder, {}, torch.tensor([0.6]), sound=0),
+    "ltx-2": lambda builder: _ltxav(builder, {}),
+    "ltx-2, video alone": lambda builder: _ltxav(builder, {}, sound=0),
     "ltx-2, a timestep a frame": lambda builder: _ltxav(
-        builder, {}, (_by_token(3), torch.linspace(0.2, 0.8, 9).view(1, 9, 1))
+        builder, {"denoise_mask": _masks(3)}
     ),
     "ltx-2, weighed guide": lambda builder: _ltxav(
-        builder, guide_of(**WEIGHED), (_by_token(4), torch.tensor([[[0.6]]])), frames=4
+        builder, {**guide_of(**WEIGHED), "denoise_mask": _masks(4)}, frames=4
     ),
-    "ltx-2, reference sound": lambda builder: _ltxav(builder, {"ref_audio": REFERENCE}, torch.tensor([0.6])),
-    "ltx-2, neither hears the other": lambda builder: replace(
-        _ltxav(builder, {}, torch.tensor([0.6])), options={"a2v_cross_attn": False, "v2a_cross_attn": False}
+    "ltx-2, reference sound": lambda builder: _ltxav(builder, {"ref_audio": REFERENCE}),
+    "ltx-2, neither hears the other": lambda builder: _ltxav(
+        builder, {}, options={"a2v_cross_attn": False, "v2a_cross_attn": False}
     ),
-    "ltx-2, no picture from the sound": lambda builder: replace(
-        _ltxav(builder, {}, torch.tensor([0.6])), options={"a2v_cross_attn": False}
+    "ltx-2, no picture from the sound": lambda builder: _ltxav(
+        builder, {}, options={"a2v_cross_attn": False}
     ),
-    "ltx-2.3": lambda builder: _ltxav(builder, {}, torch.tensor([0.6]), **TWO_POINT_THREE),
+    "ltx-2.3": lambda builder: _ltxav(builder, {}, **TWO_POINT_THREE),
     "ltx-2.3, reference sound, a timestep a frame": lambda builder: _ltxav(
-        builder, {"ref_audio": REFERENCE}, (_by_token(3), torch.linspace(0.2, 0.8, 9).view(1, 9, 1)), **TWO_POINT_THREE
+        builder, {"ref_audio": REFERENCE, "denoise_mask": _masks(3)}, **TWO_POINT_THREE
     ),
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from .case import HEADS, TEXT, WIDTH, Builder, Case, Small, case, text
+from .case import HEADS, TEXT, WIDTH, Builder, Example, Small, example, seen, text
 from .drawn import draw
 
 SIZES: dict[str, Any] = {
@@ -15,42 +15,42 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _references(builder: Builder, arguments: Mapping[str, Any]) -> Case:
+def _references(builder: Builder, prompt: Mapping[str, Any]) -> Example:
     model = builder.model("wan.model.WanModel", in_dim=16, **SIZES)
-    return case("WAN21_T2V", model, draw(1, 16, 3, 7, 10, seed=1), {"context": text(), **arguments})
+    return example("WAN21_T2V", model, draw(1, 16, 3, 7, 10, seed=1), {"cross_attn": text(), **prompt})
 
 
-def _scail(builder: Builder, kind: str, arguments: Mapping[str, Any]) -> Case:
+def _scail(builder: Builder, kind: str, prompt: Mapping[str, Any]) -> Example:
     """Poses of half the video's size."""
     model = builder.model(f"wan.model.{'SCAIL2' if kind == 'WAN21_SCAIL2' else 'SCAIL'}WanModel", in_dim=20, **SIZES)
-    poses = {"pose_latents": draw(1, 20, 3, 4, 6, seed=4), "clip_fea": draw(1, 5, 1280, seed=5)}
-    return case(kind, model, draw(1, 20, 3, 8, 12, seed=1), {"context": text(), **poses, **arguments})
+    poses = {"pose_video_latent": draw(1, 16, 3, 4, 6, seed=4), "clip_vision_output": seen(seed=5)}
+    return example(kind, model, draw(1, 16, 3, 8, 12, seed=1), {"cross_attn": text(), **poses, **prompt})
 
 
-def _humo(builder: Builder, references: bool, sound: bool = True) -> Case:
+def _humo(builder: Builder, references: bool, sound: bool = True) -> Example:
     model = builder.model("wan.model.HumoWanModel", in_dim=16, **SIZES)
-    arguments: dict[str, Any] = {"context": text()}
+    prompt: dict[str, Any] = {"cross_attn": text()}
     if sound:
-        arguments["audio_embed"] = draw(1, 3, 8, 5, 1280, seed=4)
+        prompt["audio_embed"] = draw(1, 3, 8, 5, 1280, seed=4)
     if references:
-        arguments["reference_latent"] = draw(1, 16, 1, 6, 10, seed=5)
-    return case("WAN21_HuMo", model, draw(1, 16, 3, 6, 10, seed=1), arguments)
+        prompt["reference_latents"] = [draw(1, 16, 1, 6, 10, seed=5)]
+    return example("WAN21_HuMo", model, draw(1, 16, 3, 6, 10, seed=1), prompt)
 
 
-def _s2v(builder: Builder, arguments: Mapping[str, Any]) -> Case:
+def _s2v(builder: Builder, prompt: Mapping[str, Any]) -> Example:
     model = builder.model("wan.model.WanModel_S2V", in_dim=16, audio_dim=64, audio_inject_layers=[0, 2], **SIZES)
     sound = {"audio_embed": draw(1, 25, 64, 12, seed=4)}
-    return case("WAN22_S2V", model, draw(1, 16, 3, 8, 16, seed=1), {"context": text(), **sound, **arguments})
+    return example("WAN22_S2V", model, draw(1, 16, 3, 8, 16, seed=1), {"cross_attn": text(), **sound, **prompt})
 
 
-def _dancer(builder: Builder, fps: float) -> Case:
+def _dancer(builder: Builder, fps: float) -> Example:
     model = builder.model("wan.model_wandancer.WanDancerModel", in_dim=36, audio_inject_layers=[0, 2], **SIZES)
-    arguments = {"context": text(), "audio_embed": draw(1, 20, 35, seed=4), "fps": fps, "audio_inject_scale": 0.8}
-    pictures = {"clip_fea": draw(1, 5, 1280, seed=5), "clip_fea_ref": draw(1, 5, 1280, seed=6)}
-    return case("WAN22_WanDancer", model, draw(1, 36, 3, 8, 12, seed=1), {**arguments, **pictures})
+    prompt = {"cross_attn": text(), "audio_embed": draw(1, 20, 35, seed=4), "fps": fps, "audio_inject_scale": 0.8}
+    pictures = {"clip_vision_output": seen(seed=5), "clip_vision_output_ref": seen(seed=6)}
+    return example("WAN22_WanDancer", model, draw(1, 16, 3, 8, 12, seed=1), {**prompt, **pictures})
 
 
-def _animate(builder: Builder, arguments: Mapping[str, Any]) -> Case:
+def _animate(builder: Builder, prompt: Mapping[str, Any]) -> Example:
     """With an encoder of faces of 4 x 4 pixels in the place of 512 x 512."""
     model = builder.model("wan.model_animate.AnimateWanModel", in_dim=36, **{**SIZES, "num_layers": 5})
     model.motion_encoder.enc.net_app.convs = nn.ModuleList(
@@ -59,24 +59,24 @@ def _animate(builder: Builder, arguments: Mapping[str, Any]) -> Case:
             builder.model("wan.model_animate.EqualConv2d", 32, 512, 4, bias=False),
         ]
     )
-    pose = {"pose_latents": draw(1, 16, 2, 6, 10, seed=4), "clip_fea": draw(1, 5, 1280, seed=5)}
-    return case("WAN22_Animate", model, draw(1, 36, 3, 6, 10, seed=1), {"context": text(), **pose, **arguments})
+    pose = {"pose_video_latent": draw(1, 16, 2, 6, 10, seed=4), "clip_vision_output": seen(seed=5)}
+    return example("WAN22_Animate", model, draw(1, 16, 3, 6, 10, seed=1), {"cross_attn": text(), **pose, **prompt})
 
 
-def _animate_2(builder: Builder, arguments: Mapping[str, Any]) -> Case:
+def _animate_2(builder: Builder, prompt: Mapping[str, Any]) -> Example:
     model = builder.model("wan.model_animate2.WanAnimate2Model", in_dim=36, **SIZES)
-    picture = {"clip_fea": draw(1, 5, 1280, seed=5), "reference_strength": 1.5}
-    return case("WAN_Animate2", model, draw(1, 36, 4, 6, 10, seed=1), {"context": text(), **picture, **arguments})
+    picture = {"clip_vision_output": seen(seed=5), "reference_strength": 1.5}
+    return example("WAN_Animate2", model, draw(1, 16, 4, 6, 10, seed=1), {"cross_attn": text(), **picture, **prompt})
 
 
 POSES = {
-    "pose_latents": draw(1, 16, 3, 6, 10, seed=4),
-    "clip_fea_pose": draw(1, 5, 1280, seed=6),
-    "context_pose": text(5),
+    "pose_video_latent": draw(1, 16, 3, 6, 10, seed=4),
+    "clip_vision_output_pose": seen(seed=6),
+    "cross_attn_pose": text(5),
     "pose_strength": 0.8,
 }
 
-FACES = {"face_pixel_values": 1e7 * draw(1, 3, 8, 4, 4, seed=6)}
+FACES = {"face_video_pixels": 1e7 * draw(1, 3, 8, 4, 4, seed=6)}
 """Large, as the weights of random encoders make little of them."""
 
 WAN: Mapping[str, Small] = {
@@ -87,14 +87,14 @@ WAN: Mapping[str, Small] = {
             "context_latents": [draw(1, 16, 1, 5, 6, seed=5), draw(1, 16, 2, 6, 4, seed=6)],
         },
     ),
-    "scail": lambda builder: _scail(builder, "WAN21_SCAIL", {"reference_latent": draw(1, 20, 1, 8, 12, seed=6)}),
+    "scail": lambda builder: _scail(builder, "WAN21_SCAIL", {"reference_latents": [draw(1, 16, 1, 8, 12, seed=6)]}),
     "scail 2": lambda builder: _scail(
         builder,
         "WAN21_SCAIL2",
         {
-            "reference_latent": draw(1, 20, 2, 8, 12, seed=6),
-            "ref_mask_latents": draw(1, 28, 5, 8, 12, seed=7),
-            "sam_latents": draw(1, 28, 3, 4, 6, seed=8),
+            "reference_latents": [draw(1, 16, 1, 8, 12, seed=6), draw(1, 16, 1, 8, 12, seed=9)],
+            "ref_mask_28ch": draw(1, 5, 28, 8, 12, seed=7),
+            "driving_mask_28ch": draw(1, 3, 28, 4, 6, seed=8),
             "ref_mask_flag": False,
         },
     ),
@@ -105,7 +105,7 @@ WAN: Mapping[str, Small] = {
     "wan s2v, reference and motion": lambda builder: _s2v(
         builder,
         {
-            "reference_latent": draw(1, 16, 1, 8, 16, seed=5),
+            "reference_latents": [draw(1, 16, 1, 8, 16, seed=5)],
             "reference_motion": draw(1, 16, 19, 8, 16, seed=6),
             "control_video": draw(1, 16, 3, 8, 16, seed=7),
         },
