@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ...parallel_backend.models.comfyui.content.kept import Verdict, found, keep
 from ...parallel_backend.models.comfyui.content.sources import sources_of
 from ...parallel_backend.models.comfyui.content.tested import same_files, tables, versions
 from ...parallel_backend.models.comfyui.proof.asked import Asked, chosen, class_name
+from ...parallel_backend.models.comfyui.small.given import Given
 from ...parallel_backend.models.comfyui.small.kinds import KINDS, cases_of
 from .verdicts import FOLDER
 
@@ -84,23 +85,23 @@ class Proofs:
             config: the family's configuration.
             model: the diffusion model, on the meta device.
         """
-        self._proofs_of(config, model, ())
+        self._proofs_of(config, model, [None])
 
-    def check(self, config: Any, model: Any, conditioning: Collection[str], say: Callable[[str], None]) -> list[str]:
+    def check(self, config: Any, model: Any, calls: Sequence[Given], say: Callable[[str], None]) -> list[str]:
         """Wait until a model is known to be right for what a graph gives it; what is to be said of that, once.
 
         Args:
-            conditioning: the names of the graph's conditioning.
+            calls: what the graph gives the model in each kind of call.
             say: told what is waited for.
 
         Raises:
             AnotherResult: it is wrong.
             InterruptProcessingException: ComfyUI's Cancel.
         """
-        proofs = self._proofs_of(config, model, conditioning)
+        proofs = self._proofs_of(config, model, [None, *calls])
         return [*dict.fromkeys(sentence for proof in proofs for sentence in self._outcome(proof, say))]
 
-    def _proofs_of(self, config: Any, model: Any, conditioning: Collection[str]) -> list[Proof]:
+    def _proofs_of(self, config: Any, model: Any, calls: Sequence[Given | None]) -> list[Proof]:
         """Those that a graph takes, begun; none where its forward is not spread, or was derived, or is a tested version's."""
         if not isinstance(config, ComfyConfig) or config.kind not in KINDS:
             return []
@@ -110,9 +111,10 @@ class Proofs:
         sources, configuration = self._sources[name], config.described.unet_config
         if same_files(sources, self._tables):
             return []
+        plain = cases_of(config.kind, configuration)[0]
         asked = [
-            Asked(config.kind, case, name, chosen(configuration))
-            for case in cases_of(config.kind, configuration, conditioning)
+            Asked(config.kind, plain, name, chosen(configuration), None if given is None else dict(given))
+            for given in calls
         ]
         with self._done:
             wanted = [self._proofs.get(key) or Proof(key, each) for each in asked for key in [key_of(each, sources)]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from ...parallel_backend.diffusion import Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from ...parallel_backend.models.comfyui.rows import CONTROL
+from ...parallel_backend.models.comfyui.small.given import Given, given_of
 from ...parallel_backend.models.comfyui.whole_family import WholeConfig, WholeFamily
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ...parallel_backend.weights.values import values_of as values_of_entry
@@ -124,7 +125,7 @@ class DiffusionProxy(nn.Module):
         """
         options = inputs.pop("transformer_options", {})
         if STEP_BY_STEP not in options:
-            self.prove({"context", *(name for name, value in inputs.items() if value is not None)})
+            self.prove([given_of({"context": context, **inputs})])
         wrappers = get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options) if runs_wrappers(self.skeleton) else []
         executor = WrapperExecutor.new_class_executor(self._forward, self, wrappers)
         return executor.execute(x, timestep, context, transformer_options=options, **inputs)
@@ -228,13 +229,13 @@ class DiffusionProxy(nn.Module):
         self.asked_of_text = {name: value for name, value in list(arguments.items())[1:] if value is not None}
         return text
 
-    def prove(self, conditioning: Collection[str]) -> list[str]:
+    def prove(self, calls: Sequence[Given]) -> list[str]:
         """Wait until the model is known to be right for what a graph gives it; what is to be said of that, once.
 
         Where it is known to be wrong, the model runs whole from here on, until it is known how else to spread it.
 
         Args:
-            conditioning: the names of the graph's conditioning.
+            calls: what the graph gives the model in each kind of call.
 
         Raises:
             Refused: it is wrong, and workers would share its forward.
@@ -242,7 +243,7 @@ class DiffusionProxy(nn.Module):
         if self._undeclared is not None:
             return []
         try:
-            return proofs().check(self.remote.config, self.skeleton, conditioning, say)
+            return proofs().check(self.remote.config, self.skeleton, calls, say)
         except AnotherResult as fault:
             remote, self._undeclared = whole_instead(self.remote, self.skeleton, fault, self._spread_by)
             self._exchange(remote)

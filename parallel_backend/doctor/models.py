@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..host import Deadlines
 from ..host.proofs import Prover, Watched
-from ..models.comfyui.proof.asked import Asked
+from ..models.comfyui.proof.asked import Asked, off
 from ..models.comfyui.proof.prove import TOLERANCE
 from ..models.comfyui.small.kinds import KINDS, all_cases
 from .findings import Finding, Status
@@ -69,7 +69,7 @@ def finding_of(kind: str, answers: Sequence[tuple[Asked, Watched]]) -> Finding:
         asked.case: watched.answer.worst for asked, watched in answers if watched.answer.errors
     }
     wrong = [
-        f"{case}: {error:.1e} off under {split}" for case, (split, error) in errors.items() if not error <= TOLERANCE
+        f"{case}: {off(error)} under {split}" for case, (split, error) in errors.items() if not error <= TOLERANCE
     ]
     wrong += [f"{asked.case}: {watched.answer.failure}" for asked, watched in answers if watched.answer.refused]
     if wrong:

@@ -6,7 +6,7 @@ import torch
 
 from ..identity import code_digest
 from ..models.comfyui.content.kept import Verdict
-from ..models.comfyui.proof.asked import Answer, Asked
+from ..models.comfyui.proof.asked import Answer, Asked, off
 from ..models.comfyui.proof.prove import TOLERANCE
 
 Sources = tuple[tuple[str, str], ...]
@@ -16,7 +16,8 @@ Sources = tuple[tuple[str, str], ...]
 def key_of(asked: Asked, sources: Sources) -> str:
     """What a verdict depends on."""
     configuration = sorted((asked.configuration or {}).items())
-    parts = (asked.kind, asked.case, asked.model, configuration, sources, code_digest(), torch.__version__)
+    inputs = sorted((asked.given or {}).items())
+    parts = (asked.kind, asked.case, asked.model, configuration, inputs, sources, code_digest(), torch.__version__)
     return "\n".join(["model class", *map(str, parts)])
 
 
@@ -30,6 +31,6 @@ def verdict_of(asked: Asked, answer: Answer, comfyui: str) -> Verdict:
     else:
         split, error = answer.worst
         fault = (
-            "" if error <= TOLERANCE else f"which is {error:.1e} off under {split}, where {TOLERANCE:.0e} is allowed"
+            "" if error <= TOLERANCE else f"which is {off(error)} under {split}, where {TOLERANCE:.0e} is allowed"
         )
     return Verdict(asked.kind, (f"{asked.kind} ({asked.case})",), comfyui, fault)

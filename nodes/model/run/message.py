@@ -12,6 +12,7 @@ from ....parallel_backend.conditioning import CROSS_ATTENTION, Conditioning, in_
 from ....parallel_backend.denoise.program import encoded
 from ....parallel_backend.diffusion import Prompt, Value
 from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.small.given import Given, given_of
 from ....parallel_backend.wire.messages import PROGRAM
 from ..conditioning import NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from ..dtypes import dtype_name
@@ -59,10 +60,11 @@ def example_of(run: SamplerRun) -> Conditioning:
     return Conditioning({"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}, conditioning.values)
 
 
-def conditioning_of(guider: Any) -> frozenset[str]:
-    """The names of all that ComfyUI's class has made of the prompts."""
-    entries = (entry for entries in guider.conds.values() for entry in entries or ())
-    return frozenset(name for entry in entries for name in entry["model_conds"])
+def calls_of(guider: Any) -> list[Given]:
+    """Return what ComfyUI's class has made of the prompts, once for each kind of call."""
+    entries = (entry["model_conds"] for entries in guider.conds.values() for entry in entries or ())
+    calls = [given_of({name: each.cond for name, each in made.items()}) for made in entries]
+    return [given for number, given in enumerate(calls) if given not in calls[:number]]
 
 
 def _text_length(conds: Mapping[str, Any]) -> int:

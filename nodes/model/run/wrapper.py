@@ -22,7 +22,7 @@ from ..verdicts import NotKnown, verdicts
 from .callbacks import changing_callbacks
 from .checks import Checked, check_run
 from .loop import message_of, run_in_loop, whole_picture_only
-from .message import conditioning_of, example_of
+from .message import calls_of, example_of
 from .planned import Planned
 from .sides import two_sided
 from .single_calls import run_by_calls
@@ -79,7 +79,7 @@ def run_in_workers(
     with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as shown:
         remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(shown, callback)
         shown.warnings.extend((*said, *checked.adapters.left_out))
-        shown.warnings.extend(proxy.prove(conditioning_of(guider)))
+        shown.warnings.extend(proxy.prove(calls_of(guider)))
         if proxy.remote is not remote:  # what was looked at goes for a model that is spread
             return run_in_workers(
                 executor, guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar

@@ -5,6 +5,7 @@ A process of its own, started by `parallel_backend.host.proofs`: it imports Comf
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -17,7 +18,8 @@ import torch
 
 from ....errors import Refused
 from ..importing import import_comfyui
-from ..small import Builder, small
+from ..small import Builder, small, small_as_given
+from ..small.kinds import cases_of
 from .asked import ASKED, Answer, Asked, class_name
 from .child import NICE, end_with_the_asker
 from .prove import prove
@@ -41,7 +43,11 @@ def _answer(asked: Asked) -> Answer:
         configuration = asked.configuration
         if configuration is None:
             configuration = _of_the_class(getattr(import_module("comfy.supported_models"), asked.kind))
-        case = small(asked.case, Builder(chosen=configuration), asked.kind)
+        builder = Builder(chosen=configuration)
+        if asked.given is None:
+            case = small(asked.case, builder, asked.kind)
+        else:
+            case = small_as_given(cases_of(asked.kind, configuration), builder, asked.kind, asked.given)
         if asked.model and asked.model != class_name(type(case.model)):
             return Answer({}, 0.0, f"this pack has no small {asked.model}")
         errors = prove(case)
@@ -49,9 +55,11 @@ def _answer(asked: Asked) -> Answer:
         kind, _, said = error.line.partition(": ")
         refused = kind == Refused.__name__
         return Answer({}, time.monotonic() - begun, said if refused else error.line, refused)
+    except Refused as error:
+        return Answer({}, time.monotonic() - begun, str(error))
     except Exception as error:  # whatever a ComfyUI that nobody here has seen may raise
         return Answer({}, time.monotonic() - begun, in_a_line(error))
-    return Answer(dict(errors), time.monotonic() - begun)
+    return Answer({split: error if math.isfinite(error) else None for split, error in errors.items()}, time.monotonic() - begun)
 
 
 def _of_the_class(kind: Any) -> dict[str, Any]:

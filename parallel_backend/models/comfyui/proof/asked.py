@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kind: the class in comfy.supported_models.
         case: the small model's name.
         model: the class of the diffusion model that was loaded, with its module; empty for whatever the small one is of.
+        given: the inputs that the graph gives (see small/given.py); None for the small model's own.
         configuration: the part of the file's, as ComfyUI detected it, that chooses code; None for what its class says of itself.
     """
 
@@ -24,27 +26,34 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     case: str
     model: str = ""
     configuration: dict[str, Any] | None = None
+    given: dict[str, bool | str | None] | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What became of it.
 
     Attributes:
-        errors: relative L2 by the split's name; empty where it was not made.
+        errors: relative L2 by the split's name, null in JSON for one that is not finite; empty where it was not made.
         seconds: that it took, without the imports.
         failure: why it was not made.
         refused: whether the model's own blocks are the reason, which workers would refuse too.
     """
 
-    errors: dict[str, float]
+    errors: dict[str, float | None]
     seconds: float
     failure: str = ""
     refused: bool = False
 
     @property
     def worst(self) -> tuple[str, float]:
-        """The split with the largest error, or one that gives no number."""
-        return max(self.errors.items(), key=lambda each: float("inf") if each[1] != each[1] else each[1])
+        """The split with the largest error, which is infinite where it is not finite."""
+        errors = {split: math.inf if error is None else error for split, error in self.errors.items()}
+        return max(errors.items(), key=lambda each: each[1])
+
+
+def off(error: float) -> str:
+    """Say how far a result is off."""
+    return f"{error:.1e} off" if math.isfinite(error) else "not finite"
 
 
 ASKED = msgspec.json.Decoder(list[Asked])

@@ -69,7 +69,7 @@ class Rank:
             )
             return packed(out)
 
-        latent = case.x.clone() if self._mesh.first else None
+        latent = case.x.clone() if self._mesh.sees_latent else None
         inputs = Inputs("key", case.x.shape, case.x.dtype, CPU, None, {})
         out = self.forward.run(inputs, self.picture, latent, patch, compute)
         self._mesh.finish_sending()

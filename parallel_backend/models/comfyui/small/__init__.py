@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from .case import Builder, Case, Example, Small
+from .given import Given, case_of_given
 from .often_used import OFTEN_USED
 from .pictures import PICTURES
 from .sound import SOUND
 from .videos import VIDEOS
 from .wan import WAN
 
-__all__ = ["OFTEN_USED", "PICTURES", "SMALL", "SOUND", "VIDEOS", "WAN", "Builder", "Case", "Example", "small", "small_model"]
+__all__ = ["OFTEN_USED", "PICTURES", "SMALL", "SOUND", "VIDEOS", "WAN", "Builder", "Case", "Example", "small", "small_as_given", "small_model"]
 
 SMALL: Mapping[str, Small] = MappingProxyType({**OFTEN_USED, **PICTURES, **VIDEOS, **WAN, **SOUND})
 
@@ -25,6 +26,15 @@ def small(name: str, builder: Builder = Builder(), kind: str = "") -> Case:  # n
         kind: the class around the model, by its name in comfy.supported_models; by default the one that it stands for.
     """
     return SMALL[name](builder).case(kind, builder.chosen)
+
+
+def small_as_given(names: Sequence[str], builder: Builder, kind: str, given: Given) -> Case:
+    """Return one of some small models of a class, called with the inputs of a graph.
+
+    Raises:
+        Refused: they have not all of these inputs.
+    """
+    return case_of_given([SMALL[name](builder) for name in names], kind, builder.chosen, given)
 
 
 def small_model(name: str, builder: Builder = Builder()) -> Any:  # noqa: B008 (frozen)

@@ -61,6 +61,12 @@ def guide_of(**weighed: Any) -> dict[str, Any]:
     }
 
 
+def _skyreels(builder: Builder, **prompt: Tensor) -> Example:
+    return _hunyuan(
+        builder, "HunyuanVideoSkyreelsI2V", {"concat_latent_image": draw(1, 16, 1, 6, 10, seed=5), **prompt}, 32
+    )
+
+
 def by_frame(frames: int) -> Tensor:
     """Return a mask that denoises each frame to another degree: `[1, 1, frames, 5, 4]`."""
     return torch.linspace(0.1, 0.9, frames).view(1, 1, frames, 1, 1).expand(1, 1, frames, 5, 4)
@@ -163,6 +169,8 @@ VIDEOS: Mapping[str, Small] = {
             "attention_mask": MASK,
         },
     ),
+    "skyreels": _skyreels,
+    "skyreels, masked text": lambda builder: _skyreels(builder, attention_mask=MASK),
     "hunyuan video 1.5, glyphs and picture": lambda builder: _hunyuan(
         builder,
         "HunyuanVideo15",

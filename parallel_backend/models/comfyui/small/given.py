@@ -1,0 +1,113 @@
+"""A call of a small model with the inputs that a graph gives: kept conditioning, put together until ComfyUI makes the same of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+
+from ....conditioning import NAMES
+from ....errors import Refused
+from ..own_call import LATENT_SHAPES, MASK, conditioning_of, own_class
+from .case import Case, Example
+
+Given: TypeAlias = Mapping[str, bool | str | None]
+"""What a class has made of a prompt: the names of the model's arguments, entries of dicts as `name.entry`, with what chooses code.
+
+A switch or a word is the value of its name; all others have None.
+"""
+
+OTHERWISE = frozenset({"c_concat", LATENT_SHAPES, "control", "crossattn_controlnet"})
+"""What goes into the latent, and what is a ControlNet's."""
+
+
+def given_of(conditioning: Mapping[str, Any]) -> Given:
+    """Return what a graph gives.
+
+    Args:
+        conditioning: what ComfyUI's class has made of a prompt, without the objects around it.
+    """
+    found: dict[str, bool | str | None] = {}
+    for name, value in conditioning.items():
+        if name in OTHERWISE or value is None:
+            continue
+        own = NAMES.get(name, name)
+        found[own] = value if isinstance(value, bool | str) else None
+        if isinstance(value, dict):
+            found |= {f"{own}.{entry}": None for entry, item in value.items() if item is not None}
+    return found
+
+
+def case_of_given(examples: Sequence[Example], kind: str, configuration: Mapping[str, Any], given: Given) -> Case:
+    """Return the call of a small model that has these inputs and no others.
+
+    It is that of the example with the most of them, with entries of the others' prompts for the rest.
+
+    Args:
+        examples: all that are kept of a class.
+        kind, configuration: as in `Example.case`.
+
+    Raises:
+        Refused: nothing that is kept makes one of them.
+    """
+    fits = [_Fitting(each, kind, configuration) for each in examples]
+    best = max(fits, key=lambda each: (len(each.made.items() & given.items()), -len(each.made.keys() - given.keys())))
+    for name in given.keys() - best.made.keys():
+        best.take(next((entry for entry in _entries(best.example, examples) if name in best.of(entry)), {}))
+    for name in [*best.prompt]:
+        if given.keys() <= best.without(name).keys() < best.made.keys():
+            del best.prompt[name]
+            best.take({})
+    for name, chosen in given.items():
+        if chosen is not None and best.made.get(name) != chosen:
+            switches = ({entry: chosen} for entry, value in best.prompt.items() if type(value) is type(chosen))
+            best.take(next((entry for entry in switches if best.of(entry).get(name) == chosen), {}))
+    if strange := sorted(name for name, _ in best.made.items() ^ given.items()):
+        raise Refused(f"this pack keeps no small call with {strange[0]} as this graph has it")
+    return replace(best.example, prompt=best.prompt).case(kind, configuration)
+
+
+class _Fitting:
+    """An example whose prompt is being changed, and what its class makes of it."""
+
+    def __init__(self, example: Example, kind: str, configuration: Mapping[str, Any]) -> None:
+        self.example, self.prompt = example, dict(example.prompt)
+        self._base = own_class(kind, example.model, configuration)
+        self.made = self.of({})
+
+    def take(self, entries: Mapping[str, Any]) -> None:
+        """Add entries to the prompt."""
+        self.prompt |= entries
+        self.made = self.of({})
+
+    def of(self, entries: Mapping[str, Any]) -> Given:
+        """Return what the class makes with more entries."""
+        return self._made({**self.prompt, **entries})
+
+    def without(self, name: str) -> Given:
+        """Return what the class makes without an entry."""
+        return self._made({entry: value for entry, value in self.prompt.items() if entry != name})
+
+    def _made(self, prompt: Mapping[str, Any]) -> Given:
+        """Return what the class makes of a prompt; nothing if it fails."""
+        try:
+            with torch.inference_mode():
+                made = conditioning_of(self._base, self.example.noise, prompt)
+        except Exception:  # whatever a class raises of entries that do not go together
+            return {}
+        return given_of({name: each.cond for name, each in made.items()})
+
+
+def _entries(example: Example, examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries of all prompts one by one, and a mask of the latent."""
+    for each in examples:
+        for name, value in each.prompt.items():
+            yield {name: value}
+    yield {
+        MASK: [
+            torch.linspace(0.1, 0.9, each.shape[2]).view(1, 1, -1, *[1] * (each.ndim - 3)).expand(1, 1, *each.shape[2:])
+            for each in example.noise
+        ]
+    }
