@@ -99,7 +99,8 @@ class Proofs:
             InterruptProcessingException: ComfyUI's Cancel.
         """
         proofs = self._proofs_of(config, model, [None, *calls])
-        return [*dict.fromkeys(sentence for proof in proofs for sentence in self._outcome(proof, say))]
+        once = functools.cache(say)
+        return [*dict.fromkeys(sentence for proof in proofs for sentence in self._outcome(proof, once))]
 
     def _proofs_of(self, config: Any, model: Any, calls: Sequence[Given | None]) -> list[Proof]:
         """Those that a graph takes, begun; none where its forward is not spread, or was derived, or is a tested version's."""

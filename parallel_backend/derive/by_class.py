@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..conditioning import NAMES, Conditioning, flatten
+from ..models.comfyui.own_call import conditioning_of, own_call
 from .calls import ModelCall, Sizes
 
-
-class _Called(Exception):
-    """The model was called, with this."""
+STRENGTH = 0.6
+"""Of the highest noise level of a model, at which it is called."""
 
 
 class ByClass:
@@ -30,7 +30,7 @@ class ByClass:
     def conditioning(self, sizes: Sizes, prompt: Mapping[str, Any]) -> Conditioning:
         """What the class makes of a prompt, before it is brought to a batch."""
         made = Conditioning({})
-        for name, each in self._found(sizes, prompt).items():
+        for name, each in conditioning_of(self._base, [self.latent(sizes)], prompt).items():
             flatten(NAMES.get(name, name), each.cond, made.tensors, made.values)
         return made
 
@@ -41,40 +41,8 @@ class ByClass:
 
     def call(self, sizes: Sizes, prompt: Mapping[str, Any]) -> ModelCall:
         """What the model is called with."""
-        latent = self.latent(sizes)
-        conditioning = {
-            name: each.process_cond(batch_size=sizes.rows, device=latent.device, area=None).cond
-            for name, each in self._found(sizes, prompt).items()
-        }
-        time = self._base.model_sampling.sigma_max.reshape(1).expand(sizes.rows) * 0.6
-
-        def called(module: Any, args: Any, kwargs: Any) -> None:
-            raise _Called(args, kwargs)
-
-        handle = self._base.diffusion_model.register_forward_pre_hook(called, with_kwargs=True)
-        try:
-            self._base.apply_model(latent, time, **conditioning)
-        except _Called as call:
-            (x, timestep), arguments = call.args
-        finally:
-            handle.remove()
-        options = arguments.pop("transformer_options")
-        if not isinstance(x, Tensor):
+        sigma = float(self._base.model_sampling.sigma_max) * STRENGTH
+        made = own_call(self._base, [self.latent(sizes)], prompt, sigma)
+        if not isinstance(made.latent, Tensor):
             raise TypeError("its latent is several ones packed together")
-        return ModelCall(x, timestep, arguments, options)
-
-    def _found(self, sizes: Sizes, prompt: Mapping[str, Any]) -> dict[str, Any]:
-        latent = self.latent(sizes)
-        height, width = (8 * size for size in sizes.picture[-2:])
-        entries = {
-            "width": width,
-            "height": height,
-            "prompt_type": "positive",
-            "seed": 0,
-            "denoise_mask": None,
-            **prompt,
-        }
-        found: dict[str, Any] = self._base.extra_conds(
-            noise=latent, latent_image=latent, device=latent.device, latent_shapes=[latent.shape], **entries
-        )
-        return found
+        return ModelCall(made.latent, made.timestep, made.arguments, made.options)

@@ -42,7 +42,7 @@ class Count(NamedTuple):
 
 FLUX_HEAD, FLUX_BLOCKS = ("final_layer.",), ("double_blocks.0.", "single_blocks.0.", "single_blocks.1.")
 COUNTS: Mapping[str, Count] = {
-    "flux 2, zero-timestep reference": Count(((7, 7 * 5 + 4 * 5),) * 3, WIDTH, FLUX_BLOCKS, FLUX_HEAD),
+    "flux 2, zero-timestep reference": Count(((512, 7 * 5 + 4 * 5),) * 3, WIDTH, FLUX_BLOCKS, FLUX_HEAD),
     "qwen-image": Count(
         ((7, 5 * 7),) * 3, WIDTH, tuple(f"transformer_blocks.{n}." for n in range(3)), ("norm_out.", "proj_out.")
     ),

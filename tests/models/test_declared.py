@@ -100,7 +100,7 @@ def test_two_blocks_of_each_kind_are_timed(name: str) -> None:
 
 def test_a_call_leaves_its_conditioning_as_it_was() -> None:
     """Which is kept from step to step; this model writes into its text."""
-    case = sd3(Builder(), context_size=TEXT, context_processor_layers=1)
+    case = sd3(Builder(), context_size=TEXT, context_processor_layers=1).case()
     text, x, cpu = case.arguments["context"], case.x, torch.device("cpu")
     with torch.no_grad():
         expected = case.model(x, case.timestep, context=text.clone(), y=case.arguments["y"])

@@ -140,13 +140,15 @@ def test_an_exchange_in_fp8_is_near_and_a_weighed_one_exact(
 def test_one_rank_computes_the_same_bits_and_a_later_step_is_as_exact(name: str, case: Any) -> None:
     """With ComfyUI's own attention; masked text is left out instead of being attended to with a weight of zero.
 
+    A guide that is weighed goes by its weights instead of a mask.
+
     What is kept for a run, such as positions, depends neither on the latent nor on the time.
     """
     found, expected = case(name)
     rank = run_alone(found, found.declaration)
     out = rank.run()
     assert out is not None
-    if "attention_mask" in found.arguments:
+    if {"attention_mask", "guide_attention_entries"} & found.arguments.keys():
         assert worst([[out]], expected) <= TOLERANCE
     else:
         assert torch.equal(out, expected)
@@ -328,6 +330,7 @@ def test_lengths_that_coincide_are_not_taken_for_another(
         if key == "context"
         else tensor[:1].expand(batch, *tensor.shape[1:])
         for key, tensor in found.arguments.items()
+        if tensor is not None
     }
     x = draw(batch, found.x.shape[1], *latent, seed=6)
     other = replace(found, x=x, timestep=found.timestep[:1].expand(batch), arguments=given)

@@ -30,6 +30,8 @@ said = TOLD.append
 proofs = nodes_module("model.proofs", ForGood())
 spawned = proofs.Prover
 FOLDER = Path(os.environ["COMFYUI_PATH"])
+TEXT: dict[str, bool | str | None] = {"context": None}
+"""What a graph with nothing but a text gives."""
 EQUAL = "No tested ComfyUI has WAN21_T2V like this one: tried here, and equal to the workers'."
 
 
@@ -69,7 +71,7 @@ def test_of_a_tested_comfyui_nothing_runs(loaded: Any, started: list[list[Asked]
     mine = proofs.Proofs(FOLDER, tmp_path)
     mine.begin(*loaded)
     began = time.monotonic()
-    assert mine.check(*loaded, {"context"}, said) == []
+    assert mine.check(*loaded, [TEXT], said) == []
     assert time.monotonic() - began < 0.5
     assert started == [] and all_kept(tmp_path) == ()
 
@@ -82,25 +84,36 @@ def test_it_is_proved_once_told_once_and_kept(loaded: Any, started: list[list[As
     assert time.monotonic() - began < 2, "loading waits for nothing"
     comfy.model_management.interrupt_current_processing(True)
     with pytest.raises(comfy.model_management.InterruptProcessingException):  # ComfyUI's Cancel; the proof goes on
-        mine.check(*loaded, {"c_crossattn"}, said)
+        mine.check(*loaded, [TEXT], said)
     TOLD.clear()
-    assert mine.check(*loaded, {"c_crossattn"}, said) == [EQUAL]
+    assert mine.check(*loaded, [TEXT], said) == [EQUAL]
     assert [text.startswith("Checking WAN21_T2V on ComfyUI ") for text in TOLD] == [True]
-    assert mine.check(*loaded, {"c_crossattn"}, said) == []
-    ((asked,),) = started
-    assert (asked.kind, asked.case, asked.model) == ("WAN21_T2V", "wan, text", "comfy.ldm.wan.model.WanModel")
-    (verdict,) = all_kept(tmp_path)
-    assert (verdict.kind, verdict.functions, verdict.fault) == ("WAN21_T2V", ("WAN21_T2V (wan, text)",), "")
-    assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, {"c_crossattn"}, said) == []
-    assert len(started) == 1, "the next start of ComfyUI goes by what is kept"
+    assert mine.check(*loaded, [TEXT], said) == []
+    (plain,), (asked,) = started
+    for each in (plain, asked):
+        assert (each.kind, each.case, each.model) == ("WAN21_T2V", "wan, text", "comfy.ldm.wan.model.WanModel")
+    assert plain.given is None and asked.given == TEXT
+    for verdict in all_kept(tmp_path):
+        assert (verdict.kind, verdict.functions, verdict.fault) == ("WAN21_T2V", ("WAN21_T2V (wan, text)",), "")
+    assert len(all_kept(tmp_path)) == 2
+    assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, [TEXT], said) == []
+    assert len(started) == 2, "the next start of ComfyUI goes by what is kept"
 
 
 @thorough
 @pytest.mark.usefixtures("unknown")
 def test_of_a_graph_only_what_is_new_is_proved(loaded: Any, started: list[list[Asked]], tmp_path: Path) -> None:
-    assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, {"c_crossattn"}, said) == [EQUAL]
-    assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, {"time_dim_concat"}, said) == [EQUAL]
-    assert [[asked.case for asked in each] for each in started] == [["wan, text"], ["wan, references behind"]]
+    behind = {**TEXT, "time_dim_concat": None}
+    assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, [TEXT], said) == [EQUAL]
+    assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, [TEXT, behind], said) == [EQUAL]
+    assert [[asked.given for asked in each] for each in started] == [[None, TEXT], [behind]]
+
+
+@pytest.mark.usefixtures("unknown")
+def test_inputs_that_no_small_call_has_are_named(loaded: Any, started: list[list[Asked]], tmp_path: Path) -> None:
+    (equal, sentence) = proofs.Proofs(FOLDER, tmp_path).check(*loaded, [{**TEXT, "new_input": None}], said)
+    assert equal == EQUAL and len(started) == 1
+    assert "could not be checked here (this pack keeps no small call with new_input as this graph has it)" in sentence
 
 
 @pytest.mark.usefixtures("unknown")
@@ -113,7 +126,7 @@ def test_what_is_kept_as_wrong_is_refused_with_the_figure(loaded: Any, started: 
     mine.begin(*loaded)
     for _ in range(2):
         with pytest.raises(Refused) as refused:
-            mine.check(*loaded, (), said)
+            mine.check(*loaded, [], said)
     assert started == []
     assert str(refused.value).startswith("WAN21_T2V of ComfyUI ")
     assert (
@@ -124,9 +137,9 @@ def test_what_is_kept_as_wrong_is_refused_with_the_figure(loaded: Any, started: 
 
 
 @pytest.mark.parametrize(
-    ("errors", "split"), [({"ring 3": float("nan")}, "ring 3"), ({"cfg 2": 2e-5, "data 2": 1e-6}, "cfg 2")]
+    ("errors", "split"), [({"ring 3": None}, "ring 3"), ({"cfg 2": 2e-5, "data 2": 1e-6}, "cfg 2")]
 )
-def test_a_number_over_the_limit_or_none_is_a_fault(errors: dict[str, float], split: str) -> None:
+def test_a_number_over_the_limit_or_none_is_a_fault(errors: dict[str, float | None], split: str) -> None:
     verdict: Verdict = proofs.verdict_of(Asked("Flux", "flux"), Answer(errors, 1.0), "")
     assert f"under {split}," in verdict.fault
     assert not proofs.verdict_of(Asked("Flux", "flux"), Answer({"ring 3": 1e-5}, 1.0), "").fault
@@ -140,12 +153,12 @@ def test_what_cannot_be_proved_is_said_once_and_tried_again_after_a_restart(
     mine = proofs.Proofs(FOLDER, tmp_path)
     mine._sources[proofs.class_name(type(model))] = (("comfy/ldm/wan/model.py", "other"),)
     mine._folder = tmp_path / "no ComfyUI"
-    (sentence,) = mine.check(config, model, (), said)
+    (sentence,) = mine.check(config, model, [], said)
     assert "could not be checked here (its process ended with code 1): compare a picture with" in sentence
-    assert mine.check(config, model, (), said) == []
+    assert mine.check(config, model, [], said) == []
     assert len(started) == 1 and all_kept(tmp_path) == ()
 
 
 def test_a_model_whose_forward_is_not_spread_needs_none(started: list[list[Asked]]) -> None:
-    assert proofs.Proofs(FOLDER).check(object(), object(), (), said) == []
+    assert proofs.Proofs(FOLDER).check(object(), object(), [], said) == []
     assert started == []

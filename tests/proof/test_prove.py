@@ -27,8 +27,10 @@ from tests.support.selection import thorough
 
 comfy_on_path()
 
+import comfy.conds as conds  # noqa: E402
 import comfy.ldm.flux.layers as flux  # noqa: E402
 import comfy.ldm.wan.model as wan  # noqa: E402
+import comfy.model_base as model_base  # noqa: E402
 
 FOLDER = Path(os.environ["COMFYUI_PATH"])
 SPLITS = {"ulysses 2", "ring 3", "pipefusion 3, patches 2", "data 2", "cfg 2"}
@@ -60,12 +62,11 @@ def test_the_files_of_a_class_are_known_in_a_tested_comfyui(kind: str) -> None:
         assert not same_files([*sources[:index], (path, "0" * 12), *sources[index + 1 :]], tables())
 
 
-def test_inputs_go_by_what_the_graph_gives_and_the_file_is() -> None:
-    assert cases_of("Flux", {}) == ("flux",)
-    assert cases_of("Flux", {}, {"context", "ref_latents"}) == ("flux", "flux, references")
+def test_kept_calls_go_by_what_the_file_is() -> None:
+    assert cases_of("Flux", {}) == ("flux", "flux, references")
     assert cases_of("WAN22_T2V", {}) == ("wan, text", "wan 2.2, a timestep a frame")
-    assert cases_of("LTXAV", {"caption_proj_before_connector": True}) == ("ltx-2.3",)
-    assert cases_of("LTXAV", {}) == ("ltx-2",)
+    assert cases_of("LTXAV", {"caption_proj_before_connector": True})[0] == "ltx-2.3"
+    assert cases_of("LTXAV", {})[0] == "ltx-2"
 
 
 def test_what_chooses_code_comes_from_the_file_and_no_sizes() -> None:
@@ -142,6 +143,23 @@ def test_a_class_that_is_written_otherwise_and_does_the_same_is_right(monkeypatc
 
     monkeypatch.setattr(wan.WanAttentionBlock, "forward", twice(wan.WanAttentionBlock.forward))
     assert max(prove(small("wan, text")).values()) <= TOLERANCE
+
+
+def test_what_comfyuis_class_adds_to_a_call_is_proved_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An argument that no test of ours knows of, and code of the model that runs with it alone."""
+    forward, conditioning = wan.WanModel.forward, model_base.WAN21.extra_conds
+
+    @functools.wraps(forward)
+    def mixing(*args: Any, mixes: bool = False, **given: Any) -> Any:
+        out = forward(*args, **given)
+        return out - 0.1 * out.mean(dim=0, keepdim=True) if mixes else out
+
+    monkeypatch.setattr(wan.WanModel, "forward", mixing)
+    assert max(prove(small("wan, text")).values()) <= TOLERANCE
+    added = {"mixes": conds.CONDConstant(True)}
+    monkeypatch.setattr(model_base.WAN21, "extra_conds", lambda *args, **given: conditioning(*args, **given) | added)
+    errors = prove(small("wan, text"))
+    assert {split for split, error in errors.items() if error > 1e-4} == {"data 2", "cfg 2"}, errors
 
 
 def test_what_is_no_number_is_the_largest_error() -> None:

@@ -6,12 +6,15 @@ import os
 import sys
 
 
+FOLDER = os.environ.get("COMFYUI_PATH", "")
+
+
 def comfy_on_path() -> None:
     """Make ComfyUI's modules importable in this process and have them keep to the CPU.
 
     Raises RuntimeError if COMFYUI_PATH does not name ComfyUI's folder.
     """
-    folder = os.environ.get("COMFYUI_PATH", "")
+    folder = FOLDER
     if not os.path.isdir(os.path.join(folder, "comfy")):
         raise RuntimeError(f"Set COMFYUI_PATH to ComfyUI's folder; it is {folder!r}.")
     if folder not in sys.path:

@@ -172,6 +172,10 @@ def text(tokens: int = 7, batch: int = 1) -> Tensor:
     return draw(batch, tokens, TEXT, seed=2)
 
 
+MASK = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
+"""Of seven tokens of text, three of which are hidden."""
+
+
 def first_frame(frames: int, height: int, width: int) -> Tensor:
     """Return the mask of a video whose first frame is given: `[1, 1, frames, height, width]`, 1 where it is denoised."""
     mask = torch.ones(1, 1, frames, height, width)

@@ -28,7 +28,7 @@ def _of(plain: str, *others: str, of: str = "") -> tuple[Input, ...]:
     return Input(plain, of, plain=True), *(Input(case, of) for case in others)
 
 
-FLUX = _of("flux", "flux, references")
+FLUX = _of("flux", "flux, references", "flux, references by index")
 WAN = _of("wan, text", "wan, references behind")
 HUNYUAN = _of("hunyuan video", "hunyuan video, masked text", "hunyuan video, first frame and reference")
 
@@ -39,13 +39,14 @@ KINDS: Mapping[str, Sequence[Input]] = MappingProxyType(
         "Flux": FLUX,
         "FluxInpaint": FLUX,
         "FluxSchnell": FLUX,
-        "Flux2": _of("flux 2, zero-timestep reference"),
+        "Flux2": _of("flux 2", "flux 2, zero-timestep reference"),
         "LongCatImage": FLUX,
         "Chroma": _of("chroma"),
         "ChromaRadiance": _of("chroma radiance"),
         "QwenImage": _of(
             "qwen-image",
             "qwen-image, masked text",
+            "qwen-image-edit, references",
             "qwen-image-edit, zero-timestep references",
             "qwen-image-edit, negative index",
         ),
@@ -59,7 +60,7 @@ KINDS: Mapping[str, Sequence[Input]] = MappingProxyType(
         "WAN21_Vace": _of("vace, two controls"),
         "WAN21_SCAIL": _of("scail"),
         "WAN21_SCAIL2": _of("scail 2"),
-        "WAN21_HuMo": _of("humo", "humo, reference", "humo, no sound"),
+        "WAN21_HuMo": _of("humo", "humo, reference", "humo, no sound", "humo 17b, reference"),
         "WAN22_S2V": _of("wan s2v", "wan s2v, reference and motion"),
         "WAN22_Animate": _of("wan animate, no faces", "wan animate"),
         "WAN_Animate2": _of("wan animate 2, no poses", "wan animate 2"),
@@ -67,15 +68,18 @@ KINDS: Mapping[str, Sequence[Input]] = MappingProxyType(
         "HunyuanVideo": HUNYUAN,
         "HunyuanVideoI2V": _of("hunyuan video, first frame"),
         "HunyuanVideoSkyreelsI2V": _of("skyreels", "skyreels, masked text"),
-        "HunyuanVideo15": _of("hunyuan video 1.5, glyphs and picture"),
+        "HunyuanVideo15": _of(
+            "hunyuan video 1.5, glyphs and picture", "hunyuan video 1.5, masked text and first frame"
+        ),
         "HunyuanVideo15_SR_Distilled": _of("hunyuan video 1.5, meanflow"),
-        "HunyuanImage21": _of("hunyuan image, glyphs"),
+        "HunyuanImage21": _of("hunyuan image, glyphs", "hunyuan image, masked text"),
         "HunyuanImage21Refiner": _of("hunyuan image, refiner"),
         "GenmoMochi": _of("mochi, padded text"),
         "LTXV": _of("ltxv", "ltxv, masked text and a timestep a token", "ltxv, guide", "ltxv, weighed guide"),
         "LTXAV": (
             *_of(
                 "ltx-2",
+                "ltx-2, masked text",
                 "ltx-2, reference sound",
                 "ltx-2, a timestep a frame",
                 "ltx-2, weighed guide",
@@ -91,6 +95,7 @@ KINDS: Mapping[str, Sequence[Input]] = MappingProxyType(
                 "minimax-h3, first frame and tagged text",
                 "minimax-h3, first and last frame",
                 "minimax-h3, references with sound",
+                "minimax-h3, masked",
             ),
             *_of("minimax-h3, curves", of="adaln_curve_grid"),
         ),
@@ -99,7 +104,7 @@ KINDS: Mapping[str, Sequence[Input]] = MappingProxyType(
         "CosmosI2VPredict2": _of("cosmos-predict2, a timestep a frame"),
         "Anima": _of("anima"),
         "Lumina2": _of("lumina 2, grouped heads"),
-        "ZImage": _of("z-image", "z-image, reference"),
+        "ZImage": _of("z-image", "z-image, masked text", "z-image, reference"),
         "Krea2": _of("krea 2", "krea 2, zero-timestep references"),
         "Omnigen2": _of("omnigen 2", "omnigen 2, references"),
         "SD3": _of("sd 3", "sd 3.5 medium"),

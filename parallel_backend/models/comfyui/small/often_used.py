@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .case import AXES, HEADS, TEXT, WIDTH, Builder, Example, Small, example, first_frame, seen, text
+from .case import AXES, HEADS, MASK, TEXT, WIDTH, Builder, Example, Small, example, first_frame, seen, text
 from .drawn import draw
 
 
-def _flux(builder: Builder, references: bool = False) -> Example:
+def _flux(builder: Builder, references: str = "") -> Example:
     model = builder.model("flux.model.Flux",
         in_channels=16, out_channels=16, vec_in_dim=32, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0,
         num_heads=HEADS, depth=2, depth_single_blocks=2, axes_dim=list(AXES), theta=10000, patch_size=2, qkv_bias=True,
@@ -26,20 +26,22 @@ def _flux(builder: Builder, references: bool = False) -> Example:
     if references:
         prompt |= {
             "reference_latents": [draw(2, 16, 6, 5, seed=4), draw(2, 16, 3, 4, seed=5)],
-            "reference_latents_method": "offset",
+            "reference_latents_method": references,
         }
     return example("Flux", model, draw(2, 16, 9, 14, seed=1), prompt)
 
 
-def _flux2(builder: Builder) -> Example:
+def _flux2(builder: Builder, method: str = "") -> Example:
     model = builder.model("flux.model.Flux",
         in_channels=16, out_channels=16, vec_in_dim=None, context_in_dim=TEXT, hidden_size=WIDTH, mlp_ratio=2.0,
         num_heads=HEADS, depth=1, depth_single_blocks=2, axes_dim=[8, 8, 8, 8], theta=2000, patch_size=1,
         qkv_bias=False, guidance_embed=True, txt_ids_dims=[3], global_modulation=True, mlp_silu_act=True, ops_bias=False,
         default_ref_method="index", ref_index_scale=10.0,
     )  # fmt: skip
-    prompt = {"cross_attn": text(), "guidance": 4.0, "reference_latents": [draw(1, 16, 4, 5, seed=4)]}
-    return example("Flux2", model, draw(1, 16, 7, 5, seed=1), prompt | {"reference_latents_method": "index_timestep_zero"})
+    prompt: dict[str, Any] = {"cross_attn": text(), "guidance": 4.0}
+    if method:
+        prompt |= {"reference_latents": [draw(1, 16, 4, 5, seed=4)], "reference_latents_method": method}
+    return example("Flux2", model, draw(1, 16, 7, 5, seed=1), prompt)
 
 
 def _chroma(builder: Builder) -> Example:
@@ -69,7 +71,7 @@ def _qwen(builder: Builder, masked: bool = False, method: str = "") -> Example:
     )  # fmt: skip
     prompt: dict[str, Any] = {"cross_attn": text()}
     if masked:
-        prompt["attention_mask"] = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
+        prompt["attention_mask"] = MASK
     if method:
         prompt |= {
             "reference_latents": [draw(1, 16, 1, 6, 5, seed=4), draw(1, 16, 1, 3, 4, seed=5)],
@@ -132,12 +134,15 @@ Z_IMAGE: Mapping[str, Any] = {
 
 OFTEN_USED: Mapping[str, Small] = {
     "flux": _flux,
-    "flux, references": lambda builder: _flux(builder, references=True),
-    "flux 2, zero-timestep reference": _flux2,
+    "flux, references": lambda builder: _flux(builder, "offset"),
+    "flux, references by index": lambda builder: _flux(builder, "index"),
+    "flux 2": _flux2,
+    "flux 2, zero-timestep reference": lambda builder: _flux2(builder, "index_timestep_zero"),
     "chroma": _chroma,
     "chroma radiance": _radiance,
     "qwen-image": _qwen,
     "qwen-image, masked text": lambda builder: _qwen(builder, masked=True),
+    "qwen-image-edit, references": lambda builder: _qwen(builder, method="index"),
     "qwen-image-edit, zero-timestep references": lambda builder: _qwen(
         builder, masked=True, method="index_timestep_zero"
     ),
@@ -163,6 +168,7 @@ OFTEN_USED: Mapping[str, Small] = {
     "vace, two controls": _vace,
     "lumina 2, grouped heads": lambda builder: _lumina(builder, "Lumina2", {}, n_kv_heads=1),
     "z-image": lambda builder: _lumina(builder, "ZImage", {}, **Z_IMAGE),
+    "z-image, masked text": lambda builder: _lumina(builder, "ZImage", {"attention_mask": MASK}, **Z_IMAGE),
     "z-image, reference": lambda builder: _lumina(
         builder,
         "ZImage",

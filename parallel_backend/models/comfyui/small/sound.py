@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .case import HEADS, TEXT, WIDTH, Builder, Example, Small, example, text
+from .case import HEADS, MASK, TEXT, WIDTH, Builder, Example, Small, example, first_frame, text
 from .drawn import draw
 from .videos import WEIGHED, by_frame, guide_of
 
@@ -96,6 +96,9 @@ SOUND: Mapping[str, Small] = {
             "minimax_audio_cond_noise_aug": 0.8,
         },
     ),
+    "minimax-h3, masked": lambda builder: _minimax(
+        builder, {"denoise_mask": [first_frame(3, 7, 10), torch.tensor([0.0] * 3 + [1.0] * 6).view(1, 1, 1, 9)]}
+    ),
     "minimax-h3, curves": lambda builder: _minimax(builder, {}, adaln_curve_grid=16),
     "ltx-2": lambda builder: _ltxav(builder, {}),
     "ltx-2, video alone": lambda builder: _ltxav(builder, {}, sound=0),
@@ -105,6 +108,7 @@ SOUND: Mapping[str, Small] = {
     "ltx-2, weighed guide": lambda builder: _ltxav(
         builder, {**guide_of(**WEIGHED), "denoise_mask": _masks(4)}, frames=4
     ),
+    "ltx-2, masked text": lambda builder: _ltxav(builder, {"attention_mask": MASK}),
     "ltx-2, reference sound": lambda builder: _ltxav(builder, {"ref_audio": REFERENCE}),
     "ltx-2, neither hears the other": lambda builder: _ltxav(
         builder, {}, options={"a2v_cross_attn": False, "v2a_cross_attn": False}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .case import AXES, HEADS, TEXT, WIDTH, Builder, Example, Small, class_of, example, first_frame, seen, text
+from .case import AXES, HEADS, MASK, TEXT, WIDTH, Builder, Example, Small, class_of, example, first_frame, seen, text
 from .drawn import draw
 
 
@@ -134,7 +134,6 @@ def _mochi(builder: Builder) -> Example:
     return example("GenmoMochi", model, draw(1, 12, 3, 6, 10, seed=1), prompt)
 
 
-MASK = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
 FIFTEEN: Mapping[str, Any] = {
     "vec_in_dim": None, "patch_size": [1, 1, 1], "guidance_embed": False, "byt5": True, "use_cond_type_embedding": True,
     "vision_in_dim": 40, "meanflow_sum": True, "depth": 3, "depth_single_blocks": 0,
@@ -145,6 +144,7 @@ IMAGE: Mapping[str, Any] = {
 REFINER: Mapping[str, Any] = {"vec_in_dim": None, "patch_size": [1, 1, 1], "guidance_embed": False}
 GLYPHS = draw(1, 3, 1472, seed=4)
 GLYPHS_AND_PICTURE = {"conditioning_byt5small": GLYPHS, "clip_vision_output": seen(5, 5, 40)}
+FIRST_FRAME = {"concat_latent_image": draw(1, 16, 3, 6, 10, seed=6), "concat_mask": first_frame(3, 6, 10)}
 
 
 def _meanflow(builder: Builder) -> Example:
@@ -178,9 +178,15 @@ VIDEOS: Mapping[str, Small] = {
         33,
         **FIFTEEN,
     ),
+    "hunyuan video 1.5, masked text and first frame": lambda builder: _hunyuan(
+        builder, "HunyuanVideo15", {"attention_mask": MASK, **FIRST_FRAME}, 33, **FIFTEEN
+    ),
     "hunyuan video 1.5, meanflow": _meanflow,
     "hunyuan image, glyphs": lambda builder: _hunyuan(
         builder, "HunyuanImage21", {"conditioning_byt5small": GLYPHS}, **IMAGE
+    ),
+    "hunyuan image, masked text": lambda builder: _hunyuan(
+        builder, "HunyuanImage21", {"attention_mask": MASK}, **IMAGE
     ),
     "hunyuan image, refiner": lambda builder: _hunyuan(
         builder, "HunyuanImage21Refiner", {}, 32, **REFINER

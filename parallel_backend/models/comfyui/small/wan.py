@@ -27,8 +27,8 @@ def _scail(builder: Builder, kind: str, prompt: Mapping[str, Any]) -> Example:
     return example(kind, model, draw(1, 16, 3, 8, 12, seed=1), {"cross_attn": text(), **poses, **prompt})
 
 
-def _humo(builder: Builder, references: bool, sound: bool = True) -> Example:
-    model = builder.model("wan.model.HumoWanModel", in_dim=16, **SIZES)
+def _humo(builder: Builder, references: bool, sound: bool = True, channels: int = 16) -> Example:
+    model = builder.model("wan.model.HumoWanModel", in_dim=channels, **SIZES)
     prompt: dict[str, Any] = {"cross_attn": text()}
     if sound:
         prompt["audio_embed"] = draw(1, 3, 8, 5, 1280, seed=4)
@@ -101,6 +101,7 @@ WAN: Mapping[str, Small] = {
     "humo": lambda builder: _humo(builder, references=False),
     "humo, reference": lambda builder: _humo(builder, references=True),
     "humo, no sound": lambda builder: _humo(builder, references=True, sound=False),
+    "humo 17b, reference": lambda builder: _humo(builder, references=True, channels=36),
     "wan s2v": lambda builder: _s2v(builder, {}),
     "wan s2v, reference and motion": lambda builder: _s2v(
         builder,

@@ -1,0 +1,174 @@
+"""What of ComfyUI's classes their proofs reach: arguments of the forward, and lines, as a section of docs/measured/proof-reach.md.
+
+python -m tests.proof.reach [KIND …]
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import coverage
+import torch
+
+from parallel_backend.comfyui_folder import comfyui_version
+from parallel_backend.models.comfyui.small import Case, small
+from parallel_backend.models.comfyui.small.kinds import KINDS, all_cases
+from tests.support.classes import lacks
+from tests.support.comfy_oracle import FOLDER, comfy_on_path
+
+comfy_on_path()
+
+LDM = Path(FOLDER, "comfy", "ldm")
+MAKES = ("__", "_init_", "init_", "reset_", "build_")
+"""How functions begin that make a model and do not run in its forward."""
+
+OF_EVERY_CALL = frozenset({"self", "x", "timestep", "timesteps", "t", "transformer_options", "kwargs", "control"})
+"""Arguments that no prompt decides."""
+
+
+@dataclass
+class Reach:
+    """What the calls of one class reach.
+
+    Attributes:
+        arguments: of its forward, each with whether a call gives it.
+        lines: of the functions of its modules, by file and number, each with whether a call runs it.
+        names: the function that a line lies in.
+    """
+
+    arguments: dict[str, bool] = field(default_factory=dict)
+    lines: dict[tuple[str, int], bool] = field(default_factory=dict)
+    names: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def missing(self) -> Iterator[str]:
+        """Yield each function with the numbers of its lines that no call runs, as `file.py: function 12, 13`."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for (file, line), ran in sorted(self.lines.items()):
+            if not ran:
+                found.setdefault((file, self.names[file, line]), []).append(line)
+        for (file, name), numbers in found.items():
+            yield f"{file}: {name} {_ranges(numbers)}"
+
+
+def reach_of(kind: str, cases: Sequence[str]) -> Reach:
+    """Return what some calls of a class reach.
+
+    Args:
+        kind: the class in comfy.supported_models.
+        cases: the names of small models.
+    """
+    reach = Reach()
+    for name in cases:
+        _add(reach, small(name, kind=kind))
+    return reach
+
+
+def _add(reach: Reach, case: Case) -> None:
+    watch = coverage.Coverage(data_file=None, include=[f"{LDM}/*"], messages=False)
+    watch.start()
+    try:
+        with torch.no_grad():
+            case.stock()
+    finally:
+        watch.stop()
+    data = watch.get_data()
+    for file, functions in _functions(case.model).items():
+        ran = {*(data.lines(file) or ())}
+        short = str(Path(file).relative_to(LDM))
+        for name, line in functions:
+            reach.lines[short, line] = reach.lines.get((short, line), False) or line in ran
+            reach.names[short, line] = name
+    for name in _arguments(case.model):
+        reach.arguments[name] = reach.arguments.get(name, False) or case.arguments.get(name) is not None
+
+
+def _arguments(model: Any) -> list[str]:
+    forwards = [getattr(type(model), name) for name in ("forward", "_forward") if hasattr(model, name)]
+    names = (name for each in forwards for name in inspect.signature(each).parameters)
+    return [name for name in dict.fromkeys(names) if name not in OF_EVERY_CALL]
+
+
+def _functions(model: Any) -> Mapping[str, list[tuple[str, int]]]:
+    """Return by file each line of the functions of a model's modules in comfy.ldm, with the function's name."""
+    found: dict[str, set[str]] = {}
+    for kind in {type(module) for module in model.modules()}:
+        for name in dir(kind):
+            function = inspect.unwrap(getattr(kind, name))
+            if inspect.isfunction(function) and function.__module__.startswith("comfy.ldm."):
+                found.setdefault(function.__code__.co_filename, set()).add(function.__qualname__)
+    return {file: [(name, line) for name, line in _lines(file) if name in names] for file, names in found.items()}
+
+
+@cache
+def _lines(file: str) -> Sequence[tuple[str, int]]:
+    """Return the lines of statements in the methods of a file, each behind the method's name."""
+    found = []
+    for kind in ast.parse(Path(file).read_text("utf-8")).body:
+        if not isinstance(kind, ast.ClassDef):
+            continue
+        for function in kind.body:
+            if isinstance(function, ast.FunctionDef) and not function.name.startswith(MAKES):
+                name = f"{kind.name}.{function.name}"
+                statements = (node for part in function.body for node in ast.walk(part) if isinstance(node, ast.stmt))
+                found += [(name, node.lineno) for node in statements if not _says_nothing(node)]
+    return found
+
+
+def _says_nothing(node: ast.stmt) -> bool:
+    """Return whether a statement is no code that is run: a docstring, or a function inside another one."""
+    text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return text or isinstance(node, ast.FunctionDef | ast.Global | ast.Nonlocal)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number <= parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+
+
+def row(kind: str, reach: Reach) -> str:
+    """Return a row of the table."""
+    given = [name for name, used in reach.arguments.items() if used]
+    never = [name for name, used in reach.arguments.items() if not used]
+    lines = f"{sum(reach.lines.values())} of {len(reach.lines)}"
+    return f"| {kind} | {', '.join(given)} | {', '.join(never) or '-'} | {lines} |"
+
+
+def heading() -> str:
+    """Return the heading of this ComfyUI's section."""
+    return f"## ComfyUI {comfyui_version(FOLDER)}"
+
+
+def section(kinds: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of the table, and of what no call reaches."""
+    yield "| class | arguments that a call gives | others of the forward | lines reached |"
+    yield "| --- | --- | --- | --- |"
+    lost: dict[str, list[str]] = {}
+    for kind in kinds:
+        if lacks(kind):
+            continue
+        reach = reach_of(kind, all_cases(kind))
+        yield row(kind, reach)
+        for line in reach.missing():
+            lost.setdefault(line, []).append(kind)
+    yield ""
+    for line, of in lost.items():
+        yield f"- {line} ({', '.join(of)})"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(f"{heading()}\n")
+    for text in section(sys.argv[1:] or tuple(KINDS)):
+        print(text, flush=True)

@@ -1,0 +1,40 @@
+"""What the proofs of ComfyUI's classes reach is on the page, and a call that is missing shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parallel_backend.models.comfyui.small.kinds import KINDS, all_cases
+from tests.proof.reach import heading, reach_of, row, section
+from tests.support.selection import thorough
+
+PAGE = Path(__file__).parents[2] / "docs" / "measured" / "proof-reach.md"
+QUICK = ("WAN21_T2V", "MiniMaxH3")
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[str]:
+    """The lines of this ComfyUI's section; skips if it has none."""
+    parts = PAGE.read_text("utf-8").split(f"{heading()}\n\n")
+    if len(parts) < 2:
+        pytest.skip(f"docs/measured/proof-reach.md has no {heading()}")
+    return parts[1].partition("\n\n## ")[0].strip().splitlines()
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_the_page_says_what_is_reached(kind: str, recorded: list[str]) -> None:
+    assert row(kind, reach_of(kind, all_cases(kind))) in recorded
+
+
+@thorough
+def test_the_page_says_what_is_reached_of_all(recorded: list[str]) -> None:
+    assert [*section(tuple(KINDS))] == recorded
+
+
+def test_without_a_call_its_argument_and_its_lines_are_not_reached() -> None:
+    plain, every = (reach_of("WAN21_T2V", cases) for cases in (("wan, text",), all_cases("WAN21_T2V")))
+    assert not plain.arguments["time_dim_concat"] and every.arguments["time_dim_concat"]
+    assert 50 < sum(plain.lines.values()) < sum(every.lines.values()) < len(every.lines) == len(plain.lines)
+    assert any("WanModel._forward" in line for line in plain.missing())
