@@ -16,7 +16,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -136,10 +136,8 @@ class Figures:
 
 def wan(layers: int, size: int) -> Case:
     """A Wan of small blocks and its call on a video of 3 latent frames."""
-    case = small_wan(Builder(), "WAN21_T2V", {}, num_layers=layers, ffn_dim=1536)
-    return Case(
-        case.model, case.declaration, draw(1, 16, 3, size, size, seed=1), case.timestep, case.arguments, case.kind
-    )
+    example = small_wan(Builder(), "WAN21_T2V", {}, num_layers=layers, ffn_dim=1536)
+    return replace(example, noise=(draw(1, 16, 3, size, size, seed=1),)).case()
 
 
 def peak_of(work: Callable[[], Any]) -> int:

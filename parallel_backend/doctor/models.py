@@ -68,9 +68,7 @@ def finding_of(kind: str, answers: Sequence[tuple[Asked, Watched]]) -> Finding:
     errors: Mapping[str, tuple[str, float]] = {
         asked.case: watched.answer.worst for asked, watched in answers if watched.answer.errors
     }
-    wrong = [
-        f"{case}: {off(error)} under {split}" for case, (split, error) in errors.items() if not error <= TOLERANCE
-    ]
+    wrong = [f"{case}: {off(error)} under {split}" for case, (split, error) in errors.items() if not error <= TOLERANCE]
     wrong += [f"{asked.case}: {watched.answer.failure}" for asked, watched in answers if watched.answer.refused]
     if wrong:
         return Finding(kind, Status.FAILURE, "; ".join([*wrong, cost]), WRONG)

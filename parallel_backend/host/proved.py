@@ -30,7 +30,5 @@ def verdict_of(asked: Asked, answer: Answer, comfyui: str) -> Verdict:
         fault = f"or none, because {answer.failure.rpartition(': ')[0] or answer.failure}"
     else:
         split, error = answer.worst
-        fault = (
-            "" if error <= TOLERANCE else f"which is {off(error)} under {split}, where {TOLERANCE:.0e} is allowed"
-        )
+        fault = "" if error <= TOLERANCE else f"which is {off(error)} under {split}, where {TOLERANCE:.0e} is allowed"
     return Verdict(asked.kind, (f"{asked.kind} ({asked.case})",), comfyui, fault)

@@ -1,4 +1,4 @@
-"""What of ComfyUI's classes their proofs reach: arguments of the forward, and lines, as a section of docs/measured/proof-reach.md.
+"""What of ComfyUI's classes their proofs reach: arguments of the forward, and lines; a section of docs/measured/proof-reach.md.
 
 python -m tests.proof.reach [KIND …]
 """

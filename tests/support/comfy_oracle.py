@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-
 FOLDER = os.environ.get("COMFYUI_PATH", "")
 
 

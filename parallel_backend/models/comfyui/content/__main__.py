@@ -11,7 +11,7 @@ import msgspec
 
 from ....comfyui_folder import FOLDER, comfyui_version
 from ..importing import import_comfyui
-from ..small import SMALL, Builder, small
+from ..small import SMALL, Builder, small_model
 from ..small.kinds import KINDS, all_cases
 from .known import Content
 from .sources import sources_of

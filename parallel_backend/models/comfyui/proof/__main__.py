@@ -59,7 +59,9 @@ def _answer(asked: Asked) -> Answer:
         return Answer({}, time.monotonic() - begun, str(error))
     except Exception as error:  # whatever a ComfyUI that nobody here has seen may raise
         return Answer({}, time.monotonic() - begun, in_a_line(error))
-    return Answer({split: error if math.isfinite(error) else None for split, error in errors.items()}, time.monotonic() - begun)
+    return Answer(
+        {split: error if math.isfinite(error) else None for split, error in errors.items()}, time.monotonic() - begun
+    )
 
 
 def _of_the_class(kind: Any) -> dict[str, Any]:

@@ -14,7 +14,20 @@ from .sound import SOUND
 from .videos import VIDEOS
 from .wan import WAN
 
-__all__ = ["OFTEN_USED", "PICTURES", "SMALL", "SOUND", "VIDEOS", "WAN", "Builder", "Case", "Example", "small", "small_as_given", "small_model"]
+__all__ = [
+    "OFTEN_USED",
+    "PICTURES",
+    "SMALL",
+    "SOUND",
+    "VIDEOS",
+    "WAN",
+    "Builder",
+    "Case",
+    "Example",
+    "small",
+    "small_as_given",
+    "small_model",
+]
 
 SMALL: Mapping[str, Small] = MappingProxyType({**OFTEN_USED, **PICTURES, **VIDEOS, **WAN, **SOUND})
 

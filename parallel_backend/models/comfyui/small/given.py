@@ -1,4 +1,4 @@
-"""A call of a small model with the inputs that a graph gives: kept conditioning, put together until ComfyUI makes the same of it."""
+"""A small model's call with a graph's inputs: kept conditioning, put together until ComfyUI makes the same of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..own_call import LATENT_SHAPES, MASK, conditioning_of, own_class
 from .case import Case, Example
 
 Given: TypeAlias = Mapping[str, bool | str | None]
-"""What a class has made of a prompt: the names of the model's arguments, entries of dicts as `name.entry`, with what chooses code.
+"""What a class has made of a prompt: the model's arguments by name, entries of dicts as `name.entry`, with what chooses code.
 
 A switch or a word is the value of its name; all others have None.
 """

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .case import AXES, HEADS, MASK, TEXT, WIDTH, Builder, Example, Small, example, first_frame, seen, text
 from .drawn import draw
@@ -160,11 +159,13 @@ OFTEN_USED: Mapping[str, Small] = {
         in_dim=36,
     ),
     "wan, reference frame": lambda builder: wan(
-        builder, "WAN21_FunControl2V", {"reference_latents": [draw(1, 16, 1, 8, 10, seed=4)]}, height=8, in_dim_ref_conv=16
+        builder,
+        "WAN21_FunControl2V",
+        {"reference_latents": [draw(1, 16, 1, 8, 10, seed=4)]},
+        height=8,
+        in_dim_ref_conv=16,
     ),
-    "wan 2.2, a timestep a frame": lambda builder: wan(
-        builder, "WAN22_T2V", {"denoise_mask": first_frame(3, 7, 10)}
-    ),
+    "wan 2.2, a timestep a frame": lambda builder: wan(builder, "WAN22_T2V", {"denoise_mask": first_frame(3, 7, 10)}),
     "vace, two controls": _vace,
     "lumina 2, grouped heads": lambda builder: _lumina(builder, "Lumina2", {}, n_kv_heads=1),
     "z-image": lambda builder: _lumina(builder, "ZImage", {}, **Z_IMAGE),

@@ -48,7 +48,9 @@ def sd3(builder: Builder, attend_twice: tuple[int, ...] = (), **others: Any) -> 
         **others,
     )  # fmt: skip
     model.pos_embed.copy_(draw(*model.pos_embed.shape, seed=6))
-    return example("SD3", model, draw(2, 16, 9, 14, seed=1), {"cross_attn": text(batch=2), "pooled_output": draw(2, 32, seed=3)})
+    return example(
+        "SD3", model, draw(2, 16, 9, 14, seed=1), {"cross_attn": text(batch=2), "pooled_output": draw(2, 32, seed=3)}
+    )
 
 
 def _auraflow(builder: Builder) -> Example:
@@ -65,7 +67,11 @@ def _hidream(builder: Builder, **edited: Tensor) -> Example:
         num_attention_heads=HEADS, caption_channels=[TEXT, 40], text_emb_dim=32, axes_dims_rope=(16, 8, 8),
         llama_layers=[0, 2, 1, 2],
     )  # fmt: skip
-    prompt = {"cross_attn": text(), "pooled_output": draw(1, 32, seed=3), "conditioning_llama3": draw(1, 3, 5, 40, seed=4)}
+    prompt = {
+        "cross_attn": text(),
+        "pooled_output": draw(1, 32, seed=3),
+        "conditioning_llama3": draw(1, 3, 5, 40, seed=4),
+    }
     return example("HiDream", model, draw(1, 16, 9, 14, seed=1), prompt | edited)
 
 

@@ -85,7 +85,10 @@ SOUND: Mapping[str, Small] = {
     "minimax-h3, first and last frame": lambda builder: _minimax(
         builder,
         {
-            "minimax_keyframes": [{"latent": FRAME, "resolved_frame_index": 0}, {"latent": LAST, "resolved_frame_index": 8}],
+            "minimax_keyframes": [
+                {"latent": FRAME, "resolved_frame_index": 0},
+                {"latent": LAST, "resolved_frame_index": 8},
+            ],
             "minimax_frame_count": 9,
         },
     ),
@@ -102,9 +105,7 @@ SOUND: Mapping[str, Small] = {
     "minimax-h3, curves": lambda builder: _minimax(builder, {}, adaln_curve_grid=16),
     "ltx-2": lambda builder: _ltxav(builder, {}),
     "ltx-2, video alone": lambda builder: _ltxav(builder, {}, sound=0),
-    "ltx-2, a timestep a frame": lambda builder: _ltxav(
-        builder, {"denoise_mask": _masks(3)}
-    ),
+    "ltx-2, a timestep a frame": lambda builder: _ltxav(builder, {"denoise_mask": _masks(3)}),
     "ltx-2, weighed guide": lambda builder: _ltxav(
         builder, {**guide_of(**WEIGHED), "denoise_mask": _masks(4)}, frames=4
     ),
@@ -113,9 +114,7 @@ SOUND: Mapping[str, Small] = {
     "ltx-2, neither hears the other": lambda builder: _ltxav(
         builder, {}, options={"a2v_cross_attn": False, "v2a_cross_attn": False}
     ),
-    "ltx-2, no picture from the sound": lambda builder: _ltxav(
-        builder, {}, options={"a2v_cross_attn": False}
-    ),
+    "ltx-2, no picture from the sound": lambda builder: _ltxav(builder, {}, options={"a2v_cross_attn": False}),
     "ltx-2.3": lambda builder: _ltxav(builder, {}, **TWO_POINT_THREE),
     "ltx-2.3, reference sound, a timestep a frame": lambda builder: _ltxav(
         builder, {"ref_audio": REFERENCE, "denoise_mask": _masks(3)}, **TWO_POINT_THREE

@@ -157,9 +157,7 @@ def _meanflow(builder: Builder) -> Example:
 VIDEOS: Mapping[str, Small] = {
     "hunyuan video": lambda builder: _hunyuan(builder, "HunyuanVideo", {}, batch=2),
     "hunyuan video, masked text": lambda builder: _hunyuan(builder, "HunyuanVideo", {"attention_mask": MASK}),
-    "hunyuan video, first frame": lambda builder: _hunyuan(
-        builder, "HunyuanVideoI2V", {"guiding_frame_index": 0}, 33
-    ),
+    "hunyuan video, first frame": lambda builder: _hunyuan(builder, "HunyuanVideoI2V", {"guiding_frame_index": 0}, 33),
     "hunyuan video, first frame and reference": lambda builder: _hunyuan(
         builder,
         "HunyuanVideo",
@@ -188,9 +186,7 @@ VIDEOS: Mapping[str, Small] = {
     "hunyuan image, masked text": lambda builder: _hunyuan(
         builder, "HunyuanImage21", {"attention_mask": MASK}, **IMAGE
     ),
-    "hunyuan image, refiner": lambda builder: _hunyuan(
-        builder, "HunyuanImage21Refiner", {}, 32, **REFINER
-    ),
+    "hunyuan image, refiner": lambda builder: _hunyuan(builder, "HunyuanImage21Refiner", {}, 32, **REFINER),
     "ltxv": lambda builder: _ltxv(builder, {}),
     "ltxv, masked text and a timestep a token": lambda builder: _ltxv(
         builder,
