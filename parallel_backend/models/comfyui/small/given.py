@@ -11,7 +11,8 @@ import torch
 from ....conditioning import NAMES
 from ....errors import Refused
 from ..own_call import LATENT_SHAPES, MASK, conditioning_of, own_class
-from .case import Case, Example
+from .case import TEXT, Case, Example
+from .drawn import draw
 
 Given: TypeAlias = Mapping[str, bool | str | None]
 """What a class has made of a prompt: the model's arguments by name, entries of dicts as `name.entry`, with what chooses code.
@@ -101,10 +102,11 @@ class _Fitting:
 
 
 def _entries(example: Example, examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
-    """Yield the entries of all prompts one by one, and a mask of the latent."""
+    """Yield the entries of all prompts one by one, a pooled text as text encoders may add it, and a mask of the latent."""
     for each in examples:
         for name, value in each.prompt.items():
             yield {name: value}
+    yield {"pooled_output": draw(1, TEXT, seed=3)}
     yield {
         MASK: [
             torch.linspace(0.1, 0.9, each.shape[2]).view(1, 1, -1, *[1] * (each.ndim - 3)).expand(1, 1, *each.shape[2:])
