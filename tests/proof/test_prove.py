@@ -63,7 +63,7 @@ def test_the_files_of_a_class_are_known_in_a_tested_comfyui(kind: str) -> None:
 
 
 def test_kept_calls_go_by_what_the_file_is() -> None:
-    assert cases_of("Flux", {}) == ("flux", "flux, references")
+    assert cases_of("Flux", {}) == ("flux", "flux, references", "flux, references by index")
     assert cases_of("WAN22_T2V", {}) == ("wan, text", "wan 2.2, a timestep a frame")
     assert cases_of("LTXAV", {"caption_proj_before_connector": True})[0] == "ltx-2.3"
     assert cases_of("LTXAV", {})[0] == "ltx-2"
