@@ -50,6 +50,7 @@ KINDS: Mapping[str, Sequence[Input]] = MappingProxyType(
             Input("qwen-image-edit, zero-timestep references", frozenset({"ref_latents"})),
             Input("qwen-image-edit, negative index", frozenset({"ref_latents"})),
         ),
+        "QwenImage21": _of("qwen-image 2.1", ref_latents="qwen-image 2.1, references"),
         "WAN21_T2V": WAN,
         "WAN21_I2V": _of("wan, image"),
         "WAN21_FunControl2V": _of("wan, image", reference_latent="wan, reference frame"),
