@@ -91,7 +91,7 @@ class Operands:
         if names := unknown(others):
             raise attention_refused(names)
         if not skip_reshape:
-            q, k, v = (x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x in (q, k, v))
+            q, k, v = (x.reshape(*x.shape[:2], heads, x.shape[2:].numel() // heads).transpose(1, 2) for x in (q, k, v))
         if (scale := others.get(SCALE)) is not None:
             q = q * (scale * q.shape[3] ** 0.5)  # kernels divide by the root of the width
         return cls(q, k, v, exact=others.get(LOW_PRECISION) is False)

@@ -74,7 +74,7 @@ class FunctionOverride:
             )  # fmt: skip
         assert block is not None
         if not skip_reshape:
-            q, k, v = (x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x in (q, k, v))
+            q, k, v = (x.reshape(*x.shape[:2], heads, x.shape[2:].numel() // heads).transpose(1, 2) for x in (q, k, v))
         operands, prefix = Operands(q, k, v), None
         if isinstance(attention, AfterPrefix):
             operands, prefix, placement = without_prefix(self._call, block, attention, operands)
