@@ -198,9 +198,7 @@ class FunctionAttention:
         self._order, self._back = order, order.argsort()
         self._moved = not torch.equal(order, torch.arange(order.numel()))
 
-    def __call__(
-        self, function: HeadFunction, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None = None
-    ) -> Tensor:
+    def __call__(self, function: HeadFunction, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None = None) -> Tensor:
         """Attention of the local tokens; with a `prefix`, as WholeAttention takes it, before the keys of all ranks."""
         here = k, v
 

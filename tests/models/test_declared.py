@@ -12,7 +12,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.comfyui.comfy_family import _keep_two_of_each, load_buffers, plan_shape
 from parallel_backend.models.comfyui.model import ComfyModel
-from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, small
+from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder
 from parallel_backend.models.comfyui.small.case import TEXT
 from parallel_backend.models.comfyui.small.pictures import sd3
 from parallel_backend.models.declared import DECLARATIONS

@@ -1,7 +1,7 @@
 """A model whose text and references attend to themselves alone, split over ranks that all keep them, as Qwen-Image 2.1 is.
 
-The model is a stand-in of the shape that the declaration names, for a ComfyUI that has no such class yet. It keeps its prefix's keys
-and values for a run, if `transformer_options` say so: its first forward fills the cache, and later forwards read it.
+The model is a stand-in of the shape that the declaration names, for a ComfyUI that has no such class yet. It keeps its prefix's
+keys and values for a run, if `transformer_options` say so: its first forward fills the cache, and later forwards read it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.tiny.models import draw
 
 comfy_on_path()
 
-from comfy.ldm.modules.attention import optimized_attention
+from comfy.ldm.modules.attention import optimized_attention  # noqa: E402
 
 HEADS, WIDE, TEXT, CHANNELS, DEPTH = 3, 16, 24, 8, 3
 WIDTH = HEADS * WIDE
@@ -61,7 +61,7 @@ class Turned(nn.Module):
 
 
 def turned(x: Tensor, pe: Tensor) -> Tensor:
-    """Return x `[batch, tokens, heads, width]` with pairs of channels turned by the matrices pe `[1, tokens, 1, width / 2, 2, 2]`."""
+    """Return x `[batch, tokens, heads, width]` with pairs of channels turned by pe `[1, tokens, 1, width / 2, 2, 2]`."""
     return (pe @ x.unflatten(-1, (-1, 2, 1))).flatten(-3)
 
 
@@ -79,7 +79,7 @@ class Block(nn.Module):
         pe: Tensor,
         attn_fn: Callable[..., Tensor],
         prefix_len: int,
-        transformer_options: Mapping[str, Any] = {},  # noqa: B006 (as ComfyUI's blocks have it)
+        transformer_options: Mapping[str, Any] = {},
     ) -> Tensor:
         """Change x in place. The prefix is modulated as at the time zero, and the picture by its own time."""
         (scale, gate), (still_scale, still_gate) = mod
@@ -117,6 +117,8 @@ class Model(nn.Module):
         self.transformer_blocks = nn.ModuleList(Block() for _ in range(DEPTH))
         self.norm_out, self.proj_out = Head(), nn.Linear(WIDTH, CHANNELS)
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self.forgets = 0
+        """So many tokens of its prefix are taken for the picture's in every block behind the first."""
 
     def forward(
         self,
@@ -125,7 +127,7 @@ class Model(nn.Module):
         context: Tensor,
         ref_latents: Sequence[Tensor] = (),
         image_slots: Sequence[int] = (),
-        transformer_options: Mapping[str, Any] = {},  # noqa: B006
+        transformer_options: Mapping[str, Any] = {},
     ) -> Tensor:
         stream, segments = self._sequence(x, context, ref_latents, image_slots)
         pe = _matrices(stream.shape[1])
@@ -156,7 +158,8 @@ class Model(nn.Module):
         prefix, target = stream[:, :prefix_len], stream[:, prefix_len:]
         for number, block in enumerate(self.transformer_blocks):
             if not keeps:
-                stream = block(stream, mod, pe, in_order(segments, None), prefix_len, transformer_options)
+                first_tokens = prefix_len - (self.forgets if number else 0)
+                stream = block(stream, mod, pe, in_order(segments, None), first_tokens, transformer_options)
                 continue
             if not hit:
                 first = in_order(segments[:-1], number)
@@ -237,7 +240,9 @@ def assert_equal(results: list[list[Tensor]], expected: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("plan", [pytest.param(plan, marks=[thorough] * (plan not in QUICK)) for plan in PLANS])
-@pytest.mark.parametrize("references", [pytest.param(False, marks=thorough), True], ids=["text alone", "two references"])
+@pytest.mark.parametrize(
+    "references", [pytest.param(False, marks=thorough), True], ids=["text alone", "two references"]
+)
 @pytest.mark.parametrize("keeps", [False, True], ids=["cache off", "filled, then hit"])
 def test_a_split_gives_the_models_own_result(keeps: bool, references: bool, plan: str) -> None:
     case = case_of(references, keeps=keeps)
@@ -311,9 +316,8 @@ def test_a_function_in_attentions_place(ranks: int, keeps: bool) -> None:
     assert worst(run_ranks(ranks, on_rank), plain) <= TOLERANCE
 
 
-def test_a_block_that_attends_with_other_tokens_is_refused() -> None:
-    case = case_of()
-    second = case.model.transformer_blocks[1]
+def other_queries(model: Model) -> None:
+    """Have the second block attend with a query less."""
 
     class Other(Block):
         def forward(
@@ -324,12 +328,29 @@ def test_a_block_that_attends_with_other_tokens_is_refused() -> None:
 
             return super().forward(x, mod, pe, attend, prefix_len, transformer_options)
 
-    second.__class__ = Other
+    model.transformer_blocks[1].__class__ = Other
+
+
+def other_prefix(model: Model) -> None:
+    """Have all blocks but the first take the prefix for one token shorter."""
+    model.forgets = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "begins"),
+    [
+        (other_queries, "the model's Other attends with "),
+        (other_prefix, "the model's block of transformer_blocks.1 is given 5 tokens as a prefix where every GPU has 6"),
+    ],
+)
+def test_a_model_that_does_otherwise_is_refused(change: Callable[[Model], None], begins: str) -> None:
+    case = case_of()
+    change(case.model)
 
     def on_rank(_: int) -> str:
         with pytest.raises(Refused) as refused:
             Rank(case, plan_for(case, ulysses=2)).run()
         return str(refused.value)
 
-    (message, _) = run_ranks(2, on_rank)
-    assert message.startswith("the model's Other attends with ")
+    for message in run_ranks(2, on_rank):
+        assert message.startswith(begins)
