@@ -1,4 +1,4 @@
-"""Every class of models that this ComfyUI has: what ComfyUI itself writes into its diffusion model before a run is not refused."""
+"""What ComfyUI itself writes into a diffusion model before a run is not refused, for every class that this ComfyUI has."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def base_of(name: str, **configuration: Any) -> Any:
     return CLASSES[name]({**configuration, **CLASSES[name].unet_config}).get_model({}, "", device=META)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_before_a_run_no_class_writes_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """ComfyUI's ModelPatcher begins a run as it does before sampling; then a worker does, and ends it."""
     snapshots, tried = nodes_module("model.unchanged", monkeypatch), set()
