@@ -206,6 +206,9 @@ A template of models that run whole (UNets, sound, 3D; [models](models.md) has t
 names of its nodes, without being executed. One that only has models for detection, segmentation or upscaling counts in the last
 row of outcomes. One more template, whose Load Diffusion Model is bypassed, is not counted.
 
+ComfyUI 0.37 has five more for Qwen-Image 2.1 (pictures from text, and edits with references), which nobody has executed
+here. What they need of the model runs ([models](models.md)); one with a Fun control is refused by name.
+
 Two templates that run here load an IC-LoRA for LTX-2.3 (video_ltx2_3_ic_lora and template_ltx2_3_ic_lora_ingredients, both in
 the second column alone). The census does not read the LoRA's reference_downscale_factor. Above 1 it leaves gaps between the
 guides' tokens and is refused, so with two such files two templates fewer run.

@@ -123,30 +123,49 @@ class WholeAttention:
         runs = split.head_chunks(chunks)
         tokens = split.ulysses_tokens(mesh.ring.rank)
         self._exchanges = [HeadExchange(mesh.ulysses, tokens, split, chunk, behind=len(runs) > 1) for chunk in runs]
-        self._attends = [repeated_heads(attend, split.group, chunk[mesh.ulysses.rank]) for chunk in runs]
+        self._heads = [chunk[mesh.ulysses.rank] for chunk in runs]
+        self._attends = [repeated_heads(attend, split.group, heads) for heads in self._heads]
 
-    def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None = None) -> Tensor:
+    def __call__(
+        self,
+        block: Hashable,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: KVCache | None = None,
+        prefix: Tensor | None = None,
+    ) -> Tensor:
         """Attention of the local tokens.
 
         Args:
             cache: if given, filled with the keys and values seen; it takes all heads, so there is one chunk.
+            prefix: keys and values `[2, batch, tokens, heads, head_dim]` that every rank has, to which all tokens attend too.
         """
         assert cache is None or len(self._exchanges) == 1
 
         def compute(chunk: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return self._computed(block, self._attends[chunk], q, k, v, cache)
+            first = None if prefix is None else prefix[:, :, :, self._heads[chunk].kv]
+            return self._computed(block, self._attends[chunk], q, k, v, cache, first)
 
         return in_chunks(self._exchanges, self._to_heads, q, k, v, compute)
 
     def _computed(
-        self, block: Hashable, attend: Attend, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None
+        self,
+        block: Hashable,
+        attend: Attend,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: KVCache | None,
+        prefix: Tensor | None,
     ) -> Tensor:
         if self._ring.size == 1 and cache is None:
+            k, v = (k, v) if prefix is None else (torch.cat(pair, dim=1) for pair in zip(prefix, (k, v), strict=True))
             return attend(q, k, v)[0] if q.numel() else q
         kv = torch.stack((k, v))
         if cache is not None:
             cache.fill(block, kv)
-        return around_the_ring(self._ring, self._tokens, attend, q, kv, self._payload)
+        return around_the_ring(self._ring, self._tokens, attend, q, kv, self._payload, prefix)
 
 
 class FunctionAttention:
@@ -179,8 +198,8 @@ class FunctionAttention:
         self._order, self._back = order, order.argsort()
         self._moved = not torch.equal(order, torch.arange(order.numel()))
 
-    def __call__(self, function: HeadFunction, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of the local tokens."""
+    def __call__(self, function: HeadFunction, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None = None) -> Tensor:
+        """Attention of the local tokens; with a `prefix`, as WholeAttention takes it, before the keys of all ranks."""
         here = k, v
 
         def compute(chunk: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -189,6 +208,9 @@ class FunctionAttention:
             heads = self._heads[chunk]
             q = self._ordered(q)
             k, v = (x[:, :, heads.kv] for x in here) if self._keys_here else map(self._ordered, (k, v))
+            if prefix is not None:
+                own = prefix[:, :, :, heads.kv]
+                k, v = (torch.cat(pair, dim=1) for pair in zip(own, (k, v), strict=True))
             out = repeated_heads(lambda q, k, v: function(heads.q, q, k, v), self._group, heads)(q, k, v)
             return out.index_select(1, self._back) if self._moved else out
 
@@ -240,7 +262,13 @@ def travelling(
 
 
 def around_the_ring(
-    ring: Communicator, tokens: Sequence[int], attend: Attend, q: Tensor, kv: Tensor, payload: Payload = EXACT
+    ring: Communicator,
+    tokens: Sequence[int],
+    attend: Attend,
+    q: Tensor,
+    kv: Tensor,
+    payload: Payload = EXACT,
+    prefix: Tensor | None = None,
 ) -> Tensor:
     """Attention of the local queries to the keys of all ring ranks. A collective.
 
@@ -248,6 +276,7 @@ def around_the_ring(
         tokens: how many keys each ring rank holds.
         q: `[batch, local queries, heads, head_dim]`.
         kv: `[2, batch, local keys, heads, head_dim]`, with the heads that `attend` takes.
+        prefix: as kv, further keys and values that every rank has. They do not travel.
     """
     partial, kv = PartialAttention(q), payload.packed(kv)
     for hop in range(ring.size):
@@ -256,8 +285,10 @@ def around_the_ring(
         if hop + 1 < ring.size:  # the next block is in flight while this one is computed
             shape = (2, q.shape[0], tokens[(source - 1) % ring.size], *kv.shape[3:])
             wait = ring.shift(kv.reshape(-1), torch.Size(shape).numel())
-        if q.numel() and kv.numel():
-            k, v = payload.unpacked(kv, q.dtype)
+        own = prefix if hop == 0 else None
+        if q.numel() and (kv.numel() or own is not None):
+            arrived = payload.unpacked(kv, q.dtype)
+            k, v = arrived if own is None else torch.cat((own, arrived), dim=2)
             partial.add(*attend(q, k, v))
         if wait is not None:
             kv = wait().view(shape)

@@ -12,7 +12,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.comfyui.comfy_family import _keep_two_of_each, load_buffers, plan_shape
 from parallel_backend.models.comfyui.model import ComfyModel
-from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, small, small_model
+from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, small_model
 from parallel_backend.models.comfyui.small.case import TEXT
 from parallel_backend.models.comfyui.small.pictures import sd3
 from parallel_backend.models.declared import DECLARATIONS
@@ -22,7 +22,7 @@ from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.module_attention import answered
 from parallel_backend.models.spread.picture import as_patch_size
 from parallel_backend.weights.stores.block_access import BlockAccess
-from tests.support.classes import only_where_declared
+from tests.support.classes import only_where_declared, only_where_small, small_or_skipped
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
 
@@ -51,7 +51,7 @@ def test_nothing_is_done_around_a_declared_model_that_the_workers_do_not_do(kind
 def test_a_declaration_has_the_models_own_sizes(name: str) -> None:
     """Tokens as the latents of the kind have dimensions, heads as attention is called with them, the text's width."""
     with torch.no_grad():
-        case = small(name)
+        case = small_or_skipped(name)
     latents, sizes = (
         described(case.kind).latent_format,
         as_patch_size(case.declaration.patch_size(case.model), case.x.ndim - 2),
@@ -77,6 +77,7 @@ def test_a_declaration_has_the_models_own_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", [*OFTEN_USED, *PICTURES])
 def test_all_that_a_model_has_is_loaded_or_made(name: str) -> None:
     """Workers make a model on the meta device and load its parameters: nothing else may be left there."""
+    only_where_small(name)
     model = small_model(name, Builder(device="meta"))
     load_buffers(model, ())
     assert [key for key, buffer in model.named_buffers() if buffer.is_meta] == []
@@ -88,7 +89,7 @@ def test_all_that_a_model_has_is_loaded_or_made(name: str) -> None:
 @pytest.mark.parametrize("name", PICTURES)
 def test_two_blocks_of_each_kind_are_timed(name: str) -> None:
     """As many as plans are told of kinds, and the model still runs."""
-    case = small(name)
+    case = small_or_skipped(name)
     blocks = blocks_of(case.model, case.declaration)
     shape = plan_shape(case.kind, case.model, case.declaration, blocks, case.x.shape[1], case.x.ndim - 2)
     kinds = [count for count in (shape.double_blocks, shape.single_blocks) if count]

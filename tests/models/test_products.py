@@ -25,6 +25,7 @@ from parallel_backend.models.comfyui.small import Builder, Case, small
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.stores.sharded import Sharded
+from parallel_backend.weights.stores.streamed import Streamed
 from tests.models.spreading import TOLERANCE, worst
 from tests.support.pipefusion_simulation import patch_rows
 from tests.support.ranks import run_in_turn
@@ -84,18 +85,23 @@ def products(case: Case, *, stages: bool) -> list[ResolvedPlan]:
     ]
 
 
-def share_weights(rank: Rank) -> None:
-    """Let every rank hold its part of each block."""
+def share_weights(rank: Rank, *, streamed: bool = False) -> None:
+    """Let every rank hold its part of each block, on its device or, if `streamed`, in host memory."""
     everyone = Communicator("weights", dist.group.WORLD, CPU, False, Meter())
     values = {name: parameter.detach().clone() for name, parameter in rank.module.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in rank.module.named_buffers()}
-    store = Sharded(rank.module, rank.blocks, everyone)
+    store: Sharded | Streamed
+    if streamed:
+        store = Streamed(rank.module, rank.blocks, everyone, CPU, Meter())
+    else:
+        store = Sharded(rank.module, rank.blocks, everyone)
     store.materialise(CPU)
     for name, value in values.items():
         run = store.run(name)
         run.values.copy_(value.view(-1)[run.start : run.stop])
     for name, buffer in buffers.items():
         rank.module.get_buffer(name).copy_(buffer)
+    store.settle()
     rank.hold(store)
 
 

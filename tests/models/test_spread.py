@@ -36,7 +36,13 @@ comfy_on_path()
 
 QUICK = ("ring 3", "3 patches over 2 stages, ulysses 2")
 """Keys that travel; and heads, stages and patches together."""
-WHOLE_PICTURE = ("chroma radiance", "wan animate 2", "wan animate 2, no poses")
+WHOLE_PICTURE = (
+    "chroma radiance",
+    "wan animate 2",
+    "wan animate 2, no poses",
+    "qwen-image 2.1",
+    "qwen-image 2.1, references",
+)
 """What takes no PipeFusion."""
 FREED = ("flux", "wan, text", "minimax-h3")
 """What the quick run looks at after a forward."""

@@ -9,7 +9,7 @@ import pytest
 
 from scripts.comfyui import ComfyUI
 from tests.support.comfyuis import only_in_newer
-from tests.support.copies.sized import sized_copy
+from tests.support.copies.sized import SIZES, copied
 from tests.support.graphs.comfyui import (
     DIFFERENT,
     TOLERANCE,
@@ -26,19 +26,48 @@ from tests.support.latents import latents, relative_error, saved_latent
 from tests.support.node_outcomes import newer_nodes
 
 NAME, CACHE = "qwen_image21", "QwenImage21Cache"
-SPLITS: dict[str, dict[str, Any]] = {"one worker": {"devices": "cpu:1"}, "cfg 2": {"devices": "cpu:2", "cfg": 2}}
+SPLITS: dict[str, dict[str, Any]] = {
+    "one worker": {"devices": "cpu:1"},
+    "cfg 2": {"devices": "cpu:2", "cfg": 2},
+    "ulysses 2, sharded": {"devices": "cpu:2", "cfg": 1, "ulysses": 2, "weights": "sharded"},
+    "ring 2": {"devices": "cpu:2", "cfg": 1, "ring": 2},
+    "ring 3, streamed": {"devices": "cpu:3", "cfg": 1, "ring": 3, "weights": "streamed"},
+    "cfg 2 x ulysses 2": {"devices": "cpu:4", "cfg": 2, "ulysses": 2},
+}
 CACHES = {
     "as the class has it": {},
     "off": {"device": "off", "dtype": "default"},
+    "in host memory": {"device": "cpu", "dtype": "default"},
     "in host memory, as int8": {"device": "cpu", "dtype": "int8"},
 }
+CONTROL = '''
+
+
+class StandInFunControl:
+    """Adds something to the tokens at one of the places where this model calls such functions, as its Fun control does."""
+
+    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "patch", "stand-ins"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "place": ("STRING",)}}
+
+    def patch(self, model, place):
+        model = model.clone()
+        model.set_model_patch(lambda args: {"img": args["img"] * 1.5}, place)
+        return (model,)
+
+
+NODE_CLASS_MAPPINGS["StandInFunControl"] = StandInFunControl
+'''
 
 
 @pytest.fixture(scope="module")
 def comfyui(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     """A copy of ComfyUI that reads the model's sizes from the file; skips if this ComfyUI has no Qwen-Image 2.1."""
     only_in_newer(CACHE, bool(comfyui.object_info(CACHE)))
-    server = sized_copy(tmp_path_factory.mktemp("qwen-image21"))
+    code = {"comfy/model_detection.py": SIZES, "nodes.py": CONTROL}
+    server = copied(tmp_path_factory.mktemp("qwen-image21"), code)
     save_families(server, NAME)
     save_latent(server, NAME, 1, 64, 7, 10)
     for name, size in {"qwen21-first": (6, 5), "qwen21-second": (4, 7)}.items():
@@ -85,7 +114,16 @@ def test_one_model_call_at_a_time(latent_of: LatentOf) -> None:
     assert relative_error(latent_of(spread(graph, "cpu:1", strict=False)), latent_of(graph)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("split", ["ulysses", "ring", "pipefusion"])
-def test_a_split_of_its_tokens_is_refused_by_name(split: str, comfyui: ComfyUI) -> None:
-    message = refused(comfyui, spread(cached("as the class has it", references=False), **{"cfg": 1, split: 2}))
-    assert message.startswith("QwenImage21 cannot be run under this plan, because ")
+@pytest.mark.parametrize("place", ["single_block", "post_input"])
+def test_a_network_that_patches_its_blocks_is_refused_by_name(place: str, comfyui: ComfyUI) -> None:
+    graph = insert_after_model(cached("as the class has it", references=False), "StandInFunControl", place=place)
+    comfyui.queue(graph).check()
+    message = refused(comfyui, spread(graph, cfg=1, ulysses=2))
+    print(message)
+    assert f"attention and block patches ({place})" in message
+
+
+def test_pipefusion_is_refused_by_name(comfyui: ComfyUI) -> None:
+    message = refused(comfyui, spread(cached("as the class has it", references=False), cfg=1, pipefusion=2))
+    assert "pipefusion" in message
+    print(message)

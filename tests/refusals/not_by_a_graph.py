@@ -94,6 +94,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/models/spread/blocks.py": (
             "the model's block of … returns … values",
             "a block of the model returned … tokens",
+            "the model's block of … is given … tokens as a prefix where every GPU",
             "the model's … has no …: this ComfyUI",
         ),
         "parallel_backend/models/spread/token_layout.py": (

@@ -7,7 +7,7 @@ from parallel_backend.models.comfyui.small.kinds import all_cases
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.comfyuis import only_in_newer
 
-NEWER = {"WAN_Animate2": "0.31"}
+NEWER = {"WAN_Animate2": "0.31", "QwenImage21": "0.37"}
 """And since which they are there."""
 
 

@@ -24,7 +24,7 @@ from ..declared import DECLARATIONS
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
 from ..spread.blocks import Block, attentions_of, blocks_of, control_blocks
-from ..spread.declaration import ByHeads, Declaration, Spread
+from ..spread.declaration import AfterPrefix, ByHeads, Declaration, Spread
 from ..spread.picture import Picture, as_patch_size
 from .computed_buffers import CPU, compute_buffers, made_elsewhere
 from .detection import DAMAGE, detect, unmakable
@@ -588,6 +588,6 @@ def _copies(blocks: Sequence[Block], hidden: int) -> float:
     return copies_of(hidden, max(widths_in), max(widths_out), gated)
 
 
-def _spread_attentions(block: Block) -> list[Spread | ByHeads]:
+def _spread_attentions(block: Block) -> list[Spread | ByHeads | AfterPrefix]:
     attentions = attentions_of(block.group, block.module)
-    return [attention for attention in attentions if isinstance(attention, Spread | ByHeads)]
+    return [attention for attention in attentions if isinstance(attention, Spread | ByHeads | AfterPrefix)]

@@ -25,6 +25,7 @@ from .minimax_h3 import MINIMAX_H3
 from .mochi import MOCHI
 from .omnigen2 import BOOGU, OMNIGEN2
 from .qwen_image import QWEN_IMAGE
+from .qwen_image21 import QWEN_IMAGE21
 from .sd3 import SD3
 from .wan import WAN, WAN_SCAIL, WAN_VACE
 from .wan_animate2 import WAN_ANIMATE_2
@@ -40,6 +41,7 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "Chroma": CHROMA,
         "ChromaRadiance": CHROMA_RADIANCE,
         "QwenImage": QWEN_IMAGE,
+        "QwenImage21": QWEN_IMAGE21,
         "WAN21_T2V": WAN,
         "WAN21_I2V": WAN,
         "WAN21_FunControl2V": WAN,

@@ -19,7 +19,7 @@ from ...layout import SequenceSplit
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
 from .call import Call
-from .declaration import Attention, ByHeads, Local, Merged, Spread
+from .declaration import AfterPrefix, Attention, ByHeads, Local, Merged, Spread
 from .placement import Placement, slots_of
 from .token_layout import TokenLayout
 
@@ -39,7 +39,7 @@ class Overriding(Protocol):
 EXACT_ATTENTION = "auto"
 """The choice in place of the approximate one where a model asks for that."""
 
-OF_THE_CALL = frozenset({"transformer_options", "_inside_attn_wrapper", "enable_gqa"})
+OF_THE_CALL = frozenset({"transformer_options", "_inside_attn_wrapper", "enable_gqa", "preferred_attention"})
 """What attention may be told besides its operands that is not about what it computes."""
 
 SCALE, LOW_PRECISION = "scale", "low_precision_attention"
@@ -91,7 +91,7 @@ class Operands:
         if names := unknown(others):
             raise attention_refused(names)
         if not skip_reshape:
-            q, k, v = (x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x in (q, k, v))
+            q, k, v = (x.reshape(*x.shape[:2], heads, x.shape[2:].numel() // heads).transpose(1, 2) for x in (q, k, v))
         if (scale := others.get(SCALE)) is not None:
             q = q * (scale * q.shape[3] ** 0.5)  # kernels divide by the root of the width
         return cls(q, k, v, exact=others.get(LOW_PRECISION) is False)
@@ -131,15 +131,25 @@ class BlockCall:
     done: int = 0
 
     def __post_init__(self) -> None:
+        self.prefix = next(
+            (self.placements[each.stream].replicated for each in self.attentions if isinstance(each, AfterPrefix)), None
+        )
+        """The number of tokens of a `Prefixed` stream that every rank holds; None for a block without such a stream."""
         self.attentions = [attention for attention in self.attentions if not self._empty(attention)]
 
     def _empty(self, attention: Attention) -> bool:
         if isinstance(attention, ByHeads):
             return False
+        if isinstance(attention, AfterPrefix):
+            return self.placements[attention.stream].everywhere
         if not attention.comes(self.options):
             return True
         of = "" if isinstance(attention, Spread) else attention.of
         return of in self.absent or (of in self.placements and self.placements[of].length == 0)
+
+    def in_prefix(self, queries: int, keys: int) -> bool:
+        """Return True for a call of so many queries and keys that all lie in the prefix, which every rank has."""
+        return self.prefix is not None and 0 < queries <= keys <= self.prefix
 
     def next(self) -> Attention:
         """The attention that is due. Raises Refused if none is."""
@@ -218,7 +228,9 @@ class Attentions:
         Raises:
             Refused: where our kernels compute, they hold something that these do not know.
         """
-        block = self.block
+        block, dim = self.block, 2 if skip_reshape else 1
+        if block is not None and block.in_prefix(q.shape[dim], k.shape[dim]):
+            block = None
         attention = block.next() if block is not None else Local()
         if isinstance(attention, ByHeads):
             assert block is not None
@@ -232,6 +244,12 @@ class Attentions:
                 skip_output_reshape=skip_output_reshape, **others,
             )  # fmt: skip
         alone = self._alone
+        if isinstance(attention, AfterPrefix) and not alone:
+            assert block is not None
+            if mask is not None:
+                raise attention_refused(["mask"])
+            out = self._after_prefix(block, attention, Operands.of(q, k, v, heads, skip_reshape, others))
+            return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
         spread = isinstance(attention, Spread)
         weights = mask if isinstance(attention, Spread) and attention.weighed else None
         if isinstance(attention, Merged) and self._mesh.sequence.size > 1:
@@ -301,13 +319,30 @@ class Attentions:
     def _spread(self, block: BlockCall, attention: Spread, operands: Operands, exactly: bool) -> Tensor:
         """`[batch, local tokens, heads, head_dim]`, exchanged `exactly` or as the plan says."""
         placements = [block.placements[name] for name in attention.streams]
-        counts = [placement.counts[self._call.rank] for placement in placements]
-        shown = [max(1, count) for count in counts]
+        shown = [max(1, placement.counts[self._call.rank]) for placement in placements]
         if not operands.q.shape[2] == operands.k.shape[2] == sum(shown):
             raise Refused(
                 f"the model's {block.name} attends with {operands.q.shape[2]} queries to {operands.k.shape[2]} keys where this "
                 f"pack knows of {sum(shown)}: update the pack, or use Load Diffusion Model."
             )
+        return self._exchanged(block, placements, shown, operands, exactly)
+
+    def _after_prefix(self, block: BlockCall, attention: AfterPrefix, operands: Operands) -> Tensor:
+        """`[batch, local tokens, heads, head_dim]`."""
+        tokens, prefix, placement = without_prefix(self._call, block, attention, operands)
+        return self._exchanged(block, [placement], [tokens.q.shape[2]], tokens, tokens.exact, prefix)
+
+    def _exchanged(
+        self,
+        block: BlockCall,
+        placements: Sequence[Placement],
+        shown: Sequence[int],
+        operands: Operands,
+        exactly: bool,
+        prefix: Tensor | None = None,
+    ) -> Tensor:
+        """Return `[batch, local tokens, heads, head_dim]` of operands with as many tokens of each stream as are `shown`."""
+        counts = [placement.counts[self._call.rank] for placement in placements]
         q, k, v = (without_idle(x, shown, counts).transpose(1, 2) for x in (operands.q, operands.k, operands.v))
         attend, layout = self.kernel(q, operands.exact), self._call.layout
         payload = EXACT if exactly or q.shape[3] % SCALE_BYTES else self._payload
@@ -325,7 +360,7 @@ class Attentions:
             whole = layout.once(
                 ("whole", chunks, *kind), lambda: WholeAttention(self._mesh, split(), attend, chunks, payload)
             )
-            out = whole(key, q, k, v, cache)
+            out = whole(key, q, k, v, cache, prefix)
         else:
             assert self._caches is not None
             patch = layout.patch
@@ -361,6 +396,30 @@ class Attentions:
             return slots_of(placements, range(first, first + self._mesh.ulysses.size), self._call.layout.patches)
 
         return self._call.layout.once(("slots", *placements), find)
+
+
+def without_prefix(
+    call: Call, block: BlockCall, attention: AfterPrefix, operands: Operands
+) -> tuple[Operands, Tensor, Placement]:
+    """Return the picture's operands, the prefix's keys and values, and the placement of the picture's tokens.
+
+    The keys and values are `[2, batch, tokens, heads, head_dim]`.
+
+    Raises:
+        Refused: the call has other numbers of queries and keys than the stream.
+    """
+    stream = block.placements[attention.stream]
+    placement = call.layout.part(stream, stream.replicated, stream.length)
+    count, queries = placement.counts[call.rank], operands.q.shape[2]
+    shown = count if stream.replicated else max(1, count)
+    length = operands.k.shape[2] - queries
+    if queries != shown or length < 0 or stream.replicated not in (0, length):
+        raise Refused(
+            f"the model's {block.name} attends with {queries} queries to {operands.k.shape[2]} keys where this pack knows of "
+            f"{shown} and {stream.replicated + shown}: update the pack, or use Load Diffusion Model."
+        )
+    prefix = torch.stack([x[:, :, :length].transpose(1, 2) for x in (operands.k, operands.v)])
+    return replace(operands, k=operands.k[:, :, length:], v=operands.v[:, :, length:]), prefix, placement
 
 
 def shared_heads(layout: TokenLayout, block: BlockCall, kv_heads: int, operands: Operands) -> Operands:

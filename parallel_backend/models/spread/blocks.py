@@ -18,7 +18,7 @@ from .attentions import BlockCall
 from .by_heads import OfSomeHeads
 from .call import StageOver
 from .compiled import CompiledBlocks, Entry
-from .declaration import Attention, Boundary, ByHeads, Declaration, Group, Handed
+from .declaration import Attention, Boundary, ByHeads, Declaration, Group, Handed, Prefixed
 from .forward import Forward
 from .handed import BlockOfSomeHeads, HandedAttention, SomeHeads
 from .layer_operator import LayerOperator, layer_operators
@@ -399,9 +399,15 @@ def _streams(
         value = values.get(name)
         if value is None:
             continue
+        prefix = int(values[kind.length]) if isinstance(kind, Prefixed) else 0
         if not isinstance(value, Stream):
             find = functools.partial(arguments.kept, values, name)
-            value = now.call.stream(value, kind, now.once_a_run((path, name), (value,), find))
+            value = now.call.stream(value, kind, now.once_a_run((path, name), (value,), find), prefix=prefix)
+        elif isinstance(kind, Prefixed) and value.placement.replicated != prefix:
+            raise Refused(
+                f"the model's block of {path} is given {prefix} tokens as a prefix where every GPU has "
+                f"{value.placement.replicated}: update the pack, or use Load Diffusion Model."
+            )
         found[name] = value
     return found
 

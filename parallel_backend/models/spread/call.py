@@ -48,14 +48,21 @@ class Call:
             found = self._made[id(value), key] = value, make()  # with the value, whose id is then no other's
         return found[1]  # type: ignore[no-any-return]
 
-    def stream(self, tensor: Tensor, kind: StreamKind, kept: Tensor | None = None, dim: int | None = None) -> Stream:
-        """A tensor that every rank has, cut along `dim`, by default that of its kind."""
+    def end(self) -> None:
+        """Drop what the model gave: its options lead back here, so that it would stay until garbage is collected."""
+        self.arguments = {}
+        self._made.clear()
+
+    def stream(
+        self, tensor: Tensor, kind: StreamKind, kept: Tensor | None = None, dim: int | None = None, prefix: int = 0
+    ) -> Stream:
+        """A tensor that every rank has, cut along `dim`, by default that of its kind; each rank keeps a `prefix`."""
         dim = kind.dim if dim is None else dim
         grid: tuple[int, ...] = ()
         if isinstance(kind, Pictured) and kind.grid:
             grid, tensor = tuple(tensor.shape[dim:-1]), tensor.flatten(dim, -2)
         behind = kind.behind(self.arguments) if isinstance(kind, Pictured) else 0
-        placement = self.layout.of(tensor.shape[dim], kind, kept, behind)
+        placement = self.layout.of(tensor.shape[dim], kind, kept, behind, prefix)
         chosen = self._own(placement)
         local = chosen(tensor, dim)
         if local is not tensor and chosen.index is None:  # so that the whole can be freed

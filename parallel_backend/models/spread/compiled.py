@@ -192,6 +192,8 @@ class CompiledBlocks:
         exchanging = sum(not isinstance(each, Local) for each in attentions.block.attentions)
         if self._backend == RECORDS and attentions.device.type != "cpu":
             self._give_up(module, f"{RECORDS} cannot record the exchanges between GPUs; choose inductor")
+        elif attentions.block.prefix is not None:
+            self._give_up(module, "ComfyUI hands it attention as a function made for each call")
         elif exchanging > 1:
             self._give_up(module, f"it has {exchanging} attentions over all tokens, whose order must stay")
         elif self._entry.options and self._entry.options not in local:

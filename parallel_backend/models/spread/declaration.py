@@ -44,7 +44,22 @@ class Everywhere:
     dim: ClassVar[int] = 1
 
 
-StreamKind: TypeAlias = Beside | Pictured | Everywhere
+@dataclass(frozen=True)
+class Prefixed:
+    """A stream of a prefix, which every rank holds whole, with the picture's tokens after it, which are split.
+
+    The prefix is what does not depend on the picture: text and references. A call of the block may have the prefix alone, or
+    the picture's tokens alone.
+
+    Attributes:
+        length: the argument of the block that is the number of the prefix's tokens in this call.
+    """
+
+    length: str
+    dim: ClassVar[int] = 1
+
+
+StreamKind: TypeAlias = Beside | Pictured | Everywhere | Prefixed
 
 
 @dataclass(frozen=True)
@@ -255,7 +270,23 @@ class ByHeads:
     kv_heads: ClassVar[int] = 0
 
 
-Attention: TypeAlias = Spread | Local | Merged | ByHeads
+@dataclass(frozen=True)
+class AfterPrefix:
+    """Attention of a `Prefixed` stream's picture tokens: to a prefix, and to the picture tokens of all ranks.
+
+    Keys and values begin with the prefix's, which every rank holds: those of the stream, or those that the model kept from an
+    earlier call. Calls whose queries and keys all lie in the stream's prefix may come before this one, in any number. Every
+    rank computes them for itself, by ComfyUI's own kernel.
+
+    Attributes:
+        stream: the name of the stream.
+    """
+
+    stream: str
+    kv_heads: ClassVar[int] = 0
+
+
+Attention: TypeAlias = Spread | Local | Merged | ByHeads | AfterPrefix
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from ...errors import Refused
 from ...layout import SequenceSplit
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
-from .attentions import BlockCall, Kernel, Operands, shared_heads, with_idle, without_idle
+from .attentions import BlockCall, Kernel, Operands, shared_heads, with_idle, without_idle, without_prefix
 from .call import Call
-from .declaration import Attention, ByHeads, Local, Merged, Spread
+from .declaration import AfterPrefix, Attention, ByHeads, Local, Merged, Spread
 from .placement import Placement, order_of
 
 Function = Callable[..., Tensor]
@@ -74,8 +74,11 @@ class FunctionOverride:
             )  # fmt: skip
         assert block is not None
         if not skip_reshape:
-            q, k, v = (x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for x in (q, k, v))
-        operands = Operands(q, k, v)
+            q, k, v = (x.reshape(*x.shape[:2], heads, x.shape[2:].numel() // heads).transpose(1, 2) for x in (q, k, v))
+        operands, prefix = Operands(q, k, v), None
+        if isinstance(attention, AfterPrefix):
+            operands, prefix, placement = without_prefix(self._call, block, attention, operands)
+            queries = [placement]
         if isinstance(attention, Spread):
             operands = shared_heads(self._call.layout, block, attention.kv_heads or heads, operands)
             mask = None
@@ -89,7 +92,7 @@ class FunctionOverride:
             )
             return out.transpose(1, 2)
 
-        out = self._exchanged(block, queries, isinstance(attention, Local), of_heads, operands)
+        out = self._exchanged(block, queries, isinstance(attention, Local), of_heads, operands, prefix)
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
     def of_heads(self, run: slice, heads: int) -> Function:
@@ -102,6 +105,10 @@ class FunctionOverride:
             if attention.weighed and mask is not None:
                 raise _refused(block, "weighs its attention")
             return [block.placements[name] for name in attention.streams]
+        if isinstance(attention, AfterPrefix):
+            if mask is not None:
+                raise _refused(block, "masks queries one by one")
+            return [block.placements[attention.stream]]
         assert not isinstance(attention, ByHeads), "its module is in its place"
         if self._mesh.sequence.size == 1:
             return []
@@ -127,10 +134,11 @@ class FunctionOverride:
         keys_here: bool,
         function: Callable[[slice, Tensor, Tensor, Tensor], Tensor],
         operands: Operands,
+        prefix: Tensor | None,
     ) -> Tensor:
         """`[batch, local tokens, heads, head_dim]`."""
         counts = [placement.counts[self._call.rank] for placement in placements]
-        shown = [max(1, count) for count in counts]
+        shown = [max(1, count) for count in counts] if prefix is None else [operands.q.shape[2]]
         if operands.q.shape[2] != sum(shown):
             raise Refused(
                 f"the model's {block.name} attends with {operands.q.shape[2]} queries where this pack knows of {sum(shown)}: "
@@ -149,7 +157,7 @@ class FunctionOverride:
             return FunctionAttention(self._mesh, split, order_of(placements), keys_here, self._chunks, payload)
 
         key = "function", self._chunks, payload, keys_here, q.shape[2], k.shape[2], *placements
-        return with_idle(self._call.layout.once(key, make)(function, q, k, v), shown, counts)
+        return with_idle(self._call.layout.once(key, make)(function, q, k, v, prefix), shown, counts)
 
 
 def _refused(block: BlockCall, what: str) -> Refused:

@@ -19,13 +19,15 @@ class Placement:
     """The tokens of a stream of `length`.
 
     `ranks[rank]` are the positions of that rank's tokens, ascending (int64, on the CPU), `patches[rank]` the patch of each.
-    Tokens may be held by nobody: those of other patches, and masked text. `everywhere`: each is held by every rank.
+    Tokens may be held by nobody: those of other patches, and masked text. `everywhere`: each is held by every rank. Of a
+    stream that is cut, every rank holds the first `replicated` tokens.
     """
 
     length: int
     ranks: tuple[Tensor, ...]
     patches: tuple[Tensor, ...]
     everywhere: bool = False
+    replicated: int = 0
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -47,11 +49,11 @@ class Placement:
     def part(self, start: int, stop: int) -> Placement:
         """That of the tokens from `start` to `stop`."""
         inside = [(positions >= start) & (positions < stop) for positions in self.ranks]
-        return self._kept(inside, start, stop - start)
+        return self._kept(inside, start, stop - start, max(0, min(stop, self.replicated) - start))
 
     def only(self, patch: int) -> Placement:
         """The tokens of one patch alone; the stream's length stays."""
-        return self._kept([patches == patch for patches in self.patches], 0, self.length)
+        return self._kept([patches == patch for patches in self.patches], 0, self.length, self.replicated)
 
     def before(self, rank: int, position: int) -> int:
         """How many of a rank's tokens lie before a position of the stream."""
@@ -66,15 +68,33 @@ class Placement:
         assert bool((found >= 0).all()), "a token that no rank has"
         return found
 
-    def _kept(self, masks: Sequence[Tensor], start: int, length: int) -> Placement:
+    def _kept(self, masks: Sequence[Tensor], start: int, length: int, replicated: int) -> Placement:
         ranks = tuple(positions[mask] - start for positions, mask in zip(self.ranks, masks, strict=True))
         patches = tuple(p[mask] for p, mask in zip(self.patches, masks, strict=True))
-        return Placement(length, ranks, patches, self.everywhere)
+        everywhere = self.everywhere or 0 < length == replicated
+        return Placement(length, ranks, patches, everywhere, replicated)
 
 
 def everywhere(length: int, ranks: int) -> Placement:
     """Every rank holds all tokens, of the first patch."""
-    return Placement(length, (torch.arange(length),) * ranks, (torch.zeros(length, dtype=torch.int64),) * ranks, True)
+    positions, patches = torch.arange(length), torch.zeros(length, dtype=torch.int64)
+    return Placement(length, (positions,) * ranks, (patches,) * ranks, everywhere=True, replicated=length)
+
+
+def after_prefix(prefix: int, tokens: Placement) -> Placement:
+    """Return the placement of a stream whose first tokens every rank holds, with other tokens after them.
+
+    Args:
+        prefix: the number of the first tokens.
+        tokens: the placement of the others.
+    """
+    whole = everywhere(prefix, len(tokens.ranks))
+    return Placement(
+        prefix + tokens.length,
+        tuple(torch.cat([first, own + prefix]) for first, own in zip(whole.ranks, tokens.ranks, strict=True)),
+        tuple(torch.cat([first, own]) for first, own in zip(whole.patches, tokens.patches, strict=True)),
+        replicated=prefix,
+    )
 
 
 @dataclass(frozen=True)

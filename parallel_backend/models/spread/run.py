@@ -113,7 +113,7 @@ class SpreadForward:
         finally:
             self._blocks.running = None
             self.gathers = call.gathers
-            call.arguments = {}  # the options in it lead back here: what a step made would stay until garbage is collected
+            call.end()
         if not picture.whole and out.shape[2:] != latent.shape[2:]:  # it was padded and is not cropped: Kandinsky 5
             raise Refused(
                 f"the model gives {by(out.shape[2:])} for a latent of {by(latent.shape[2:])}, because {picture.not_whole()}"

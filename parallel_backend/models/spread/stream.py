@@ -118,7 +118,8 @@ def _join(_func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     if dim % first.ndim != first.along:
         return NotImplemented
     parts = [tensor if isinstance(tensor, Stream) else first.call.beside(tensor, first.along) for tensor in tensors]
-    if any(part.along != first.along or part.grid or part.placement.everywhere for part in parts):
+    whole = (part.placement.everywhere or part.placement.replicated for part in parts)
+    if any(whole) or any(part.along != first.along or part.grid for part in parts):
         return NotImplemented
     side = _side(parts)
     found = [part.local if side == HERE else part.local.to("meta") for part in parts]
@@ -189,7 +190,7 @@ def _element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _have_the_same(one: Placement, other: Placement) -> bool:
     """Whether the same tokens lie on other ranks."""
-    alike = one.length == other.length and one.everywhere == other.everywhere
+    alike = one.length == other.length and one.everywhere == other.everywhere and one.replicated == other.replicated
     return alike and torch.equal(one.held, other.held)
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ...errors import Refused
-from .declaration import Everywhere, Pictured, StreamKind
+from .declaration import Everywhere, Pictured, Prefixed, StreamKind
 from .picture import Picture
-from .placement import Placement, everywhere, joined, spread_by
+from .placement import Placement, after_prefix, everywhere, joined, spread_by
 
 T = TypeVar("T")
 
@@ -41,26 +41,31 @@ class TokenLayout:
             self._known[key] = make()
         return self._known[key]  # type: ignore[no-any-return]
 
-    def of(self, length: int, kind: StreamKind, kept: Tensor | None = None, behind: int = 0) -> Placement:
+    def of(
+        self, length: int, kind: StreamKind, kept: Tensor | None = None, behind: int = 0, prefix: int = 0
+    ) -> Placement:
         """Where the tokens of a stream are.
 
         Args:
             kept: the positions of those that are not masked.
             behind: tokens at its end that are not the picture's.
+            prefix: the number of a `Prefixed` stream's first tokens, which every rank holds.
 
         Raises:
             Refused: the stream has no room for the picture.
         """
 
         def find() -> Placement:
-            if isinstance(kind, Everywhere):
+            if isinstance(kind, Everywhere) or (isinstance(kind, Prefixed) and length == prefix):
                 whole = everywhere(length, len(self.shares))
+            elif isinstance(kind, Prefixed):
+                whole = after_prefix(prefix, self.of(length - prefix, Pictured()))
             else:
                 unit = self.part_of(kind)[1]
                 whole = spread_by(self.shares, length, self._by_patch(length, kind, kept, behind), unit)
             return whole if self.patch is None else whole.only(self.patch)
 
-        return self.once((length, kind, None if kept is None else tuple(kept.tolist()), behind), find)
+        return self.once((length, kind, None if kept is None else tuple(kept.tolist()), behind, prefix), find)
 
     @property
     def tokens(self) -> int:

@@ -172,7 +172,7 @@ def text(tokens: int = 7, batch: int = 1) -> Tensor:
     return draw(batch, tokens, TEXT, seed=2)
 
 
-MASK = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
+HIDING = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
 """Of seven tokens of text, three of which are hidden."""
 
 

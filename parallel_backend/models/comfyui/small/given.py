@@ -11,7 +11,7 @@ import torch
 from ....conditioning import NAMES
 from ....errors import Refused
 from ..own_call import LATENT_SHAPES, MASK, conditioning_of, own_class
-from .case import TEXT, Case, Example
+from .case import HIDING, TEXT, Case, Example
 from .drawn import draw
 
 Given: TypeAlias = Mapping[str, bool | str | None]
@@ -102,11 +102,12 @@ class _Fitting:
 
 
 def _entries(example: Example, examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
-    """Yield the entries of all prompts one by one, a pooled text as text encoders may add it, and a mask of the latent."""
+    """Yield the entries of all prompts one by one, and what any class may be given: a pooled text, masks of text and latent."""
     for each in examples:
         for name, value in each.prompt.items():
             yield {name: value}
     yield {"pooled_output": draw(1, TEXT, seed=3)}
+    yield {"attention_mask": HIDING}
     yield {
         MASK: [
             torch.linspace(0.1, 0.9, each.shape[2]).view(1, 1, -1, *[1] * (each.ndim - 3)).expand(1, 1, *each.shape[2:])

@@ -50,6 +50,7 @@ KINDS: Mapping[str, Sequence[Input]] = MappingProxyType(
             "qwen-image-edit, zero-timestep references",
             "qwen-image-edit, negative index",
         ),
+        "QwenImage21": _of("qwen-image 2.1", "qwen-image 2.1, references"),
         "WAN21_T2V": WAN,
         "WAN21_I2V": _of("wan, image"),
         "WAN21_FunControl2V": _of("wan, image", "wan, reference frame"),
@@ -66,14 +67,14 @@ KINDS: Mapping[str, Sequence[Input]] = MappingProxyType(
         "WAN_Animate2": _of("wan animate 2, no poses", "wan animate 2"),
         "WAN22_WanDancer": _of("wan dancer", "wan dancer, few frames a second"),
         "HunyuanVideo": HUNYUAN,
-        "HunyuanVideoI2V": _of("hunyuan video, first frame"),
+        "HunyuanVideoI2V": _of("hunyuan video, first frame", "hunyuan video, first frame, masked text"),
         "HunyuanVideoSkyreelsI2V": _of("skyreels", "skyreels, masked text"),
         "HunyuanVideo15": _of(
             "hunyuan video 1.5, glyphs and picture", "hunyuan video 1.5, masked text and first frame"
         ),
         "HunyuanVideo15_SR_Distilled": _of("hunyuan video 1.5, meanflow"),
         "HunyuanImage21": _of("hunyuan image, glyphs", "hunyuan image, masked text"),
-        "HunyuanImage21Refiner": _of("hunyuan image, refiner"),
+        "HunyuanImage21Refiner": _of("hunyuan image, refiner", "hunyuan image, refiner, masked text"),
         "GenmoMochi": _of("mochi, padded text"),
         "LTXV": _of("ltxv", "ltxv, masked text and a timestep a token", "ltxv, guide", "ltxv, weighed guide"),
         "LTXAV": (

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .case import AXES, HEADS, MASK, TEXT, WIDTH, Builder, Example, Small, example, first_frame, seen, text
+from .case import AXES, HEADS, HIDING, TEXT, WIDTH, Builder, Example, Small, example, first_frame, seen, text
 from .drawn import draw
 
 
@@ -70,7 +70,7 @@ def _qwen(builder: Builder, masked: bool = False, method: str = "") -> Example:
     )  # fmt: skip
     prompt: dict[str, Any] = {"cross_attn": text()}
     if masked:
-        prompt["attention_mask"] = MASK
+        prompt["attention_mask"] = HIDING
     if method:
         prompt |= {
             "reference_latents": [draw(1, 16, 1, 6, 5, seed=4), draw(1, 16, 1, 3, 4, seed=5)],
@@ -169,7 +169,7 @@ OFTEN_USED: Mapping[str, Small] = {
     "vace, two controls": _vace,
     "lumina 2, grouped heads": lambda builder: _lumina(builder, "Lumina2", {}, n_kv_heads=1),
     "z-image": lambda builder: _lumina(builder, "ZImage", {}, **Z_IMAGE),
-    "z-image, masked text": lambda builder: _lumina(builder, "ZImage", {"attention_mask": MASK}, **Z_IMAGE),
+    "z-image, masked text": lambda builder: _lumina(builder, "ZImage", {"attention_mask": HIDING}, **Z_IMAGE),
     "z-image, reference": lambda builder: _lumina(
         builder,
         "ZImage",

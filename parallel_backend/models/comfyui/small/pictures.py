@@ -140,6 +140,14 @@ def _mage_flow(builder: Builder, prompt: Mapping[str, Any]) -> Example:
     return example("MageFlow", model, draw(1, 128, 5, 7, seed=1), {"cross_attn": text(), **prompt})
 
 
+def _qwen_image21(builder: Builder, **references: Any) -> Example:
+    model = builder.model("qwen_image21.model.QwenImage21Transformer2DModel",
+        in_channels=64, out_channels=64, num_layers=3, attention_head_dim=WIDTH // HEADS, num_attention_heads=HEADS,
+        context_in_dim=TEXT, axes_dims_rope=AXES,
+    )  # fmt: skip
+    return example("QwenImage21", model, draw(2, 64, 5, 7, seed=1), {"cross_attn": text(batch=2), **references})
+
+
 PICTURES: Mapping[str, Small] = {
     "krea 2": _krea2,
     "krea 2, zero-timestep references": lambda builder: _krea2(builder, "index_timestep_zero"),
@@ -151,6 +159,10 @@ PICTURES: Mapping[str, Small] = {
     "hidream": _hidream,
     "hidream, a picture to edit": lambda builder: _hidream(builder, concat_latent_image=draw(1, 16, 9, 11, seed=5)),
     "kandinsky 5 image": _kandinsky,
+    "qwen-image 2.1": _qwen_image21,
+    "qwen-image 2.1, references": lambda builder: _qwen_image21(
+        builder, reference_latents=[draw(2, 64, 4, 3, seed=4), draw(2, 64, 3, 4, seed=5)], image_slots=[3, 5]
+    ),
     "joyimage": _joyimage,
     "joyimage, references": lambda builder: _joyimage(builder, references=True),
     "lens": lambda builder: _lens(builder, (1,) * 7),

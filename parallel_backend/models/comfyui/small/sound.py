@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .case import HEADS, MASK, TEXT, WIDTH, Builder, Example, Small, example, first_frame, text
+from .case import HEADS, HIDING, TEXT, WIDTH, Builder, Example, Small, example, first_frame, text
 from .drawn import draw
 from .videos import WEIGHED, by_frame, guide_of
 
@@ -109,7 +109,7 @@ SOUND: Mapping[str, Small] = {
     "ltx-2, weighed guide": lambda builder: _ltxav(
         builder, {**guide_of(**WEIGHED), "denoise_mask": _masks(4)}, frames=4
     ),
-    "ltx-2, masked text": lambda builder: _ltxav(builder, {"attention_mask": MASK}),
+    "ltx-2, masked text": lambda builder: _ltxav(builder, {"attention_mask": HIDING}),
     "ltx-2, reference sound": lambda builder: _ltxav(builder, {"ref_audio": REFERENCE}),
     "ltx-2, neither hears the other": lambda builder: _ltxav(
         builder, {}, options={"a2v_cross_attn": False, "v2a_cross_attn": False}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .case import AXES, HEADS, MASK, TEXT, WIDTH, Builder, Example, Small, class_of, example, first_frame, seen, text
+from .case import AXES, HEADS, HIDING, TEXT, WIDTH, Builder, Example, Small, class_of, example, first_frame, seen, text
 from .drawn import draw
 
 
@@ -156,7 +156,7 @@ def _meanflow(builder: Builder) -> Example:
 
 VIDEOS: Mapping[str, Small] = {
     "hunyuan video": lambda builder: _hunyuan(builder, "HunyuanVideo", {}, batch=2),
-    "hunyuan video, masked text": lambda builder: _hunyuan(builder, "HunyuanVideo", {"attention_mask": MASK}),
+    "hunyuan video, masked text": lambda builder: _hunyuan(builder, "HunyuanVideo", {"attention_mask": HIDING}),
     "hunyuan video, first frame": lambda builder: _hunyuan(builder, "HunyuanVideoI2V", {"guiding_frame_index": 0}, 33),
     "hunyuan video, first frame and reference": lambda builder: _hunyuan(
         builder,
@@ -164,11 +164,14 @@ VIDEOS: Mapping[str, Small] = {
         {
             "guiding_frame_index": 0,
             "ref_latent": draw(1, 16, 1, 6, 10, seed=4),
-            "attention_mask": MASK,
+            "attention_mask": HIDING,
         },
     ),
     "skyreels": _skyreels,
-    "skyreels, masked text": lambda builder: _skyreels(builder, attention_mask=MASK),
+    "skyreels, masked text": lambda builder: _skyreels(builder, attention_mask=HIDING),
+    "hunyuan video, first frame, masked text": lambda builder: _hunyuan(
+        builder, "HunyuanVideoI2V", {"guiding_frame_index": 0, "attention_mask": HIDING, **FIRST_FRAME}, 33
+    ),
     "hunyuan video 1.5, glyphs and picture": lambda builder: _hunyuan(
         builder,
         "HunyuanVideo15",
@@ -177,20 +180,23 @@ VIDEOS: Mapping[str, Small] = {
         **FIFTEEN,
     ),
     "hunyuan video 1.5, masked text and first frame": lambda builder: _hunyuan(
-        builder, "HunyuanVideo15", {"attention_mask": MASK, **FIRST_FRAME}, 33, **FIFTEEN
+        builder, "HunyuanVideo15", {"attention_mask": HIDING, **FIRST_FRAME}, 33, **FIFTEEN
     ),
     "hunyuan video 1.5, meanflow": _meanflow,
     "hunyuan image, glyphs": lambda builder: _hunyuan(
         builder, "HunyuanImage21", {"conditioning_byt5small": GLYPHS}, **IMAGE
     ),
     "hunyuan image, masked text": lambda builder: _hunyuan(
-        builder, "HunyuanImage21", {"attention_mask": MASK}, **IMAGE
+        builder, "HunyuanImage21", {"attention_mask": HIDING}, **IMAGE
     ),
     "hunyuan image, refiner": lambda builder: _hunyuan(builder, "HunyuanImage21Refiner", {}, 32, **REFINER),
+    "hunyuan image, refiner, masked text": lambda builder: _hunyuan(
+        builder, "HunyuanImage21Refiner", {"attention_mask": HIDING}, 32, **REFINER
+    ),
     "ltxv": lambda builder: _ltxv(builder, {}),
     "ltxv, masked text and a timestep a token": lambda builder: _ltxv(
         builder,
-        {"attention_mask": MASK, "denoise_mask": torch.linspace(0, 0.9, 60).view(1, 1, 3, 5, 4)},
+        {"attention_mask": HIDING, "denoise_mask": torch.linspace(0, 0.9, 60).view(1, 1, 3, 5, 4)},
         causal_temporal_positioning=True,
     ),
     "ltxv, guide": _ltxv_keyframe,

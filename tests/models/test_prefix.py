@@ -1,0 +1,356 @@
+"""A model whose text and references attend to themselves alone, split over ranks that all keep them, as Qwen-Image 2.1 is.
+
+The model is a stand-in of the shape that the declaration names, for a ComfyUI that has no such class yet. It keeps its prefix's
+keys and values for a run, if `transformer_options` say so: its first forward fills the cache, and later forwards read it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
+from parallel_backend.models.comfyui.small.case import Case
+from parallel_backend.models.comfyui.small.drawn import randomise
+from parallel_backend.models.declared.qwen_image21 import QWEN_IMAGE21
+from parallel_backend.models.spread.compiled import OVERRIDE
+from parallel_backend.plan import ResolvedPlan
+from tests.models.spreading import worst
+from tests.models.test_products import share_weights
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.ranks import run_ranks
+from tests.support.selection import thorough
+from tests.support.tiny.models import draw
+
+comfy_on_path()
+
+from comfy.ldm.modules.attention import optimized_attention  # noqa: E402
+
+HEADS, WIDE, TEXT, CHANNELS, DEPTH = 3, 16, 24, 8, 3
+WIDTH = HEADS * WIDE
+TOLERANCE = 1e-6
+
+PLANS: Mapping[str, Mapping[str, Any]] = {
+    "ulysses 2": {"ulysses": 2},
+    "ulysses 2, in chunks": {"ulysses": 2, "head_chunks": 2},
+    "ring 3": {"ring": 3},
+    "ring 2 x ulysses 2, unequal": {"ring": 2, "ulysses": 2, "shares": (100, 61, 45, 20)},
+}
+QUICK = ("ulysses 2, in chunks", "ring 3")
+
+
+class Turned(nn.Module):
+    """The attention of a block, which a function that the model hands over computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = HEADS
+        self.to_qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, pe: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+        q, k, v = self.to_qkv(x).view(*x.shape[:2], 3, HEADS, WIDE).unbind(2)
+        return self.out(attend(turned(q, pe), turned(k, pe), v, HEADS))
+
+
+def turned(x: Tensor, pe: Tensor) -> Tensor:
+    """Return x `[batch, tokens, heads, width]` with pairs of channels turned by pe `[1, tokens, 1, width / 2, 2, 2]`."""
+    return (pe @ x.unflatten(-1, (-1, 2, 1))).flatten(-3)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH, elementwise_affine=False)
+        self.attn = Turned()
+        self.inside = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+
+    def forward(
+        self,
+        x: Tensor,
+        mod: Any,
+        pe: Tensor,
+        attn_fn: Callable[..., Tensor],
+        prefix_len: int,
+        transformer_options: Mapping[str, Any] = {},
+    ) -> Tensor:
+        """Change x in place. The prefix is modulated as at the time zero, and the picture by its own time."""
+        (scale, gate), (still_scale, still_gate) = mod
+
+        def modulated(x: Tensor) -> Tensor:
+            out = self.norm(x) * (1 + scale)
+            out[:, :prefix_len] = self.norm(x[:, :prefix_len]) * (1 + still_scale)
+            return out
+
+        for part in (lambda x: self.attn(x, pe, attn_fn), self.inside):
+            y = part(modulated(x))
+            x[:, prefix_len:] += y[:, prefix_len:] * gate
+            x[:, :prefix_len] += y[:, :prefix_len] * still_gate
+        return x
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.scale = nn.LayerNorm(WIDTH, elementwise_affine=False), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, temb: Tensor) -> Tensor:
+        return self.norm(x) * (1 + self.scale(temb)[:, None])
+
+
+class Model(nn.Module):
+    """Text, each reference in its slot, and the picture last; each part attends to itself and to what lies before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner_dim = WIDTH
+        self.txt_in, self.img_in = nn.Linear(TEXT, WIDTH), nn.Linear(CHANNELS, WIDTH)
+        self.time = nn.Linear(1, WIDTH)
+        self.modulation = nn.Linear(WIDTH, 2 * WIDTH)
+        self.transformer_blocks = nn.ModuleList(Block() for _ in range(DEPTH))
+        self.norm_out, self.proj_out = Head(), nn.Linear(WIDTH, CHANNELS)
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self.forgets = 0
+        """So many tokens of its prefix are taken for the picture's in every block behind the first."""
+
+    def forward(
+        self,
+        x: Tensor,
+        timestep: Tensor,
+        context: Tensor,
+        ref_latents: Sequence[Tensor] = (),
+        image_slots: Sequence[int] = (),
+        transformer_options: Mapping[str, Any] = {},
+    ) -> Tensor:
+        stream, segments = self._sequence(x, context, ref_latents, image_slots)
+        pe = _matrices(stream.shape[1])
+        prefix_len = stream.shape[1] - x.shape[-1] * x.shape[-2]
+        now, still = (self.time(time.view(-1, 1)) for time in (timestep, timestep.new_zeros(1)))
+        mod = tuple(tuple(part[:, None] for part in self.modulation(time).chunk(2, dim=-1)) for time in (now, still))
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+            operands = (part.flatten(2) for part in (q, k, v))
+            return optimized_attention(*operands, HEADS, mask=mask, transformer_options=transformer_options)
+
+        def in_order(parts: Sequence[Any], keep: int | None) -> Callable[..., Tensor]:
+            def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+                if keep is not None:
+                    self.kept[keep] = k[:, :prefix_len].clone(), v[:, :prefix_len].clone()
+                outs = [attend(q[:, start:stop], k[:, :stop], v[:, :stop], mask) for start, stop, mask in parts]
+                return torch.cat(outs, dim=1)
+
+            return attention
+
+        def after(kept: tuple[Tensor, Tensor]) -> Callable[..., Tensor]:
+            def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+                return attend(q, *(torch.cat(pair, dim=1) for pair in zip(kept, (k, v), strict=True)))
+
+            return attention
+
+        hit, keeps = bool(self.kept), bool(transformer_options.get("keeps"))
+        prefix, target = stream[:, :prefix_len], stream[:, prefix_len:]
+        for number, block in enumerate(self.transformer_blocks):
+            if not keeps:
+                first_tokens = prefix_len - (self.forgets if number else 0)
+                stream = block(stream, mod, pe, in_order(segments, None), first_tokens, transformer_options)
+                continue
+            if not hit:
+                first = in_order(segments[:-1], number)
+                prefix = block(prefix, mod, pe[:, :prefix_len], first, prefix_len, transformer_options)
+            attention = after(self.kept[number])
+            target = block(target, mod, pe[:, prefix_len:], attention, 0, transformer_options)
+        if not keeps:
+            target = stream[:, prefix_len:]
+        out = self.proj_out(self.norm_out(target, now))
+        return out.transpose(1, 2).reshape(x.shape)
+
+    def _sequence(
+        self, x: Tensor, context: Tensor, references: Sequence[Tensor], slots: Sequence[int]
+    ) -> tuple[Tensor, list[tuple[int, int, Tensor | None]]]:
+        """Return the stream, and for each part its start, its stop and the mask of a text."""
+        text, parts, segments, length = self.txt_in(context), [], [], 0
+        ends = [*slots, text.shape[1]]
+        for start, stop, latent in zip([0, *ends], ends, [*references, x], strict=False):
+            count = stop - start
+            if count:
+                parts.append(text[:, start:stop])
+                mask = torch.ones(count, length + count, dtype=torch.bool).tril(length)
+                segments.append((length, length + count, mask))
+                length += count
+            parts.append(self.img_in(latent.flatten(2).transpose(1, 2)))
+            segments.append((length, length + parts[-1].shape[1], None))
+            length += parts[-1].shape[1]
+        return torch.cat(parts, dim=1), segments
+
+
+def _matrices(tokens: int) -> Tensor:
+    """Return matrices `[1, tokens, 1, width / 2, 2, 2]` that turn by a token's position."""
+    angles = torch.arange(tokens)[:, None] / 10 ** torch.linspace(0, 2, WIDE // 2)
+    rows = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], dim=-1)
+    return rows.view(1, tokens, 1, WIDE // 2, 2, 2)
+
+
+def case_of(references: bool = False, size: tuple[int, int] = (5, 7), keeps: bool = False) -> Case:
+    """Return a call of the stand-in for a batch of two."""
+    arguments: dict[str, Any] = {"context": draw(2, 6, TEXT, seed=2)}
+    if references:
+        latents = [draw(2, CHANNELS, *size, seed=seed) for seed, size in ((3, (3, 4)), (4, (4, 2)))]
+        arguments |= {"ref_latents": latents, "image_slots": [2, 6]}
+    latent, time = draw(2, CHANNELS, *size, seed=1), torch.tensor([0.6, 0.6])
+    model = randomise(Model(), seed=5)
+    return Case(model, QWEN_IMAGE21, latent, time, arguments, "QwenImage21", options={"keeps": keeps})
+
+
+def outputs(case: Case, plan: ResolvedPlan, prepare: Callable[[Rank], object] = lambda rank: None) -> Any:
+    """Return each rank's results of two calls, of which the second has another latent and finds a cache filled."""
+
+    def on_rank(_: int) -> list[Tensor]:
+        rank = Rank(case, plan)
+        prepare(rank)
+        first = rank.run()
+        gathers = rank.forward.gathers
+        rank.case = replace(case, x=case.x.flip(2))
+        second = rank.run()
+        assert gathers == rank.forward.gathers == 1
+        assert len(rank.model.entered.kept) == (DEPTH if case.options["keeps"] else 0)
+        return [out for out in (first, second) if out is not None]
+
+    return run_ranks(plan.world_size, on_rank)
+
+
+@torch.no_grad()
+def expected_of(case: Case) -> list[Tensor]:
+    """Return what the stand-in's own forward gives for both calls without a cache."""
+    plain = replace(case, options={**case.options, "keeps": False})
+    return [each.stock() for each in (plain, replace(plain, x=case.x.flip(2)))]
+
+
+def assert_equal(results: list[list[Tensor]], expected: list[Tensor]) -> None:
+    for call, stock in enumerate(expected):
+        error = worst([[outs[call]] for outs in results], stock)
+        print(f"call {call}: {error:.1e}")
+        assert error <= TOLERANCE
+
+
+@pytest.mark.parametrize("plan", [pytest.param(plan, marks=[thorough] * (plan not in QUICK)) for plan in PLANS])
+@pytest.mark.parametrize(
+    "references", [pytest.param(False, marks=thorough), True], ids=["text alone", "two references"]
+)
+@pytest.mark.parametrize("keeps", [False, True], ids=["cache off", "filled, then hit"])
+def test_a_split_gives_the_models_own_result(keeps: bool, references: bool, plan: str) -> None:
+    case = case_of(references, keeps=keeps)
+    assert_equal(outputs(case, plan_for(case, **PLANS[plan])), expected_of(case))
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["cache off", "filled, then hit"])
+@pytest.mark.parametrize("degrees", [{"ring": 3}, pytest.param({"ulysses": 3}, marks=thorough)], ids=str)
+def test_a_rank_without_a_token_of_the_picture(degrees: Mapping[str, int], keeps: bool) -> None:
+    case = case_of(size=(1, 2), keeps=keeps)
+    assert_equal(outputs(case, plan_for(case, **degrees)), expected_of(case))
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["sharded", "streamed"])
+def test_shared_weights_allow_a_block_to_run_twice_in_a_step(streamed: bool) -> None:
+    case = case_of(references=True, keeps=True)
+    share = functools.partial(share_weights, streamed=streamed)
+    assert_equal(outputs(case, plan_for(case, ring=3), share), expected_of(case))
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["cache off", "filled, then hit"])
+def test_one_rank_gives_the_same_bits(keeps: bool) -> None:
+    case = case_of(references=True, keeps=keeps)
+    (outs,) = outputs(case, plan_for(case))
+    with torch.no_grad():
+        stock = [each.stock() for each in (case, replace(case, x=case.x.flip(2)))]
+    assert all(torch.equal(*pair) for pair in zip(outs, stock, strict=True))
+    case.model.kept.clear()
+
+
+def test_only_the_pictures_tokens_travel() -> None:
+    """Text and references have no part in an exchange: as many bytes go with references as without."""
+
+    def sent(references: bool) -> int:
+        case = case_of(references)
+
+        def on_rank(_: int) -> int:
+            rank = Rank(case, plan_for(case, ulysses=2))
+            rank.run()
+            return sum(rank.meter.sent.values())
+
+        return int(run_ranks(2, on_rank)[0])
+
+    assert sent(references=True) == sent(references=False) > 0
+
+
+def by_position(_: slice, __: int) -> Callable[..., Tensor]:
+    """Return a function in attention's place that weighs values by their positions."""
+
+    def override(kernel: Any, q: Tensor, k: Tensor, v: Tensor, heads: int, **told: Any) -> Tensor:
+        along = 2 if told.get("skip_reshape") else 1
+        weights = 1 + torch.arange(v.shape[along]).view(-1, *[1] * (v.ndim - 1 - along)) / 8
+        return kernel(q, k, v * weights, heads, **told)
+
+    return override
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["cache off", "filled, then hit"])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=thorough), 2])
+def test_a_function_in_attentions_place(ranks: int, keeps: bool) -> None:
+    """It is given all tokens in the model's order, of the prefix too."""
+    case = case_of(references=True, keeps=keeps)
+    with torch.no_grad():
+        plain = replace(case, options={"keeps": False, OVERRIDE: by_position(slice(None), HEADS)}).stock()
+
+    def on_rank(_: int) -> list[Tensor]:
+        rank = Rank(case, plan_for(case, ulysses=ranks))
+        rank.forward.override = by_position
+        return [out for out in (rank.run(),) if out is not None]
+
+    assert worst(run_ranks(ranks, on_rank), plain) <= TOLERANCE
+
+
+def other_queries(model: Model) -> None:
+    """Have the second block attend with a query less."""
+
+    class Other(Block):
+        def forward(
+            self, x: Tensor, mod: Any, pe: Tensor, attn_fn: Any, prefix_len: int, transformer_options: Any = None
+        ) -> Tensor:
+            def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+                return attn_fn(q[:, :-1], k, v, heads)
+
+            return super().forward(x, mod, pe, attend, prefix_len, transformer_options)
+
+    model.transformer_blocks[1].__class__ = Other
+
+
+def other_prefix(model: Model) -> None:
+    """Have all blocks but the first take the prefix for one token shorter."""
+    model.forgets = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "begins"),
+    [
+        (other_queries, "the model's Other attends with "),
+        (other_prefix, "the model's block of transformer_blocks.1 is given 5 tokens as a prefix where every GPU has 6"),
+    ],
+)
+def test_a_model_that_does_otherwise_is_refused(change: Callable[[Model], None], begins: str) -> None:
+    case = case_of()
+    change(case.model)
+
+    def on_rank(_: int) -> str:
+        with pytest.raises(Refused) as refused:
+            Rank(case, plan_for(case, ulysses=2)).run()
+        return str(refused.value)
+
+    for message in run_ranks(2, on_rank):
+        assert message.startswith(begins)
