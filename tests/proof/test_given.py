@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from parallel_backend.conditioning import TEXT_PREPARATION
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.own_call import conditioning_of, own_class
 from parallel_backend.models.comfyui.small import SMALL, Builder, small_as_given
@@ -61,6 +62,11 @@ def test_a_graphs_mask_and_words_are_its_own() -> None:
     assert flux["ref_latents_method"] == "offset"
     chosen = small_as_given(cases_of("Flux", {}), Builder(), "Flux", {**flux, "ref_latents_method": "uxo"})
     assert chosen.arguments["ref_latents_method"] == "uxo"
+
+
+def test_how_workers_prepare_the_text_is_no_input() -> None:
+    prepared = {"c_crossattn": torch.ones(1), TEXT_PREPARATION: {"asked": True}, "c_concat": torch.ones(1), "y": None}
+    assert given_of(prepared) == TEXT
 
 
 def test_an_input_that_nothing_kept_makes_is_named() -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ....conditioning import NAMES
+from ....conditioning import NAMES, TEXT_PREPARATION
 from ....errors import Refused
 from ..own_call import LATENT_SHAPES, MASK, conditioning_of, own_class
 from .case import HIDING, TEXT, Case, Example
@@ -20,8 +20,8 @@ Given: TypeAlias = Mapping[str, bool | str | None]
 A switch or a word is the value of its name; all others have None.
 """
 
-OTHERWISE = frozenset({"c_concat", LATENT_SHAPES, "control", "crossattn_controlnet"})
-"""What goes into the latent, and what is a ControlNet's."""
+OTHERWISE = frozenset({"c_concat", LATENT_SHAPES, "control", "crossattn_controlnet", TEXT_PREPARATION})
+"""What goes into the latent, what is a ControlNet's, and how workers prepare the text, which a small call has prepared."""
 
 
 def given_of(conditioning: Mapping[str, Any]) -> Given:
