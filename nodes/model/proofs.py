@@ -88,7 +88,7 @@ class Proofs:
         self._proofs_of(config, model, [None])
 
     def check(self, config: Any, model: Any, calls: Sequence[Given], say: Callable[[str], None]) -> list[str]:
-        """Wait until a model is known to be right for what a graph gives it; what is to be said of that, once.
+        """Wait until a model is known to be right for what a graph gives it, and return what is to be said of that, once.
 
         Args:
             calls: what the graph gives the model in each kind of call.
@@ -103,7 +103,7 @@ class Proofs:
         return [*dict.fromkeys(sentence for proof in proofs for sentence in self._outcome(proof, once))]
 
     def _proofs_of(self, config: Any, model: Any, calls: Sequence[Given | None]) -> list[Proof]:
-        """Those that a graph takes, begun; none where its forward is not spread, or was derived, or is a tested version's."""
+        """Begin the proofs of some calls; return none where the forward is not spread, was derived, or is a tested version's."""
         if not isinstance(config, ComfyConfig) or config.kind not in KINDS:
             return []
         name = class_name(type(model))

@@ -230,7 +230,7 @@ class DiffusionProxy(nn.Module):
         return text
 
     def prove(self, calls: Sequence[Given]) -> list[str]:
-        """Wait until the model is known to be right for what a graph gives it; what is to be said of that, once.
+        """Wait until the model is known to be right for what a graph gives it, and return what is to be said of that, once.
 
         Where it is known to be wrong, the model runs whole from here on, until it is known how else to spread it.
 

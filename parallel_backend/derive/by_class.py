@@ -1,4 +1,4 @@
-"""Calls, and conditioning, as ComfyUI's own class makes them of noise and a prompt."""
+"""Calls and conditioning as ComfyUI's own class makes them of noise and a prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STRENGTH = 0.6
 
 
 class ByClass:
-    """Calls of one model.
+    """Makes calls of one model.
 
     Args:
         base: ComfyUI's BaseModel, in memory.
@@ -28,19 +28,19 @@ class ByClass:
         self._channels = base.latent_format.latent_channels
 
     def conditioning(self, sizes: Sizes, prompt: Mapping[str, Any]) -> Conditioning:
-        """What the class makes of a prompt, before it is brought to a batch."""
+        """Return what the class makes of a prompt, before it is brought to a batch."""
         made = Conditioning({})
         for name, each in conditioning_of(self._base, [self.latent(sizes)], prompt).items():
             flatten(NAMES.get(name, name), each.cond, made.tensors, made.values)
         return made
 
     def latent(self, sizes: Sizes) -> Tensor:
-        """Noise."""
+        """Return noise `[rows, channels, (frames,) height, width]`."""
         generator = torch.Generator().manual_seed(1)
         return torch.randn(sizes.rows, self._channels, *sizes.picture, generator=generator)
 
     def call(self, sizes: Sizes, prompt: Mapping[str, Any]) -> ModelCall:
-        """What the model is called with."""
+        """Return what the model is called with. Raises TypeError where its latent is several ones packed together."""
         sigma = float(self._base.model_sampling.sigma_max) * STRENGTH
         made = own_call(self._base, [self.latent(sizes)], prompt, sigma)
         if not isinstance(made.latent, Tensor):

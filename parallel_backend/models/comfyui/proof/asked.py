@@ -1,4 +1,4 @@
-"""What a child that proves models is asked, and what it answers."""
+"""Questions to a child that proves models, and its answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What became of it.
+    """What became of a question.
 
     Attributes:
         errors: relative L2 by the split's name, null in JSON for one that is not finite; empty where it was not made.
@@ -61,10 +61,10 @@ ANSWER = msgspec.json.Decoder(Answer)
 
 
 def class_name(kind: type) -> str:
-    """A class's name with its module's."""
+    """Return a class's name behind its module's."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def chosen(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a configuration what chooses code."""
+    """Return the entries of a configuration that choose code."""
     return {name: value for name, value in configuration.items() if chooses(name, value)}
