@@ -29,6 +29,7 @@ from ...parallel_backend.host import Deadlines
 from ...parallel_backend.host.deriving import Derivation
 from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.models.comfyui.content.sources import sources_of
+from ...parallel_backend.models.comfyui.own_call import MASK
 from ...parallel_backend.models.comfyui.whole_family import SEQUENCES, WholeConfig
 from ...parallel_backend.plan import ModelLimits, Workload
 from ...parallel_backend.plan.resolve import feasible, planned_devices
@@ -48,9 +49,6 @@ ANY = ModelLimits(heads=1 << 10, head_dim=64, blocks=1 << 10)
 
 OF_THE_SAMPLER = frozenset({*SAMPLING_KEYS, "model_conds", "uuid", "strength", "timestep_start", "timestep_end"})
 """What a prompt has that its model's class does not look at."""
-
-MASK = "denoise_mask"
-"""ComfyUI's name of the latent's mask, which its classes are given beside a prompt."""
 
 PREPARES_TEXT = "preprocess_text_embeds"
 
