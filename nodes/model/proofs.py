@@ -27,7 +27,7 @@ from ...parallel_backend.models.comfyui.content.kept import Verdict, found, keep
 from ...parallel_backend.models.comfyui.content.sources import sources_of
 from ...parallel_backend.models.comfyui.content.tested import same_files, tables, versions
 from ...parallel_backend.models.comfyui.proof.asked import Asked, chosen, class_name
-from ...parallel_backend.models.comfyui.small.given import Given
+from ...parallel_backend.models.comfyui.small.graph_inputs import GraphInputs
 from ...parallel_backend.models.comfyui.small.kinds import KINDS, cases_of
 from .verdicts import FOLDER
 
@@ -87,7 +87,7 @@ class Proofs:
         """
         self._proofs_of(config, model, [None])
 
-    def check(self, config: Any, model: Any, calls: Sequence[Given], say: Callable[[str], None]) -> list[str]:
+    def check(self, config: Any, model: Any, calls: Sequence[GraphInputs], say: Callable[[str], None]) -> list[str]:
         """Wait until a model is known to be right for what a graph gives it, and return what is to be said of that, once.
 
         Args:
@@ -102,7 +102,7 @@ class Proofs:
         once = functools.cache(say)
         return [*dict.fromkeys(sentence for proof in proofs for sentence in self._outcome(proof, once))]
 
-    def _proofs_of(self, config: Any, model: Any, calls: Sequence[Given | None]) -> list[Proof]:
+    def _proofs_of(self, config: Any, model: Any, calls: Sequence[GraphInputs | None]) -> list[Proof]:
         """Begin the proofs of some calls; return none where the forward is not spread, was derived, or is a tested version's."""
         if not isinstance(config, ComfyConfig) or config.kind not in KINDS:
             return []

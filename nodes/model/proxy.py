@@ -31,7 +31,7 @@ from ...parallel_backend.diffusion import Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from ...parallel_backend.models.comfyui.rows import CONTROL
-from ...parallel_backend.models.comfyui.small.given import Given, given_of
+from ...parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
 from ...parallel_backend.models.comfyui.whole_family import WholeConfig, WholeFamily
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ...parallel_backend.weights.values import values_of as values_of_entry
@@ -125,7 +125,7 @@ class DiffusionProxy(nn.Module):
         """
         options = inputs.pop("transformer_options", {})
         if STEP_BY_STEP not in options:
-            self.prove([given_of({"context": context, **inputs})])
+            self.prove([graph_inputs_of({"context": context, **inputs})])
         wrappers = get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options) if runs_wrappers(self.skeleton) else []
         executor = WrapperExecutor.new_class_executor(self._forward, self, wrappers)
         return executor.execute(x, timestep, context, transformer_options=options, **inputs)
@@ -229,7 +229,7 @@ class DiffusionProxy(nn.Module):
         self.asked_of_text = {name: value for name, value in list(arguments.items())[1:] if value is not None}
         return text
 
-    def prove(self, calls: Sequence[Given]) -> list[str]:
+    def prove(self, calls: Sequence[GraphInputs]) -> list[str]:
         """Wait until the model is known to be right for what a graph gives it, and return what is to be said of that, once.
 
         Where it is known to be wrong, the model runs whole from here on, until it is known how else to spread it.

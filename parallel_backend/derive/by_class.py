@@ -13,7 +13,7 @@ from ..models.comfyui.own_call import conditioning_of, own_call
 from .calls import ModelCall, Sizes
 
 STRENGTH = 0.6
-"""Of the highest noise level of a model, at which it is called."""
+"""The noise level of a call, as a fraction of the model's highest sigma."""
 
 
 class ByClass:
@@ -28,7 +28,7 @@ class ByClass:
         self._channels = base.latent_format.latent_channels
 
     def conditioning(self, sizes: Sizes, prompt: Mapping[str, Any]) -> Conditioning:
-        """Return what the class makes of a prompt, before it is brought to a batch."""
+        """Return the conditioning that the class's `extra_conds` makes of a prompt, for one row."""
         made = Conditioning({})
         for name, each in conditioning_of(self._base, [self.latent(sizes)], prompt).items():
             flatten(NAMES.get(name, name), each.cond, made.tensors, made.values)
@@ -40,7 +40,11 @@ class ByClass:
         return torch.randn(sizes.rows, self._channels, *sizes.picture, generator=generator)
 
     def call(self, sizes: Sizes, prompt: Mapping[str, Any]) -> ModelCall:
-        """Return what the model is called with. Raises TypeError where its latent is several ones packed together."""
+        """Return the arguments of one forward call.
+
+        Raises:
+            TypeError: the model takes several latents.
+        """
         sigma = float(self._base.model_sampling.sigma_max) * STRENGTH
         made = own_call(self._base, [self.latent(sizes)], prompt, sigma)
         if not isinstance(made.latent, Tensor):

@@ -16,7 +16,7 @@ Sources = tuple[tuple[str, str], ...]
 def key_of(asked: Asked, sources: Sources) -> str:
     """What a verdict depends on."""
     configuration = sorted((asked.configuration or {}).items())
-    inputs = sorted((asked.given or {}).items())
+    inputs = sorted((asked.inputs or {}).items())
     parts = (asked.kind, asked.case, asked.model, configuration, inputs, sources, code_digest(), torch.__version__)
     return "\n".join(["model class", *map(str, parts)])
 

@@ -92,7 +92,7 @@ def test_it_is_proved_once_told_once_and_kept(loaded: Any, started: list[list[As
     (plain,), (asked,) = started
     for each in (plain, asked):
         assert (each.kind, each.case, each.model) == ("WAN21_T2V", "wan, text", "comfy.ldm.wan.model.WanModel")
-    assert plain.given is None and asked.given == TEXT
+    assert plain.inputs is None and asked.inputs == TEXT
     for verdict in all_kept(tmp_path):
         assert (verdict.kind, verdict.functions, verdict.fault) == ("WAN21_T2V", ("WAN21_T2V (wan, text)",), "")
     assert len(all_kept(tmp_path)) == 2
@@ -106,11 +106,11 @@ def test_of_a_graph_only_what_is_new_is_proved(loaded: Any, started: list[list[A
     behind = {**TEXT, "time_dim_concat": None}
     assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, [TEXT], said) == [EQUAL]
     assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, [TEXT, behind], said) == [EQUAL]
-    assert [[asked.given for asked in each] for each in started] == [[None, TEXT], [behind]]
+    assert [[asked.inputs for asked in each] for each in started] == [[None, TEXT], [behind]]
 
 
 @pytest.mark.usefixtures("unknown")
-def test_inputs_that_no_small_call_has_are_named(loaded: Any, started: list[list[Asked]], tmp_path: Path) -> None:
+def test_unknown_graph_input_is_named_on_the_node(loaded: Any, started: list[Any], tmp_path: Path) -> None:
     (equal, sentence) = proofs.Proofs(FOLDER, tmp_path).check(*loaded, [{**TEXT, "new_input": None}], said)
     assert equal == EQUAL and len(started) == 1
     assert "could not be checked here (this pack keeps no small call with new_input as this graph has it)" in sentence

@@ -69,7 +69,7 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "nodes/model/features/lora.py": ("what this ComfyUI makes of … adapters",),
         "parallel_backend/models/comfyui/comfy_family.py": ("… is a … model, whose … is not in the",),
         "parallel_backend/models/comfyui/whole_family.py": ("… is a … model, whose … is computed when",),
-        "parallel_backend/models/comfyui/small/given.py": ("this pack keeps no small call with … as",),
+        "parallel_backend/models/comfyui/small/graph_inputs.py": ("this pack keeps no small call with … as",),
         "parallel_backend/models/comfyui/importing.py": ("this worker does not find ComfyUI (…):",),
         "parallel_backend/models/diffusers/attention.py": ("diffusers' attention is given …, which",),
         "parallel_backend/models/diffusers/installed.py": ("…, and … is installed: …",),

@@ -12,7 +12,7 @@ from ....parallel_backend.conditioning import CROSS_ATTENTION, Conditioning, in_
 from ....parallel_backend.denoise.program import encoded
 from ....parallel_backend.diffusion import Prompt, Value
 from ....parallel_backend.errors import Refused
-from ....parallel_backend.models.comfyui.small.given import Given, given_of
+from ....parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
 from ....parallel_backend.wire.messages import PROGRAM
 from ..conditioning import NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from ..dtypes import dtype_name
@@ -60,10 +60,10 @@ def example_of(run: SamplerRun) -> Conditioning:
     return Conditioning({"x": run.noise.to(dtype), "timestep": torch.ones(batch), **tensors}, conditioning.values)
 
 
-def calls_of(guider: Any) -> list[Given]:
-    """Return what ComfyUI's class has made of the prompts, once for each kind of call."""
+def calls_of(guider: Any) -> list[GraphInputs]:
+    """Return the model inputs that ComfyUI's `extra_conds` made of each prompt, without duplicates."""
     entries = (entry["model_conds"] for entries in guider.conds.values() for entry in entries or ())
-    calls = [given_of({name: each.cond for name, each in made.items()}) for made in entries]
+    calls = [graph_inputs_of({name: each.cond for name, each in made.items()}) for made in entries]
     return [given for number, given in enumerate(calls) if given not in calls[:number]]
 
 

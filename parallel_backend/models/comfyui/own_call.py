@@ -19,7 +19,7 @@ MASK = "denoise_mask"
 
 @dataclass(frozen=True)
 class OwnCall:
-    """What a diffusion model is called with.
+    """The arguments of one call of a diffusion model's forward.
 
     Attributes:
         latent: `[batch, channels, (frames,) height, width]`, or a list of several latents.
@@ -35,11 +35,11 @@ class OwnCall:
 
 
 class _Called(Exception):
-    """The model was called, with this."""
+    """Stops `apply_model` at the call of the diffusion model, and carries the arguments of the call."""
 
 
 def conditioning_of(base: Any, noise: Sequence[Tensor], prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a class makes of a prompt by its `extra_conds`: ComfyUI's conditioning objects, by the model's names.
+    """Return the conditioning objects that a class's `extra_conds` makes of a prompt, by argument name.
 
     Args:
         base: ComfyUI's BaseModel, in memory.
@@ -65,7 +65,7 @@ def own_call(
     sigma: float,
     options: Mapping[str, Any] | None = None,
 ) -> OwnCall:
-    """Return what a class calls its model with; the model itself does not run.
+    """Return the arguments with which ComfyUI's class calls its diffusion model. The model itself does not run.
 
     Args:
         base, noise, prompt: as in `conditioning_of`.

@@ -18,7 +18,7 @@ import torch
 
 from ....errors import Refused
 from ..importing import import_comfyui
-from ..small import Builder, small, small_as_given
+from ..small import Builder, small, small_with_inputs
 from ..small.kinds import cases_of
 from .asked import ASKED, Answer, Asked, class_name
 from .child import NICE, end_with_the_asker
@@ -44,10 +44,10 @@ def _answer(asked: Asked) -> Answer:
         if configuration is None:
             configuration = _of_the_class(getattr(import_module("comfy.supported_models"), asked.kind))
         builder = Builder(chosen=configuration)
-        if asked.given is None:
+        if asked.inputs is None:
             case = small(asked.case, builder, asked.kind)
         else:
-            case = small_as_given(cases_of(asked.kind, configuration), builder, asked.kind, asked.given)
+            case = small_with_inputs(cases_of(asked.kind, configuration), builder, asked.kind, asked.inputs)
         if asked.model and asked.model != class_name(type(case.model)):
             return Answer({}, 0.0, f"this pack has no small {asked.model}")
         errors = prove(case)

@@ -18,7 +18,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kind: the class in comfy.supported_models.
         case: the small model's name.
         model: the class of the diffusion model that was loaded, with its module; empty for whatever the small one is of.
-        given: the inputs that the graph gives (see small/given.py); None for the small model's own.
+        inputs: the inputs that the graph gives (see small/graph_inputs.py); None for the small model's own.
         configuration: the part of the file's, as ComfyUI detected it, that chooses code; None for what its class says of itself.
     """
 
@@ -26,11 +26,11 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     case: str
     model: str = ""
     configuration: dict[str, Any] | None = None
-    given: dict[str, bool | str | None] | None = None
+    inputs: dict[str, bool | str | None] | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What became of a question.
+    """The result of one proof.
 
     Attributes:
         errors: relative L2 by the split's name, null in JSON for one that is not finite; empty where it was not made.

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .case import Builder, Case, Example, Small
-from .given import Given, case_of_given
+from .graph_inputs import GraphInputs, case_with_inputs
 from .often_used import OFTEN_USED
 from .pictures import PICTURES
 from .sound import SOUND
@@ -25,8 +25,8 @@ __all__ = [
     "Case",
     "Example",
     "small",
-    "small_as_given",
     "small_model",
+    "small_with_inputs",
 ]
 
 SMALL: Mapping[str, Small] = MappingProxyType({**OFTEN_USED, **PICTURES, **VIDEOS, **WAN, **SOUND})
@@ -41,13 +41,13 @@ def small(name: str, builder: Builder = Builder(), kind: str = "") -> Case:  # n
     return SMALL[name](builder).case(kind, builder.chosen)
 
 
-def small_as_given(names: Sequence[str], builder: Builder, kind: str, given: Given) -> Case:
+def small_with_inputs(names: Sequence[str], builder: Builder, kind: str, given: GraphInputs) -> Case:
     """Return one of some small models of a class, called with the inputs of a graph.
 
     Raises:
         Refused: they have not all of these inputs.
     """
-    return case_of_given([SMALL[name](builder) for name in names], kind, builder.chosen, given)
+    return case_with_inputs([SMALL[name](builder) for name in names], kind, builder.chosen, given)
 
 
 def small_model(name: str, builder: Builder = Builder()) -> Any:  # noqa: B008 (frozen)

@@ -14,7 +14,7 @@ from ..own_call import LATENT_SHAPES, MASK, conditioning_of, own_class
 from .case import HIDING, TEXT, Case, Example
 from .drawn import draw
 
-Given: TypeAlias = Mapping[str, bool | str | None]
+GraphInputs: TypeAlias = Mapping[str, bool | str | None]
 """What a class has made of a prompt: the model's arguments by name, entries of dicts as `name.entry`, with what chooses code.
 
 A switch or a word is the value of its name; all others have None.
@@ -24,7 +24,7 @@ OTHERWISE = frozenset({"c_concat", LATENT_SHAPES, "control", "crossattn_controln
 """What goes into the latent, what is a ControlNet's, and how workers prepare the text, which a small call has prepared."""
 
 
-def given_of(conditioning: Mapping[str, Any]) -> Given:
+def graph_inputs_of(conditioning: Mapping[str, Any]) -> GraphInputs:
     """Return what a graph gives.
 
     Args:
@@ -41,7 +41,9 @@ def given_of(conditioning: Mapping[str, Any]) -> Given:
     return found
 
 
-def case_of_given(examples: Sequence[Example], kind: str, configuration: Mapping[str, Any], given: Given) -> Case:
+def case_with_inputs(
+    examples: Sequence[Example], kind: str, configuration: Mapping[str, Any], given: GraphInputs
+) -> Case:
     """Return the call of a small model that has these inputs and no others.
 
     It is that of the example with the most of them, with entries of the others' prompts for the rest.
@@ -83,22 +85,22 @@ class _Fitting:
         self.prompt |= entries
         self.made = self.of({})
 
-    def of(self, entries: Mapping[str, Any]) -> Given:
+    def of(self, entries: Mapping[str, Any]) -> GraphInputs:
         """Return what the class makes with more entries."""
         return self._made({**self.prompt, **entries})
 
-    def without(self, name: str) -> Given:
+    def without(self, name: str) -> GraphInputs:
         """Return what the class makes without an entry."""
         return self._made({entry: value for entry, value in self.prompt.items() if entry != name})
 
-    def _made(self, prompt: Mapping[str, Any]) -> Given:
+    def _made(self, prompt: Mapping[str, Any]) -> GraphInputs:
         """Return what the class makes of a prompt; nothing if it fails."""
         try:
             with torch.inference_mode():
                 made = conditioning_of(self._base, self.example.noise, prompt)
         except Exception:  # whatever a class raises of entries that do not go together
             return {}
-        return given_of({name: each.cond for name, each in made.items()})
+        return graph_inputs_of({name: each.cond for name, each in made.items()})
 
 
 def _entries(example: Example, examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
