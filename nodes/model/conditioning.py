@@ -25,6 +25,7 @@ from ...parallel_backend.conditioning import (
 )
 from ...parallel_backend.diffusion import Value
 from ...parallel_backend.models.comfyui.rows import rows_of, run_of
+from .features.prefix_cache import PREFIX_CACHE
 
 TEXT_MASK = "attention_mask"
 """Which of the text's tokens count, in ComfyUI's names and in those of its models."""
@@ -47,8 +48,8 @@ OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT, SIDES, "uuids"})
 NUMBERS = {"rope_options": "changed positions", "chroma_radiance_options": "Chroma Radiance options"}
 """The options that hold numbers by name: how far tokens are moved (ScaleROPE, LongCatImage's class), ChromaRadianceOptions."""
 
-DICT_OPTIONS = frozenset({"qwen_image21_cache"})
-"""Transformer options that are dicts of plain values. QwenImage21Cache sets this one: device and dtype of the prefix cache."""
+DICT_OPTIONS = frozenset({PREFIX_CACHE})
+"""Transformer options that are dicts of plain values."""
 
 SAMPLING_KEYS = ("area", "mask", "default", "gligen", "hooks", "control")
 """What ComfyUI's samplers make of a prompt besides what its model class has made of it."""

@@ -51,6 +51,7 @@ from .features.free_u import values_of as free_u_as_values
 from .features.networks import PATCHES, networks_of, refuse_stages
 from .features.pose_cache import values_of as pose_cache_as_values
 from .features.pose_cache import without_it
+from .features.prefix_cache import refuse_quantised_prefix
 from .features.skipped_blocks import OPTION as REPLACED
 from .features.skipped_blocks import check_stages, skipped_in, values_of
 from .features.step_cache import runs_wrappers
@@ -173,6 +174,7 @@ class DiffusionProxy(nn.Module):
             job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1 and not compared, steps=1)
             plan = self.remote.plan(job, call, x.dtype, all_tokens=bool(overriding))
             refuse_stages(plan, adapters.networks)
+            refuse_quantised_prefix(plan, transformer_options, self.skeleton)
             run = StepByStep(plan, self.remote.make_room(plan, job, adapters))
         check_stages(skipped, run.plan)
         return run.forward(self.remote, call, x.dtype, adapters, control).to(x.device)

@@ -307,20 +307,25 @@ class PatchAttention:
         self._exchange = HeadExchange(mesh.ulysses, tokens, split, runs, behind=False)
         self._tokens = split.ring_tokens()
         self._patch = patch
+        self._kv_heads = runs[mesh.ulysses.rank].kv
         self._attend = repeated_heads(attend, split.group, runs[mesh.ulysses.rank])
 
-    def __call__(self, block: Hashable, q: Tensor, k: Tensor, v: Tensor, cache: KVCache) -> Tensor:
-        """Attention of the local tokens of the patch."""
+    def __call__(
+        self, block: Hashable, q: Tensor, k: Tensor, v: Tensor, cache: KVCache, prefix: Tensor | None = None
+    ) -> Tensor:
+        """Attention of the local tokens of the patch; with a `prefix`, as WholeAttention takes it, to its keys too."""
         q, k, v, opened = travelling(self._to_heads, q, k, v)
         q, k, v = self._exchange.to_heads(q, k, v, opened)()
-        out = self._over_the_ring(q, cache.update(block, self._patch, k, v))
+        first = None if prefix is None else prefix[:, :, :, self._kv_heads]
+        out = self._over_the_ring(q, cache.update(block, self._patch, k, v), first)
         arrived = joined([self._exchange.to_tokens(self._to_heads.packed(out))()])
         return self._to_heads.unpacked(arrived, out.dtype)
 
-    def _over_the_ring(self, q: Tensor, kv: Tensor) -> Tensor:
+    def _over_the_ring(self, q: Tensor, kv: Tensor, prefix: Tensor | None) -> Tensor:
         ring = self._ring
         if ring.size == 1:
-            return self._attend(q, kv[0], kv[1])[0] if q.numel() else q
+            k, v = kv if prefix is None else torch.cat((prefix, kv), dim=2)
+            return self._attend(q, k, v)[0] if q.numel() else q
         own = self._payload.packed(q)
         gathered = ring.gather(own.flatten(2), self._tokens).unflatten(2, own.shape[2:])
         everyone = self._payload.unpacked(gathered, q.dtype)
@@ -332,6 +337,8 @@ class PatchAttention:
             out, lse = self._attend(everyone, kv[0], kv[1])
             lse = lse.transpose(1, 2).unsqueeze(-1)
         partial = PartialAttention(q)
+        if prefix is not None and q.numel() and prefix.numel():
+            partial.add(*self._attend(q, *prefix))
         returned = self._return(self._payload.packed(out))
         for part, part_lse in zip(returned, self._return(lse, "ring lse"), strict=True):
             partial.add(self._payload.unpacked(part, q.dtype), part_lse.squeeze(-1).transpose(1, 2))

@@ -44,6 +44,13 @@ PLANS: Mapping[str, Mapping[str, Any]] = {
     "ring 2 x ulysses 2, unequal": {"ring": 2, "ulysses": 2, "shares": (100, 61, 45, 20)},
 }
 QUICK = ("ulysses 2, in chunks", "ring 3")
+PATCHED: Mapping[str, Mapping[str, Any]] = {
+    "pipefusion 3": {"pipefusion": 3},
+    "pipefusion 2 x ulysses 2": {"pipefusion": 2, "ulysses": 2, "patches": 3},
+    "pipefusion 2 x ring 2, unequal": {"pipefusion": 2, "ring": 2, "shares": (100, 35)},
+    "patches 2 on one stage": {"patches": 2},
+}
+QUICK_PATCHED = ("pipefusion 3", "pipefusion 2 x ring 2, unequal")
 
 
 class Turned(nn.Module):
@@ -247,6 +254,26 @@ def assert_equal(results: list[list[Tensor]], expected: list[Tensor]) -> None:
 def test_a_split_gives_the_models_own_result(keeps: bool, references: bool, plan: str) -> None:
     case = case_of(references, keeps=keeps)
     assert_equal(outputs(case, plan_for(case, **PLANS[plan])), expected_of(case))
+
+
+@pytest.mark.parametrize(
+    "plan", [pytest.param(plan, marks=[thorough] * (plan not in QUICK_PATCHED)) for plan in PATCHED]
+)
+@pytest.mark.parametrize(
+    "references", [pytest.param(False, marks=thorough), True], ids=["text alone", "two references"]
+)
+def test_a_patch_gives_the_models_own_result(references: bool, plan: str) -> None:
+    """A patch is computed from a cache of the same call, so that no key is of an earlier step."""
+    case = case_of(references)
+    resolved = plan_for(case, **PATCHED[plan])
+
+    def on_rank(_: int) -> list[Tensor]:
+        rank = Rank(case, resolved)
+        return [out for out in (rank.run(), rank.by_patch()) if out is not None]
+
+    results = run_ranks(resolved.world_size, on_rank)
+    with torch.no_grad():
+        assert_equal([outs for outs in results if outs], [case.stock()] * 2)
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["cache off", "filled, then hit"])

@@ -21,6 +21,7 @@ from tests.support.graphs.comfyui import (
     with_reference,
 )
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_stale_patches_depend_on_patches_and_warmup_alone, assert_stock
 from tests.support.graphs.flux import Graph, insert_after_model, queue_logged, step_by_step, ways
 from tests.support.latents import latents, relative_error, saved_latent
 from tests.support.node_outcomes import newer_nodes
@@ -123,7 +124,30 @@ def test_a_network_that_patches_its_blocks_is_refused_by_name(place: str, comfyu
     assert f"attention and block patches ({place})" in message
 
 
-def test_pipefusion_is_refused_by_name(comfyui: ComfyUI) -> None:
-    message = refused(comfyui, spread(cached("as the class has it", references=False), cfg=1, pipefusion=2))
-    assert "pipefusion" in message
+@pytest.mark.parametrize("references", [False, True], ids=["text alone", "two references"])
+@pytest.mark.parametrize("cache", [cache for cache in CACHES if "int8" not in cache])
+def test_pipefusion_gives_the_stock_result_while_all_steps_warm_up(
+    cache: str, references: bool, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    graph = cached(cache, references)
+    run, log = queue_logged(comfyui, spread(graph, "cpu:3", cfg=1, pipefusion=3, warmup_steps=99))
+    error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
+    print(cache, references, f"{error:.1e}")
+    assert error <= TOLERANCE
+    assert ways(log) == ["loop"]
+
+
+def test_stale_patches_depend_on_patches_and_warmup_alone(latent_of: LatentOf) -> None:
+    assert_stale_patches_depend_on_patches_and_warmup_alone(latent_of, cached("as the class has it", references=True))
+
+
+def test_a_quantised_cache_under_pipefusion_is_refused_by_name(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    graph = cached("in host memory, as int8", references=False)
+    comfyui.queue(graph).check()
+    message = refused(comfyui, spread(graph, cfg=1, pipefusion=2))
     print(message)
+    assert message.startswith(
+        "the cache of text and references with dtype int8 (QwenImage21Cache) cannot be used with "
+    )
+    off = insert_after_model(graph_of(NAME, steps=4), CACHE, device="off", dtype="int8")
+    assert_stock(latent_of, off, cfg=1, pipefusion=2, warmup_steps=99)

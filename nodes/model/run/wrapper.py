@@ -13,6 +13,7 @@ from ....parallel_backend.errors import Refused
 from ...runtime import progress
 from ..conditioning import STRICT, NotSupported
 from ..features.networks import WHOLE, refuse_stages
+from ..features.prefix_cache import refuse_quantised_prefix
 from ..own_code import name_of
 from ..proxy import DiffusionProxy
 from ..recording.chosen import recording_of
@@ -104,6 +105,7 @@ def run_in_workers(
             )
         shown.warnings.extend(verdicts().reports())
         refuse_stages(plan, networks)
+        refuse_quantised_prefix(plan, run.transformer_options, proxy.skeleton)
         if plan.world_size > 1 and any(network.kind == WHOLE for network in networks):
             shown.warnings.append(RUN_WHOLE)
         if remote.wish.compiler and (reason is not None or not compiler):

@@ -40,7 +40,7 @@ from .features.pose_cache import OPTION, PoseCaches
 from .features.skipped_blocks import REPLACED, replacements
 from .features.text import PreparedTexts
 from .latents import reference_tokens
-from .model_run import ModelRun
+from .model_run import ModelRun, end_run
 from .timestep_numbers import TimestepNumbers
 
 PROMPTS = "uuids"
@@ -91,9 +91,16 @@ class ComfyModel:
         """The forward of this stage under a plan."""
         return ComfyForward(self, self._spread, execution)
 
-    def run_on(self, device: torch.device) -> ModelRun:
-        """Tell ComfyUI's BaseModel that a run begins on this rank's device."""
-        return ModelRun(self._base, self._spread.entered, device)
+    def run_on(self, execution: Execution) -> ModelRun | None:
+        """Tell ComfyUI's BaseModel that a run begins on this rank's device; None under PipeFusion.
+
+        Under PipeFusion a rank computes some of the blocks alone, one patch after the other, and a cache of ComfyUI's that holds
+        something for every block would never be filled. So ComfyUI's BaseModel is not told, and turns no cache on.
+        """
+        if max(execution.plan.pipefusion, execution.plan.patches) > 1:
+            end_run(self._base)
+            return None
+        return ModelRun(self._base, self._spread.entered, execution.mesh.sequence.device)
 
     def compute(
         self,
@@ -176,7 +183,7 @@ class ComfyForward(SpreadForward):
         super().__init__(blocks, execution, blocks.compiled_by(execution.compiler))
         self.networks: Sequence[Beside] = ()
         self._model = model
-        self._run = model.run_on(execution.mesh.sequence.device)
+        self._run = model.run_on(execution)
         self._texts = PreparedTexts()
         self._poses = PoseCaches()
         self._handed = BlockAttention()

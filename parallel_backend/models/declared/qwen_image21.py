@@ -1,7 +1,8 @@
 """Qwen-Image 2.1: one stream of text and references, which every rank keeps, and of the picture, whose tokens are split.
 
 No token of the text or of a reference attends to the picture, so ComfyUI keeps their keys and values for a run. Its functions
-for attention, and its cache, run on each rank as they are.
+for attention, and its cache, run on each rank as they are. Under PipeFusion, the cache is off, and text and references are
+computed with each patch.
 """
 
 from __future__ import annotations
@@ -33,5 +34,4 @@ QWEN_IMAGE21 = Declaration(
     ),
     text_width=lambda model: model.txt_in.in_layer.in_features,
     patch_size=lambda model: 1,
-    whole_picture=True,
 )

@@ -367,7 +367,7 @@ class Attentions:
             of_patch = layout.once(
                 ("patch", *kind), lambda: PatchAttention(self._mesh, split(), patch, attend, payload)
             )
-            out = of_patch(key, q, k, v, self._caches.by_attention[key])
+            out = of_patch(key, q, k, v, self._caches.by_attention[key], prefix)
         return with_idle(out, shown, counts)
 
     def kernel(self, q: Tensor, exact: bool = False) -> Attend:

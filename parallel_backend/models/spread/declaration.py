@@ -49,7 +49,7 @@ class Prefixed:
     """A stream of a prefix, which every rank holds whole, with the picture's tokens after it, which are split.
 
     The prefix is what does not depend on the picture: text and references. A call of the block may have the prefix alone, or
-    the picture's tokens alone.
+    the picture's tokens alone. Under PipeFusion each patch has the whole prefix.
 
     Attributes:
         length: the argument of the block that is the number of the prefix's tokens in this call.

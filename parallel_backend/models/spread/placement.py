@@ -52,8 +52,11 @@ class Placement:
         return self._kept(inside, start, stop - start, max(0, min(stop, self.replicated) - start))
 
     def only(self, patch: int) -> Placement:
-        """The tokens of one patch alone; the stream's length stays."""
-        return self._kept([patches == patch for patches in self.patches], 0, self.length, self.replicated)
+        """The tokens of one patch, with what every rank holds of a stream that is cut; the stream's length stays."""
+        first = 0 if self.everywhere else self.replicated
+        pairs = zip(self.ranks, self.patches, strict=True)
+        inside = [(patches == patch) | (positions < first) for positions, patches in pairs]
+        return self._kept(inside, 0, self.length, self.replicated)
 
     def before(self, rank: int, position: int) -> int:
         """How many of a rank's tokens lie before a position of the stream."""

@@ -1,0 +1,31 @@
+"""The option of ComfyUI's cache of keys and values of text and references, which QwenImage21Cache sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ....parallel_backend.errors import Refused
+from ....parallel_backend.plan import ResolvedPlan
+from ..named_options import named_by
+
+PREFIX_CACHE = "qwen_image21_cache"
+"""The transformer option: a dict of the device that holds the cache, or "off", and of the dtype of what it holds."""
+
+
+def refuse_quantised_prefix(plan: ResolvedPlan, transformer_options: Mapping[str, Any], model: nn.Module) -> None:
+    """Raise Refused where a model that has such a cache is to quantise it under PipeFusion, which runs without a cache.
+
+    A quantised cache changes the picture, so that a run without it would give another one.
+    """
+    option = transformer_options.get(PREFIX_CACHE) or {}
+    dtype = option.get("dtype", "default")
+    quantised = dtype != "default" and option.get("device") != "off"
+    if quantised and max(plan.pipefusion, plan.patches) > 1 and PREFIX_CACHE in named_by(model):
+        raise Refused(
+            f"the cache of text and references with dtype {dtype} (QwenImage21Cache) cannot be used with pipefusion "
+            f"{plan.pipefusion} and patches {plan.patches}, which run without a cache: set its dtype to default, or choose "
+            "pipefusion 1 and patches 1 in Parallel Plan."
+        )
