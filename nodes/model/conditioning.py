@@ -25,7 +25,6 @@ from ...parallel_backend.conditioning import (
 )
 from ...parallel_backend.diffusion import Value
 from ...parallel_backend.models.comfyui.rows import rows_of, run_of
-from .features.prefix_cache import PREFIX_CACHE
 
 TEXT_MASK = "attention_mask"
 """Which of the text's tokens count, in ComfyUI's names and in those of its models."""
@@ -47,6 +46,9 @@ OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT, SIDES, "uuids"})
 
 NUMBERS = {"rope_options": "changed positions", "chroma_radiance_options": "Chroma Radiance options"}
 """The options that hold numbers by name: how far tokens are moved (ScaleROPE, LongCatImage's class), ChromaRadianceOptions."""
+
+PREFIX_CACHE = "qwen_image21_cache"
+"""The option that QwenImage21Cache sets: the device of the cache of text and references, or "off", and the cache's dtype."""
 
 DICT_OPTIONS = frozenset({PREFIX_CACHE})
 """Transformer options that are dicts of plain values."""

@@ -1,4 +1,4 @@
-"""The option of ComfyUI's cache of keys and values of text and references, which QwenImage21Cache sets."""
+"""ComfyUI's cache of keys and values of text and references, which QwenImage21Cache sets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from torch import nn
 
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.plan import ResolvedPlan
+from ..conditioning import PREFIX_CACHE
 from ..named_options import named_by
-
-PREFIX_CACHE = "qwen_image21_cache"
-"""The transformer option: a dict of the device that holds the cache, or "off", and of the dtype of what it holds."""
 
 
 def refuse_quantised_prefix(plan: ResolvedPlan, transformer_options: Mapping[str, Any], model: nn.Module) -> None:
