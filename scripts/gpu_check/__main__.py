@@ -3,6 +3,7 @@
     python -m scripts.gpu_check one                                          # one GPU
     python -m scripts.gpu_check compiled                                     # its blocks compiled
     python -m scripts.gpu_check formats                                      # a layer in each format
+    python -m scripts.gpu_check shares                                       # rates, and what a rank of many computes
     python -m scripts.gpu_check races                                        # weights that come and go
     python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check connections  # what they carry; ranks may share a GPU
     python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check many      # splits
@@ -29,12 +30,14 @@ from .pipeline import Pipeline
 from .prompts import Prompts
 from .races import Races
 from .report import Report
+from .shares import Shares
 
 LISTS: dict[str, type[Report]] = {
     "one": One,
     "compiled": Compiled,
     "formats": Formats,
     "races": Races,
+    "shares": Shares,
     "connections": Connections,
     "many": Many,
     "pipeline": Pipeline,

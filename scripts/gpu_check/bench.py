@@ -38,6 +38,9 @@ SHORT, LONG = 2, 8
 REPEATS = 3
 """Of what is timed, the fastest of so many."""
 
+TURNS = 5
+"""How often each of several runs is timed by turns."""
+
 NUMBERS = (1 << 22) + 3
 """Random numbers of which weights are made."""
 
@@ -107,19 +110,39 @@ class Bench(Report):
         self.wait()
         return 1e3 * (time.perf_counter() - start) / runs
 
-    def step(self, run: Run) -> tuple[float, float]:
-        """Milliseconds of a step, and of the host alone."""
-        seconds = {SHORT: math.inf, LONG: math.inf}
-        for _ in range(REPEATS):
-            for steps in seconds:
-                self.wait()
-                start = time.perf_counter()
-                run(steps, nothing)
-                self.wait()
-                seconds[steps] = min(seconds[steps], time.perf_counter() - start)
+    def seconds(self, run: Run, steps: int) -> float:
+        """Return how long a denoise of so many steps takes."""
+        self.wait()
+        start = time.perf_counter()
+        run(steps, nothing)
+        self.wait()
+        return time.perf_counter() - start
+
+    def step(self, run: Run, steps: int = LONG, repeats: int = REPEATS) -> tuple[float, float]:
+        """Return the milliseconds of a step, and of the host alone.
+
+        Args:
+            steps: of the longer of two runs, whose difference is timed.
+            repeats: of each run, the fastest of so many counts.
+        """
+        times = [(self.seconds(run, SHORT), self.seconds(run, steps)) for _ in range(repeats)]
+        short, long = map(min, zip(*times, strict=True))
+        return 1e3 * (long - short) / (steps - SHORT), self.host_step(run)
+
+    def host_step(self, run: Run) -> float:
+        """Return the milliseconds that the host takes for a step."""
         clock = HostClock(self.wait)
         run(LONG, clock)
-        return 1e3 * (seconds[LONG] - seconds[SHORT]) / (LONG - SHORT), statistics.median(clock.milliseconds)
+        return statistics.median(clock.milliseconds)
+
+    def by_turns(self, runs: Sequence[Run], repeats: int = TURNS) -> list[list[float]]:
+        """Return for each denoise the milliseconds of a step, several times; all are timed by turns, as a card's clock drifts."""
+        times: list[list[float]] = [[] for _ in runs]
+        for _ in range(repeats):
+            for run, found in zip(runs, times, strict=True):
+                short, long = self.seconds(run, SHORT), self.seconds(run, LONG)
+                found.append(1e3 * (long - short) / (LONG - SHORT))
+        return times
 
     def peak(self, work: Work) -> int:
         """Bytes of the device that work takes at the most beside what is held before."""

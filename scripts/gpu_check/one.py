@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import statistics
 import warnings
 from typing import Any
 
@@ -20,7 +21,7 @@ from parallel_backend.weights.stores.host_memory import pin
 from parallel_backend.weights.stores.streamed import Streamed
 from tests.dry.dry_rank import inspected
 
-from .bench import FLUX, FP32_TOLERANCE, LONG, SHORT, TOLERANCE, TYPE, Bench, Run, error_of, nothing
+from .bench import FLUX, FP32_TOLERANCE, LONG, REPEATS, SHORT, TOLERANCE, TYPE, Bench, Run, error_of, nothing
 from .report import Work
 
 ROOM_FOR_FLUX = 60e9
@@ -96,8 +97,8 @@ class One(Bench):
         host_side = torch.empty(1 << 28, dtype=torch.uint8)
         sources = {"pageable": host_side} | ({"pinned": host_side.pin_memory()} if self.cuda else {})
         for name, source in sources.items():
-            rate = there.nbytes / 1e6 / self.milliseconds(functools.partial(there.copy_, source))
-            self.say(f"to the device, {name}", None, f"{rate:.1f} GB/s")
+            rate = 1e3 * there.nbytes / self.milliseconds(functools.partial(there.copy_, source))
+            self.say(f"to the device, {name}", None, f"{rate / 1e9:.1f} GB/s")
 
     def pins(self) -> None:
         """Memory that is pinned twice, which must fail, and a kernel after it, which must not."""
@@ -132,24 +133,46 @@ class One(Bench):
             self.needed(f"{patches} patches", plan, self.ours(self.name, plan, model)[1])
 
     def streamed(self) -> None:
-        """A window of half the blocks against all of them on the device."""
-        plan = self.plan(self.name)
+        """Compare a window of half the blocks with all of them on the device, and where there is room a window of two."""
+        self.windowed(self.name, 0.5)
+        if self.roomy():
+            self.windowed(FLUX, 0.0)
+
+    def windowed(self, name: str, part: float) -> None:
+        """Compare a window with all blocks on the device.
+
+        Args:
+            part: of the blocks that stay on the device, besides the two that come and go.
+        """
+        plan = self.plan(name)
         alone = Communicator("alike", None, torch.device("cpu"), False, Meter())
-        _, all_there = self.ours(self.name, plan, self.model(self.name)[0])
-        model, store = self.model(
-            self.name, lambda module, blocks: Streamed(module, blocks, alone, self.device, Meter(device=self.device))
-        )
+        _, all_there = self.ours(name, plan, self.model(name)[0])
+        meter = Meter(device=self.device)
+        model, store = self.model(name, lambda module, blocks: Streamed(module, blocks, alone, self.device, meter))
         assert isinstance(store, Streamed)
-        store.fit(store.kept // 2)
-        _, windowed = self.ours(self.name, plan, model, access=store)
+        store.fit(int(store.kept * part))
+        _, windowed = self.ours(name, plan, model, access=store)
         expected, found = all_there(SHORT, nothing), windowed(SHORT, nothing)
         assert found is not None
         assert expected is not None
-        times = [self.step(run)[0] for run in (all_there, windowed)]
+        resident, streamed = map(statistics.median, self.by_turns((all_there, windowed), REPEATS))
+        before = meter.sent["weights"]
+        windowed(1, nothing)
+        copied = meter.sent["weights"] - before
         text = (
-            f"{times[1]:.1f} ms a step, {times[0]:.1f} with all blocks there; {store.whole / 1e6:.0f} MB of blocks stay"
+            f"{streamed:.1f} ms a step, {resident:.1f} with all blocks there; {store.whole / 1e6:.0f} MB of blocks stay"
         )
-        self.say("streamed weights", torch.equal(found, expected), text)
+        if copied:
+            copying = 1e3 * copied / self.host_rate()
+            hidden = 1 - (streamed - resident) / copying
+            text += f", {copied / 1e6:.0f} MB come, which takes {copying:.1f} ms, of which {hidden:.2f} hide"
+        self.say(f"streamed weights, {name}", torch.equal(found, expected), text)
+
+    def host_rate(self) -> float:
+        """Return the bytes/s from pinned host memory to the device."""
+        there = torch.empty(1 << 28, dtype=torch.uint8, device=self.device)
+        source = torch.empty_like(there, device="cpu", pin_memory=self.cuda)
+        return 1e3 * there.nbytes / self.milliseconds(lambda: there.copy_(source, non_blocking=True))
 
     def busy(self) -> None:
         """Whether the host keeps the GPU busy, and nothing waits in the loop."""
@@ -187,12 +210,15 @@ class One(Bench):
             free, total = torch.cuda.mem_get_info()
             taken = total - free - torch.cuda.memory_reserved()
             text = f"{taken / 1e6:.0f} MB, {CONTEXT_BYTES / 1e6:.0f} in plans"
-            self.say("the context", taken <= CONTEXT_BYTES, text)
+            self.say("the context", taken <= CONTEXT_BYTES, text, context=float(taken))
+
+    def roomy(self) -> bool:
+        """Return True if the card has room for all of FLUX.1-dev twice."""
+        return self.cuda and torch.cuda.mem_get_info()[0] > ROOM_FOR_FLUX
 
     def eager(self) -> None:
-        """One rank's step against ComfyUI's own: of the whole model, where there is room for both."""
-        roomy = self.cuda and torch.cuda.mem_get_info()[0] > ROOM_FOR_FLUX
-        self.beside_comfyui(FLUX if roomy else self.name, "", EAGER)
+        """Compare one rank's step with ComfyUI's own: of the whole model, where there is room for both."""
+        self.beside_comfyui(FLUX if self.roomy() else self.name, "", EAGER)
 
     def beside_comfyui(self, name: str, compiler: str, aim: float) -> None:
         """How far ours and ComfyUI's own are from the result in fp32, if the model is small, and how long a step takes each."""
@@ -215,8 +241,13 @@ class One(Bench):
             self.say(f"{how}, the result", None, f"{error_of(found, other):.1e} from ComfyUI's own")
         if compiler:
             self.say(f"{how}, all blocks", not rank.uncompiled, rank.uncompiled)
-        (step, host), (own_step, own_host) = (self.step(each) for each in (run, own))
-        text = f"{step / own_step:.3f}, at most {aim}: {step:.1f} ms (host {host:.1f}), its own {own_step:.1f} ({own_host:.1f})"
+        times = self.by_turns((run, own))
+        step, own_step = map(statistics.median, times)
+        each = [
+            f"{statistics.median(found):.1f} ms ({min(found):.1f} to {max(found):.1f}, host {self.host_step(denoise):.1f})"
+            for found, denoise in zip(times, (run, own), strict=True)
+        ]
+        text = f"{step / own_step:.3f}, at most {aim}: ours {each[0]}, its own {each[1]}"
         self.say(f"{how}, a step against ComfyUI's", step <= aim * own_step if self.cuda else None, text)
         comfy.model_management.unload_all_models()
 
@@ -246,12 +277,19 @@ class One(Bench):
 
 
 class Compiled(One):
-    """The same by TorchCompileModel on both sides."""
+    """Checks of one GPU with TorchCompileModel on both sides."""
 
     def run(self) -> None:
-        """Of few blocks: it takes ComfyUI minutes for the whole model."""
-        self.each(self.compiled)
+        """Compare few blocks, then the whole model, which may take a compiler longer than there is time."""
+        self.each(self.compiled, self.whole)
 
     def compiled(self) -> None:
-        """One rank's step against ComfyUI's own."""
+        """Compare one rank's step of few blocks with ComfyUI's own."""
         self.beside_comfyui(self.name, self.compiler, COMPILED)
+
+    def whole(self) -> None:
+        """Compare one rank's step of all of FLUX.1-dev with ComfyUI's own, where there is room for both."""
+        if self.roomy():
+            self.beside_comfyui(FLUX, self.compiler, COMPILED)
+        else:
+            self.say(f"{FLUX}, compiled by {self.compiler}", None, "not run: it needs a card with 60 GB free")

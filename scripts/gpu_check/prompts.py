@@ -26,6 +26,7 @@ from parallel_backend.comfyui_folder import FOLDER
 from parallel_backend.worker.process.environment import FAULT_FILE
 from tests.faults.fault_file import FaultFile
 
+from .one import FURTHER
 from .report import Report
 
 REPO = Path(__file__).parents[2]
@@ -47,6 +48,20 @@ SHORT_OF = re.compile(r"memory|GB free")
 
 ROOM = 1 << 26
 """Bytes of a card that are left to a job which is to run out of them."""
+
+
+WEIGHTS = {"bf16": "default", "fp8 weights": "fp8_e4m3fn"}
+"""The loaders' types of weights, of graphs that compute in bf16."""
+
+VIDEO_PROMPTS = {"positive": 7, "negative": 4}
+"""The sides of a video's graph, and how many tokens the text of each has."""
+
+
+def typed(graph: dict[str, Any], stored: str, computed: str) -> dict[str, Any]:
+    """Return a graph with weights of a loader's type and a model that computes in another."""
+    graph["model"]["inputs"]["weight_dtype"] = stored
+    graph["fp32"]["inputs"]["dtype"] = computed
+    return graph
 
 
 def missing(requirements: str) -> list[str]:
@@ -83,7 +98,8 @@ class Prompts(Report):
             with self.server:
                 self.new = 0
                 self.own = self.latent(self.graph())
-                self.each(self.pictures, self.lora, self.unload, self.vae, self.cancel, self.kill, self.memory)
+                self.each(self.pictures, self.types, self.lora, self.unload, self.vae)
+                self.each(self.cancel, self.kill, self.memory)
                 workers = self.workers()
             gone = not any(process.is_running() and process.status() != "zombie" for process in workers)
             left = [*temporary.glob("comfyui-parallel-*"), *(set(os.listdir("/dev/shm")) - shared)]
@@ -93,6 +109,7 @@ class Prompts(Report):
 
     def fill(self) -> None:
         """Put models, prompts, a LoRA and a latent into ComfyUI's folders."""
+        from tests.support.tiny.comfyui import TINY, save_tiny
         from tests.vae.comfy_vaes import save_image_vae
 
         server, models = self.server, self.server.base_dir / "models"
@@ -100,6 +117,10 @@ class Prompts(Report):
         server.add_model("vae_approx", SPRITES.glob("taef1_*.safetensors"))
         server.add_input(SPRITES.glob("*.safetensors"))
         save_image_vae(models / "vae" / "flux.safetensors")
+        save_tiny(models / "diffusion_models", "wan")
+        for side, tokens in VIDEO_PROMPTS.items():
+            [(text, options)] = TINY["wan"].prompt(tokens, seed=tokens)
+            save_file({"cond": text, **options}, server.input_dir / f"wan-{side}.safetensors")
         generator = torch.Generator().manual_seed(4)
         lora: dict[str, Tensor] = {}
         with safe_open(SPRITES / MODEL, "pt") as file:
@@ -154,6 +175,28 @@ class Prompts(Report):
         """On one worker, and on two that share the device."""
         for ranks in (1, 2):
             self.same(f"a sprite, {ranks} workers", ranks)
+
+    def video(self, ranks: int = 0) -> dict[str, Any]:
+        """Return a graph of a small Wan, with ComfyUI's own loader or on so many ranks."""
+        graph = self.graph(ranks, steps=4)
+        graph["model"]["inputs"]["unet_name"] = "wan.safetensors"
+        if ranks:
+            graph["model"]["class_type"] = "LoadParallelDiffusionModel"
+        for side in VIDEO_PROMPTS:
+            graph[side]["inputs"]["conditioning"] = f"wan-{side}.safetensors"
+        size = {"width": 80, "height": 72, "length": 9, "batch_size": 1}
+        graph["latent"] = {"class_type": "EmptyHunyuanLatentVideo", "inputs": size}
+        return {name: node for name, node in graph.items() if name not in ("vae", "image", "save_image")}
+
+    def types(self) -> None:
+        """Compute in bf16, of weights as the file has them and of weights in fp8: as far from fp32 as ComfyUI's own."""
+        for name, make in (("a sprite", self.graph), ("a Wan video", self.video)):
+            for title, stored in WEIGHTS.items():
+                exact = self.latent(typed(make(), stored, "fp32"))
+                theirs = self.error(typed(make(), stored, "bf16"), exact)
+                ours = self.error(typed(make(2), stored, "bf16"), exact)
+                text = f"error {ours:.1e}, of ComfyUI's own {theirs:.1e}"
+                self.say(f"{name}, {title}", 0 < ours <= FURTHER * theirs + TOLERANCE, text)
 
     def lora(self) -> None:
         """A LoRA on both sides, which changes the picture; and without it again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,22 +231,29 @@ def model_of(name: str, *, whole: bool, stage: Stage | None = None) -> Any:
     return model
 
 
-def own_kernels(name: str) -> Counter[str]:
-    """Kernels of ComfyUI's own forward of the whole model, by name; its text is prepared before, as ComfyUI's process does."""
+def own_forward(name: str, module: Any, device: str | torch.device, dtype: torch.dtype) -> Callable[[], object]:
+    """Return ComfyUI's own forward of a job's model; its text is prepared before, as ComfyUI's process does."""
     import comfy.utils
 
     job = JOBS[name]
+    draw = functools.partial(torch.randn, 1, device=device, dtype=dtype)
+    conditioning = arguments({key: draw(*shape) for key, shape in job.prompt.items()}, job.values)
+    if conditioning.pop(TEXT_PREPARATION, None):
+        conditioning["context"] = module.preprocess_text_embeds(conditioning["context"])
+    latent: Any = draw(*job.latent)
+    if SHAPES in conditioning:
+        latent = comfy.utils.unpack_latents(latent, conditioning.pop(SHAPES))
+    timestep = torch.full((1,), 0.5, device=device)
+    return lambda: module(latent, timestep, transformer_options={}, **conditioning)
+
+
+def own_kernels(name: str) -> Counter[str]:
+    """Return the kernels of ComfyUI's own forward of the whole model, by name."""
     module = inspected(name)[1].base(torch.bfloat16).diffusion_model
     gpu = FakeGpu()
     with gpu.running(0, 1):
         module.to_empty(device=DEVICE)
-        draw = functools.partial(torch.empty, 1, device=DEVICE, dtype=torch.bfloat16)
-        given = arguments({key: draw(*shape) for key, shape in job.prompt.items()}, job.values)
-        if given.pop(TEXT_PREPARATION, None):
-            given["context"] = module.preprocess_text_embeds(given["context"])
-        latent: Any = draw(*job.latent)
-        if SHAPES in given:
-            latent = comfy.utils.unpack_latents(latent, given.pop(SHAPES))
+        forward = own_forward(name, module, DEVICE, torch.bfloat16)
         gpu.begin()
-        module(latent, torch.empty(1, device=DEVICE), transformer_options={}, **given)
+        forward()
         return gpu.counts.kernels

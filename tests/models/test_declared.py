@@ -10,7 +10,7 @@ import torch
 
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models.comfyui.comfy_family import _keep_two_of_each, load_buffers, plan_shape
+from parallel_backend.models.comfyui.comfy_family import keep_two_of_each, load_buffers, plan_shape
 from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, small_model
 from parallel_backend.models.comfyui.small.case import TEXT
@@ -93,7 +93,7 @@ def test_two_blocks_of_each_kind_are_timed(name: str) -> None:
     blocks = blocks_of(case.model, case.declaration)
     shape = plan_shape(case.kind, case.model, case.declaration, blocks, case.x.shape[1], case.x.ndim - 2)
     kinds = [count for count in (shape.double_blocks, shape.single_blocks) if count]
-    _keep_two_of_each(case.model, case.declaration)
+    keep_two_of_each(case.model, case.declaration)
     assert blocks_of(case.model, case.declaration)[-1].unit + 1 == 2 * len(kinds)
     with torch.no_grad():
         assert case.stock().shape == case.x.shape

@@ -29,7 +29,7 @@ PASSED = {
             f"kernel sdpa torch.{kind}"
             for kind in ("bfloat16 128", "float16 64", "bfloat16 72", "bfloat16 512", "float32 128")
         ),
-        "streamed weights",
+        f"streamed weights, {SMALL}",
         f"{SMALL} in fp32, the result",
         f"{SMALL}, eager, the result",
     },
@@ -42,8 +42,10 @@ PASSED = {
         *(f"a layer, {name}" for name in ("fp8 fast", "scaled fp8", "NVFP4", "MXFP8", "INT8")),
     },
     "races": {"streamed, sixteen blocks"},
+    "shares": set(),
     "prompts": {
         *(f"a sprite, {ranks} workers" for ranks in (1, 2)),
+        *(f"{name}, {weights}" for name in ("a sprite", "a Wan video") for weights in ("bf16", "fp8 weights")),
         *("a LoRA", "without the LoRA again", "a parallel VAE", "Unload", "Cancel", "kill -9", "out of memory"),
         *(f"after {fault}" for fault in ("Unload", "Cancel", "kill -9", "out of memory")),
         "nothing is left",
@@ -78,9 +80,14 @@ TOLD = {
         f"{SMALL}, eager, a step against ComfyUI's",
     },
     "many": {"the same noise everywhere", "the word of Cancel, ring 2", "a hop hides behind attention"},
-    "compiled": {f"{SMALL}, compiled by aot_eager, a step against ComfyUI's"},
+    "compiled": {f"{SMALL}, compiled by aot_eager, a step against ComfyUI's", "FLUX.1-dev, compiled by aot_eager"},
     "formats": {"GGUF's kernels"},
     "races": set(),
+    "shares": {
+        "what plans go by",
+        *(f"{SMALL}, a rank's share, {plan}" for plan in ("1 worker", "ulysses 2", "ring 2")),
+        f"{SMALL}, a step against ComfyUI's forward",
+    },
     "prompts": set(),
     "connections": {"NCCL's transports"},
     "pipeline": {

@@ -291,7 +291,7 @@ class ComfyFamily:
         self._compute(base.diffusion_model, config.declaration, config.described, config.tensors, config.entries)
         quantise_layers(base.diffusion_model, config.part, config.quantisation, config.described)
         if config.two_of_each:
-            _keep_two_of_each(base.diffusion_model, config.declaration)
+            keep_two_of_each(base.diffusion_model, config.declaration)
         return ComfyModel(base, config.declaration, stage)
 
     def _compute(
@@ -440,7 +440,7 @@ def load_buffers(module: nn.Module, tensors: Container[str]) -> None:
                 part.register_parameter(name, nn.Parameter(buffer.to("meta"), requires_grad=False))
 
 
-def _keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
+def keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
     """Drop all blocks but the first two of each group, or, where they run in units, those of the first two units.
 
     A group of one block gets another like it; one of none stays empty. Of groups between the first and the last, which

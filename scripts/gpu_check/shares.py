@@ -1,0 +1,231 @@
+"""What plans go by, on one card: rates by size, what each of N ranks would compute of a step, and ComfyUI's own forward."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from parallel_backend.attention.kernels import CHOICES, choose_kernel
+from parallel_backend.attention.packages import package_faults
+from parallel_backend.comm import communicator
+from parallel_backend.comm.communicator import Communicator
+from parallel_backend.comm.meter import Meter
+from parallel_backend.conditioning import picture_shape
+from parallel_backend.errors import Refused
+from parallel_backend.models import FAMILIES
+from parallel_backend.models.comfyui.comfy_family import keep_two_of_each
+from parallel_backend.plan import ResolvedPlan
+from parallel_backend.plan.predict.cost import Job, cost
+from parallel_backend.plan.predict.known_machines import linked
+from parallel_backend.plan.predict.measure import HEAD_DIM, measure, measured_profile
+from tests.dry.dry_rank import inspected, model_of, own_forward
+from tests.dry.full_size import JOBS
+from tests.dry.lone_rank import plan_of
+
+from .bench import SMALL, TYPE, Bench, nothing
+from .one import EAGER
+from .report import Work
+
+TOKENS = (576, 1152, 2304, 4608, 9216, 18900, 37800, 75600)
+LAYERS = ((3072, 3072), (3072, 12288), (15360, 3072), (5120, 13824))
+"""Of FLUX.1 and Wan: features in and out."""
+
+ATTENTION = (
+    (4608, 4608, 24), (4608, 4608, 12), (4608, 4608, 6), (4608, 4608, 3), (1152, 1152, 24), (576, 4608, 24), (75600, 75600, 5),
+    (18900, 18900, 40), (9450, 75600, 40),
+)  # fmt: skip
+"""Queries, keys and heads: of a whole sequence, as Ulysses and Ring split it, and of a patch."""
+
+LINK = 1e11
+"""Bytes/s of a link between ranks."""
+
+STEPS = 5
+"""Steps of the longer of two runs that are timed."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A model whose ranks' shares are timed.
+
+    Attributes:
+        whole: all blocks are run; otherwise two of each kind.
+        degrees: of the plans, of which the first has one rank.
+        repeats: how often each is timed.
+    """
+
+    name: str
+    whole: bool
+    degrees: Sequence[Mapping[str, int]]
+    repeats: int
+
+
+ULYSSES: Sequence[Mapping[str, int]] = ({}, {"ulysses": 2}, {"ulysses": 4}, {"ulysses": 8})
+MODELS = (
+    Shared("FLUX.1-dev", True, (*ULYSSES, {"ring": 4}), 3),
+    Shared("Z-Image", True, ULYSSES[:2], 2),
+    Shared("Qwen-Image", False, ULYSSES, 2),
+    Shared("Wan 2.2 14B", False, (*ULYSSES, {"ring": 4}), 1),
+    Shared("HunyuanVideo 1.5", False, (ULYSSES[0], ULYSSES[3]), 1),
+)
+ON_THE_CPU = (Shared(SMALL, True, ({}, {"ulysses": 2}, {"ring": 2}), 1),)
+
+
+class Shares(Bench):
+    """Checks of one rank of many, whose exchanges do nothing."""
+
+    def run(self) -> None:
+        """Rates, then models, of which the last take longest."""
+        self.each(self.device_rates, self.layers, self.attentions)
+        self.each(*(functools.partial(self.shares, shared) for shared in (MODELS if self.cuda else ON_THE_CPU)))
+
+    def median(self, work: Work, runs: int = 7) -> float:
+        """Return the milliseconds of one run, by the device's own clock."""
+        if not self.cuda:
+            return self.milliseconds(work, 2)
+        for _ in range(3):
+            work()
+        times = []
+        for _ in range(runs):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            work()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+        return statistics.median(times)
+
+    def draw(self, *shape: int) -> Tensor:
+        """Return random numbers as a model's activations are."""
+        return torch.randn(*shape, device=self.device, dtype=TYPE if self.cuda else torch.float32)
+
+    def device_rates(self) -> None:
+        """Measure the device as workers measure it for plans."""
+        alone = Communicator("alike", None, self.device, False, Meter(device=self.device))
+        dtype = TYPE if self.cuda else torch.float32
+        kernel = choose_kernel("auto", self.device, dtype, HEAD_DIM, package_faults(self.device))
+        self.machine = measure(self.device, alone, 0.0, (self.name,), kernel.attend)
+        figures = {
+            name: getattr(self.machine, name)
+            for name in ("matmul", "attention", "bandwidth", "launch", "host_bandwidth")
+        }
+        memory = float(torch.cuda.mem_get_info()[1]) if self.cuda else 0.0
+        text = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
+        self.say(
+            "what plans go by",
+            None,
+            f"{text}, memory {memory:.3g}",
+            **figures,
+            **({"memory": memory} if memory else {}),
+        )
+
+    def layers(self) -> None:
+        """Measure layers by their tokens."""
+        for features, out in LAYERS if self.cuda else ((64, 64),):
+            layer, rates = self.draw(out, features), []
+            for tokens in TOKENS if self.cuda else (64,):
+                x = self.draw(tokens, features)
+                milliseconds = self.median(functools.partial(torch.nn.functional.linear, x, layer))
+                rates.append(f"{tokens}: {2 * tokens * features * out / milliseconds / 1e9:.0f}")
+            self.say(f"TFLOP/s of a layer {features} to {out}, by tokens", None, ", ".join(rates))
+
+    def attentions(self) -> None:
+        """Measure every kernel, which gives its log-sum-exp too, at every share of an attention."""
+        dtype = TYPE if self.cuda else torch.float32
+        for choice in CHOICES:
+            try:
+                kernel = choose_kernel(choice, self.device, dtype, HEAD_DIM, package_faults(self.device))
+            except Refused as refusal:
+                self.say(f"attention by {choice}", None, str(refusal)[:80])
+                continue
+            rates = []
+            for queries, keys, heads in ATTENTION if self.cuda else ((64, 64, 2),):
+                q, k, v = (self.draw(1, tokens, heads, HEAD_DIM) for tokens in (queries, keys, keys))
+                milliseconds = self.median(functools.partial(kernel.attend, q, k, v), 3)
+                rates.append(
+                    f"{queries}x{keys}x{heads}: {4 * queries * keys * heads * HEAD_DIM / milliseconds / 1e9:.0f}"
+                )
+            self.say(f"TFLOP/s of attention by {kernel.name} ({choice})", None, ", ".join(rates))
+
+    def shares(self, shared: Shared) -> None:
+        """Time a step of rank 0 under each plan, and ComfyUI's own forward."""
+        job = JOBS[shared.name]
+        model = model_of(shared.name, whole=shared.whole)
+        model.module.to_empty(device=self.device)
+        for key, parameter in model.module.named_parameters():
+            parameter.data.copy_(self.values(key, parameter.shape))
+        title = shared.name if shared.whole else f"{shared.name}, {job.short} blocks"
+        alone = 0.0
+        for degrees in shared.degrees:
+            plan = plan_of(job.blocks if shared.whole else job.short, 0, degrees)
+            with rank_0_of(plan.world_size):
+                _, run = self.ours(shared.name, plan, model)
+                run(2, nothing)
+                step, host = self.step(run, STEPS, shared.repeats)
+            alone = alone or step
+            text = f"{step:.1f} ms (host {host:.1f}), {alone / step:.2f} times as fast as one rank's"
+            self.say(f"{title}, a rank's share, {plan.degrees}", None, text + self.predicted(shared, plan))
+        dtype = getattr(torch, self.computes_in)
+        own = self.median(own_forward(shared.name, self.own_module(shared, model, dtype), self.device, dtype), 5)
+        text = f"{alone / own:.3f}: {alone:.1f} ms, its own {own:.1f}"
+        self.say(f"{title}, a step against ComfyUI's forward", alone <= EAGER * own if self.cuda else None, text)
+
+    def predicted(self, shared: Shared, plan: ResolvedPlan) -> str:
+        """Return what a plan predicts that a rank computes in a step, without exchanges; empty for a part of a model."""
+        if not shared.whole:
+            return ""
+        job, (_, config) = JOBS[shared.name], inspected(shared.name)
+        family = FAMILIES[job.family]
+        text = torch.empty(1, *job.prompt["context"], device="meta")
+        asked = Job(
+            image_tokens=family.image_tokens(config, picture_shape((1, *job.latent), job.values)),
+            text_tokens=family.beside_tokens(config, {"context": text}),
+        )
+        memory = (float(torch.cuda.mem_get_info()[0]),) if self.cuda else (1e12,)
+        machine = linked(measured_profile(self.machine, memory, self.cuda), LINK)  # whose time is not shown
+        found = cost(plan, family.shape(config), asked, machine)
+        return f"; predicted {1e3 * found.device:.1f} and {1e3 * found.launch:.1f} of launching"
+
+    def own_module(self, shared: Shared, model: Any, dtype: torch.dtype) -> torch.nn.Module:
+        """Return ComfyUI's own diffusion model with the same weights."""
+        config = inspected(shared.name)[1]
+        module: torch.nn.Module = config.base(dtype).diffusion_model
+        if not shared.whole:
+            keep_two_of_each(module, config.declaration)
+        module.to_empty(device=self.device)
+        weights = dict(model.module.state_dict())
+        for key, tensor in module.state_dict().items():
+            same = key in weights and weights[key].shape == tensor.shape
+            tensor.copy_(weights[key] if same else self.values(key, tensor.shape))
+        return module
+
+
+@contextmanager
+def rank_0_of(ranks: int) -> Iterator[None]:
+    """Make this process rank 0 of a world whose exchanges do nothing: what they bring is at hand at once, with any values."""
+    if ranks == 1:
+        yield
+        return
+    new_groups: Callable[..., Any] = dist.new_subgroups_by_enumeration
+
+    def fake(listed: Any, timeout: Any = None, backend: str | None = None, **others: Any) -> Any:
+        return new_groups(listed, timeout, "fake", **others)
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())  # type: ignore[no-untyped-call]
+    try:
+        with (
+            mock.patch.object(dist, "new_subgroups_by_enumeration", fake),
+            mock.patch.object(communicator, "same", return_value=True),  # by which a communicator tries its connections
+        ):
+            yield
+    finally:
+        dist.destroy_process_group()
