@@ -70,13 +70,16 @@ def ledger(pytestconfig: pytest.Config) -> Ledger:
     return pytestconfig.stash[LEDGER]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
+) -> None:
     if table := config.stash[LEDGER].table():
         terminalreporter.section("faults held")
         terminalreporter.write_line(table)
     if left_out := config.stash[LEFT_OUT]:
         terminalreporter.write_line(f"The quick run leaves out {left_out} tests, which --all takes (tests/README.md).")
-    if run := config.getoption("record"):
+    ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    if ended and (run := config.getoption("record")):
         counts = {outcome: len(terminalreporter.getreports(outcome)) for outcome in tested.OUTCOMES}
         row = tested.row(Path(os.environ["COMFYUI_PATH"]), run, counts, datetime.date.today().isoformat())
         README.write_text(tested.written(README.read_text(encoding="utf-8"), row), encoding="utf-8")
