@@ -49,7 +49,7 @@ class One(Bench):
     def run(self) -> None:
         """What one GPU can answer; last what takes longest."""
         self.each(self.kernels, self.speeds, self.copies, self.pins, self.needs, self.streamed, self.busy, self.context)
-        self.each(self.exact, self.eager)
+        self.each(self.exact, self.eager, self.streamed_whole)
 
     def kernels(self) -> None:
         """Attention and its log-sum-exp against fp64, whole and merged of two halves of the keys."""
@@ -133,8 +133,11 @@ class One(Bench):
             self.needed(f"{patches} patches", plan, self.ours(self.name, plan, model)[1])
 
     def streamed(self) -> None:
-        """Compare a window of half the blocks with all of them on the device, and where there is room a window of two."""
+        """Compare a window of half the blocks with all of them on the device."""
         self.windowed(self.name, 0.5)
+
+    def streamed_whole(self) -> None:
+        """Compare a window of two blocks of all of FLUX.1-dev with all of them on the device, where there is room for that."""
         if self.roomy():
             self.windowed(FLUX, 0.0)
 
