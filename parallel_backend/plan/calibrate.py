@@ -86,9 +86,9 @@ def table(before: CardProfile, found: Mapping[str, float], lines: Sequence[Repor
     def row(name: str) -> tuple[str, ...]:
         old = getattr(before, name)
         count = sum(name in line.figures for line in lines)
-        return name, _amount(name, old), _amount(name, found.get(name, old)), f"{count} lines" if count else "kept"
+        return name, _amount(name, old), _amount(name, found.get(name, old)), str(count) if count else "kept"
 
-    return markdown.table(("figure", "before", "now", "measured by"), map(row, FIGURES))
+    return markdown.table(("figure", "before", "now", "lines"), map(row, FIGURES))
 
 
 def _amount(name: str, value: float) -> str:

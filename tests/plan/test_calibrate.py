@@ -61,7 +61,7 @@ def test_a_visits_figures_become_the_cards_profile_and_the_others_stay(tmp_path:
     assert list(found) == list(before) and {name for name in found if found[name] != before[name]} == {"h100"}
     text = capsys.readouterr().out
     assert f"h100, measured on {ORIGIN}:\n" in text
-    assert "| matmul | 594 TFLOP/s | 610 TFLOP/s | 3 lines |\n" in text
+    assert "| matmul | 594 TFLOP/s | 610 TFLOP/s | 3 |\n" in text
     assert "| attention | 631 TFLOP/s | 631 TFLOP/s | kept |\n" in text
     assert "| launch | 36 µs | 36 µs | kept |\n" in text
 
