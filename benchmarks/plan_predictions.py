@@ -1,6 +1,6 @@
 """The cost model against published measurements: writes docs/measured/plan-predictions.md, or fits its constants again.
 
-python benchmarks/plan_predictions.py          # write the page from the constants in plan/predict/known_machines.py
+python benchmarks/plan_predictions.py          # write the page from plan/predict/cards.json and known_machines.py
 python benchmarks/plan_predictions.py --fit    # print the constants that the one- and two-GPU rows give
 """
 
@@ -543,8 +543,8 @@ def _lines() -> Iterator[str]:
     yield ""
     yield (
         "Written by `python benchmarks/plan_predictions.py`. Rows marked *fitted* gave the constants in "
-        "`parallel_backend/plan/predict/known_machines.py` (`--fit` finds them again); all others are predictions. Published "
-        "times of whole pictures include text encoders and VAE, which no plan changes."
+        "`parallel_backend/plan/predict/cards.json` and `known_machines.py` (`--fit` finds them again); all others are "
+        "predictions. Published times of whole pictures include text encoders and VAE, which no plan changes."
     )
     yield ""
     yield from NOTES

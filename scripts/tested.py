@@ -1,16 +1,28 @@
-"""The table in the README of what was tested with what and when: a run writes its row (`scripts/test.sh --record`)."""
+"""The table in the README of what was tested with what and when.
+
+A run of the tests writes its row (`scripts/test.sh --record`). `python -m scripts.tested REPORT` writes that of a visit to a
+machine with GPUs, from the report that `scripts/gpu.sh` makes there.
+"""
 
 from __future__ import annotations
 
+import argparse
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
+
 from parallel_backend import markdown
+from parallel_backend.errors import Refused
+from parallel_backend.plan.gpu_report import BEGINNING, ReportLine, Versions, device_of, lines_of
+
+README = Path(__file__).parents[1] / "README.md"
 
 BEGIN = "<!-- Written by scripts/test.sh --record -->\n"
 END = "<!-- The end of what it writes -->\n"
@@ -36,17 +48,45 @@ class Row:
         return self.comfyui, self.torch, self.python, self.run
 
 
-def row(comfyui: Path, run: str, counts: Mapping[str, int], day: str) -> Row:
-    """The row of a run in this environment.
+def versions(comfyui: Path, day: str) -> Versions:
+    """Return what a run in this environment is with.
 
     Args:
         comfyui: ComfyUI's folder.
-        counts: of tests by OUTCOMES.
         day: as 2026-11-24.
     """
-    result = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts.get(outcome))
     python = ".".join(platform.python_version_tuple()[:2])
-    return Row(comfyui_name(comfyui), version("torch"), python, run, result or "no test", day)
+    return Versions(comfyui_name(comfyui), version("torch"), python, day)
+
+
+def row(of: Versions, run: str, counts: Mapping[str, int]) -> Row:
+    """Return the row of a run, whose tests are counted by OUTCOMES."""
+    result = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts.get(outcome))
+    return Row(of.comfyui, of.torch, of.python, run, result or "no test", of.day)
+
+
+def row_of_report(lines: Sequence[ReportLine]) -> Row:
+    """Return the row of a visit: its checks that passed and failed, and as errors its lists that began and never ended.
+
+    Raises:
+        Refused: the report is of several cards or versions, or does not tell its versions.
+    """
+    told = [line.versions for line in lines if line.versions]
+    if not told:
+        raise Refused("the report does not tell its versions: make it again with this version's scripts/gpu.sh.")
+    days = sorted(each.day for each in told)
+    of = {msgspec.structs.replace(each, day=days[-1]) for each in told}
+    if len(of) > 1:
+        names = " and ".join(sorted(f"ComfyUI {each.comfyui}, torch {each.torch}, Python {each.python}" for each in of))
+        raise Refused(f"the report is of {names}: make a file of the lines of one of them, and name that.")
+    verdicts = [line.verdict for line in lines]
+    counts = {
+        "passed": verdicts.count("PASS"),
+        "failed": verdicts.count("FAIL"),
+        "error": sum(line.name == BEGINNING for line in lines) - sum(line.end for line in lines),
+    }
+    lists = ", ".join(dict.fromkeys(line.checks for line in lines))
+    return row(of.pop(), f"scripts/gpu.sh on {device_of(lines)}: {lists}", counts)
 
 
 def comfyui_name(folder: Path) -> str:
@@ -84,3 +124,23 @@ def written(page: str, new: Row) -> str:
 def _order(each: Row) -> tuple[object, ...]:
     """Numbers in the versions count as numbers."""
     return tuple([int(part) if part.isdigit() else -1 for part in re.split(r"(\d+)", text)] for text in each.of[:3])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write a visit's row into the README; 2 where the report does not make one."""
+    line = argparse.ArgumentParser(prog="python -m scripts.tested", description="Write a visit's row into the README.")
+    line.add_argument("report", type=Path, help="a report's lines.jsonl, or the folder or the archive that holds it")
+    line.add_argument("--into", type=Path, default=README, help="the page with the table (default: the README)")
+    options = line.parse_args(arguments)
+    try:
+        new = row_of_report(lines_of(options.report))
+    except Refused as refusal:
+        print(refusal, file=sys.stderr)
+        return 2
+    options.into.write_text(written(options.into.read_text(encoding="utf-8"), new), encoding="utf-8")
+    print(markdown.table(HEAD, [astuple(new)]), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,7 +26,6 @@ pytest.register_assert_rewrite("tests.support.graphs")  # checks that tests shar
 settings.register_profile("shared machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("shared machine")
 
-README = Path(__file__).parents[1] / "README.md"
 LEDGER = pytest.StashKey[Ledger]()
 LEFT_OUT = pytest.StashKey[int]()
 """How many tests the quick run leaves out."""
@@ -81,8 +80,9 @@ def pytest_terminal_summary(
     ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     if ended and (run := config.getoption("record")):
         counts = {outcome: len(terminalreporter.getreports(outcome)) for outcome in tested.OUTCOMES}
-        row = tested.row(Path(os.environ["COMFYUI_PATH"]), run, counts, datetime.date.today().isoformat())
-        README.write_text(tested.written(README.read_text(encoding="utf-8"), row), encoding="utf-8")
+        of = tested.versions(Path(os.environ["COMFYUI_PATH"]), datetime.date.today().isoformat())
+        row = tested.row(of, run, counts)
+        tested.README.write_text(tested.written(tested.README.read_text(encoding="utf-8"), row), encoding="utf-8")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -53,7 +53,7 @@ def main() -> None:
     options = parser.parse_args()
     import_comfyui()
     with torch.inference_mode():  # as workers have it
-        LISTS[options.list](options.device).run()
+        LISTS[options.list](options.device).begin_to_end()
 
 
 if __name__ == "__main__":

@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
+
+from parallel_backend.comfyui_folder import FOLDER
+from parallel_backend.plan.gpu_report import BEGINNING, ReportLine
+from scripts.tested import versions
 
 Work = Callable[[], object]
 
 LINES = "PARALLEL_GPU_LINES"
 """The environment variable that names the file to which each line is added, as JSON; without it nothing is written."""
-
-
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line of a report.
-
-    Attributes:
-        checks: the name of the list.
-        device: the name of the card, or "cpu".
-        verdict: PASS, FAIL or INFO.
-        name: of what was checked or measured.
-        text: what was found, in words.
-        figures: what was found, in numbers, in the units of a `plan.predict.profiles.Device` (FLOP/s, bytes/s, bytes, seconds).
-    """
-
-    checks: str
-    rank: int
-    device: str
-    verdict: str
-    name: str
-    text: str
-    figures: Mapping[str, float] = {}
-
-
-def lines_of(file: Path) -> list[Line]:
-    """Return the lines of a report's file.
-
-    Raises:
-        msgspec.DecodeError: a line is none of a report.
-    """
-    return [msgspec.json.decode(line, type=Line) for line in file.read_bytes().splitlines()]
 
 
 class Report(ABC):
@@ -54,17 +30,37 @@ class Report(ABC):
         self.rank = int(os.environ.get("LOCAL_RANK", 0))
         self.cuda = kind == "cuda"
 
+    def begin_to_end(self) -> None:
+        """Run the list between two lines of rank 0: its versions, and that it ended. One that crashes or hangs has no end."""
+        if not self.rank:
+            self.each(self.versions)
+        self.run()
+        if not self.rank:
+            self._write(self._line(None, "the end", "of the list", end=True))
+
     @abstractmethod
     def run(self) -> None:
         """All checks of the list."""
 
+    def versions(self) -> None:
+        """Say what the list runs with."""
+        found = versions(Path(os.environ[FOLDER]), datetime.date.today().isoformat())
+        text = f"ComfyUI {found.comfyui}, torch {found.torch}, Python {found.python}, {found.day}"
+        self._write(self._line(None, BEGINNING, text, versions=found))
+
     def say(self, name: str, passed: bool | None, text: object = "", **figures: float) -> None:
         """Print a line, and add it to the file that LINES names; `passed` is None for information."""
+        self._write(self._line(passed, name, text, figures=figures))
+
+    def _line(self, passed: bool | None, name: str, text: object, **more: Any) -> ReportLine:
         verdict = "INFO" if passed is None else "PASS" if passed else "FAIL"
-        print(f"[{self.rank}] {verdict} {name}: {text}\n", end="", flush=True)  # in one piece: other ranks write too
+        device = torch.cuda.get_device_name() if self.cuda else "cpu"
+        return ReportLine(type(self).__name__.lower(), self.rank, device, verdict, name, str(text), **more)
+
+    def _write(self, line: ReportLine) -> None:
+        said = f"[{line.rank}] {line.verdict} {line.name}: {line.text}\n"
+        print(said, end="", flush=True)  # in one piece: other ranks write too
         if file := os.environ.get(LINES):
-            device = torch.cuda.get_device_name() if self.cuda else "cpu"
-            line = Line(type(self).__name__.lower(), self.rank, device, verdict, name, str(text), figures)
             with open(file, "ab", buffering=0) as lines:
                 lines.write(msgspec.json.encode(line) + b"\n")
 

@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 
 from parallel_backend.comfyui_folder import FOLDER
+from parallel_backend.plan.calibrate import main
+from parallel_backend.plan.gpu_report import lines_of
+from parallel_backend.plan.predict.cards import read_cards
 from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
 from parallel_backend.weights.loading.rounds import Way
 from scripts.gpu_check.__main__ import LISTS
 from scripts.gpu_check.connections import transports
 from scripts.gpu_check.prompts import missing
+from scripts.gpu_check.report import LINES, Report
+from scripts.tested import comfyui_name, row_of_report
 from tests.support.selection import thorough
 
 ROOT = Path(__file__).parents[2]
@@ -121,6 +126,43 @@ def test_the_checks_for_gpus_take_less_than_nine_minutes() -> None:
 
 def test_every_list_has_what_it_is_to_pass() -> None:
     assert LISTS.keys() == PASSED.keys() == TOLD.keys()
+
+
+class Tries(Report):
+    """A list of one figure, one failure, and if it is told so, a crash."""
+
+    broken = False
+
+    def run(self) -> None:
+        self.say("a rate", True, "1 TFLOP/s", matmul=1e12)
+        self.each(self.failing)
+        if self.broken:
+            raise RuntimeError("the list itself")
+
+    def failing(self) -> None:
+        raise ValueError("a check")
+
+
+def test_a_lists_lines_become_a_profile_and_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, into = tmp_path / "lines.jsonl", tmp_path / "cards.json"
+    monkeypatch.setenv(LINES, str(file))
+    monkeypatch.setenv(FOLDER, os.environ["COMFYUI_PATH"])
+    Tries("cpu").begin_to_end()
+    lines = lines_of(file)
+    assert [line.verdict for line in lines] == ["INFO", "PASS", "FAIL", "INFO"]
+    assert main([str(file), "--card", "l4", "--into", str(into)]) == 0
+    assert read_cards(into)["l4"].matmul == 1e12
+    row = row_of_report(lines)
+    assert row.comfyui == comfyui_name(Path(os.environ["COMFYUI_PATH"]))
+    assert (row.run, row.result) == ("scripts/gpu.sh on cpu: tries", "1 passed, 1 failed")
+    crashing = Tries("cpu")
+    crashing.broken = True
+    with pytest.raises(RuntimeError):
+        crashing.begin_to_end()
+    assert row_of_report(lines_of(file)).result == "2 passed, 2 failed, 1 error"
+    monkeypatch.delenv(FOLDER)
+    Tries("cpu").begin_to_end()
+    assert [line.verdict for line in lines_of(file)][-4:] == ["FAIL", "PASS", "FAIL", "INFO"]
 
 
 def test_transports_are_counted_from_what_nccl_logs() -> None:

@@ -8,11 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from parallel_backend.plan.gpu_report import BEGINNING, FILE, ReportLine, Versions
 from scripts import tested
-from tests.conftest import README
 from tests.support.selection import thorough
 
 REPO = Path(__file__).parents[2]
@@ -166,7 +167,7 @@ def test_a_page_without_a_place_for_the_table_is_refused() -> None:
 def test_a_row_says_what_the_tests_came_to(tmp_path: Path) -> None:
     (tmp_path / "comfyui_version.py").write_text('__version__ = "0.41.2"\n')
     counts = {"passed": 3, "failed": 1, "error": 0, "skipped": 2}
-    found = tested.row(tmp_path, "the quick run", counts, "2026-11-24")
+    found = tested.row(tested.versions(tmp_path, "2026-11-24"), "the quick run", counts)
     assert (found.comfyui, found.run, found.result) == ("0.41.2", "the quick run", "3 passed, 1 failed, 2 skipped")
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one", "--date", "2026-01-01"]):
@@ -175,7 +176,61 @@ def test_a_row_says_what_the_tests_came_to(tmp_path: Path) -> None:
 
 
 def test_the_readmes_table_is_one() -> None:
-    rows = tested.rows_of(README.read_text(encoding="utf-8"))
+    rows = tested.rows_of(tested.README.read_text(encoding="utf-8"))
     assert rows
     for each in rows:
         assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", each.day) and re.search(r"\d+ passed", each.result)
+
+
+CARD = "NVIDIA H100 80GB HBM3"
+
+
+def listed(checks: str, *verdicts: str, device: str = CARD, ended: bool = True, **other: str) -> list[ReportLine]:
+    """The lines of a list of checks: its versions, its verdicts, and its end."""
+    versions = Versions(**{"comfyui": "0.30.0", "torch": "2.11.0", "python": "3.12", "day": "2026-11-27"} | other)
+    lines = [ReportLine(checks, 0, device, "INFO", BEGINNING, "", versions=versions)]
+    lines += [ReportLine(checks, 1, device, verdict, "a check", "") for verdict in verdicts]
+    return lines + [ReportLine(checks, 0, device, "INFO", "the end", "", end=True)] * ended
+
+
+def test_a_visit_becomes_a_row_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [*listed("prompts", "PASS", "PASS", "INFO", "FAIL"), *listed("one", "PASS", day="2026-11-28")]
+    run = f"scripts/gpu.sh on {CARD}: prompts, one"
+    expected = tested.Row("0.30.0", "2.11.0", "3.12", run, "3 passed, 1 failed", "2026-11-28")
+    assert tested.row_of_report(lines) == expected
+    page, report = tmp_path / "README.md", tmp_path / FILE
+    page.write_text(tested.written(PAGE, row()))
+    report.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+    assert tested.main([str(report), "--into", str(page)]) == 0
+    assert tested.rows_of(page.read_text()) == [row(), expected]
+    assert run in capsys.readouterr().out
+
+
+def test_a_list_that_never_ended_is_an_error_of_the_row() -> None:
+    """What crashes or hangs has no more lines, and would pass unseen."""
+    lines = [*listed("prompts", "PASS"), *listed("many", "PASS", ended=False)]
+    assert tested.row_of_report(lines).result == "2 passed, 1 error"
+    failed = msgspec.structs.replace(lines[0], verdict="FAIL", versions=None)
+    assert tested.row_of_report([failed, *lines[1:]]).result == "2 passed, 1 failed, 1 error"
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        (listed("one", "PASS")[1:], "the report does not tell its versions: make it again"),
+        (
+            [*listed("one"), *listed("many", torch="2.14.1")],
+            "the report is of ComfyUI 0.30.0, torch 2.11.0, Python 3.12 and ComfyUI 0.30.0, torch 2.14.1, Python 3.12: make",
+        ),
+        ([*listed("one"), *listed("one", device="NVIDIA L4")], f"the report is of {CARD} and NVIDIA L4: make a file"),
+        ([], "has no lines: copy the report again"),
+    ],
+)
+def test_a_visit_that_makes_no_row_is_refused(
+    lines: list[ReportLine], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, report = tmp_path / "README.md", tmp_path / FILE
+    page.write_text(PAGE)
+    report.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+    assert tested.main([str(report), "--into", str(page)]) == 2
+    assert sentence in capsys.readouterr().err and page.read_text() == PAGE

@@ -10,9 +10,10 @@ from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import PlanRefused
 from parallel_backend.host.planning.device_memory import DeviceMemory
 from parallel_backend.host.planning.planner import Planner, Question
-from parallel_backend.host.runs.expectation import Expected, card_of, expect, in_words
+from parallel_backend.host.runs.expectation import Expected, expect, in_words
 from parallel_backend.host.runs.outcome import predicted_gain
 from parallel_backend.plan import ParallelPlan, Workload
+from parallel_backend.plan.predict.cards import card_of
 from parallel_backend.plan.predict.cost import Job
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import BlockTimes

@@ -166,6 +166,18 @@ NOT_BY_A_GRAPH: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parallel_backend/derive/undescribed.py": ("… cannot be derived, because …:",),
     },
     "of the command line alone (tests/plan)": {
+        "parallel_backend/plan/calibrate.py": (
+            "the report has figures that cannot be",
+            "the report measured none of",
+            "the report is of …, which is no known card",
+        ),
+        "parallel_backend/plan/gpu_report.py": (
+            "the report … cannot be read",
+            "line … of the report … is cut off",
+            "the report … has no lines",
+            "the report is of …: make a file",
+        ),
+        "parallel_backend/plan/predict/cards.py": ("… is no file of cards",),
         "parallel_backend/plan/predict/known_machines.py": ("the card … is unknown: use ….",),
         "parallel_backend/plan/predict/known_models.py": ("the model … is unknown: use ….",),
     },

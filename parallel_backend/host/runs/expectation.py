@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ...plan import ResolvedPlan, feasible
 from ...plan.choose import best
-from ...plan.predict.known_machines import profile, profile_names
+from ...plan.predict.cards import card_of
+from ...plan.predict.known_machines import profile
 from ...plan.predict.measure import Machine, kept, machine_key, measured_profile
 from ...plan.predict.profiles import Profile
 from ..planning.device_memory import DeviceMemory
 from ..planning.planner import GIGABYTE, Question
 from .outcome import amount, predicted_gain
-
-FOR_ALL = re.compile(r"nvidia|geforce|tesla|rtx|blackwell|workstation|server|edition|sxm\d?|hbm\d\w?|\d+gb")
-"""A word of a GPU's name that makes it no other card."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +77,6 @@ def in_words(expected: Expected) -> str:
 def _times(least: float, most: float) -> str:
     low, high = f"{least:.1f}x", f"{most:.1f}x"
     return f"about {high}" if low == high else f"{low} to {high}"
-
-
-def card_of(name: str) -> str | None:
-    """The card that is known by a GPU's name, as the driver tells it; None for another.
-
-    A word too many is another card: those for laptops, with D, Ti or Super, or on PCIe where the known one has NVLink are slower
-    or faster, and parts of one (MIG) are smaller.
-    """
-    words = re.findall(r"[a-z0-9]+", name.lower())
-    found = "-".join(word for word in words if not FOR_ALL.fullmatch(word))
-    return found if found in profile_names() else None
 
 
 def measured_before(plan: ResolvedPlan) -> Machine | None:

@@ -1,10 +1,7 @@
-"""Cards one can buy, how they are usually linked, and the software on them.
+"""Machines one can buy: the cards of `cards.json`, how they are usually linked, and the software on them.
 
 Figures marked "fitted" come from one- and two-GPU rows of published measurements (`benchmarks/plan_predictions.py --fit`
-finds them again). The others are data sheets (dense bf16 with fp32 sums, memory speed) times the part of it that the fitted
-cards reach: 0.55 for H100's kind, 0.9 for GeForce, 0.7 where the card's power limits it (A6000, L4, L40S, RTX PRO).
-Attention is that of the kernel that workers take: on H100's kind cuDNN's, measured on an H100 at FLUX's shape (631 TFLOP/s of
-989; flash-attn 2 reaches 329 there).
+finds them again).
 """
 
 from __future__ import annotations
@@ -12,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...errors import Refused
+from .cards import cards
 from .operations import CHUNK, PATCHED, RING, RING_HOP, ULYSSES
-from .profiles import Device, Level, Profile, Software
+from .profiles import Level, Profile, Software
 
 GIGA = 1e9
-TERA = 1e12
 MICRO = 1e-6
 
 # This project's code; what its blocks start is with the models. Host times are those on one CPU core with tiny tensors: FLUX's
@@ -52,32 +49,6 @@ XDIT_EAGER = replace(
 
 XDIT_COMPILED = replace(XDIT_EAGER, passes=FUSED_PASSES, merge_bytes=30, launch=FUSED_LAUNCH, added_launch=FUSED_LAUNCH)
 
-LAUNCH = 36 * MICRO  # fitted; of the computer rather than the card
-
-
-def _card(matmul: float, attention: float, bandwidth: float, memory: float) -> Device:
-    """From TFLOP/s, TB/s and GB."""
-    return Device(matmul * TERA, attention * TERA, bandwidth * TERA, memory * GIGA, LAUNCH)
-
-
-H100 = _card(matmul=594, attention=631, bandwidth=2.8, memory=80)  # fitted, but for the attention
-A100 = _card(matmul=194, attention=236, bandwidth=1.7, memory=80)  # fitted
-L40 = _card(matmul=166, attention=150, bandwidth=0.7, memory=48)  # fitted
-H200 = replace(H100, bandwidth=4.0 * TERA, memory=141 * GIGA)
-B200 = _card(matmul=1240, attention=1430, bandwidth=6.7, memory=180)
-L40S = _card(matmul=217, attention=195, bandwidth=0.73, memory=48)
-L20 = _card(matmul=109, attention=99, bandwidth=0.7, memory=48)
-L4 = _card(matmul=60, attention=56, bandwidth=0.25, memory=24)
-A6000 = _card(matmul=108, attention=100, bandwidth=0.65, memory=48)
-RTX_3090 = _card(matmul=64, attention=60, bandwidth=0.79, memory=24)
-RTX_4090 = _card(matmul=150, attention=140, bandwidth=0.85, memory=24)
-RTX_5080 = _card(matmul=101, attention=94, bandwidth=0.81, memory=16)
-RTX_5060_TI = _card(matmul=43, attention=40, bandwidth=0.38, memory=16)
-PRO_5000 = _card(matmul=181, attention=168, bandwidth=1.13, memory=48)
-PRO_6000 = _card(matmul=353, attention=328, bandwidth=1.5, memory=96)
-V100 = _card(matmul=90, attention=35, bandwidth=0.8, memory=32)  # in fp16, as it has no bf16; without flash-attn
-RTX_5090 = _card(matmul=190, attention=177, bandwidth=1.5, memory=32)
-
 NVLINK4 = Level(8, 300 * GIGA, 52 * MICRO)
 NVLINK5 = Level(8, 600 * GIGA, 52 * MICRO)
 NVLINK2 = Level(8, 100 * GIGA, 52 * MICRO)
@@ -104,32 +75,32 @@ ETHERNET_10 = Level(1024, 1.1 * GIGA, 150 * MICRO)
 
 
 def _profiles() -> dict[str, Profile]:
-    def pcie(name: str, device: Device, levels: tuple[Level, ...] = PCIE4) -> Profile:
-        return Profile(name, device, (*levels, ETHERNET_100), PCIE_OVERLAP, EAGER, compiled=COMPILED)
+    def pcie(card: str, levels: tuple[Level, ...] = PCIE4) -> Profile:
+        return Profile(card, cards()[card].device, (*levels, ETHERNET_100), PCIE_OVERLAP, EAGER, compiled=COMPILED)
 
-    def nvlink(name: str, device: Device, link: Level, network: Level = INFINIBAND) -> Profile:
-        return Profile(name, device, (link, network), 1.0, EAGER, compiled=COMPILED)
+    def nvlink(card: str, link: Level, network: Level = INFINIBAND, over: str = "") -> Profile:
+        return Profile(card + over, cards()[card].device, (link, network), 1.0, EAGER, compiled=COMPILED)
 
     found = (
-        pcie("3090", RTX_3090, HOST_COPY),
-        pcie("4090", RTX_4090, HOST_COPY),
-        pcie("5060-ti", RTX_5060_TI, HOST_COPY),  # eight lanes
-        pcie("5080", RTX_5080, HOST_COPY5),
-        pcie("5090", RTX_5090, HOST_COPY5),
-        pcie("pro-5000", PRO_5000, PCIE5),
-        pcie("pro-6000", PRO_6000, PCIE5),
-        pcie("a6000", A6000),
-        pcie("l4", L4),
-        pcie("l20", L20),
-        pcie("l40", L40),
-        pcie("l40s", L40S),
-        nvlink("v100", V100, NVLINK2),
-        nvlink("a100", A100, NVLINK3),
-        nvlink("h100", H100, NVLINK4),
-        nvlink("h200", H200, NVLINK4),
-        nvlink("b200", B200, NVLINK5),
-        nvlink("a100-100gbit", A100, NVLINK3, ETHERNET_100),
-        nvlink("a100-10gbit", A100, NVLINK3, ETHERNET_10),
+        pcie("3090", HOST_COPY),
+        pcie("4090", HOST_COPY),
+        pcie("5060-ti", HOST_COPY),  # eight lanes
+        pcie("5080", HOST_COPY5),
+        pcie("5090", HOST_COPY5),
+        pcie("pro-5000", PCIE5),
+        pcie("pro-6000", PCIE5),
+        pcie("a6000"),
+        pcie("l4"),
+        pcie("l20"),
+        pcie("l40"),
+        pcie("l40s"),
+        nvlink("v100", NVLINK2),
+        nvlink("a100", NVLINK3),
+        nvlink("h100", NVLINK4),
+        nvlink("h200", NVLINK4),
+        nvlink("b200", NVLINK5),
+        nvlink("a100", NVLINK3, ETHERNET_100, over="-100gbit"),
+        nvlink("a100", NVLINK3, ETHERNET_10, over="-10gbit"),
     )
     return {profile.name: profile for profile in found}
 

@@ -137,6 +137,9 @@ def expansion_of(stored: float, element: int, unpacked: bool) -> float:
 CONTEXT_BYTES = 0.8e9
 """Device memory that the CUDA context, NCCL and the kernels take (typical, bytes)."""
 
+HOST_BANDWIDTH = 20e9
+"""Bytes/s from pinned host memory (typical)."""
+
 
 WAVE = 128 * 132
 """Queries that an attention kernel works on at once: 128 on each of an H100's multiprocessors; others have 82 to 170 of them."""
@@ -160,7 +163,7 @@ class Device:
     launch: float
     context: float = CONTEXT_BYTES
     connection: float = 0.0
-    host_bandwidth: float = 20e9
+    host_bandwidth: float = HOST_BANDWIDTH
     wave: int = WAVE
 
 

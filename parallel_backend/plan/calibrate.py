@@ -1,0 +1,127 @@
+"""Put what a visit to a card measured into the cost model: the card's profile, with the old value of what was not measured."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from .. import markdown
+from ..errors import Refused
+from .gpu_report import ReportLine, device_of, lines_of
+from .predict.cards import CARDS, FIGURES, CardProfile, card_of, cards, read_cards, write_cards
+
+DIGITS = 4
+"""Significant digits that a measured figure keeps."""
+
+UNITS = {
+    "matmul": (1e12, "TFLOP/s"),
+    "attention": (1e12, "TFLOP/s"),
+    "bandwidth": (1e12, "TB/s"),
+    "memory": (1e9, "GB"),
+    "launch": (1e-6, "µs"),
+    "context": (1e9, "GB"),
+    "connection": (1e9, "GB"),
+    "host_bandwidth": (1e9, "GB/s"),
+}
+"""For people: a figure is divided by the first."""
+
+
+def measured(lines: Sequence[ReportLine]) -> dict[str, float]:
+    """Return the median of each figure that a card's profile has and the lines tell, whatever their verdict.
+
+    Raises:
+        Refused: the lines tell none, or one that is not above zero.
+    """
+    told = {name: [line.figures[name] for line in lines if name in line.figures] for name in FIGURES}
+    wrong = [f"{name} {value:g}" for name, values in told.items() for value in values if value <= 0]
+    if wrong:
+        raise Refused(f"the report has figures that cannot be ({', '.join(wrong)}): take their lines out of it.")
+    found = {name: float(f"{statistics.median(values):.{DIGITS}g}") for name, values in told.items() if values}
+    if not found:
+        raise Refused(f"the report measured none of {', '.join(FIGURES)}: run the lists one and shares on the card.")
+    return found
+
+
+def calibrated(before: CardProfile, found: Mapping[str, float], origin: str) -> CardProfile:
+    """Return a card's profile with new figures.
+
+    Args:
+        origin: the card on which they were measured, and when.
+    """
+    return msgspec.structs.replace(before, **found, measured={**before.measured, **dict.fromkeys(found, origin)})
+
+
+def card_for(device: str, named: str | None) -> str:
+    """Return the card whose profile a report is for.
+
+    Args:
+        device: as the driver calls the card.
+        named: the card that the user names, if any.
+
+    Raises:
+        Refused: nobody names a card, and the device is not known as one.
+    """
+    card = named or card_of(device)
+    if card is None:
+        raise Refused(
+            f"the report is of {device}, which is no known card: name one by --card, of {', '.join(cards())}."
+        )
+    return card
+
+
+def origin_of(lines: Sequence[ReportLine], device: str) -> str:
+    """Return in words where the figures of a report are from."""
+    versions = [line.versions for line in lines if line.versions]
+    return f"{device}, torch {versions[-1].torch}, {versions[-1].day}" if versions else device
+
+
+def table(before: CardProfile, found: Mapping[str, float], lines: Sequence[ReportLine]) -> str:
+    """Return what becomes of each figure, in Markdown."""
+
+    def row(name: str) -> tuple[str, ...]:
+        old = getattr(before, name)
+        count = sum(name in line.figures for line in lines)
+        return name, _amount(name, old), _amount(name, found.get(name, old)), str(count) if count else "kept"
+
+    return markdown.table(("figure", "before", "now", "lines"), map(row, FIGURES))
+
+
+def _amount(name: str, value: float) -> str:
+    unit, word = UNITS[name]
+    return f"{value / unit:.4g} {word}"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    line = argparse.ArgumentParser(prog="python -m parallel_backend.plan.calibrate", description=__doc__)
+    line.add_argument("report", type=Path, help="a report's lines.jsonl, or the folder or the archive that holds it")
+    line.add_argument("--card", choices=list(cards()), help="default: the card that the report names")
+    line.add_argument("--into", type=Path, default=CARDS, help="the file of cards to write (default: the cost model's)")
+    return line
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the profile and print what changed; 2 where the report does not make one."""
+    options = parser().parse_args(arguments)
+    try:
+        lines = lines_of(options.report)
+        device = device_of(lines)
+        card = card_for(device, options.card)
+        found = measured(lines)
+        known = {**cards(), **(read_cards(options.into) if options.into.exists() else {})}
+    except Refused as refusal:
+        print(refusal, file=sys.stderr)
+        return 2
+    origin = origin_of(lines, device)
+    write_cards(options.into, {**known, card: calibrated(known[card], found, origin)})
+    print(f"{card}, measured on {origin}:\n\n{table(known[card], found, lines)}\nWritten into {options.into}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

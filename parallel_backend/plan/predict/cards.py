@@ -1,0 +1,113 @@
+"""The cards that the cost model knows, from `cards.json`: one profile for each, with the origin of its figures.
+
+The data sheet's figures (dense bf16 with fp32 sums, memory speed) count by the part that the fitted cards reach: 0.55 for the
+H100's kind, 0.9 for GeForce, 0.7 or less where the card's power limits it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from ...errors import Refused
+from .profiles import CONTEXT_BYTES, HOST_BANDWIDTH, Device
+
+CARDS = Path(__file__).with_name("cards.json")
+
+LAUNCH = 36e-6
+"""Seconds of host time of an operation, fitted as the cards' figures are. It belongs to the computer rather than the card."""
+
+FOR_ALL = re.compile(r"nvidia|geforce|tesla|rtx|blackwell|workstation|server|edition|sxm\d?|hbm\d\w?|\d+gb")
+"""A word of a GPU's name that makes it no other card."""
+
+Amount = Annotated[float, msgspec.Meta(gt=0)]
+Words = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class CardProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A card's figures, each with the meaning and the unit that it has in a `Device`.
+
+    Attributes:
+        source: the origin of the figures that `measured` does not list.
+        measured: for each figure that was measured, on which card, with which torch and when.
+    """
+
+    matmul: Amount
+    attention: Amount
+    bandwidth: Amount
+    memory: Amount
+    launch: Amount = LAUNCH
+    context: Amount = CONTEXT_BYTES
+    connection: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    host_bandwidth: Amount = HOST_BANDWIDTH
+    source: Words
+    measured: Mapping[str, Words] = {}
+
+    @property
+    def device(self) -> Device:
+        """The card as the cost model takes it."""
+        return Device(
+            self.matmul,
+            self.attention,
+            self.bandwidth,
+            self.memory,
+            self.launch,
+            self.context,
+            self.connection,
+            self.host_bandwidth,
+        )
+
+
+FIGURES = tuple(name for name in CardProfile.__struct_fields__ if name not in ("source", "measured"))
+"""The names of a card's figures, in a file of cards as on the lines of a GPU report."""
+
+
+@functools.cache
+def cards() -> Mapping[str, CardProfile]:
+    """Return the profiles of all known cards by name."""
+    return read_cards(CARDS)
+
+
+def read_cards(file: Path) -> dict[str, CardProfile]:
+    """Return the profiles in a file of cards.
+
+    Raises:
+        Refused: the file cannot be read, or has an unknown field, or lacks a figure or the source of a card.
+    """
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, CardProfile])
+    except (OSError, msgspec.DecodeError) as error:
+        raise Refused(
+            f"{file} is no file of cards ({error}): name a copy of {CARDS.name}, or a file to make."
+        ) from None
+
+
+def write_cards(file: Path, profiles: Mapping[str, CardProfile]) -> None:
+    """Write a file of cards, its numbers in powers of a thousand, as in 594E+12."""
+    told = {
+        name: {field: _readable(value) for field, value in msgspec.to_builtins(profile).items()}
+        for name, profile in profiles.items()
+    }
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
+
+
+def _readable(value: object) -> object:
+    exact = isinstance(value, float)
+    return msgspec.Raw(Decimal(repr(value)).normalize().to_eng_string().encode()) if exact else value
+
+
+def card_of(name: str) -> str | None:
+    """Return the card that is known by a GPU's name, as the driver tells it; None for another.
+
+    A word too many is another card: those for laptops, with D, Ti or Super, or on PCIe where the known one has NVLink are slower
+    or faster, and parts of one (MIG) are smaller.
+    """
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    found = "-".join(word for word in words if not FOR_ALL.fullmatch(word))
+    return found if found in cards() else None

@@ -1,0 +1,187 @@
+"""What a visit to a card measures goes into the cost model: the file of cards, and the command that writes a card's profile."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from parallel_backend.errors import Refused
+from parallel_backend.plan.calibrate import UNITS, main
+from parallel_backend.plan.gpu_report import BEGINNING, FILE, ReportLine, Versions
+from parallel_backend.plan.predict.cards import CARDS, FIGURES, cards, read_cards, write_cards
+from parallel_backend.plan.predict.known_machines import profile, profile_names
+
+Capture = pytest.CaptureFixture[str]
+
+H100 = "NVIDIA H100 80GB HBM3"
+ORIGIN = f"{H100}, torch 2.11.0, 2026-11-27"
+
+
+def said(name: str = "a rate", device: str = H100, verdict: str = "INFO", **figures: float) -> ReportLine:
+    return ReportLine("shares", 0, device, verdict, name, "as measured", figures)
+
+
+def begun(device: str = H100) -> ReportLine:
+    versions = Versions("0.30.0", "2.11.0", "3.12", "2026-11-27")
+    return ReportLine("shares", 0, device, "INFO", BEGINNING, "", versions=versions)
+
+
+VISIT = (
+    begun(),
+    said("FLUX.1-dev", matmul=6.1e14),
+    said("Qwen-Image", matmul=5.9e14, seconds=0.2),
+    said("Wan 14B", matmul=7.7e14),
+    said("a copy", bandwidth=2.718281828e12),
+    said("the context", verdict="FAIL", context=9.5e8),
+    said("nothing measured", verdict="PASS"),
+)
+
+
+def report(folder: Path, lines: tuple[ReportLine, ...] = VISIT) -> Path:
+    file = folder / FILE
+    file.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    return file
+
+
+def test_a_visits_figures_become_the_cards_profile_and_the_others_stay(tmp_path: Path, capsys: Capture) -> None:
+    into = tmp_path / "cards.json"
+    assert main([str(report(tmp_path)), "--into", str(into)]) == 0
+    found, before = read_cards(into), cards()
+    h100 = found["h100"]
+    assert (h100.matmul, h100.bandwidth, h100.context) == (6.1e14, 2.718e12, 9.5e8)
+    assert h100.measured == dict.fromkeys(("matmul", "bandwidth", "context"), ORIGIN)
+    for kept in set(FIGURES) - h100.measured.keys() | {"source"}:
+        assert getattr(h100, kept) == getattr(before["h100"], kept)
+    assert list(found) == list(before) and {name for name in found if found[name] != before[name]} == {"h100"}
+    text = capsys.readouterr().out
+    assert f"h100, measured on {ORIGIN}:\n" in text
+    assert "| matmul | 594 TFLOP/s | 610 TFLOP/s | 3 |\n" in text
+    assert "| attention | 631 TFLOP/s | 631 TFLOP/s | kept |\n" in text
+    assert "| launch | 36 µs | 36 µs | kept |\n" in text
+
+
+def test_a_second_visit_changes_only_what_it_measured(tmp_path: Path) -> None:
+    into, later = tmp_path / "cards.json", "NVIDIA GeForce RTX 4090"
+    for lines in (VISIT, (said(matmul=6e14),), (said(device=later, attention=1.5e14),)):
+        assert main([str(report(tmp_path, lines)), "--into", str(into)]) == 0
+    found = read_cards(into)
+    assert found["h100"].measured == {"matmul": H100, "bandwidth": ORIGIN, "context": ORIGIN}
+    assert (found["h100"].matmul, found["4090"].attention) == (6e14, 1.5e14)
+
+
+def test_the_folder_of_a_report_and_its_archive_say_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "gpu-report"
+    folder.mkdir()
+    file = report(folder)
+    with tarfile.open(tmp_path / "report.tar.gz", "w:gz") as archive:
+        archive.add(folder, "gpu-report")
+    written = []
+    for each in (file, folder, tmp_path / "report.tar.gz"):
+        assert main([str(each), "--into", str(tmp_path / "cards.json")]) == 0
+        written.append((tmp_path / "cards.json").read_bytes())
+    assert len(written) == 3 and len({*written}) == 1
+
+
+def test_a_rehearsal_on_the_cpu_is_for_the_card_that_one_names(tmp_path: Path) -> None:
+    file, into = report(tmp_path, (begun("cpu"), said(device="cpu", matmul=1e11))), tmp_path / "cards.json"
+    assert main([str(file), "--card", "l4", "--into", str(into)]) == 0
+    assert read_cards(into)["l4"].measured == {"matmul": "cpu, torch 2.11.0, 2026-11-27"}
+
+
+REFUSED: Mapping[str, tuple[tuple[ReportLine, ...], str]] = {
+    "two cards": (
+        (said(matmul=1e14), said(device="NVIDIA L4", matmul=1e14)),
+        f"is of {H100} and NVIDIA L4: make a file",
+    ),
+    "no figure": (
+        (begun(), said(seconds=0.2)),
+        "measured none of matmul, attention, bandwidth, memory, launch, context",
+    ),
+    "no line": ((), "has no lines: copy the report again"),
+    "another card": (
+        (said(device="NVIDIA H100 PCIe", matmul=1.0),),
+        "NVIDIA H100 PCIe, which is no known card: name one by",
+    ),
+    "the CPU": ((said(device="cpu", matmul=1e11),), "is of cpu, which is no known card: name one by --card, of 3090, "),
+    "zero": ((said(matmul=0.0),), r"figures that cannot be (matmul 0): take their lines out of it."),
+    "not a number": ((said(matmul=float("nan")),), "line 1 of the report "),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_report_that_makes_no_profile_is_refused(case: str, tmp_path: Path, capsys: Capture) -> None:
+    lines, sentence = REFUSED[case]
+    into = tmp_path / "cards.json"
+    assert main([str(report(tmp_path, lines)), "--into", str(into)]) == 2
+    told = capsys.readouterr()
+    assert sentence in told.err and not told.out and not into.exists()
+
+
+def test_a_report_that_was_cut_off_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    file = report(tmp_path)
+    with tarfile.open(tmp_path / "report.tar.gz", "w:gz") as archive:
+        archive.add(file, f"one/{FILE}")
+        archive.add(file, f"two/{FILE}")
+    whole = (tmp_path / "report.tar.gz").read_bytes()
+    (tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
+    file.write_bytes(file.read_bytes()[:-20])
+    (tmp_path / "empty").mkdir()
+    for name, sentence in {
+        FILE: f"line {len(VISIT)} of the report {file} is cut off, or none of a report (",
+        "cut.tar.gz": "cut.tar.gz ",
+        "report.tar.gz": f"report.tar.gz cannot be read (it holds 2 files called {FILE}): copy the report again, and",
+        "empty": "empty cannot be read ([Errno 2] ",
+        "nowhere": "nowhere cannot be read ([Errno 2] ",
+    }.items():
+        assert main([str(tmp_path / name), "--into", str(tmp_path / "cards.json")]) == 2, name
+        assert sentence in capsys.readouterr().err
+
+
+def planted(card: str, **change: Any) -> bytes:
+    """The file of cards with fields of one changed; None takes a field away."""
+    found = json.loads(CARDS.read_text(encoding="utf-8"))
+    found[card] = {name: value for name, value in (found[card] | change).items() if value is not None}
+    return json.dumps(found).encode()
+
+
+@pytest.mark.parametrize(
+    "change", [{"matmul": None}, {"source": None}, {"source": ""}, {"memory": 0}, {"speed": 1.0}, {"launch": "fast"}]
+)
+def test_a_file_of_cards_is_read_strictly(change: dict[str, Any], tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "cards.json"
+    file.write_bytes(planted("h100", **change))
+    with pytest.raises(Refused, match=r"cards\.json is no file of cards \(.+\): name a copy of cards\.json"):
+        read_cards(file)
+    before = file.read_bytes()
+    assert main([str(report(tmp_path)), "--into", str(file)]) == 2
+    assert "is no file of cards (" in capsys.readouterr().err and file.read_bytes() == before
+
+
+def test_each_card_has_all_figures_an_origin_and_a_machine() -> None:
+    assert len(cards()) >= 17 and cards().keys() <= {*profile_names()} and UNITS.keys() == {*FIGURES}
+    for name, card in cards().items():
+        assert set(FIGURES) >= card.measured.keys(), name
+        assert not any(origin.startswith("cpu") for origin in card.measured.values()), "a rehearsal's figures"
+        device = profile(name).device
+        assert {figure: getattr(device, figure) for figure in FIGURES} == {
+            figure: getattr(card, figure) for figure in FIGURES
+        }
+
+
+def test_the_file_is_as_the_command_writes_it(tmp_path: Path) -> None:
+    """So that a calibration changes only its card's lines."""
+    write_cards(tmp_path / "cards.json", cards())
+    assert (tmp_path / "cards.json").read_bytes() == CARDS.read_bytes()
+
+
+PREFIXES = {"T": 1e12, "G": 1e9, "µ": 1e-6}
+
+
+def test_the_units_of_the_table_are_their_names() -> None:
+    assert all(PREFIXES[word[0]] == unit for unit, word in UNITS.values())
