@@ -35,6 +35,9 @@ OPTIONS = "transformer_options"
 FREE_U = "free_u"
 """The functions of ComfyUI's FreeU, as names and numbers, go under this name among these options."""
 
+PREFIX_CACHE = "qwen_image21_cache"
+"""The option that ComfyUI's QwenImage21Cache sets: the device of the cache of text and references, or "off", and its dtype."""
+
 POSE_CACHE = "pose_cache"
 """What ComfyUI's cache of poses is made with (features/pose_cache.py) goes under this name among these options."""
 

@@ -16,6 +16,7 @@ from ...parallel_backend.conditioning import (
     CROSS_ATTENTION,
     NAMES,
     OPTIONS,
+    PREFIX_CACHE,
     SIDES,
     SIGMAS,
     TOGETHER,
@@ -46,9 +47,6 @@ OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT, SIDES, "uuids"})
 
 NUMBERS = {"rope_options": "changed positions", "chroma_radiance_options": "Chroma Radiance options"}
 """The options that hold numbers by name: how far tokens are moved (ScaleROPE, LongCatImage's class), ChromaRadianceOptions."""
-
-PREFIX_CACHE = "qwen_image21_cache"
-"""The option that QwenImage21Cache sets: the device of the cache of text and references, or "off", and the cache's dtype."""
 
 DICT_OPTIONS = frozenset({PREFIX_CACHE})
 """Transformer options that are dicts of plain values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,32 @@ def test_two_blocks_of_each_kind_are_timed(name: str) -> None:
     assert blocks_of(case.model, case.declaration)[-1].unit + 1 == 2 * len(kinds)
     with torch.no_grad():
         assert case.stock().shape == case.x.shape
+
+
+@pytest.mark.parametrize("patches", [1, 2])
+def test_a_declarations_options_take_the_place_of_a_requests_under_pipefusion_alone(patches: int) -> None:
+    case = sd3(Builder()).case()
+    base = described(case.kind).get_model({}, "")
+    base.diffusion_model, seen = case.model, []
+    case.model.register_forward_pre_hook(
+        lambda *call: seen.append(call[2]["transformer_options"]["cache"]), with_kwargs=True
+    )
+    declaration = replace(case.declaration, pipefusion_options={"cache": {"device": "off"}})
+    blocks, cpu = len(case.model.joint_blocks), torch.device("cpu")
+    plan = cpu_plan(blocks=blocks, patches=patches)
+    requested = {"transformer_options.cache.device": "auto", "transformer_options.cache.dtype": "int8"}
+    inputs = Inputs("key", case.x.shape, case.x.dtype, cpu, case.timestep, case.arguments, values=requested)
+
+    @torch.no_grad()
+    def once(_: int) -> list[Any]:
+        model = ComfyModel(base, declaration, Stage(0, blocks, blocks))
+        model.forward_on(Execution(build_mesh(plan, cpu, Meter()), plan, BlockAccess(), lambda: None))(
+            inputs, case.x, None
+        )
+        return seen
+
+    expected = {"device": "off"} if patches > 1 else {"device": "auto", "dtype": "int8"}
+    assert run_ranks(1, once) == [[expected]]
 
 
 def test_a_call_leaves_its_conditioning_as_it_was() -> None:

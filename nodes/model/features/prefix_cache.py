@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from ....parallel_backend.conditioning import PREFIX_CACHE
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.plan import ResolvedPlan
-from ..conditioning import PREFIX_CACHE
 from ..named_options import named_by
 
 

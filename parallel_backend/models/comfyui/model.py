@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ...conditioning import (
     picture_shape,
 )
 from ...diffusion import Value
+from ...plan import ResolvedPlan
 from ..family import Conditioning, Execution, Stage
 from ..inputs import Inputs
 from ..region import Region
@@ -40,7 +42,7 @@ from .features.pose_cache import OPTION, PoseCaches
 from .features.skipped_blocks import REPLACED, replacements
 from .features.text import PreparedTexts
 from .latents import reference_tokens
-from .model_run import ModelRun, end_run
+from .model_run import ModelRun
 from .timestep_numbers import TimestepNumbers
 
 PROMPTS = "uuids"
@@ -70,6 +72,7 @@ class ComfyModel:
         self._asks_sigmas = declaration.sigmas(self.module)
         self._patch_size = declaration.patch_size(self.module)
         self._beside = declaration.beside
+        self._pipefusion_options = declaration.pipefusion_options
         self._numbers = TimestepNumbers(self.module)
         self._spread = SpreadModel(self.module, declaration, stage, COMPILED)
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
@@ -91,16 +94,13 @@ class ComfyModel:
         """The forward of this stage under a plan."""
         return ComfyForward(self, self._spread, execution)
 
-    def run_on(self, execution: Execution) -> ModelRun | None:
-        """Tell ComfyUI's BaseModel that a run begins on this rank's device; None under PipeFusion.
+    def run_on(self, device: torch.device) -> ModelRun:
+        """Tell ComfyUI's BaseModel that a run begins on this rank's device."""
+        return ModelRun(self._base, self._spread.entered, device)
 
-        Under PipeFusion a rank computes some of the blocks alone, one patch after the other, and a cache of ComfyUI's that holds
-        something for every block would never be filled. So ComfyUI's BaseModel is not told, and turns no cache on.
-        """
-        if max(execution.plan.pipefusion, execution.plan.patches) > 1:
-            end_run(self._base)
-            return None
-        return ModelRun(self._base, self._spread.entered, execution.mesh.sequence.device)
+    def options_under(self, plan: ResolvedPlan) -> Mapping[str, object]:
+        """Return the transformer options that take the place of a request's under a plan."""
+        return self._pipefusion_options if max(plan.pipefusion, plan.patches) > 1 else {}
 
     def compute(
         self,
@@ -112,6 +112,7 @@ class ComfyModel:
         poses: PoseCaches,
         handed: BlockAttention,
         networks: Sequence[Beside] = (),
+        fixed_options: Mapping[str, object] = MappingProxyType({}),
     ) -> Tensor:
         """What ComfyUI's BaseModel does around its diffusion model, whose output this is.
 
@@ -122,6 +123,7 @@ class ComfyModel:
             poses: what the run has kept of them.
             handed: what the run's nodes put in blocks' place.
             networks: those that run beside the blocks.
+            fixed_options: transformer options that take the place of the request's.
         """
         import comfy.utils
 
@@ -156,7 +158,8 @@ class ComfyModel:
         if SHAPES in kwargs:
             x = comfy.utils.unpack_latents(x, kwargs.pop(SHAPES))
         with self._numbers.in_use():
-            out = self._spread.entrance(x, timestep, context=context, transformer_options={**options, **more}, **kwargs)
+            all_options = {**options, **more, **fixed_options}
+            out = self._spread.entrance(x, timestep, context=context, transformer_options=all_options, **kwargs)
         return out if isinstance(out, Tensor) else comfy.utils.pack_latents(out)[0]
 
     def _control_of(self, residuals: Mapping[int, Tensor], placement: Placement) -> dict[str, list[Stream | None]]:
@@ -183,7 +186,8 @@ class ComfyForward(SpreadForward):
         super().__init__(blocks, execution, blocks.compiled_by(execution.compiler))
         self.networks: Sequence[Beside] = ()
         self._model = model
-        self._run = model.run_on(execution)
+        self._run = model.run_on(execution.mesh.sequence.device)
+        self._fixed_options = model.options_under(execution.plan)
         self._texts = PreparedTexts()
         self._poses = PoseCaches()
         self._handed = BlockAttention()
@@ -207,6 +211,14 @@ class ComfyForward(SpreadForward):
             latent,
             patch,
             lambda x, options: self._model.compute(
-                x, inputs, options, self._texts, controlled, self._poses, self._handed, self.networks
+                x,
+                inputs,
+                options,
+                self._texts,
+                controlled,
+                self._poses,
+                self._handed,
+                self.networks,
+                self._fixed_options,
             ),
         )

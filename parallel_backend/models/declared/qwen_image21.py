@@ -7,6 +7,7 @@ computed with each patch.
 
 from __future__ import annotations
 
+from ...conditioning import PREFIX_CACHE
 from ..spread.declaration import AfterPrefix, Along, Boundary, Declaration, Group, Pictured, Prefixed, Same
 
 QWEN_IMAGE21 = Declaration(
@@ -34,4 +35,5 @@ QWEN_IMAGE21 = Declaration(
     ),
     text_width=lambda model: model.txt_in.in_layer.in_features,
     patch_size=lambda model: 1,
+    pipefusion_options={PREFIX_CACHE: {"device": "off"}},
 )

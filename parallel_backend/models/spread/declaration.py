@@ -361,6 +361,8 @@ class Declaration:
         frames: of that, what goes with whole frames.
         whole_picture: blocks need all tokens at once, or what comes behind them is no head: it needs all tokens and the latent,
             and each rank computes it for all. So there is no PipeFusion.
+        pipefusion_options: transformer options that take the place of a request's under PipeFusion, where a rank computes some of
+            the blocks, patch by patch.
         sigmas: whether the model reads the sigmas of the call and of the whole run.
         compute: makes what no file has and the class computes on the device where it is built.
         control: for each of ComfyUI's lists of a ControlNet's output the group whose blocks it goes with: each tensor is added,
@@ -392,6 +394,7 @@ class Declaration:
     sized: Mapping[str, Sequence[int]] = field(default_factory=dict)
     frames: frozenset[str] = frozenset()
     whole_picture: bool = False
+    pipefusion_options: Mapping[str, object] = field(default_factory=dict)
     sigmas: Callable[[Any], bool] = lambda model: False
     compute: Callable[[Any], object] = lambda model: None
     control: Mapping[str, str] = field(default_factory=dict)
