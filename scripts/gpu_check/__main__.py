@@ -9,6 +9,7 @@
     python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check many      # splits
     python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check pipeline  # PipeFusion
     python -m scripts.gpu_check prompts                                      # a real ComfyUI
+    python -m scripts.gpu_check ready                                        # whether the others would start
 
 Each line is PASS, FAIL or INFO. The worker's own code denoises with random weights. --device cpu takes a small model through
 the same code; what only a GPU can answer is INFO there.
@@ -17,9 +18,12 @@ the same code; what only a GPU can answer is INFO there.
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 
 import torch
 
+from parallel_backend.comfyui_folder import FOLDER
 from parallel_backend.models.comfyui.importing import import_comfyui
 
 from .connections import Connections
@@ -29,10 +33,13 @@ from .one import Compiled, One
 from .pipeline import Pipeline
 from .prompts import Prompts
 from .races import Races
+from .ready import Ready
 from .report import Report
 from .shares import Shares
+from .stand_ins import stand_ins
 
 LISTS: dict[str, type[Report]] = {
+    "ready": Ready,
     "one": One,
     "compiled": Compiled,
     "formats": Formats,
@@ -52,7 +59,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
     import_comfyui()
-    with torch.inference_mode():  # as workers have it
+    with stand_ins(Path(os.environ[FOLDER])), torch.inference_mode():  # as workers have it
         LISTS[options.list](options.device).begin_to_end()
 
 

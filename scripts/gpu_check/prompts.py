@@ -240,12 +240,12 @@ class Prompts(Report):
     def unload(self) -> None:
         """Unload, which the workers follow, and the same again."""
         before = len(self.server.log)
-        self.server.free()
         deadline = time.monotonic() + SECONDS
         while not (said := re.findall(rf"{MODEL} released; (.*)", self.server.log[before:])):
             if time.monotonic() > deadline:
                 break
-            time.sleep(0.1)
+            self.server.free()  # again: ComfyUI overlooks it while it collects garbage behind a prompt
+            time.sleep(1)
         self.say("Unload", bool(said), said)
         self.same("after Unload")
 

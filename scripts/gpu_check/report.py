@@ -17,10 +17,9 @@ from parallel_backend.comfyui_folder import FOLDER
 from parallel_backend.plan.gpu_report import BEGINNING, ReportLine
 from scripts.tested import versions
 
-Work = Callable[[], object]
+from .visit import LINES
 
-LINES = "PARALLEL_GPU_LINES"
-"""The environment variable that names the file to which each line is added, as JSON; without it nothing is written."""
+Work = Callable[[], object]
 
 
 class Report(ABC):

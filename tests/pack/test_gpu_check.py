@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import struct
 import subprocess
 import sys
+import time
+import venv
+import zipfile
+from collections.abc import Collection
+from importlib import metadata
 from pathlib import Path
 
+import psutil
 import pytest
 
 from parallel_backend.comfyui_folder import FOLDER
@@ -19,16 +27,30 @@ from parallel_backend.weights.loading.rounds import Way
 from scripts.gpu_check.__main__ import LISTS
 from scripts.gpu_check.connections import transports
 from scripts.gpu_check.prompts import missing
-from scripts.gpu_check.report import LINES, Report
+from scripts.gpu_check.report import Report
+from scripts.gpu_check.stand_ins import STAND_INS, write_stand_ins
+from scripts.gpu_check.visit import (
+    ENDING,
+    ENTRIES,
+    INSTALLATION,
+    LIMIT,
+    LINES,
+    MISSING,
+    ONE_CARD,
+    SEVERAL_CARDS,
+    command_of,
+    run,
+    seconds_for,
+)
+from scripts.gpu_kernels import FATBIN, only_hopper
 from scripts.tested import comfyui_name, row_of_report
 from tests.support.selection import thorough
 
 ROOT = Path(__file__).parents[2]
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 LINE = re.compile(r"^\[\d\] (PASS|FAIL|INFO) ([^:]+):", re.MULTILINE)
-SEVERAL = ("connections", "many", "pipeline")
 SMALL = "FLUX.1, small"
 PASSED = {
+    "ready": {"the packages that ComfyUI requires", "what the checks import"},
     "one": {
         *(
             f"kernel sdpa torch.{kind}"
@@ -77,6 +99,7 @@ PASSED = {
 """What a CPU can answer: the results are ComfyUI's, or one rank's, to 1e-5 or to the last bit."""
 
 TOLD = {
+    "ready": {"the card", "comfy-kitchen"},
     "one": {
         "memory, 4 patches",
         "a pin that fails",
@@ -104,24 +127,248 @@ TOLD = {
 """Some of what only a GPU can."""
 
 
+REHEARSED = ("prompts", "formats")
+"""Lists that run in a rehearsal of a visit; the others run alone."""
+
+BROUGHT_ALONG = "simpleeval"
+"""A package of one file that ComfyUI requires: the visit brings it along as a wheel."""
+
+
 @thorough
-@pytest.mark.parametrize("checks", PASSED)
+@pytest.mark.parametrize("checks", PASSED.keys() - {"ready", *REHEARSED})
 def test_the_checks_for_gpus_run(checks: str) -> None:
-    several = TORCHRUN if checks in SEVERAL else ()
-    command = [sys.executable, *several, "-m", "scripts.gpu_check", checks, "--device", "cpu"]
     environment = os.environ | {FOLDER: os.environ["COMFYUI_PATH"], "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    found = set(LINE.findall(done.stdout))
+    done = subprocess.run(command_of(checks, 0, "cpu"), cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert not [name for verdict, name in found if verdict == "FAIL"], done.stdout
+    passes(checks, done.stdout)
+
+
+def passes(checks: str, output: str) -> None:
+    """Assert that a list's output has the lines that a CPU can answer, and no failure."""
+    found = set(LINE.findall(output))
+    assert not [name for verdict, name in found if verdict == "FAIL"], output
     assert {name for verdict, name in found if verdict == "PASS"} == PASSED[checks]
     assert TOLD[checks] <= {name for verdict, name in found if verdict == "INFO"}
 
 
-def test_the_checks_for_gpus_take_less_than_nine_minutes() -> None:
-    limits = re.findall(r"^check \S+ (?:FAIL|INFO) (\d+) ", (ROOT / "scripts/gpu.sh").read_text(), re.MULTILINE)
-    assert len(limits) == len(LISTS) + 2  # stages twice, and the doctor
-    assert sum(map(int, limits)) < 540
+def bare_python(folder: Path, without: Collection[str]) -> Path:
+    """Return a Python of its own with links to this one's packages, but for some: a machine that lacks these."""
+    venv.create(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for found in metadata.distributions():
+        if not found.name.lower().replace("_", "-").startswith(tuple(without)):
+            for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+                if not top.endswith(".pth") and not (packages / top).exists():
+                    (packages / top).symlink_to(Path(str(found.locate_file(top))))
+    return folder / "bin" / "python"
+
+
+def wheel_of(name: str, folder: Path) -> None:
+    """Write an installed package into a wheel."""
+    found = metadata.distribution(name)
+    with zipfile.ZipFile(folder / f"{name}-{found.version}-py3-none-any.whl", "w") as wheel:
+        for file in found.files or ():
+            if file.parts[0] not in ("..", "__pycache__"):
+                wheel.write(str(found.locate_file(file)), str(file))
+
+
+@pytest.fixture(scope="module")
+def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What gpu_prepare.sh makes with a network, made of what is at hand: one wheel, ComfyUI and this pack as it is."""
+    gpu = tmp_path_factory.mktemp("visit") / ".gpu"
+    (gpu / "wheels").mkdir(parents=True)
+    wheel_of(BROUGHT_ALONG, gpu / "wheels")
+    shutil.copy(ROOT / "scripts" / "gpu_on_card.sh", gpu)
+    pack = "git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | xz -0"
+    comfyui = (
+        "tar -c --exclude='./models/?*' --exclude='./custom_nodes/?*' --exclude='./.*' --exclude='*.json' . | xz -0"
+    )
+    for name, folder, command in (("pack", ROOT, pack), ("comfyui", os.environ["COMFYUI_PATH"], comfyui)):
+        with (gpu / f"{name}.tar.xz").open("wb") as file:
+            subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=folder, stdout=file, check=True)
+    return gpu
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a card's machine: it lacks the stand-ins' packages, the tests' and the one that the visit brings along."""
+    lacking = (*STAND_INS, "pytest", "hypothesis", "playwright", BROUGHT_ALONG)
+    return bare_python(tmp_path_factory.mktemp("machine"), lacking)
+
+
+def visit(gpu: Path, python: Path, out: Path, *lists: str) -> subprocess.CompletedProcess[str]:
+    """Run gpu_on_card.sh where nothing is set that a developer's machine has set, and the home is empty."""
+    home = out.with_name(f"{out.name}-home")
+    home.mkdir()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "PYTHON": str(python),
+        "OUT": str(out),
+        "WITHOUT_CARD": "1",
+        "LIMIT": "1200",
+        "OMP_NUM_THREADS": "1",
+        "PARALLEL_COMFYUI_ARGUMENTS": "[]",
+    }
+    command = ["bash", str(gpu / "gpu_on_card.sh"), *lists]
+    done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=1200)
+    assert list(home.iterdir()) == []
+    return done
+
+
+@thorough
+def test_a_visit_runs_its_lists_and_leaves_few_files(carried: Path, machine: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = visit(carried, machine, out, *REHEARSED)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {file.name for file in out.iterdir()} == {
+        "output.txt",
+        "summary.txt",
+        "lines.jsonl",
+        "machine.txt",
+        "report.tar.gz",
+    }
+    told = (out / "summary.txt").read_text()
+    for name in REHEARSED:
+        passes(name, "\n".join(line.removeprefix(f"{name}: ") for line in told.splitlines() if line.startswith(name)))
+    lines = lines_of(out / "lines.jsonl")
+    assert {line.checks for line in lines} == set(REHEARSED)
+    assert len(lines) == len(told.splitlines())
+    packed = subprocess.run(["tar", "-tzf", out / "report.tar.gz"], capture_output=True, text=True, check=True)
+    assert {f"report/{name}.txt" for name in ("ready", *REHEARSED)} <= set(packed.stdout.split())
+
+
+@thorough
+def test_a_visit_ends_at_once_where_a_package_is_missing(carried: Path, machine: Path, tmp_path: Path) -> None:
+    poor = tmp_path / ".gpu"
+    shutil.copytree(carried, poor)
+    for wheel in (poor / "wheels").iterdir():
+        wheel.unlink()
+    done = visit(poor, machine, tmp_path / "out", *REHEARSED)
+    assert done.returncode == MISSING, done.stdout + done.stderr
+    assert f"FAIL the packages that ComfyUI requires: {BROUGHT_ALONG} are not installed" in done.stdout
+    assert "GGUF" not in done.stdout
+
+
+def test_a_visit_is_refused_where_nothing_was_gathered(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "scripts" / "gpu_on_card.sh", tmp_path)
+    command = ["bash", str(tmp_path / "gpu_on_card.sh")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == MISSING
+    assert done.stderr.startswith(f"gpu_on_card.sh: {tmp_path} has no ComfyUI: ")
+
+
+def test_a_list_that_does_not_exist_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scripts.gpu_check.visit", "--out", str(tmp_path), "prompts", "nope"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "nope: no such list; there are prompts, one, " in done.stderr
+
+
+def unplanned(lists: Collection[str]) -> set[str]:
+    """Return the lists that no visit would run."""
+    planned = {name.partition("-")[0] for name in (*ONE_CARD, *SEVERAL_CARDS)}
+    return set(lists) - planned - {"ready"}
+
+
+def test_every_list_is_planned() -> None:
+    assert unplanned(LISTS) == set()
+    assert unplanned(LISTS.keys() | {"extra"}) == {"extra"}
+    assert {name.partition("-")[0] for name in ENTRIES} - LISTS.keys() == {"doctor"}
+    assert ENTRIES.keys() == {*ONE_CARD, *SEVERAL_CARDS}
+
+
+@pytest.mark.parametrize("order", [ONE_CARD, SEVERAL_CARDS])
+def test_a_visit_takes_less_than_nine_minutes(order: tuple[str, ...]) -> None:
+    assert INSTALLATION + sum(ENTRIES[name].seconds for name in order) + ENDING < LIMIT <= 540
+    for script in ("gpu.sh", "gpu_on_card.sh"):
+        assert f"LIMIT=${{LIMIT:-{LIMIT}}}" in (ROOT / "scripts" / script).read_text()
+
+
+def test_the_page_of_a_visit_has_the_lists_of_one_card_and_their_seconds() -> None:
+    page = (ROOT / "docs/develop/first-card.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `(\S+)` \| .+ \| (\d+) \|$", page, re.MULTILINE)
+    assert told == [(name, str(ENTRIES[name].seconds)) for name in ONE_CARD]
+
+
+@pytest.mark.parametrize("order", [ONE_CARD, SEVERAL_CARDS])
+def test_lists_that_hang_leave_each_other_list_its_time(order: tuple[str, ...]) -> None:
+    left: float = LIMIT - INSTALLATION - ENDING
+    for place, name in enumerate(order):
+        taken = seconds_for(name, order[place + 1 :], left)
+        assert ENTRIES[name].seconds <= taken <= 2 * ENTRIES[name].seconds
+        left -= taken
+    assert left >= 0
+
+
+def test_a_short_visit_gives_the_first_lists_their_time() -> None:
+    assert seconds_for("prompts", ONE_CARD[1:], 150) == ENTRIES["prompts"].seconds
+    assert seconds_for("one", ONE_CARD[2:], 50) == 50
+
+
+def test_a_list_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    """Its child has a session of its own and holds its output open, as ranks of torchrun do."""
+    child = f"subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'], start_new_session=True)"
+    code = f"import subprocess, time; print({child}.pid, flush=True); time.sleep(60)"
+    log, begun = tmp_path / "log.txt", time.monotonic()
+    assert run([sys.executable, "-c", code], log, 2, {}) is None
+    assert time.monotonic() - begun < 30
+    started = int(log.read_text())
+    while psutil.pid_exists(started) and psutil.Process(started).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() - begun < 40  # its own end comes after 60
+        time.sleep(0.1)
+
+
+def test_a_lists_exit_status_and_variables_are_its_own(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.environ['CUDA_MODULE_LOADING']); sys.exit(7)"
+    assert run([sys.executable, "-c", code], tmp_path / "log.txt", 60, {"CUDA_MODULE_LOADING": "EAGER"}) == 7
+    assert (tmp_path / "log.txt").read_text() == "EAGER\n"
+
+
+def test_stand_ins_take_the_place_of_packages_that_are_not_installed(tmp_path: Path) -> None:
+    requirements = Path(os.environ["COMFYUI_PATH"], "requirements.txt")
+    assert write_stand_ins(requirements.read_text(), tmp_path) == []  # they are installed here
+    code = f"""
+import sys
+from importlib import import_module, metadata
+from pathlib import Path
+from scripts.gpu_check.stand_ins import write_stand_ins
+folder = Path({str(tmp_path)!r})
+written = write_stand_ins(Path({str(requirements)!r}).read_text(), folder)
+sys.path.append(str(folder))
+for name in written:
+    print(name, metadata.version(name), import_module(name.replace("-", "_")).__file__.startswith(str(folder)))
+from av.container import InputContainer
+from av.subtitles.stream import SubtitleStream
+from av.video.reformatter import ColorRange
+import av
+print(av.VideoFrame | InputContainer | None, {{ColorRange.JPEG: 2}})
+"""
+    without_packages = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(without_packages, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    versions = {name: re.search(rf"^{name}[=>]=(.+)$", requirements.read_text(), re.MULTILINE) for name in STAND_INS}
+    assert done.stdout.splitlines()[:-1] == [f"{name} {found[1]} True" for name, found in versions.items() if found]
+
+
+def kernel(generation: int, body: bytes) -> bytes:
+    """Return a kernel as libraries of CUDA hold it: a header of 64 bytes with both lengths and the card's generation."""
+    return struct.pack("<HHIQ", 2, 0x101, 64, len(body)) + bytes(12) + struct.pack("<I", generation) + bytes(32) + body
+
+
+def kernels(*entries: bytes) -> bytes:
+    """Return a set of kernels behind its header."""
+    return FATBIN + struct.pack("<Q", sum(map(len, entries))) + b"".join(entries)
+
+
+def test_of_a_librarys_kernels_those_for_hopper_stay() -> None:
+    old, new, next_one = kernel(80, b"a" * 40), kernel(90, b"b" * 24), kernel(100, b"c" * 8)
+    library = b"code" + kernels(old, new, next_one) + b"more" + kernels(old) + b"end"
+    found = only_hopper(library)
+    gone, sizes = bytes(len(old) + len(next_one)), struct.pack("<Q", len(new))
+    assert found == b"code" + FATBIN + sizes + new + gone + b"more" + FATBIN + bytes(8) + bytes(len(old)) + b"end"
+    with pytest.raises(ValueError, match="no kernels for Hopper"):
+        only_hopper(kernels(old))
 
 
 def test_every_list_has_what_it_is_to_pass() -> None:

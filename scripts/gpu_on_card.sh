@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Runs scripts/gpu.sh on a machine with an NVIDIA card and no network, from what gpu_prepare.sh gathered in .gpu, where a copy of this
+# script lies. Installs into a folder of its own, which goes at the end; takes PYTHON with torch (python3).
+#
+#   bash .gpu/gpu_on_card.sh               # gpu.sh says which lists there are, what it leaves in OUT (gpu-report) and how it ends
+#   bash .gpu/gpu_on_card.sh prompts one   # these lists alone, in this order
+#   bash .gpu/gpu_on_card.sh check         # whether they would start, and no more
+#
+# Ends within LIMIT seconds (540), the installation among them, and at once, with 3, where something is missing. WITHOUT_CARD=1 takes
+# the lists through the same on the CPU.
+set -uo pipefail
+shopt -s nullglob
+stop() {
+  echo "gpu_on_card.sh: $*" >&2
+  exit 3
+}
+GPU="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)" LIMIT=${LIMIT:-540}
+[[ -f "$GPU/comfyui.tar.xz" ]] || stop "$GPU has no ComfyUI: gpu_prepare.sh makes the folder .gpu, where a copy of this script lies."
+mkdir -p -- "${OUT:=gpu-report}" && OUT="$(cd -- "$OUT" && pwd)" || stop "OUT=$OUT cannot be made."
+PYTHON="$("${PYTHON:-python3}" -c 'import sys; print(sys.executable)')" || stop "there is no Python: set PYTHON to one that has torch."
+BASE="$(mktemp -d /tmp/parallel-XXXXXX)" PACK="${GPU%/*}"
+trap 'rm -rf -- "$BASE"' EXIT
+export OUT PYTHON TMPDIR="$BASE/tmp" HOME="$BASE/home" XDG_CACHE_HOME="$BASE/cache" COMFYUI_PATH="$BASE/comfyui"
+export PYTHONPATH="$BASE/site${PYTHONPATH:+:$PYTHONPATH}" PIP_NO_INDEX=1 PIP_FIND_LINKS="$GPU/wheels" PIP_DISABLE_PIP_VERSION_CHECK=1
+mkdir -p -- "$TMPDIR" "$HOME" "$XDG_CACHE_HOME" "$COMFYUI_PATH" "$BASE/site"
+
+install() { (($# == 0)) || "$PYTHON" -m pip install -q --no-deps --no-compile --no-cache-dir --upgrade --target "$BASE/site" "$@"; }
+
+tar -xJf "$GPU/comfyui.tar.xz" -C "$COMFYUI_PATH" &
+unpacking=$!
+if [[ -f "$GPU/pack.tar.xz" ]]; then
+  PACK="$BASE/pack"
+  mkdir -- "$PACK" && tar -xJf "$GPU/pack.tar.xz" -C "$PACK" || stop "the pack could not be unpacked."
+fi
+[[ -f "$PACK/scripts/gpu.sh" ]] || stop "$PACK is not the pack."
+install "$GPU"/wheels/*.whl || stop "the wheels could not be installed: is $PYTHON of the version that gpu_prepare.sh was told, and this x86-64?"
+wait "$unpacking" || stop "ComfyUI could not be unpacked."
+
+# comfy-kitchen's library has kernels for Hopper alone. Where they do not run, the plain wheel computes by torch's.
+if [[ -z "${WITHOUT_CARD:-}" ]] && ! timeout 60 "$PYTHON" -c '
+import comfy_kitchen, torch
+given = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16)
+found = comfy_kitchen.quantize_per_tensor_fp8(given, torch.ones(1, device="cuda"))
+torch.cuda.synchronize()
+assert torch.allclose(found.float(), given.float(), rtol=0.07, atol=0.01)'; then
+  echo "comfy-kitchen: its own kernels do not run here; the checks go without them"
+  rm -rf -- "$BASE"/site/comfy_kitchen*
+  install "$GPU"/plain/*.whl || stop "the plain comfy-kitchen could not be installed."
+fi
+echo "gpu_on_card.sh: installed after $SECONDS s"
+LIMIT=$((LIMIT - SECONDS)) bash "$PACK/scripts/gpu.sh" "$@"
