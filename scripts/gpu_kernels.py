@@ -17,7 +17,7 @@ FATBIN = struct.pack("<IHH", 0xBA55ED50, 1, 16)
 """The beginning of a set of kernels: the magic number, the version and the header's length."""
 
 LIBRARY, OTHER_LIBRARY = "/cuda/_C.", "/hip/_C."
-"""In the names of the files that hold kernels of NVIDIA's and of AMD's cards."""
+"""Parts of the names of the files that hold kernels for NVIDIA's and for AMD's cards."""
 
 
 def only_hopper(library: bytes) -> bytes:
@@ -26,7 +26,7 @@ def only_hopper(library: bytes) -> bytes:
     Raises:
         ValueError: the library has no kernels for Hopper.
     """
-    found, at, kept = bytearray(library), library.find(FATBIN), 0
+    found, at, total = bytearray(library), library.find(FATBIN), 0
     while at >= 0:
         (size,) = struct.unpack_from("<Q", library, at + len(FATBIN))
         first = entry = at + len(FATBIN) + 8
@@ -38,9 +38,9 @@ def only_hopper(library: bytes) -> bytes:
             entry += head + length
         found[first : first + size] = stays + bytes(size - len(stays))
         struct.pack_into("<Q", found, at + len(FATBIN), len(stays))
-        kept += len(stays)
+        total += len(stays)
         at = library.find(FATBIN, first + size)
-    if not kept:
+    if not total:
         raise ValueError("the library has no kernels for Hopper")
     return bytes(found)
 

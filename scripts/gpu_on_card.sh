@@ -39,10 +39,10 @@ wait "$unpacking" || stop "ComfyUI could not be unpacked."
 # comfy-kitchen's library has kernels for Hopper alone. Where they do not run, the plain wheel computes by torch's.
 if [[ -z "${WITHOUT_CARD:-}" ]] && ! timeout 60 "$PYTHON" -c '
 import comfy_kitchen, torch
-given = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16)
-found = comfy_kitchen.quantize_per_tensor_fp8(given, torch.ones(1, device="cuda"))
+values = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16)
+found = comfy_kitchen.quantize_per_tensor_fp8(values, torch.ones(1, device="cuda"))
 torch.cuda.synchronize()
-assert torch.allclose(found.float(), given.float(), rtol=0.07, atol=0.01)'; then
+assert torch.allclose(found.float(), values.float(), rtol=0.07, atol=0.01)'; then
   echo "comfy-kitchen: its own kernels do not run here; the checks go without them"
   rm -rf -- "$BASE"/site/comfy_kitchen*
   install "$GPU"/plain/*.whl || stop "the plain comfy-kitchen could not be installed."

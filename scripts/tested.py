@@ -71,11 +71,11 @@ def row_of_report(lines: Sequence[ReportLine]) -> Row:
     Raises:
         Refused: the report is of several cards or versions, or does not tell its versions.
     """
-    told = [line.versions for line in lines if line.versions]
-    if not told:
+    versions_of_lists = [line.versions for line in lines if line.versions]
+    if not versions_of_lists:
         raise Refused("the report does not tell its versions: make it again with this version's scripts/gpu.sh.")
-    days = sorted(each.day for each in told)
-    of = {msgspec.structs.replace(each, day=days[-1]) for each in told}
+    days = sorted(each.day for each in versions_of_lists)
+    of = {msgspec.structs.replace(each, day=days[-1]) for each in versions_of_lists}
     if len(of) > 1:
         names = " and ".join(sorted(f"ComfyUI {each.comfyui}, torch {each.torch}, Python {each.python}" for each in of))
         raise Refused(f"the report is of {names}: make a file of the lines of one of them, and name that.")

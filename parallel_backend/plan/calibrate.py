@@ -37,11 +37,11 @@ def measured(lines: Sequence[ReportLine]) -> dict[str, float]:
     Raises:
         Refused: the lines tell none, or one that is not above zero.
     """
-    told = {name: [line.figures[name] for line in lines if name in line.figures] for name in FIGURES}
-    wrong = [f"{name} {value:g}" for name, values in told.items() for value in values if value <= 0]
+    values = {name: [line.figures[name] for line in lines if name in line.figures] for name in FIGURES}
+    wrong = [f"{name} {value:g}" for name, numbers in values.items() for value in numbers if value <= 0]
     if wrong:
         raise Refused(f"the report has figures that cannot be ({', '.join(wrong)}): take their lines out of it.")
-    found = {name: float(f"{statistics.median(values):.{DIGITS}g}") for name, values in told.items() if values}
+    found = {name: float(f"{statistics.median(numbers):.{DIGITS}g}") for name, numbers in values.items() if numbers}
     if not found:
         raise Refused(f"the report measured none of {', '.join(FIGURES)}: run the lists one and shares on the card.")
     return found

@@ -20,7 +20,7 @@ BEGINNING = "versions"
 
 
 class Versions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a list of checks ran with, as the README's table has it, and the day, as 2026-11-24."""
+    """The versions that a list of checks ran with, as the README's table has them, and the day, as 2026-11-24."""
 
     comfyui: str
     torch: str

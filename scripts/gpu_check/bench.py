@@ -39,7 +39,7 @@ REPEATS = 3
 """Of what is timed, the fastest of so many."""
 
 TURNS = 5
-"""How often each of several runs is timed by turns."""
+"""The number of times that each of several runs is timed by turns."""
 
 NUMBERS = (1 << 22) + 3
 """Random numbers of which weights are made."""

@@ -211,9 +211,9 @@ class One(Bench):
         """What the device holds beside tensors, now that kernels are loaded; nobody else uses it."""
         if self.cuda:
             free, total = torch.cuda.mem_get_info()
-            taken = total - free - torch.cuda.memory_reserved()
-            text = f"{taken / 1e6:.0f} MB, {CONTEXT_BYTES / 1e6:.0f} in plans"
-            self.say("the context", taken <= CONTEXT_BYTES, text, context=float(taken))
+            used = total - free - torch.cuda.memory_reserved()
+            text = f"{used / 1e6:.0f} MB, {CONTEXT_BYTES / 1e6:.0f} in plans"
+            self.say("the context", used <= CONTEXT_BYTES, text, context=float(used))
 
     def roomy(self) -> bool:
         """Return True if the card has room for all of FLUX.1-dev twice."""

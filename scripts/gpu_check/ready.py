@@ -1,4 +1,4 @@
-"""Whether the other lists would start: the card, the packages, and all that they import."""
+"""Checks that the other lists would start: the card, the packages, and all that they import."""
 
 from __future__ import annotations
 

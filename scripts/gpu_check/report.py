@@ -57,8 +57,8 @@ class Report(ABC):
         return ReportLine(type(self).__name__.lower(), self.rank, device, verdict, name, str(text), **more)
 
     def _write(self, line: ReportLine) -> None:
-        said = f"[{line.rank}] {line.verdict} {line.name}: {line.text}\n"
-        print(said, end="", flush=True)  # in one piece: other ranks write too
+        words = f"[{line.rank}] {line.verdict} {line.name}: {line.text}\n"
+        print(words, end="", flush=True)  # in one piece: other ranks write too
         if file := os.environ.get(LINES):
             with open(file, "ab", buffering=0) as lines:
                 lines.write(msgspec.json.encode(line) + b"\n")

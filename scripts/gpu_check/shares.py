@@ -1,4 +1,4 @@
-"""What plans go by, on one card: rates by size, what each of N ranks would compute of a step, and ComfyUI's own forward."""
+"""Measurements for plans on one card: rates by size, one rank's part of a step, and ComfyUI's own forward."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .report import Work
 
 TOKENS = (576, 1152, 2304, 4608, 9216, 18900, 37800, 75600)
 LAYERS = ((3072, 3072), (3072, 12288), (15360, 3072), (5120, 13824))
-"""Of FLUX.1 and Wan: features in and out."""
+"""Features in and out of layers of FLUX.1 and Wan."""
 
 ATTENTION = (
     (4608, 4608, 24), (4608, 4608, 12), (4608, 4608, 6), (4608, 4608, 3), (1152, 1152, 24), (576, 4608, 24), (75600, 75600, 5),
@@ -186,13 +186,13 @@ class Shares(Bench):
         job, (_, config) = JOBS[shared.name], inspected(shared.name)
         family = FAMILIES[job.family]
         text = torch.empty(1, *job.prompt["context"], device="meta")
-        asked = Job(
+        job_size = Job(
             image_tokens=family.image_tokens(config, picture_shape((1, *job.latent), job.values)),
             text_tokens=family.beside_tokens(config, {"context": text}),
         )
         memory = (float(torch.cuda.mem_get_info()[0]),) if self.cuda else (1e12,)
         machine = linked(measured_profile(self.machine, memory, self.cuda), LINK)  # whose time is not shown
-        found = cost(plan, family.shape(config), asked, machine)
+        found = cost(plan, family.shape(config), job_size, machine)
         return f"; predicted {1e3 * found.device:.1f} and {1e3 * found.launch:.1f} of launching"
 
     def own_module(self, shared: Shared, model: Any, dtype: torch.dtype) -> torch.nn.Module:

@@ -50,7 +50,7 @@ VERDICT = re.compile(r"^(?:\[\d+\] )?(PASS|FAIL|INFO) .*", re.MULTILINE)
 
 
 class Entry(NamedTuple):
-    """How one list is run.
+    """The rules by which one list is run.
 
     Attributes:
         seconds: the list may always take so long.
@@ -138,14 +138,14 @@ def run(command: Sequence[str], log: Path, seconds: float, environment: Mapping[
     """
     deadline = time.monotonic() + seconds
     # Into a file, not a pipe: a process that outlives the command would hold the pipe open.
-    with log.open("wb") as sink, log.open("rb") as told:
+    with log.open("wb") as sink, log.open("rb") as source:
         process = subprocess.Popen(
             command, cwd=REPO, env={**os.environ, **environment}, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
         )  # fmt: skip
         try:
             while True:
                 status = process.poll()
-                sys.stdout.buffer.write(told.read())
+                sys.stdout.buffer.write(source.read())
                 sys.stdout.buffer.flush()
                 if status is not None or time.monotonic() > deadline:
                     return status

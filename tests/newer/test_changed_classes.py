@@ -135,16 +135,16 @@ def assert_whole_on_one(server: ComfyUI) -> None:
 def test_a_class_that_does_the_same_is_checked_once_and_has_its_own_picture(tmp_path: Path) -> None:
     before, after = EDITS["a block"][0], "        x = x * 1.0  # as before\n        # cross-attention & ffn\n"
     with copied(tmp_path, FILE, before, after, **PATIENT) as server:
-        told, kept = [], []
+        told, counts = [], []
         for steps in (3, 4):
             stock = saved_latent(server, server.queue(plain(steps), timeout=600).check())
             run, log = queue_logged(server, spread(plain(steps), **PLANS[0]), timeout=600)
             assert relative_error(saved_latent(server, run.check()), stock) <= TOLERANCE
             assert ways(log) == ["loop"]
             told.append(any(EQUAL in text.text for text in run.texts))
-            kept.append(len(verdicts(tmp_path)))
+            counts.append(len(verdicts(tmp_path)))
         assert told == [True, False]
-        assert kept == [2, 2], "one verdict on the class's own call, and one on the graph's"
+        assert counts == [2, 2], "one verdict on the class's own call, and one on the graph's"
 
 
 def test_of_a_tested_comfyui_nothing_runs(tmp_path: Path) -> None:

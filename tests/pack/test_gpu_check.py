@@ -174,7 +174,7 @@ def wheel_of(name: str, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What gpu_prepare.sh makes with a network, made of what is at hand: one wheel, ComfyUI and this pack as it is."""
+    """The folder that gpu_prepare.sh makes, here without a network: one wheel, ComfyUI and this pack as it is."""
     gpu = tmp_path_factory.mktemp("visit") / ".gpu"
     (gpu / "wheels").mkdir(parents=True)
     wheel_of(BROUGHT_ALONG, gpu / "wheels")
@@ -228,12 +228,14 @@ def test_a_visit_runs_its_lists_and_leaves_few_files(carried: Path, machine: Pat
         "machine.txt",
         "report.tar.gz",
     }
-    told = (out / "summary.txt").read_text()
+    summary = (out / "summary.txt").read_text()
     for name in REHEARSED:
-        passes(name, "\n".join(line.removeprefix(f"{name}: ") for line in told.splitlines() if line.startswith(name)))
+        passes(
+            name, "\n".join(line.removeprefix(f"{name}: ") for line in summary.splitlines() if line.startswith(name))
+        )
     lines = lines_of(out / "lines.jsonl")
     assert {line.checks for line in lines} == set(REHEARSED)
-    assert len(lines) == len(told.splitlines())
+    assert len(lines) == len(summary.splitlines())
     packed = subprocess.run(["tar", "-tzf", out / "report.tar.gz"], capture_output=True, text=True, check=True)
     assert {f"report/{name}.txt" for name in ("ready", *REHEARSED)} <= set(packed.stdout.split())
 
@@ -287,17 +289,17 @@ def test_a_visit_takes_less_than_nine_minutes(order: tuple[str, ...]) -> None:
 
 def test_the_page_of_a_visit_has_the_lists_of_one_card_and_their_seconds() -> None:
     page = (ROOT / "docs/develop/first-card.md").read_text(encoding="utf-8")
-    told = re.findall(r"^\| `(\S+)` \| .+ \| (\d+) \|$", page, re.MULTILINE)
-    assert told == [(name, str(ENTRIES[name].seconds)) for name in ONE_CARD]
+    rows = re.findall(r"^\| `(\S+)` \| .+ \| (\d+) \|$", page, re.MULTILINE)
+    assert rows == [(name, str(ENTRIES[name].seconds)) for name in ONE_CARD]
 
 
 @pytest.mark.parametrize("order", [ONE_CARD, SEVERAL_CARDS])
 def test_lists_that_hang_leave_each_other_list_its_time(order: tuple[str, ...]) -> None:
     left: float = LIMIT - INSTALLATION - ENDING
     for place, name in enumerate(order):
-        taken = seconds_for(name, order[place + 1 :], left)
-        assert ENTRIES[name].seconds <= taken <= 2 * ENTRIES[name].seconds
-        left -= taken
+        seconds = seconds_for(name, order[place + 1 :], left)
+        assert ENTRIES[name].seconds <= seconds <= 2 * ENTRIES[name].seconds
+        left -= seconds
     assert left >= 0
 
 

@@ -207,7 +207,7 @@ def test_a_visit_becomes_a_row_of_the_table(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_list_that_never_ended_is_an_error_of_the_row() -> None:
-    """What crashes or hangs has no more lines, and would pass unseen."""
+    """A list that crashes or hangs has no more lines, and would pass unseen."""
     lines = [*listed("prompts", "PASS"), *listed("many", "PASS", ended=False)]
     assert tested.row_of_report(lines).result == "2 passed, 1 error"
     failed = msgspec.structs.replace(lines[0], verdict="FAIL", versions=None)

@@ -1,4 +1,4 @@
-"""What a visit to a card measures goes into the cost model: the file of cards, and the command that writes a card's profile."""
+"""The file of cards, and the command that writes a card's profile from what a visit to the card measured."""
 
 from __future__ import annotations
 
