@@ -90,11 +90,11 @@ def read_cards(file: Path) -> dict[str, CardProfile]:
 
 def write_cards(file: Path, profiles: Mapping[str, CardProfile]) -> None:
     """Write a file of cards, its numbers in powers of a thousand, as in 594E+12."""
-    profiles = {
+    fields = {
         name: {field: _readable(value) for field, value in msgspec.to_builtins(profile).items()}
         for name, profile in profiles.items()
     }
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(profiles), indent=2) + b"\n")
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n")
 
 
 def _readable(value: object) -> object:
