@@ -32,7 +32,7 @@ from tests.dry.dry_rank import inspected, model_of, own_forward
 from tests.dry.full_size import JOBS
 from tests.dry.lone_rank import plan_of
 
-from .bench import SMALL, TYPE, Bench, nothing
+from .bench import SHORT, SMALL, TYPE, Bench, nothing
 from .one import EAGER
 from .report import Work
 
@@ -169,7 +169,8 @@ class Shares(Bench):
             plan = plan_of(job.blocks if shared.whole else job.short, 0, degrees)
             with rank_0_of(plan.world_size):
                 _, run = self.ours(shared.name, plan, model)
-                run(2, nothing)
+                for steps in (SHORT, STEPS):  # a first run of a length takes longer
+                    run(steps, nothing)
                 step, host = self.step(run, STEPS, shared.repeats)
             alone = alone or step
             text = f"{step:.1f} ms (host {host:.1f}), {alone / step:.2f} times as fast as one rank's"
