@@ -18,7 +18,7 @@ GPU="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)" LIMIT=${LIMIT:-540}
 [[ -f "$GPU/comfyui.tar.xz" ]] || stop "$GPU has no ComfyUI: gpu_prepare.sh makes the folder .gpu, where a copy of this script lies."
 mkdir -p -- "${OUT:=gpu-report}" && OUT="$(cd -- "$OUT" && pwd)" || stop "OUT=$OUT cannot be made."
 PYTHON="$("${PYTHON:-python3}" -c 'import sys; print(sys.executable)')" || stop "there is no Python: set PYTHON to one that has torch."
-BASE="$(mktemp -d /tmp/parallel-XXXXXX)" PACK="${GPU%/*}"
+BASE="$(mktemp -d -t parallel-XXXXXX)" PACK="${GPU%/*}"
 trap 'rm -rf -- "$BASE"' EXIT
 export OUT PYTHON TMPDIR="$BASE/tmp" HOME="$BASE/home" XDG_CACHE_HOME="$BASE/cache" COMFYUI_PATH="$BASE/comfyui"
 export PYTHONPATH="$BASE/site${PYTHONPATH:+:$PYTHONPATH}" PIP_NO_INDEX=1 PIP_FIND_LINKS="$GPU/wheels" PIP_DISABLE_PIP_VERSION_CHECK=1

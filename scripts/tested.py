@@ -49,7 +49,7 @@ class Row:
 
 
 def versions(comfyui: Path, day: str) -> Versions:
-    """Return what a run in this environment is with.
+    """Return the versions of ComfyUI, torch and Python in this environment.
 
     Args:
         comfyui: ComfyUI's folder.

@@ -1,4 +1,4 @@
-"""Put what a visit to a card measured into the cost model: the card's profile, with the old value of what was not measured."""
+"""Write the figures that a visit to a card measured into the card's profile. Figures that were not measured keep their values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNITS = {
     "connection": (1e9, "GB"),
     "host_bandwidth": (1e9, "GB/s"),
 }
-"""For people: a figure is divided by the first."""
+"""The unit in which the table shows each figure: its size in the unit of the file of cards, and its name."""
 
 
 def measured(lines: Sequence[ReportLine]) -> dict[str, float]:
@@ -81,7 +81,7 @@ def origin_of(lines: Sequence[ReportLine], device: str) -> str:
 
 
 def table(before: CardProfile, found: Mapping[str, float], lines: Sequence[ReportLine]) -> str:
-    """Return what becomes of each figure, in Markdown."""
+    """Return a Markdown table with a row for each figure: its value before, its new value, and how many lines have it."""
 
     def row(name: str) -> tuple[str, ...]:
         old = getattr(before, name)

@@ -7,14 +7,17 @@ import os
 import statistics
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
+from parallel_backend.attention.kernels import CHOICES, Kernel, choose_kernel
+from parallel_backend.attention.packages import package_faults
 from parallel_backend.comm.meter import Meter
+from parallel_backend.errors import Refused
 from parallel_backend.models.family import Stage
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.stores.store import Store
@@ -94,6 +97,19 @@ class Bench(Report):
         self.compiler = "inductor" if self.cuda else "aot_eager"
         self._numbers = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(1)).to(self.device)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of activations: bf16 on a card, fp32 on the CPU."""
+        return TYPE if self.cuda else torch.float32
+
+    def attention_kernels(self, dtype: torch.dtype, width: int) -> Iterator[tuple[str, Kernel]]:
+        """Yield each choice of `attention` and its kernel for heads of a width; report the choices that this device refuses."""
+        for choice in CHOICES:
+            try:
+                yield choice, choose_kernel(choice, self.device, dtype, width, package_faults(self.device))
+            except Refused as refusal:
+                self.say(f"kernel {choice} {dtype} {width}", None, str(refusal)[:80])
+
     def wait(self) -> None:
         """Until the device has done all that it was given."""
         if self.cuda:
@@ -111,7 +127,7 @@ class Bench(Report):
         return 1e3 * (time.perf_counter() - start) / runs
 
     def seconds(self, run: Run, steps: int) -> float:
-        """Return how long a denoise of so many steps takes."""
+        """Run a denoise of `steps` steps and return its duration in seconds."""
         self.wait()
         start = time.perf_counter()
         run(steps, nothing)

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parallel_backend.attention.kernels import CHOICES, choose_kernel, is_approximate
+from parallel_backend.attention.kernels import choose_kernel, is_approximate
 from parallel_backend.attention.packages import package_faults
 from parallel_backend.attention.parallel import PartialAttention
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.errors import Refused
 from parallel_backend.plan.predict.profiles import CONTEXT_BYTES
 from parallel_backend.weights.stores.host_memory import pin
 from parallel_backend.weights.stores.streamed import Streamed
@@ -57,12 +56,7 @@ class One(Bench):
             q, k, v = (torch.randn(2, n, heads, width, device=self.device, dtype=dtype) for n in (queries, keys, keys))
             scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / width**0.5
             expected = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.double())
-            for choice in CHOICES:
-                try:
-                    kernel = choose_kernel(choice, self.device, dtype, width, package_faults(self.device))
-                except Refused as refusal:
-                    self.say(f"kernel {choice} {dtype} {width}", None, str(refusal)[:80])
-                    continue
+            for choice, kernel in self.attention_kernels(dtype, width):
                 out, lse = kernel.attend(q, k, v)
                 merged = PartialAttention(q)
                 for half in (slice(0, keys // 2), slice(keys // 2, keys)):

@@ -31,7 +31,7 @@ class Ready(Report):
         self.each(self.card, self.kernels, self.packages, self.imports)
 
     def card(self) -> None:
-        """Say which card torch sees."""
+        """Report the card that torch sees."""
         if self.cuda:
             memory = torch.cuda.mem_get_info()[1] >> 20
             text = f"{torch.cuda.get_device_name()}, {memory} MiB, one of {torch.cuda.device_count()}"
@@ -40,7 +40,7 @@ class Ready(Report):
             self.say("the card", None, f"the CPU takes its place, torch {torch.__version__}")
 
     def kernels(self) -> None:
-        """Say with what comfy-kitchen computes quantised layers here."""
+        """Report the backends of comfy-kitchen, which compute quantised layers."""
         backends = importlib.import_module("comfy_kitchen").list_backends()
         self.say("comfy-kitchen", None, ", ".join(name for name, each in backends.items() if each.get("available")))
 

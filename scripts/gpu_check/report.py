@@ -42,7 +42,7 @@ class Report(ABC):
         """All checks of the list."""
 
     def versions(self) -> None:
-        """Say what the list runs with."""
+        """Report the versions that the list runs with."""
         found = versions(Path(os.environ[FOLDER]), datetime.date.today().isoformat())
         text = f"ComfyUI {found.comfyui}, torch {found.torch}, Python {found.python}, {found.day}"
         self._write(self._line(None, BEGINNING, text, versions=found))

@@ -15,13 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from parallel_backend.attention.kernels import CHOICES, choose_kernel
+from parallel_backend.attention.kernels import choose_kernel
 from parallel_backend.attention.packages import package_faults
 from parallel_backend.comm import communicator
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.conditioning import picture_shape
-from parallel_backend.errors import Refused
 from parallel_backend.models import FAMILIES
 from parallel_backend.models.comfyui.comfy_family import keep_two_of_each
 from parallel_backend.plan import ResolvedPlan
@@ -32,7 +31,7 @@ from tests.dry.dry_rank import inspected, model_of, own_forward
 from tests.dry.full_size import JOBS
 from tests.dry.lone_rank import plan_of
 
-from .bench import SHORT, SMALL, TYPE, Bench, nothing
+from .bench import SHORT, SMALL, Bench, nothing
 from .one import EAGER
 from .report import Work
 
@@ -106,13 +105,12 @@ class Shares(Bench):
 
     def draw(self, *shape: int) -> Tensor:
         """Return random numbers as a model's activations are."""
-        return torch.randn(*shape, device=self.device, dtype=TYPE if self.cuda else torch.float32)
+        return torch.randn(*shape, device=self.device, dtype=self.dtype)
 
     def device_rates(self) -> None:
         """Measure the device as workers measure it for plans."""
         alone = Communicator("alike", None, self.device, False, Meter(device=self.device))
-        dtype = TYPE if self.cuda else torch.float32
-        kernel = choose_kernel("auto", self.device, dtype, HEAD_DIM, package_faults(self.device))
+        kernel = choose_kernel("auto", self.device, self.dtype, HEAD_DIM, package_faults(self.device))
         self.machine = measure(self.device, alone, 0.0, (self.name,), kernel.attend)
         figures = {
             name: getattr(self.machine, name)
@@ -140,13 +138,7 @@ class Shares(Bench):
 
     def attentions(self) -> None:
         """Measure every kernel, which gives its log-sum-exp too, at every share of an attention."""
-        dtype = TYPE if self.cuda else torch.float32
-        for choice in CHOICES:
-            try:
-                kernel = choose_kernel(choice, self.device, dtype, HEAD_DIM, package_faults(self.device))
-            except Refused as refusal:
-                self.say(f"attention by {choice}", None, str(refusal)[:80])
-                continue
+        for choice, kernel in self.attention_kernels(self.dtype, HEAD_DIM):
             rates = []
             for queries, keys, heads in ATTENTION if self.cuda else ((64, 64, 2),):
                 q, k, v = (self.draw(1, tokens, heads, HEAD_DIM) for tokens in (queries, keys, keys))
@@ -181,7 +173,7 @@ class Shares(Bench):
         self.say(f"{title}, a step against ComfyUI's forward", alone <= EAGER * own if self.cuda else None, text)
 
     def predicted(self, shared: Shared, plan: ResolvedPlan) -> str:
-        """Return what a plan predicts that a rank computes in a step, without exchanges; empty for a part of a model."""
+        """Return the compute and launch times of a rank's step by the cost model, in words; empty for a part of a model."""
         if not shared.whole:
             return ""
         job, (_, config) = JOBS[shared.name], inspected(shared.name)

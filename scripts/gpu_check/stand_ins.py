@@ -42,7 +42,7 @@ STAND_INS: Mapping[str, Mapping[str, str]] = {
     "comfyui-workflow-templates": {"__init__.py": _TEMPLATES},
     "comfyui-embedded-docs": {"__init__.py": "", "docs/index.md": ""},
 }
-"""For each package its files. With `av` empty, no check may read or write a video."""
+"""The files of each empty package, by path. Because `av` is empty, no check may read or write a video."""
 
 
 def write_stand_ins(requirements: str, folder: Path) -> list[str]:

@@ -109,10 +109,10 @@ def command_of(name: str, cards: int, device: str) -> list[str]:
 
 
 def seconds_for(name: str, later: Sequence[str], left: float) -> float:
-    """Return how long a list may take.
+    """Return the time limit of a list, in seconds.
 
-    A list may take up to twice its seconds while the later lists keep theirs, so that time that was left over is used and a list
-    that hangs costs no other list its turn.
+    The limit is at least the list's own seconds. It grows to at most twice as many, as long as every later list keeps its own
+    seconds. A list that hangs therefore takes no time from the later lists.
 
     Args:
         name: the list that is about to run.

@@ -309,7 +309,7 @@ def test_a_short_visit_gives_the_first_lists_their_time() -> None:
 
 
 def test_a_list_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
-    """Its child has a session of its own and holds its output open, as ranks of torchrun do."""
+    """The list's child process has its own session and keeps the output open, as ranks of torchrun do."""
     child = f"subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'], start_new_session=True)"
     code = f"import subprocess, time; print({child}.pid, flush=True); time.sleep(60)"
     log, begun = tmp_path / "log.txt", time.monotonic()

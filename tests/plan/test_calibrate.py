@@ -175,7 +175,7 @@ def test_each_card_has_all_figures_an_origin_and_a_machine() -> None:
 
 
 def test_the_file_is_as_the_command_writes_it(tmp_path: Path) -> None:
-    """So that a calibration changes only its card's lines."""
+    """A calibration therefore changes the lines of its card alone."""
     write_cards(tmp_path / "cards.json", cards())
     assert (tmp_path / "cards.json").read_bytes() == CARDS.read_bytes()
 
