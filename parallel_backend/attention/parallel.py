@@ -313,7 +313,7 @@ class PatchAttention:
     def __call__(
         self, block: Hashable, q: Tensor, k: Tensor, v: Tensor, cache: KVCache, prefix: Tensor | None = None
     ) -> Tensor:
-        """Attention of the local tokens of the patch; with a `prefix`, as WholeAttention takes it, to its keys too."""
+        """Return the attention of the patch's local tokens; a `prefix`, as WholeAttention takes it, adds keys and values."""
         q, k, v, opened = travelling(self._to_heads, q, k, v)
         q, k, v = self._exchange.to_heads(q, k, v, opened)()
         first = None if prefix is None else prefix[:, :, :, self._kv_heads]

@@ -115,6 +115,11 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "nccl" if all(map(_is_gpu, self.devices)) and not share_a_gpu(self.devices) else "gloo"
 
     @property
+    def uses_pipefusion(self) -> bool:
+        """True if the picture is computed in patches, or the blocks in stages, so that a rank's call is not the whole model's."""
+        return max(self.pipefusion, self.patches) > 1
+
+    @property
     def mesh_shape(self) -> tuple[int, ...]:
         """The degree of every axis, in the order of AXES."""
         return self.data, self.cfg, self.pipefusion, self.ring, self.ulysses

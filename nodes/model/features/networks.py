@@ -212,7 +212,7 @@ def _infinitetalk(patches: PatchTable, skeleton: Any, shape: Sequence[int], name
 
 def refuse_stages(plan: ResolvedPlan, networks: Sequence[Network]) -> None:
     """Raise Refused where a network sees the whole picture at once and a plan has no place that does."""
-    if max(plan.pipefusion, plan.patches) > 1 and any(network.kind == WHOLE for network in networks):
+    if plan.uses_pipefusion and any(network.kind == WHOLE for network in networks):
         raise Refused(
             f"Apply Z-Image Fun ControlNet cannot be used with pipefusion {plan.pipefusion} and patches {plan.patches}, as its "
             "own blocks see the whole picture at once: choose pipefusion 1 and patches 1 in Parallel Plan."

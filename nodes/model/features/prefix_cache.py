@@ -14,14 +14,14 @@ from ..named_options import named_by
 
 
 def refuse_quantised_prefix(plan: ResolvedPlan, transformer_options: Mapping[str, Any], model: nn.Module) -> None:
-    """Raise Refused where a model that has such a cache is to quantise it under PipeFusion, which runs without a cache.
+    """Raise Refused if the model would quantise its prefix cache, and the plan uses PipeFusion, which turns the cache off.
 
-    A quantised cache changes the picture, so that a run without it would give another one.
+    A quantised cache changes the picture. A run without the cache would therefore give a different picture.
     """
     option = transformer_options.get(PREFIX_CACHE) or {}
     dtype = option.get("dtype", "default")
     quantised = dtype != "default" and option.get("device") != "off"
-    if quantised and max(plan.pipefusion, plan.patches) > 1 and PREFIX_CACHE in named_by(model):
+    if quantised and plan.uses_pipefusion and PREFIX_CACHE in named_by(model):
         raise Refused(
             f"the cache of text and references with dtype {dtype} (QwenImage21Cache) cannot be used with pipefusion "
             f"{plan.pipefusion} and patches {plan.patches}, which run without a cache: set its dtype to default, or choose "

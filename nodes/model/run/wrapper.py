@@ -94,7 +94,7 @@ def run_in_workers(
         plan = remote.plan(planned_for, example, dtype, compiler, all_tokens=checked.overridden)
         if message is not None and ALONE not in example.values and remote.backend.couples_rows(remote.spec):
             reason = _taken(NotSupported(ROWS_MEET, "a model that does not"), run, checked)
-        if message is not None and max(plan.patches, plan.pipefusion) > 1:
+        if message is not None and plan.uses_pipefusion:
             whole = whole_picture_only(message[0], recording)
             if whole is not None:
                 reason = _taken(NotSupported(f"{whole} with PipeFusion", "pipefusion 1 in Parallel Plan"), run, checked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -100,7 +99,7 @@ class ComfyModel:
 
     def options_under(self, plan: ResolvedPlan) -> Mapping[str, object]:
         """Return the transformer options that take the place of a request's under a plan."""
-        return self._pipefusion_options if max(plan.pipefusion, plan.patches) > 1 else {}
+        return self._pipefusion_options if plan.uses_pipefusion else {}
 
     def compute(
         self,
@@ -111,8 +110,8 @@ class ComfyModel:
         picture_tokens: Placement | None,
         poses: PoseCaches,
         handed: BlockAttention,
-        networks: Sequence[Beside] = (),
-        fixed_options: Mapping[str, object] = MappingProxyType({}),
+        networks: Sequence[Beside],
+        fixed_options: Mapping[str, object],
     ) -> Tensor:
         """What ComfyUI's BaseModel does around its diffusion model, whose output this is.
 

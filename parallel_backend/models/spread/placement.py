@@ -52,7 +52,7 @@ class Placement:
         return self._kept(inside, start, stop - start, max(0, min(stop, self.replicated) - start))
 
     def only(self, patch: int) -> Placement:
-        """The tokens of one patch, with what every rank holds of a stream that is cut; the stream's length stays."""
+        """Return the placement of one patch's tokens and of the stream's replicated tokens; the stream keeps its length."""
         first = 0 if self.everywhere else self.replicated
         pairs = zip(self.ranks, self.patches, strict=True)
         inside = [(patches == patch) | (positions < first) for positions, patches in pairs]
