@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from ...parallel_backend.models import FAMILIES
 from ...parallel_backend.models.comfyui.whole_family import NAME
+from ...parallel_backend.models.families import FAMILIES
 from ...parallel_backend.weights.files.checkpoint import read_header
 from .proofs import AnotherResult
 from .remote_model import RemoteModel

@@ -23,7 +23,6 @@ from ...parallel_backend.derive.call_kind import CallKind, kind_of
 from ...parallel_backend.derive.kept import key_of, unlike
 from ...parallel_backend.derive.objects import as_dicts
 from ...parallel_backend.derive.prompt import Prompt
-from ...parallel_backend.derived import Declaration
 from ...parallel_backend.errors import PlanRefused, Refused
 from ...parallel_backend.host import Deadlines
 from ...parallel_backend.host.deriving import Derivation
@@ -31,6 +30,7 @@ from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.models.comfyui.content.sources import sources_of
 from ...parallel_backend.models.comfyui.own_call import MASK
 from ...parallel_backend.models.comfyui.whole_family import SEQUENCES, WholeConfig
+from ...parallel_backend.models.spread.declaration import Declaration
 from ...parallel_backend.plan import ModelLimits, Workload
 from ...parallel_backend.plan.resolve import feasible, planned_devices
 from ..progress import say

@@ -18,11 +18,11 @@ from pathlib import Path
 import msgspec
 import torch
 
-from ..derived import Declaration
 from ..errors import Refused
 from ..models.comfyui.importing import import_comfyui
 from ..models.comfyui.proof.child import NICE, end_with_the_asker
 from ..models.comfyui.proof.ranks import in_a_line
+from ..models.spread.declaration import Declaration
 from .asked import Answer, Question, asked
 from .call_kind import CallKind
 from .calls import Subject
@@ -68,7 +68,7 @@ def answer(file: Path) -> Answer:
     kinds = tuple(kind for _, kind in found)
     proofs = (derived.proof, compiled) if compiled.holds else (derived.proof,)
     words = ", ".join(each.in_words() for each in proofs)
-    return Answer(time.monotonic() - begun, derived.data, kinds, words, compiled=compiled.holds)
+    return Answer(time.monotonic() - begun, derived.declaration, kinds, words, compiled=compiled.holds)
 
 
 @torch.inference_mode()

@@ -11,8 +11,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..conditioning import arguments, flatten
-from ..derived import Declaration
 from ..diffusion import Value
+from ..models.spread.declaration import Declaration
 from .call_kind import CallKind
 from .prompt import Prompt
 

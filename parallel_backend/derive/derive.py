@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
+from msgspec.structs import replace
 
-from .. import derived
-from ..models.spread.data import data_of, declaration_of
-from ..models.spread.declaration import Declaration
-from ..models.spread.functions import Turns
+from ..models.spread.declaration import Declaration, Turns
 from ..models.spread.picture import as_patch_size
 from .calls import ModelCall, Sizes, Subject
 from .deriving import candidates
@@ -25,9 +23,8 @@ LIMIT = 120.0
 
 @dataclass(frozen=True)
 class Derived:
-    """A declaration that was proved: as data, what that says, and the proof."""
+    """A declaration that was proved, and the proof."""
 
-    data: derived.Declaration
     declaration: Declaration
     proof: Proof
 
@@ -37,7 +34,7 @@ def derive(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
     """A model's declaration, found by the first kind of its calls and proved for all of them.
 
     Of those that fit what is seen of the model it is the first that holds under every plan; if none does, the first that holds
-    where the picture is not cut into patches. What holds is what the data says.
+    where the picture is not cut into patches.
 
     Args:
         subjects: the same model, with a kind of call each.
@@ -53,15 +50,15 @@ def derive(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
 
 
 @torch.inference_mode()
-def proved(subjects: Sequence[Subject], data: derived.Declaration, limit: float = LIMIT) -> Derived:
+def proved(subjects: Sequence[Subject], declaration: Declaration, limit: float = LIMIT) -> Derived:
     """A declaration that is known, tried for kinds of calls; its proof may not hold. Raises Undescribed: no call can be made."""
-    return _proved(subjects, data, WHOLE if data.whole_picture else {**WHOLE, **IN_PATCHES}, limit)
+    return _proved(subjects, declaration, WHOLE if declaration.whole_picture else {**WHOLE, **IN_PATCHES}, limit)
 
 
 @torch.inference_mode()
 def proved_compiled(subjects: Sequence[Subject], found: Derived, limit: float = LIMIT) -> Proof:
     """Of what was proved, whether it holds with its blocks compiled."""
-    return _proved(subjects, found.data, COMPILED, limit, COMPILER).proof
+    return _proved(subjects, found.declaration, COMPILED, limit, COMPILER).proof
 
 
 @torch.inference_mode()
@@ -70,12 +67,12 @@ def first_proved(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
     failed: Proof | None = None
     whole: Derived | None = None
     for found in candidates(subjects[0]):
-        each = _proved(subjects, data_of(found), {**WHOLE, **IN_PATCHES}, limit)
+        each = _proved(subjects, found.sent(), {**WHOLE, **IN_PATCHES}, limit)
         if each.proof.holds:
             return each
         failed = failed or each.proof
         if whole is None and each.proof.holds_for(WHOLE):
-            uncut = _proved(subjects, data_of(replace(found, whole_picture=True)), WHOLE, limit)
+            uncut = _proved(subjects, replace(found, whole_picture=True), WHOLE, limit)
             whole = uncut if uncut.proof.holds else None
     if whole is not None:
         return whole
@@ -85,17 +82,16 @@ def first_proved(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
 
 def _proved(
     subjects: Sequence[Subject],
-    data: derived.Declaration,
+    declaration: Declaration,
     plans: Mapping[str, Mapping[str, int]],
     limit: float,
     compiler: str = "",
 ) -> Derived:
-    declaration = declaration_of(data)
     if isinstance(declaration.units, Turns):
         # What blocks of the other list leave to each other is proved with two of them.
         lengthen(subjects[0].model, declaration.units.path, declaration.units.second + 1)
     calls = [call for subject in subjects for call in _calls(subject, declaration)]
-    return Derived(data, declaration, prove(subjects[0], declaration, calls, plans, limit, compiler))
+    return Derived(declaration, prove(subjects[0], declaration, calls, plans, limit, compiler))
 
 
 def _calls(subject: Subject, declaration: Declaration) -> list[ModelCall]:

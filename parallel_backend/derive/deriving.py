@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from ..models.spread import declaration as d
-from ..models.spread.functions import Constant
+from ..models.spread.declaration import Constant
 from ..models.spread.picture import as_patch_size
 from .calls import FAILS, Sizes, Subject
 from .describing import Description

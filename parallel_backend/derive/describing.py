@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from ..models.spread import declaration as d
-from ..models.spread.functions import Behind, LengthLess
+from ..models.spread.declaration import Behind, LengthLess
 from ..models.spread.picture import Picture
 from .looking import Run
 from .probing import Followed, Probe
@@ -152,9 +153,9 @@ class Description:
             raise Undescribed(f"where {self.path} has the picture's tokens in {name} changes with the latent's size")
         placed = d.Pictured(grid=first.grid, dim=first.dim)
         for rule in starts([(each.length, each.count, each.start) for each in tokens]):
-            if rule is None:
+            if rule == placed.start:
                 yield from (replace(placed, start=LengthLess(1), behind=each) for each in self._behind(tokens))
-            yield placed if rule is None else replace(placed, start=rule)
+            yield replace(placed, start=rule)
 
     def _behind(self, tokens: Sequence[Tokens]) -> Iterator[Behind]:
         """Latents that fill what is behind the picture's tokens at all sizes."""

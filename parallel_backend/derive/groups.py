@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
+from msgspec.structs import replace
 from torch import nn
 
 from ..models.spread import declaration as d
-from ..models.spread.functions import Chosen
+from ..models.spread.declaration import Chosen
 from .describing import Description
 from .kinds import argument_kinds
 from .sites import Sites
 from .undescribed import Undescribed
-
-Attentions = tuple[d.Attention, ...] | Chosen
 
 
 def grouped(model: nn.Module, blocks: Sequence[str]) -> Mapping[str, list[str]]:
@@ -133,7 +131,7 @@ def fitting_heads(paths: Sequence[str], seen: Sequence[Sites]) -> Iterator[d.Gro
             return
 
 
-def _attentions(model: nn.Module, path: str, members: Sequence[Description]) -> Attentions:
+def _attentions(model: nn.Module, path: str, members: Sequence[Description]) -> tuple[d.Attention, ...] | Chosen:
     """The blocks' own; where these differ, told apart by a submodule that only some have."""
     kinds = [*dict.fromkeys(tuple(each.attentions) for each in members)]
     if len(kinds) == 1:

@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from ..cache import Store
-from ..derived import Declaration
 from ..identity import code_digest
+from ..models.spread.declaration import Declaration
 from .asked import Answer
 from .call_kind import CallKind
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from msgspec.structs import replace as redeclare
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ..models.spread.data import data_of
 from ..models.spread.declaration import Declaration, Group, Pictured
 from .calls import FAILS, ModelCall, Sizes, Subject, noise_like
 from .derive import Derived
@@ -47,7 +47,8 @@ def with_costs(small: Small, subjects: Sequence[Subject], found: Derived) -> Der
     blocks = [members_of(model, group.path)[0] for group in found.declaration.groups]
     with suppress(Undescribed, *FAILS):
         names = {name for each in subjects for name in references_of(each, blocks, found.declaration)}
-        found = _saying(found, replace(found.declaration, references=found.declaration.references | names))
+        references = found.declaration.references | names
+        found = replace(found, declaration=redeclare(found.declaration, references=references).sent())
     with suppress(Undescribed, *FAILS):
         costing = unfilled(small)
         unit, (*frames, _, _) = unit_of(model), subject.sizes.picture
@@ -56,12 +57,8 @@ def with_costs(small: Small, subjects: Sequence[Subject], found: Derived) -> Der
         hidden = math.prod(found.declaration.heads_of(model))
         measured = zip(found.declaration.groups, blocks, strict=True)
         groups = tuple(_costing(group, less[path], more[path], hidden) for group, path in measured)
-        found = _saying(found, replace(found.declaration, groups=groups))
+        found = replace(found, declaration=redeclare(found.declaration, groups=groups).sent())
     return found
-
-
-def _saying(found: Derived, declaration: Declaration) -> Derived:
-    return replace(found, data=data_of(declaration), declaration=declaration)
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,7 @@ def _costing(group: Group, less: Run, more: Run, hidden: int) -> Group:
     first, second = cost_of(less), cost_of(more)
     tokens = _tokens(group, more) - _tokens(group, less)
     weights = sum(parameter.numel() for parameter in less.module.parameters())
-    return replace(
+    return redeclare(
         group,
         operations=first.operations,
         applied=round((second.products - first.products) / tokens / weights, 4),
@@ -163,9 +160,9 @@ def references_of(subject: Subject, blocks: Sequence[str], declaration: Declarat
     found = []
     for name in call.latents_and_frames:
         with suppress(Undescribed):
-            changed = followed(replace(call, arguments={**call.arguments, name: mapped(call.arguments[name], _other)}))
+            moved = followed(replace(call, arguments={**call.arguments, name: mapped(call.arguments[name], _other)}))
             beside = (
-                each & ~own[block, place] for (block, place), each in changed.items() if (block, place[0]) in streams
+                each & ~own[block, place] for (block, place), each in moved.items() if (block, place[0]) in streams
             )
             if any(bool(each.any()) for each in beside):
                 found.append(name)

@@ -14,10 +14,10 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 
-import msgspec
 import torch
+from msgspec.structs import replace
 
-from .. import derived
+from ..models.spread import declaration as d
 from .calls import FAILS, Subject
 from .derive import LIMIT, Derived, first_proved, proved
 from .looking import look
@@ -69,8 +69,8 @@ def derived_narrow(
         for each in narrower(small, subjects[0]):
             if not (narrow := _subjects(small, each, made)):
                 continue
-            found = first_proved(narrow, limit).data
-            if found.heads_of.value == each.heads:
+            found = first_proved(narrow, limit).declaration
+            if found.heads_of == d.Constant(each.heads):
                 wide = proved(subjects, widened(found, each.times), limit)
                 return wide if wide.proof.holds else None
             return None
@@ -105,32 +105,30 @@ def narrower(small: Small, subject: Subject) -> Iterator[Narrower]:
         yield Narrower({name: said[name] // times for name in names}, times, (heads // times, width))
 
 
-def widened(data: derived.Declaration, times: int) -> derived.Declaration:
+def widened(declaration: d.Declaration, times: int) -> d.Declaration:
     """The declaration of a model with so many times more heads."""
-    heads = data.heads_of.value
-    assert isinstance(heads, tuple)
-    return msgspec.structs.replace(
-        data,
-        heads_of=derived.Constant((heads[0] * times, *heads[1:])),
-        groups=tuple(_group(each, times) for each in data.groups),
-        between=tuple(_group(each, times) for each in data.between),
+    assert isinstance(declaration.heads_of, d.Constant) and isinstance(declaration.heads_of.value, tuple)
+    heads = declaration.heads_of.value
+    return replace(
+        declaration,
+        heads_of=d.Constant((heads[0] * times, *heads[1:])),
+        groups=tuple(_group(each, times) for each in declaration.groups),
+        between=tuple(_group(each, times) for each in declaration.between),
     )
 
 
-def _group(group: derived.Group, times: int) -> derived.Group:
+def _group(group: d.Group, times: int) -> d.Group:
     attentions = group.attentions
-    if isinstance(attentions, derived.Chosen):
+    assert not isinstance(attentions, d.PythonFunction)
+    if isinstance(attentions, d.Chosen):
         having, without = _attentions(attentions.having, times), _attentions(attentions.without, times)
-        return msgspec.structs.replace(
-            group, attentions=msgspec.structs.replace(attentions, having=having, without=without)
-        )
-    return msgspec.structs.replace(group, attentions=_attentions(attentions, times))
+        return replace(group, attentions=replace(attentions, having=having, without=without))
+    return replace(group, attentions=_attentions(attentions, times))
 
 
-def _attentions(attentions: derived.Attentions, times: int) -> derived.Attentions:
+def _attentions(attentions: d.Attentions, times: int) -> d.Attentions:
     return tuple(
-        msgspec.structs.replace(each, kv_heads=each.kv_heads * times) if isinstance(each, derived.Spread) else each
-        for each in attentions
+        replace(each, kv_heads=each.kv_heads * times) if isinstance(each, d.Spread) else each for each in attentions
     )
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from ..models.spread.functions import LengthLess, StartAt
+from ..models.spread.declaration import LengthLess, StartAt
 
 MULTIPLES = [2**power for power in range(1, 10)]
 """To which models may pad the picture's tokens."""
 
 
-def starts(seen: Sequence[tuple[int, int, int]]) -> Iterator[Callable[[int, int], int] | None]:
-    """For where a run of tokens begins, from (length, picture, start); None for the vocabulary's own, at 0.
+def starts(seen: Sequence[tuple[int, int, int]]) -> Iterator[StartAt | LengthLess]:
+    """Yield rules for the first position of a run of tokens, which fit all of (length, picture, start).
 
-    Where tokens come as another block left them no rule is asked, so the last one fits whatever was seen.
+    The last rule fits whatever was seen: no rule is asked for tokens that a block gets as another block left them.
     """
     if all(start == length - picture for length, picture, start in seen) and any(start for *_, start in seen):
         yield LengthLess(1)
@@ -28,7 +28,7 @@ def starts(seen: Sequence[tuple[int, int, int]]) -> Iterator[Callable[[int, int]
                 yield LengthLess(multiple)
         if len({start for *_, start in seen}) == 1:
             yield StartAt(seen[0][2])
-    yield None
+    yield StartAt(0)
 
 
 def rows(tensor: Tensor, batch: int) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from ..models.comfyui.proof.ranks import in_a_line
 from ..models.spread.blocks import Doorway
-from ..models.spread.functions import Turns
+from ..models.spread.declaration import Turns
 from .calls import FAILS, ModelCall, Subject
 from .describing import Description
 from .groups import members_of, not_apart

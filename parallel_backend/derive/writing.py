@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any
 
+from msgspec import NODEFAULT
+from msgspec.structs import FieldInfo, fields
+
 from ..models.spread import declaration
-from ..models.spread.data import is_default
-from ..models.spread.declaration import Declaration
-from ..models.spread.functions import Chosen, Constant, LengthLess, StartAt
+from ..models.spread.declaration import Declaration, Word
 
 WIDTH = 120
 """Of lines of words."""
 
 VOCABULARY = "from ..spread.declaration import "
-FUNCTIONS = "from ..spread.functions import "
 
 
 def source_of(name: str, found: Declaration, remarks: str) -> str:
@@ -25,8 +24,6 @@ def source_of(name: str, found: Declaration, remarks: str) -> str:
     body = written(found, "")
     words = sorted(word for word in vars(declaration) if f"{word}(" in body)
     imports = f"from __future__ import annotations\n\n{VOCABULARY}{', '.join(words)}"
-    if "Turns(" in body:
-        imports += f"\n{FUNCTIONS}Turns"
     said = textwrap.fill(f'"""{remarks}"""', WIDTH)
     return f"{said}\n\n{imports}\n\n{name} = {body}\n"
 
@@ -34,16 +31,7 @@ def source_of(name: str, found: Declaration, remarks: str) -> str:
 def written(value: Any, indent: str) -> str:
     """An expression; what has its default is left out."""
     deeper = indent + "    "
-    if isinstance(value, Constant):
-        return f"lambda model: {value.value!r}"
-    if isinstance(value, StartAt):
-        return f"lambda length, picture: {value.place}"
-    if isinstance(value, LengthLess):
-        return f"lambda length, picture: {_end_less(value.multiple)}"
-    if isinstance(value, Chosen):
-        having, without = (written(each, deeper) for each in (value.having, value.without))
-        return f"lambda block: {having} if {_quoted(value.mark)} in dict(block.named_modules()) else {without}"
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, Word):
         keywords = [
             f"{each.name}={written(getattr(value, each.name), deeper)}"
             for each in fields(value)
@@ -64,8 +52,10 @@ def written(value: Any, indent: str) -> str:
     return _quoted(value) if isinstance(value, str) else repr(value)
 
 
-def _end_less(multiple: int) -> str:
-    return "length - picture" if multiple == 1 else f"length - -(-picture // {multiple}) * {multiple}"
+def is_default(field: FieldInfo, value: Any) -> bool:
+    """Return true if a field of a declaration has its default value."""
+    default = field.default if field.default_factory is NODEFAULT else field.default_factory()
+    return bool(value is default or value == default)
 
 
 def _quoted(text: str) -> str:

@@ -21,8 +21,8 @@ from ..attention.kernels import describe
 from ..conditioning import Conditioning
 from ..diffusion import ModelSpec
 from ..errors import Cancelled, NotFinite, Refused, RequestFailed, WorkerFailed
-from ..models import FAMILIES
 from ..models.diffusers.installed import check_diffusers, in_range, of_diffusers
+from ..models.families import FAMILIES
 from ..models.family import Family
 from ..plan import ParallelPlan, ResolvedPlan
 from ..plan.predict.measure import Machine, forget_all

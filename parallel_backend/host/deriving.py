@@ -16,7 +16,7 @@ from ..derive.asked import ANSWER, Answer, question
 from ..derive.call_kind import CallKind
 from ..derive.kept import Kept, load, save, unlike
 from ..derive.prompt import Prompt
-from ..derived import Declaration
+from ..models.spread.declaration import Declaration
 from ..temporary import memory_file, path_of
 from .proofs import Child
 

@@ -11,21 +11,26 @@ from parallel_backend.diffusion import Value
 from parallel_backend.models.spread.declaration import (
     Along,
     Attended,
+    Behind,
     Beside,
     Boundary,
     ByFrame,
     ByPart,
+    Chosen,
+    Constant,
     Declaration,
     Group,
+    LengthLess,
     Local,
     Pictured,
     Same,
     Segments,
     Spread,
+    StartAt,
     TextLength,
     TextMask,
+    Turns,
 )
-from parallel_backend.models.spread.functions import Behind, Chosen, Constant, LengthLess, StartAt, Turns
 from tests.support.tiny.models import draw
 
 FOUND = Declaration(

@@ -13,11 +13,10 @@ import torch
 from parallel_backend.derive.asked import Answer
 from parallel_backend.derive.call_kind import CallKind
 from parallel_backend.derive.kept import MOST_KINDS, Kept, all_kept, load, save, unlike
-from parallel_backend.models.spread.data import data_of
 from tests.derive.found import FOUND, kind
 from tests.support.tiny.models import draw
 
-DATA = data_of(FOUND)
+DATA = FOUND
 
 
 def test_another_size_is_the_same_kind_once_the_sizes_are_known() -> None:

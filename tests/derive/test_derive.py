@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace as redeclare
 
 from parallel_backend.derive import child
 from parallel_backend.derive.__main__ import main
@@ -24,8 +25,17 @@ from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE
 from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
-from parallel_backend.models.spread.declaration import Along, ByPart, Declaration, Local, Pictured, Same, Spread
-from parallel_backend.models.spread.functions import Turns
+from parallel_backend.models.spread.declaration import (
+    Along,
+    ByPart,
+    Declaration,
+    Local,
+    Pictured,
+    PythonFunction,
+    Same,
+    Spread,
+    Turns,
+)
 from tests.derive.subjects import subject_of
 from tests.derive.table import SUBJECTS
 from tests.derive.toys import toy, unheard
@@ -91,8 +101,8 @@ WITHOUT_PATCHES = ("chroma radiance",)
 def changed(declaration: Declaration, number: int = 0, **fields: Any) -> Declaration:
     """With other fields of one of its groups."""
     groups = [*declaration.groups]
-    groups[number] = replace(groups[number], **fields)
-    return replace(declaration, groups=tuple(groups))
+    groups[number] = redeclare(groups[number], **fields)
+    return redeclare(declaration, groups=tuple(groups))
 
 
 def argued(declaration: Declaration, **arguments: Any) -> Declaration:
@@ -130,7 +140,7 @@ SPOILT: Mapping[str, tuple[str, Callable[[Declaration], Declaration]]] = {
     ),
     "tokens of another size": (
         "auraflow",
-        lambda declaration: replace(declaration, patch_size=lambda model: (2, 4)),
+        lambda declaration: redeclare(declaration, patch_size=PythonFunction(lambda model: (2, 4))),
     ),
     "one attention, where a block has two": (
         "sd 3.5 medium",

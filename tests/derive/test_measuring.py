@@ -20,7 +20,6 @@ from parallel_backend.models.comfyui.importing import import_comfyui
 from parallel_backend.models.comfyui.latents import reference_tokens
 from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.spread.blocks import blocks_of
-from parallel_backend.models.spread.data import data_of
 from parallel_backend.models.spread.declaration import Declaration
 from parallel_backend.plan.predict.operations import of_a_block
 from parallel_backend.weights.files.checkpoint import read_header
@@ -32,7 +31,7 @@ from tests.support.tiny.models import draw
 
 
 def proved(declaration: Declaration) -> Derived:
-    return Derived(data_of(declaration), declaration, Proof({}, {}))
+    return Derived(declaration, declaration, Proof({}, {}))
 
 
 def costs(path: Path) -> tuple[Small, Declaration]:

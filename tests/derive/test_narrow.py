@@ -10,13 +10,12 @@ import msgspec
 import pytest
 import torch
 
-from parallel_backend import derived
 from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive
 from parallel_backend.derive.narrow import derived_narrow, narrower, widened
 from parallel_backend.derive.small import Small, small_of, subjects_of
 from parallel_backend.models.comfyui.importing import import_comfyui
-from parallel_backend.models.spread.data import data_of
+from parallel_backend.models.spread import declaration as d
 from tests.derive.found import FOUND
 from tests.derive.toys import toy
 from tests.support.selection import thorough
@@ -74,7 +73,7 @@ def test_what_is_found_with_fewer_heads_holds_for_all(tmp_path: Path) -> None:
     found = derived_narrow(small, first(small), made, least=0)
     assert found is not None
     assert found.proof.holds
-    assert found.data.heads_of == derived.Constant((HEADS, 128))
+    assert found.declaration.heads_of == d.Constant((HEADS, 128))
     [narrow] = looked_at
     assert (narrow.base.diffusion_model.num_heads, narrow.base.diffusion_model.dim) == (4, 512)
     assert narrow.kind == small.kind
@@ -89,12 +88,12 @@ def test_what_does_not_hold_for_all_heads_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_declaration_is_widened_in_all_that_counts_heads() -> None:
-    wide = widened(data_of(FOUND), 5)
-    assert wide.heads_of == derived.Constant((5 * 24, 128))
+    wide = widened(FOUND, 5)
+    assert wide.heads_of == d.Constant((5 * 24, 128))
     chosen = wide.groups[0].attentions
-    assert isinstance(chosen, derived.Chosen)
-    assert chosen.having[0] == derived.Spread(("x", "context"), kv_heads=10)
-    assert chosen.without == (derived.Spread(("x",)),)
+    assert isinstance(chosen, d.Chosen)
+    assert chosen.having[0] == d.Spread(("x", "context"), kv_heads=10)
+    assert chosen.without == (d.Spread(("x",)),)
 
 
 @thorough
@@ -106,12 +105,12 @@ def test_at_real_widths_the_same_is_found_as_with_all_heads(name: str, sizes: di
         small = small_of(save_unread(tmp_path, name, **sizes), 8e9)
     found, whole = derived_narrow(small, first(small), first), derive(first(small))
     assert found is not None
-    for ours, its in zip(found.data.groups, whole.data.groups, strict=True):
+    for ours, its in zip(found.declaration.groups, whole.declaration.groups, strict=True):
         assert ours.applied == pytest.approx(its.applied, rel=0.05)
         assert ours.copies == pytest.approx(its.copies, rel=0.1)
-    assert costless(found.data) == costless(whole.data)
+    assert costless(found.declaration) == costless(whole.declaration)
 
 
-def costless(data: derived.Declaration) -> Any:
+def costless(data: d.Declaration) -> Any:
     groups = tuple(msgspec.structs.replace(each, applied=0.0, copies=0.0) for each in data.groups)
     return msgspec.structs.replace(data, groups=groups)

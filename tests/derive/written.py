@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import fields
 
 import torch
+from msgspec.structs import fields
 
-from parallel_backend import derived
 from parallel_backend.derive.deriving import candidates
 from parallel_backend.derive.undescribed import Undescribed
+from parallel_backend.derive.writing import is_default
 from parallel_backend.models.comfyui.small import SMALL, small
-from parallel_backend.models.spread.data import data_of, is_default
 from parallel_backend.models.spread.declaration import Declaration
 from tests.derive.table import SUBJECTS
 from tests.support.comfy_oracle import comfy_on_path
@@ -27,7 +26,7 @@ FOR_ANY_WIDTH = ("heads_of", "text_width", "patch_size")
 def rows() -> Iterator[str]:
     """A class, its inputs, the declarations that are derived for these, and what the written one says more."""
     said: dict[str, set[str]] = {}
-    found: dict[str, list[derived.Declaration | None]] = defaultdict(list)
+    found: dict[str, list[Declaration | None]] = defaultdict(list)
     for name in SMALL:
         if name not in SUBJECTS:
             continue
@@ -38,7 +37,7 @@ def rows() -> Iterator[str]:
         except Undescribed:
             found[case.kind].append(None)
             continue
-        found[case.kind].append(data_of(declaration))
+        found[case.kind].append(declaration)
         more = {*_more(case.declaration, declaration)}
         said[case.kind] = said.get(case.kind, more) & more  # what no input shows
     for kind, each in sorted(found.items()):

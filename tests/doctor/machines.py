@@ -10,7 +10,6 @@ from parallel_backend.doctor import Observations, Status
 from parallel_backend.doctor.observations import Measured, Space
 from parallel_backend.gpus import Gpu
 from parallel_backend.models.comfyui.content.kept import Verdict
-from parallel_backend.models.spread.data import data_of
 from tests.derive.found import FOUND, kind
 from tests.support.plans import MEASURED
 
@@ -48,7 +47,7 @@ DERIVED = Kept(
     "NewModel",
     "0.46.0",
     (
-        Answer(40.0, data_of(FOUND), (kind(), kind(flag=True)), "ulysses 2 1.0e-07, ring 3 2.0e-07"),
+        Answer(40.0, FOUND, (kind(), kind(flag=True)), "ulysses 2 1.0e-07, ring 3 2.0e-07"),
         Answer(9.0, kinds=(kind(mode="edit"),), failure="its blocks take turns", lasting=True),
     ),
 )

@@ -20,7 +20,7 @@ from parallel_backend.attention.kernels import warm_up_kernels
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.conditioning import SHAPES, TEXT_PREPARATION, arguments, picture_shape
-from parallel_backend.models import FAMILIES
+from parallel_backend.models.families import FAMILIES
 from parallel_backend.models.family import Stage
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.predict.cost import Job as PlanJob

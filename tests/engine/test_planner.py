@@ -17,7 +17,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.host import Backend
 from parallel_backend.host import backend as host_backend
 from parallel_backend.host.planning.planner import Question
-from parallel_backend.models import FAMILIES
+from parallel_backend.models.families import FAMILIES
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.predict.cost import Job
 from parallel_backend.plan.predict.measure import Machine

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace as redeclare
 
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
@@ -108,7 +108,7 @@ def test_a_declarations_options_take_the_place_of_a_requests_under_pipefusion_al
     case.model.register_forward_pre_hook(
         lambda *call: seen.append(call[2]["transformer_options"]["cache"]), with_kwargs=True
     )
-    declaration = replace(case.declaration, pipefusion_options={"cache": {"device": "off"}})
+    declaration = redeclare(case.declaration, pipefusion_options={"cache": {"device": "off"}})
     blocks, cpu = len(case.model.joint_blocks), torch.device("cpu")
     plan = cpu_plan(blocks=blocks, patches=patches)
     requested = {"transformer_options.cache.device": "auto", "transformer_options.cache.dtype": "int8"}

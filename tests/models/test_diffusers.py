@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from diffusers import CogVideoXPipeline
+from msgspec.structs import replace as redeclare
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models import FAMILIES
+from parallel_backend.models.families import FAMILIES
 from parallel_backend.models.family import Execution
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.spread.declaration import Local, Same
@@ -262,12 +263,12 @@ def test_what_is_not_declared_is_refused(name: str, case: Any, monkeypatch: pyte
     argument, attention = BLOCK[name]
     left = {key: value for key, value in group.arguments.items() if key != argument}
     for changed, reason in (
-        (replace(group, arguments=left), argument),
-        (replace(group, attentions=group.attentions[:-1]), attention),
-        (replace(group, attentions=(*group.attentions, Local())), "called attention"),
-        (replace(group, arguments={**group.arguments, "new": Same()}), "has no argument new"),
+        (redeclare(group, arguments=left), argument),
+        (redeclare(group, attentions=group.attentions[:-1]), attention),
+        (redeclare(group, attentions=(*group.attentions, Local())), "called attention"),
+        (redeclare(group, arguments={**group.arguments, "new": Same()}), "has no argument new"),
     ):
-        monkeypatch.setattr(family, "declaration", replace(family.declaration, groups=(changed,)))
+        monkeypatch.setattr(family, "declaration", redeclare(family.declaration, groups=(changed,)))
 
         def on_rank(number: int) -> str:
             try:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
-from parallel_backend.models import FAMILIES
 from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
+from parallel_backend.models.families import FAMILIES
 from parallel_backend.models.family import Stage
 from parallel_backend.weights.adapters.lora import NONE, Adapter, AdapterSet
 from parallel_backend.weights.adapters.merging import Keep, Merging, Patching

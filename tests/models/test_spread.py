@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 from _pytest.mark import ParameterSet
+from msgspec.structs import replace as redeclare
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -229,7 +230,7 @@ def without(declaration: Declaration, *, argument: str = "", attention: bool = F
     first, *others = declaration.groups
     arguments = {name: kind for name, kind in first.arguments.items() if name != argument}
     attentions = () if attention else first.attentions
-    return replace(declaration, groups=(replace(first, arguments=arguments, attentions=attentions), *others))
+    return redeclare(declaration, groups=(redeclare(first, arguments=arguments, attentions=attentions), *others))
 
 
 @contextmanager
@@ -263,9 +264,9 @@ def test_heads_of_keys_that_are_shared_otherwise_than_declared_are_refused(name:
     found, _ = case(name)
     (attention,) = found.declaration.groups[0].attentions(blocks_of(found.model, found.declaration)[0].module)
     assert attention.kv_heads not in (0, kv_heads)
-    other = replace(found.declaration.groups[0], attentions=(replace(attention, kv_heads=kv_heads),))
+    other = redeclare(found.declaration.groups[0], attentions=(redeclare(attention, kv_heads=kv_heads),))
     rank = Rank(
-        found, plan_for(found, patches=2), replace(found.declaration, groups=(other, *found.declaration.groups[1:]))
+        found, plan_for(found, patches=2), redeclare(found.declaration, groups=(other, *found.declaration.groups[1:]))
     )
     with refused("shares keys and values among heads otherwise than this pack knows"):
         rank.run()
@@ -274,10 +275,10 @@ def test_heads_of_keys_that_are_shared_otherwise_than_declared_are_refused(name:
 def test_an_attention_that_does_not_come_is_refused(case: Any) -> None:
     found, _ = case("wan, text")
     (group,) = found.declaration.groups
-    more = replace(
+    more = redeclare(
         group, attentions=(*group.attentions(found.model.blocks[0]), group.attentions(found.model.blocks[0])[0])
     )
-    rank = run_alone(found, replace(found.declaration, groups=(more,)))
+    rank = run_alone(found, redeclare(found.declaration, groups=(more,)))
     with refused("called attention 2 times where this pack knows of 3"):
         rank.run()
 
@@ -286,18 +287,18 @@ def test_a_model_without_the_blocks_or_arguments_is_refused_when_it_is_built(cas
     found, _ = case("flux")
     first, *others = found.declaration.groups
     with refused("has no triple_blocks"):
-        run_alone(found, replace(found.declaration, groups=(replace(first, path="triple_blocks"), *others)))
-    more = replace(first, arguments={**first.arguments, "tone": first.arguments["vec"]})
+        run_alone(found, redeclare(found.declaration, groups=(redeclare(first, path="triple_blocks"), *others)))
+    more = redeclare(first, arguments={**first.arguments, "tone": first.arguments["vec"]})
     with refused("has no argument tone"):
-        run_alone(found, replace(found.declaration, groups=(more, *others)))
+        run_alone(found, redeclare(found.declaration, groups=(more, *others)))
 
 
 def test_vectors_that_begin_to_follow_frames_are_refused(case: Any) -> None:
     """Declared for one timestep, of which there are six vectors; 2.1 % off if each frame's were taken for all tokens'."""
     once, expected = case("wan, text")
     (group,) = once.declaration.groups
-    wrong = replace(group, arguments={**group.arguments, "e": Same(rows=(6,))})
-    declaration = replace(once.declaration, groups=(wrong,))
+    wrong = redeclare(group, arguments={**group.arguments, "e": Same(rows=(6,))})
+    declaration = redeclare(once.declaration, groups=(wrong,))
     with torch.no_grad():
         (results,) = run_ranks(1, lambda _: [Rank(once, plan_for(once), declaration).run()])
     assert worst([results], expected) <= TOLERANCE

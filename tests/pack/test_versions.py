@@ -16,9 +16,9 @@ from packaging.requirements import Requirement
 from parallel_backend.errors import Refused
 from parallel_backend.host.workers import versions
 from parallel_backend.identity import code_digest
-from parallel_backend.models import FAMILIES
 from parallel_backend.models.comfyui.content import files
 from parallel_backend.models.diffusers import installed
+from parallel_backend.models.families import FAMILIES
 from parallel_backend.vae import AUTOENCODERS
 from parallel_backend.wire.messages import Facts
 

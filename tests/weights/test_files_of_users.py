@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
-from parallel_backend.models import FAMILIES
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from parallel_backend.models.comfyui.importing import import_comfyui
 from parallel_backend.models.comfyui.whole_family import WholeFamily
+from parallel_backend.models.families import FAMILIES
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.layers.cast import CastLinear, use_cast_layers

@@ -21,7 +21,7 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
 from parallel_backend.errors import Refused
-from parallel_backend.models import FAMILIES
+from parallel_backend.models.families import FAMILIES
 from parallel_backend.models.family import Stage
 from parallel_backend.plan.predict.profiles import UNPACKING
 from parallel_backend.weights.files.checkpoint import read_header

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from parallel_backend.models import FAMILIES
+from parallel_backend.models.families import FAMILIES
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.worker.requests.example import Example
 from parallel_backend.worker.requests.measuring import RUNS, time_blocks

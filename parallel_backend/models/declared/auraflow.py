@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..spread.declaration import Beside, Declaration, Group, Pictured, Same, Spread
+from ..spread.declaration import Beside, Declaration, Group, LengthLess, Pictured, PythonFunction, Same, Spread
 
 
 def _heads(model: Any) -> tuple[int, int]:
@@ -24,7 +24,7 @@ AURAFLOW = Declaration(
         ),
         Group(
             "single_layers",
-            streams={"cx": Pictured(lambda length, picture: length - picture)},
+            streams={"cx": Pictured(LengthLess(1))},
             arguments={"global_cond": Same()},
             attentions=(Spread(("cx",)),),
             modulations=("modCX",),
@@ -32,6 +32,6 @@ AURAFLOW = Declaration(
         ),
     ),
     heads=(Group("final_linear", streams={"input": Pictured()}, returns=("input",)),),
-    heads_of=_heads,
-    text_width=lambda model: model.cond_seq_linear.in_features,
+    heads_of=PythonFunction(_heads),
+    text_width=PythonFunction(lambda model: model.cond_seq_linear.in_features),
 )

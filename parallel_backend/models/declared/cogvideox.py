@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, Same, Spread
+from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, PythonFunction, Same, Spread
 
 COGVIDEOX = Declaration(
     groups=(
@@ -19,7 +19,9 @@ COGVIDEOX = Declaration(
         Group("norm_out", streams={"x": Pictured()}, arguments={"temb": Same()}, returns=("x",)),
         Group("proj_out", streams={"input": Pictured()}, returns=("input",)),
     ),
-    heads_of=lambda model: (model.config.num_attention_heads, model.config.attention_head_dim),
-    text_width=lambda model: model.config.text_embed_dim,
-    patch_size=lambda model: (model.config.patch_size_t or 1, model.config.patch_size, model.config.patch_size),
+    heads_of=PythonFunction(lambda model: (model.config.num_attention_heads, model.config.attention_head_dim)),
+    text_width=PythonFunction(lambda model: model.config.text_embed_dim),
+    patch_size=PythonFunction(
+        lambda model: (model.config.patch_size_t or 1, model.config.patch_size, model.config.patch_size)
+    ),
 )

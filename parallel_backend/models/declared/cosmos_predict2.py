@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from ..spread.declaration import Along, Argument, Attended, ByFrame, Declaration, Group, Local, Pictured, Spread
+from ..spread.declaration import (
+    Along,
+    Argument,
+    Attended,
+    ByFrame,
+    Declaration,
+    Group,
+    Local,
+    Pictured,
+    PythonFunction,
+    Spread,
+)
 
 X = "x_B_T_H_W_D"
 MODULATION: dict[str, Argument] = {"emb_B_T_D": ByFrame(X, dims=3), "adaln_lora_B_T_3D": ByFrame(X, dims=3)}
@@ -18,9 +29,9 @@ COSMOS_PREDICT2 = Declaration(
         ),
     ),
     heads=(Group("final_layer", streams={X: Pictured(grid=True)}, arguments=MODULATION, returns=(X,)),),
-    heads_of=lambda model: (model.num_heads, model.model_channels // model.num_heads),
-    text_width=lambda model: model.blocks[0].cross_attn.context_dim,
+    heads_of=PythonFunction(lambda model: (model.num_heads, model.model_channels // model.num_heads)),
+    text_width=PythonFunction(lambda model: model.blocks[0].cross_attn.context_dim),
     joint_text=False,
     compute=lambda model: model.build_pos_embed(device="cpu"),
-    patch_size=lambda model: (model.patch_temporal, model.patch_spatial, model.patch_spatial),
+    patch_size=PythonFunction(lambda model: (model.patch_temporal, model.patch_spatial, model.patch_spatial)),
 )

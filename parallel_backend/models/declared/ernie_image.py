@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..spread.declaration import Along, Declaration, Group, Pictured, Same, Spread
+from ..spread.declaration import Along, Declaration, Group, Pictured, PythonFunction, Same, Spread
 
 
 def _text_width(model: Any) -> int:
@@ -27,7 +27,7 @@ ERNIE_IMAGE = Declaration(
         Group("final_norm", streams={"x": Pictured()}, arguments={"conditioning": Same()}, returns=("x",)),
         Group("final_linear", streams={"input": Pictured()}, returns=("input",)),
     ),
-    heads_of=lambda model: (model.num_heads, model.head_dim),
-    text_width=_text_width,
+    heads_of=PythonFunction(lambda model: (model.num_heads, model.head_dim)),
+    text_width=PythonFunction(_text_width),
     positions=("pos_embed",),
 )

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, Same, Segments, Spread
+from msgspec.structs import replace
+
+from ..spread.declaration import (
+    Along,
+    Beside,
+    Declaration,
+    Group,
+    LengthLess,
+    Pictured,
+    PythonFunction,
+    Same,
+    Segments,
+    Spread,
+)
 
 ONE_OR_TWO = Same(rows=(1, 2))
 """What references or a first frame have a timestep of zero for has a vector of its own."""
@@ -20,7 +32,7 @@ DOUBLE = Group(
 )
 SINGLE = Group(
     "single_blocks",
-    streams={"x": Pictured(lambda length, picture: length - picture)},
+    streams={"x": Pictured(LengthLess(1))},
     arguments={"pe": Along(("x",), dim=2), "vec": ONE_OR_TWO, "modulation_dims": Segments("x")},
     attentions=(Spread(("x",)),),
     modulations=("modulation",),
@@ -49,8 +61,8 @@ FLUX = Declaration(
             returns=("x",),
         ),
     ),
-    heads_of=_heads,
-    text_width=lambda model: model.params.context_in_dim,
+    heads_of=PythonFunction(_heads),
+    text_width=PythonFunction(lambda model: model.params.context_in_dim),
     methods=_methods,
     pooled_width=lambda model: model.params.vec_in_dim or 0,
     control=CONTROL,
@@ -60,8 +72,8 @@ FLUX = Declaration(
 CHROMA = Declaration(
     groups=(DOUBLE, SINGLE),
     heads=(Group("final_layer", streams={"x": Pictured()}, arguments={"vec": Same()}, returns=("x",)),),
-    heads_of=_heads,
-    text_width=lambda model: model.params.context_in_dim,
+    heads_of=PythonFunction(_heads),
+    text_width=PythonFunction(lambda model: model.params.context_in_dim),
     control=CONTROL,
     refused=MASK,
     positions=("pe_embedder",),

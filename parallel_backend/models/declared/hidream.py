@@ -5,7 +5,7 @@ Each block gets text of its own, which is cut off again behind it.
 
 from __future__ import annotations
 
-from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, Same, Spread
+from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, PythonFunction, Same, Spread
 
 HIDREAM = Declaration(
     groups=(
@@ -27,8 +27,8 @@ HIDREAM = Declaration(
         ),
     ),
     heads=(Group("final_layer", streams={"x": Pictured()}, arguments={"vec": Same()}, returns=("x",)),),
-    heads_of=lambda model: (model.num_attention_heads, model.attention_head_dim),
-    text_width=lambda model: model.caption_projection[-1].linear.in_features,
+    heads_of=PythonFunction(lambda model: (model.num_attention_heads, model.attention_head_dim)),
+    text_width=PythonFunction(lambda model: model.caption_projection[-1].linear.in_features),
     beside="image_cond",
     references=frozenset({"image_cond"}),
     positions=("pe_embedder",),

@@ -6,16 +6,16 @@ The text's own refiner, and what it makes of glyphs and of a picture, run on eve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
+from msgspec.structs import replace
 from torch import Tensor
 
-from ..spread.declaration import Declaration, Pictured, Segments, TextMask, rows_differ
+from ..spread.declaration import Declaration, LengthLess, Pictured, Segments, TextMask, rows_differ
 from . import flux
 
 DOUBLE = replace(
     flux.DOUBLE,
-    streams={**flux.DOUBLE.streams, "img": Pictured(lambda length, picture: length - picture)},
+    streams={**flux.DOUBLE.streams, "img": Pictured(LengthLess(1))},
     arguments={
         **flux.DOUBLE.arguments,
         "modulation_dims_txt": Segments("txt"),

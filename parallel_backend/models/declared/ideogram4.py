@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..spread.declaration import Along, Declaration, Group, Pictured, Same, Spread
+from ..spread.declaration import Along, Declaration, Group, LengthLess, Pictured, PythonFunction, Same, Spread
 
-PICTURE = Pictured(lambda length, picture: length - picture)
+PICTURE = Pictured(LengthLess(1))
 
 
 def _heads(model: Any) -> tuple[int, int]:
@@ -25,7 +25,7 @@ IDEOGRAM4 = Declaration(
         ),
     ),
     heads=(Group("final_layer", streams={"x": PICTURE}, arguments={"c": Same()}, returns=("x",)),),
-    heads_of=_heads,
-    text_width=lambda model: model.llm_cond_proj.in_features,
-    patch_size=lambda model: 1,
+    heads_of=PythonFunction(_heads),
+    text_width=PythonFunction(lambda model: model.llm_cond_proj.in_features),
+    patch_size=PythonFunction(lambda model: 1),
 )

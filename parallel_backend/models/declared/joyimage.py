@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, Same, Spread
+from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, PythonFunction, Same, Spread
 
 
 def _heads(model: Any) -> tuple[int, int]:
@@ -23,6 +23,6 @@ JOYIMAGE = Declaration(
         ),
     ),
     heads=tuple(Group(path, streams={"input": Pictured()}, returns=("input",)) for path in ("norm_out", "proj_out")),
-    heads_of=_heads,
-    text_width=lambda model: model.condition_embedder.text_embedder.linear_1.in_features,
+    heads_of=PythonFunction(_heads),
+    text_width=PythonFunction(lambda model: model.condition_embedder.text_embedder.linear_1.in_features),
 )

@@ -5,10 +5,22 @@ Its output layer needs frames, rows and columns, so the tokens are gathered befo
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from ..spread.declaration import REMOVE, Along, Attended, Declaration, Group, Local, Pictured, Same, Spread
+from msgspec.structs import replace
+
+from ..spread.declaration import (
+    REMOVE,
+    Along,
+    Attended,
+    Declaration,
+    Group,
+    Local,
+    Pictured,
+    PythonFunction,
+    Same,
+    Spread,
+)
 
 
 def _heads(model: Any) -> tuple[int, int]:
@@ -28,8 +40,8 @@ KANDINSKY5 = Declaration(
         ),
     ),
     heads=(),
-    heads_of=_heads,
-    text_width=lambda model: model.text_embeddings.in_layer.in_features,
+    heads_of=PythonFunction(_heads),
+    text_width=PythonFunction(lambda model: model.text_embeddings.in_layer.in_features),
     joint_text=False,
     positions=("rope_embedder_3d", "rope_embedder_1d"),
     divides=True,  # its class pads, and takes nothing away again
@@ -37,7 +49,7 @@ KANDINSKY5 = Declaration(
 )
 KANDINSKY5_IMAGE = replace(
     KANDINSKY5,
-    patch_size=lambda model: model.patch_size[1:],
+    patch_size=PythonFunction(lambda model: model.patch_size[1:]),
     frames=frozenset(),
     refused={"time_dim_replace": REMOVE},  # ComfyUI writes it into the latent
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..spread.declaration import Along, Attention, Boundary, Declaration, Group, Pictured, Same, Spread
+from ..spread.declaration import Along, Attention, Boundary, Declaration, Group, Pictured, PythonFunction, Same, Spread
 
 
 def _attentions(block: Any) -> Sequence[Attention]:
@@ -22,14 +22,14 @@ KREA2 = Declaration(
                 "freqs": Along(("x",), dim=2),
                 "timestep_zero_index": Boundary("x"),
             },
-            attentions=_attentions,
+            attentions=PythonFunction(_attentions),
             returns=("x",),
         ),
     ),
     heads=(Group("last", streams={"x": Pictured()}, arguments={"tvec": Same()}, returns=("x",)),),
-    heads_of=lambda model: (model.heads, model.blocks[0].attn.headdim),
-    text_width=lambda model: model.txtlayers * model.txtdim,
-    patch_size=lambda model: model.patch,
+    heads_of=PythonFunction(lambda model: (model.heads, model.blocks[0].attn.headdim)),
+    text_width=PythonFunction(lambda model: model.txtlayers * model.txtdim),
+    patch_size=PythonFunction(lambda model: model.patch),
     embeddings=(Group("first", streams={"input": Pictured()}, returns=("input",)),),
     positions=("pe_embedder",),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, Same, Spread, TextMask
+from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, PythonFunction, Same, Spread, TextMask
 
 JOINT = ("hidden_states", "encoder_hidden_states")
 
@@ -32,8 +32,8 @@ LENS = Declaration(
         Group("norm_out", streams={"x": Pictured()}, arguments={"conditioning": Same()}, returns=("x",)),
         Group("proj_out", streams={"input": Pictured()}, returns=("input",)),
     ),
-    heads_of=_heads,
-    text_width=lambda model: model.txt_in.in_features,
-    patch_size=lambda model: 1,
+    heads_of=PythonFunction(_heads),
+    text_width=PythonFunction(lambda model: model.txt_in.in_features),
+    patch_size=PythonFunction(lambda model: 1),
     positions=("pos_embed",),
 )

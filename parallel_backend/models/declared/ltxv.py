@@ -8,7 +8,19 @@ import torch
 from torch import Tensor
 
 from ..spread.arguments import MASKED
-from ..spread.declaration import Along, Attended, ByFrame, Declaration, Group, Local, Pictured, Same, Spread, Weighs
+from ..spread.declaration import (
+    Along,
+    Attended,
+    ByFrame,
+    Declaration,
+    Group,
+    Local,
+    Pictured,
+    PythonFunction,
+    Same,
+    Spread,
+    Weighs,
+)
 
 
 def _text_width(model: Any) -> int:
@@ -42,9 +54,9 @@ LTXV = Declaration(
         ),
     ),
     heads=tuple(Group(path, streams={"input": Pictured()}, returns=("input",)) for path in ("norm_out", "proj_out")),
-    heads_of=lambda model: (model.num_attention_heads, model.attention_head_dim),
-    text_width=_text_width,
+    heads_of=PythonFunction(lambda model: (model.num_attention_heads, model.attention_head_dim)),
+    text_width=PythonFunction(_text_width),
     joint_text=False,
     masked=True,
-    patch_size=lambda model: model.patchifier.patch_size,
+    patch_size=PythonFunction(lambda model: model.patchifier.patch_size),
 )

@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..spread.declaration import Along, Argument, Attention, Declaration, Group, Pictured, Same, Segments, Spread
+from ..spread.declaration import (
+    Along,
+    Argument,
+    Attention,
+    Declaration,
+    Group,
+    LengthLess,
+    Pictured,
+    PythonFunction,
+    Same,
+    Segments,
+    Spread,
+)
 
 MULTIPLE = 32
 """Z-Image pads the picture's tokens to a multiple of this, at their end."""
@@ -25,7 +37,7 @@ def _declaration(picture: Pictured) -> Declaration:
             path,
             streams={"x": picture},
             arguments=arguments,
-            attentions=_attentions,
+            attentions=PythonFunction(_attentions),
             modulations=("adaLN_modulation",),
             returns=("x",),
         )
@@ -35,8 +47,8 @@ def _declaration(picture: Pictured) -> Declaration:
     return Declaration(
         groups=tuple(blocks),
         heads=(Group("final_layer", streams={"x": picture}, arguments=head, returns=("x",)),),
-        heads_of=_heads,
-        text_width=lambda model: model.cap_embedder[1].in_features,
+        heads_of=PythonFunction(_heads),
+        text_width=PythonFunction(lambda model: model.cap_embedder[1].in_features),
         positions=("rope_embedder",),
     )
 
@@ -49,5 +61,5 @@ def _heads(model: Any) -> tuple[int, int]:
     return model.n_heads, model.dim // model.n_heads
 
 
-LUMINA = _declaration(Pictured(lambda length, picture: length - picture))
-Z_IMAGE = _declaration(Pictured(lambda length, picture: length - -(-picture // MULTIPLE) * MULTIPLE))
+LUMINA = _declaration(Pictured(LengthLess(1)))
+Z_IMAGE = _declaration(Pictured(LengthLess(MULTIPLE)))

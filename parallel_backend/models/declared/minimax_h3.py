@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import inspect
 
-from ..spread.declaration import Along, Declaration, Group, Handed, Pictured, Same, Segments, Spread
+from ..spread.declaration import (
+    Along,
+    Declaration,
+    Group,
+    Handed,
+    LengthLess,
+    Pictured,
+    PythonFunction,
+    Same,
+    Segments,
+    Spread,
+)
 
-SEQUENCE = Pictured(lambda length, picture: length - picture, dim=0)
+SEQUENCE = Pictured(LengthLess(1), dim=0)
 
 SPARSE = Handed("attn", "x", ("qkv_proj", "to_gate_compress"), "out_proj", ("head_dim", "q_norm", "k_norm"))
 """What BlockSparseAttention hands to blocks, from ComfyUI 0.36 on."""
@@ -30,9 +41,9 @@ MINIMAX_H3 = Declaration(
         Group(f"final_layer.{name}", streams={"input": SEQUENCE}, returns=("input",))
         for name in ("norm", "video_out", "audio_out")
     ),
-    heads_of=lambda model: (model.blocks[0].attn.heads, model.blocks[0].attn.head_dim),
-    text_width=lambda model: model.condition_proj.in_features,
-    patch_size=lambda model: model.patch_size,
+    heads_of=PythonFunction(lambda model: (model.blocks[0].attn.heads, model.blocks[0].attn.head_dim)),
+    text_width=PythonFunction(lambda model: model.condition_proj.in_features),
+    patch_size=PythonFunction(lambda model: model.patch_size),
     sound=lambda model: (model.audio_latents_dim, 2, None),
     silent=False,
     channels=lambda model: model.latents_dim,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, Same, Spread, TextLength
+from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, PythonFunction, Same, Spread, TextLength
 
 MOCHI = Declaration(
     groups=(
@@ -20,6 +20,6 @@ MOCHI = Declaration(
         ),
     ),
     heads=(Group("final_layer", streams={"x": Pictured()}, arguments={"c": Same()}, returns=("x",)),),
-    heads_of=lambda model: (model.num_heads, model.head_dim),
-    text_width=lambda model: model.t5_feat_dim,
+    heads_of=PythonFunction(lambda model: (model.num_heads, model.head_dim)),
+    text_width=PythonFunction(lambda model: model.t5_feat_dim),
 )

@@ -8,9 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..spread.declaration import Along, Attention, Beside, Declaration, Group, Pictured, Same, Spread, StreamKind
+from ..spread.declaration import (
+    Along,
+    Attention,
+    Beside,
+    Declaration,
+    Group,
+    LengthLess,
+    Pictured,
+    PythonFunction,
+    Same,
+    Spread,
+    StreamKind,
+)
 
-LAST = Pictured(lambda length, picture: length - picture)
+LAST = Pictured(LengthLess(1))
 """References come before the picture."""
 
 
@@ -23,7 +35,7 @@ def _single(path: str) -> Group:
         path,
         streams={"hidden_states": LAST},
         arguments={"image_rotary_emb": Along(("hidden_states",), dim=1), "temb": Same()},
-        attentions=_attentions,
+        attentions=PythonFunction(_attentions),
         returns=("hidden_states",),
     )
 
@@ -34,8 +46,8 @@ def _declaration(*groups: Group) -> Declaration:
     return Declaration(
         groups=groups,
         heads=(Group("norm_out", streams=streams, arguments=head, returns=("x",)),),
-        heads_of=_heads,
-        text_width=lambda model: model.time_caption_embed.caption_embedder[1].in_features,
+        heads_of=PythonFunction(_heads),
+        text_width=PythonFunction(lambda model: model.time_caption_embed.caption_embedder[1].in_features),
     )
 
 
@@ -60,7 +72,7 @@ DOUBLE = Group(
         "img_rotary_emb": Along(("img_hidden_states",), dim=1),
         "temb": Same(),
     },
-    attentions=_double_attentions,
+    attentions=PythonFunction(_double_attentions),
     returns=("img_hidden_states", "instruct_hidden_states"),
 )
 

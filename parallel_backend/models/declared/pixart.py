@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..spread.declaration import Attended, Declaration, Group, Local, Pictured, Same, Spread
+from ..spread.declaration import Attended, Declaration, Group, Local, Pictured, PythonFunction, Same, Spread
 
 PIXART = Declaration(
     groups=(
@@ -15,8 +15,8 @@ PIXART = Declaration(
         ),
     ),
     heads=tuple(Group(path, streams={"input": Pictured()}, returns=("input",)) for path in ("norm_out", "proj_out")),
-    heads_of=lambda model: (model.config.num_attention_heads, model.config.attention_head_dim),
-    text_width=lambda model: model.config.caption_channels,
-    patch_size=lambda model: model.config.patch_size,
+    heads_of=PythonFunction(lambda model: (model.config.num_attention_heads, model.config.attention_head_dim)),
+    text_width=PythonFunction(lambda model: model.config.caption_channels),
+    patch_size=PythonFunction(lambda model: model.config.patch_size),
     joint_text=False,
 )

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from ..spread.declaration import Along, Beside, Boundary, Declaration, Group, Pictured, Same, Spread, TextMask
+from ..spread.declaration import (
+    Along,
+    Beside,
+    Boundary,
+    Declaration,
+    Group,
+    Pictured,
+    PythonFunction,
+    Same,
+    Spread,
+    TextMask,
+)
 
 QWEN_IMAGE = Declaration(
     groups=(
@@ -24,11 +35,13 @@ QWEN_IMAGE = Declaration(
         Group("norm_out", streams={"x": Pictured()}, arguments={"conditioning_embedding": Same()}, returns=("x",)),
         Group("proj_out", streams={"input": Pictured()}, returns=("input",)),
     ),
-    heads_of=lambda model: (
-        model.transformer_blocks[0].num_attention_heads,
-        model.transformer_blocks[0].attention_head_dim,
+    heads_of=PythonFunction(
+        lambda model: (
+            model.transformer_blocks[0].num_attention_heads,
+            model.transformer_blocks[0].attention_head_dim,
+        )
     ),
-    text_width=lambda model: model.txt_in.in_features,
+    text_width=PythonFunction(lambda model: model.txt_in.in_features),
     control={"input": "transformer_blocks"},
     positions=("pe_embedder",),
 )

@@ -8,7 +8,17 @@ computed with each patch.
 from __future__ import annotations
 
 from ...conditioning import PREFIX_CACHE
-from ..spread.declaration import AfterPrefix, Along, Boundary, Declaration, Group, Pictured, Prefixed, Same
+from ..spread.declaration import (
+    AfterPrefix,
+    Along,
+    Boundary,
+    Declaration,
+    Group,
+    Pictured,
+    Prefixed,
+    PythonFunction,
+    Same,
+)
 
 QWEN_IMAGE21 = Declaration(
     groups=(
@@ -29,11 +39,13 @@ QWEN_IMAGE21 = Declaration(
         Group("norm_out", streams={"x": Pictured()}, arguments={"temb": Same()}, returns=("x",)),
         Group("proj_out", streams={"input": Pictured()}, returns=("input",)),
     ),
-    heads_of=lambda model: (
-        model.transformer_blocks[0].attn.heads,
-        model.inner_dim // model.transformer_blocks[0].attn.heads,
+    heads_of=PythonFunction(
+        lambda model: (
+            model.transformer_blocks[0].attn.heads,
+            model.inner_dim // model.transformer_blocks[0].attn.heads,
+        )
     ),
-    text_width=lambda model: model.txt_in.in_layer.in_features,
-    patch_size=lambda model: 1,
+    text_width=PythonFunction(lambda model: model.txt_in.in_layer.in_features),
+    patch_size=PythonFunction(lambda model: 1),
     pipefusion_options={PREFIX_CACHE: {"device": "off"}},
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ..spread.declaration import Attention, Beside, Declaration, Group, Pictured, Same, Spread
+from ..spread.declaration import Attention, Beside, Declaration, Group, Pictured, PythonFunction, Same, Spread
 
 
 def _attentions(block: nn.Module) -> Sequence[Attention]:
@@ -21,13 +21,13 @@ SD3 = Declaration(
             "joint_blocks",
             streams={"context": Beside(), "x": Pictured()},
             arguments={"c": Same(), "use_checkpoint": Same()},
-            attentions=_attentions,
+            attentions=PythonFunction(_attentions),
             modulations=("context_block.adaLN_modulation", "x_block.adaLN_modulation"),
             returns=("context", "x"),
         ),
     ),
     heads=(Group("final_layer", streams={"x": Pictured()}, arguments={"c": Same()}, returns=("x",)),),
-    heads_of=lambda model: (model.num_heads, model.hidden_size // model.num_heads),
-    text_width=lambda model: model.context_embedder.in_features,
+    heads_of=PythonFunction(lambda model: (model.num_heads, model.hidden_size // model.num_heads)),
+    text_width=PythonFunction(lambda model: model.context_embedder.in_features),
     control={"output": "joint_blocks"},
 )

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace
 from torch import nn
 
-from ..spread.declaration import Along, Attended, Attention, ByFrame, Declaration, Group, Local, Pictured, Same, Spread
-from ..spread.functions import Behind, LengthLess
+from ..spread.declaration import (
+    Along,
+    Attended,
+    Attention,
+    Behind,
+    ByFrame,
+    Declaration,
+    Group,
+    LengthLess,
+    Local,
+    Pictured,
+    PythonFunction,
+    Same,
+    Spread,
+)
 
 STEP = (1, 2, 2)
 """Latent values that are one token."""
@@ -39,12 +52,14 @@ def _arguments(stream: str) -> dict[str, Any]:
     }
 
 
-BLOCKS = Group("blocks", streams={"x": VIDEO}, arguments=_arguments("x"), attentions=attentions, returns=("x",))
+BLOCKS = Group(
+    "blocks", streams={"x": VIDEO}, arguments=_arguments("x"), attentions=PythonFunction(attentions), returns=("x",)
+)
 CONTROL = Group(
     "vace_blocks",
     streams={"c": VIDEO, "x": VIDEO},
     arguments=_arguments("c"),
-    attentions=attentions,
+    attentions=PythonFunction(attentions),
     returns=("c", "c"),
 )
 HEAD = Group("head", streams={"x": VIDEO}, arguments={"e": ByFrame("x", dims=3)}, returns=("x",))
@@ -66,14 +81,16 @@ def _with_control(model: Any) -> list[list[str]]:
 WAN = Declaration(
     groups=(BLOCKS,),
     heads=(HEAD,),
-    heads_of=_heads,
-    text_width=lambda model: model.text_embedding[0].in_features,
+    heads_of=PythonFunction(_heads),
+    text_width=PythonFunction(lambda model: model.text_embedding[0].in_features),
     joint_text=False,
     positions=("rope_embedder",),
     sized={"camera_conditions": (1, 8, 8)},  # in pixels
     frames=frozenset({"time_dim_concat"}),
 )
-WAN_VACE = replace(WAN, groups=(BLOCKS, CONTROL), units=_with_control, sized={**WAN.sized, "vace_context": (1, 1, 1)})
+WAN_VACE = replace(
+    WAN, groups=(BLOCKS, CONTROL), units=PythonFunction(_with_control), sized={**WAN.sized, "vace_context": (1, 1, 1)}
+)
 
 SCAIL = Pictured(LAST, behind=Behind((*BEHIND, "pose_latents"), STEP))
 WAN_SCAIL = replace(WAN, groups=(replace(BLOCKS, streams={"x": SCAIL}),), references=frozenset({"pose_latents"}))

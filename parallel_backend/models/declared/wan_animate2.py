@@ -7,8 +7,8 @@ heads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
+from msgspec.structs import replace
 from torch import nn
 
 from ..spread.declaration import (
@@ -22,6 +22,7 @@ from ..spread.declaration import (
     Group,
     Local,
     Pictured,
+    PythonFunction,
     Same,
     Spread,
 )
@@ -57,7 +58,7 @@ POSES = Group(
     method="forward_pose",
     streams={"x": Beside()},
     arguments=GIVEN,
-    attentions=_poses,
+    attentions=PythonFunction(_poses),
     returns=("x", "x", "x"),
 )
 KEPT = Group(
@@ -75,7 +76,7 @@ BLOCKS = Group(
     also=(POSES, KEPT),
     streams={"x": VIDEO, "k_pose": Beside(), "v_pose": Beside()},
     arguments={**GIVEN, "f_gen": Same(), "hw": Same(), "ref_strength": Same(), "buffers": Attended()},
-    attentions=_video,
+    attentions=PythonFunction(_video),
     returns=("x",),
 )
 

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from msgspec.structs import replace
 from torch import nn
 
-from ..spread.declaration import Argument, Attention, Boundary, ByPart, Group, Local, Pictured, Same
-from ..spread.functions import Behind
+from ..spread.declaration import (
+    Argument,
+    Attention,
+    Behind,
+    Boundary,
+    ByPart,
+    Group,
+    Local,
+    Pictured,
+    PythonFunction,
+    Same,
+)
 from .wan import BEHIND, BLOCKS, HEAD, LAST, STEP, WAN, attentions
 
 FRAMES = Pictured(LAST, parts=1, behind=Behind((*BEHIND, "reference_latent"), STEP))
@@ -26,7 +36,7 @@ WAN_HUMO = replace(
             BLOCKS,
             streams={"x": FRAMES},
             arguments={**BLOCKS.arguments, "audio": ByPart("x", each=16, whole=True)},
-            attentions=_with_sound,
+            attentions=PythonFunction(_with_sound),
         ),
     ),
 )

@@ -61,7 +61,7 @@ class Call:
         grid: tuple[int, ...] = ()
         if isinstance(kind, Pictured) and kind.grid:
             grid, tensor = tuple(tensor.shape[dim:-1]), tensor.flatten(dim, -2)
-        behind = kind.behind(self.arguments) if isinstance(kind, Pictured) else 0
+        behind = kind.behind(self.arguments) if isinstance(kind, Pictured) and kind.behind else 0
         placement = self.layout.of(tensor.shape[dim], kind, kept, behind, prefix)
         chosen = self._own(placement)
         local = chosen(tensor, dim)

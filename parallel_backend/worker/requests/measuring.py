@@ -16,8 +16,8 @@ from ...comm.meter import Meter
 from ...conditioning import ALONE
 from ...errors import Refused
 from ...mesh import build_mesh
-from ...models import family_of
 from ...models.comfyui.whole_family import WholeFamily
+from ...models.families import family_of
 from ...models.family import Execution, Family, Stage
 from ...plan import AXES, ResolvedPlan
 from ...plan.predict.cost import connections

@@ -1,0 +1,23 @@
+"""The registry of model families: all that ComfyUI knows, and two over diffusers' modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ..diffusion import ModelSpec
+from .comfyui.comfy_family import ComfyFamily
+from .comfyui.whole_family import WholeFamily
+from .diffusers.cogvideox import CogVideoXFamily
+from .diffusers.pixart import PixArtFamily
+from .family import Family
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {"cogvideox": CogVideoXFamily(), "pixart": PixArtFamily(), "comfyui": ComfyFamily(), "whole": WholeFamily()}
+)
+"""Every family the backend runs, by name."""
+
+
+def family_of(spec: ModelSpec) -> Family:
+    """The family that runs a model."""
+    return FAMILIES[spec.family] if spec.derived is None else ComfyFamily(spec.derived)
