@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from parallel_backend.layout import SequenceSplit, cut, cut_by, length
-from parallel_backend.models.spread.declaration import Beside, Pictured
+from parallel_backend.models.spread.declaration import FirstPatchTokens, LatentTokens
 from parallel_backend.models.spread.picture import Picture
 from parallel_backend.models.spread.placement import Placement, slots_of
 from parallel_backend.models.spread.token_layout import TokenLayout
@@ -77,7 +77,7 @@ def test_patches_cut_the_picture_once_and_their_slots_cut_the_cache_once(
     text: int, rows: int, references: int, patches: int, ring: int, ulysses: int
 ) -> None:
     layout = TokenLayout((1,) * (ring * ulysses), Picture((1, 4, rows, 1), (1, 1)), patches, None)
-    words, picture = layout.of(text, Beside()), layout.of(rows + references, Pictured())
+    words, picture = layout.of(text, FirstPatchTokens()), layout.of(rows + references, LatentTokens())
     assert torch.equal(torch.cat(picture.ranks).sort().values, torch.arange(rows + references))
     first = torch.cat(picture.only(0).ranks)
     assert set(range(rows, rows + references)) <= set(first.tolist())  # references go with the first patch

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from msgspec.structs import replace
 
-from ..models.spread.declaration import Declaration, Turns
+from ..models.spread.declaration import Declaration, InterleavedBlocks
 from ..models.spread.picture import as_patch_size
 from .calls import ModelCall, Sizes, Subject
 from .deriving import candidates
@@ -87,9 +87,9 @@ def _proved(
     limit: float,
     compiler: str = "",
 ) -> Derived:
-    if isinstance(declaration.units, Turns):
+    if isinstance(declaration.units, InterleavedBlocks):
         # What blocks of the other list leave to each other is proved with two of them.
-        lengthen(subjects[0].model, declaration.units.path, declaration.units.second + 1)
+        lengthen(subjects[0].model, declaration.units.path, declaration.units.second_position + 1)
     calls = [call for subject in subjects for call in _calls(subject, declaration)]
     return Derived(declaration, prove(subjects[0], declaration, calls, plans, limit, compiler))
 
@@ -102,7 +102,7 @@ def _calls(subject: Subject, declaration: Declaration) -> list[ModelCall]:
     """
     *frames, height, width = subject.sizes.picture
     *_, high, wide = as_patch_size(declaration.patch_size(subject.model), len(subject.sizes.picture) + 2)
-    odd = 0 if declaration.divides else 1
+    odd = 0 if declaration.divisible_latent else 1
 
     larger = (height + 2 * high - odd * (high > 1), width + wide), (2 * height, 2 * width)
     for rows, picture in itertools.product((2, 1) if subject.batches else (1,), larger):

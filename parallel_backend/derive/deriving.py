@@ -67,8 +67,8 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
         yield d.Declaration(
             groups=fitting[: len(every)],
             between=fitting[len(every) :],
-            heads=tuple(fitting_heads(parts.behind, seen)),
-            heads_of=Constant(heads),
+            output_layers=tuple(fitting_heads(parts.behind, seen)),
+            attention_heads=Constant(heads),
             text_width=Constant(text.shape[-1] if isinstance(text, Tensor) else 0),
             joint_text=_has_text(fitting, first),
             **named,
@@ -82,11 +82,11 @@ def _adding(parts: Parts, sites: Sites, order: Sequence[str]) -> list[str]:
     ]
 
 
-def _cut_alike(groups: Sequence[d.Group | None]) -> list[d.Group]:
+def _cut_alike(groups: Sequence[d.BlockGroup | None]) -> list[d.BlockGroup]:
     """Those that there are, cut between the same parts of frames: one block leaves its tokens to another as they are."""
     found = [group for group in groups if group is not None]
-    kinds = [kind for group in found for kind in group.streams.values() if isinstance(kind, d.Pictured)]
-    parts = {kind.parts for kind in kinds if kind.parts}
+    kinds = [kind for group in found for kind in group.streams.values() if isinstance(kind, d.LatentTokens)]
+    parts = {kind.parts_per_frame for kind in kinds if kind.parts_per_frame}
     if len(parts) > 1:
         raise Undescribed(f"its blocks have something of parts of several sizes ({', '.join(map(str, sorted(parts)))})")
     return [replace(group, streams=cut_by(group.streams, *parts)) for group in found] if parts else found
@@ -130,11 +130,11 @@ def _step(sites: Sites) -> tuple[int, ...]:
     return steps.pop()
 
 
-def _has_text(groups: Sequence[d.Group], sites: Sites) -> bool:
+def _has_text(groups: Sequence[d.BlockGroup], sites: Sites) -> bool:
     """Whether text is in the sequence: in a stream of its own, or in the picture's, which is then longer."""
     kinds = [kind for group in groups for kind in group.streams.values()]
     longer = (tokens.length > tokens.count for site in sites.values() for tokens in site.tokens.values())
-    return any(isinstance(kind, d.Beside) for kind in kinds) or any(longer)
+    return any(isinstance(kind, d.FirstPatchTokens) for kind in kinds) or any(longer)
 
 
 def _names(model: nn.Module, step: tuple[int, ...]) -> bool:

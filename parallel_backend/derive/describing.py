@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from ..models.spread import declaration as d
-from ..models.spread.declaration import Behind, LengthLess
+from ..models.spread.declaration import AlignedToEnd, TokensOfLatents
 from ..models.spread.picture import Picture
 from .looking import Run
 from .probing import Followed, Probe
@@ -98,7 +98,7 @@ class Description:
     @cached_property
     def streams(self) -> tuple[str, ...]:
         """The arguments that are streams: the picture's tokens, and text that is attended to by them or given back."""
-        spread = {name for each in self.attentions if isinstance(each, d.Spread) for name in each.streams}
+        spread = {name for each in self.attentions if isinstance(each, d.DistributedAttention) for name in each.streams}
         carried = {name for name in self._dims if name in self.pictured or name in spread or self._is_carried(name)}
         return tuple(name for name in self.sites[0].run.values if name in carried)
 
@@ -137,27 +137,27 @@ class Description:
     def heads(self) -> tuple[int, int] | None:
         """Those of the first attention that is spread, and their width."""
         for attention, call in zip(self.attentions, self.probe.attentions, strict=True):
-            if isinstance(attention, d.Spread):
+            if isinstance(attention, d.DistributedAttention):
                 return call.operands.q.shape[1], call.operands.q.shape[3]
         return None
 
     def kinds(self, name: str) -> Iterator[d.StreamKind]:
         """Those of a stream that fit, the likeliest first."""
         if name not in self.pictured:
-            yield d.Beside()
+            yield d.FirstPatchTokens()
             return
         seen = [site.tokens.get((name, 0)) for site in self.sites]
         tokens = [each for each in seen if each is not None]
         first = tokens[0]
         if len(tokens) < len(seen) or any((each.dim, each.step) != (first.dim, first.step) for each in tokens):
             raise Undescribed(f"where {self.path} has the picture's tokens in {name} changes with the latent's size")
-        placed = d.Pictured(grid=first.grid, dim=first.dim)
+        placed = d.LatentTokens(grid=first.grid, dim=first.dim)
         for rule in starts([(each.length, each.count, each.start) for each in tokens]):
             if rule == placed.start:
-                yield from (replace(placed, start=LengthLess(1), behind=each) for each in self._behind(tokens))
+                yield from (replace(placed, start=AlignedToEnd(1), trailing=each) for each in self._behind(tokens))
             yield replace(placed, start=rule)
 
-    def _behind(self, tokens: Sequence[Tokens]) -> Iterator[Behind]:
+    def _behind(self, tokens: Sequence[Tokens]) -> Iterator[TokensOfLatents]:
         """Latents that fill what is behind the picture's tokens at all sizes."""
         latents, first = self.sites[0].latents, tokens[0]
         for count in range(1, len(latents) + 1):
@@ -167,7 +167,7 @@ class Description:
                     for site, each in zip(self.sites, tokens, strict=True)
                 ]
                 if made == [each.length - each.start - each.count for each in tokens]:
-                    yield Behind(names, first.step)
+                    yield TokensOfLatents(names, first.step)
 
     def _note(self, name: str, dims: tuple[int, ...]) -> None:
         """A tensor that may be tokens."""
@@ -203,7 +203,9 @@ class Description:
         if alike:
             if at > operands.k.shape[2]:
                 self.attended[keys[-1]] = self.length(keys[-1]) - (at - operands.k.shape[2])
-            self.attentions.append(d.Spread(keys, kv_heads=shared_heads(operands.q, operands.k, operands.v)))
+            self.attentions.append(
+                d.DistributedAttention(keys, kv_heads=shared_heads(operands.q, operands.k, operands.v))
+            )
             self.queries.append(keys)
             return
         reached = [
@@ -215,7 +217,7 @@ class Description:
             raise Undescribed(
                 f"attention {number + 1} of {self.path} has keys of the picture that are not laid as its queries"
             )
-        self.attentions.append(d.Local())
+        self.attentions.append(d.ReplicatedKeys())
         self.queries.append(self._laid(queries))
 
     def _is_carried(self, name: str) -> bool:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from ..models.spread import declaration as d
-from ..models.spread.declaration import Chosen
+from ..models.spread.declaration import AttentionsBySubmodule
 from .describing import Description
 from .kinds import argument_kinds
 from .sites import Sites
@@ -48,7 +48,7 @@ def not_apart(group: str) -> Undescribed:
     return Undescribed(f"its blocks of {group} do not all get the picture's tokens apart, one after the other")
 
 
-def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) -> Iterator[d.Group]:
+def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) -> Iterator[d.BlockGroup]:
     """What fits all blocks of a list, the likeliest first.
 
     Raises:
@@ -80,34 +80,37 @@ def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) 
     parts = max(each.parts for each in members)
     for placed in itertools.product(*streams.values()):
         for chosen in itertools.product(*arguments.values()):
-            yield d.Group(
+            yield d.BlockGroup(
                 path,
                 streams=cut_by(dict(zip(streams, placed, strict=True)), parts),
                 arguments=dict(zip(arguments, chosen, strict=True)),
                 attentions=attentions,
                 returns=returns,
-                attends_in=first.attends_in,
+                attention_module=first.attends_in,
             )
 
 
 def cut_by(streams: Mapping[str, d.StreamKind], parts: int) -> Mapping[str, d.StreamKind]:
     """Streams whose tokens of the picture are cut between so many parts of a frame."""
     return {
-        name: replace(kind, parts=parts) if isinstance(kind, d.Pictured) else kind for name, kind in streams.items()
+        name: replace(kind, parts_per_frame=parts) if isinstance(kind, d.LatentTokens) else kind
+        for name, kind in streams.items()
     }
 
 
-def fitting_additions(model: nn.Module, path: str, seen: Sequence[Sites]) -> list[d.Group | None]:
+def fitting_additions(model: nn.Module, path: str, seen: Sequence[Sites]) -> list[d.BlockGroup | None]:
     """What fits a module that adds something to the tokens between blocks; last None: unknown, it gathers all tokens."""
-    fitting: list[d.Group | None] = []
+    fitting: list[d.BlockGroup | None] = []
     with suppress(Undescribed):
         for group in fitting_groups(model, path, [Description([each[path] for each in seen])]):
-            if not callable(group.attentions) and not any(isinstance(each, d.Spread) for each in group.attentions):
-                fitting.append(replace(group, attentions=(), attends_in=""))
+            if not callable(group.attentions) and not any(
+                isinstance(each, d.DistributedAttention) for each in group.attentions
+            ):
+                fitting.append(replace(group, attentions=(), attention_module=""))
     return [*fitting, None]
 
 
-def fitting_heads(paths: Sequence[str], seen: Sequence[Sites]) -> Iterator[d.Group]:
+def fitting_heads(paths: Sequence[str], seen: Sequence[Sites]) -> Iterator[d.BlockGroup]:
     """What turns the last tokens into the output token by token, up to the first that does not."""
     for path in paths:
         if not seen[0][path].tokens:
@@ -121,7 +124,7 @@ def fitting_heads(paths: Sequence[str], seen: Sequence[Sites]) -> Iterator[d.Gro
                 for name, value in head.sites[0].run.values.items()
                 if value is not None and name not in head.streams
             ]
-            yield d.Group(
+            yield d.BlockGroup(
                 path,
                 streams={name: next(head.kinds(name)) for name in head.streams},
                 arguments={name: argument_kinds(head, name)[0] for name in names},
@@ -131,7 +134,9 @@ def fitting_heads(paths: Sequence[str], seen: Sequence[Sites]) -> Iterator[d.Gro
             return
 
 
-def _attentions(model: nn.Module, path: str, members: Sequence[Description]) -> tuple[d.Attention, ...] | Chosen:
+def _attentions(
+    model: nn.Module, path: str, members: Sequence[Description]
+) -> tuple[d.Attention, ...] | AttentionsBySubmodule:
     """The blocks' own; where these differ, told apart by a submodule that only some have."""
     kinds = [*dict.fromkeys(tuple(each.attentions) for each in members)]
     if len(kinds) == 1:
@@ -142,5 +147,5 @@ def _attentions(model: nn.Module, path: str, members: Sequence[Description]) -> 
         others = [names for names, each in zip(inside, members, strict=True) if tuple(each.attentions) != one]
         marks = set.intersection(*own) - set.union(*others)
         if marks and len(kinds) == 2:
-            return Chosen(min(marks, key=lambda name: (len(name), name)), one, other)
+            return AttentionsBySubmodule(min(marks, key=lambda name: (len(name), name)), one, other)
     raise Undescribed(f"its blocks of {path} call attention in ways that their modules do not tell apart")

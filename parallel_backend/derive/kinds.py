@@ -31,9 +31,9 @@ def argument_kinds(block: Description, name: str) -> list[d.Argument]:
     if not count:
         return [*_of_number(block, name)]
     kinds = [[*_of_tensor(block, name, number)] for number in range(count)]
-    vectors = [each[0] for each in kinds if isinstance(each[0], d.Same)]
+    vectors = [each[0] for each in kinds if isinstance(each[0], d.Replicated)]
     if len(vectors) == count:
-        return [d.Same(tuple(sorted({row for each in vectors for row in each.rows})))]
+        return [d.Replicated(tuple(sorted({row for each in vectors for row in each.vectors})))]
     return [kind for kind in kinds[0] if all(kind in each for each in kinds)]
 
 
@@ -43,7 +43,7 @@ def _runs(block: Description, name: str) -> Iterator[d.Argument]:
         ends = [block.length(stream, site) for site in block.sites]
         values = [site.run.values.get(name) for site in block.sites]
         if all(_are_runs(value, end) for value, end in zip(values, ends, strict=True)):
-            yield d.Segments(stream)
+            yield d.TokenRanges(stream)
 
 
 def _are_runs(value: Any, end: int) -> bool:
@@ -70,8 +70,8 @@ def _of_number(block: Description, name: str) -> Iterator[d.Argument]:
             if values == lengths and stream not in block.pictured:
                 yield d.TextLength(stream)
             if values == lengths or all(value in edge for value, edge in zip(values, edges, strict=True)):
-                yield d.Boundary(stream)
-    yield d.Same()
+                yield d.TokenPosition(stream)
+    yield d.Replicated()
 
 
 def _of_tensor(block: Description, name: str, number: int) -> Iterator[d.Argument]:
@@ -85,13 +85,15 @@ def _of_tensor(block: Description, name: str, number: int) -> Iterator[d.Argumen
             yield from _hidden(block, name)
             return
         parts = _parts(block, name, number)
-        yield parts or d.Attended()
+        yield parts or d.ReplicatedContext()
         return
     shapes = [tensors_in(site.run.values[name])[number].shape for site in block.sites]
     for dim in range(max(1, tensor.ndim - 1)):
         kind = _along(block, block.probe.follow(name, number, (dim,)), dim, tensor) if tensor.shape[dim] > 1 else None
-        if isinstance(kind, d.ByFrame) or (isinstance(kind, d.Along) and _has_a_place_for_each(block, kind, shapes)):
-            if isinstance(kind, d.ByFrame) and block.parts and (parts := _parts(block, name, number)):
+        if isinstance(kind, d.PerFrame) or (
+            isinstance(kind, d.PerToken) and _has_a_place_for_each(block, kind, shapes)
+        ):
+            if isinstance(kind, d.PerFrame) and block.parts and (parts := _parts(block, name, number)):
                 yield parts  # where a block lays tokens out by parts, it has all that is of a frame by parts
             yield kind
             return
@@ -100,8 +102,8 @@ def _of_tensor(block: Description, name: str, number: int) -> Iterator[d.Argumen
         return
     count = rows(tensor, block.sites[0].batch)
     if count and len({*shapes}) == 1:
-        yield d.Same((count,))
-    yield d.Attended()
+        yield d.Replicated((count,))
+    yield d.ReplicatedContext()
 
 
 def _along(block: Description, followed: Followed, dim: int, tensor: Tensor) -> d.Argument | None:
@@ -114,13 +116,13 @@ def _along(block: Description, followed: Followed, dim: int, tensor: Tensor) -> 
         runs = zip(names, places.split([*map(block.length, names)]), strict=True)
         going = [(name, run) for name, run in runs if _touches((run,))]
         if going and is_run(torch.cat([run for _, run in going]), tensor.shape[dim]):
-            return d.Along(tuple(name for name, _ in going), dim)
+            return d.PerToken(tuple(name for name, _ in going), dim)
         if len(going) == 1 and dim == 1 and is_repeated(going[0][1], tensor.shape[1]):
-            return d.ByFrame(going[0][0], tensor.ndim)
+            return d.PerFrame(going[0][0], tensor.ndim)
     return None
 
 
-def _parts(block: Description, name: str, number: int) -> d.ByPart | None:
+def _parts(block: Description, name: str, number: int) -> d.PerFramePart | None:
     """Of what is attended to: whether each part of a stream's tokens attends to rows of its own, along dimension 1."""
     tensor, stream = block.probe.tensors(name)[number], block.returns[0]
     own = block.probe.mixed_into(name, number, 0) if tensor.ndim > 2 else torch.ones(0)
@@ -141,13 +143,15 @@ def _parts(block: Description, name: str, number: int) -> d.ByPart | None:
     ]
     block.parts = of_a_frame
     if covered == [site.tokens[stream, 0].count for site in block.sites]:
-        return d.ByPart(stream, each)
+        return d.PerFramePart(stream, each)
     return (
-        d.ByPart(stream, each, whole=True) if covered == [block.length(stream, site) for site in block.sites] else None
+        d.PerFramePart(stream, each, with_references=True)
+        if covered == [block.length(stream, site) for site in block.sites]
+        else None
     )
 
 
-def _has_a_place_for_each(block: Description, kind: d.Along, shapes: Sequence[Sequence[int]]) -> bool:
+def _has_a_place_for_each(block: Description, kind: d.PerToken, shapes: Sequence[Sequence[int]]) -> bool:
     lengths = [sum(block.length(stream, site) for stream in kind.streams) for site in block.sites]
     return [shape[kind.dim] for shape in shapes] == lengths
 
@@ -164,8 +168,8 @@ def _hidden(block: Description, name: str) -> Iterator[d.Argument]:
             if other != stream and sizes == more:
                 laid = next((names for names in block.queries if {stream, other} <= {*names}), (other, stream))
                 before = laid.index(other) < laid.index(stream)
-                yield d.TextMask(stream, before=(other,)) if before else d.TextMask(stream, behind=(other,))
-    yield d.Attended()
+                yield d.TextMask(stream, before=(other,)) if before else d.TextMask(stream, after=(other,))
+    yield d.ReplicatedContext()
 
 
 def _touches(followed: Sequence[Tensor]) -> bool:

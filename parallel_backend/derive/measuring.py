@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ..models.spread.declaration import Declaration, Group, Pictured
+from ..models.spread.declaration import BlockGroup, Declaration, LatentTokens
 from .calls import FAILS, ModelCall, Sizes, Subject, noise_like
 from .derive import Derived
 from .deriving import unit_of
@@ -54,7 +54,7 @@ def with_costs(small: Small, subjects: Sequence[Subject], found: Derived) -> Der
         unit, (*frames, _, _) = unit_of(model), subject.sizes.picture
         sizes = [Sizes((*frames, high * unit, wide * unit), subject.sizes.text) for high, wide in SIZES]
         less, more = (first_runs(costing, subject.call(each).unfilled(), blocks) for each in sizes)
-        hidden = math.prod(found.declaration.heads_of(model))
+        hidden = math.prod(found.declaration.attention_heads(model))
         measured = zip(found.declaration.groups, blocks, strict=True)
         groups = tuple(_costing(group, less[path], more[path], hidden) for group, path in measured)
         found = replace(found, declaration=redeclare(found.declaration, groups=groups).sent())
@@ -126,22 +126,22 @@ def cost_of(run: Run) -> Cost:
     return Cost(counting.operations, counting.products, counting.peak)
 
 
-def _costing(group: Group, less: Run, more: Run, hidden: int) -> Group:
+def _costing(group: BlockGroup, less: Run, more: Run, hidden: int) -> BlockGroup:
     """With what one call of a block costs, and, for each token, what it differs in from another's."""
     first, second = cost_of(less), cost_of(more)
     tokens = _tokens(group, more) - _tokens(group, less)
     weights = sum(parameter.numel() for parameter in less.module.parameters())
     return redeclare(
         group,
-        operations=first.operations,
-        applied=round((second.products - first.products) / tokens / weights, 4),
-        copies=round((second.held - first.held) / tokens / hidden / torch.bfloat16.itemsize, 2),
+        kernels=first.operations,
+        active_weights=round((second.products - first.products) / tokens / weights, 4),
+        activation_copies=round((second.held - first.held) / tokens / hidden / torch.bfloat16.itemsize, 2),
     )
 
 
-def _tokens(group: Group, run: Run) -> int:
+def _tokens(group: BlockGroup, run: Run) -> int:
     """Of the stream that has the picture's."""
-    name, kind = next((name, kind) for name, kind in group.streams.items() if isinstance(kind, Pictured))
+    name, kind = next((name, kind) for name, kind in group.streams.items() if isinstance(kind, LatentTokens))
     value = run.values[name]
     dims = value.shape[kind.dim : -1] if kind.grid else value.shape[kind.dim : kind.dim + 1]
     return int(value.shape[0] * math.prod(dims))

@@ -70,7 +70,7 @@ def derived_narrow(
             if not (narrow := _subjects(small, each, made)):
                 continue
             found = first_proved(narrow, limit).declaration
-            if found.heads_of == d.Constant(each.heads):
+            if found.attention_heads == d.Constant(each.heads):
                 wide = proved(subjects, widened(found, each.times), limit)
                 return wide if wide.proof.holds else None
             return None
@@ -107,28 +107,29 @@ def narrower(small: Small, subject: Subject) -> Iterator[Narrower]:
 
 def widened(declaration: d.Declaration, times: int) -> d.Declaration:
     """The declaration of a model with so many times more heads."""
-    assert isinstance(declaration.heads_of, d.Constant) and isinstance(declaration.heads_of.value, tuple)
-    heads = declaration.heads_of.value
+    assert isinstance(declaration.attention_heads, d.Constant) and isinstance(declaration.attention_heads.value, tuple)
+    heads = declaration.attention_heads.value
     return replace(
         declaration,
-        heads_of=d.Constant((heads[0] * times, *heads[1:])),
+        attention_heads=d.Constant((heads[0] * times, *heads[1:])),
         groups=tuple(_group(each, times) for each in declaration.groups),
         between=tuple(_group(each, times) for each in declaration.between),
     )
 
 
-def _group(group: d.Group, times: int) -> d.Group:
+def _group(group: d.BlockGroup, times: int) -> d.BlockGroup:
     attentions = group.attentions
     assert not isinstance(attentions, d.PythonFunction)
-    if isinstance(attentions, d.Chosen):
-        having, without = _attentions(attentions.having, times), _attentions(attentions.without, times)
-        return replace(group, attentions=replace(attentions, having=having, without=without))
+    if isinstance(attentions, d.AttentionsBySubmodule):
+        having, without = _attentions(attentions.present, times), _attentions(attentions.absent, times)
+        return replace(group, attentions=replace(attentions, present=having, absent=without))
     return replace(group, attentions=_attentions(attentions, times))
 
 
 def _attentions(attentions: d.Attentions, times: int) -> d.Attentions:
     return tuple(
-        replace(each, kv_heads=each.kv_heads * times) if isinstance(each, d.Spread) else each for each in attentions
+        replace(each, kv_heads=each.kv_heads * times) if isinstance(each, d.DistributedAttention) else each
+        for each in attentions
     )
 
 

@@ -8,24 +8,24 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..models.spread.declaration import LengthLess, StartAt
+from ..models.spread.declaration import AlignedToEnd, StartAt
 
 MULTIPLES = [2**power for power in range(1, 10)]
 """To which models may pad the picture's tokens."""
 
 
-def starts(seen: Sequence[tuple[int, int, int]]) -> Iterator[StartAt | LengthLess]:
+def starts(seen: Sequence[tuple[int, int, int]]) -> Iterator[StartAt | AlignedToEnd]:
     """Yield rules for the first position of a run of tokens, which fit all of (length, picture, start).
 
     The last rule fits whatever was seen: no rule is asked for tokens that a block gets as another block left them.
     """
     if all(start == length - picture for length, picture, start in seen) and any(start for *_, start in seen):
-        yield LengthLess(1)
+        yield AlignedToEnd(1)
         return
     if any(start for *_, start in seen):
         for multiple in MULTIPLES:
             if all(start == length - -(-picture // multiple) * multiple for length, picture, start in seen):
-                yield LengthLess(multiple)
+                yield AlignedToEnd(multiple)
         if len({start for *_, start in seen}) == 1:
             yield StartAt(seen[0][2])
     yield StartAt(0)

@@ -11,7 +11,7 @@ import torch
 
 from ..models.comfyui.proof.ranks import in_a_line
 from ..models.spread.blocks import Doorway
-from ..models.spread.declaration import Turns
+from ..models.spread.declaration import InterleavedBlocks
 from .calls import FAILS, ModelCall, Subject
 from .describing import Description
 from .groups import members_of, not_apart
@@ -23,7 +23,7 @@ from .values import by_name
 @torch.inference_mode()
 def turns_of(
     subject: Subject, call: ModelCall, blocks: Mapping[str, Sequence[Description]], order: Sequence[str]
-) -> Turns | None:
+) -> InterleavedBlocks | None:
     """Which blocks run as one: those of the first list, each with those of the other one that run right behind it.
 
     The order is seen in a forward through as many blocks as the file has, each of which gives back what it is given.
@@ -53,7 +53,9 @@ def turns_of(
     if len(blocks) != 2:
         raise Undescribed(f"its blocks of {' and '.join(blocks)} take turns")
     first, other = blocks
-    return Turns(first, other, tuple(groups[:at].count(first) - 1 for at, path in enumerate(groups) if path == other))
+    return InterleavedBlocks(
+        first, other, tuple(groups[:at].count(first) - 1 for at, path in enumerate(groups) if path == other)
+    )
 
 
 def _order(subject: Subject, call: ModelCall, blocks: Mapping[str, Sequence[Description]]) -> list[str]:

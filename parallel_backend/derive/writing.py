@@ -11,7 +11,7 @@ from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo, fields
 
 from ..models.spread import declaration
-from ..models.spread.declaration import Declaration, Word
+from ..models.spread.declaration import Declaration, DeclarationPart
 
 WIDTH = 120
 """Of lines of words."""
@@ -31,7 +31,7 @@ def source_of(name: str, found: Declaration, remarks: str) -> str:
 def written(value: Any, indent: str) -> str:
     """An expression; what has its default is left out."""
     deeper = indent + "    "
-    if isinstance(value, Word):
+    if isinstance(value, DeclarationPart):
         keywords = [
             f"{each.name}={written(getattr(value, each.name), deeper)}"
             for each in fields(value)

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from parallel_backend.derive.writing import written
-from parallel_backend.models.spread.declaration import Declaration, PythonFunction, Spread
+from parallel_backend.models.spread.declaration import Declaration, DistributedAttention, PythonFunction
 from tests.derive.found import FOUND
 
 
@@ -33,10 +33,13 @@ def test_a_field_with_its_default_is_not_sent() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda: replace(FOUND, heads_of=PythonFunction(lambda model: (1, 2))),
+        lambda: replace(FOUND, attention_heads=PythonFunction(lambda model: (1, 2))),
         lambda: replace(FOUND, sigmas=lambda model: True),
         lambda: replace(
-            FOUND, groups=(replace(FOUND.groups[0], attentions=(Spread(("x",), comes=lambda options: True),)),)
+            FOUND,
+            groups=(
+                replace(FOUND.groups[0], attentions=(DistributedAttention(("x",), is_called=lambda options: True),)),
+            ),
         ),
         lambda: replace(FOUND, positions=("rope",) * 65),
     ],

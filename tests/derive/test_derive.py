@@ -26,15 +26,15 @@ from parallel_backend.models.comfyui.proof.prove import TOLERANCE
 from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.spread.declaration import (
-    Along,
-    ByPart,
     Declaration,
-    Local,
-    Pictured,
+    DistributedAttention,
+    InterleavedBlocks,
+    LatentTokens,
+    PerFramePart,
+    PerToken,
     PythonFunction,
-    Same,
-    Spread,
-    Turns,
+    Replicated,
+    ReplicatedKeys,
 )
 from tests.derive.subjects import subject_of
 from tests.derive.table import SUBJECTS
@@ -113,30 +113,33 @@ def argued(declaration: Declaration, **arguments: Any) -> Declaration:
 SPOILT: Mapping[str, tuple[str, Callable[[Declaration], Declaration]]] = {
     "attention, in another order": (
         "auraflow",
-        lambda declaration: changed(declaration, attentions=(Spread(("x", "c")),)),
+        lambda declaration: changed(declaration, attentions=(DistributedAttention(("x", "c")),)),
     ),
     "attention to a rank's own tokens": (
         "auraflow",
-        lambda declaration: changed(declaration, 1, attentions=(Local(),)),
+        lambda declaration: changed(declaration, 1, attentions=(ReplicatedKeys(),)),
     ),
     "a picture that begins elsewhere": (
         "wan, reference frame",
-        lambda declaration: changed(declaration, streams={"x": Pictured()}),
+        lambda declaration: changed(declaration, streams={"x": LatentTokens()}),
     ),
-    "positions, in another order": ("flux", lambda declaration: argued(declaration, pe=Along(("img", "txt"), dim=2))),
-    "positions of the picture alone": ("flux", lambda declaration: argued(declaration, pe=Along(("img",), dim=2))),
+    "positions, in another order": (
+        "flux",
+        lambda declaration: argued(declaration, pe=PerToken(("img", "txt"), dim=2)),
+    ),
+    "positions of the picture alone": ("flux", lambda declaration: argued(declaration, pe=PerToken(("img",), dim=2))),
     "values returned, in another order": ("flux", lambda declaration: changed(declaration, returns=("txt", "img"))),
     "positions along another dimension": (
         "wan, text",
-        lambda declaration: argued(declaration, freqs=Along(("x",), dim=0)),
+        lambda declaration: argued(declaration, freqs=PerToken(("x",), dim=0)),
     ),
     "a timestep a frame, for all tokens": (
         "wan 2.2, a timestep a frame",
-        lambda declaration: argued(declaration, e=Same(rows=())),
+        lambda declaration: argued(declaration, e=Replicated(vectors=())),
     ),
     "runs of tokens, the same on all ranks": (
         "flux 2, zero-timestep reference",
-        lambda declaration: argued(declaration, modulation_dims_img=Same()),
+        lambda declaration: argued(declaration, modulation_dims_img=Replicated()),
     ),
     "tokens of another size": (
         "auraflow",
@@ -144,7 +147,7 @@ SPOILT: Mapping[str, tuple[str, Callable[[Declaration], Declaration]]] = {
     ),
     "one attention, where a block has two": (
         "sd 3.5 medium",
-        lambda declaration: changed(declaration, attentions=(Spread(("context", "x")),)),
+        lambda declaration: changed(declaration, attentions=(DistributedAttention(("context", "x")),)),
     ),
 }
 
@@ -182,10 +185,10 @@ def test_hints_that_take_turns_with_layers_and_hear_a_sound_are_derived() -> Non
     """Their tokens are cut otherwise than those of the layers, whose sequence has text before the video."""
     found = derived(unheard())
     assert found.proof.holds and not found.declaration.whole_picture
-    assert found.declaration.units == Turns("layers", "hints", (0, 2, 4))
+    assert found.declaration.units == InterleavedBlocks("layers", "hints", (0, 2, 4))
     layers, hints = found.declaration.groups
     assert (layers.streams["tokens"].parts, hints.streams["hint"].parts) == (1, 1)
-    assert hints.arguments["sound"] == ByPart("hint")
+    assert hints.arguments["sound"] == PerFramePart("hint")
 
 
 def test_the_order_of_blocks_is_the_files() -> None:
@@ -194,7 +197,7 @@ def test_the_order_of_blocks_is_the_files() -> None:
     subject = replace(subject, lengths=keep_some(subject.model, 2, 2))
     found = derived(subject)
     assert subject.lengths == {"layers": 5, "hints": 3}
-    assert found.declaration.units == Turns("layers", "hints", (0, 2, 4))
+    assert found.declaration.units == InterleavedBlocks("layers", "hints", (0, 2, 4))
     assert [len(subject.model.get_submodule(name)) for name in subject.lengths] == [3, 2]  # type: ignore[arg-type]
 
 
@@ -207,7 +210,7 @@ def test_a_class_that_nobody_has_seen_is_derived() -> None:
     found = derived(toy())
     assert found.proof.holds
     assert not found.declaration.whole_picture
-    assert found.declaration.groups[0].attentions == (Spread(("x",)),)
+    assert found.declaration.groups[0].attentions == (DistributedAttention(("x",)),)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +291,7 @@ def test_the_command_prints_the_order_of_blocks_that_take_turns(
     """Of the file, which has four blocks, and control blocks behind the first and the third."""
     path = save_tiny(tmp_path, "vace")
     assert main([str(path), "--comfyui", os.environ["COMFYUI_PATH"]]) == 0
-    assert read("WAN21_VACE", capfd.readouterr().out).units == Turns("blocks", "vace_blocks", (0, 2))
+    assert read("WAN21_VACE", capfd.readouterr().out).units == InterleavedBlocks("blocks", "vace_blocks", (0, 2))
 
 
 @thorough

@@ -91,9 +91,9 @@ def test_a_declaration_is_widened_in_all_that_counts_heads() -> None:
     wide = widened(FOUND, 5)
     assert wide.heads_of == d.Constant((5 * 24, 128))
     chosen = wide.groups[0].attentions
-    assert isinstance(chosen, d.Chosen)
-    assert chosen.having[0] == d.Spread(("x", "context"), kv_heads=10)
-    assert chosen.without == (d.Spread(("x",)),)
+    assert isinstance(chosen, d.AttentionsBySubmodule)
+    assert chosen.having[0] == d.DistributedAttention(("x", "context"), kv_heads=10)
+    assert chosen.without == (d.DistributedAttention(("x",)),)
 
 
 @thorough
@@ -112,5 +112,5 @@ def test_at_real_widths_the_same_is_found_as_with_all_heads(name: str, sizes: di
 
 
 def costless(data: d.Declaration) -> Any:
-    groups = tuple(msgspec.structs.replace(each, applied=0.0, copies=0.0) for each in data.groups)
+    groups = tuple(msgspec.structs.replace(each, active_weights=0.0, activation_copies=0.0) for each in data.groups)
     return msgspec.structs.replace(data, groups=groups)

@@ -19,7 +19,7 @@ from tests.support.tiny.models import draw
 def test_a_picture_to_edit_of_another_height_is_refused_with_both(tmp_path: Path) -> None:
     family = ComfyFamily()
     config: Any = family.inspect(read_header(save_tiny(tmp_path, "longcat")))[1]
-    config = replace(config, declaration=redeclare(config.declaration, beside="image_cond"))
+    config = replace(config, declaration=redeclare(config.declaration, concatenated_latent="image_cond"))
     given = {"context": draw(1, 5, TINY["longcat"].text, seed=1)}
     latent = draw(1, 16, 9, 14, seed=2)
     family.check(config, latent, given | {"image_cond": draw(1, 16, 9, 11, seed=3)}, {})

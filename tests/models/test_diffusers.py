@@ -20,7 +20,7 @@ from parallel_backend.mesh import build_mesh
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.models.family import Execution
 from parallel_backend.models.inputs import Inputs
-from parallel_backend.models.spread.declaration import Local, Same
+from parallel_backend.models.spread.declaration import Replicated, ReplicatedKeys
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.layers.packing import shape_parameters
@@ -265,8 +265,8 @@ def test_what_is_not_declared_is_refused(name: str, case: Any, monkeypatch: pyte
     for changed, reason in (
         (redeclare(group, arguments=left), argument),
         (redeclare(group, attentions=group.attentions[:-1]), attention),
-        (redeclare(group, attentions=(*group.attentions, Local())), "called attention"),
-        (redeclare(group, arguments={**group.arguments, "new": Same()}), "has no argument new"),
+        (redeclare(group, attentions=(*group.attentions, ReplicatedKeys())), "called attention"),
+        (redeclare(group, arguments={**group.arguments, "new": Replicated()}), "has no argument new"),
     ):
         monkeypatch.setattr(family, "declaration", redeclare(family.declaration, groups=(changed,)))
 

@@ -18,7 +18,7 @@ from parallel_backend.models.comfyui.features.compile import COMPILED
 from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.spread.compiled import CompiledBlocks
-from parallel_backend.models.spread.declaration import Local, Spread
+from parallel_backend.models.spread.declaration import DistributedAttention, ReplicatedKeys
 from parallel_backend.models.spread.sources import unknown_arguments
 from parallel_backend.weights.stores.block_access import BlockAccess
 from tests.models.spreading import TOLERANCE, worst
@@ -132,9 +132,9 @@ class Half(Newer):
 
 def test_what_a_class_gives_attention_is_seen_in_its_source() -> None:
     """Where each call is given it, and some are for our kernels."""
-    assert unknown_arguments(nn.Sequential(Newer()), [Spread(("x",)), Local()]) == ["hue"]
-    assert unknown_arguments(Newer(), [Local(), Local()]) == []
-    assert unknown_arguments(Half(), [Spread(("x",)), Local()]) == []
+    assert unknown_arguments(nn.Sequential(Newer()), [DistributedAttention(("x",)), ReplicatedKeys()]) == ["hue"]
+    assert unknown_arguments(Newer(), [ReplicatedKeys(), ReplicatedKeys()]) == []
+    assert unknown_arguments(Half(), [DistributedAttention(("x",)), ReplicatedKeys()]) == []
 
 
 class ReadsItsHeads(FinalLayer):  # type: ignore[misc]

@@ -22,7 +22,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
 from parallel_backend.models.comfyui.small import SMALL, Case
 from parallel_backend.models.spread.blocks import blocks_of
-from parallel_backend.models.spread.declaration import Declaration, Same
+from parallel_backend.models.spread.declaration import Declaration, Replicated
 from parallel_backend.models.spread.picture import Picture, as_patch_size
 from parallel_backend.plan import ResolvedPlan
 from tests.models.spreading import PLANS, TOLERANCE, worst
@@ -297,7 +297,7 @@ def test_vectors_that_begin_to_follow_frames_are_refused(case: Any) -> None:
     """Declared for one timestep, of which there are six vectors; 2.1 % off if each frame's were taken for all tokens'."""
     once, expected = case("wan, text")
     (group,) = once.declaration.groups
-    wrong = redeclare(group, arguments={**group.arguments, "e": Same(rows=(6,))})
+    wrong = redeclare(group, arguments={**group.arguments, "e": Replicated(vectors=(6,))})
     declaration = redeclare(once.declaration, groups=(wrong,))
     with torch.no_grad():
         (results,) = run_ranks(1, lambda _: [Rank(once, plan_for(once), declaration).run()])

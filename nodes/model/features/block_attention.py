@@ -24,7 +24,7 @@ from ....parallel_backend.models.comfyui.features.block_attention import (
     BlockAttentionRecipe,
     handing_attention,
 )
-from ....parallel_backend.models.spread.declaration import Declaration, Handed
+from ....parallel_backend.models.spread.declaration import Declaration, InjectedAttention
 from ..conditioning import is_plain
 from .attention_override import OPTION as OVERRIDE
 from .attention_override import filled, is_importable, object_recipe, place_of
@@ -33,7 +33,7 @@ from .skipped_blocks import OPTION
 
 def takes_attention(declaration: Declaration) -> bool:
     """Whether the blocks of a model take attention that is handed to them."""
-    return any(isinstance(each, Handed) for group in declaration.groups for each in group.arguments.values())
+    return any(isinstance(each, InjectedAttention) for group in declaration.groups for each in group.arguments.values())
 
 
 def recipe_of(transformer_options: Mapping[str, Any], model: nn.Module) -> BlockAttentionRecipe | None:

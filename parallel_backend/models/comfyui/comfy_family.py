@@ -24,7 +24,7 @@ from ..declared import DECLARATIONS
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
 from ..spread.blocks import Block, attentions_of, blocks_of, control_blocks
-from ..spread.declaration import AfterPrefix, ByHeads, Declaration, Spread
+from ..spread.declaration import Declaration, DistributedAttention, HeadParallelAttention, PrefixedAttention
 from ..spread.picture import Picture, as_patch_size
 from .computed_buffers import CPU, compute_buffers, made_elsewhere
 from .detection import DAMAGE, detect, unmakable
@@ -216,7 +216,7 @@ class ComfyFamily:
                 f"the conditioning's text is {found} and {config.kind} takes [batch, tokens, {widths}]: use the text encoder "
                 "that belongs to this model."
             )
-        mask = conditioning.get("attention_mask") if config.declaration.masked else None
+        mask = conditioning.get("attention_mask") if config.declaration.takes_text_mask else None
         if mask is not None and mask.ndim == 2 and mask.shape[1] not in (1, text.shape[1]):
             raise Refused(
                 f"the conditioning's attention_mask is for {mask.shape[1]} tokens and its text has {text.shape[1]}: encode the "
@@ -242,15 +242,15 @@ class ComfyFamily:
                     f"a reference latent has the shape {list(tensor.shape)} and {config.kind} takes {config.latent_channels} "
                     "channels: encode the reference picture with the VAE that belongs to this model."
                 )
-            if base == config.declaration.beside and tensor.shape[2:-1] != latent.shape[2:-1]:
+            if base == config.declaration.concatenated_latent and tensor.shape[2:-1] != latent.shape[2:-1]:
                 raise Refused(
                     f"the picture to edit is a latent {tensor.shape[-2]} high and the latent to sample is {latent.shape[-2]} "
                     "high: use the latent that the node gives which adds the picture (InstructPixToPixConditioning)."
                 )
-            if base in config.declaration.refused:
+            if base in config.declaration.unsupported_conditioning:
                 raise Refused(
                     f"{base} in the conditioning cannot be used with a parallel {config.kind} MODEL: "
-                    f"{config.declaration.refused[base]}, or use Load Diffusion Model."
+                    f"{config.declaration.unsupported_conditioning[base]}, or use Load Diffusion Model."
                 )
         method = values.get(METHOD)
         if method is not None and config.methods and method not in config.methods:
@@ -304,7 +304,7 @@ class ComfyFamily:
     ) -> None:
         """Make what no file has: as its declaration says, or, where that was derived, as the class makes it."""
         if self._derived is None:
-            declaration.compute(module)
+            declaration.computed_buffers(module)
         else:
             compute_buffers(module, described, tensors, entries)
 
@@ -479,7 +479,7 @@ def _check_sound(config: ComfyConfig, shapes: Sequence[Sequence[int]]) -> None:
     Args:
         shapes: of the latents that are packed in one; none stands for a video alone.
     """
-    if not shapes and not config.declaration.silent:
+    if not shapes and not config.declaration.sound_optional:
         raise Refused(
             f"the latent holds a video alone and {config.kind} takes a video and its sound: use the empty latent for both that "
             "belongs to this model."
@@ -492,7 +492,7 @@ def _check_sound(config: ComfyConfig, shapes: Sequence[Sequence[int]]) -> None:
             f"the latent's sound has the shape {found} and {config.kind} takes {takes}: use the empty latent that belongs to "
             "this model."
         )
-    if shapes and shapes[0][0] > 1 and config.declaration.one_at_a_time:
+    if shapes and shapes[0][0] > 1 and config.declaration.no_batches:
         raise Refused(
             f"the latent is a batch of {shapes[0][0]} and {config.kind} makes one video at a time: use batch_size 1, or queue "
             "the prompt again."
@@ -521,7 +521,7 @@ def plan_shape(
     kind: str, module: nn.Module, declaration: Declaration, blocks: Sequence[Block], channels: int, dims: int
 ) -> ModelShape:
     """What plans go by. Of groups that come one after the other, the first counts as double blocks."""
-    heads, head_dim = declaration.heads_of(module)
+    heads, head_dim = declaration.attention_heads(module)
     units = blocks[-1].unit + 1
     first = declaration.groups[0]
     doubles = sum(block.group is first for block in blocks)
@@ -530,7 +530,7 @@ def plan_shape(
     sizes = [sum(p.numel() for p in block.module.parameters()) for block in blocks]
     inside = sum(sizes)
     double = sum(sizes[:doubles])
-    operations = [block.group.operations or of_a_block(type(block.module).__name__) for block in blocks]
+    operations = [block.group.kernels or of_a_block(type(block.module).__name__) for block in blocks]
     spread = [attention for block in blocks for attention in _spread_attentions(block)]
     kv_heads = max((attention.kv_heads or heads for attention in spread), default=heads)
     double_operations = sum(operations[:doubles])
@@ -570,15 +570,15 @@ def _token_layers(block: Block) -> dict[str, Tensor]:
 
 def _token_weights(block: Block) -> float:
     """Parameters that multiply a token; text that is in the sequence has some of its own."""
-    if block.group.applied:
-        return block.group.applied * sum(parameter.numel() for parameter in block.module.parameters())
+    if block.group.active_weights:
+        return block.group.active_weights * sum(parameter.numel() for parameter in block.module.parameters())
     kinds = {type(block.group.streams[name]) for name in block.group.returns}
     return sum(weight.numel() for weight in _token_layers(block).values()) / len(kinds)
 
 
 def _copies(blocks: Sequence[Block], hidden: int) -> float:
     """`ModelShape.copies` as declared, or by the widest layers of any block."""
-    if declared := max(block.group.copies for block in blocks):
+    if declared := max(block.group.activation_copies for block in blocks):
         return declared
     layers = {f"{block.path}.{name}": weight.shape for block in blocks for name, weight in _token_layers(block).items()}
     widths_in, widths_out = {width for _, width in layers.values()}, {width for width, _ in layers.values()}
@@ -588,6 +588,10 @@ def _copies(blocks: Sequence[Block], hidden: int) -> float:
     return copies_of(hidden, max(widths_in), max(widths_out), gated)
 
 
-def _spread_attentions(block: Block) -> list[Spread | ByHeads | AfterPrefix]:
+def _spread_attentions(block: Block) -> list[DistributedAttention | HeadParallelAttention | PrefixedAttention]:
     attentions = attentions_of(block.group, block.module)
-    return [attention for attention in attentions if isinstance(attention, Spread | ByHeads | AfterPrefix)]
+    return [
+        attention
+        for attention in attentions
+        if isinstance(attention, DistributedAttention | HeadParallelAttention | PrefixedAttention)
+    ]

@@ -41,7 +41,7 @@ def check_sizes(kind: str, declaration: Declaration, picture: Picture, condition
         kind: the model's, as users know it.
         picture: the latent to sample.
     """
-    if declaration.divides and not picture.whole:
+    if declaration.divisible_latent and not picture.whole:
         raise _not_whole(kind, picture)
     for name, tensor in conditioning.items():
         base = name.split(".")[0]
@@ -50,14 +50,14 @@ def check_sizes(kind: str, declaration: Declaration, picture: Picture, condition
                 f"a reference latent has the shape {list(tensor.shape)} and {kind} takes {len(picture.shape)} dimensions: encode "
                 "the reference picture with the VAE that belongs to this model."
             )
-        if base in declaration.sized:
-            _check_sized(kind, base, tensor, picture, declaration.sized[base])
+        if base in declaration.per_token_conditioning:
+            _check_sized(kind, base, tensor, picture, declaration.per_token_conditioning[base])
         if base == BESIDE and tensor.shape[2:] != picture.shape[2:]:
             raise Refused(
                 f"what lies beside the latent, such as a first frame or a control video, is of {by(tensor.shape[2:])} and the "
                 f"latent to sample of {by(picture.shape[2:])}: use the latent that the node gives which makes it."
             )
-        if base in declaration.frames:
+        if base in declaration.per_frame_conditioning:
             _check_frames(base, tensor, picture)
     _check_guides(picture, conditioning)
 

@@ -64,13 +64,13 @@ class ComfyModel:
 
     def __init__(self, base: Any, declaration: Declaration, stage: Stage) -> None:
         self.module: nn.Module = base.diffusion_model
-        heads, head_dim = declaration.heads_of(self.module)
+        heads, head_dim = declaration.attention_heads(self.module)
         self.features = heads * head_dim
         self._control = control_blocks(blocks_of(self.module, declaration), declaration)
         self._base = base
         self._asks_sigmas = declaration.sigmas(self.module)
         self._patch_size = declaration.patch_size(self.module)
-        self._beside = declaration.beside
+        self._beside = declaration.concatenated_latent
         self._pipefusion_options = declaration.pipefusion_options
         self._numbers = TimestepNumbers(self.module)
         self._spread = SpreadModel(self.module, declaration, stage, COMPILED)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..spread.declaration import Beside, Declaration, Group, LengthLess, Pictured, PythonFunction, Same, Spread
+from ..spread.declaration import (
+    AlignedToEnd,
+    BlockGroup,
+    Declaration,
+    DistributedAttention,
+    FirstPatchTokens,
+    LatentTokens,
+    PythonFunction,
+    Replicated,
+)
 
 
 def _heads(model: Any) -> tuple[int, int]:
@@ -14,24 +23,24 @@ def _heads(model: Any) -> tuple[int, int]:
 
 AURAFLOW = Declaration(
     groups=(
-        Group(
+        BlockGroup(
             "double_layers",
-            streams={"c": Beside(), "x": Pictured()},
-            arguments={"global_cond": Same()},
-            attentions=(Spread(("c", "x")),),
+            streams={"c": FirstPatchTokens(), "x": LatentTokens()},
+            arguments={"global_cond": Replicated()},
+            attentions=(DistributedAttention(("c", "x")),),
             modulations=("modC", "modX"),
             returns=("c", "x"),
         ),
-        Group(
+        BlockGroup(
             "single_layers",
-            streams={"cx": Pictured(LengthLess(1))},
-            arguments={"global_cond": Same()},
-            attentions=(Spread(("cx",)),),
+            streams={"cx": LatentTokens(AlignedToEnd(1))},
+            arguments={"global_cond": Replicated()},
+            attentions=(DistributedAttention(("cx",)),),
             modulations=("modCX",),
             returns=("cx",),
         ),
     ),
-    heads=(Group("final_linear", streams={"input": Pictured()}, returns=("input",)),),
-    heads_of=PythonFunction(_heads),
+    output_layers=(BlockGroup("final_linear", streams={"input": LatentTokens()}, returns=("input",)),),
+    attention_heads=PythonFunction(_heads),
     text_width=PythonFunction(lambda model: model.cond_seq_linear.in_features),
 )

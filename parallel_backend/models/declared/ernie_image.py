@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..spread.declaration import Along, Declaration, Group, Pictured, PythonFunction, Same, Spread
+from ..spread.declaration import (
+    BlockGroup,
+    Declaration,
+    DistributedAttention,
+    LatentTokens,
+    PerToken,
+    PythonFunction,
+    Replicated,
+)
 
 
 def _text_width(model: Any) -> int:
@@ -14,20 +22,22 @@ def _text_width(model: Any) -> int:
 
 ERNIE_IMAGE = Declaration(
     groups=(
-        Group(
+        BlockGroup(
             "layers",
-            streams={"x": Pictured()},
-            arguments={"rotary_pos_emb": Along(("x",), dim=1), "temb": Same()},
-            attentions=(Spread(("x",)),),
+            streams={"x": LatentTokens()},
+            arguments={"rotary_pos_emb": PerToken(("x",), dim=1), "temb": Replicated()},
+            attentions=(DistributedAttention(("x",)),),
             returns=("x",),
-            attends_in="comfy.ldm.ernie.model",
+            attention_module="comfy.ldm.ernie.model",
         ),
     ),
-    heads=(
-        Group("final_norm", streams={"x": Pictured()}, arguments={"conditioning": Same()}, returns=("x",)),
-        Group("final_linear", streams={"input": Pictured()}, returns=("input",)),
+    output_layers=(
+        BlockGroup(
+            "final_norm", streams={"x": LatentTokens()}, arguments={"conditioning": Replicated()}, returns=("x",)
+        ),
+        BlockGroup("final_linear", streams={"input": LatentTokens()}, returns=("input",)),
     ),
-    heads_of=PythonFunction(lambda model: (model.num_heads, model.head_dim)),
+    attention_heads=PythonFunction(lambda model: (model.num_heads, model.head_dim)),
     text_width=PythonFunction(_text_width),
     positions=("pos_embed",),
 )

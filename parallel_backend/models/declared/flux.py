@@ -7,34 +7,34 @@ from typing import Any
 from msgspec.structs import replace
 
 from ..spread.declaration import (
-    Along,
-    Beside,
+    AlignedToEnd,
+    BlockGroup,
     Declaration,
-    Group,
-    LengthLess,
-    Pictured,
+    DistributedAttention,
+    FirstPatchTokens,
+    LatentTokens,
+    PerToken,
     PythonFunction,
-    Same,
-    Segments,
-    Spread,
+    Replicated,
+    TokenRanges,
 )
 
-ONE_OR_TWO = Same(rows=(1, 2))
+ONE_OR_TWO = Replicated(vectors=(1, 2))
 """What references or a first frame have a timestep of zero for has a vector of its own."""
 
-DOUBLE = Group(
+DOUBLE = BlockGroup(
     "double_blocks",
-    streams={"img": Pictured(), "txt": Beside()},
-    arguments={"pe": Along(("txt", "img"), dim=2), "vec": ONE_OR_TWO, "modulation_dims_img": Segments("img")},
-    attentions=(Spread(("txt", "img")),),
+    streams={"img": LatentTokens(), "txt": FirstPatchTokens()},
+    arguments={"pe": PerToken(("txt", "img"), dim=2), "vec": ONE_OR_TWO, "modulation_dims_img": TokenRanges("img")},
+    attentions=(DistributedAttention(("txt", "img")),),
     modulations=("img_mod", "txt_mod"),
     returns=("img", "txt"),
 )
-SINGLE = Group(
+SINGLE = BlockGroup(
     "single_blocks",
-    streams={"x": Pictured(LengthLess(1))},
-    arguments={"pe": Along(("x",), dim=2), "vec": ONE_OR_TWO, "modulation_dims": Segments("x")},
-    attentions=(Spread(("x",)),),
+    streams={"x": LatentTokens(AlignedToEnd(1))},
+    arguments={"pe": PerToken(("x",), dim=2), "vec": ONE_OR_TWO, "modulation_dims": TokenRanges("x")},
+    attentions=(DistributedAttention(("x",)),),
     modulations=("modulation",),
     returns=("x",),
 )
@@ -53,30 +53,32 @@ def _methods(model: Any) -> tuple[str, ...]:
 
 FLUX = Declaration(
     groups=(DOUBLE, SINGLE),
-    heads=(
-        Group(
+    output_layers=(
+        BlockGroup(
             "final_layer",
-            streams={"x": Pictured()},
-            arguments={"vec": ONE_OR_TWO, "modulation_dims": Segments("x")},
+            streams={"x": LatentTokens()},
+            arguments={"vec": ONE_OR_TWO, "modulation_dims": TokenRanges("x")},
             returns=("x",),
         ),
     ),
-    heads_of=PythonFunction(_heads),
+    attention_heads=PythonFunction(_heads),
     text_width=PythonFunction(lambda model: model.params.context_in_dim),
     methods=_methods,
     pooled_width=lambda model: model.params.vec_in_dim or 0,
     control=CONTROL,
-    refused=MASK,
+    unsupported_conditioning=MASK,
     positions=("pe_embedder",),
 )
 CHROMA = Declaration(
     groups=(DOUBLE, SINGLE),
-    heads=(Group("final_layer", streams={"x": Pictured()}, arguments={"vec": Same()}, returns=("x",)),),
-    heads_of=PythonFunction(_heads),
+    output_layers=(
+        BlockGroup("final_layer", streams={"x": LatentTokens()}, arguments={"vec": Replicated()}, returns=("x",)),
+    ),
+    attention_heads=PythonFunction(_heads),
     text_width=PythonFunction(lambda model: model.params.context_in_dim),
     control=CONTROL,
-    refused=MASK,
+    unsupported_conditioning=MASK,
     positions=("pe_embedder",),
 )
 # Its last layers read the latent and convolve over the picture's pixels.
-CHROMA_RADIANCE = replace(CHROMA, heads=(), whole_picture=True)
+CHROMA_RADIANCE = replace(CHROMA, output_layers=(), whole_picture=True)

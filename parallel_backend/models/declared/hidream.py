@@ -5,31 +5,42 @@ Each block gets text of its own, which is cut off again behind it.
 
 from __future__ import annotations
 
-from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, PythonFunction, Same, Spread
+from ..spread.declaration import (
+    BlockGroup,
+    Declaration,
+    DistributedAttention,
+    FirstPatchTokens,
+    LatentTokens,
+    PerToken,
+    PythonFunction,
+    Replicated,
+)
 
 HIDREAM = Declaration(
     groups=(
-        Group(
+        BlockGroup(
             "double_stream_blocks",
-            streams={"image_tokens": Pictured(), "text_tokens": Beside()},
-            arguments={"adaln_input": Same(), "rope": Along(("image_tokens", "text_tokens"), dim=1)},
-            attentions=(Spread(("image_tokens", "text_tokens")),),
+            streams={"image_tokens": LatentTokens(), "text_tokens": FirstPatchTokens()},
+            arguments={"adaln_input": Replicated(), "rope": PerToken(("image_tokens", "text_tokens"), dim=1)},
+            attentions=(DistributedAttention(("image_tokens", "text_tokens")),),
             modulations=("block.adaLN_modulation",),
             returns=("image_tokens", "text_tokens"),
         ),
-        Group(
+        BlockGroup(
             "single_stream_blocks",
-            streams={"image_tokens": Pictured()},
-            arguments={"adaln_input": Same(), "rope": Along(("image_tokens",), dim=1)},
-            attentions=(Spread(("image_tokens",)),),
+            streams={"image_tokens": LatentTokens()},
+            arguments={"adaln_input": Replicated(), "rope": PerToken(("image_tokens",), dim=1)},
+            attentions=(DistributedAttention(("image_tokens",)),),
             modulations=("block.adaLN_modulation",),
             returns=("image_tokens",),
         ),
     ),
-    heads=(Group("final_layer", streams={"x": Pictured()}, arguments={"vec": Same()}, returns=("x",)),),
-    heads_of=PythonFunction(lambda model: (model.num_attention_heads, model.attention_head_dim)),
+    output_layers=(
+        BlockGroup("final_layer", streams={"x": LatentTokens()}, arguments={"vec": Replicated()}, returns=("x",)),
+    ),
+    attention_heads=PythonFunction(lambda model: (model.num_attention_heads, model.attention_head_dim)),
     text_width=PythonFunction(lambda model: model.caption_projection[-1].linear.in_features),
-    beside="image_cond",
+    concatenated_latent="image_cond",
     references=frozenset({"image_cond"}),
     positions=("pe_embedder",),
 )

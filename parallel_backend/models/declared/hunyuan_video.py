@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 from torch import Tensor
 
-from ..spread.declaration import Declaration, LengthLess, Pictured, Segments, TextMask, rows_differ
+from ..spread.declaration import AlignedToEnd, Declaration, LatentTokens, TextMask, TokenRanges, rows_differ
 from . import flux
 
 DOUBLE = replace(
     flux.DOUBLE,
-    streams={**flux.DOUBLE.streams, "img": Pictured(LengthLess(1))},
+    streams={**flux.DOUBLE.streams, "img": LatentTokens(AlignedToEnd(1))},
     arguments={
         **flux.DOUBLE.arguments,
-        "modulation_dims_txt": Segments("txt"),
-        "attn_mask": TextMask("txt", behind=("img",)),
+        "modulation_dims_txt": TokenRanges("txt"),
+        "attn_mask": TextMask("txt", after=("img",)),
     },
 )
 SINGLE = replace(flux.SINGLE, arguments={**flux.SINGLE.arguments, "attn_mask": TextMask("x")})
@@ -33,11 +33,11 @@ def _couples_rows(conditioning: Mapping[str, Tensor]) -> str:
 
 HUNYUAN_VIDEO = Declaration(
     groups=(DOUBLE, SINGLE),
-    heads=flux.FLUX.heads,
-    heads_of=flux.FLUX.heads_of,
+    output_layers=flux.FLUX.output_layers,
+    attention_heads=flux.FLUX.attention_heads,
     text_width=flux.FLUX.text_width,
-    masked=True,
-    divides=True,
+    takes_text_mask=True,
+    divisible_latent=True,
     positions=flux.FLUX.positions,
     sigmas=lambda model: model.time_r_in is not None,  # MeanFlow: the next step's
     couples_rows=_couples_rows,

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..spread.declaration import Along, Declaration, Group, LengthLess, Pictured, PythonFunction, Same, Spread
+from ..spread.declaration import (
+    AlignedToEnd,
+    BlockGroup,
+    Declaration,
+    DistributedAttention,
+    LatentTokens,
+    PerToken,
+    PythonFunction,
+    Replicated,
+)
 
-PICTURE = Pictured(LengthLess(1))
+PICTURE = LatentTokens(AlignedToEnd(1))
 
 
 def _heads(model: Any) -> tuple[int, int]:
@@ -16,16 +25,16 @@ def _heads(model: Any) -> tuple[int, int]:
 
 IDEOGRAM4 = Declaration(
     groups=(
-        Group(
+        BlockGroup(
             "layers",
             streams={"x": PICTURE},
-            arguments={"freqs_cis": Along(("x",), dim=1), "adaln_input": Same()},
-            attentions=(Spread(("x",)),),
+            arguments={"freqs_cis": PerToken(("x",), dim=1), "adaln_input": Replicated()},
+            attentions=(DistributedAttention(("x",)),),
             returns=("x",),
         ),
     ),
-    heads=(Group("final_layer", streams={"x": PICTURE}, arguments={"c": Same()}, returns=("x",)),),
-    heads_of=PythonFunction(_heads),
+    output_layers=(BlockGroup("final_layer", streams={"x": PICTURE}, arguments={"c": Replicated()}, returns=("x",)),),
+    attention_heads=PythonFunction(_heads),
     text_width=PythonFunction(lambda model: model.llm_cond_proj.in_features),
     patch_size=PythonFunction(lambda model: 1),
 )

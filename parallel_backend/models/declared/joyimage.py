@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, PythonFunction, Same, Spread
+from ..spread.declaration import (
+    BlockGroup,
+    Declaration,
+    DistributedAttention,
+    FirstPatchTokens,
+    LatentTokens,
+    PerToken,
+    PythonFunction,
+    Replicated,
+)
 
 
 def _heads(model: Any) -> tuple[int, int]:
@@ -14,15 +23,17 @@ def _heads(model: Any) -> tuple[int, int]:
 
 JOYIMAGE = Declaration(
     groups=(
-        Group(
+        BlockGroup(
             "double_blocks",
-            streams={"hidden_states": Pictured(), "encoder_hidden_states": Beside()},
-            arguments={"temb": Same(rows=(6,)), "image_rotary_emb": Along(("hidden_states",), dim=1)},
-            attentions=(Spread(("hidden_states", "encoder_hidden_states")),),
+            streams={"hidden_states": LatentTokens(), "encoder_hidden_states": FirstPatchTokens()},
+            arguments={"temb": Replicated(vectors=(6,)), "image_rotary_emb": PerToken(("hidden_states",), dim=1)},
+            attentions=(DistributedAttention(("hidden_states", "encoder_hidden_states")),),
             returns=("hidden_states", "encoder_hidden_states"),
         ),
     ),
-    heads=tuple(Group(path, streams={"input": Pictured()}, returns=("input",)) for path in ("norm_out", "proj_out")),
-    heads_of=PythonFunction(_heads),
+    output_layers=tuple(
+        BlockGroup(path, streams={"input": LatentTokens()}, returns=("input",)) for path in ("norm_out", "proj_out")
+    ),
+    attention_heads=PythonFunction(_heads),
     text_width=PythonFunction(lambda model: model.condition_embedder.text_embedder.linear_1.in_features),
 )

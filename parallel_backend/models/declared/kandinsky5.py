@@ -11,15 +11,15 @@ from msgspec.structs import replace
 
 from ..spread.declaration import (
     REMOVE,
-    Along,
-    Attended,
+    BlockGroup,
     Declaration,
-    Group,
-    Local,
-    Pictured,
+    DistributedAttention,
+    LatentTokens,
+    PerToken,
     PythonFunction,
-    Same,
-    Spread,
+    Replicated,
+    ReplicatedContext,
+    ReplicatedKeys,
 )
 
 
@@ -30,26 +30,30 @@ def _heads(model: Any) -> tuple[int, int]:
 
 KANDINSKY5 = Declaration(
     groups=(
-        Group(
+        BlockGroup(
             "visual_transformer_blocks",
-            streams={"visual_embed": Pictured()},
-            arguments={"text_embed": Attended(), "time_embed": Same(), "freqs": Along(("visual_embed",), dim=1)},
-            attentions=(Spread(("visual_embed",)), Local()),
+            streams={"visual_embed": LatentTokens()},
+            arguments={
+                "text_embed": ReplicatedContext(),
+                "time_embed": Replicated(),
+                "freqs": PerToken(("visual_embed",), dim=1),
+            },
+            attentions=(DistributedAttention(("visual_embed",)), ReplicatedKeys()),
             modulations=("visual_modulation",),
             returns=("visual_embed",),
         ),
     ),
-    heads=(),
-    heads_of=PythonFunction(_heads),
+    output_layers=(),
+    attention_heads=PythonFunction(_heads),
     text_width=PythonFunction(lambda model: model.text_embeddings.in_layer.in_features),
     joint_text=False,
     positions=("rope_embedder_3d", "rope_embedder_1d"),
-    divides=True,  # its class pads, and takes nothing away again
-    frames=frozenset({"time_dim_replace"}),
+    divisible_latent=True,  # its class pads, and takes nothing away again
+    per_frame_conditioning=frozenset({"time_dim_replace"}),
 )
 KANDINSKY5_IMAGE = replace(
     KANDINSKY5,
     patch_size=PythonFunction(lambda model: model.patch_size[1:]),
-    frames=frozenset(),
-    refused={"time_dim_replace": REMOVE},  # ComfyUI writes it into the latent
+    per_frame_conditioning=frozenset(),
+    unsupported_conditioning={"time_dim_replace": REMOVE},  # ComfyUI writes it into the latent
 )

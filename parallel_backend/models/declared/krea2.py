@@ -5,31 +5,43 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..spread.declaration import Along, Attention, Boundary, Declaration, Group, Pictured, PythonFunction, Same, Spread
+from ..spread.declaration import (
+    Attention,
+    BlockGroup,
+    Declaration,
+    DistributedAttention,
+    LatentTokens,
+    PerToken,
+    PythonFunction,
+    Replicated,
+    TokenPosition,
+)
 
 
 def _attentions(block: Any) -> Sequence[Attention]:
-    return (Spread(("x",), kv_heads=block.attn.kvheads),)
+    return (DistributedAttention(("x",), kv_heads=block.attn.kvheads),)
 
 
 KREA2 = Declaration(
     groups=(
-        Group(
+        BlockGroup(
             "blocks",
-            streams={"x": Pictured()},
+            streams={"x": LatentTokens()},
             arguments={
-                "vec": Same(rows=(1, 2)),
-                "freqs": Along(("x",), dim=2),
-                "timestep_zero_index": Boundary("x"),
+                "vec": Replicated(vectors=(1, 2)),
+                "freqs": PerToken(("x",), dim=2),
+                "timestep_zero_index": TokenPosition("x"),
             },
             attentions=PythonFunction(_attentions),
             returns=("x",),
         ),
     ),
-    heads=(Group("last", streams={"x": Pictured()}, arguments={"tvec": Same()}, returns=("x",)),),
-    heads_of=PythonFunction(lambda model: (model.heads, model.blocks[0].attn.headdim)),
+    output_layers=(
+        BlockGroup("last", streams={"x": LatentTokens()}, arguments={"tvec": Replicated()}, returns=("x",)),
+    ),
+    attention_heads=PythonFunction(lambda model: (model.heads, model.blocks[0].attn.headdim)),
     text_width=PythonFunction(lambda model: model.txtlayers * model.txtdim),
     patch_size=PythonFunction(lambda model: model.patch),
-    embeddings=(Group("first", streams={"input": Pictured()}, returns=("input",)),),
+    embeddings=(BlockGroup("first", streams={"input": LatentTokens()}, returns=("input",)),),
     positions=("pe_embedder",),
 )

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, PythonFunction, Same, Spread, TextMask
+from ..spread.declaration import (
+    BlockGroup,
+    Declaration,
+    DistributedAttention,
+    FirstPatchTokens,
+    LatentTokens,
+    PerToken,
+    PythonFunction,
+    Replicated,
+    TextMask,
+)
 
 JOINT = ("hidden_states", "encoder_hidden_states")
 
@@ -16,23 +26,23 @@ def _heads(model: Any) -> tuple[int, int]:
 
 LENS = Declaration(
     groups=(
-        Group(
+        BlockGroup(
             "transformer_blocks",
-            streams={"hidden_states": Pictured(), "encoder_hidden_states": Beside()},
+            streams={"hidden_states": LatentTokens(), "encoder_hidden_states": FirstPatchTokens()},
             arguments={
-                "temb": Same(),
-                "freqs_cis": Along(JOINT, dim=2),
+                "temb": Replicated(),
+                "freqs_cis": PerToken(JOINT, dim=2),
                 "attention_mask": TextMask("encoder_hidden_states", before=("hidden_states",)),
             },
-            attentions=(Spread(JOINT),),
+            attentions=(DistributedAttention(JOINT),),
             returns=("encoder_hidden_states", "hidden_states"),
         ),
     ),
-    heads=(
-        Group("norm_out", streams={"x": Pictured()}, arguments={"conditioning": Same()}, returns=("x",)),
-        Group("proj_out", streams={"input": Pictured()}, returns=("input",)),
+    output_layers=(
+        BlockGroup("norm_out", streams={"x": LatentTokens()}, arguments={"conditioning": Replicated()}, returns=("x",)),
+        BlockGroup("proj_out", streams={"input": LatentTokens()}, returns=("input",)),
     ),
-    heads_of=PythonFunction(_heads),
+    attention_heads=PythonFunction(_heads),
     text_width=PythonFunction(lambda model: model.txt_in.in_features),
     patch_size=PythonFunction(lambda model: 1),
     positions=("pos_embed",),

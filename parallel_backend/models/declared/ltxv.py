@@ -9,17 +9,17 @@ from torch import Tensor
 
 from ..spread.arguments import MASKED
 from ..spread.declaration import (
-    Along,
-    Attended,
-    ByFrame,
+    AttentionBias,
+    BlockGroup,
     Declaration,
-    Group,
-    Local,
-    Pictured,
+    DistributedAttention,
+    LatentTokens,
+    PerFrame,
+    PerToken,
     PythonFunction,
-    Same,
-    Spread,
-    Weighs,
+    Replicated,
+    ReplicatedContext,
+    ReplicatedKeys,
 )
 
 
@@ -38,25 +38,27 @@ def of_guides(mask: Any) -> Tensor:
 
 LTXV = Declaration(
     groups=(
-        Group(
+        BlockGroup(
             "transformer_blocks",
-            streams={"x": Pictured()},
+            streams={"x": LatentTokens()},
             arguments={
-                "context": Attended(),
-                "attention_mask": Attended(),
-                "timestep": ByFrame("x", dims=3),
-                "pe": Along(("x",), dim=1),
-                "prompt_timestep": Same(),
-                "self_attention_mask": Weighs("x", of_guides),
+                "context": ReplicatedContext(),
+                "attention_mask": ReplicatedContext(),
+                "timestep": PerFrame("x", dims=3),
+                "pe": PerToken(("x",), dim=1),
+                "prompt_timestep": Replicated(),
+                "self_attention_mask": AttentionBias("x", of_guides),
             },
-            attentions=(Spread(("x",), weighed=True), Local()),
+            attentions=(DistributedAttention(("x",), biased=True), ReplicatedKeys()),
             returns=("x",),
         ),
     ),
-    heads=tuple(Group(path, streams={"input": Pictured()}, returns=("input",)) for path in ("norm_out", "proj_out")),
-    heads_of=PythonFunction(lambda model: (model.num_attention_heads, model.attention_head_dim)),
+    output_layers=tuple(
+        BlockGroup(path, streams={"input": LatentTokens()}, returns=("input",)) for path in ("norm_out", "proj_out")
+    ),
+    attention_heads=PythonFunction(lambda model: (model.num_attention_heads, model.attention_head_dim)),
     text_width=PythonFunction(_text_width),
     joint_text=False,
-    masked=True,
+    takes_text_mask=True,
     patch_size=PythonFunction(lambda model: model.patchifier.patch_size),
 )

@@ -9,31 +9,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..spread.declaration import (
-    Along,
+    AlignedToEnd,
     Argument,
     Attention,
+    BlockGroup,
     Declaration,
-    Group,
-    LengthLess,
-    Pictured,
+    DistributedAttention,
+    LatentTokens,
+    PerToken,
     PythonFunction,
-    Same,
-    Segments,
-    Spread,
+    Replicated,
+    TokenRanges,
 )
 
 MULTIPLE = 32
 """Z-Image pads the picture's tokens to a multiple of this, at their end."""
 
 
-def _declaration(picture: Pictured) -> Declaration:
+def _declaration(picture: LatentTokens) -> Declaration:
     arguments: Mapping[str, Argument] = {
-        "freqs_cis": Along(("x",), dim=1),
-        "adaln_input": Same(rows=(1, 2)),
-        "timestep_zero_index": Segments("x"),
+        "freqs_cis": PerToken(("x",), dim=1),
+        "adaln_input": Replicated(vectors=(1, 2)),
+        "timestep_zero_index": TokenRanges("x"),
     }
     blocks = (
-        Group(
+        BlockGroup(
             path,
             streams={"x": picture},
             arguments=arguments,
@@ -43,23 +43,23 @@ def _declaration(picture: Pictured) -> Declaration:
         )
         for path in ("noise_refiner", "layers")
     )
-    head: Mapping[str, Argument] = {"c": Same(rows=(1, 2)), "timestep_zero_index": Segments("x")}
+    head: Mapping[str, Argument] = {"c": Replicated(vectors=(1, 2)), "timestep_zero_index": TokenRanges("x")}
     return Declaration(
         groups=tuple(blocks),
-        heads=(Group("final_layer", streams={"x": picture}, arguments=head, returns=("x",)),),
-        heads_of=PythonFunction(_heads),
+        output_layers=(BlockGroup("final_layer", streams={"x": picture}, arguments=head, returns=("x",)),),
+        attention_heads=PythonFunction(_heads),
         text_width=PythonFunction(lambda model: model.cap_embedder[1].in_features),
         positions=("rope_embedder",),
     )
 
 
 def _attentions(block: Any) -> Sequence[Attention]:
-    return (Spread(("x",), kv_heads=block.attention.n_local_kv_heads),)
+    return (DistributedAttention(("x",), kv_heads=block.attention.n_local_kv_heads),)
 
 
 def _heads(model: Any) -> tuple[int, int]:
     return model.n_heads, model.dim // model.n_heads
 
 
-LUMINA = _declaration(Pictured(LengthLess(1)))
-Z_IMAGE = _declaration(Pictured(LengthLess(MULTIPLE)))
+LUMINA = _declaration(LatentTokens(AlignedToEnd(1)))
+Z_IMAGE = _declaration(LatentTokens(AlignedToEnd(MULTIPLE)))

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from ..spread.declaration import Along, Beside, Declaration, Group, Pictured, PythonFunction, Same, Spread, TextLength
+from ..spread.declaration import (
+    BlockGroup,
+    Declaration,
+    DistributedAttention,
+    FirstPatchTokens,
+    LatentTokens,
+    PerToken,
+    PythonFunction,
+    Replicated,
+    TextLength,
+)
 
 MOCHI = Declaration(
     groups=(
-        Group(
+        BlockGroup(
             "blocks",
-            streams={"x": Pictured(), "y": Beside()},
+            streams={"x": LatentTokens(), "y": FirstPatchTokens()},
             arguments={
-                "c": Same(),
-                "rope_cos": Along(("x",), dim=0),
-                "rope_sin": Along(("x",), dim=0),
+                "c": Replicated(),
+                "rope_cos": PerToken(("x",), dim=0),
+                "rope_sin": PerToken(("x",), dim=0),
                 "crop_y": TextLength("y"),
             },
-            attentions=(Spread(("x", "y")),),
+            attentions=(DistributedAttention(("x", "y")),),
             returns=("x", "y"),
         ),
     ),
-    heads=(Group("final_layer", streams={"x": Pictured()}, arguments={"c": Same()}, returns=("x",)),),
-    heads_of=PythonFunction(lambda model: (model.num_heads, model.head_dim)),
+    output_layers=(
+        BlockGroup("final_layer", streams={"x": LatentTokens()}, arguments={"c": Replicated()}, returns=("x",)),
+    ),
+    attention_heads=PythonFunction(lambda model: (model.num_heads, model.head_dim)),
     text_width=PythonFunction(lambda model: model.t5_feat_dim),
 )

@@ -9,44 +9,44 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..spread.declaration import (
-    Along,
+    AlignedToEnd,
     Attention,
-    Beside,
+    BlockGroup,
     Declaration,
-    Group,
-    LengthLess,
-    Pictured,
+    DistributedAttention,
+    FirstPatchTokens,
+    LatentTokens,
+    PerToken,
     PythonFunction,
-    Same,
-    Spread,
+    Replicated,
     StreamKind,
 )
 
-LAST = Pictured(LengthLess(1))
+LAST = LatentTokens(AlignedToEnd(1))
 """References come before the picture."""
 
 
 def _attentions(block: Any) -> Sequence[Attention]:
-    return (Spread(("hidden_states",), kv_heads=block.attn.kv_heads),)
+    return (DistributedAttention(("hidden_states",), kv_heads=block.attn.kv_heads),)
 
 
-def _single(path: str) -> Group:
-    return Group(
+def _single(path: str) -> BlockGroup:
+    return BlockGroup(
         path,
         streams={"hidden_states": LAST},
-        arguments={"image_rotary_emb": Along(("hidden_states",), dim=1), "temb": Same()},
+        arguments={"image_rotary_emb": PerToken(("hidden_states",), dim=1), "temb": Replicated()},
         attentions=PythonFunction(_attentions),
         returns=("hidden_states",),
     )
 
 
-def _declaration(*groups: Group) -> Declaration:
-    head = {"conditioning_embedding": Same()}
+def _declaration(*groups: BlockGroup) -> Declaration:
+    head = {"conditioning_embedding": Replicated()}
     streams: dict[str, StreamKind] = {"x": LAST}
     return Declaration(
         groups=groups,
-        heads=(Group("norm_out", streams=streams, arguments=head, returns=("x",)),),
-        heads_of=PythonFunction(_heads),
+        output_layers=(BlockGroup("norm_out", streams=streams, arguments=head, returns=("x",)),),
+        attention_heads=PythonFunction(_heads),
         text_width=PythonFunction(lambda model: model.time_caption_embed.caption_embedder[1].in_features),
     )
 
@@ -61,16 +61,16 @@ JOINT = ("instruct_hidden_states", "img_hidden_states")
 
 def _double_attentions(block: Any) -> Sequence[Attention]:
     joint, own = block.img_instruct_attn.kv_heads, block.img_self_attn.kv_heads
-    return Spread(JOINT, kv_heads=joint), Spread(("img_hidden_states",), kv_heads=own)
+    return DistributedAttention(JOINT, kv_heads=joint), DistributedAttention(("img_hidden_states",), kv_heads=own)
 
 
-DOUBLE = Group(
+DOUBLE = BlockGroup(
     "double_stream_layers",
-    streams={"img_hidden_states": LAST, "instruct_hidden_states": Beside()},
+    streams={"img_hidden_states": LAST, "instruct_hidden_states": FirstPatchTokens()},
     arguments={
-        "joint_rotary_emb": Along(JOINT, dim=1),
-        "img_rotary_emb": Along(("img_hidden_states",), dim=1),
-        "temb": Same(),
+        "joint_rotary_emb": PerToken(JOINT, dim=1),
+        "img_rotary_emb": PerToken(("img_hidden_states",), dim=1),
+        "temb": Replicated(),
     },
     attentions=PythonFunction(_double_attentions),
     returns=("img_hidden_states", "instruct_hidden_states"),

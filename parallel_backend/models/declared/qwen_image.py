@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 from ..spread.declaration import (
-    Along,
-    Beside,
-    Boundary,
+    BlockGroup,
     Declaration,
-    Group,
-    Pictured,
+    DistributedAttention,
+    FirstPatchTokens,
+    LatentTokens,
+    PerToken,
     PythonFunction,
-    Same,
-    Spread,
+    Replicated,
     TextMask,
+    TokenPosition,
 )
 
 QWEN_IMAGE = Declaration(
     groups=(
-        Group(
+        BlockGroup(
             "transformer_blocks",
-            streams={"hidden_states": Pictured(), "encoder_hidden_states": Beside()},
+            streams={"hidden_states": LatentTokens(), "encoder_hidden_states": FirstPatchTokens()},
             arguments={
                 "encoder_hidden_states_mask": TextMask("encoder_hidden_states"),
-                "temb": Same(rows=(1, 2)),
-                "image_rotary_emb": Along(("encoder_hidden_states", "hidden_states"), dim=2),
-                "timestep_zero_index": Boundary("hidden_states"),
+                "temb": Replicated(vectors=(1, 2)),
+                "image_rotary_emb": PerToken(("encoder_hidden_states", "hidden_states"), dim=2),
+                "timestep_zero_index": TokenPosition("hidden_states"),
             },
-            attentions=(Spread(("encoder_hidden_states", "hidden_states")),),
+            attentions=(DistributedAttention(("encoder_hidden_states", "hidden_states")),),
             modulations=("img_mod", "txt_mod"),
             returns=("encoder_hidden_states", "hidden_states"),
         ),
     ),
-    heads=(
-        Group("norm_out", streams={"x": Pictured()}, arguments={"conditioning_embedding": Same()}, returns=("x",)),
-        Group("proj_out", streams={"input": Pictured()}, returns=("input",)),
+    output_layers=(
+        BlockGroup(
+            "norm_out",
+            streams={"x": LatentTokens()},
+            arguments={"conditioning_embedding": Replicated()},
+            returns=("x",),
+        ),
+        BlockGroup("proj_out", streams={"input": LatentTokens()}, returns=("input",)),
     ),
-    heads_of=PythonFunction(
+    attention_heads=PythonFunction(
         lambda model: (
             model.transformer_blocks[0].num_attention_heads,
             model.transformer_blocks[0].attention_head_dim,

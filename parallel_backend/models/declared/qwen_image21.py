@@ -9,37 +9,37 @@ from __future__ import annotations
 
 from ...conditioning import PREFIX_CACHE
 from ..spread.declaration import (
-    AfterPrefix,
-    Along,
-    Boundary,
+    BlockGroup,
     Declaration,
-    Group,
-    Pictured,
-    Prefixed,
+    LatentTokens,
+    PerToken,
+    PrefixedAttention,
+    PrefixedTokens,
     PythonFunction,
-    Same,
+    Replicated,
+    TokenPosition,
 )
 
 QWEN_IMAGE21 = Declaration(
     groups=(
-        Group(
+        BlockGroup(
             "transformer_blocks",
-            streams={"x": Prefixed("prefix_len")},
+            streams={"x": PrefixedTokens("prefix_len")},
             arguments={
-                "mod": Same(),
-                "pe": Along(("x",), dim=1),
-                "attn_fn": Same(),
-                "prefix_len": Boundary("x"),
+                "mod": Replicated(),
+                "pe": PerToken(("x",), dim=1),
+                "attn_fn": Replicated(),
+                "prefix_len": TokenPosition("x"),
             },
-            attentions=(AfterPrefix("x"),),
+            attentions=(PrefixedAttention("x"),),
             returns=("x",),
         ),
     ),
-    heads=(
-        Group("norm_out", streams={"x": Pictured()}, arguments={"temb": Same()}, returns=("x",)),
-        Group("proj_out", streams={"input": Pictured()}, returns=("input",)),
+    output_layers=(
+        BlockGroup("norm_out", streams={"x": LatentTokens()}, arguments={"temb": Replicated()}, returns=("x",)),
+        BlockGroup("proj_out", streams={"input": LatentTokens()}, returns=("input",)),
     ),
-    heads_of=PythonFunction(
+    attention_heads=PythonFunction(
         lambda model: (
             model.transformer_blocks[0].attn.heads,
             model.inner_dim // model.transformer_blocks[0].attn.heads,

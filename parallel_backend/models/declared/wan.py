@@ -9,19 +9,19 @@ from msgspec.structs import replace
 from torch import nn
 
 from ..spread.declaration import (
-    Along,
-    Attended,
+    AlignedToEnd,
     Attention,
-    Behind,
-    ByFrame,
+    BlockGroup,
     Declaration,
-    Group,
-    LengthLess,
-    Local,
-    Pictured,
+    DistributedAttention,
+    LatentTokens,
+    PerFrame,
+    PerToken,
     PythonFunction,
-    Same,
-    Spread,
+    Replicated,
+    ReplicatedContext,
+    ReplicatedKeys,
+    TokensOfLatents,
 )
 
 STEP = (1, 2, 2)
@@ -31,38 +31,41 @@ BEHIND = ("time_dim_concat", "context_latents")
 """Latents that become tokens behind the video: Phantom's and Bernini's references."""
 
 
-LAST = LengthLess(1)
+LAST = AlignedToEnd(1)
 """Before the video comes a reference frame (Fun's `ref_conv`)."""
 
-VIDEO = Pictured(LAST, behind=Behind(BEHIND, STEP))
+VIDEO = LatentTokens(LAST, trailing=TokensOfLatents(BEHIND, STEP))
 
 
 def attentions(block: nn.Module) -> Sequence[Attention]:
     """With itself, with the first frame's features where the model takes such, with the text."""
     pictured = hasattr(block.cross_attn, "k_img")
-    return (Spread(("c",) if hasattr(block, "after_proj") else ("x",)), *[Local()] * (2 if pictured else 1))
+    return (
+        DistributedAttention(("c",) if hasattr(block, "after_proj") else ("x",)),
+        *[ReplicatedKeys()] * (2 if pictured else 1),
+    )
 
 
 def _arguments(stream: str) -> dict[str, Any]:
     return {
-        "e": ByFrame(stream, dims=4),
-        "freqs": Along((stream,), dim=1),
-        "context": Attended(),
-        "context_img_len": Same(),
+        "e": PerFrame(stream, dims=4),
+        "freqs": PerToken((stream,), dim=1),
+        "context": ReplicatedContext(),
+        "context_img_len": Replicated(),
     }
 
 
-BLOCKS = Group(
+BLOCKS = BlockGroup(
     "blocks", streams={"x": VIDEO}, arguments=_arguments("x"), attentions=PythonFunction(attentions), returns=("x",)
 )
-CONTROL = Group(
+CONTROL = BlockGroup(
     "vace_blocks",
     streams={"c": VIDEO, "x": VIDEO},
     arguments=_arguments("c"),
     attentions=PythonFunction(attentions),
     returns=("c", "c"),
 )
-HEAD = Group("head", streams={"x": VIDEO}, arguments={"e": ByFrame("x", dims=3)}, returns=("x",))
+HEAD = BlockGroup("head", streams={"x": VIDEO}, arguments={"e": PerFrame("x", dims=3)}, returns=("x",))
 
 
 def _heads(model: Any) -> tuple[int, int]:
@@ -80,17 +83,20 @@ def _with_control(model: Any) -> list[list[str]]:
 
 WAN = Declaration(
     groups=(BLOCKS,),
-    heads=(HEAD,),
-    heads_of=PythonFunction(_heads),
+    output_layers=(HEAD,),
+    attention_heads=PythonFunction(_heads),
     text_width=PythonFunction(lambda model: model.text_embedding[0].in_features),
     joint_text=False,
     positions=("rope_embedder",),
-    sized={"camera_conditions": (1, 8, 8)},  # in pixels
-    frames=frozenset({"time_dim_concat"}),
+    per_token_conditioning={"camera_conditions": (1, 8, 8)},  # in pixels
+    per_frame_conditioning=frozenset({"time_dim_concat"}),
 )
 WAN_VACE = replace(
-    WAN, groups=(BLOCKS, CONTROL), units=PythonFunction(_with_control), sized={**WAN.sized, "vace_context": (1, 1, 1)}
+    WAN,
+    groups=(BLOCKS, CONTROL),
+    units=PythonFunction(_with_control),
+    per_token_conditioning={**WAN.per_token_conditioning, "vace_context": (1, 1, 1)},
 )
 
-SCAIL = Pictured(LAST, behind=Behind((*BEHIND, "pose_latents"), STEP))
+SCAIL = LatentTokens(LAST, trailing=TokensOfLatents((*BEHIND, "pose_latents"), STEP))
 WAN_SCAIL = replace(WAN, groups=(replace(BLOCKS, streams={"x": SCAIL}),), references=frozenset({"pose_latents"}))

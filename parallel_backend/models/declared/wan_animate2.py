@@ -12,31 +12,37 @@ from msgspec.structs import replace
 from torch import nn
 
 from ..spread.declaration import (
-    Along,
     Argument,
-    Attended,
     Attention,
-    Beside,
-    ByFrame,
-    ByHeads,
-    Group,
-    Local,
-    Pictured,
+    BlockGroup,
+    DistributedAttention,
+    FirstPatchTokens,
+    HeadParallelAttention,
+    LatentTokens,
+    PerFrame,
+    PerToken,
     PythonFunction,
-    Same,
-    Spread,
+    Replicated,
+    ReplicatedContext,
+    ReplicatedKeys,
 )
 from .wan import HEAD, WAN
 
-VIDEO = Pictured()
-OF_FRAMES = ByHeads(
-    "self_attn", method="forward_gen", projects="qkv", out="o", stream="x", keys=("k_pose", "v_pose"), scratch="buffers"
+VIDEO = LatentTokens()
+OF_FRAMES = HeadParallelAttention(
+    "self_attn",
+    method="forward_gen",
+    projection="qkv",
+    output_layer="o",
+    stream="x",
+    keys=("k_pose", "v_pose"),
+    scratch="buffers",
 )
 
 
 def _with_text(block: nn.Module, itself: Attention) -> Sequence[Attention]:
     """With itself, with the first frame's features where the model takes such, with the text."""
-    return itself, *[Local("x")] * (2 if hasattr(block.cross_attn, "k_img") else 1)
+    return itself, *[ReplicatedKeys("x")] * (2 if hasattr(block.cross_attn, "k_img") else 1)
 
 
 def _video(block: nn.Module) -> Sequence[Attention]:
@@ -44,38 +50,44 @@ def _video(block: nn.Module) -> Sequence[Attention]:
 
 
 def _poses(block: nn.Module) -> Sequence[Attention]:
-    return _with_text(block, Spread(("x",)))
+    return _with_text(block, DistributedAttention(("x",)))
 
 
 GIVEN: Mapping[str, Argument] = {
-    "e": ByFrame("x", dims=4),
-    "freqs": Along(("x",), dim=1),
-    "context": Attended(),
-    "context_img_len": Same(),
+    "e": PerFrame("x", dims=4),
+    "freqs": PerToken(("x",), dim=1),
+    "context": ReplicatedContext(),
+    "context_img_len": Replicated(),
 }
-POSES = Group(
+POSES = BlockGroup(
     "blocks",
     method="forward_pose",
-    streams={"x": Beside()},
+    streams={"x": FirstPatchTokens()},
     arguments=GIVEN,
     attentions=PythonFunction(_poses),
     returns=("x", "x", "x"),
 )
-KEPT = Group(
+KEPT = BlockGroup(
     "blocks",
     method="kv_from_input",
-    streams={"x_pose": Beside()},
-    arguments={"e": ByFrame("x_pose", dims=4), "freqs": Along(("x_pose",), dim=1)},
+    streams={"x_pose": FirstPatchTokens()},
+    arguments={"e": PerFrame("x_pose", dims=4), "freqs": PerToken(("x_pose",), dim=1)},
     returns=("x_pose", "x_pose"),
 )
 """Where WanAnimate2Cache has kept what goes into a block."""
 
-BLOCKS = Group(
+BLOCKS = BlockGroup(
     "blocks",
     method="forward_gen",
-    also=(POSES, KEPT),
-    streams={"x": VIDEO, "k_pose": Beside(), "v_pose": Beside()},
-    arguments={**GIVEN, "f_gen": Same(), "hw": Same(), "ref_strength": Same(), "buffers": Attended()},
+    other_methods=(POSES, KEPT),
+    streams={"x": VIDEO, "k_pose": FirstPatchTokens(), "v_pose": FirstPatchTokens()},
+    arguments={
+        **GIVEN,
+        "f_gen": Replicated(),
+        "hw": Replicated(),
+        "ref_strength": Replicated(),
+        "buffers": ReplicatedContext(),
+    },
     attentions=PythonFunction(_video),
     returns=("x",),
 )
@@ -83,9 +95,9 @@ BLOCKS = Group(
 WAN_ANIMATE_2 = replace(
     WAN,
     groups=(BLOCKS,),
-    heads=(replace(HEAD, streams={"x": VIDEO}),),
+    output_layers=(replace(HEAD, streams={"x": VIDEO}),),
     references=frozenset({"pose_latents"}),
-    frames=frozenset({"pose_latents"}),
-    sized={},
+    per_frame_conditioning=frozenset({"pose_latents"}),
+    per_token_conditioning={},
     whole_picture=True,
 )

@@ -10,23 +10,23 @@ from torch import nn
 from ..spread.declaration import (
     Argument,
     Attention,
-    Behind,
-    Boundary,
-    ByPart,
-    Group,
-    Local,
-    Pictured,
+    BlockGroup,
+    LatentTokens,
+    PerFramePart,
     PythonFunction,
-    Same,
+    Replicated,
+    ReplicatedKeys,
+    TokenPosition,
+    TokensOfLatents,
 )
 from .wan import BEHIND, BLOCKS, HEAD, LAST, STEP, WAN, attentions
 
-FRAMES = Pictured(LAST, parts=1, behind=Behind((*BEHIND, "reference_latent"), STEP))
+FRAMES = LatentTokens(LAST, parts_per_frame=1, trailing=TokensOfLatents((*BEHIND, "reference_latent"), STEP))
 """With the sound or faces of each frame; references come behind."""
 
 
 def _with_sound(block: nn.Module) -> Sequence[Attention]:
-    return *attentions(block), Local("audio")
+    return *attentions(block), ReplicatedKeys("audio")
 
 
 WAN_HUMO = replace(
@@ -35,52 +35,52 @@ WAN_HUMO = replace(
         replace(
             BLOCKS,
             streams={"x": FRAMES},
-            arguments={**BLOCKS.arguments, "audio": ByPart("x", each=16, whole=True)},
+            arguments={**BLOCKS.arguments, "audio": PerFramePart("x", values_per_part=16, with_references=True)},
             attentions=PythonFunction(_with_sound),
         ),
     ),
 )
 
 
-def _injector(path: str, stream: Pictured) -> Group:
+def _injector(path: str, stream: LatentTokens) -> BlockGroup:
     """What adds sound to the video's tokens after some blocks."""
     arguments: dict[str, Argument] = {
-        "block_id": Same(),
-        "audio_emb": ByPart("x"),
-        "audio_emb_global": ByPart("x"),
-        "seq_len": Boundary("x"),
-        "scale": Same(),
+        "block_id": Replicated(),
+        "audio_emb": PerFramePart("x"),
+        "audio_emb_global": PerFramePart("x"),
+        "seq_len": TokenPosition("x"),
+        "scale": Replicated(),
     }
-    return Group(path, streams={"x": stream}, arguments=arguments, returns=("x",))
+    return BlockGroup(path, streams={"x": stream}, arguments=arguments, returns=("x",))
 
 
-FIRST = Pictured(parts=1)
+FIRST = LatentTokens(parts_per_frame=1)
 WAN_S2V = replace(
     WAN,
     groups=(replace(BLOCKS, streams={"x": FIRST}),),
     between=(_injector("audio_injector", FIRST),),
-    sized={**WAN.sized, "control_video": (1, 1, 1)},
+    per_token_conditioning={**WAN.per_token_conditioning, "control_video": (1, 1, 1)},
 )
 
-EIGHTHS = Pictured(LAST, parts=8, behind=Behind(BEHIND, STEP))
+EIGHTHS = LatentTokens(LAST, parts_per_frame=8, trailing=TokensOfLatents(BEHIND, STEP))
 """There are eight moments of music in a frame, which share out its tokens."""
 
 WAN_DANCER = replace(
     WAN,
     groups=(replace(BLOCKS, streams={"x": EIGHTHS}),),
-    heads=(HEAD, replace(HEAD, path="head_global")),
+    output_layers=(HEAD, replace(HEAD, path="head_global")),
     between=(_injector("music_injector", EIGHTHS),),
 )
-WHOLE_FRAMES = Pictured(LAST, parts=1, behind=Behind(BEHIND, STEP))
+WHOLE_FRAMES = LatentTokens(LAST, parts_per_frame=1, trailing=TokensOfLatents(BEHIND, STEP))
 WAN_ANIMATE = replace(
     WAN,
-    frames=WAN.frames | {"pose_latents"},
+    per_frame_conditioning=WAN.per_frame_conditioning | {"pose_latents"},
     groups=(replace(BLOCKS, streams={"x": WHOLE_FRAMES}),),
     between=(
-        Group(
+        BlockGroup(
             "face_adapter.fuser_blocks",
             streams={"x": WHOLE_FRAMES},
-            arguments={"motion_vec": ByPart("x")},
+            arguments={"motion_vec": PerFramePart("x")},
             returns=("x",),
         ),
     ),

@@ -34,7 +34,7 @@ class DiffusersModel:
 
     def __init__(self, module: nn.Module, declaration: Declaration, stage: Stage, call: Call) -> None:
         use_cast_layers(module)
-        heads, head_dim = declaration.heads_of(module)
+        heads, head_dim = declaration.attention_heads(module)
         self.features = heads * head_dim
         self.module = module.eval().requires_grad_(False)
         self._patch_size = declaration.patch_size(module)

@@ -17,21 +17,21 @@ from ...errors import Refused
 from ...transfers import sent_to
 from .call import Call
 from .declaration import (
-    Along,
     Argument,
-    Attended,
-    Boundary,
-    ByFrame,
-    ByPart,
-    Group,
-    Handed,
-    Known,
-    Same,
-    Segments,
+    AttentionBias,
+    BlockGroup,
+    InjectedAttention,
+    PerFrame,
+    PerFramePart,
+    PerToken,
+    PerTokenObject,
+    Replicated,
+    ReplicatedContext,
     StreamKind,
     TextLength,
     TextMask,
-    Weighs,
+    TokenPosition,
+    TokenRanges,
 )
 from .placement import Placement
 from .stream import Stream
@@ -57,7 +57,7 @@ class Arguments:
         Refused: the block's forward has not the arguments that are declared.
     """
 
-    def __init__(self, group: Group, block: nn.Module) -> None:
+    def __init__(self, group: BlockGroup, block: nn.Module) -> None:
         self._group = group
         self._name = type(block).__name__
         method = getattr(block, group.method, None)
@@ -76,7 +76,7 @@ class Arguments:
         self._unnamed = tuple(group.streams) if inspect.Parameter.VAR_POSITIONAL in kinds else ()
         """What a forward that takes `*args`, as linear layers' do, is given without a name."""
         in_tuples = {name for names in group.tuples.values() for name in names}
-        optional = {name for name, argument in group.arguments.items() if isinstance(argument, Handed)}
+        optional = {name for name, argument in group.arguments.items() if isinstance(argument, InjectedAttention)}
         named = {*group.streams, *group.arguments} - in_tuples - optional | set(group.tuples)
         missing = sorted(named - set(self._signature.parameters))
         if missing and not self._rest:
@@ -126,7 +126,7 @@ class Arguments:
             if isinstance(argument, TextMask) and argument.stream == stream:
                 before, length, behind = (
                     sum(values[each].shape[1] for each in streams)
-                    for streams in (argument.before, (stream,), argument.behind)
+                    for streams in (argument.before, (stream,), argument.after)
                 )
                 return self._visible(name, value, before, length, before + length + behind)
         return None
@@ -175,7 +175,7 @@ class Arguments:
         call: Call,
     ) -> Any:
         match argument:
-            case Along(streams, dim):
+            case PerToken(streams, dim):
                 along_which = [placements[stream] for stream in streams]
                 total = sum(placement.length for placement in along_which)
                 chosen = call.selection(("along", *along_which), lambda: _one_behind_the_other(along_which, call.rank))
@@ -188,26 +188,26 @@ class Arguments:
                     return chosen(tensor, dim)
 
                 return tree_map_only(Tensor, along, value)
-            case Segments(stream):
+            case TokenRanges(stream):
                 run, length = positions_of(placements[stream], call.rank), placements[stream].length
                 return [self._segment(name, run, length, *segment) for segment in value]
-            case Boundary(stream):
+            case TokenPosition(stream):
                 return _before(positions_of(placements[stream], call.rank), value)
-            case ByFrame(stream, dims):
+            case PerFrame(stream, dims):
                 return value if value.ndim < dims else _by_frame(value, placements[stream], call)
-            case ByPart(stream, each, whole):
+            case PerFramePart(stream, each, whole):
                 return self._by_part(name, value, each, whole, self._group.streams[stream], placements[stream], call)
-            case Known(stream, take):
+            case PerTokenObject(stream, take):
                 positions, length = positions_of(placements[stream], call.rank), placements[stream].length
                 return value if len(positions) == length else take(value, positions, length)
-            case Weighs(stream, of):
+            case AttentionBias(stream, of):
                 weights = of(value)
                 return weights.index_select(0, sent_to(positions_of(placements[stream], call.rank), weights.device))
             case TextMask():
                 return None
             case TextLength(stream):
                 return len(positions_of(placements[stream], call.rank))
-            case Same(rows):
+            case Replicated(rows):
                 for tensor in self._whole(name, value):
                     if rows and not _are_vectors(tensor.shape, rows, batch):
                         expected = f"{' or '.join(map(str, rows))} for each of a batch of {batch}"
@@ -216,9 +216,9 @@ class Arguments:
                             f"has the shape {list(tensor.shape)} and not vectors, {expected}, which is not supported",
                         )
                 return value
-            case Handed():
+            case InjectedAttention():
                 return value
-            case Attended():
+            case ReplicatedContext():
                 for tensor in self._whole(name, value):
                     if tensor.ndim and tensor.shape[0] not in (1, batch):
                         raise self._refused(

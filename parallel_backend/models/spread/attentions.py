@@ -19,7 +19,14 @@ from ...layout import SequenceSplit
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
 from .call import Call
-from .declaration import AfterPrefix, Attention, ByHeads, Local, Merged, Spread
+from .declaration import (
+    Attention,
+    DistributedAttention,
+    HeadParallelAttention,
+    PrefixedAttention,
+    ReplicatedKeys,
+    ReplicatedQueries,
+)
 from .placement import Placement, slots_of
 from .token_layout import TokenLayout
 
@@ -132,20 +139,29 @@ class BlockCall:
 
     def __post_init__(self) -> None:
         self.prefix = next(
-            (self.placements[each.stream].replicated for each in self.attentions if isinstance(each, AfterPrefix)), None
+            (
+                self.placements[each.stream].replicated
+                for each in self.attentions
+                if isinstance(each, PrefixedAttention)
+            ),
+            None,
         )
         """The number of tokens of a `Prefixed` stream that every rank holds; None for a block without such a stream."""
         self.attentions = [attention for attention in self.attentions if not self._empty(attention)]
 
     def _empty(self, attention: Attention) -> bool:
-        if isinstance(attention, ByHeads):
+        if isinstance(attention, HeadParallelAttention):
             return False
-        if isinstance(attention, AfterPrefix):
+        if isinstance(attention, PrefixedAttention):
             return self.placements[attention.stream].everywhere
-        if not attention.comes(self.options):
+        if not attention.is_called(self.options):
             return True
-        of = "" if isinstance(attention, Spread) else attention.of
-        return of in self.absent or (of in self.placements and self.placements[of].length == 0)
+        name = ""
+        if isinstance(attention, ReplicatedQueries):
+            name = attention.queries
+        elif isinstance(attention, ReplicatedKeys):
+            name = attention.source
+        return name in self.absent or (name in self.placements and self.placements[name].length == 0)
 
     def in_prefix(self, queries: int, keys: int) -> bool:
         """Return True for a call of so many queries and keys that all lie in the prefix, which every rank has."""
@@ -231,8 +247,8 @@ class Attentions:
         block, dim = self.block, 2 if skip_reshape else 1
         if block is not None and block.in_prefix(q.shape[dim], k.shape[dim]):
             block = None
-        attention = block.next() if block is not None else Local()
-        if isinstance(attention, ByHeads):
+        attention = block.next() if block is not None else ReplicatedKeys()
+        if isinstance(attention, HeadParallelAttention):
             assert block is not None
             raise Refused(
                 f"the model's {block.name} calls attention where this pack knows of {attention.method} of its "
@@ -244,15 +260,15 @@ class Attentions:
                 skip_output_reshape=skip_output_reshape, **others,
             )  # fmt: skip
         alone = self._alone
-        if isinstance(attention, AfterPrefix) and not alone:
+        if isinstance(attention, PrefixedAttention) and not alone:
             assert block is not None
             if mask is not None:
                 raise attention_refused(["mask"])
             out = self._after_prefix(block, attention, Operands.of(q, k, v, heads, skip_reshape, others))
             return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
-        spread = isinstance(attention, Spread)
-        weights = mask if isinstance(attention, Spread) and attention.weighed else None
-        if isinstance(attention, Merged) and self._mesh.sequence.size > 1:
+        spread = isinstance(attention, DistributedAttention)
+        weights = mask if isinstance(attention, DistributedAttention) and attention.biased else None
+        if isinstance(attention, ReplicatedQueries) and self._mesh.sequence.size > 1:
             assert block is not None
             operands = shared_heads(self._call.layout, block, heads, Operands.of(q, k, v, heads, skip_reshape, others))
             out = self._merged(block, attention, operands)
@@ -262,7 +278,7 @@ class Attentions:
                 q, k, v, heads, mask=None if spread else mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
                 skip_output_reshape=skip_output_reshape, **others,
             )  # fmt: skip
-        assert block is not None and isinstance(attention, Spread)
+        assert block is not None and isinstance(attention, DistributedAttention)
         kv_heads = attention.kv_heads or heads
         operands = shared_heads(self._call.layout, block, kv_heads, Operands.of(q, k, v, heads, skip_reshape, others))
         width = operands.v.shape[3]
@@ -299,15 +315,18 @@ class Attentions:
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
     def _masked(self, attention: Attention) -> bool:
-        assert self.block is not None and isinstance(attention, Spread)
+        assert self.block is not None and isinstance(attention, DistributedAttention)
         return any(self._idle(self.block.placements[name]) for name in attention.streams)
 
     def _idle(self, placement: Placement) -> bool:
         return placement.counts[self._call.rank] == 0
 
-    def _merged(self, block: BlockCall, attention: Merged, operands: Operands) -> Tensor:
+    def _merged(self, block: BlockCall, attention: ReplicatedQueries, operands: Operands) -> Tensor:
         """`[batch, tokens, heads, head_dim]`, the same on all ranks."""
-        queries, keys = block.placements[attention.of].length, block.placements[attention.keys].counts[self._call.rank]
+        queries, keys = (
+            block.placements[attention.queries].length,
+            block.placements[attention.keys].counts[self._call.rank],
+        )
         if operands.q.shape[2] != queries or operands.k.shape[2] != max(1, keys):
             raise Refused(
                 f"the model's {block.name} attends with {operands.q.shape[2]} queries to {operands.k.shape[2]} keys where this "
@@ -316,7 +335,7 @@ class Attentions:
         q, k, v = (x.transpose(1, 2) for x in (operands.q, operands.k[:, :, :keys], operands.v[:, :, :keys]))
         return replicated_queries(self._mesh.sequence, self.kernel(q, operands.exact), q, k, v)
 
-    def _spread(self, block: BlockCall, attention: Spread, operands: Operands, exactly: bool) -> Tensor:
+    def _spread(self, block: BlockCall, attention: DistributedAttention, operands: Operands, exactly: bool) -> Tensor:
         """`[batch, local tokens, heads, head_dim]`, exchanged `exactly` or as the plan says."""
         placements = [block.placements[name] for name in attention.streams]
         shown = [max(1, placement.counts[self._call.rank]) for placement in placements]
@@ -327,7 +346,7 @@ class Attentions:
             )
         return self._exchanged(block, placements, shown, operands, exactly)
 
-    def _after_prefix(self, block: BlockCall, attention: AfterPrefix, operands: Operands) -> Tensor:
+    def _after_prefix(self, block: BlockCall, attention: PrefixedAttention, operands: Operands) -> Tensor:
         """`[batch, local tokens, heads, head_dim]`."""
         tokens, prefix, placement = without_prefix(self._call, block, attention, operands)
         return self._exchanged(block, [placement], [tokens.q.shape[2]], tokens, tokens.exact, prefix)
@@ -399,7 +418,7 @@ class Attentions:
 
 
 def without_prefix(
-    call: Call, block: BlockCall, attention: AfterPrefix, operands: Operands
+    call: Call, block: BlockCall, attention: PrefixedAttention, operands: Operands
 ) -> tuple[Operands, Tensor, Placement]:
     """Return the picture's operands, the prefix's keys and values, and the placement of the picture's tokens.
 

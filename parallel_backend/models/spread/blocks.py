@@ -18,7 +18,15 @@ from .attentions import BlockCall
 from .by_heads import OfSomeHeads
 from .call import StageOver
 from .compiled import CompiledBlocks, Entry
-from .declaration import Attention, Boundary, ByHeads, Declaration, Group, Handed, Prefixed
+from .declaration import (
+    Attention,
+    BlockGroup,
+    Declaration,
+    HeadParallelAttention,
+    InjectedAttention,
+    PrefixedTokens,
+    TokenPosition,
+)
 from .forward import Forward
 from .handed import BlockOfSomeHeads, HandedAttention, SomeHeads
 from .layer_operator import LayerOperator, layer_operators
@@ -37,7 +45,7 @@ class Block:
     """
 
     module: nn.Module
-    group: Group
+    group: BlockGroup
     path: str
     unit: int
     number: int
@@ -68,7 +76,7 @@ def control_blocks(blocks: Sequence[Block], declaration: Declaration) -> dict[st
     return {kind: range(run[0], run[-1] + 1) if run else range(0) for kind, run in units.items()}
 
 
-def paths_of(module: nn.Module, group: Group) -> list[str]:
+def paths_of(module: nn.Module, group: BlockGroup) -> list[str]:
     """The names of a group's blocks. Raises Refused if the model has none of that name."""
     try:
         found = module.get_submodule(group.path)
@@ -150,7 +158,7 @@ class SpreadModel:
         for path in declaration.positions:
             inside = module.get_submodule(path)
             doors[path] = Doorway(_Once(self, path, inside), inside)
-        for group in declaration.heads:
+        for group in declaration.output_layers:
             for path in paths_of(module, group):
                 head = module.get_submodule(path)
                 if stage.last:
@@ -178,7 +186,7 @@ class SpreadModel:
             {
                 declared.module: SomeHeads(block.module.get_submodule(declared.module), declared, lambda: self.now)
                 for declared in block.group.arguments.values()
-                if isinstance(declared, Handed)
+                if isinstance(declared, InjectedAttention)
             }
         )
 
@@ -191,7 +199,7 @@ class SpreadModel:
 
 def _door(block: Block, way: Callable[[Block], Callable[..., Any]]) -> Doorway:
     """With a way for each method that the model calls of the block, as which it is done when its group's own has run."""
-    others = [replace(block, group=group, ends_unit=False) for group in block.group.also]
+    others = [replace(block, group=group, ends_unit=False) for group in block.group.other_methods]
     ways = {each.group.method: way(each) for each in (block, *others)}
     return Doorway(ways.pop("forward", None), ways=ways)
 
@@ -243,7 +251,7 @@ class _Through:
         absent = {name for name in block.group.arguments if values.get(name) is None}
         name = type(block.module).__name__
         options = values.get(OPTIONS) or {}
-        passes_options = not block.group.attends_in
+        passes_options = not block.group.attention_module
         handed = _handed(block, values, placements, now)
         local |= handed
         attentions = () if handed else self._attentions
@@ -251,7 +259,7 @@ class _Through:
             block.number, now.turn(block.number), name, attentions, placements, absent, options, passes_options
         )
         now.attentions.block = expected
-        with now.access.block(self._index), answered(block.group.attends_in, now.attentions):
+        with now.access.block(self._index), answered(block.group.attention_module, now.attentions):
             if now.compiled is None or not now.compiled.takes(block.module, block.group.method, handed):
                 out = self._arguments.call(self._run, local)
             else:
@@ -295,7 +303,9 @@ class _Past:
 class _TokenWise:
     """The way into what makes tokens, or turns them into the output, one by one."""
 
-    def __init__(self, model: SpreadModel, path: str, group: Group, arguments: Arguments, module: nn.Module) -> None:
+    def __init__(
+        self, model: SpreadModel, path: str, group: BlockGroup, arguments: Arguments, module: nn.Module
+    ) -> None:
         self._model = model
         self._path = path
         self._group = group
@@ -331,7 +341,7 @@ class _Between(_TokenWise):
         assert all(isinstance(stream, Stream) for stream in streams.values()), "it comes after a block"
         local = self._arguments.local(values, streams, self._model.now.call)
         (returned,) = self._group.returns
-        boundaries = [name for name, argument in self._group.arguments.items() if isinstance(argument, Boundary)]
+        boundaries = [name for name, argument in self._group.arguments.items() if isinstance(argument, TokenPosition)]
         if streams[returned].side != HERE or any(local[name] == 0 for name in boundaries):
             return streams[returned]
         return _returned(self._group, self._arguments.call(self._module.forward, local), streams)
@@ -364,7 +374,7 @@ def _handed(
             now,
         )
         for name, declared in block.group.arguments.items()
-        if isinstance(declared, Handed) and values.get(name) is not None
+        if isinstance(declared, InjectedAttention) and values.get(name) is not None
     }
 
 
@@ -379,31 +389,31 @@ def _by_heads(model: SpreadModel, block: Block, attentions: Sequence[Attention])
     """For submodules whose attention runs for all tokens and some of the heads."""
     doors = {}
     for attention in attentions:
-        if isinstance(attention, ByHeads):
+        if isinstance(attention, HeadParallelAttention):
             inside = block.module.get_submodule(attention.module)
             way = OfSomeHeads(inside, attention, lambda: model.now)
             doors[attention.module] = Doorway(inside.forward, inside, {attention.method: way})
     return doors
 
 
-def attentions_of(group: Group, block: nn.Module) -> Sequence[Attention]:
+def attentions_of(group: BlockGroup, block: nn.Module) -> Sequence[Attention]:
     """The calls of attention of one block."""
     return group.attentions(block) if callable(group.attentions) else group.attentions
 
 
 def _streams(
-    path: str, group: Group, arguments: Arguments, values: Mapping[str, Any], now: Forward
+    path: str, group: BlockGroup, arguments: Arguments, values: Mapping[str, Any], now: Forward
 ) -> dict[str, Stream]:
     found = {}
     for name, kind in group.streams.items():
         value = values.get(name)
         if value is None:
             continue
-        prefix = int(values[kind.length]) if isinstance(kind, Prefixed) else 0
+        prefix = int(values[kind.length]) if isinstance(kind, PrefixedTokens) else 0
         if not isinstance(value, Stream):
             find = functools.partial(arguments.kept, values, name)
             value = now.call.stream(value, kind, now.once_a_run((path, name), (value,), find), prefix=prefix)
-        elif isinstance(kind, Prefixed) and value.placement.replicated != prefix:
+        elif isinstance(kind, PrefixedTokens) and value.placement.replicated != prefix:
             raise Refused(
                 f"the model's block of {path} is given {prefix} tokens as a prefix where every GPU has "
                 f"{value.placement.replicated}: update the pack, or use Load Diffusion Model."
@@ -412,7 +422,7 @@ def _streams(
     return found
 
 
-def _returned(group: Group, out: Any, streams: Mapping[str, Stream]) -> Any:
+def _returned(group: BlockGroup, out: Any, streams: Mapping[str, Stream]) -> Any:
     """What the block returned, as streams again."""
     several = isinstance(out, (tuple, list))
     values = list(out) if several else [out]

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from ...errors import Refused
 from .arguments import OPTIONS
 from .compiled import OVERRIDE
-from .declaration import ByHeads
+from .declaration import HeadParallelAttention
 from .every_token import all_tokens, back_here, here
 from .forward import Forward
 
@@ -28,18 +28,18 @@ class OfSomeHeads:
         Refused: the submodule has not what is declared.
     """
 
-    def __init__(self, inside: nn.Module, attention: ByHeads, now: Callable[[], Forward]) -> None:
+    def __init__(self, inside: nn.Module, attention: HeadParallelAttention, now: Callable[[], Forward]) -> None:
         self._inside = inside
         self._attention = attention
         self._now = now
-        for name in (attention.method, attention.projects, attention.out, "num_heads"):
+        for name in (attention.method, attention.projection, attention.output_layer, "num_heads"):
             if not hasattr(inside, name):
                 raise Refused(
                     f"the model's {type(inside).__name__} has no {name}: this ComfyUI is newer or older than this pack knows; "
                     "update the pack, or use Load Diffusion Model."
                 )
         self._signature = inspect.signature(getattr(inside, attention.method))
-        self._projected = inspect.signature(getattr(inside, attention.projects)).parameters
+        self._projected = inspect.signature(getattr(inside, attention.projection)).parameters
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """What the method gives, for this rank's tokens. A collective."""
@@ -54,7 +54,7 @@ class OfSomeHeads:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         values: dict[str, Any] = bound.arguments
-        q, k, v = getattr(inside, declared.projects)(**{name: values[name] for name in self._projected})
+        q, k, v = getattr(inside, declared.projection)(**{name: values[name] for name in self._projected})
         batch, _, heads, width = q.shape
         placement = block.placements[declared.stream]
         tokens = all_tokens(now, placement, heads)
@@ -76,14 +76,14 @@ class OfSomeHeads:
                 )
             computed = getattr(self._of(operands, own), declared.method)(**values)
             out = computed.unflatten(2, (own, width))
-        result: Tensor = getattr(inside, declared.out)(back_here(tokens.back(out), placement, now).flatten(2))
+        result: Tensor = getattr(inside, declared.output_layer)(back_here(tokens.back(out), placement, now).flatten(2))
         return result
 
     def _of(self, operands: tuple[Tensor, ...], heads: int) -> nn.Module:
         """The submodule as if it had these heads alone; what it projects is there."""
         shallow = copy.copy(self._inside)
-        shallow._modules = {**self._inside._modules, self._attention.out: nn.Identity()}
-        vars(shallow).update({"num_heads": heads, self._attention.projects: lambda *_, **__: operands})
+        shallow._modules = {**self._inside._modules, self._attention.output_layer: nn.Identity()}
+        vars(shallow).update({"num_heads": heads, self._attention.projection: lambda *_, **__: operands})
         return shallow
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...comm.communicator import Communicator
-from .declaration import Beside, Pictured, StreamKind
+from .declaration import FirstPatchTokens, LatentTokens, StreamKind
 from .placement import Placement, Selection
 from .stream import HERE, Stream
 from .token_layout import TokenLayout
@@ -59,9 +59,9 @@ class Call:
         """A tensor that every rank has, cut along `dim`, by default that of its kind; each rank keeps a `prefix`."""
         dim = kind.dim if dim is None else dim
         grid: tuple[int, ...] = ()
-        if isinstance(kind, Pictured) and kind.grid:
+        if isinstance(kind, LatentTokens) and kind.grid:
             grid, tensor = tuple(tensor.shape[dim:-1]), tensor.flatten(dim, -2)
-        behind = kind.behind(self.arguments) if isinstance(kind, Pictured) and kind.behind else 0
+        behind = kind.trailing(self.arguments) if isinstance(kind, LatentTokens) and kind.trailing else 0
         placement = self.layout.of(tensor.shape[dim], kind, kept, behind, prefix)
         chosen = self._own(placement)
         local = chosen(tensor, dim)
@@ -71,7 +71,7 @@ class Call:
 
     def beside(self, tensor: Tensor, dim: int) -> Stream:
         """A tensor that every rank has, as a stream without the picture's tokens."""
-        return self.stream(tensor, Beside(), dim=dim)
+        return self.stream(tensor, FirstPatchTokens(), dim=dim)
 
     def own(self, tensor: Tensor, dim: int, placement: Placement) -> Tensor:
         """Of a tensor that every rank has, what goes with this rank's tokens."""

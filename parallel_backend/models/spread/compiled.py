@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .arguments import Arguments
 from .attentions import LOW_PRECISION, SCALE, Attentions
-from .declaration import Local
+from .declaration import ReplicatedKeys
 from .layer_operator import RUNNING
 
 OVERRIDE = "optimized_attention_override"
@@ -189,7 +189,7 @@ class CompiledBlocks:
         self, module: nn.Module, local: Mapping[str, Any], attentions: Attentions
     ) -> Callable[..., Any] | None:
         assert attentions.block is not None
-        exchanging = sum(not isinstance(each, Local) for each in attentions.block.attentions)
+        exchanging = sum(not isinstance(each, ReplicatedKeys) for each in attentions.block.attentions)
         if self._backend == RECORDS and attentions.device.type != "cpu":
             self._give_up(module, f"{RECORDS} cannot record the exchanges between GPUs; choose inductor")
         elif attentions.block.prefix is not None:

@@ -1,7 +1,10 @@
-"""The vocabulary of declarations: the positions of a model's tokens, block by block.
+"""The words of a declaration, which says where the tokens of a model are, block by block.
+
+A declaration reads like a sharding specification. A `BlockGroup` names each argument of a block's forward and says how the ranks
+of a sequence group divide it. `docs/develop/adding-a-model.md` explains the words with an example.
 
 Each word is a msgspec struct, so that a declaration can be kept on disk and sent to workers, which check it on arrival.
-A `PythonFunction` and the other functions in a declaration cannot be sent. Only a declaration of this pack's own has those.
+A `PythonFunction` and the other functions in a declaration cannot be sent. Only a declaration in `models/declared/` has those.
 """
 
 from __future__ import annotations
@@ -23,18 +26,18 @@ Ratio: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1 << 24)]
 Numbers: TypeAlias = Annotated[tuple[Number, ...], msgspec.Meta(max_length=64)]
 
 REMOVE = "remove the node that adds it"
-"""How to get rid of most conditioning."""
+"""The way out that most refusals of conditioning name."""
 
 
-class Word(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=True):
-    """Base of all words. A message names a word's class in its field `type`."""
+class DeclarationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=True):
+    """The base class of all words. A message names the class of a word in its field `type`."""
 
 
-class PythonFunction(Word, frozen=True):
+class PythonFunction(DeclarationPart, frozen=True):
     """A Python function in a declaration. It cannot be sent, and nothing that arrives can be one.
 
     Attributes:
-        function: the function that a call of this word calls.
+        function: the function that is called with the arguments of a call of this word.
     """
 
     function: Callable[..., Any]
@@ -44,240 +47,290 @@ class PythonFunction(Word, frozen=True):
         return self.function(*arguments)
 
 
-class Constant(Word, frozen=True):
-    """Of a model: the same for all."""
+class Constant(DeclarationPart, frozen=True):
+    """A value that is the same for every model of the class."""
 
     value: Number | Numbers
 
     def __call__(self, model: Any) -> Any:
-        """The value, whatever the model."""
+        """Return the value."""
         return self.value
 
 
-class StartAt(Word, frozen=True):
-    """Where a run of tokens begins: always at this place."""
+class StartAt(DeclarationPart, frozen=True):
+    """The fixed position of the first latent token in a stream."""
 
-    place: Number
+    position: Number
 
-    def __call__(self, length: int, picture: int) -> int:
-        """The place, whatever the numbers of tokens."""
-        return self.place
+    def __call__(self, length: int, latent_tokens: int) -> int:
+        """Return the position, which does not depend on the numbers of tokens."""
+        return self.position
 
 
-class LengthLess(Word, frozen=True):
-    """Where a run of tokens begins that ends with its stream: its length less the picture's tokens, padded to a multiple."""
+class AlignedToEnd(DeclarationPart, frozen=True):
+    """The position of the first latent token in a stream that ends with the latent tokens.
+
+    Attributes:
+        multiple: the model pads the number of latent tokens to a multiple of this one.
+    """
 
     multiple: Positive
 
-    def __call__(self, length: int, picture: int) -> int:
-        """Of a stream of `length` tokens, `picture` of them the picture's."""
-        return length - -(-picture // self.multiple) * self.multiple
+    def __call__(self, length: int, latent_tokens: int) -> int:
+        """Return the position in a stream of `length` tokens."""
+        return length - -(-latent_tokens // self.multiple) * self.multiple
 
 
-class Behind(Word, frozen=True):
-    """How many tokens of `step` latent values are made of the latents of these names, which may be in lists."""
+class TokensOfLatents(DeclarationPart, frozen=True):
+    """The number of tokens that the model makes of latents in its conditioning.
 
-    names: Names
-    step: Numbers
+    Attributes:
+        latents: names of the model's arguments. Each holds a latent `[batch, channels, (frames,) height, width]` or a list of
+            these.
+        patch_size: latent values of one token in each dimension.
+    """
+
+    latents: Names
+    patch_size: Numbers
 
     def __call__(self, arguments: Mapping[str, Any]) -> int:
-        """Of what a model is given besides latent and timestep."""
-        latents = tree_leaves([arguments.get(name) for name in self.names])
-        return sum(Picture(tuple(latent.shape), self.step).tokens for latent in latents if latent is not None)
+        """Return the number of tokens for a call with these arguments, which have neither latent nor timestep."""
+        latents = tree_leaves([arguments.get(name) for name in self.latents])
+        return sum(Picture(tuple(latent.shape), self.patch_size).tokens for latent in latents if latent is not None)
 
 
-class Turns(Word, frozen=True):
-    """Blocks that run as one: each of the list `path`, with those of the list `beside` behind it whose place in `path` it has.
+class InterleavedBlocks(DeclarationPart, frozen=True):
+    """Two lists of blocks that take turns, as Wan VACE's do. A pipeline stage does not begin between blocks that belong together.
 
-    `places` are as many as the list `beside` has members in the model that it is said of. Of a shorter one those that have no
-    place, which never run, count with the first block.
+    Attributes:
+        path: the first list's name in the model.
+        inserted: the second list's name. Each of its blocks runs right after a block of the first list.
+        positions: for each block of the second list, the index of that block of the first list. A block of the second list
+            without a position never runs and counts with the first block.
     """
 
     path: Name
-    beside: Name
-    places: Annotated[tuple[Number, ...], msgspec.Meta(max_length=256)]
+    inserted: Name
+    positions: Annotated[tuple[Number, ...], msgspec.Meta(max_length=256)]
 
     @property
-    def second(self) -> int:
-        """The place of the second one of the other list, if it has two."""
-        return max(self.places[:2], default=0)
+    def second_position(self) -> int:
+        """Return the position of the second inserted block, or 0 if there is none."""
+        return max(self.positions[:2], default=0)
 
     def __call__(self, model: nn.Module) -> list[list[str]]:
-        """The names of the blocks of each unit."""
+        """Return the names of the blocks of each unit, in the order of their runs."""
         units = [[f"{self.path}.{number}"] for number, _ in enumerate(model.get_submodule(self.path).children())]
-        for number, _ in enumerate(model.get_submodule(self.beside).children()):
-            placed = number < len(self.places) and self.places[number] < len(units)
-            unit = units[self.places[number] if placed else 0]
-            unit.insert(len(unit) if placed else 0, f"{self.beside}.{number}")
+        for number, _ in enumerate(model.get_submodule(self.inserted).children()):
+            runs = number < len(self.positions) and self.positions[number] < len(units)
+            unit = units[self.positions[number] if runs else 0]
+            unit.insert(len(unit) if runs else 0, f"{self.inserted}.{number}")
         return units
 
 
-class Beside(Word, frozen=True):
-    """A stream without tokens of the picture: text. It belongs to the first patch."""
+class FirstPatchTokens(DeclarationPart, frozen=True):
+    """A stream without latent tokens, such as text. Under PipeFusion its tokens belong to the first patch."""
 
     dim: ClassVar[int] = 1
 
 
-class Pictured(Word, frozen=True):
-    """A stream with the picture's tokens in it, in one run; what is before and behind it belongs to the first patch.
-
-    `start(length, picture)` is where the run begins in a stream of `length` tokens, `picture` of them the picture's;
-    of that length are taken the tokens that lie `behind`, told by what the model is given besides latent and timestep.
-    `grid` says that the tokens have several dimensions (frames, height, width) in place of one; a block that is given
-    some of them has these along the first. `dim` is the tokens' dimension; 0 where a model has no batch. With `parts`
-    ranks' tokens are cut between runs that lie each in one row and in one of so many equal parts of a frame.
-    """
-
-    start: StartAt | LengthLess = StartAt(0)
-    behind: Behind | None = None
-    grid: bool = False
-    dim: Number = 1
-    parts: Number = 0
-
-
-class Everywhere(Word, frozen=True):
-    """A stream that every rank has whole: sound beside a video, which is short."""
-
-    dim: ClassVar[int] = 1
-
-
-class Prefixed(Word, frozen=True):
-    """A stream of a prefix, which every rank holds whole, with the picture's tokens after it, which are split.
-
-    The prefix is what does not depend on the picture: text and references. A call of the block may have the prefix alone, or
-    the picture's tokens alone. Under PipeFusion each patch has the whole prefix.
+class LatentTokens(DeclarationPart, frozen=True):
+    """A stream that holds the latent's tokens in one contiguous range. Tokens around the range belong to the first patch.
 
     Attributes:
-        length: the argument of the block that is the number of the prefix's tokens in this call.
+        start: the position of the range. Trailing tokens do not count as part of the stream's length.
+        trailing: tokens of other latents at the end of the stream, such as references.
+        grid: the tokens have several dimensions (frames, height, width) instead of one. A block gets its tokens along the first
+            one.
+        dim: the tensor dimension of the tokens. It is 0 for a model without a batch dimension.
+        parts_per_frame: if not 0, each rank's range begins and ends at a row and at one of this many equal parts of a frame.
+    """
+
+    start: StartAt | AlignedToEnd = StartAt(0)
+    trailing: TokensOfLatents | None = None
+    grid: bool = False
+    dim: Number = 1
+    parts_per_frame: Number = 0
+
+
+class ReplicatedTokens(DeclarationPart, frozen=True):
+    """A stream that every rank holds in full, such as the short sound that goes with a video."""
+
+    dim: ClassVar[int] = 1
+
+
+class PrefixedTokens(DeclarationPart, frozen=True):
+    """A stream of a prefix, which every rank holds in full, followed by the latent's tokens, which ranks divide.
+
+    The prefix is text and references, which do not depend on the latent. A call of the block may have only the prefix or only the
+    latent's tokens. Under PipeFusion each patch has the whole prefix.
+
+    Attributes:
+        length: the name of the block's argument that holds the number of prefix tokens.
     """
 
     length: Name
     dim: ClassVar[int] = 1
 
 
-StreamKind: TypeAlias = Beside | Pictured | Everywhere | Prefixed
+StreamKind: TypeAlias = FirstPatchTokens | LatentTokens | ReplicatedTokens | PrefixedTokens
 
 
-class Along(Word, frozen=True):
-    """A tensor, or a tuple's tensors, whose `dim` follows the tokens of these streams, laid one behind the other."""
+class PerToken(DeclarationPart, frozen=True):
+    """A tensor, or a tuple of tensors, with one entry per token along `dim`.
+
+    Attributes:
+        streams: the streams whose tokens it follows, concatenated in this order.
+        dim: the tensor dimension of the tokens.
+    """
 
     streams: Names
     dim: Number
 
 
-class Segments(Word, frozen=True):
-    """Runs of a stream's tokens: a list of (start, stop, ...); a stop of None is the stream's end.
+class TokenRanges(DeclarationPart, frozen=True):
+    """A list of tuples (start, stop, ...), each a range of a stream's tokens. A stop of None is the end of the stream.
 
-    Of what else is said of a run, a tensor has a row for each of its tokens.
+    Any tensor in a tuple after `stop` has one row per token of the range.
     """
 
     stream: Name
 
 
-class Boundary(Word, frozen=True):
-    """A position in a stream; what adds to tokens before it is not called where there are none."""
+class TokenPosition(DeclarationPart, frozen=True):
+    """A position in a stream. A rank without tokens before the position does not call the module that has this argument."""
 
     stream: Name
 
 
-class ByFrame(Word, frozen=True):
-    """A tensor `[batch, frames, ...]` of `dims` dimensions whose rows are repeated over the tokens of a stream.
+class PerFrame(DeclarationPart, frozen=True):
+    """A tensor `[batch, frames, ...]` whose entries the block repeats over the tokens of each frame.
 
-    A single row, or a tensor of fewer dimensions, is for all tokens.
+    A tensor with one entry, or with fewer than `dims` dimensions, applies to all tokens.
+
+    Attributes:
+        stream: the stream whose tokens it applies to.
+        dims: the number of the tensor's dimensions.
     """
 
     stream: Name
     dims: Number
 
 
-class ByPart(Word, frozen=True):
-    """A tensor `[batch, parts, ...]`, of the parts of a stream's first frames: for each run of tokens that of its part.
+class PerFramePart(DeclarationPart, frozen=True):
+    """A tensor `[batch, parts, ...]` with values for each part of the stream's frames.
 
-    There are `each` values a part. The stream's kind says how many parts a frame has. A block that tells from the tensor how
-    many parts it has takes runs as well, which are equally long. `whole`: the parts are all of the stream's, references too.
+    `LatentTokens.parts_per_frame` is the number of parts in a frame. A rank gets the entries of the parts that hold its tokens.
+
+    Attributes:
+        stream: the stream whose tokens it applies to.
+        values_per_part: consecutive entries that belong to one part.
+        with_references: the tensor also covers the parts of trailing tokens.
     """
 
     stream: Name
-    each: Positive = 1
-    whole: bool = False
+    values_per_part: Positive = 1
+    with_references: bool = False
 
 
-class TextMask(Word, frozen=True):
-    """A mask of a text stream's tokens, `[batch, tokens]` or so; masked ones are left out of the stream.
+class TextMask(DeclarationPart, frozen=True):
+    """A mask `[batch, tokens]` of a text stream. Masked tokens are left out of the stream, and the block gets no mask.
 
-    It may go over the tokens of the streams `before` and `behind` it too, and hides none of those.
+    Attributes:
+        stream: the text stream.
+        after: streams after the text that the mask also covers and does not hide.
+        before: streams before the text that the mask also covers and does not hide.
     """
 
     stream: Name
-    behind: Names = ()
+    after: Names = ()
     before: Names = ()
 
 
-class TextLength(Word, frozen=True):
-    """How many of a text stream's first tokens are attended to; the others are left out of the stream."""
+class TextLength(DeclarationPart, frozen=True):
+    """The number of a text stream's tokens that are attended to. The tokens after them are left out of the stream."""
 
     stream: Name
 
 
-class Known(Word, frozen=True):
-    """An object of ComfyUI's own that goes along a stream.
-
-    `take(value, positions, length)` makes of it what goes with these positions of a stream of `length`.
-    """
-
-    stream: Name
-    take: Callable[[Any, Tensor, int], Any]
-
-
-class Weighs(Word, frozen=True):
-    """What weighs attention between two kinds of tokens of a stream, in an object of ComfyUI's own.
-
-    `of(value)` makes of it `[tokens, 2]`: the logarithm of each token's weight, 0 for those of the one kind, and 1 for
-    those, 0 for the others. A `Spread` attention that is `weighed` takes it as its mask.
-    """
-
-    stream: Name
-    of: Callable[[Any], Tensor]
-
-
-class Same(Word, frozen=True):
-    """The same for all tokens: modulation, numbers. Tensors are vectors of features, the last dimension.
-
-    For each of the batch there are as many vectors as `rows` says, one of these numbers; any number if it is empty, because
-    `Segments` say which vector is whose. So what a model comes to make of each frame or token is not taken for this.
-    """
-
-    rows: Numbers = (1,)
-
-
-class Attended(Word, frozen=True):
-    """The same on all ranks, and of a length of its own: text and sound that are only attended to, and what goes with them."""
-
-
-class Handed(Word, frozen=True):
-    """Attention that a node hands to a block: a function that is called as the block's own submodule for it would be.
-
-    It runs for all tokens and some of the heads, and sees the submodule as if that had these heads alone. What else the
-    block hands it on, it is given as the model gave it to the block. Blocks of an older ComfyUI may take no such argument.
+class PerTokenObject(DeclarationPart, frozen=True):
+    """An object of a class of ComfyUI's that follows the tokens of a stream.
 
     Attributes:
-        module: the submodule, in the block, which has no batch. It knows as `heads` how many it has, and `head_dim`.
-        stream: whose tokens it is given first.
-        projects: the submodule's layers, without bias, whose output for each token is so many times heads x head_dim; one that
-            is None is left out.
-        out: the layer that the function applies to its result.
-        same: what else the function may look at: it is the same for every head.
+        stream: the stream.
+        select: a function of (object, positions, stream length) that returns the object for the tokens at these positions.
+    """
+
+    stream: Name
+    select: Callable[[Any, Tensor, int], Any]
+
+
+class AttentionBias(DeclarationPart, frozen=True):
+    """An object of a class of ComfyUI's that weighs attention between two kinds of tokens of a stream.
+
+    Attributes:
+        stream: the stream.
+        log_weights: a function of the object that returns `[tokens, 2]`. The first column has the logarithm of a token's weight,
+            and 0 for tokens of the first kind. The second column is 1 for tokens of the second kind and 0 for the first. A
+            `DistributedAttention` with `biased` takes it as its mask.
+    """
+
+    stream: Name
+    log_weights: Callable[[Any], Tensor]
+
+
+class Replicated(DeclarationPart, frozen=True):
+    """A value that is the same for all tokens, such as modulation or a number.
+
+    A tensor holds vectors of features along its last dimension.
+
+    Attributes:
+        vectors: the allowed numbers of vectors per batch item. Empty: any number, and `TokenRanges` say which tokens each applies
+            to. A tensor with another number, for example one vector per frame, is refused.
+    """
+
+    vectors: Numbers = (1,)
+
+
+class ReplicatedContext(DeclarationPart, frozen=True):
+    """Text or sound that is attended to and is not in the sequence, and its masks. Every rank has all of it."""
+
+
+class InjectedAttention(DeclarationPart, frozen=True):
+    """A function that a node passes to a block in the place of one of its submodules for attention.
+
+    The function runs for all tokens and this rank's heads, and sees the submodule with these heads only. The function gets the
+    block's other arguments as the model passed them. Blocks of an older ComfyUI may not take this argument.
+
+    Attributes:
+        module: the submodule's name in the block. It has no batch dimension, and attributes `heads` and `head_dim`.
+        stream: the stream that is the function's first argument.
+        projections: layers of the submodule without bias, with outputs of a multiple of heads x head_dim. Layers that are None
+            are skipped.
+        output_layer: the layer that the function applies to its result.
+        shared: other attributes that the function may read, which are the same for every head.
     """
 
     module: Name
     stream: Name
-    projects: Names
-    out: Name
-    same: Names
+    projections: Names
+    output_layer: Name
+    shared: Names
 
 
 Argument: TypeAlias = (
-    Along | Segments | Boundary | ByFrame | ByPart | TextMask | TextLength | Known | Weighs | Same | Attended | Handed
+    PerToken
+    | TokenRanges
+    | TokenPosition
+    | PerFrame
+    | PerFramePart
+    | TextMask
+    | TextLength
+    | PerTokenObject
+    | AttentionBias
+    | Replicated
+    | ReplicatedContext
+    | InjectedAttention
 )
 
 
@@ -286,76 +339,84 @@ Options: TypeAlias = Mapping[str, Any]
 
 
 def always(options: Options) -> bool:
-    """Of an attention that comes whatever the options say."""
+    """Return true: the block calls this attention whatever its options are."""
     return True
 
 
-class Spread(Word, frozen=True):
-    """Attention of this rank's queries to the keys of all ranks, both of these streams, in this order.
+class DistributedAttention(DeclarationPart, frozen=True):
+    """Attention of this rank's queries to the keys of all ranks, by Ulysses, Ring and PipeFusion's cache.
 
-    If `weighed`, it may be given the rows of a `Weighs` of this rank's tokens as a mask; other masks are ComfyUI's for whole
-    streams and not heeded. `kv_heads` are the model's heads of keys and values, where heads of queries share them: these are
-    exchanged, whether or not the model repeats them before its call; 0 where every head has its own. Whether it comes at
-    all, `comes` says by the block's options.
+    Attributes:
+        streams: the streams of both queries and keys, concatenated in this order.
+        kv_heads: the number of heads of keys and values where several query heads share one (grouped-query attention), whether or
+            not the model repeats them before the call. 0: each query head has its own.
+        biased: the call takes the rows of an `AttentionBias` as its mask. ComfyUI's other masks cover the whole stream and are
+            ignored.
+        is_called: a function of the block's options that returns whether the block makes this call.
     """
 
     streams: Names
     kv_heads: Number = 0
-    weighed: bool = False
-    comes: Callable[[Options], bool] = always
+    biased: bool = False
+    is_called: Callable[[Options], bool] = always
 
 
-class Local(Word, frozen=True):
-    """Attention of this rank's queries to keys that every rank has.
-
-    It does not come where the stream `of` is empty, or nothing is given as the argument `of`, or `comes` says so.
-    """
-
-    of: Name = ""
-    comes: Callable[[Options], bool] = always
-
-
-class Merged(Word, frozen=True):
-    """Attention of the stream `of`, which every rank has whole, to the keys of all ranks in another one.
-
-    Each rank attends to its own keys; the results are merged in the order of ranks, so that all have the same bits.
-    `comes` is as for `Spread`.
-    """
-
-    of: Name
-    keys: Name
-    comes: Callable[[Options], bool] = always
-
-
-class ByHeads(Word, frozen=True):
-    """Attention in a submodule's method, which goes by where tokens are: it is run for all tokens and some of the heads.
+class ReplicatedKeys(DeclarationPart, frozen=True):
+    """Attention of this rank's queries to keys that every rank holds, such as cross-attention to text.
 
     Attributes:
-        module: the submodule, in the block. That of how many heads it is, it knows as `num_heads`.
-        method: of the submodule; what it is given first are the block's tokens.
-        projects: the submodule's own method that makes q, k and v `[batch, tokens, heads, head_dim]` of some of these arguments.
-        out: the layer that it applies to attention's result last.
-        stream: whose tokens they are.
-        keys: arguments of both block and method that are streams of further keys or values, as `projects` makes them.
-        scratch: an argument of tensors to be written into, whose heads, or heads and width, are along dimension 2.
+        source: a stream or argument. The block does not make this call if the stream is empty or the argument is None.
+        is_called: a function of the block's options that returns whether the block makes this call.
+    """
+
+    source: Name = ""
+    is_called: Callable[[Options], bool] = always
+
+
+class ReplicatedQueries(DeclarationPart, frozen=True):
+    """Attention of queries that every rank holds to the keys of all ranks.
+
+    Each rank attends to its own keys. All ranks merge the results in the order of the ranks, so that they have the same bits.
+
+    Attributes:
+        queries: the stream of the queries.
+        keys: the stream of the keys.
+        is_called: a function of the block's options that returns whether the block makes this call.
+    """
+
+    queries: Name
+    keys: Name
+    is_called: Callable[[Options], bool] = always
+
+
+class HeadParallelAttention(DeclarationPart, frozen=True):
+    """A submodule's method that computes attention and depends on token positions. It runs for all tokens and this rank's heads.
+
+    Attributes:
+        module: the submodule's name in the block. It stores its head count in `num_heads`.
+        method: the method's name. Its first argument is the block's tokens.
+        projection: the submodule's method that makes q, k and v `[batch, tokens, heads, head_dim]`.
+        output_layer: the layer that the method applies to its result.
+        stream: the stream of the tokens.
+        keys: arguments of both block and method that are streams of further keys or values, shaped as `projection` makes them.
+        scratch: an argument that holds tensors to write into, with heads, or heads x head_dim, along dimension 2.
     """
 
     module: Name
     method: Name
-    projects: Name
-    out: Name
+    projection: Name
+    output_layer: Name
     stream: Name
     keys: Names = ()
     scratch: Name = ""
     kv_heads: ClassVar[int] = 0
 
 
-class AfterPrefix(Word, frozen=True):
-    """Attention of a `Prefixed` stream's picture tokens: to a prefix, and to the picture tokens of all ranks.
+class PrefixedAttention(DeclarationPart, frozen=True):
+    """Attention of the latent tokens of a `PrefixedTokens` stream to the prefix and to the latent tokens of all ranks.
 
-    Keys and values begin with the prefix's, which every rank holds: those of the stream, or those that the model kept from an
-    earlier call. Calls whose queries and keys all lie in the stream's prefix may come before this one, in any number. Every
-    rank computes them for itself, by ComfyUI's own kernel.
+    The keys begin with the prefix's, from the stream or from a cache of the model's. Any number of calls inside the prefix may
+    come before this call. Every rank computes those alone, by ComfyUI's own kernel.
 
     Attributes:
         stream: the name of the stream.
@@ -365,42 +426,49 @@ class AfterPrefix(Word, frozen=True):
     kv_heads: ClassVar[int] = 0
 
 
-Attention: TypeAlias = Spread | Local | Merged | ByHeads | AfterPrefix
+Attention: TypeAlias = (
+    DistributedAttention | ReplicatedKeys | ReplicatedQueries | HeadParallelAttention | PrefixedAttention
+)
 Attentions: TypeAlias = Annotated[tuple[Attention, ...], msgspec.Meta(max_length=64)]
 
 
-class Chosen(Word, frozen=True):
-    """The attentions of a block: one kind's where it has a submodule of this name, else the other's."""
-
-    mark: Name
-    having: Attentions
-    without: Attentions
-
-    def __call__(self, block: nn.Module) -> tuple[Attention, ...]:
-        """Those of one block."""
-        return self.having if self.mark in dict(block.named_modules()) else self.without
-
-
-class Group(Word, frozen=True):
-    """Blocks of one kind: a ModuleList, or a single module such as a head.
-
-    `streams` and `arguments` together name every argument of the block's forward; one that is not named must be None.
+class AttentionsBySubmodule(DeclarationPart, frozen=True):
+    """The attention calls of blocks of two kinds, which differ in having a submodule.
 
     Attributes:
-        path: the module's, in the model.
-        streams: the arguments that are tokens, and where theirs are; a block may be given none of one.
-        returns: for each value returned the stream whose places it has.
-        arguments: the others, and what goes with which tokens.
-        tuples: the names of what is given to a block together, as a tuple.
-        attentions: the block's calls of attention, in order; a function of the block where they depend on it.
-        modulations: submodules of a block that make something of one argument alone that is the same for all tokens and patches.
-        attends_in: the module of ComfyUI's that calls attention, where it passes no transformer_options on.
-        operations: the most that a block starts on a device; 0 where that goes by its class (`plan/predict/operations.py`).
-        applied: the part of a block's weights that multiply a token, and
-        copies: the features that a block holds at its peak for each token, in units of the hidden size; 0 where both go by its
-            layers.
-        method: by which the model calls its blocks.
-        also: other methods of the same blocks that the model calls, each as a group; the block is done when `method` is.
+        submodule: the submodule's name in the block.
+        present: the calls of a block that has the submodule.
+        absent: the calls of a block that does not.
+    """
+
+    submodule: Name
+    present: Attentions
+    absent: Attentions
+
+    def __call__(self, block: nn.Module) -> tuple[Attention, ...]:
+        """Return the attention calls of one block."""
+        return self.present if self.submodule in dict(block.named_modules()) else self.absent
+
+
+class BlockGroup(DeclarationPart, frozen=True):
+    """Blocks of one kind: a ModuleList, or a single module such as an output layer.
+
+    `streams` and `arguments` together name every argument of the block's forward. An argument without a name here must be None.
+
+    Attributes:
+        path: the name of the list or module in the model.
+        streams: the arguments that hold tokens. A call may leave one out.
+        returns: for each returned value, the stream whose token positions it has.
+        arguments: the other arguments.
+        tuples: for an argument that is a tuple, the names of its members, which `streams` and `arguments` describe.
+        attentions: the block's attention calls in order, or a function of the block that returns them.
+        modulations: submodules whose only argument is the same for all tokens. Patches share their results.
+        attention_module: the module that calls attention where the block passes no transformer_options on.
+        kernels: the number of kernels that one block launches. 0: the prediction knows it by the model's class.
+        active_weights: the fraction of a block's weights that multiply each token. 0: the prediction counts the layers.
+        activation_copies: the features that a block holds per token at its peak, as a multiple of the hidden size. 0: as above.
+        method: the method by which the model calls the blocks. A block is done when this method has run.
+        other_methods: further methods of the same blocks that the model calls, each described by a group.
     """
 
     path: Name
@@ -408,106 +476,105 @@ class Group(Word, frozen=True):
     returns: Names
     arguments: Annotated[Mapping[Name, Argument], msgspec.Meta(max_length=64)] = {}
     tuples: Mapping[Name, Names] = {}
-    attentions: Attentions | Chosen | PythonFunction = ()
+    attentions: Attentions | AttentionsBySubmodule | PythonFunction = ()
     modulations: Names = ()
-    attends_in: Name = ""
-    operations: Number = 0
-    applied: Ratio = 0.0
-    copies: Ratio = 0.0
+    attention_module: Name = ""
+    kernels: Number = 0
+    active_weights: Ratio = 0.0
+    activation_copies: Ratio = 0.0
     method: Name = "forward"
-    also: Annotated[tuple[Group, ...], msgspec.Meta(max_length=64)] = ()
+    other_methods: Annotated[tuple[BlockGroup, ...], msgspec.Meta(max_length=64)] = ()
 
     def __hash__(self) -> int:
-        """Hash the fields that can be hashed. Mappings cannot."""
+        """Hash the fields that can be hashed, which mappings cannot."""
         return hash((self.path, self.returns, self.attentions))
 
 
-Groups: TypeAlias = Annotated[tuple[Group, ...], msgspec.Meta(max_length=64)]
+BlockGroups: TypeAlias = Annotated[tuple[BlockGroup, ...], msgspec.Meta(max_length=64)]
 
 
 def rows_differ(tensor: Tensor | None) -> bool:
-    """Whether the rows of a batch `[batch, ...]` are not all the same."""
+    """Return true if the rows of a tensor `[batch, ...]` are not all equal."""
     return tensor is not None and bool((tensor != tensor[:1]).any())
 
 
-OWN_PATCH_SIZE = PythonFunction(lambda model: model.patch_size)
+MODEL_PATCH_SIZE = PythonFunction(lambda model: model.patch_size)
+"""The default: the model's own attribute."""
 
 
-class Declaration(Word, frozen=True):
-    """One of ComfyUI's diffusion models: where its tokens are, and what it takes.
+class Declaration(DeclarationPart, frozen=True):
+    """The declaration of one of ComfyUI's diffusion model classes: its blocks, and the inputs that the model takes.
 
-    What is a function is asked of the model.
+    Functions take the model, unless their attribute says otherwise.
 
     Attributes:
-        groups: its blocks, in the order in which they run.
-        heads: what turns the last tokens into the output token by token.
-        heads_of: the attention heads and their width.
-        text_width: the width of the text, or several that it may have.
-        pooled_width: the least width of pooled text.
-        joint_text: whether text is in the sequence.
-        units: the names of blocks that run as one, so that no stage begins between them.
-        patch_size: the latent values that are one token.
-        refused: the conditioning that has no place in it, and how to get rid of that.
-        masked: whether the text may have an attention_mask, which must then be as long.
-        embeddings: what makes tokens of the picture, on every stage; behind them a model may lay text before the picture.
-        between: modules that add something to tokens between blocks, each on the stage that has them then; their attentions are
-            to keys that every rank has.
-        positions: modules outside of blocks whose output follows from sizes and the prompt alone, and is kept for a run.
-        references: latents that become tokens in this model alone.
-        beside: a latent of the same height that the model lays to the right of the picture, so that each row of tokens has its
-            tokens behind.
-        divides: whether a latent must divide into tokens, because the model pads none.
-        sized: conditioning that goes with every token, with so many values for one of the latent's.
-        frames: of that, what goes with whole frames.
-        whole_picture: blocks need all tokens at once, or what comes behind them is no head: it needs all tokens and the latent,
-            and each rank computes it for all. So there is no PipeFusion.
-        pipefusion_options: transformer options that take the place of a request's under PipeFusion, where a rank computes some of
-            the blocks, patch by patch.
-        sigmas: whether the model reads the sigmas of the call and of the whole run.
-        compute: makes what no file has and the class computes on the device where it is built.
-        control: for each of ComfyUI's lists of a ControlNet's output the group whose blocks it goes with: each tensor is added,
-            after its block, to the picture's tokens, behind which references may lie.
-        methods: the ways to lay out references that the model takes; all if empty.
-        sound: the shape of the sound that may be packed with a video, less the batch (None: any length).
-        silent: whether a video may come without sound.
-        channels: those of the video where the latent format has others.
-        one_at_a_time: whether batches are not taken.
-        couples_rows: what makes the rows of a batch with this conditioning change one another, in words; empty where it does not.
+        groups: the blocks, in the order of their runs.
+        output_layers: modules that turn the last tokens into the output, token by token.
+        attention_heads: the number of attention heads and their width.
+        text_width: features of the text, or a tuple of several numbers that the model accepts.
+        pooled_width: the least number of features of the pooled text.
+        joint_text: text tokens are in the sequence, rather than only attended to.
+        units: lists of block names. A pipeline stage does not begin inside a list.
+        patch_size: latent values of one token.
+        unsupported_conditioning: conditioning that the declaration does not cover, with the user's way out.
+        takes_text_mask: the text may have an attention_mask, which must have as many entries as the text has tokens.
+        embeddings: modules that make latent tokens and run on every stage. The model may place text before their tokens.
+        between: modules that add something to tokens between blocks. Their attentions are to keys that every rank holds.
+        positions: modules outside of blocks whose output depends on sizes and the prompt only. It is computed once a run.
+        references: names of latents in the conditioning that become tokens in this model and in no other.
+        concatenated_latent: the name of a latent of the same height that the model places to the right of the sampled latent.
+        divisible_latent: the latent must divide into tokens, because the model pads none.
+        per_token_conditioning: conditioning that follows the tokens, with the number of its values per latent value in each
+            dimension.
+        per_frame_conditioning: names of conditioning that follows whole frames.
+        whole_picture: PipeFusion is impossible. Blocks need all tokens at once, or the layers after them need all tokens and the
+            latent.
+        pipefusion_options: transformer options that replace a request's under PipeFusion.
+        sigmas: a function that returns whether the model reads the sigmas of the call and of the run.
+        computed_buffers: a function that computes buffers that no file holds, on the device.
+        control: for each list of a ControlNet's output, the group of blocks after which its tensors are added to the latent
+            tokens.
+        methods: a function that returns the accepted layouts of references. Empty: all layouts.
+        sound: a function that returns the shape of sound that may be packed with a video, without the batch. None: any length.
+        sound_optional: a video may come without sound.
+        channels: a function that returns the video's channels where they differ from the latent format's.
+        no_batches: the model takes one batch item at a time.
+        couples_rows: a function of the conditioning that returns why the rows of a batch change one another, or an empty text.
     """
 
-    groups: Groups
-    heads: Groups
-    heads_of: Constant | PythonFunction
+    groups: BlockGroups
+    output_layers: BlockGroups
+    attention_heads: Constant | PythonFunction
     text_width: Constant | PythonFunction
     pooled_width: Callable[[Any], int] = lambda model: 0
     joint_text: bool = True
-    units: Turns | PythonFunction | None = None
-    patch_size: Constant | PythonFunction = OWN_PATCH_SIZE
-    refused: Mapping[Name, str] = {}
-    masked: bool = False
-    embeddings: Groups = ()
-    between: Groups = ()
+    units: InterleavedBlocks | PythonFunction | None = None
+    patch_size: Constant | PythonFunction = MODEL_PATCH_SIZE
+    unsupported_conditioning: Mapping[Name, str] = {}
+    takes_text_mask: bool = False
+    embeddings: BlockGroups = ()
+    between: BlockGroups = ()
     positions: Names = ()
     references: Annotated[frozenset[Name], msgspec.Meta(max_length=64)] = frozenset()
-    beside: Name = ""
-    divides: bool = False
-    sized: Mapping[Name, Sequence[int]] = {}
-    frames: Annotated[frozenset[Name], msgspec.Meta(max_length=64)] = frozenset()
+    concatenated_latent: Name = ""
+    divisible_latent: bool = False
+    per_token_conditioning: Mapping[Name, Sequence[int]] = {}
+    per_frame_conditioning: Annotated[frozenset[Name], msgspec.Meta(max_length=64)] = frozenset()
     whole_picture: bool = False
     pipefusion_options: Mapping[str, Any] = {}
     sigmas: Callable[[Any], bool] = lambda model: False
-    compute: Callable[[Any], object] = lambda model: None
+    computed_buffers: Callable[[Any], object] = lambda model: None
     control: Mapping[Name, Name] = {}
     methods: Callable[[Any], Sequence[str]] = lambda model: ()
     sound: Callable[[Any], tuple[int | None, ...]] = lambda model: ()
-    silent: bool = True
+    sound_optional: bool = True
     channels: Callable[[Any], int | None] = lambda model: None
-    one_at_a_time: bool = False
+    no_batches: bool = False
     couples_rows: Callable[[Mapping[str, Tensor]], str] = lambda conditioning: ""
 
     def __hash__(self) -> int:
-        """Hash the fields that can be hashed. Mappings cannot."""
-        return hash((self.groups, self.heads, self.heads_of, self.text_width))
+        """Hash the fields that can be hashed, which mappings cannot."""
+        return hash((self.groups, self.output_layers, self.attention_heads, self.text_width))
 
     def sent(self) -> Declaration:
         """Return the declaration as it arrives on a worker: the same.

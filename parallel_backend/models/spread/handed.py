@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import Refused
 from ...layout import SequenceSplit, length
-from .declaration import Handed
+from .declaration import InjectedAttention
 from .every_token import all_tokens, back_here, here
 from .forward import Forward
 from .placement import Placement
@@ -29,7 +29,7 @@ class HandedAttention:
     """
 
     def __init__(
-        self, inside: Any, declared: Handed, function: Callable[..., Tensor], values: Mapping[str, Any],
+        self, inside: Any, declared: InjectedAttention, function: Callable[..., Tensor], values: Mapping[str, Any],
         placement: Placement, now: Forward,
     ) -> None:  # fmt: skip
         self._inside = inside
@@ -59,17 +59,17 @@ class HandedAttention:
                 raise _looks_at(f"{error.name} of the model's layers") from error
             if not isinstance(found, _Out):
                 raise Refused(
-                    f"attention that a node hands to the model's blocks does not end in {declared.out}: {WAY_OUT}."
+                    f"attention that a node hands to the model's blocks does not end in {declared.output_layer}: {WAY_OUT}."
                 )
             out = found.rows
         back = exchange.back(out.view(1, placement.length, own, head_dim))
-        result: Tensor = getattr(inside, declared.out)(back_here(back, placement, now)[0].flatten(1))
+        result: Tensor = getattr(inside, declared.output_layer)(back_here(back, placement, now)[0].flatten(1))
         return result
 
     def _projected(self, tokens: Tensor, heads: int, head_dim: int) -> dict[str, Tensor]:
         """Of each layer that there is `[local tokens, heads, values of a head]`."""
         found = {}
-        for name in self._declared.projects:
+        for name in self._declared.projections:
             if (layer := getattr(self._inside, name)) is None:
                 continue
             if getattr(layer, "bias", None) is not None:
@@ -125,7 +125,7 @@ class Rows:
 class SomeHeads:
     """A submodule as a node's attention sees it: of this rank's heads alone."""
 
-    def __init__(self, inside: Any, declared: Handed, now: Callable[[], Forward]) -> None:
+    def __init__(self, inside: Any, declared: InjectedAttention, now: Callable[[], Forward]) -> None:
         self._inside = inside
         self._declared = declared
         self._now = now
@@ -136,11 +136,11 @@ class SomeHeads:
             ranks, shares = self._now().mesh.sequence, self._now().call.layout.shares
             split = SequenceSplit((1,) * ranks.size, inside.heads, 1, ranks.size, shares)
             return split.head_counts()[ranks.rank]
-        if name in declared.projects:
+        if name in declared.projections:
             return None if getattr(inside, name) is None else lambda rows: rows.by(name)
-        if name == declared.out:
+        if name == declared.output_layer:
             return _Out
-        if name in declared.same:
+        if name in declared.shared:
             return getattr(inside, name)
         raise _looks_at(f"{name} of the model's {type(inside).__name__}")
 

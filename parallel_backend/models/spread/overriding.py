@@ -19,7 +19,14 @@ from ...mesh import Mesh
 from ...plan import ResolvedPlan
 from .attentions import BlockCall, Kernel, Operands, shared_heads, with_idle, without_idle, without_prefix
 from .call import Call
-from .declaration import AfterPrefix, Attention, ByHeads, Local, Merged, Spread
+from .declaration import (
+    Attention,
+    DistributedAttention,
+    HeadParallelAttention,
+    PrefixedAttention,
+    ReplicatedKeys,
+    ReplicatedQueries,
+)
 from .placement import Placement, order_of
 
 Function = Callable[..., Tensor]
@@ -69,17 +76,17 @@ class FunctionOverride:
         queries = [] if block is None else self._queries(block, attention, mask)
         if not queries or (self._mesh.sequence.size == 1 and all(map(self._here, queries))):
             return self._function(slice(0, heads), heads)(
-                kernel, q, k, v, heads, mask=None if isinstance(attention, Spread) else mask, skip_reshape=skip_reshape,
-                skip_output_reshape=skip_output_reshape, **keywords,
+                kernel, q, k, v, heads, mask=None if isinstance(attention, DistributedAttention) else mask,
+                skip_reshape=skip_reshape, skip_output_reshape=skip_output_reshape, **keywords,
             )  # fmt: skip
         assert block is not None
         if not skip_reshape:
             q, k, v = (x.reshape(*x.shape[:2], heads, x.shape[2:].numel() // heads).transpose(1, 2) for x in (q, k, v))
         operands, prefix = Operands(q, k, v), None
-        if isinstance(attention, AfterPrefix):
+        if isinstance(attention, PrefixedAttention):
             operands, prefix, placement = without_prefix(self._call, block, attention, operands)
             queries = [placement]
-        if isinstance(attention, Spread):
+        if isinstance(attention, DistributedAttention):
             operands = shared_heads(self._call.layout, block, attention.kv_heads or heads, operands)
             mask = None
         keywords = {"transformer_options": block.options, **keywords}
@@ -92,7 +99,7 @@ class FunctionOverride:
             )
             return out.transpose(1, 2)
 
-        out = self._exchanged(block, queries, isinstance(attention, Local), of_heads, operands, prefix)
+        out = self._exchanged(block, queries, isinstance(attention, ReplicatedKeys), of_heads, operands, prefix)
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
     def of_heads(self, run: slice, heads: int) -> Function:
@@ -101,21 +108,21 @@ class FunctionOverride:
 
     def _queries(self, block: BlockCall, attention: Attention, mask: Tensor | None) -> list[Placement]:
         """Where the queries of an attention are; nothing where every rank has them all, or the answer does not depend on it."""
-        if isinstance(attention, Spread):
-            if attention.weighed and mask is not None:
+        if isinstance(attention, DistributedAttention):
+            if attention.biased and mask is not None:
                 raise _refused(block, "weighs its attention")
             return [block.placements[name] for name in attention.streams]
-        if isinstance(attention, AfterPrefix):
+        if isinstance(attention, PrefixedAttention):
             if mask is not None:
                 raise _refused(block, "masks queries one by one")
             return [block.placements[attention.stream]]
-        assert not isinstance(attention, ByHeads), "its module is in its place"
+        assert not isinstance(attention, HeadParallelAttention), "its module is in its place"
         if self._mesh.sequence.size == 1:
             return []
-        if any(isinstance(each, Merged) for each in block.attentions):
+        if any(isinstance(each, ReplicatedQueries) for each in block.attentions):
             raise _refused(block, "merges attention of several ranks")
-        named = attention.of in block.placements
-        queries = [block.placements[attention.of]] if named else [*block.placements.values()]
+        name = attention.queries if isinstance(attention, ReplicatedQueries) else attention.source
+        queries = [block.placements[name]] if name in block.placements else [*block.placements.values()]
         spread = [placement for placement in queries if not placement.everywhere]
         if len(spread) > 1:
             raise _refused(block, "has several streams of tokens")

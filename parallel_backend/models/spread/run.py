@@ -16,7 +16,7 @@ from .attentions import Attentions, Caches
 from .blocks import SpreadModel
 from .call import Call, StageOver
 from .compiled import OVERRIDE, CompiledBlocks
-from .declaration import Pictured
+from .declaration import LatentTokens
 from .forward import Forward
 from .overriding import FunctionOverride, OfHeads
 from .picture import Picture, by
@@ -122,7 +122,7 @@ class SpreadForward:
 
     def tokens_of(self, picture: Picture, references: int) -> Placement:
         """Where the picture's tokens are in a stream of them with so many tokens of references behind."""
-        whole = self._layout_of(picture, None).of(picture.tokens + references, Pictured())
+        whole = self._layout_of(picture, None).of(picture.tokens + references, LatentTokens())
         return whole.part(0, picture.tokens)
 
     def _modulations_of(self, key: Hashable, patch: int | None) -> dict[Hashable, Any] | None:

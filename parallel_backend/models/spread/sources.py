@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from .attentions import CHANGES_NOTHING, Attentions, unknown
-from .declaration import Attention, Local
+from .declaration import Attention, ReplicatedKeys
 from .module_attention import NAME
 
 OPERANDS = frozenset(inspect.signature(Attentions.__call__).parameters)
@@ -25,7 +25,7 @@ def unknown_arguments(block: nn.Module, attentions: Sequence[Attention]) -> list
 
     Empty where no call needs our kernels, or some call is without it: which one is which, only a run shows.
     """
-    if all(isinstance(attention, Local) for attention in attentions):
+    if all(isinstance(attention, ReplicatedKeys) for attention in attentions):
         return []
     calls = [found for kind in set(map(type, block.modules())) for found in _calls(kind)]
     return sorted(set.intersection(*map(set, calls))) if calls else []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Refused
-from .declaration import Everywhere, Pictured, Prefixed, StreamKind
+from .declaration import LatentTokens, PrefixedTokens, ReplicatedTokens, StreamKind
 from .picture import Picture
 from .placement import Placement, after_prefix, everywhere, joined, spread_by
 
@@ -49,17 +49,17 @@ class TokenLayout:
         Args:
             kept: the positions of those that are not masked.
             behind: tokens at its end that are not the picture's.
-            prefix: the number of a `Prefixed` stream's first tokens, which every rank holds.
+            prefix: the number of a `PrefixedTokens` stream's first tokens, which every rank holds.
 
         Raises:
             Refused: the stream has no room for the picture.
         """
 
         def find() -> Placement:
-            if isinstance(kind, Everywhere) or (isinstance(kind, Prefixed) and length == prefix):
+            if isinstance(kind, ReplicatedTokens) or (isinstance(kind, PrefixedTokens) and length == prefix):
                 whole = everywhere(length, len(self.shares))
-            elif isinstance(kind, Prefixed):
-                whole = after_prefix(prefix, self.of(length - prefix, Pictured()))
+            elif isinstance(kind, PrefixedTokens):
+                whole = after_prefix(prefix, self.of(length - prefix, LatentTokens()))
             else:
                 unit = self.part_of(kind)[1]
                 whole = spread_by(self.shares, length, self._by_patch(length, kind, kept, behind), unit)
@@ -74,10 +74,10 @@ class TokenLayout:
 
     def part_of(self, kind: StreamKind) -> tuple[int, int]:
         """How many tokens a part of a frame has, and a run that is not cut."""
-        if not isinstance(kind, Pictured) or not kind.parts:
+        if not isinstance(kind, LatentTokens) or not kind.parts_per_frame:
             return 1, 1
         *_, height, width = self._picture.grid
-        part = height * width // kind.parts
+        part = height * width // kind.parts_per_frame
         return part, math.gcd(part, width)
 
     def joined(self, placements: Sequence[Placement]) -> Placement:
@@ -90,7 +90,7 @@ class TokenLayout:
 
     def _by_patch(self, length: int, kind: StreamKind, kept: Tensor | None, behind: int) -> list[Tensor]:
         every = torch.arange(length) if kept is None else kept
-        if not isinstance(kind, Pictured):
+        if not isinstance(kind, LatentTokens):
             return [every]
         tokens = self._picture.tokens
         start = kind.start(length - behind, tokens)

@@ -17,7 +17,7 @@ from ....weights.adapters.lora import AdapterSet
 from ....weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, Network
 from ...spread.arguments import positions_of
 from ...spread.call import Call
-from ...spread.declaration import Pictured
+from ...spread.declaration import LatentTokens
 from ...spread.placement import Placement
 from ...spread.stream import HERE, Stream
 from ..importing import import_comfyui
@@ -259,7 +259,7 @@ class InfiniteTalk:
 def _placement(call: Call, options: Any) -> Placement:
     """Where a video's tokens are."""
     frames, height, width = options["grid_sizes"]
-    return call.layout.of(frames * height * width, Pictured())
+    return call.layout.of(frames * height * width, LatentTokens())
 
 
 def _frames(call: Call, options: Any) -> tuple[list[int], list[int]]:
@@ -276,6 +276,6 @@ def _frames(call: Call, options: Any) -> tuple[list[int], list[int]]:
 
 def _in_block(tensor: Tensor, call: Call) -> Tensor:
     """Of a row for each of the picture's tokens, `[batch, tokens, features]`, those of the tokens that blocks have here."""
-    placement = call.layout.of(tensor.shape[1], Pictured())
+    placement = call.layout.of(tensor.shape[1], LatentTokens())
     chosen = call.selection(("in a block", placement), lambda: positions_of(placement, call.rank))
     return chosen(tensor, 1)

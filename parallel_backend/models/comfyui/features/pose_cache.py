@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...spread.call import Call
-from ...spread.declaration import Beside
+from ...spread.declaration import FirstPatchTokens
 from ...spread.stream import Stream
 
 OPTION = "animate2_cache"
@@ -51,11 +51,16 @@ class RankPoses:
 
     def put(self, block: int, poses: Tensor) -> None:
         """What goes into a block."""
-        stream = poses if isinstance(poses, Stream) else self._call.stream(poses, Beside())
+        stream = poses if isinstance(poses, Stream) else self._call.stream(poses, FirstPatchTokens())
         self._cache.slot["length"] = stream.placement.length
         self._cache.put(block, stream.local)
 
     def take(self, block: int, device: torch.device, dtype: torch.dtype, batch_size: int) -> Stream:
         """It, for each of a batch."""
         local = self._cache.take(block, device, dtype, batch_size)
-        return Stream(local, self._call.layout.of(self._cache.slot["length"], Beside()), Beside.dim, self._call)
+        return Stream(
+            local,
+            self._call.layout.of(self._cache.slot["length"], FirstPatchTokens()),
+            FirstPatchTokens.dim,
+            self._call,
+        )

@@ -62,7 +62,7 @@ def _splits(case: Case) -> Iterator[tuple[str, Split]]:
             ", ".join(f"{axis} {degree}" for axis, degree in fields.items()),
             Split(plan, _spread(case, plan), expected),
         )
-    if case.declaration.one_at_a_time:
+    if case.declaration.no_batches:
         return
     for axis, pair in (("data", rows_of_a_batch(case)), ("cfg", two_prompts(case))):
         try:
