@@ -56,7 +56,7 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
     step = _step(first)
     named: dict[str, Any] = {} if _names(model, step) else {"patch_size": Constant(step)}
     if not _pads(subject, sizes[0], step):
-        named["divides"] = True
+        named["divisible_latent"] = True
     if turns := turns_of(subject, calls[0], blocks, order):
         named["units"] = turns
     text = calls[0].arguments.get("context")

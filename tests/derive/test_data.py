@@ -57,15 +57,15 @@ def spoilt(**fields: Any) -> bytes:
     "fields",
     [
         {"groups": [{"type": "Constant", "value": 1}]},
-        {"heads_of": {"type": "Chosen", "mark": "a", "having": [], "without": []}},
-        {"heads_of": {"type": "Constant", "value": "lambda model: 1"}},
-        {"heads_of": {"type": "PythonFunction", "function": "len"}},
-        {"heads_of": {"type": "PythonFunction"}},
+        {"attention_heads": {"type": "AttentionsBySubmodule", "submodule": "a", "present": [], "absent": []}},
+        {"attention_heads": {"type": "Constant", "value": "lambda model: 1"}},
+        {"attention_heads": {"type": "PythonFunction", "function": "len"}},
+        {"attention_heads": {"type": "PythonFunction"}},
         {"text_width": {"type": "Constant", "value": -1}},
         {"compute": {"type": "Constant", "value": 1}},
         {"sigmas": "print"},
-        {"heads": [msgspec.to_builtins(FOUND.heads[0])] * 65},
-        {"heads": [{**msgspec.to_builtins(FOUND.heads[0]), "path": "a" * 257}]},
+        {"output_layers": [msgspec.to_builtins(FOUND.output_layers[0])] * 65},
+        {"output_layers": [{**msgspec.to_builtins(FOUND.output_layers[0]), "path": "a" * 257}]},
     ],
 )
 def test_functions_other_words_and_too_many_values_are_refused_on_arrival(fields: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from tests.support.tiny.models import draw
 
 
 def proved(declaration: Declaration) -> Derived:
-    return Derived(declaration, declaration, Proof({}, {}))
+    return Derived(declaration, Proof({}, {}))
 
 
 def costs(path: Path) -> tuple[Small, Declaration]:
@@ -60,7 +60,7 @@ def test_a_blocks_operations_are_as_many_as_the_dry_run_counts(name: str, tmp_pa
     for group in found.groups:
         block = next(small.base.diffusion_model.get_submodule(group.path).children())
         counted = of_a_block(type(block).__name__)
-        assert abs(group.operations - counted) <= counted / 10
+        assert abs(group.kernels - counted) <= counted / 10
 
 
 def test_plans_go_by_the_written_declarations_figures(tmp_path: Path) -> None:
@@ -82,10 +82,10 @@ def test_layers_that_are_for_the_text_do_not_count(tmp_path: Path) -> None:
     [group] = found.groups
     weights = sum(parameter.numel() for parameter in block.parameters())
     counted = 6 * block.self_attn.q.weight.numel() + 2 * block.ffn[0].weight.numel()
-    assert group.applied * weights == pytest.approx(counted, rel=1e-3)
+    assert group.active_weights * weights == pytest.approx(counted, rel=1e-3)
     _, config = ComfyFamily(found).inspect(read_header(path))
     assert config.shape.token_weights == pytest.approx(counted, rel=1e-3)
-    assert config.shape.copies == group.copies
+    assert config.shape.copies == group.activation_copies
 
 
 def test_what_cannot_be_measured_is_left_to_formulas(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_what_is_found_with_fewer_heads_holds_for_all(tmp_path: Path) -> None:
     found = derived_narrow(small, first(small), made, least=0)
     assert found is not None
     assert found.proof.holds
-    assert found.declaration.heads_of == d.Constant((HEADS, 128))
+    assert found.declaration.attention_heads == d.Constant((HEADS, 128))
     [narrow] = looked_at
     assert (narrow.base.diffusion_model.num_heads, narrow.base.diffusion_model.dim) == (4, 512)
     assert narrow.kind == small.kind
@@ -89,11 +89,11 @@ def test_what_does_not_hold_for_all_heads_is_not_taken(tmp_path: Path) -> None:
 
 def test_a_declaration_is_widened_in_all_that_counts_heads() -> None:
     wide = widened(FOUND, 5)
-    assert wide.heads_of == d.Constant((5 * 24, 128))
+    assert wide.attention_heads == d.Constant((5 * 24, 128))
     chosen = wide.groups[0].attentions
     assert isinstance(chosen, d.AttentionsBySubmodule)
-    assert chosen.having[0] == d.DistributedAttention(("x", "context"), kv_heads=10)
-    assert chosen.without == (d.DistributedAttention(("x",)),)
+    assert chosen.present[0] == d.DistributedAttention(("x", "context"), kv_heads=10)
+    assert chosen.absent == (d.DistributedAttention(("x",)),)
 
 
 @thorough
@@ -106,8 +106,8 @@ def test_at_real_widths_the_same_is_found_as_with_all_heads(name: str, sizes: di
     found, whole = derived_narrow(small, first(small), first), derive(first(small))
     assert found is not None
     for ours, its in zip(found.declaration.groups, whole.declaration.groups, strict=True):
-        assert ours.applied == pytest.approx(its.applied, rel=0.05)
-        assert ours.copies == pytest.approx(its.copies, rel=0.1)
+        assert ours.active_weights == pytest.approx(its.active_weights, rel=0.05)
+        assert ours.activation_copies == pytest.approx(its.activation_copies, rel=0.1)
     assert costless(found.declaration) == costless(whole.declaration)
 
 

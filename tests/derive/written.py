@@ -19,7 +19,7 @@ from parallel_backend.models.spread.declaration import Declaration
 from tests.derive.table import SUBJECTS
 from tests.support.comfy_oracle import comfy_on_path
 
-FOR_ANY_WIDTH = ("heads_of", "text_width", "patch_size")
+FOR_ANY_WIDTH = ("attention_heads", "text_width", "patch_size")
 """Functions of the model where they are written, numbers of one file where they are derived."""
 
 
@@ -48,7 +48,7 @@ def rows() -> Iterator[str]:
 def _more(written: Declaration, other: Declaration) -> Iterator[str]:
     for field in fields(written):
         value = getattr(written, field.name)
-        simple = field.name not in ("groups", "heads", "between", "units", "joint_text", "divides", *FOR_ANY_WIDTH)
+        simple = field.name not in ("groups", "output_layers", "between", "units", "joint_text", "divisible_latent", *FOR_ANY_WIDTH)
         if simple and not is_default(field, value) and value != getattr(other, field.name):
             yield field.name
     its = {group.path: group for group in other.groups}
@@ -60,7 +60,7 @@ def _more(written: Declaration, other: Declaration) -> Iterator[str]:
         if group.modulations:
             yield "modulations"
         yield from {*group.arguments} - {*same.arguments}
-    for name in ("heads", "between"):
+    for name in ("output_layers", "between"):
         if len(getattr(written, name)) > len(getattr(other, name)):
             yield name
 

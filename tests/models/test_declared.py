@@ -68,11 +68,11 @@ def test_a_declaration_has_the_models_own_sizes(name: str) -> None:
 
     with torch.no_grad(), ExitStack() as stack:
         for group in case.declaration.groups:
-            stack.enter_context(answered(group.attends_in, attention))
+            stack.enter_context(answered(group.attention_module, attention))
         case.model(
             case.x, case.timestep, transformer_options={"optimized_attention_override": attention}, **case.arguments
         )
-    assert case.declaration.heads_of(case.model) in seen
+    assert case.declaration.attention_heads(case.model) in seen
 
 
 @pytest.mark.parametrize("name", [*OFTEN_USED, *PICTURES])

@@ -182,7 +182,7 @@ def test_what_a_controlnet_adds_between_blocks_needs_no_other_rank(
     """After the first block of a kind and the second of one, on two stages."""
     found, plain = case(name)
     picture = Picture(tuple(found.x.shape), as_patch_size(found.declaration.patch_size(found.model), found.x.ndim - 2))
-    heads, head_dim = found.declaration.heads_of(found.model)
+    heads, head_dim = found.declaration.attention_heads(found.model)
     first, second = (draw(1, picture.tokens, heads * head_dim, seed=seed) for seed in (6, 7))
     control: dict[str, list[Tensor | None]] = {kinds[1]: [None, second]}
     control[kinds[0]] = [first, *control.get(kinds[0], [])[1:]]

@@ -106,7 +106,7 @@ class Operands:
     def weighed(self, weights: Tensor) -> Operands:
         """With channels whose product adds its logarithm to each score between a token that is weighed and one that is not.
 
-        So no kernel and no exchange has to know of weights. `weights` is as `declaration.Weighs` has it; kernels divide by the
+        So no kernel and no exchange has to know of weights. `weights` is as `declaration.AttentionBias` has it; kernels divide by the
         root of the width, which grows to a multiple of 8.
         """
         width = self.q.shape[3]
@@ -146,7 +146,7 @@ class BlockCall:
             ),
             None,
         )
-        """The number of tokens of a `Prefixed` stream that every rank holds; None for a block without such a stream."""
+        """The number of tokens of a `PrefixedTokens` stream that every rank holds; None for a block without such a stream."""
         self.attentions = [attention for attention in self.attentions if not self._empty(attention)]
 
     def _empty(self, attention: Attention) -> bool:
