@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from ..errors import Refused
-from .messages import PROTOCOL, Message, ToHost, ToWorker
+from .message import PROTOCOL, Message
+from .to_host import ToHost
+from .to_worker import ToWorker
 
 MAGIC = b"PDIT"
 PREFIX = struct.Struct("<4sHHIQ")

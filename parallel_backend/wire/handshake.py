@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from .frames import MAGIC
-from .messages import PROTOCOL
+from .message import PROTOCOL
 
 CLIENT = 0xFFFF
 """The role of ComfyUI; the other roles are ranks."""

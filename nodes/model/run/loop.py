@@ -116,7 +116,7 @@ def run_in_loop(
             watched.show(step, denoised, x, total)
 
         done = planned.remote.sample(
-            tensors, on_progress, planned.adapters, plan=planned.plan, working=planned.working, **fields
+            tensors, on_progress, planned.adapters, plan=planned.plan, working_bytes=planned.working, **fields
         )
     for reason in done.message.uncompiled:
         log.warning("Parallel: %s", reason)

@@ -13,7 +13,7 @@ from ....parallel_backend.denoise.program import encoded
 from ....parallel_backend.diffusion import Prompt, Value
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
-from ....parallel_backend.wire.messages import PROGRAM
+from ....parallel_backend.wire.to_worker import PROGRAM
 from ..conditioning import NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from ..dtypes import dtype_name
 from ..features import free_u, pose_cache

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from ...comm.timeline import Timeline
-from ...wire.messages import Times
+from ...wire.to_host import RankTimings
 
 MOST_STEPS = 256
 """Beginnings of steps that are told; of longer runs none is, because nobody could tell them apart."""
@@ -15,7 +15,7 @@ MOST_STEPS = 256
 Entered = Sequence[tuple[str, int, float]]
 
 
-def times(timeline: Timeline, entered: Entered) -> Times:
+def times(timeline: Timeline, entered: Entered) -> RankTimings:
     """A request's timeline up to now, with the phases and steps that were entered meanwhile."""
     seconds = time.perf_counter() - timeline.begun
     steps = [at - timeline.begun for _, step, at in entered if step]
@@ -24,7 +24,7 @@ def times(timeline: Timeline, entered: Entered) -> Times:
         if not phases or phases[-1][0] != phase:
             phases.append((phase, at - timeline.begun))
     used = math.ceil(seconds / timeline.width)
-    return Times(
+    return RankTimings(
         seconds=seconds,
         width=timeline.width,
         waiting={kind: [round(1e6 * each) for each in bins[:used]] for kind, bins in timeline.waiting.items()},
