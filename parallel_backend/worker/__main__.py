@@ -70,7 +70,7 @@ def _report(
     rank: Rank | None,
     issued: list[IssuedOperations] | None = None,
 ) -> FailedReply:
-    """Tell the host of a failure."""
+    """Send the host a FailedReply and return it."""
     refused = isinstance(error, Refused)  # a sentence for the user; where it was raised says nothing more
     failed = FailedReply(
         rank=environment.rank,
@@ -94,7 +94,10 @@ def _join(environment: Environment, rendezvous: Rendezvous, status: Status) -> P
 
 
 def _shortage(error: BaseException, rank: Rank | None) -> MemoryShortage | None:
-    """What is known of memory that ran out, which it may before there is a rank: a CUDA context needs some."""
+    """Return the state of the memory if the error is out of memory.
+
+    `rank` is None before the rank has started: its CUDA context may run out of memory.
+    """
     if not is_out_of_memory(error):
         return None
     if rank is not None:

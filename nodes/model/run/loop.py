@@ -33,7 +33,7 @@ from .steps import Steps
 log = logging.getLogger(__name__)
 
 Message = tuple[dict[str, Any], dict[str, Tensor]]
-"""A Sample message's fields and tensors."""
+"""The fields and tensors of a SampleRequest."""
 
 
 def message_of(run: SamplerRun, checked: Checked, recording: Recording, *, wrapped: bool) -> Message:

@@ -1,4 +1,4 @@
-"""From a ComfyUI sampling run to the fields of a Sample message, or the reason why it runs step by step instead."""
+"""From a ComfyUI sampling run to the fields of a SampleRequest, or the reason why it runs step by step instead."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _text_length(conds: Mapping[str, Any]) -> int:
 
 
 def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The fields and tensors of the Sample message that does the same.
+    """Return the fields and tensors of the SampleRequest that does the same.
 
     Raises:
         NotSupported: with the reason.

@@ -1,4 +1,4 @@
-"""Comparing the accounts of ranks that failed: whether one request's data made all of them raise the same error."""
+"""Comparison of the FailedReply of all ranks: did one request's data make all of them raise the same error?"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def failed_alike(reports: Sequence[FailedReply], ranks: int) -> bool:
 
 
 def request_error(reports: Sequence[FailedReply]) -> Exception:
-    """Return the error of a request that failed alike on all ranks, which go on."""
+    """Return the error of a request that failed with the same error on all ranks, which recover."""
     first = min(reports, key=lambda report: report.rank)
     if not first.trace:
         return Refused(first.reason)

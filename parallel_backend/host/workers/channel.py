@@ -45,7 +45,7 @@ class Disconnected:
 
 @dataclass
 class Heard:
-    """What a rank last said of itself, when it was heard, and when it last got anywhere (seconds of the channel's clock)."""
+    """A rank's latest heartbeat, its time of arrival, and the time of the last progress (seconds of the channel's clock)."""
 
     heartbeat: HeartbeatReply
     at: float
@@ -88,7 +88,7 @@ class Channel:
         """Have the group end, because it has failed and is not this process's to kill."""
 
     def take(self, rank: int, frame: Frame) -> None:
-        """Note what a rank sent."""
+        """Record a frame from a rank."""
         if isinstance(frame.message, HeartbeatReply):
             now, last = self.clock.now(), self.heard.get(rank)
             moved = last.moved if last and last.heartbeat == frame.message else now
@@ -97,7 +97,7 @@ class Channel:
             self.events.put(Received(rank, frame))
 
     def lose(self, rank: int, reason: str) -> None:
-        """Note that a rank's connection has ended."""
+        """Record that a rank's connection has ended."""
         if rank not in self.lost:
             self.lost[rank] = reason
             self.events.put(Disconnected(rank, reason))
@@ -168,7 +168,7 @@ class LocalChannel(Channel):
         selector.register(connection, selectors.EVENT_READ, _Peer(connection))
 
     def _receive(self, peer: _Peer) -> bool:
-        """Read what a peer sent; False when its connection is over."""
+        """Read the data of a peer; return False when its connection is over."""
         reason = ""
         try:
             data, descriptors, _, _ = socket.recv_fds(peer.connection, 1 << 20, MOST_DESCRIPTORS)
@@ -204,7 +204,7 @@ class _Peer:
         self.descriptors: deque[int] = deque()
 
     def with_shared(self, frame: Frame) -> Frame:
-        """The frame with its tensor in shared memory, if it has one."""
+        """Return the frame with its tensor in shared memory, if the frame has one."""
         message = frame.message
         if not isinstance(message, DecodedPixelsReply):
             return frame
@@ -216,7 +216,7 @@ class _Peer:
             raise BadFrame(str(error)) from None
 
     def close(self) -> None:
-        """Close the connection and what came over it."""
+        """Close the connection and the descriptors that came over it."""
         self.connection.close()
         while self.descriptors:
             os.close(self.descriptors.popleft())

@@ -68,7 +68,7 @@ class Exchange:
         tensors: what goes with it.
         adapters: those that it names.
         caller: may cancel it, and hears how loading gets on.
-        on_message: told the frames of Progress and Pixels messages; what it raises cancels the request.
+        on_message: called with the frames of SampleStepReply and DecodedPixelsReply; an exception from it cancels the request.
     """
 
     message: Request

@@ -346,7 +346,7 @@ class WorkerGroup:
         return None
 
     def _recover(self, request: int) -> Exception:
-        """Have ranks that failed alike forget the request, wait until all have, and return its error.
+        """Send ranks that failed with the same error a RecoverRequest, wait for their replies, and return the error.
 
         Raises:
             WorkerFailed: a rank failed meanwhile.

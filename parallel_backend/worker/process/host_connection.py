@@ -1,4 +1,4 @@
-"""A rank's connection to the host: what arrives, the heartbeat, and leaving when the host is gone."""
+"""A rank's connection to the host: incoming messages, the heartbeat, and the end of the worker when the host is gone."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .status import Status
 HEARTBEAT_SECONDS = 1.0
 
 GIVE_UP_SECONDS = 60.0
-"""Until a request whose client has left must have ended, and until a client has said whether workers go on that failed."""
+"""Limit for a request whose client has left to end, and for a client to send RecoverRequest after a failure."""
 
 
 class HostConnection:
-    """Sends messages to the host and queues what comes from it; the worker's process ends with the connection.
+    """The connection that sends messages to the host and queues the host's messages. The worker ends with the connection.
 
     A CancelRequest does not wait in the queue: `cancelled` returns True from then on. A request that cannot be read is
     declined. `next` raises the error of anything else that cannot be read.
@@ -61,7 +61,7 @@ class HostConnection:
             self._socket.sendall(data)
 
     def next(self) -> Frame:
-        """The next frame to carry out; blocks until there is one. The one before is done. Raises BadFrame."""
+        """Return the next frame to carry out; block until there is one. The previous frame is done. Raises BadFrame."""
         self._idle.set()
         frame = self._inbox.get()
         self._idle.clear()
@@ -81,7 +81,7 @@ class HostConnection:
             os.close(descriptor)
 
     def cancelled(self, request: int) -> bool:
-        """Whether the host has cancelled this request."""
+        """Return True if the host has cancelled this request."""
         return self._cancelled == request
 
     def may_recover(self, request: int) -> bool:
@@ -132,7 +132,7 @@ class HostConnection:
             self.send(DeclinedReply(error.request, f"the workers cannot read what they are asked for: {error}."))
 
     def _give_up(self, taken: int) -> None:
-        """Leave if what was being done when the client left does not end."""
+        """End the worker if the request that ran when the client left does not end."""
         if not self._idle.wait(GIVE_UP_SECONDS) and self._taken == taken:
             self._leave()
 

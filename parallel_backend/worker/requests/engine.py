@@ -1,4 +1,4 @@
-"""Carrying out requests on one rank: every rank runs the same code on the same frame."""
+"""The execution of requests on one rank. Every rank runs the same code on the same frame."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OfModel = SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest | Measu
 
 
 class Engine:
-    """Gives each request to what carries it out, once all ranks agree on it."""
+    """The dispatcher of requests to the functions that carry them out, once all ranks agree on the request."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -53,7 +53,7 @@ class Engine:
 
     @torch.inference_mode()
     def execute(self, frame: Frame) -> None:
-        """Do what a frame asks for and answer."""
+        """Carry out the request of a frame and reply."""
         rank, message = self._rank, frame.message
         rank.begin()
         if isinstance(message, OfModel) and self._declines(message):
@@ -93,7 +93,7 @@ class Engine:
         self._rank.recover(frame.message)
 
     def _compute(self, message: MeasureBlocksRequest | SampleRequest | ForwardRequest, frame: Frame) -> None:
-        """With all tensors on the device, but for residuals, which no rank needs whole, and the program, which is read here."""
+        """Run the model. Move all tensors to the device except residuals, which a rank needs in part, and the program."""
         rank = self._rank
         residuals = {name: tensor for name, tensor in frame.tensors.items() if name.startswith(RESIDUAL)}
         tensors = {
@@ -118,7 +118,7 @@ class Engine:
             rank.host.send(DoneReply(message.request))
 
     def _declines(self, message: OfModel) -> bool:
-        """Whether the ranks cannot do this together; rank 0 then tells the host why."""
+        """Return True if the ranks cannot do this together; rank 0 then sends the reason to the host."""
         rank = self._rank
         problem = self._agreement.problem(message.plan, message.model)
         if problem and rank.group.rank == 0:

@@ -269,7 +269,7 @@ class Rank:
         self.host.send(report)
 
     def cancelled(self, message: SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest, answers: bool) -> None:
-        """Answer a request that was cancelled."""
+        """Reply to a request that was cancelled."""
         self.report(message.request, message.model, time.perf_counter())
         if answers:
             self.host.send(CancelledReply(message.request))
@@ -283,9 +283,9 @@ class Rank:
     def recover(
         self, message: SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest | MeasureBlocksRequest
     ) -> None:
-        """Forget what a request has left that failed on all ranks alike, and answer with its report. A collective.
+        """Free the state of a request that failed on every rank, and reply with its cost. A collective.
 
-        Its model goes with its weights: adapters may be in them by half, and its blocks may be in the middle of a forward.
+        Drop the request's model too: adapters may be applied to a part of its weights, and a block may be in a forward.
         """
         if self._mesh is not None:
             self._mesh[1].finish_sending()

@@ -1,4 +1,4 @@
-"""Where a request's time went on this rank, for its report."""
+"""Where a request's time went on this rank, for its RankCostReply."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ...comm.timeline import Timeline
 from ...wire.to_host import RankTimings
 
 MOST_STEPS = 256
-"""Beginnings of steps that are told; of longer runs none is, because nobody could tell them apart."""
+"""Largest number of steps whose starts are sent. A longer run sends none: the page could not show them apart."""
 
 Entered = Sequence[tuple[str, int, float]]
 
 
 def times(timeline: Timeline, entered: Entered) -> RankTimings:
-    """A request's timeline up to now, with the phases and steps that were entered meanwhile."""
+    """Return a request's timings up to now, with the phases and steps that it entered."""
     seconds = time.perf_counter() - timeline.begun
     steps = [at - timeline.begun for _, step, at in entered if step]
     phases: list[tuple[str, float]] = []
