@@ -21,7 +21,7 @@ from parallel_backend.diffusion import ModelSpec
 from parallel_backend.host.runs.timeline import timeline_of
 from parallel_backend.host.workers.channel import Heard
 from parallel_backend.host.workers.status import BackendStatus, GroupStatus, rank_statuses
-from parallel_backend.wire.messages import HeldModel, Pulse, Report, Times
+from parallel_backend.wire.to_host import HeartbeatReply, ModelOnDevice, RankCostReply, RankTimings
 from tests.support.plans import cpu_plan
 
 RANKS = 16
@@ -38,13 +38,22 @@ def milliseconds(work: Callable[[int], object], times: int) -> float:
     return 1e3 * (time.thread_time() - began) / times
 
 
-def report(rank: int) -> Report:
+def report(rank: int) -> RankCostReply:
     """A long run's report, in which a rank waited in every bin."""
     waiting = {kind: [10_000 * ((rank + at) % 5) for at in range(BINS)] for kind in KINDS}
-    times = Times(64.0, 0.25, waiting, [("loading the model", 0.0), ("sampling", 8.0)], [float(at) for at in range(50)])
+    times = RankTimings(
+        64.0, 0.25, waiting, [("loading the model", 0.0), ("sampling", 8.0)], [float(at) for at in range(50)]
+    )
     costs = dict.fromkeys(("read", "weights", "cache", "peak", "on_host", "restored"), 0)
-    return Report(
-        request=1, rank=rank, seconds=56, waiting=9, sent={}, held=[HeldModel(MODEL, 1 << 30)], times=times, **costs
+    return RankCostReply(
+        request=1,
+        rank=rank,
+        seconds=56,
+        waiting=9,
+        sent={},
+        models_on_device=[ModelOnDevice(MODEL, 1 << 30)],
+        times=times,
+        **costs,
     )
 
 
@@ -66,7 +75,9 @@ def main() -> None:
     devices = [f"cuda:{rank}" for rank in range(RANKS)]
 
     def look(number: int) -> str:
-        heard = {rank: Heard(Pulse("sampling", number, number, rank % 2 == 0), 0.0, 0.0) for rank in range(RANKS)}
+        heard = {
+            rank: Heard(HeartbeatReply("sampling", number, number, rank % 2 == 0), 0.0, 0.0) for rank in range(RANKS)
+        }
         status = BackendStatus([GroupStatus("running", "flux1-dev", rank_statuses(devices, heard, reports))], 1, None)
         assert status != BackendStatus([], 0, None)
         return json.dumps(msgspec.to_builtins(status))

@@ -34,9 +34,6 @@ LEFT_OUT = pytest.StashKey[int]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also what the quick run leaves out (tests/README.md)")
     parser.addoption("--record", metavar="RUN", help="write into the README what the run of this name came to")
-    parser.addoption(
-        "--record-refusals", action="store_true", help="write down which sentences each refused graph is told"
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

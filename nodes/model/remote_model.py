@@ -228,7 +228,7 @@ class RemoteModel:
                 model=self.spec,
                 plan=plan,
                 compute_dtype=dtype_name(dtype),
-                working=working,
+                working_bytes=working,
             )
         except Cancelled:
             raise interruption() from None

@@ -31,13 +31,13 @@ from ..vae import AUTOENCODERS
 from ..vae.autoencoder import AutoencoderFamily
 from ..weights.adapters.lora import NONE, AdapterSet
 from ..wire.frames import Frame
-from ..wire.messages import (
-    Decode,
-    Encode,
-    Forward,
-    Release,
-    Residuals,
-    Sample,
+from ..wire.to_worker import (
+    BlockResiduals,
+    DecodeRequest,
+    EncodeRequest,
+    ForwardRequest,
+    ReleaseModelRequest,
+    SampleRequest,
 )
 from .planning.comparison import Comparison, MakeRoom, compare
 from .planning.devices import Devices
@@ -104,7 +104,7 @@ class Backend:
         adapters: AdapterSet = NONE,
         **fields: Any,
     ) -> Answer:
-        """Run a whole denoise with adapters in the weights; `fields` are the others of the Sample message.
+        """Run a whole denoise with adapters in the weights; `fields` are the other fields of the SampleRequest.
 
         The answer's tensor `result` is the final latent, fp32 on the CPU.
 
@@ -121,7 +121,7 @@ class Backend:
             check(frame)
             on_progress(frame.message.step, frame.tensors["denoised"], frame.tensors["x"])
 
-        message = Sample(request=self._number(), adapters=adapters.id, **fields)
+        message = SampleRequest(request=self._number(), adapters=adapters.id, **fields)
         exchange = Exchange(message, tensors, adapters, caller, on_message)
         try:
             answer = self._request(exchange)
@@ -144,7 +144,7 @@ class Backend:
             Cancelled: the caller has cancelled.
         """
         message = exchange.message
-        assert isinstance(message, Sample)
+        assert isinstance(message, SampleRequest)
         plan = message.plan.without_pipefusion()
         log.warning(
             "Parallel: NaN under %s; repeating the steps under %s to find the cause", message.plan.degrees, plan.degrees
@@ -171,10 +171,10 @@ class Backend:
         calls: Sequence[Conditioning],
         caller: Caller,
         adapters: AdapterSet = NONE,
-        residuals: tuple[Residuals, Mapping[str, Tensor]] | None = None,
+        residuals: tuple[BlockResiduals, Mapping[str, Tensor]] | None = None,
         **fields: Any,
     ) -> Answer:
-        """Run the model once for each call, with adapters in the weights; `fields` are the others of the Forward message.
+        """Run the model once for each call, with adapters in the weights; `fields` are the other fields of the ForwardRequest.
 
         Raises as `sample` does.
 
@@ -184,7 +184,7 @@ class Backend:
             residuals: what a ControlNet adds, and its tensors, for the calls' batches one behind the other.
         """
         added, added_tensors = residuals or (None, {})
-        message = Forward(
+        message = ForwardRequest(
             request=self._number(),
             adapters=adapters.id,
             calls=len(calls),
@@ -208,12 +208,12 @@ class Backend:
         latent: Tensor,
         on_pixels: OnPixels,
         caller: Caller,
-        working: int = 0,
+        working_bytes: int = 0,
     ) -> Answer:
         """Decode a batch of latents; the pixels `[3, (frames,) height, width]` go to `on_pixels`. Raises as `sample` does.
 
         Args:
-            working: as in the message.
+            working_bytes: estimate of the memory that a worker needs besides the weights.
         """
 
         def on_message(frame: Frame) -> None:
@@ -222,7 +222,7 @@ class Backend:
         with self._lock:
             plan = self._in_rows(wish)
             shared = not is_remote(plan.devices[0])
-            message = Decode(self._number(), vae, plan, schedule, shared, working)
+            message = DecodeRequest(self._number(), vae, plan, schedule, shared, working_bytes)
             return self._request(Exchange(message, {"latent": latent}, NONE, caller, on_message))
 
     def encode(
@@ -232,11 +232,11 @@ class Backend:
         schedule: str,
         pixels: Tensor,
         caller: Caller,
-        working: int = 0,
+        working_bytes: int = 0,
     ) -> Answer:
         """Encode a batch of pictures or clips; `latent` has their means. Raises as `sample` does."""
         with self._lock:
-            message = Encode(self._number(), vae, self._in_rows(wish), schedule, working)
+            message = EncodeRequest(self._number(), vae, self._in_rows(wish), schedule, working_bytes)
             return self._request(Exchange(message, {"pixels": pixels}, NONE, caller))
 
     def _in_rows(self, wish: ParallelPlan) -> ResolvedPlan:
@@ -323,7 +323,7 @@ class Backend:
                     continue
                 if group.alive():
                     try:
-                        answer = group.execute(Exchange(Release(self._number(), model, ranks)))
+                        answer = group.execute(Exchange(ReleaseModelRequest(self._number(), model, ranks)))
                         log.info("Parallel: %s", released(model, answer.reports))
                     except WorkerFailed as failure:
                         log.warning("%s", failure)
@@ -453,14 +453,14 @@ class Backend:
         """`_ask` for what is worth a line in the log."""
         with self._lock:
             message, answer = exchange.message, self._ask(exchange)
-            assert isinstance(message, Sample | Forward | Decode | Encode)
+            assert isinstance(message, SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest)
             self._on_event(Ran(message.plan, answer.reports))
             if came_back := restored(message.model, answer.reports):
                 log.info("Parallel: %s", came_back)
             if took := compiled(answer.reports):
                 log.info("Parallel: %s", took)
             self._journal.ran(exchange, answer, self._planner.latest)
-            if not isinstance(message, Forward):
+            if not isinstance(message, ForwardRequest):
                 log.info("Parallel: %s\n%s", describe(message.plan), table(answer.reports, message.plan.devices))
             return answer
 
@@ -471,7 +471,7 @@ class Backend:
             return self._closing.is_set() or exchange.caller.is_cancelled()
 
         message = exchange.message
-        assert not isinstance(message, Release), "a plan says which workers"
+        assert not isinstance(message, ReleaseModelRequest), "a plan says which workers"
         with self._lock:
             if self._closing.is_set():
                 raise Cancelled

@@ -1,1 +1,1 @@
-"""What crosses between ComfyUI's process and the workers: typed messages and raw tensor bytes. No pickle."""
+"""Messages between ComfyUI's process and the workers: typed messages and raw tensor bytes, no pickle."""

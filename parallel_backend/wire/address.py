@@ -18,10 +18,10 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """`HOST:PORT`, with or without tcp:// before it; an IPv6 address in brackets.
+        """Parse `HOST:PORT`, with or without tcp:// in front. An IPv6 address is in brackets.
 
         Raises:
-            Refused: it is not one; a port without a host is not, since that would mean all interfaces.
+            PlanRefused: `text` is no address. A port without a host would mean all interfaces.
         """
         host, _, port = text.strip().removeprefix(SCHEME).rpartition(":")
         host = host.removeprefix("[").removesuffix("]")

@@ -1,6 +1,6 @@
-"""What the host and its fork server tell each other over their socket pair: msgpack, one message a packet.
+"""Messages between the host and its fork server over their socket pair: msgpack, one message per packet.
 
-Start, which may be larger than a packet, goes in memory of the kernel's whose descriptor travels.
+A Start may be larger than a packet. Shared memory (memfd) carries it, and the packet carries the descriptor.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ MAX_PACKET_BYTES = 1 << 10
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Fork one worker for each of `variables`, its environment being `environment` with these on top.
+    """An order to fork one worker for each entry of `variables`.
 
-    Names and values are bytes, which need not be UTF-8. Beside it travels the read end of the group's death pipe. What
-    rank N prints goes to `log_path(directory, N)`. `imports` are modules to import first, once for all.
+    The packet also carries the read end of the group's death pipe. Rank N writes its output to `log_path(directory, N)`.
+
+    Attributes:
+        environment: environment of every worker. Names and values are bytes, which need not be UTF-8.
+        variables: for each rank, the variables that are added to `environment`.
+        imports: modules that the fork server imports first, once for all workers.
     """
 
     group: int
@@ -29,7 +33,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """A worker was forked; a pidfd of it travels beside this."""
+    """A notice that a worker was forked. The packet also carries a pidfd of the worker."""
 
     group: int
     rank: int
@@ -37,7 +41,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A worker has ended; `code` is as subprocess gives it."""
+    """A notice that a worker has ended. `code` is its exit code, as in `subprocess`."""
 
     group: int
     rank: int
@@ -45,7 +49,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 def send_start(connection: socket.socket, start: Start, death_pipe: int) -> None:
-    """Send it to the fork server. Raises OSError."""
+    """Send a Start to the fork server. Raises OSError."""
     memory = os.memfd_create("start", os.MFD_CLOEXEC)
     try:
         with open(memory, "wb", closefd=False) as file:
@@ -56,7 +60,7 @@ def send_start(connection: socket.socket, start: Start, death_pipe: int) -> None
 
 
 def receive_start(connection: socket.socket) -> tuple[Start, int] | None:
-    """The host's next Start and the death pipe; None once the host is gone."""
+    """Return the host's next Start and the death pipe, or None once the host is gone."""
     try:
         data, descriptors, _, _ = socket.recv_fds(connection, MAX_PACKET_BYTES, 2)
     except OSError:
@@ -70,5 +74,5 @@ def receive_start(connection: socket.socket) -> tuple[Start, int] | None:
 
 
 def log_path(directory: Path, rank: int) -> Path:
-    """What a worker prints."""
+    """Return the path of the file with a worker's output."""
     return directory / f"rank{rank}.log"

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from ..errors import Refused
-from .messages import PROTOCOL, Message, ToHost, ToWorker
+from .message import PROTOCOL, Message
+from .to_host import ToHost
+from .to_worker import ToWorker
 
 MAGIC = b"PDIT"
 PREFIX = struct.Struct("<4sHHIQ")
@@ -34,7 +36,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class BadFrame(ValueError):
-    """The bytes are not a frame of this protocol. `request` is the number of what was asked for, as far as it is known."""
+    """The bytes are not a frame of this protocol. `request` is the number of the frame's request, if it is known."""
 
     request: int | None = None
 
@@ -65,7 +67,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class RawFrame(msgspec.Struct, frozen=True):
-    """A whole frame of this protocol whose content nobody has looked at yet."""
+    """A complete frame of this protocol with undecoded content."""
 
     rank: int
     header: bytes
@@ -73,15 +75,15 @@ class RawFrame(msgspec.Struct, frozen=True):
 
     @property
     def data(self) -> bytes:
-        """The frame as it is sent."""
+        """Return the bytes of the frame."""
         return b"".join((_prefix(self.rank, len(self.header), len(self.payload)), self.header, self.payload))
 
 
 def encode(message: Message, tensors: Tensors | None = None, rank: int = 0) -> bytes:
-    """A message and CPU copies of its tensors as one frame; `rank` is the sender's.
+    """Return a message and CPU copies of its tensors as one frame. `rank` is the sender's.
 
     Raises:
-        Refused: the other side would not take it.
+        Refused: the decoder of the other side would reject the frame.
     """
     _check_tensors(tensors or {})
     flat = {name: tensor.detach().to("cpu").contiguous() for name, tensor in (tensors or {}).items()}
@@ -92,17 +94,17 @@ def encode(message: Message, tensors: Tensors | None = None, rank: int = 0) -> b
     try:
         header = msgspec.msgpack.encode(Header(msgspec.Raw(msgspec.msgpack.encode(message)), shapes))
     except (OverflowError, UnicodeEncodeError) as error:
-        raise Refused(f"a number or name in {_what(message)} cannot be sent ({error}): choose another one.") from None
+        raise Refused(f"a number or name in {_named(message)} cannot be sent ({error}): choose another one.") from None
     if len(header) > MAX_HEADER_BYTES:
         raise Refused(
-            f"the description of {_what(message)} takes {len(header)} bytes and {MAX_HEADER_BYTES} are the limit: combine "
+            f"the description of {_named(message)} takes {len(header)} bytes and {MAX_HEADER_BYTES} are the limit: combine "
             "fewer prompts."
         )
     data = [t.view(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"" for t in flat.values()]
     return b"".join((_prefix(rank, len(header), sum(map(len, data))), header, *data))
 
 
-def _what(message: Message) -> str:
+def _named(message: Message) -> str:
     return f"the message {type(message).__name__}"
 
 
@@ -132,7 +134,7 @@ def _prefix(rank: int, header: int, payload: int) -> bytes:
 
 
 class FrameCutter:
-    """Cuts a stream of bytes into whole frames by their prefixes, checking sizes before anything is kept."""
+    """A splitter of a byte stream into complete frames. It checks the sizes in a prefix before it stores the frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -143,7 +145,7 @@ class FrameCutter:
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[RawFrame]:
-        """Add received bytes; returns the frames that are now complete.
+        """Add received bytes and return the frames that are now complete.
 
         Raises:
             BadFrame: wrong magic, protocol or size. The stream cannot be read on.
@@ -181,7 +183,7 @@ _TO_WORKER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToWorker)
 
 
 class FrameDecoder:
-    """Turns a stream of bytes into checked frames.
+    """A decoder of a byte stream into checked frames.
 
     Args:
         message: decodes the message types that may arrive.
@@ -192,7 +194,7 @@ class FrameDecoder:
         self._cutter = FrameCutter()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Add received bytes; returns the frames that are now complete.
+        """Add received bytes and return the frames that are now complete.
 
         Raises:
             BadFrame: wrong magic, protocol, size or schema. The stream cannot be read on.
@@ -200,10 +202,10 @@ class FrameDecoder:
         return [self.decode(frame) for frame in self._cutter.feed(data)]
 
     def decode(self, frame: RawFrame) -> Frame:
-        """Look into a frame.
+        """Decode a frame.
 
         Raises:
-            BadFrame: it does not follow the schema.
+            BadFrame: the frame does not follow the schema.
         """
         try:
             header = _HEADER.decode(frame.header)
@@ -244,10 +246,10 @@ def _tensors(shapes: tuple[TensorShape, ...], payload: bytearray) -> dict[str, T
 
 
 def host_decoder() -> FrameDecoder:
-    """A decoder of what workers send."""
+    """Return a decoder of messages to the host."""
     return FrameDecoder(_TO_HOST)
 
 
 def worker_decoder() -> FrameDecoder:
-    """A decoder of what the host sends."""
+    """Return a decoder of messages to a worker."""
     return FrameDecoder(_TO_WORKER)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from .frames import MAGIC
-from .messages import PROTOCOL
+from .message import PROTOCOL
 
 CLIENT = 0xFFFF
 """The role of ComfyUI; the other roles are ranks."""
@@ -37,7 +37,7 @@ RESULT = struct.Struct("<BQ32s")
 
 
 class Verdict(enum.IntEnum):
-    """What the listener makes of a caller."""
+    """The listener's decision about a caller."""
 
     ADMITTED = 0
     WRONG_SECRET = 1
@@ -47,7 +47,7 @@ class Verdict(enum.IntEnum):
 
 
 class HandshakeFailed(ConnectionError):
-    """The other side is not who it should be, or will not have us; the connection is of no use."""
+    """The other side failed to prove its identity, or rejected this side. The connection is of no use."""
 
     def __init__(self, reason: str, verdict: Verdict | None = None) -> None:
         super().__init__(reason)
@@ -55,14 +55,14 @@ class HandshakeFailed(ConnectionError):
 
 
 class Crowded(ConnectionError):
-    """The listener has closed a connection that showed no secret, to make room for newer ones; another try may get in."""
+    """The listener closed this connection, which had shown no secret, in favour of newer connections. A new try may succeed."""
 
 
 class Stranger:
-    """A caller that has not shown yet that it holds the secret: the listener's side of a handshake, which never blocks.
+    """The listener's side of a handshake, which never blocks. The caller has not shown yet that it holds the secret.
 
     Args:
-        connection: just accepted. It is not to be waited for until `admit` has returned.
+        connection: the accepted connection. It does not block until `admit` has returned.
 
     Raises:
         OSError: the caller is gone already.
@@ -71,14 +71,14 @@ class Stranger:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.until = time.monotonic() + SECONDS
-        """When the caller has been silent for too long."""
+        """The time by which the caller must have answered."""
         self._nonce = secrets.token_bytes(32)
         self._answer = b""
         connection.setblocking(False)
         connection.sendall(GREETING.pack(MAGIC, PROTOCOL, self._nonce))
 
     def receive(self) -> bool:
-        """Take what has arrived; return whether the answer is complete. Raises OSError where the caller has left."""
+        """Read the bytes that have arrived; return True if the answer is complete. Raises OSError if the caller has left."""
         try:
             piece = self.connection.recv(ANSWER.size - len(self._answer))
         except BlockingIOError:  # its file number was another connection's a moment ago
@@ -89,14 +89,14 @@ class Stranger:
         return len(self._answer) == ANSWER.size
 
     def admit(self, secret: bytes, generation: int, welcome: Callable[[int], bool]) -> int:
-        """Check the complete answer and tell the caller; return its role. The connection blocks from here on.
+        """Check the complete answer, send the verdict and return the caller's role. The connection blocks from here on.
 
         Args:
-            welcome: whether a caller that holds the secret may come in that role.
+            welcome: returns True if the group expects a caller in this role.
 
         Raises:
-            HandshakeFailed: the caller may not come in.
-            OSError: it went away.
+            HandshakeFailed: the caller was rejected.
+            OSError: the caller went away.
         """
         magic, protocol, role, theirs, proof = ANSWER.unpack(self._answer)
         if magic != MAGIC:
@@ -117,12 +117,12 @@ class Stranger:
         return int(role)
 
     def tell(self, verdict: Verdict) -> None:
-        """Say why the caller does not come in. Raises OSError where it has left."""
+        """Send the caller the verdict. Raises OSError if the caller has left."""
         self.connection.sendall(RESULT.pack(verdict, 0, bytes(32)))
 
 
 def present(connection: socket.socket, secret: bytes, role: int) -> int:
-    """The caller's side; returns the generation of the group it has joined.
+    """Do the caller's side of a handshake and return the generation of the group.
 
     Raises:
         HandshakeFailed: refused, or the listener does not hold the secret.

@@ -11,10 +11,10 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 def check_interfaces(variables: Mapping[str, str], *, nccl: bool) -> None:
-    """Look for the interfaces, as gloo and, if it is used, NCCL will do.
+    """Check that gloo and, with `nccl`, NCCL will find the network interfaces that the environment names.
 
     Raises:
-        Refused: one of the variables names none of this machine's.
+        Refused: a variable names no interface of this machine.
     """
     ours = [name for _, name in socket.if_nameindex()]
     asked = {GLOO: _missing_to_gloo(variables.get(GLOO, ""), ours)}
@@ -29,12 +29,12 @@ def check_interfaces(variables: Mapping[str, str], *, nccl: bool) -> None:
 
 
 def _missing_to_gloo(names: str, ours: list[str]) -> bool:
-    """Whether one of the names is that of no interface; of less than two characters torch takes no notice."""
+    """Return True if one of the names is no interface. Torch ignores a variable of fewer than two characters."""
     return len(names) > 1 and not set(names.split(",")) <= set(ours)
 
 
 def _missing_to_nccl(names: str, ours: list[str]) -> bool:
-    """Whether no interface is meant: names are prefixes, after = whole names, and after ^ those not to use."""
+    """Return True if the names match no interface. Names are prefixes; after `=` exact names, after `^` exclusions."""
     others, names = names.startswith("^"), names.removeprefix("^")
     whole, names = names.startswith("="), names.removeprefix("=")
     listed = [name.partition(":")[0] for name in names.split(",") if name]

@@ -15,12 +15,12 @@ MAX_BYTES = 4096
 
 
 def secret_path(variables: Mapping[str, str], option: str | None = None) -> Path:
-    """The option's file, the environment's, or ~/.config/comfyui-parallel/secret."""
+    """Return the file of the option, else of the environment, else ~/.config/comfyui-parallel/secret."""
     return Path(option or variables.get(VARIABLE) or Path.home() / ".config" / "comfyui-parallel" / "secret")
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret in a file, without white space around it.
+    """Return the secret in a file, without white space around the secret.
 
     Raises:
         Refused: no such file, others can read it, or it is too short.

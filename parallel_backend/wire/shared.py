@@ -1,6 +1,6 @@
-"""Tensors handed to another process in memory of the kernel's (memfd), by a file descriptor over the Unix socket.
+"""Tensors in shared memory (memfd), whose descriptor goes to another process over the Unix socket.
 
-Containers often have 64 MB of /dev/shm; this memory is not taken from there, and goes when nobody has it open.
+Containers often have 64 MB of /dev/shm. A memfd does not count there, and the kernel frees it when no process has it open.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def share(tensor: Tensor) -> int:
-    """A descriptor of memory that holds a copy of a tensor's bytes; the caller closes it.
+    """Copy a tensor into shared memory and return the descriptor, which the caller closes.
 
     Raises:
         OSError: there is no memory left.
@@ -31,10 +31,10 @@ def share(tensor: Tensor) -> int:
 
 
 def mapped(descriptor: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """The tensor in shared memory, without a copy; closes the descriptor.
+    """Return the tensor in shared memory without a copy, and close the descriptor.
 
     Raises:
-        ValueError: the memory is not of this size.
+        ValueError: the memory has another size than the tensor.
     """
     try:
         size = torch.Size(shape).numel() * dtype.itemsize

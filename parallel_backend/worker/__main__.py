@@ -17,7 +17,8 @@ from ..comm.meter import Meter
 from ..comm.trace import DIRECTORY as TRACE_DIRECTORY
 from ..comm.trace import Trace
 from ..errors import Refused
-from ..wire.messages import Failed, Hello, Issued, Join, Ready, Shortage, Shutdown
+from ..wire.to_host import ConnectReply, FailedReply, IssuedOperations, JoinReply, MemoryShortage
+from ..wire.to_worker import JoinRequest, ShutdownRequest
 from .memory.rank_memory import asked_bytes, is_out_of_memory
 from .process.environment import Environment
 from .process.facts import own_facts
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     except (Refused, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    hello = Hello(rendezvous.generation, own_facts(environment.device))
+    hello = ConnectReply(rendezvous.generation, own_facts(environment.device))
     host = HostConnection(rendezvous.connection, environment.rank, hello, status, rendezvous.leave)
     rank: Rank | None = None
     report = functools.partial(_report, environment, host, status)
@@ -67,11 +68,11 @@ def _report(
     status: Status,
     error: Exception,
     rank: Rank | None,
-    issued: list[Issued] | None = None,
-) -> Failed:
-    """Tell the host of a failure."""
+    issued: list[IssuedOperations] | None = None,
+) -> FailedReply:
+    """Send the host a FailedReply and return it."""
     refused = isinstance(error, Refused)  # a sentence for the user; where it was raised says nothing more
-    failed = Failed(
+    failed = FailedReply(
         rank=environment.rank,
         device=str(environment.device),
         phase=status.doing(),
@@ -79,7 +80,7 @@ def _report(
         shortage=_shortage(error, rank),
         reason=str(error) if refused else f"{type(error).__name__}: {error}".removesuffix(": "),
         trace="" if refused else traceback.format_exc(),
-        at=time.time(),
+        failed_at=time.time(),
         error=type(error).__name__,
         issued=issued,
     )
@@ -92,14 +93,17 @@ def _join(environment: Environment, rendezvous: Rendezvous, status: Status) -> P
     return ProcessGroup(environment, rendezvous.store())
 
 
-def _shortage(error: BaseException, rank: Rank | None) -> Shortage | None:
-    """What is known of memory that ran out, which it may before there is a rank: a CUDA context needs some."""
+def _shortage(error: BaseException, rank: Rank | None) -> MemoryShortage | None:
+    """Return the state of the memory if the error is out of memory.
+
+    `rank` is None before the rank has started: its CUDA context may run out of memory.
+    """
     if not is_out_of_memory(error):
         return None
     if rank is not None:
         with contextlib.suppress(RuntimeError):  # a device that failed answers nothing any more
             return rank.shortage(error)
-    return Shortage(asked_bytes(error), free=0, part=0, held=[])
+    return MemoryShortage(asked_bytes(error), free_bytes=0, model_bytes=0, models_on_device=[])
 
 
 def _meter(environment: Environment) -> Meter:
@@ -108,17 +112,17 @@ def _meter(environment: Environment) -> Meter:
     return Meter(trace=trace, device=environment.device)
 
 
-def _serve(rank: Rank, report: Callable[..., Failed]) -> int:
+def _serve(rank: Rank, report: Callable[..., FailedReply]) -> int:
     engine, group, host = Engine(rank), rank.group, rank.host
     rank.status.enter("idle")
     while True:
         rank.status.occupied = False
         frame = group.relay(host.next() if group.rank == 0 else None, rank.status.occupy)
         match frame.message:
-            case Join(generation=generation):
+            case JoinRequest(generation=generation):
                 rank.forget()
-                host.send(Ready(generation))
-            case Shutdown():
+                host.send(JoinReply(generation))
+            case ShutdownRequest():
                 group.close()
                 return 0
             case message:
@@ -126,13 +130,13 @@ def _serve(rank: Rank, report: Callable[..., Failed]) -> int:
                     engine.execute(frame)
                     continue
                 except Exception as error:
-                    if not engine.may_go_on(frame, error):
+                    if not engine.can_recover(frame, error):
                         raise
                     report(error, rank, rank.issued())
                 # Others may be in the middle of the request, so nothing is exchanged until the host has heard of all.
-                if not host.goes_on(getattr(message, "request", -1)):
+                if not host.may_recover(getattr(message, "request", -1)):
                     return 1
-                engine.go_on(frame)
+                engine.recover(frame)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.loading.reading import Neighbours, Want, Watch, read_wanted
 from parallel_backend.weights.loading.rounds import CHUNK_BYTES
 from parallel_backend.weights.stores.sharded import Sharded
-from parallel_backend.wire.messages import Sample
+from parallel_backend.wire.to_worker import SampleRequest
 from parallel_backend.worker.requests.sampling import sample
 from tests.dry.dry_rank import inspected
 from tests.dry.full_size import JOBS
@@ -90,7 +90,9 @@ class Many(Ranks):
                 error = error_of(found, expected)
                 self.say(f"prompts of two lengths, {plan.degrees}", error < self.tolerance, f"error {error:.1e}")
 
-    def once(self, sides: Sample, plan: ResolvedPlan, model: Any, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    def once(
+        self, sides: SampleRequest, plan: ResolvedPlan, model: Any, tensors: Mapping[str, Tensor]
+    ) -> Tensor | None:
         """What a plan makes of a request, on the rank that has it."""
         rank = LoneRank(self.device, Meter(device=self.device), model)
         sample(rank, msgspec.structs.replace(sides, plan=plan), dict(tensors))  # type: ignore[arg-type]

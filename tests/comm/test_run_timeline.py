@@ -6,14 +6,16 @@ import pytest
 
 from parallel_backend.host.runs.calls import BETWEEN, Calls, coarse, joined
 from parallel_backend.host.runs.timeline import timeline_of
-from parallel_backend.wire.messages import Report, Times
+from parallel_backend.wire.to_host import RankCostReply, RankTimings
 from tests.support.plans import cpu_plan
 
 
-def report(rank: int, seconds: float, width: float, waiting: dict[str, list[int]]) -> Report:
-    times = Times(seconds, width, waiting, [("sampling", 0.0)], [0.0, 0.5])
+def report(rank: int, seconds: float, width: float, waiting: dict[str, list[int]]) -> RankCostReply:
+    times = RankTimings(seconds, width, waiting, [("sampling", 0.0)], [0.0, 0.5])
     nothing = dict.fromkeys(("read", "weights", "cache", "peak", "on_host", "restored"), 0)
-    return Report(request=1, rank=rank, seconds=seconds, waiting=0.0, sent={}, held=[], times=times, **nothing)
+    return RankCostReply(
+        request=1, rank=rank, seconds=seconds, waiting=0.0, sent={}, models_on_device=[], times=times, **nothing
+    )
 
 
 def test_the_least_that_any_rank_spent_on_an_exchange_is_sending_and_the_rest_is_waiting() -> None:

@@ -18,7 +18,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.vae import AUTOENCODERS, recognise
 from parallel_backend.weights.files.checkpoint import read_header
-from parallel_backend.wire.messages import Decode
+from parallel_backend.wire.to_worker import DecodeRequest
 from parallel_backend.worker.requests.autoencoding import Autoencoding
 
 from .dry_rank import Result
@@ -111,7 +111,7 @@ def dry_decode(name: str, *, ranks: int = 1, whole: bool = True) -> Result:
         autoencoder.module.to(torch.bfloat16).to_empty(device=DEVICE)
         gpu.keep()
         dry = DryDecoder(gpu, Part(autoencoder), plan.world_size)
-        message = Decode(1, ModelSpec(family, name, 0, 0, "bfloat16"), plan, "comfyui", shared=True)
+        message = DecodeRequest(1, ModelSpec(family, name, 0, 0, "bfloat16"), plan, "comfyui", shared=True)
         given: Mapping[str, Tensor] = {"latent": torch.zeros(shape, dtype=torch.bfloat16)}
         Autoencoding(dry).execute(message, given)  # type: ignore[arg-type]
         counts = gpu.begin()

@@ -18,7 +18,8 @@ from parallel_backend.models.family import Execution
 from parallel_backend.plan import AXES, ResolvedPlan
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
 from parallel_backend.weights.stores.block_access import BlockAccess
-from parallel_backend.wire.messages import Done, Sample
+from parallel_backend.wire.to_host import DoneReply
+from parallel_backend.wire.to_worker import SampleRequest
 from parallel_backend.worker.requests.rank import Prepared
 
 from .full_size import Job
@@ -68,7 +69,7 @@ class LoneRank:
             self._meshes[plan] = build_mesh(plan, self.device, self.meter)
         return self._meshes[plan]
 
-    def prepare(self, message: Sample, mesh: Mesh) -> Prepared:
+    def prepare(self, message: SampleRequest, mesh: Mesh) -> Prepared:
         """The model and its forward."""
         expand_by(self._model.module, self.expansion)
         forward = self._model.forward_on(Execution(mesh, message.plan, self._access, lambda: None, self._compiler))
@@ -100,7 +101,7 @@ class LoneRank:
     def send(self, message: object, tensors: Mapping[str, Tensor] | None = None) -> None:
         """To nobody; what is sent has to be on the host, as a real connection reads it."""
         host = {name: tensor.cpu() for name, tensor in (tensors or {}).items()}
-        if isinstance(message, Done):
+        if isinstance(message, DoneReply):
             self.answer, self.uncompiled = host, tuple(message.uncompiled)
 
 
@@ -153,13 +154,13 @@ def program_for(job: Job, steps: int) -> Tensor:
     )
 
 
-def request(job: Job, plan: ResolvedPlan, computes_in: str = "bfloat16") -> Sample:
+def request(job: Job, plan: ResolvedPlan, computes_in: str = "bfloat16") -> SampleRequest:
     """A denoise; with a negative prompt where the plan has two sides."""
     positive, *negative = [
         [Prompt({key: f"prompt.{side}.{key}" for key in job.prompt}, values=dict(job.values))]
         for side in range(plan.cfg)
     ]
-    return Sample(
+    return SampleRequest(
         request=1,
         model=ModelSpec(job.family, "full size", 0, 0, "bfloat16"),
         plan=plan,

@@ -101,7 +101,7 @@ class Runner:
         is_cancelled: Callable[[], bool] = lambda: False,
         **fields: Any,
     ) -> Tensor:
-        """The final latent of any model; `fields` are further ones of the Sample message."""
+        """The final latent of any model; `fields` are further fields of the SampleRequest."""
         settings: dict[str, Any] = {"compute_dtype": "float32"} | fields
         self.answer = self.backend.sample(
             tensors,

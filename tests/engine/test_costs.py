@@ -11,7 +11,7 @@ import pytest
 
 from parallel_backend.layout import SequenceSplit
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.wire.messages import Report
+from parallel_backend.wire.to_host import RankCostReply
 from tests.engine.conftest import Job, Runner, sigmas
 from tests.support.plans import cpu_plan
 from tests.support.selection import thorough
@@ -30,7 +30,7 @@ def even_job(models: dict[int, Path]) -> Job:
     return Job(models[HEADS], sigmas(STEPS), height=2 * ROWS, width=2 * ROWS, text=(TEXT, TEXT))
 
 
-def reports(run: Runner, job: Job, plan: ResolvedPlan) -> list[Report]:
+def reports(run: Runner, job: Job, plan: ResolvedPlan) -> list[RankCostReply]:
     """Each rank's report, in rank order."""
     run(job, plan)
     assert run.answer is not None
@@ -38,7 +38,7 @@ def reports(run: Runner, job: Job, plan: ResolvedPlan) -> list[Report]:
     return sorted(run.answer.reports, key=lambda report: report.rank)
 
 
-Reported = Callable[[ResolvedPlan], list[Report]]
+Reported = Callable[[ResolvedPlan], list[RankCostReply]]
 
 
 @pytest.fixture(scope="module")

@@ -107,14 +107,14 @@ def test_two_models_stay_within_a_limit_for_both_and_take_turns_within_one_for_o
     one, other = small(models, 4), small(models, 3)
     first, second = run(one, plan), run(other, plan)
     reports = run.answer.reports
-    assert {Path(held.model.path).stem for held in reports[0].held} == {"3", "4"}
+    assert {Path(held.model.path).stem for held in reports[0].models_on_device} == {"3", "4"}
     assert all(report.on_host == report.restored == 0 for report in reports)
-    both = sum(held.nbytes for held in reports[0].held)
+    both = sum(held.nbytes for held in reports[0].models_on_device)
     tight = cpu_plan(ulysses=2, memory_limit=2 * (both - 1) / 1e9)
     for job, expected in [(one, first), (other, second), (one, first)]:
         assert torch.equal(run(job, tight), expected)
         for report in run.answer.reports:
-            assert [held.model.path for held in report.held] == [str(job.path)]
+            assert [held.model.path for held in report.models_on_device] == [str(job.path)]
             assert report.weights + sum(report.on_host for report in run.answer.reports) == both, "one copy for both"
         assert {report.restored for report in run.answer.reports} <= {0, report.weights}
     assert run.answer.reports[0].restored == run.answer.reports[0].weights

@@ -87,7 +87,7 @@ def test_a_window_is_enough_and_the_host_has_one_copy(
     assert torch.equal(again, streamed)
     assert sum(report.read for report in run.answer.reports) == 0
     assert any(report.sent.get("weights") for report in run.answer.reports), "some blocks come and go"
-    run.backend.release(reports[0].held[0].model)
+    run.backend.release(reports[0].models_on_device[0].model)
     assert torch.equal(run(job, plan), streamed)
 
 

@@ -17,7 +17,7 @@ from parallel_backend.host.workers.alike import failed_alike
 from parallel_backend.host.workers.exchange import Caller
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.adapters.lora import Adapter, AdapterSet
-from parallel_backend.wire.messages import Failed, Issued
+from parallel_backend.wire.to_host import FailedReply, IssuedOperations
 from tests.engine.conftest import Job
 from tests.faults.bench import AFTERWARDS, LATENT, Bench
 from tests.support.plans import cpu_plan
@@ -193,15 +193,19 @@ def test_what_only_some_ranks_raise_ends_the_workers(bench, job, plan, side):
     assert torch.equal(bench.run(job, plan), right)
 
 
-def report(rank: int, *issued: Issued, **others: Any) -> Failed:
+def report(rank: int, *issued: IssuedOperations, **others: Any) -> FailedReply:
     """Return the account of a rank of two that raised a ValueError."""
     fields = {"reason": "ValueError: no", "error": "ValueError", "phase": "sampling", "step": 2} | others
-    return Failed(rank, "cpu", shortage=None, trace="Traceback ...", at=1.0, issued=[*issued], **fields)
+    return FailedReply(rank, "cpu", shortage=None, trace="Traceback ...", failed_at=1.0, issued=[*issued], **fields)
 
 
-BOTH, PAIR, OWN = (Issued("ulysses", (0, 1), 4), Issued("pipefusion from 0", (0, 1), 3), Issued("cfg", (0,), 1))
+BOTH, PAIR, OWN = (
+    IssuedOperations("ulysses", (0, 1), 4),
+    IssuedOperations("pipefusion from 0", (0, 1), 3),
+    IssuedOperations("cfg", (0,), 1),
+)
 
-DIFFERENT: Mapping[str, list[Failed]] = {
+DIFFERENT: Mapping[str, list[FailedReply]] = {
     "only one rank has failed": [report(0, BOTH)],
     "one has issued more": [report(0, BOTH), report(1, msgspec.structs.replace(BOTH, count=5))],
     "one has issued nothing": [report(0, BOTH), report(1)],

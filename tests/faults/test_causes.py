@@ -13,7 +13,7 @@ import pytest
 from parallel_backend.host.workers import diagnosis
 from parallel_backend.host.workers.causes import CAUSES, LOST_PEER, known_cause
 from parallel_backend.host.workers.channel import Channel, Heard
-from parallel_backend.wire.messages import Failed, Pulse
+from parallel_backend.wire.to_host import FailedReply, HeartbeatReply
 
 TEXTS = [
     (
@@ -160,9 +160,9 @@ class Group:
         self._logs = logs
         self.devices = tuple(f"cuda:{rank}" for rank in range(workers))
         self.channel = Channel(1)
-        self.channel.heard = {rank: Heard(Pulse("sampling", 4, 9, False), 0, 0) for rank in range(workers)}
+        self.channel.heard = {rank: Heard(HeartbeatReply("sampling", 4, 9, False), 0, 0) for rank in range(workers)}
         self.reports = [
-            Failed(rank, f"cuda:{rank}", "sampling", 4, None, reason, "Traceback ...", at)
+            FailedReply(rank, f"cuda:{rank}", "sampling", 4, None, reason, "Traceback ...", at)
             for at, (rank, reason) in enumerate(reports.items())
         ]
 
@@ -215,7 +215,7 @@ def test_a_report_gets_the_remedy_that_its_log_asks_for():
 def test_gpus_that_hang_in_their_first_exchange_have_p2p_that_does_not_work(device, phase, remedy):
     """All of them wait in a synchronisation with their GPU, so that none is known to wait for another."""
     devices = [f"{device}:{rank}" for rank in range(2)]
-    heard = {rank: Heard(Pulse(phase, 0, 5, False), 0, 0) for rank in range(2)}
+    heard = {rank: Heard(HeartbeatReply(phase, 0, 5, False), 0, 0) for rank in range(2)}
     message = str(diagnosis.stalled(devices, heard, 300))
     start = f"No worker made progress for 300 s; the furthest behind is worker 0 of 2 ({device}:0) while {phase}. "
     assert message.startswith(start)

@@ -12,14 +12,16 @@ import torch
 from parallel_backend.errors import Refused, WorkerFailed
 from parallel_backend.host.workers.channel import Received
 from parallel_backend.wire.frames import MAGIC, PREFIX, encode
-from parallel_backend.wire.messages import PROTOCOL, Adapters, Declined
+from parallel_backend.wire.message import PROTOCOL
+from parallel_backend.wire.to_host import DeclinedReply
+from parallel_backend.wire.to_worker import StoreAdaptersRequest
 from tests.faults.bench import PLANS
 from tests.wire.messages import SAMPLE
 
 UNREADABLE = {
     "no message": PREFIX.pack(MAGIC, PROTOCOL, 0, 4, 0) + b"\xff" * 4,
     "no frame": b"GET / HTTP/1.1",
-    "adapters of no dtype": encode(Adapters([]), {"a": torch.zeros(3)}).replace(b"float32", b"float99"),
+    "adapters of no dtype": encode(StoreAdaptersRequest([]), {"a": torch.zeros(3)}).replace(b"float32", b"float99"),
 }
 
 
@@ -48,7 +50,7 @@ def test_a_request_that_cannot_be_read_is_declined_and_the_workers_stay(bench):
     event = group._channel.events.get(timeout=20)
     assert isinstance(event, Received)
     said = "the workers cannot read what they are asked for: tensor 'x' has the dtype 'float99'."
-    assert event.frame.message == Declined(17, said)
+    assert event.frame.message == DeclinedReply(17, said)
     bench.assert_right(2)
     assert bench.workers() == before
 

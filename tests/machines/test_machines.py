@@ -25,8 +25,9 @@ from parallel_backend.host.workers.remote import ask
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, resolve
 from parallel_backend.wire.frames import MAGIC, encode
 from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, LOST_SECONDS, RESULT, Verdict
-from parallel_backend.wire.messages import PROTOCOL, Join
+from parallel_backend.wire.message import PROTOCOL
 from parallel_backend.wire.secret import VARIABLE
+from parallel_backend.wire.to_worker import JoinRequest
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
 from tests.machines.conftest import wait_for
 from tests.machines.network import Machines
@@ -187,7 +188,7 @@ def test_an_old_protocol_is_refused(group: Machines) -> None:
 
 def test_frames_before_the_handshake_are_not_even_read(group: Machines) -> None:
     with connect(group) as connection:
-        connection.sendall(encode(Join(1)) * 5)
+        connection.sendall(encode(JoinRequest(1)) * 5)
         answer = drained(connection)[GREETING.size :]
         assert answer in (b"", RESULT.pack(Verdict.WRONG_SECRET, 0, bytes(32)))
 

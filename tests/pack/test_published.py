@@ -14,8 +14,7 @@ from PIL import Image
 
 from parallel_backend.host.runs.journal import KINDS
 from parallel_backend.worker.process.status import CONNECTING
-from tests.refusals.not_by_a_graph import NOT_BY_A_GRAPH
-from tests.refusals.places import Reached, called, places
+from tests.refusals.sentences import NO_TEST, sentences, unquoted
 
 REPO = Path(__file__).parents[2]
 HELP = sorted((REPO / "web" / "docs").glob("*.md"))
@@ -159,21 +158,18 @@ def test_a_blueprint_is_the_graph_of_a_template() -> None:
             assert graph[part] == graphs[graph["id"]][part], (path.stem, part)
 
 
-def test_every_refusal_is_on_the_screen_in_a_browser_test_or_no_graph_causes_it() -> None:
-    """Each list is held against what is recorded of it in page/test_contents."""
-    named = [(file, text) for files in NOT_BY_A_GRAPH.values() for file, texts in files.items() for text in texts]
-    found = {each: called(*each) for each in named}
-    assert {each: several for each, several in found.items() if len(several) != 1} == {}
-    excused, shown = {place.name for (place,) in found.values()}, Reached().all()
-    assert len(excused) == len(named)
-    assert excused & shown == set(), "a graph does cause these: take them out of not_by_a_graph.py"
-    every = {place.name for place in places()}
-    assert len(every) == len(places()) > 200
-    assert every - excused - shown == set(), (
-        "add a graph to a list in tests/refusals and run tests/page/test_contents.py --all -k refusal --record-refusals, or give "
-        "the reason in not_by_a_graph.py"
+def test_every_error_sentence_is_quoted_by_a_test_or_excused() -> None:
+    """The rules for a quote are in `refusals/sentences`. The test finds a planted sentence that shares only common words."""
+    texts, planted = sentences(), " ".join(("the", "pump", "overheats", "which is not supported"))
+    assert len(texts) > 200 and planted not in texts
+    missing = unquoted(texts | {planted})
+    assert planted in missing
+    reasons = [beginning for beginnings in NO_TEST.values() for beginning in beginnings]
+    excused = {beginning: [text for text in missing if text.startswith(beginning)] for beginning in reasons}
+    assert {beginning for beginning, found in excused.items() if len(found) != 1} == set(), "quoted, or gone"
+    assert missing - {planted} == {text for found in excused.values() for text in found}, (
+        "quote at least three words of the sentence in a test, or give the reason in NO_TEST of refusals/sentences.py"
     )
-    assert shown - every == set(), "sentences that have gone or begin otherwise: record them again"
 
 
 def dead_links(text: str, folder: Path) -> list[str]:

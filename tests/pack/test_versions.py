@@ -20,10 +20,10 @@ from parallel_backend.models.comfyui.content import files
 from parallel_backend.models.diffusers import installed
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.vae import AUTOENCODERS
-from parallel_backend.wire.messages import Facts
+from parallel_backend.wire.to_host import RankFacts
 
 REPO = Path(__file__).parents[2]
-FACTS = Facts("machine-a", "cuda:0", "2.11.0", "0.42.1", code_digest())
+FACTS = RankFacts("machine-a", "cuda:0", "2.11.0", "0.42.1", code_digest())
 
 
 def requirements() -> dict[str, str]:
@@ -160,7 +160,7 @@ def comfyui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told_of(folder: Path) -> Facts:
+def told_of(folder: Path) -> RankFacts:
     files.own_files.cache_clear()
     return msgspec.structs.replace(FACTS, comfyui="0.46.0", comfyui_files=files.own_files(str(folder)))
 

@@ -132,7 +132,11 @@ def of_diffusers(server: ComfyUI) -> Refusals:
             video | {"patch_embed.proj.weight": torch.zeros(72, 16, 2, 2)},
             "has 72 features and no rotary posi",
         ),
-        ("nvfp4", video | marks, f"holds {layer}.weight as nvfp4, which is not supported (float8_e4m3fn, "),
+        (
+            "nvfp4",
+            video | marks,
+            f"holds {layer}.weight as nvfp4, which is not supported (float8_e4m3fn, float8_e5m2 are): choose another file.",
+        ),
         ("torn marks", video | {f"{layer}.comfy_quant": words('{"form')}, "has damaged marks of quantisation ("),
         (
             "scaled",
@@ -173,14 +177,14 @@ def of_diffusers(server: ComfyUI) -> Refusals:
         yield loading(f"{name}.safetensors", "PixArt"), f"{name}.safetensors {literally(said)}"
     vaes = server.base_dir / "models" / "vae"
     vae = cogvideox_vae_tensors()
-    norm = "decoder.norm_out.norm_layer.weight"
+    norm, width = "decoder.norm_out.norm_layer.weight", "encoder.down_blocks.0.resnets.0.conv2.conv.weight"
     for name, tensors, said in (
         ("of nothing", {"blocks.0.weight": torch.zeros(8, 16)}, "has no tensors of a VAE: choose a VAE file."),
         ("shape", vae | {norm: torch.zeros(7)}, f"holds {norm} with the shape [7] where [32] is needed: choose a"),
         ("integers", vae | {norm: torch.zeros(32, dtype=torch.int8)}, f"holds {norm} as I8: choose a VAE file in fp32"),
         ("levels", {k: v for k, v in vae.items() if "down_blocks.1." not in k and "down_blocks.2." not in k
                     and "down_blocks.3." not in k}, "has 1 levels and CogVideoX has 4: choose another VAE file."),
-        ("no width", without(vae, "encoder.down_blocks.0.resnets.0.conv2.conv.weight"), "lacks the tensor 'encoder.down_b"),
+        ("no width", without(vae, width), f"lacks the tensor '{width}': choose a complete VAE file."),
     ):  # fmt: skip
         save_file(tensors, vaes / f"{name}.safetensors")
         yield decoding(f"{name}.safetensors"), f"{name}.safetensors {literally(said)}"

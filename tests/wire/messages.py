@@ -10,10 +10,10 @@ from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
 from parallel_backend.wire.frames import (
     PREFIX,
 )
-from parallel_backend.wire.messages import Sample
+from parallel_backend.wire.to_worker import SampleRequest
 from tests.support.plans import cpu_plan
 
-SAMPLE = Sample(
+SAMPLE = SampleRequest(
     request=3,
     model=ModelSpec("comfyui", "/models/a.safetensors", 1, 2, "float32"),
     plan=cpu_plan(ulysses=2),

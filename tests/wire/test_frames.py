@@ -1,6 +1,7 @@
 """Frames: what is sent arrives bit for bit, and what is too large or malformed is refused."""
 
 import math
+from typing import get_args
 
 import msgspec
 import pytest
@@ -19,16 +20,25 @@ from parallel_backend.wire.frames import (
     host_decoder,
     worker_decoder,
 )
-from parallel_backend.wire.messages import PROTOCOL, Cancel, Progress, Sample
+from parallel_backend.wire.message import PROTOCOL, Message
+from parallel_backend.wire.to_host import SampleStepReply, ToHost
+from parallel_backend.wire.to_worker import CancelRequest, SampleRequest, ToWorker
 from tests.wire.messages import SAMPLE, TENSORS
+
+
+def test_the_name_of_every_message_says_its_direction() -> None:
+    requests, replies = get_args(ToWorker), get_args(ToHost)
+    assert {*requests, *replies} == set(Message.__subclasses__())
+    assert [message.__name__ for message in requests if not message.__name__.endswith("Request")] == []
+    assert [message.__name__ for message in replies if not message.__name__.endswith("Reply")] == []
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
 def test_a_frame_arrives_as_it_was_sent_however_the_stream_is_cut(piece: int) -> None:
-    data = encode(SAMPLE, TENSORS) + encode(Cancel(3))
+    data = encode(SAMPLE, TENSORS) + encode(CancelRequest(3))
     decoder = worker_decoder()
     frames = [frame for start in range(0, len(data), piece) for frame in decoder.feed(data[start : start + piece])]
-    assert [frame.message for frame in frames] == [SAMPLE, Cancel(3)]
+    assert [frame.message for frame in frames] == [SAMPLE, CancelRequest(3)]
     assert frames[0].tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert frames[0].tensors[name].dtype == tensor.dtype
@@ -42,9 +52,9 @@ def test_a_frame_arrives_as_it_was_sent_however_the_stream_is_cut(piece: int) ->
         (PREFIX.pack(b"PDIT", PROTOCOL + 1, 0, 4, 0), f"protocol {PROTOCOL + 1} instead of {PROTOCOL}"),
         (PREFIX.pack(b"PDIT", PROTOCOL, 0, MAX_HEADER_BYTES + 1, 0), "over the limit"),
         (PREFIX.pack(b"PDIT", PROTOCOL, 0, 4, 0) + b"\xff\xff\xff\xff", "header not understood"),
-        (encode(Progress(1, 2)), "message not understood"),
-        (encode(Cancel(3)).replace(b"Cancel", b"Cancer"), "message not understood"),
-        (encode(Cancel(3), {"x": torch.zeros(3)}).replace(b"float32", b"float99"), "dtype"),
+        (encode(SampleStepReply(1, 2)), "message not understood"),
+        (encode(CancelRequest(3)).replace(b"CancelRequest", b"RepealRequest"), "message not understood"),
+        (encode(CancelRequest(3), {"x": torch.zeros(3)}).replace(b"float32", b"float99"), "dtype"),
     ],
 )
 def test_what_is_no_frame_is_refused(data: bytes, complaint: str) -> None:
@@ -59,7 +69,7 @@ def test_a_huge_tensor_is_refused_before_anything_is_kept() -> None:
 
 
 def test_a_tensor_that_claims_more_than_its_frame_is_refused_before_it_is_made() -> None:
-    frame = encode(Cancel(3), {"x": torch.zeros(2**16 + 1)})
+    frame = encode(CancelRequest(3), {"x": torch.zeros(2**16 + 1)})
     shape = frame.replace(b"\xce\x00\x01\x00\x01", b"\xce\xff\xff\xff\xff")
     assert shape != frame
     with pytest.raises(BadFrame, match="the tensors take 17179869180 bytes and the frame has 262148 of them"):
@@ -69,13 +79,13 @@ def test_a_tensor_that_claims_more_than_its_frame_is_refused_before_it_is_made()
 @pytest.mark.parametrize("shape", [(0, 2**33, 2**33), (0, 2**64 - 1), (1,) * 9, (-1,)])
 def test_a_shape_that_no_tensor_has_is_refused(shape: tuple[int, ...]) -> None:
     tensors = [{"name": "x", "dtype": "uint8", "shape": shape}]
-    raw = msgspec.msgpack.encode({"message": msgspec.Raw(msgspec.msgpack.encode(Cancel(3))), "tensors": tensors})
+    raw = msgspec.msgpack.encode({"message": msgspec.Raw(msgspec.msgpack.encode(CancelRequest(3))), "tensors": tensors})
     payload = bytes(max(0, math.prod(shape)))
     with pytest.raises(BadFrame):
         worker_decoder().feed(PREFIX.pack(b"PDIT", PROTOCOL, 0, len(raw), len(payload)) + raw + payload)
 
 
-def prompts(count: int) -> Sample:
+def prompts(count: int) -> SampleRequest:
     return msgspec.structs.replace(SAMPLE, positive=SAMPLE.positive * count)
 
 
@@ -90,16 +100,26 @@ def prompts(count: int) -> Sample:
         (SAMPLE, {"x": torch.zeros((1,) * 9)}, "the tensor x has 9 dimensions and 8 are the limit"),
         (SAMPLE, {str(number): torch.zeros(1) for number in range(4097)}, "4097 tensors is over the limit of 4096"),
         (SAMPLE, {"x": torch.zeros(1).expand(2**31 + 1)}, r"8\.6 GB of tensors is over the limit"),
-        (prompts(20_000), {}, r"the description of the message Sample takes \d+ bytes and 1048576 are the limit"),
-        (msgspec.structs.replace(SAMPLE, request=2**64), {}, "a number or name in the message Sample cannot be sent"),
+        (
+            prompts(20_000),
+            {},
+            r"the description of the message SampleRequest takes \d+ bytes and 1048576 are the limit",
+        ),
+        (
+            msgspec.structs.replace(SAMPLE, request=2**64),
+            {},
+            "a number or name in the message SampleRequest cannot be sent",
+        ),
         (
             msgspec.structs.replace(SAMPLE, compiler="\udcff"),
             {},
-            "a number or name in the message Sample cannot be sent",
+            "a number or name in the message SampleRequest cannot be sent",
         ),
     ],
 )
-def test_what_the_other_side_would_not_take_is_not_sent(message: Sample, tensors: Tensors, complaint: str) -> None:
+def test_what_the_other_side_would_not_take_is_not_sent(
+    message: SampleRequest, tensors: Tensors, complaint: str
+) -> None:
     with pytest.raises(Refused, match=complaint):
         encode(message, tensors)
 

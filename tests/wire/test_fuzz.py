@@ -15,24 +15,36 @@ import torch
 
 from parallel_backend.host.workers.channel import LocalChannel
 from parallel_backend.wire.frames import MAGIC, PREFIX, BadFrame, FrameDecoder, encode, host_decoder, worker_decoder
-from parallel_backend.wire.messages import PROTOCOL, Cancel, Done, Facts, Failed, Hello, Progress, Pulse
+from parallel_backend.wire.message import PROTOCOL
+from parallel_backend.wire.to_host import (
+    ConnectReply,
+    DoneReply,
+    FailedReply,
+    HeartbeatReply,
+    RankFacts,
+    SampleStepReply,
+)
+from parallel_backend.wire.to_worker import CancelRequest
 from tests.wire.messages import SAMPLE, TENSORS, mutated
 
 CASES = 6_000
 """In each direction."""
 
 GENERATION = 1
-FACTS = Facts("host", "cpu", "2", "0.42", "abc")
+FACTS = RankFacts("host", "cpu", "2", "0.42", "abc")
 CASES_OF = {
-    "to workers": (worker_decoder, [encode(SAMPLE, TENSORS), encode(Cancel(3)), encode(SAMPLE, {"x": torch.zeros(9)})]),
+    "to workers": (
+        worker_decoder,
+        [encode(SAMPLE, TENSORS), encode(CancelRequest(3)), encode(SAMPLE, {"x": torch.zeros(9)})],
+    ),
     "to the host": (
         host_decoder,
         [
-            encode(Hello(GENERATION, FACTS), rank=3),
-            encode(Pulse("sampling", 3, 17, False)),
-            encode(Progress(1, 2), {"denoised": torch.zeros(2, 3), "x": torch.zeros(2, 3)}),
-            encode(Failed(1, "cpu", "loading", 0, False, "reason", "trace" * 20, 1.5)),
-            encode(Done(1), {"result": torch.zeros(1, 16, 4, 4)}),
+            encode(ConnectReply(GENERATION, FACTS), rank=3),
+            encode(HeartbeatReply("sampling", 3, 17, False)),
+            encode(SampleStepReply(1, 2), {"denoised": torch.zeros(2, 3), "x": torch.zeros(2, 3)}),
+            encode(FailedReply(1, "cpu", "loading", 0, False, "reason", "trace" * 20, 1.5)),
+            encode(DoneReply(1), {"result": torch.zeros(1, 16, 4, 4)}),
         ],
     ),
 }
@@ -83,7 +95,7 @@ def test_mutated_frames_of_a_worker_end_its_connection_alone(tmp_path: Path) -> 
     """At a live channel of the host, whose one thread must outlive them all."""
     draw = random.Random(3)
     _, frames = CASES_OF["to the host"]
-    hello = encode(Hello(GENERATION, FACTS), rank=0)
+    hello = encode(ConnectReply(GENERATION, FACTS), rank=0)
     channel = LocalChannel(tmp_path / "socket", GENERATION, patience=10)
     files = len(os.listdir("/proc/self/fd"))
     try:
@@ -91,7 +103,10 @@ def test_mutated_frames_of_a_worker_end_its_connection_alone(tmp_path: Path) -> 
             with worker(tmp_path / "socket") as stranger, contextlib.suppress(OSError):
                 stranger.sendall((hello if case % 2 else b"") + mutated(draw.choice(frames), draw))
         with worker(tmp_path / "socket") as right:
-            right.sendall(encode(Hello(GENERATION, FACTS), rank=7) + encode(Pulse("sampling", 3, 17, False), rank=7))
+            right.sendall(
+                encode(ConnectReply(GENERATION, FACTS), rank=7)
+                + encode(HeartbeatReply("sampling", 3, 17, False), rank=7)
+            )
             until = time.monotonic() + 20
             while 7 not in channel.heard:
                 assert time.monotonic() < until

@@ -23,8 +23,10 @@ from parallel_backend.host.workers.remote import ask
 from parallel_backend.wire.address import Address
 from parallel_backend.wire.frames import MAGIC, BadFrame, encode, host_decoder, worker_decoder
 from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, RESULT, Crowded, Verdict, present
-from parallel_backend.wire.messages import PROTOCOL, Cancel, Facts, Hello, Join, Ready, Welcome
+from parallel_backend.wire.message import PROTOCOL
 from parallel_backend.wire.secret import VARIABLE
+from parallel_backend.wire.to_host import ConnectReply, JoinReply, RankFacts, WelcomeReply
+from parallel_backend.wire.to_worker import CancelRequest, JoinRequest
 from parallel_backend.worker.process.gateway import STRANGERS
 from scripts.comfyui import free_port
 from tests.wire.messages import SAMPLE, TENSORS, mutated
@@ -45,18 +47,18 @@ class Listener:
         return socket.create_connection((self.address.host, self.address.port), timeout=20)
 
     def client(self) -> socket.socket:
-        """A connection that has shown the secret and got its Welcome."""
+        """A connection that has shown the secret and received its WelcomeReply."""
         connection = self.connect()
         present(connection, self.secret, CLIENT)
         connection.settimeout(20)
-        assert isinstance(receive(connection), Welcome)
+        assert isinstance(receive(connection), WelcomeReply)
         return connection
 
     def assert_serves(self) -> None:
         with self.client() as connection:
             number = secrets.randbits(60)
-            connection.sendall(encode(Join(number)))
-            assert receive(connection, Ready) == Ready(number)
+            connection.sendall(encode(JoinRequest(number)))
+            assert receive(connection, JoinReply) == JoinReply(number)
 
 
 def receive(connection: socket.socket, kind: type = object) -> object:
@@ -119,9 +121,9 @@ def test_mutated_frames_of_a_client_end_its_connection_alone(listener: Listener)
     draw = random.Random(1)
     frames = [
         encode(SAMPLE, TENSORS),
-        encode(Join(1)),
-        encode(Cancel(3)),
-        encode(Hello(1, Facts("h", "cpu", "", "", ""))),
+        encode(JoinRequest(1)),
+        encode(CancelRequest(3)),
+        encode(ConnectReply(1, RankFacts("h", "cpu", "", "", ""))),
     ]
     sent = 0
     listener.assert_serves()

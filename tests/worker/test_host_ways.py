@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from parallel_backend.host.planning.measurements import Measurements
 from parallel_backend.host.workers.exchange import Answer
 from parallel_backend.wire.frames import Frame
-from parallel_backend.wire.messages import MachineMeasured
+from parallel_backend.wire.to_host import MeasureMachineReply
 from parallel_backend.worker.process.environment import Environment, Launched
 from parallel_backend.worker.process.host_ways import has_ways, kept_way, through_host, try_ways
 from parallel_backend.worker.process.process_group import ProcessGroup
@@ -91,7 +91,7 @@ def test_ways_are_tried_where_all_that_is_exchanged_goes_through_the_host(
 def test_what_workers_measure_on_a_slower_way_is_not_taken() -> None:
     """Those that measured it are ended, and those that start then are asked."""
     measured = [replace(MEASURED, link_bandwidth=bandwidth) for bandwidth in (1e9, 2e9)]
-    answers = [MachineMeasured(0, measured[0], again=True), MachineMeasured(1, measured[1])]
+    answers = [MeasureMachineReply(0, measured[0], restart_is_faster=True), MeasureMachineReply(1, measured[1])]
     ended: list[tuple[str, ...]] = []
     measurements = Measurements(
         ask=lambda exchange: Answer(Frame(answers.pop(0), {}), []),

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallel_backend.wire.messages import Shortage
+from parallel_backend.wire.to_host import MemoryShortage
 from parallel_backend.worker.__main__ import _shortage
 from parallel_backend.worker.memory import rank_memory
 from parallel_backend.worker.memory.rank_memory import Memory, OutOfMemory, asked_bytes, is_out_of_memory
@@ -104,14 +104,14 @@ def test_what_torch_keeps_is_returned_where_it_is_a_good_part_of_what_is_free(
 class DeadGpu:
     """A rank whose device answers nothing any more."""
 
-    def shortage(self, error: BaseException) -> Shortage:
+    def shortage(self, error: BaseException) -> MemoryShortage:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 def test_a_shortage_is_told_of_a_gpu_that_answers_no_more() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 54.00 MiB.")
     dead: Any = DeadGpu()
-    assert _shortage(error, dead) == Shortage(54 << 20, free=0, part=0, held=[])
+    assert _shortage(error, dead) == MemoryShortage(54 << 20, free_bytes=0, model_bytes=0, models_on_device=[])
 
 
 @pytest.mark.parametrize(("windows", "kept"), [(True, 2_000_000_000), (False, 0)])

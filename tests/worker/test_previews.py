@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from parallel_backend.errors import Cancelled
-from parallel_backend.wire.messages import Message, Progress
+from parallel_backend.wire.message import Message
+from parallel_backend.wire.to_host import SampleStepReply
 from parallel_backend.worker.requests.previews import MOST_WAITING, Previews
 
 CPU = torch.device("cpu")
@@ -26,7 +27,7 @@ class Host:
 
     def take(self, message: Message, tensors: Mapping[str, Tensor]) -> None:
         assert self.reads.wait(30)
-        assert isinstance(message, Progress)
+        assert isinstance(message, SampleStepReply)
         self.got.append((message.step, float(tensors["x"])))
 
 
@@ -37,7 +38,7 @@ def test_the_loop_goes_on_while_the_host_does_not_read_and_all_arrive_in_order(d
     host.reads.clear()
     with Previews(torch.device(device), host.take) as previews:
         for step in range(MOST_WAITING):
-            previews.show(Progress(1, step), {"x": torch.tensor(float(step), device=device)})
+            previews.show(SampleStepReply(1, step), {"x": torch.tensor(float(step), device=device)})
         assert host.got == []
         host.reads.set()
     assert host.got == [(step, float(step)) for step in range(MOST_WAITING)]
@@ -46,7 +47,7 @@ def test_the_loop_goes_on_while_the_host_does_not_read_and_all_arrive_in_order(d
 def shown_then(host: Host, error: BaseException) -> None:
     """A run that shows one step and ends with an error."""
     with Previews(CPU, host.take) as previews:
-        previews.show(Progress(1, 0), {"x": torch.zeros(())})
+        previews.show(SampleStepReply(1, 0), {"x": torch.zeros(())})
         raise error
 
 
@@ -62,7 +63,7 @@ def test_a_send_that_fails_is_raised_in_the_loop() -> None:
         raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError), Previews(CPU, take) as previews:
-        previews.show(Progress(1, 0), {"x": torch.zeros(())})
+        previews.show(SampleStepReply(1, 0), {"x": torch.zeros(())})
 
 
 def test_a_failure_of_the_run_does_not_wait_for_previews() -> None:

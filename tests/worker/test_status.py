@@ -1,4 +1,4 @@
-"""What a rank's pulses say of it while its main thread compiles, and while a request comes."""
+"""What a rank's heartbeats say of it while its main thread compiles, and while a request comes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from parallel_backend.wire.frames import encode, host_decoder
-from parallel_backend.wire.messages import Facts, Hello, Join, Pulse
+from parallel_backend.wire.to_host import ConnectReply, HeartbeatReply, RankFacts
+from parallel_backend.wire.to_worker import JoinRequest
 from parallel_backend.worker.process import status as module
 from parallel_backend.worker.process.host_connection import HostConnection
 from parallel_backend.worker.process.status import Status
 
 
-def pulse(status: Status) -> int:
+def heartbeat(status: Status) -> int:
     """The marks, as the link's thread sends them."""
     thread = threading.Thread(target=status.mark_compiling)
     thread.start()
@@ -35,19 +36,19 @@ def test_a_long_compile_counts_as_getting_on_but_not_for_ever(
     status, seen, run = Status(), [], []
 
     def backend(graph: Any, _: Any) -> Any:
-        seen.extend([pulse(status), pulse(status)])
+        seen.extend([heartbeat(status), heartbeat(status)])
 
         def compiled(*args: Tensor) -> Any:
-            run.append(pulse(status))
+            run.append(heartbeat(status))
             return graph.forward(*args)
 
         return compiled
 
     torch._dynamo.reset()
-    before = pulse(status)
+    before = heartbeat(status)
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
     assert (before, seen, run) == (0, moved, moved[1:])
-    assert pulse(status) == moved[1]
+    assert heartbeat(status) == moved[1]
 
 
 def test_an_idle_rank_says_that_it_reads_while_a_long_request_comes() -> None:
@@ -61,10 +62,10 @@ def test_an_idle_rank_says_that_it_reads_while_a_long_request_comes() -> None:
             time.sleep(60)
 
     with ours, theirs:
-        connection = HostConnection(ours, 0, Hello(1, Facts("h", "cpu", "", "", "")), status, leave)
+        connection = HostConnection(ours, 0, ConnectReply(1, RankFacts("h", "cpu", "", "", "")), status, leave)
         phases = phases_of(theirs, status)
         assert next(phases) == module.IDLE
-        frame = encode(Join(1))
+        frame = encode(JoinRequest(1))
         theirs.sendall(frame[:-1])
         assert module.READING in (next(phases) for _ in range(100))
         theirs.sendall(frame[-1:])
@@ -79,10 +80,10 @@ def test_an_idle_rank_says_that_it_reads_while_a_long_request_comes() -> None:
 
 
 def phases_of(connection: socket.socket, status: Status) -> Iterator[str]:
-    """The phases that pulses name, as fast as they can be sent."""
+    """The phases that heartbeats name, as fast as they can be sent."""
     decoder = host_decoder()
     while True:
         status.changed.set()
         for frame in decoder.feed(connection.recv(1 << 16)):
-            if isinstance(frame.message, Pulse):
+            if isinstance(frame.message, HeartbeatReply):
                 yield frame.message.phase

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....parallel_backend.errors import Refused
-from ....parallel_backend.wire.messages import RESIDUAL, Residuals
+from ....parallel_backend.wire.to_worker import RESIDUAL, BlockResiduals
 
 OTHER = "use a ControlNet that was made for this model."
 
@@ -19,7 +19,7 @@ Control: TypeAlias = Mapping[str, Sequence[Tensor | None]]
 
 def residuals_of(
     control: Control, blocks: Mapping[str, range], size: tuple[int, int, int]
-) -> tuple[Residuals, dict[str, Tensor]] | None:
+) -> tuple[BlockResiduals, dict[str, Tensor]] | None:
     """Which tensor is added after which block, and the tensors, each once; None if there is nothing to add.
 
     Args:
@@ -52,7 +52,7 @@ def residuals_of(
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     named = {f"{RESIDUAL}{number}": tensor for number, tensor in enumerate(distinct.values())}
     names = dict(zip(distinct, named, strict=True))
-    residuals = Residuals(
+    residuals = BlockResiduals(
         {block: names[id(t)] for block, t in by_block.items()}, rows, str(dtype).removeprefix("torch.")
     )
     return residuals, {name: _whole(tensor, rows, tokens, dtype) for name, tensor in named.items()}

@@ -33,7 +33,7 @@ from .steps import Steps
 log = logging.getLogger(__name__)
 
 Message = tuple[dict[str, Any], dict[str, Tensor]]
-"""A Sample message's fields and tensors."""
+"""The fields and tensors of a SampleRequest."""
 
 
 def message_of(run: SamplerRun, checked: Checked, recording: Recording, *, wrapped: bool) -> Message:
@@ -116,7 +116,7 @@ def run_in_loop(
             watched.show(step, denoised, x, total)
 
         done = planned.remote.sample(
-            tensors, on_progress, planned.adapters, plan=planned.plan, working=planned.working, **fields
+            tensors, on_progress, planned.adapters, plan=planned.plan, working_bytes=planned.working, **fields
         )
     for reason in done.message.uncompiled:
         log.warning("Parallel: %s", reason)

@@ -1,4 +1,4 @@
-"""From a ComfyUI sampling run to the fields of a Sample message, or the reason why it runs step by step instead."""
+"""From a ComfyUI sampling run to the fields of a SampleRequest, or the reason why it runs step by step instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ....parallel_backend.denoise.program import encoded
 from ....parallel_backend.diffusion import Prompt, Value
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
-from ....parallel_backend.wire.messages import PROGRAM
+from ....parallel_backend.wire.to_worker import PROGRAM
 from ..conditioning import NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from ..dtypes import dtype_name
 from ..features import free_u, pose_cache
@@ -72,7 +72,7 @@ def _text_length(conds: Mapping[str, Any]) -> int:
 
 
 def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The fields and tensors of the Sample message that does the same.
+    """Return the fields and tensors of the SampleRequest that does the same.
 
     Raises:
         NotSupported: with the reason.

@@ -278,7 +278,7 @@ class Trial:
 
 
 def _denoised(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], program: Any, patches: int) -> Tensor:
-    """What one worker alone makes of a Sample message, with the network in the model's place."""
+    """Return the result of a SampleRequest on one worker, with the network in the model's place."""
     x, here = tensors["x"], torch.device("cpu")
     mesh = Mesh(groups=(), **{axis: Communicator(axis, None, here, False, Meter()) for axis in AXES})
     sides = {0: fields["positive"]} if fields["negative"] is None else {0: fields["positive"], 1: fields["negative"]}

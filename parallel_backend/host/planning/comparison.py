@@ -13,7 +13,7 @@ from ...errors import Refused
 from ...plan import ResolvedPlan
 from ...plan.advice import gigabytes
 from ...plan.choose import single_device
-from ...wire.messages import Sample
+from ...wire.to_worker import SampleRequest
 from ..workers.exchange import Answer, Caller, Exchange, IsCancelled
 from .planner import Chosen
 
@@ -41,14 +41,14 @@ class Comparison(msgspec.Struct, frozen=True):
 class Denoise:
     """A denoise that has come to its end and may be done again: its tensors are on the CPU and its adapters left out."""
 
-    message: Sample
+    message: SampleRequest
     tensors: Mapping[str, Tensor]
     chosen: Chosen | None
 
     @classmethod
     def of(cls, exchange: Exchange, chosen: Chosen | None) -> Denoise:
         """What an exchange asked for."""
-        assert isinstance(exchange.message, Sample)
+        assert isinstance(exchange.message, SampleRequest)
         return cls(exchange.message, {name: tensor.cpu() for name, tensor in exchange.tensors.items()}, chosen)
 
 
@@ -85,20 +85,20 @@ def compare(
     of = len(denoise.tensors["sigmas"]) - 1
     steps = min(of, STEPS + (plan.warmup_steps if plan.patches > 1 else 0))
 
-    def timed(plan: ResolvedPlan, working: int) -> float:
+    def timed(plan: ResolvedPlan, working_bytes: int) -> float:
         """Seconds a step; a first run, which loads the model and the kernels, does not count."""
         taken = 0.0
         for count in (1, steps):
             tensors = {**denoise.tensors, "sigmas": denoise.tensors["sigmas"][: count + 1]}
             message = msgspec.structs.replace(
-                denoise.message, request=number(), plan=plan, adapters="", working=working
+                denoise.message, request=number(), plan=plan, adapters="", working_bytes=working_bytes
             )
             answer = ask(Exchange(message, tensors, caller=Caller(is_cancelled)))
             taken = max(report.seconds for report in answer.reports) / count
         return taken
 
     report(f"{steps} steps on {plan.degrees}")
-    shared = timed(plan, denoise.message.working)
+    shared = timed(plan, denoise.message.working_bytes)
     alone = single_device(plan)
     report(f"{steps} steps on {alone.devices[0]} alone, once the model is loaded there")
     make_room(denoise.message.model, alone.devices, single.memory)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...plan import ResolvedPlan
 from ...plan.choose import Choice
-from ...wire.messages import Report
+from ...wire.to_host import RankCostReply
 from .planner import Question
 
 
@@ -40,7 +40,7 @@ class Ran:
     """What a request cost on each rank, in no order."""
 
     plan: ResolvedPlan
-    reports: Sequence[Report]
+    reports: Sequence[RankCostReply]
 
 
 Event = Starting | Measuring | Planned | Ran

@@ -10,14 +10,8 @@ from ...conditioning import Conditioning
 from ...diffusion import ModelSpec
 from ...plan import AXES, ResolvedPlan
 from ...plan.predict.measure import BlockTimes, Machine, cached, machine_key
-from ...wire.messages import (
-    BlocksMeasured,
-    MachineMeasured,
-    MeasureBlocks,
-    MeasureMachine,
-    MeasureMemory,
-    MemoryMeasured,
-)
+from ...wire.to_host import MeasureBlocksReply, MeasureMachineReply, MeasureMemoryReply
+from ...wire.to_worker import MeasureBlocksRequest, MeasureMachineRequest, MeasureMemoryRequest
 from ..workers.exchange import Answer, Caller, Exchange, IsCancelled
 from ..workers.remote import is_remote
 from .events import Measuring, OnEvent
@@ -48,10 +42,10 @@ class Measurements:
     def measure(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
         """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
         self._on_event(Measuring("this machine"))
-        request = MeasureMachine(self._number(), _side_by_side(plan))
+        request = MeasureMachineRequest(self._number(), _side_by_side(plan))
         message = self._ask(Exchange(request, caller=Caller(is_cancelled))).frame.message
-        assert isinstance(message, MachineMeasured)
-        if not message.again:
+        assert isinstance(message, MeasureMachineReply)
+        if not message.restart_is_faster:
             return message.machine
         self._end(plan.devices)
         return self.measure(plan, is_cancelled)
@@ -69,9 +63,9 @@ class Measurements:
         Args:
             reclaimable: bytes that this process holds on a device of this machine and would give up for the job.
         """
-        request = MeasureMemory(self._number(), plan)
+        request = MeasureMemoryRequest(self._number(), plan)
         message = self._ask(Exchange(request, caller=Caller(is_cancelled))).frame.message
-        assert isinstance(message, MemoryMeasured)
+        assert isinstance(message, MeasureMemoryReply)
         devices = plan.devices
         return tuple(
             free + (0 if is_remote(device) else reclaimable(device)) / devices.count(device)
@@ -90,9 +84,11 @@ class Measurements:
 
         def measure() -> BlockTimes:
             self._on_event(Measuring("the model's blocks"))
-            request = MeasureBlocks(self._number(), model, _side_by_side(plan), compute_dtype, dict(example.values))
+            request = MeasureBlocksRequest(
+                self._number(), model, _side_by_side(plan), compute_dtype, dict(example.values)
+            )
             message = self._ask(Exchange(request, example.tensors, caller=Caller(is_cancelled))).frame.message
-            assert isinstance(message, BlocksMeasured)
+            assert isinstance(message, MeasureBlocksReply)
             return message.times
 
         shapes = {name: tuple(tensor.shape) for name, tensor in sorted(example.tensors.items())}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ...comm.timeline import BINS
-from ...wire.messages import Report, Times
+from ...wire.to_host import RankCostReply, RankTimings
 
 MOST_BINS = 16
 """Of a call's bins at most so many are kept: of a run of many calls no more could be seen."""
@@ -23,28 +23,28 @@ BETWEEN = "between calls"
 class Calls:
     """The calls of one run so far, each with when it began by the clock of `time.monotonic`."""
 
-    _calls: list[tuple[float, list[Report]]] = field(default_factory=list)
+    _calls: list[tuple[float, list[RankCostReply]]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def add(self, reports: Sequence[Report]) -> None:
+    def add(self, reports: Sequence[RankCostReply]) -> None:
         """Note a call that has just ended."""
         longest = max(report.times.seconds for report in reports)
         kept = [msgspec.structs.replace(report, times=coarse(report.times)) for report in reports]
         self._calls.append((time.monotonic() - longest, kept))
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[RankCostReply]:
         """One for each rank, as if the calls had been one request; `seconds` leaves out what is between them."""
         calls = self._calls[:]  # another thread may add one
-        ranks: dict[int, list[tuple[float, Report]]] = {}
+        ranks: dict[int, list[tuple[float, RankCostReply]]] = {}
         for began, reports in calls:
             for report in reports:
                 ranks.setdefault(report.rank, []).append((began - calls[0][0], report))
         return [joined(calls) for calls in ranks.values()]
 
 
-def joined(calls: Sequence[tuple[float, Report]]) -> Report:
+def joined(calls: Sequence[tuple[float, RankCostReply]]) -> RankCostReply:
     """One rank's reports of calls, each with the seconds from the first call's beginning to its own, as one."""
     reports = [report for _, report in calls]
     sent: dict[str, int] = {}
@@ -62,7 +62,7 @@ def joined(calls: Sequence[tuple[float, Report]]) -> Report:
     )
 
 
-def coarse(times: Times) -> Times:
+def coarse(times: RankTimings) -> RankTimings:
     """The timeline joined into MOST_BINS bins at most."""
     factor = 1
     while times.seconds > MOST_BINS * factor * times.width:
@@ -74,7 +74,7 @@ def coarse(times: Times) -> Times:
     return msgspec.structs.replace(times, width=factor * times.width, waiting=waiting)
 
 
-def _joined(calls: Sequence[tuple[float, Times]]) -> Times:
+def _joined(calls: Sequence[tuple[float, RankTimings]]) -> RankTimings:
     starts: list[float] = []
     seconds = 0.0
     for start, times in calls:  # by another clock, so one may seem to begin before the last has ended
@@ -94,7 +94,7 @@ def _joined(calls: Sequence[tuple[float, Times]]) -> Times:
                 end = min(times.seconds, (at + 1) * times.width)
                 _spread(waiting, kind, start + at * times.width, start + end, value, width)
         phases += [(name, start + at) for name, at in times.phases if not phases or phases[-1][0] != name]
-    return Times(
+    return RankTimings(
         seconds=seconds,
         width=width,
         waiting={kind: [round(value) for value in bins] for kind, bins in waiting.items()},

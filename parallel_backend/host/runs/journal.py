@@ -11,7 +11,8 @@ import msgspec
 from ...attention.kernels import describe
 from ...plan import ResolvedPlan
 from ...plan.choose import PARTS, Ranked, is_approximate
-from ...wire.messages import Decode, Encode, Forward, Report, Sample
+from ...wire.to_host import RankCostReply
+from ...wire.to_worker import DecodeRequest, EncodeRequest, ForwardRequest, SampleRequest
 from ..planning.comparison import Denoise
 from ..planning.planner import Chosen
 from ..workers.exchange import Answer, Exchange
@@ -19,7 +20,12 @@ from ..workers.status import Failure, model_name
 from .calls import Calls
 from .timeline import RunTimeline, timeline_of
 
-KINDS = {Sample: "sampling", Forward: "model calls one at a time", Decode: "decoding", Encode: "encoding"}
+KINDS = {
+    SampleRequest: "sampling",
+    ForwardRequest: "model calls one at a time",
+    DecodeRequest: "decoding",
+    EncodeRequest: "encoding",
+}
 
 
 class Alternative(msgspec.Struct, frozen=True):
@@ -48,7 +54,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class RankCost(msgspec.Struct, frozen=True):
-    """A rank's seconds and bytes in a run, as in Report."""
+    """Seconds and bytes of one rank in a run. The fields are those of RankCostReply."""
 
     rank: int
     device: str
@@ -92,10 +98,10 @@ class _Run:
         chosen: among which plans its own was chosen; None where it was not.
     """
 
-    message: Sample | Forward | Decode | Encode
+    message: SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest
     steps: int
     calls: Calls | None
-    reports: Sequence[Report]
+    reports: Sequence[RankCostReply]
     ended: float
     chosen: Chosen | None
 
@@ -118,12 +124,12 @@ class Journal:
     def ran(self, exchange: Exchange, answer: Answer, latest: Chosen | None) -> None:
         """Note a run that has come to its end, and its plan's choice, if `latest` is that."""
         message, steps = exchange.message, 0
-        assert isinstance(message, Sample | Forward | Decode | Encode)
-        calls = self._calls(message) if isinstance(message, Forward) else None
+        assert isinstance(message, SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest)
+        calls = self._calls(message) if isinstance(message, ForwardRequest) else None
         if calls is not None:
             calls.add(answer.reports)
         chosen = latest if latest is not None and latest.choice.plan == message.plan else None
-        if isinstance(message, Sample):
+        if isinstance(message, SampleRequest):
             self.denoise = Denoise.of(exchange, chosen)
             steps = len(exchange.tensors["sigmas"]) - 1
         self._last = _Run(message, steps, calls, list(answer.reports), time.time(), chosen)
@@ -131,7 +137,7 @@ class Journal:
         self.failure = None
         self.runs += 1
 
-    def _calls(self, message: Forward) -> Calls:
+    def _calls(self, message: ForwardRequest) -> Calls:
         """Those of the run that a call belongs to."""
         last = self._last
         same = last is not None and (last.message.model, last.message.plan) == (message.model, message.plan)
@@ -164,7 +170,7 @@ class Journal:
         )
 
 
-def _cost(report: Report, plan: ResolvedPlan) -> RankCost:
+def _cost(report: RankCostReply, plan: ResolvedPlan) -> RankCost:
     return RankCost(
         rank=report.rank,
         device=plan.devices[report.rank],

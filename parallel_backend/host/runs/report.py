@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...diffusion import ModelSpec
-from ...wire.messages import Report
+from ...wire.to_host import RankCostReply
 
 MEBIBYTE = 1 << 20
 
 
-def table(reports: Sequence[Report], devices: Sequence[str]) -> str:
+def table(reports: Sequence[RankCostReply], devices: Sequence[str]) -> str:
     """One line a rank, for the log."""
     lines = [
         f"{'rank':>4}  {'device':<8} {'compute':>9} {'waiting':>9} {'weights':>10} {'cache':>10} {'peak':>10} {'read':>10}  sent"
@@ -26,21 +26,21 @@ def table(reports: Sequence[Report], devices: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def compiled(reports: Sequence[Report]) -> str:
+def compiled(reports: Sequence[RankCostReply]) -> str:
     """How long compiling took the slowest rank, in words; empty if nothing was compiled."""
     seconds = max(report.compiling for report in reports)
     return f"blocks compiled in {seconds:.1f} s; what they became is kept for later starts" if seconds else ""
 
 
-def restored(model: ModelSpec, reports: Sequence[Report]) -> str:
+def restored(model: ModelSpec, reports: Sequence[RankCostReply]) -> str:
     """What came back from host memory before a run, in words; empty if nothing did."""
     count = sum(report.restored for report in reports)
     return f"{Path(model.path).name}: {_mebibytes(count)} restored from host memory" if count else ""
 
 
-def released(model: ModelSpec, reports: Sequence[Report]) -> str:
+def released(model: ModelSpec, reports: Sequence[RankCostReply]) -> str:
     """What the workers hold after a model has left their devices, in words."""
-    held = sum(other.nbytes for report in reports for other in report.held)
+    held = sum(other.nbytes for report in reports for other in report.models_on_device)
     on_host = sum(report.on_host for report in reports)
     return (
         f"{Path(model.path).name} released; the workers hold {_mebibytes(held)} on their devices and keep "

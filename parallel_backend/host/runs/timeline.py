@@ -9,7 +9,7 @@ import msgspec
 
 from ...comm.timeline import BINS
 from ...plan import ResolvedPlan
-from ...wire.messages import Report, Times
+from ...wire.to_host import RankCostReply, RankTimings
 from .calls import BETWEEN
 
 ONE_WAY = ("pipefusion", "returning", "stage", "control", BETWEEN)
@@ -40,7 +40,7 @@ class RunTimeline(msgspec.Struct, frozen=True):
     ranks: list[RankTimeline]
 
 
-def timeline_of(plan: ResolvedPlan, reports: Sequence[Report]) -> RunTimeline:
+def timeline_of(plan: ResolvedPlan, reports: Sequence[RankCostReply]) -> RunTimeline:
     """The timeline of a request that is done.
 
     In an exchange all ranks of a stage send and receive at once, and all are done at once. Who comes last does not wait, so
@@ -80,7 +80,7 @@ def timeline_of(plan: ResolvedPlan, reports: Sequence[Report]) -> RunTimeline:
     return RunTimeline(width, bins, ordered[0].times.steps, ranks)
 
 
-def _rebinned(times: Times, width: float, bins: int) -> dict[str, Bins]:
+def _rebinned(times: RankTimings, width: float, bins: int) -> dict[str, Bins]:
     """A rank's seconds in bins of another width, which is its own times a power of two."""
     factor = round(width / times.width)
     found = {}

@@ -1,15 +1,15 @@
-"""Comparing the accounts of ranks that failed: whether one request's data made all of them raise the same error."""
+"""Comparison of the FailedReply of all ranks: did one request's data make all of them raise the same error?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ...errors import Refused, RequestFailed
-from ...wire.messages import Failed
+from ...wire.to_host import FailedReply
 from .causes import LOST_PEER, known_cause
 
 
-def failed_alike(reports: Sequence[Failed], ranks: int) -> bool:
+def failed_alike(reports: Sequence[FailedReply], ranks: int) -> bool:
     """Return whether the ranks can go on after a failure.
 
     All of them must have raised an error of the same type at the same point of the request. For each kind of operation, the
@@ -32,8 +32,8 @@ def failed_alike(reports: Sequence[Failed], ranks: int) -> bool:
     )
 
 
-def request_error(reports: Sequence[Failed]) -> Exception:
-    """Return the error of a request that failed alike on all ranks, which go on."""
+def request_error(reports: Sequence[FailedReply]) -> Exception:
+    """Return the error of a request that failed with the same error on all ranks, which recover."""
     first = min(reports, key=lambda report: report.rank)
     if not first.trace:
         return Refused(first.reason)

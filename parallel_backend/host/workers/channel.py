@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ...clock import AwakeClock
 from ...wire.frames import DTYPES, BadFrame, Frame, FrameDecoder, encode, host_decoder
-from ...wire.messages import Hello, Message, Pixels, Pulse
+from ...wire.message import Message
 from ...wire.shared import mapped
+from ...wire.to_host import ConnectReply, DecodedPixelsReply, HeartbeatReply
 
 POLL_SECONDS = 0.1
 """How often the reading thread looks whether the channel closes, and a sending one for how long it has waited."""
@@ -44,9 +45,9 @@ class Disconnected:
 
 @dataclass
 class Heard:
-    """What a rank last said of itself, when it was heard, and when it last got anywhere (seconds of the channel's clock)."""
+    """A rank's latest heartbeat, its time of arrival, and the time of the last progress (seconds of the channel's clock)."""
 
-    pulse: Pulse
+    heartbeat: HeartbeatReply
     at: float
     moved: float
 
@@ -56,7 +57,7 @@ GATEWAY = -1
 
 
 class Channel:
-    """The workers' messages, queued as they come. Pulses are not queued; `heard` has each rank's latest.
+    """The workers' messages, queued as they come. Heartbeats are not queued: `heard` has the latest of each rank.
 
     `lost` has the ranks whose connection has ended, in that order, and why; the reason is empty where it was closed in
     an orderly way. `generation` is the group's. `broken` is why no rank can connect any more. `clock` is that of all times
@@ -87,16 +88,16 @@ class Channel:
         """Have the group end, because it has failed and is not this process's to kill."""
 
     def take(self, rank: int, frame: Frame) -> None:
-        """Note what a rank sent."""
-        if isinstance(frame.message, Pulse):
+        """Record a frame from a rank."""
+        if isinstance(frame.message, HeartbeatReply):
             now, last = self.clock.now(), self.heard.get(rank)
-            moved = last.moved if last and last.pulse == frame.message else now
+            moved = last.moved if last and last.heartbeat == frame.message else now
             self.heard[rank] = Heard(frame.message, now, moved)
         else:
             self.events.put(Received(rank, frame))
 
     def lose(self, rank: int, reason: str) -> None:
-        """Note that a rank's connection has ended."""
+        """Record that a rank's connection has ended."""
         if rank not in self.lost:
             self.lost[rank] = reason
             self.events.put(Disconnected(rank, reason))
@@ -167,7 +168,7 @@ class LocalChannel(Channel):
         selector.register(connection, selectors.EVENT_READ, _Peer(connection))
 
     def _receive(self, peer: _Peer) -> bool:
-        """Read what a peer sent; False when its connection is over."""
+        """Read the data of a peer; return False when its connection is over."""
         reason = ""
         try:
             data, descriptors, _, _ = socket.recv_fds(peer.connection, 1 << 20, MOST_DESCRIPTORS)
@@ -186,7 +187,7 @@ class LocalChannel(Channel):
     def _accept(self, peer: _Peer, frame: Frame) -> None:
         message = frame.message
         if peer.rank is None:
-            if not isinstance(message, Hello) or message.generation != self.generation:
+            if not isinstance(message, ConnectReply) or message.generation != self.generation:
                 raise BadFrame("not a worker of this generation")
             peer.rank = frame.rank
             self._connections[frame.rank] = peer.connection
@@ -194,7 +195,7 @@ class LocalChannel(Channel):
 
 
 class _Peer:
-    """A connection, its decoder, and its rank once it has said Hello."""
+    """A connection, its decoder, and its rank, which is known from the ConnectReply on."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -203,9 +204,9 @@ class _Peer:
         self.descriptors: deque[int] = deque()
 
     def with_shared(self, frame: Frame) -> Frame:
-        """The frame with its tensor in shared memory, if it has one."""
+        """Return the frame with its tensor in shared memory, if the frame has one."""
         message = frame.message
-        if not isinstance(message, Pixels):
+        if not isinstance(message, DecodedPixelsReply):
             return frame
         if not self.descriptors or message.dtype not in DTYPES:
             raise BadFrame("pixels without shared memory")
@@ -215,7 +216,7 @@ class _Peer:
             raise BadFrame(str(error)) from None
 
     def close(self) -> None:
-        """Close the connection and what came over it."""
+        """Close the connection and the descriptors that came over it."""
         self.connection.close()
         while self.descriptors:
             os.close(self.descriptors.popleft())

@@ -12,7 +12,7 @@ from pathlib import Path
 from ...errors import WorkerFailed
 from ...plan import ResolvedPlan
 from ...plan.advice import gigabytes, memory_advice
-from ...wire.messages import Failed, Shortage
+from ...wire.to_host import FailedReply, MemoryShortage
 from ...worker.process.status import CONNECTING
 from .causes import LOST_PEER, REMEDIES, known_cause
 from .channel import GATEWAY, Channel, Heard
@@ -28,7 +28,7 @@ def explain(
     launched: Launched | RemoteProcesses,
     devices: Sequence[str],
     channel: Channel,
-    reports: Sequence[Failed],
+    reports: Sequence[FailedReply],
     plan: ResolvedPlan | None = None,
 ) -> WorkerFailed:
     """The error for a group in which a process ended or a rank reported a failure: its earliest cause.
@@ -49,12 +49,12 @@ def explain(
             why = f" ({channel.lost[rank]})" if channel.lost[rank] else ""
             return WorkerFailed(f"{_who(rank, devices)} was lost{_doing(heard.get(rank))}{why}. {AFTERWARDS}")
     if own:
-        return _from_report(min(own, key=lambda report: report.at), launched, devices, plan)
+        return _from_report(min(own, key=lambda report: report.failed_at), launched, devices, plan)
     if silent_ends:
         rank = min(silent_ends, key=lambda rank: silent_ends[rank] == -signal.SIGABRT)
         return _from_end(launched, rank, devices, heard)
     if reports:
-        return _from_report(min(reports, key=lambda report: report.at), launched, devices, plan)
+        return _from_report(min(reports, key=lambda report: report.failed_at), launched, devices, plan)
     if isinstance(launched, RemoteProcesses):
         why = f" ({channel.lost[GATEWAY]})" if channel.lost.get(GATEWAY) else ""
         return WorkerFailed(f"The connection to {launched.address} was lost{_doing(heard.get(0))}{why}. {AFTERWARDS}")
@@ -84,7 +84,7 @@ def stalled(devices: Sequence[str], heard: Mapping[int, Heard], seconds: float) 
     That is the one which waits for none itself. Where there are several such, or none, it is the furthest behind. GPUs
     that hang when they first exchange something have P2P that their driver reports and that does not work.
     """
-    rank = min(heard, key=lambda r: (heard[r].pulse.waiting, heard[r].pulse.step, heard[r].pulse.progress))
+    rank = min(heard, key=lambda r: (heard[r].heartbeat.waiting, heard[r].heartbeat.step, heard[r].heartbeat.progress))
     what = "the others wait for" if _all_wait_for(rank, heard) else "the furthest behind is"
     return WorkerFailed(
         f"No worker made progress for {seconds:.0f} s; {what} {_who(rank, devices).lower()}{_doing(heard[rank])}. "
@@ -95,11 +95,11 @@ def stalled(devices: Sequence[str], heard: Mapping[int, Heard], seconds: float) 
 def _unconnected(devices: Sequence[str], heard: Heard) -> str:
     """What to do about GPUs that hang in their first exchange, as sentences with a space behind them."""
     gpus = any("cuda" in device for device in devices)
-    return f"{REMEDIES['P2P']} " if gpus and heard.pulse.phase == CONNECTING else ""
+    return f"{REMEDIES['P2P']} " if gpus and heard.heartbeat.phase == CONNECTING else ""
 
 
 def _all_wait_for(rank: int, heard: Mapping[int, Heard]) -> bool:
-    return len(heard) > 1 and all(heard[other].pulse.waiting != (other == rank) for other in heard)
+    return len(heard) > 1 and all(heard[other].heartbeat.waiting != (other == rank) for other in heard)
 
 
 def late(
@@ -115,7 +115,7 @@ def late(
 
 
 def _from_report(
-    report: Failed, launched: Launched | RemoteProcesses, devices: Sequence[str], plan: ResolvedPlan | None
+    report: FailedReply, launched: Launched | RemoteProcesses, devices: Sequence[str], plan: ResolvedPlan | None
 ) -> WorkerFailed:
     where = f"{_who(report.rank, devices)}"
     when = f" while {report.phase}" + (f", step {report.step}" if report.step else "")
@@ -150,16 +150,20 @@ def _said(tail: str) -> str:
     return f"\nThe last lines of its log:\n{tail}" if tail else ""
 
 
-def _short(shortage: Shortage, plan: ResolvedPlan | None) -> str:
-    """How much was asked for, what was held, and what to change."""
-    asked = gigabytes(shortage.asked) if shortage.asked else "more memory"
-    weights = ", ".join(f"{gigabytes(held.nbytes)} of {Path(held.model.path).name}" for held in shortage.held)
-    said = f"it asked for {asked} with {gigabytes(shortage.free)} free, and held {weights or 'no weights'}."
+def _short(shortage: MemoryShortage, plan: ResolvedPlan | None) -> str:
+    """Return the size of the failed allocation, the models on the device, and advice for the plan."""
+    requested = gigabytes(shortage.requested_bytes) if shortage.requested_bytes else "more memory"
+    models = shortage.models_on_device
+    weights = ", ".join(f"{gigabytes(model.nbytes)} of {Path(model.model.path).name}" for model in models)
+    sentence = (
+        f"it asked for {requested} with {gigabytes(shortage.free_bytes)} free, and held {weights or 'no weights'}."
+    )
     if plan is None:
-        return said
-    others = max(0, sum(held.nbytes for held in shortage.held) - shortage.part)
-    advice = memory_advice(plan, shortage.part, others, shortage.asked - shortage.free)
-    return f"{said} {advice[0].upper()}{advice[1:]}."
+        return sentence
+    other_models = max(0, sum(model.nbytes for model in models) - shortage.model_bytes)
+    missing = shortage.requested_bytes - shortage.free_bytes
+    advice = memory_advice(plan, shortage.model_bytes, other_models, missing)
+    return f"{sentence} {advice[0].upper()}{advice[1:]}."
 
 
 def _who(rank: int, devices: Sequence[str]) -> str:
@@ -169,8 +173,8 @@ def _who(rank: int, devices: Sequence[str]) -> str:
 def _doing(heard: Heard | None) -> str:
     if heard is None:
         return " while starting"
-    step = f", step {heard.pulse.step}" if heard.pulse.step else ""
-    return f" while {'idle' if heard.pulse.phase == 'idle' else heard.pulse.phase}{step}"
+    step = f", step {heard.heartbeat.step}" if heard.heartbeat.step else ""
+    return f" while {'idle' if heard.heartbeat.phase == 'idle' else heard.heartbeat.phase}{step}"
 
 
 def _signal(number: int) -> str:

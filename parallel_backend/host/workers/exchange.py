@@ -9,23 +9,32 @@ from torch import Tensor
 
 from ...weights.adapters.lora import NONE, AdapterSet
 from ...wire.frames import Frame
-from ...wire.messages import (
-    Decode,
-    Encode,
-    Forward,
-    MeasureBlocks,
-    MeasureMachine,
-    MeasureMemory,
-    Release,
-    Report,
-    Sample,
+from ...wire.to_host import RankCostReply
+from ...wire.to_worker import (
+    DecodeRequest,
+    EncodeRequest,
+    ForwardRequest,
+    MeasureBlocksRequest,
+    MeasureMachineRequest,
+    MeasureMemoryRequest,
+    ReleaseModelRequest,
+    SampleRequest,
 )
 
 OnMessage = Callable[[Frame], None]
 OnLoading = Callable[[int, int], None]
 IsCancelled = Callable[[], bool]
 
-Request = Sample | Forward | Decode | Encode | MeasureMachine | MeasureMemory | MeasureBlocks | Release
+Request = (
+    SampleRequest
+    | ForwardRequest
+    | DecodeRequest
+    | EncodeRequest
+    | MeasureMachineRequest
+    | MeasureMemoryRequest
+    | MeasureBlocksRequest
+    | ReleaseModelRequest
+)
 
 
 def _ignore(*_: object) -> None:
@@ -59,7 +68,7 @@ class Exchange:
         tensors: what goes with it.
         adapters: those that it names.
         caller: may cancel it, and hears how loading gets on.
-        on_message: told the frames of Progress and Pixels messages; what it raises cancels the request.
+        on_message: called with the frames of SampleStepReply and DecodedPixelsReply; an exception from it cancels the request.
     """
 
     message: Request
@@ -74,4 +83,4 @@ class Answer:
     """The frame that answers a request and what the request cost on each rank, in no order."""
 
     frame: Frame
-    reports: list[Report]
+    reports: list[RankCostReply]

@@ -16,32 +16,34 @@ from ...errors import Cancelled, Refused, WorkerFailed
 from ...plan import ResolvedPlan
 from ...wire.address import Address
 from ...wire.frames import Frame
-from ...wire.messages import (
-    BlocksMeasured,
-    Busy,
-    Cancel,
-    Declined,
-    Decode,
-    Done,
-    Encode,
-    Facts,
-    Failed,
-    Forward,
-    GoOn,
-    Hello,
-    Join,
-    Loading,
-    MachineMeasured,
-    MemoryMeasured,
-    Message,
-    Pixels,
-    Progress,
-    Ready,
-    Release,
-    Report,
-    Sample,
-    Shutdown,
-    WasCancelled,
+from ...wire.message import Message
+from ...wire.to_host import (
+    BusyReply,
+    CancelledReply,
+    ConnectReply,
+    DeclinedReply,
+    DecodedPixelsReply,
+    DoneReply,
+    FailedReply,
+    JoinReply,
+    LoadingReply,
+    MeasureBlocksReply,
+    MeasureMachineReply,
+    MeasureMemoryReply,
+    RankCostReply,
+    RankFacts,
+    SampleStepReply,
+)
+from ...wire.to_worker import (
+    CancelRequest,
+    DecodeRequest,
+    EncodeRequest,
+    ForwardRequest,
+    JoinRequest,
+    RecoverRequest,
+    ReleaseModelRequest,
+    SampleRequest,
+    ShutdownRequest,
 )
 from ...worker.process.status import CONNECTING
 from . import diagnosis
@@ -67,7 +69,7 @@ SLOWER_TO_CONNECT = 3
 class Deadlines:
     """Seconds after which a phase counts as failed.
 
-    `start`: until all workers are ready. `silence`: since a rank's last pulse, or since the fork
+    `start`: until all workers are ready. `silence`: since a rank's last heartbeat, or since the fork
     server that is to fork a worker last did anything. `stall`: since any rank got anywhere.
     `cancel`: until a cancelled request has ended. `report`: for the other ranks' accounts once one has failed.
     `leave`: for workers to leave when told to. `proof`: for each call of a small model that is proved. `derive`: for finding
@@ -137,18 +139,18 @@ class WorkerGroup:
         self.kernels_early = kernels_early
         self.state = State.STARTING
         self._deadlines = deadlines
-        self._reports: list[Failed] = []
+        self._reports: list[FailedReply] = []
         self._progress_before: dict[int, int] = {}
         self.died_idle = False
         """Whether the group failed because a worker had ended before it began with the request."""
-        self._latest: dict[int, Report] = {}
+        self._latest: dict[int, RankCostReply] = {}
         """Each rank's last account of what it holds."""
         self._plan: ResolvedPlan | None = None
         self._model = ""
         self._known = KnownAdapters()
         self._channel: Channel
         self._launched: Launched | RemoteProcesses
-        self._members: dict[int, Facts] = {}
+        self._members: dict[int, RankFacts] = {}
         if is_remote(devices[0]):
             self._connect(address_of(devices[0]), is_cancelled)
         else:
@@ -187,10 +189,10 @@ class WorkerGroup:
                 f"{', '.join(dict.fromkeys(member.host for member in channel.members))}; {len(self.devices)} then): "
                 "queue again."
             )
-        self._send(Join(channel.generation), {})
+        self._send(JoinRequest(channel.generation), {})
 
     @property
-    def members(self) -> list[Facts]:
+    def members(self) -> list[RankFacts]:
         """What the ranks have told of themselves, in their order."""
         return [self._members[rank] for rank in range(len(self.devices))]
 
@@ -205,11 +207,11 @@ class WorkerGroup:
     def held_bytes(self, model: ModelSpec, device: str) -> int:
         """Bytes of a model's weights that the workers on a device hold there."""
         reports = (report for report in self._latest.values() if self.devices[report.rank] == device)
-        return sum(held.nbytes for report in reports for held in report.held if held.model == model)
+        return sum(held.nbytes for report in reports for held in report.models_on_device if held.model == model)
 
     def models(self) -> set[ModelSpec]:
         """The models whose weights the workers hold on their devices."""
-        return {held.model for report in self._latest.values() for held in report.held}
+        return {held.model for report in self._latest.values() for held in report.models_on_device}
 
     def status(self) -> GroupStatus:
         """What the ranks do and hold, as far as is known now; any thread may ask at any time."""
@@ -226,10 +228,10 @@ class WorkerGroup:
             WorkerFailed: the group has failed and is stopped.
         """
         assert self.state is State.READY
-        self._plan = None if isinstance(exchange.message, Release) else exchange.message.plan
+        self._plan = None if isinstance(exchange.message, ReleaseModelRequest) else exchange.message.plan
         self._model = model_name(spec) if (spec := getattr(exchange.message, "model", None)) else ""
         self.state = State.RUNNING
-        self._progress_before = {rank: heard.pulse.progress for rank, heard in self._channel.heard.items()}
+        self._progress_before = {rank: heard.heartbeat.progress for rank, heard in self._channel.heard.items()}
         try:
             for message, tensors in self._known.missing(exchange.adapters):
                 self._send(message, tensors)
@@ -248,7 +250,7 @@ class WorkerGroup:
         return any(
             process.returncode is not None
             and rank not in reported
-            and self._channel.heard[rank].pulse.progress == self._progress_before.get(rank)
+            and self._channel.heard[rank].heartbeat.progress == self._progress_before.get(rank)
             for rank, process in enumerate(self._launched.processes)
         )
 
@@ -257,7 +259,7 @@ class WorkerGroup:
         if self.state in (State.STOPPED, State.FAILED):
             return
         if self._launched.processes:
-            self._send(Shutdown(), {})
+            self._send(ShutdownRequest(), {})
         self._end(State.STOPPED)
 
     def _converse(self, exchange: Exchange) -> Answer:
@@ -266,37 +268,45 @@ class WorkerGroup:
         cancelled_at: float | None = None
         cancelled_by: BaseException | None = None
         answer: Answer | None = None
-        reports: list[Report] = []
-        expected = len(self.devices) if isinstance(message, (Sample, Forward, Decode, Encode, Release)) else 0
+        reports: list[RankCostReply] = []
+        expected = (
+            len(self.devices)
+            if isinstance(message, (SampleRequest, ForwardRequest, DecodeRequest, EncodeRequest, ReleaseModelRequest))
+            else 0
+        )
         over = False
         while not over or len(reports) < expected:
             frame = self._next_frame(started)
             if frame is not None and getattr(frame.message, "request", message.request) != message.request:
                 continue  # a preview of a request that failed, which its sender has overtaken
             match frame.message if frame else None:
-                case Failed():
-                    error = self._go_on(message.request)
+                case FailedReply():
+                    error = self._recover(message.request)
                     raise cancelled_by or error
-                case Progress() | Pixels() if cancelled_by is None and frame is not None:
+                case SampleStepReply() | DecodedPixelsReply() if cancelled_by is None and frame is not None:
                     cancelled_by = _raised_by(exchange.on_message, frame)
-                case Loading(done=done, total=total) if cancelled_by is None:
+                case LoadingReply(done=done, total=total) if cancelled_by is None:
                     cancelled_by = _raised_by(exchange.caller.on_loading, done, total)
-                case Report() as report:
+                case RankCostReply() as report:
                     reports.append(report)
                     self._latest[report.rank] = report
-                case Done() | MachineMeasured() | MemoryMeasured() | BlocksMeasured() if frame is not None:
+                case DoneReply() | MeasureMachineReply() | MeasureMemoryReply() | MeasureBlocksReply() if (
+                    frame is not None
+                ):
                     answer, over = Answer(frame, reports), True
-                case WasCancelled():
+                case CancelledReply():
                     cancelled_by, over = cancelled_by or Cancelled(), True
-                case Declined(reason=reason):
+                case DeclinedReply(reason=reason):
                     raise Refused(reason)
             if cancelled_by is None and exchange.caller.is_cancelled():
                 cancelled_by = Cancelled()
             if cancelled_by is not None and cancelled_at is None:
                 cancelled_at = self._channel.clock.now()
-                self._send(Cancel(message.request), {})
+                self._send(CancelRequest(message.request), {})
             if cancelled_at is not None and self._channel.clock.now() - cancelled_at > self._deadlines.cancel:
-                log.warning("the workers did not stop within %.0f s of Cancel and were ended", self._deadlines.cancel)
+                log.warning(
+                    "the workers did not stop within %.0f s of a cancellation and were ended", self._deadlines.cancel
+                )
                 self._end(State.FAILED)
                 raise cancelled_by or Cancelled
         if cancelled_by is not None:
@@ -313,7 +323,7 @@ class WorkerGroup:
             pass  # the Disconnected event that follows tells why
 
     def _next_frame(self, since: float) -> Frame | None:
-        """The next frame if one comes soon; a Failed one where all ranks have failed alike and can go on.
+        """The next frame if one comes soon; a FailedReply where all ranks failed with the same error and can go on.
 
         Raises WorkerFailed when something else is wrong with a rank.
         """
@@ -324,7 +334,7 @@ class WorkerGroup:
         match event:
             case Disconnected():
                 raise self._failure()
-            case Received(frame=Frame(message=Failed() as report) as frame):
+            case Received(frame=Frame(message=FailedReply() as report) as frame):
                 self._reports.append(report)
                 failure = self._failure()
                 if self.state is State.RUNNING and failed_alike(self._reports, len(self.devices)):
@@ -332,11 +342,11 @@ class WorkerGroup:
                 raise failure
             case Received(frame=frame):
                 return frame
-        self._check_pulses(since)
+        self._check_heartbeats(since)
         return None
 
-    def _go_on(self, request: int) -> Exception:
-        """Have ranks that failed alike forget the request, wait until all have, and return its error.
+    def _recover(self, request: int) -> Exception:
+        """Send ranks that failed with the same error a RecoverRequest, wait for their replies, and return the error.
 
         Raises:
             WorkerFailed: a rank failed meanwhile.
@@ -345,11 +355,11 @@ class WorkerGroup:
         self._reports = []
         log.warning("%s\n%s", error, trace)
         for rank in range(len(self.devices)) if self._launched.processes else [0]:  # a gateway tells all ranks
-            self._send(GoOn(request), {}, rank)
+            self._send(RecoverRequest(request), {}, rank)
         started, ready = self._channel.clock.now(), set[int]()
         while len(ready) < len(self.devices):
             frame = self._next_frame(started)
-            if frame is not None and isinstance(frame.message, Report) and frame.message.request == request:
+            if frame is not None and isinstance(frame.message, RankCostReply) and frame.message.request == request:
                 ready.add(frame.message.rank)
                 self._latest[frame.message.rank] = frame.message
         return error
@@ -365,7 +375,7 @@ class WorkerGroup:
                 event = self._channel.events.get(timeout=min(left, POLL_SECONDS))
             except queue.Empty:
                 event = None
-            if isinstance(event, Received) and isinstance(event.frame.message, Failed):
+            if isinstance(event, Received) and isinstance(event.frame.message, FailedReply):
                 self._reports.append(event.frame.message)
             processes = self._launched.processes
             if processes and all(process.poll() is not None for process in processes):
@@ -374,13 +384,13 @@ class WorkerGroup:
             process.poll()
         return diagnosis.explain(self._launched, self.devices, self._channel, self._reports, self._plan)
 
-    def _check_pulses(self, since: float) -> None:
+    def _check_heartbeats(self, since: float) -> None:
         now, heard = self._channel.clock.now(), self._channel.heard
         for rank in range(len(self.devices)):
             last = heard.get(rank)
             quiet = now - max(since, last.at if last else since)
             connecting = (
-                last is not None and last.pulse.phase == CONNECTING
+                last is not None and last.heartbeat.phase == CONNECTING
             )  # NCCL may keep Python from running meanwhile
             if quiet > self._deadlines.silence * (SLOWER_TO_CONNECT if connecting else 1):
                 raise diagnosis.silent(rank, self.devices, heard.get(rank), quiet)
@@ -397,20 +407,20 @@ class WorkerGroup:
             except queue.Empty:
                 event = None
             match event:
-                case Received(rank=rank, frame=Frame(message=Hello(facts=facts))):
+                case Received(rank=rank, frame=Frame(message=ConnectReply(facts=facts))):
                     self._members[rank] = facts
                     if rank == 0:
-                        self._send(Join(self._channel.generation), {})
-                case Received(rank=rank, frame=Frame(message=Ready(generation=generation))):
+                        self._send(JoinRequest(self._channel.generation), {})
+                case Received(rank=rank, frame=Frame(message=JoinReply(generation=generation))):
                     if generation == self._channel.generation:
                         ready.add(rank)
-                case Received(frame=Frame(message=Busy(client=client))):
+                case Received(frame=Frame(message=BusyReply(client=client))):
                     raise Refused(
                         f"these workers are serving another client ({client}): wait until it has released them, or end it."
                     )
                 case Disconnected() if not self._launched.processes:
                     raise self._failure()
-                case Received(frame=Frame(message=Failed() as report)):
+                case Received(frame=Frame(message=FailedReply() as report)):
                     self._reports.append(report)
                     raise self._failure()
             if any(process.poll() is not None for process in self._launched.processes):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...weights.adapters.lora import AdapterSet
-from ...wire.messages import RECIPE, Adapters
+from ...wire.to_worker import RECIPE, StoreAdaptersRequest
 
 FRAME_BYTES = 256 << 20
 """About how many bytes of tensors go in one frame."""
@@ -24,7 +24,7 @@ class KnownAdapters:
         self._sizes: dict[str, int] = {}  # from the least to the most recently used
         self._recipe = ""
 
-    def missing(self, adapters: AdapterSet) -> Iterator[tuple[Adapters, dict[str, Tensor]]]:
+    def missing(self, adapters: AdapterSet) -> Iterator[tuple[StoreAdaptersRequest, dict[str, Tensor]]]:
         """What the workers must be told before a request that names these adapters."""
         if not adapters.id or adapters.id == self._recipe:
             return
@@ -34,11 +34,11 @@ class KnownAdapters:
             if name not in self._sizes:
                 batch[name] = tensor
                 if sum(t.nbytes for t in batch.values()) >= FRAME_BYTES:
-                    yield Adapters(forget), batch
+                    yield StoreAdaptersRequest(forget), batch
                     forget, batch = [], {}
             self._sizes[name] = self._sizes.pop(name, tensor.nbytes)
         recipe = torch.frombuffer(bytearray(adapters.encoded), dtype=torch.uint8)
-        yield Adapters(forget), batch | {RECIPE: recipe}
+        yield StoreAdaptersRequest(forget), batch | {RECIPE: recipe}
         self._recipe = adapters.id
 
     def _forget(self, used: set[str]) -> list[str]:

@@ -17,8 +17,10 @@ from ...errors import Cancelled, PlanRefused
 from ...wire.address import SCHEME, Address
 from ...wire.frames import BadFrame, FrameDecoder, encode, host_decoder
 from ...wire.handshake import CLIENT, Crowded, HandshakeFailed, present
-from ...wire.messages import Facts, Hello, Lost, Message, Shutdown, Waiting, Welcome
+from ...wire.message import Message
 from ...wire.secret import read_secret, secret_path
+from ...wire.to_host import ConnectReply, RankFacts, RankLostReply, WaitingReply, WelcomeReply
+from ...wire.to_worker import ShutdownRequest
 from .channel import GATEWAY, Channel
 from .processes import Process
 
@@ -39,7 +41,7 @@ def is_remote(device: str) -> bool:
     return device.strip().startswith(SCHEME)
 
 
-def device_names(address: Address, members: tuple[Facts, ...]) -> tuple[str, ...]:
+def device_names(address: Address, members: tuple[RankFacts, ...]) -> tuple[str, ...]:
     """The plan's name for each rank's device: address, host and device."""
     return tuple(f"{address}/{member.host}/{member.device}" for member in members)
 
@@ -49,7 +51,7 @@ def address_of(device: str) -> Address:
     return Address.parse(device.removeprefix(SCHEME).split("/")[0])
 
 
-def ask(address: Address, seconds: float = ASK_SECONDS) -> tuple[Facts, ...]:
+def ask(address: Address, seconds: float = ASK_SECONDS) -> tuple[RankFacts, ...]:
     """Who the ranks at an address are. Any number of clients may ask, while another one is served too.
 
     Raises:
@@ -62,7 +64,7 @@ def ask(address: Address, seconds: float = ASK_SECONDS) -> tuple[Facts, ...]:
 
 def _connect(
     address: Address, seconds: float, is_cancelled: Callable[[], bool]
-) -> tuple[socket.socket, tuple[Facts, ...], FrameDecoder]:
+) -> tuple[socket.socket, tuple[RankFacts, ...], FrameDecoder]:
     """Connection, ranks, and the decoder that has read so far."""
     secret = read_secret(secret_path(os.environ))
     clock = AwakeClock(LONGEST_TRY)
@@ -103,7 +105,7 @@ def _close(connection: socket.socket | None) -> None:
 
 def _welcomed(
     connection: socket.socket, clock: AwakeClock, until: float, is_cancelled: Callable[[], bool]
-) -> tuple[tuple[Facts, ...], FrameDecoder]:
+) -> tuple[tuple[RankFacts, ...], FrameDecoder]:
     """Wait until the group is whole."""
     decoder, waiting = host_decoder(), ""
     connection.settimeout(TRY_SECONDS)
@@ -120,10 +122,10 @@ def _welcomed(
             raise ConnectionResetError("the group ended while it was starting")
         for frame in decoder.feed(data):
             match frame.message:
-                case Waiting(missing=missing, refused=refused):
+                case WaitingReply(missing=missing, rejection=rejection):
                     ranks = ", ".join(map(str, missing))
-                    waiting = f"rank {ranks} has not come yet" + (f"; refused was {refused}" if refused else "")
-                case Welcome(members=members) if members:
+                    waiting = f"rank {ranks} has not come yet" + (f"; refused was {rejection}" if rejection else "")
+                case WelcomeReply(members=members) if members:
                     connection.settimeout(None)
                     return members, decoder
 
@@ -161,7 +163,7 @@ class RemoteChannel(Channel):
     def give_up(self) -> None:
         """As in Channel: torchrun's agents start the group anew."""
         try:
-            self.send(0, Shutdown())
+            self.send(0, ShutdownRequest())
         except OSError:
             pass  # it is over already
 
@@ -171,10 +173,10 @@ class RemoteChannel(Channel):
             while data := self._connection.recv(1 << 20):
                 for frame in decoder.feed(data):
                     match frame.message:
-                        case Lost(rank=rank, reason=cause):
+                        case RankLostReply(rank=rank, reason=cause):
                             self.lose(rank, cause)
-                        case Hello():
-                            raise BadFrame("a rank said Hello to a client")
+                        case ConnectReply():
+                            raise BadFrame("a client received a ConnectReply")
                         case _ if frame.rank < len(self.members):
                             self.take(frame.rank, frame)
         except (OSError, BadFrame) as error:

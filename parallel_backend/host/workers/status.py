@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ...diffusion import ModelSpec
-from ...wire.messages import Report
+from ...wire.to_host import RankCostReply
 from .channel import Heard
 
 
@@ -57,8 +57,10 @@ class BackendStatus(msgspec.Struct, frozen=True):
     failure: Failure | None
 
 
-def rank_statuses(devices: Sequence[str], heard: Mapping[int, Heard], latest: Mapping[int, Report]) -> list[RankStatus]:
-    """The ranks of a group by their last pulses and reports."""
+def rank_statuses(
+    devices: Sequence[str], heard: Mapping[int, Heard], latest: Mapping[int, RankCostReply]
+) -> list[RankStatus]:
+    """The ranks of a group by their last heartbeats and reports."""
     return [_rank_status(rank, device, heard.get(rank), latest.get(rank)) for rank, device in enumerate(devices)]
 
 
@@ -72,14 +74,14 @@ def model_name(model: ModelSpec) -> str:
     return Path(model.path).name
 
 
-def _rank_status(rank: int, device: str, heard: Heard | None, report: Report | None) -> RankStatus:
-    pulse = heard.pulse if heard else None
+def _rank_status(rank: int, device: str, heard: Heard | None, report: RankCostReply | None) -> RankStatus:
+    heartbeat = heard.heartbeat if heard else None
     return RankStatus(
         rank=rank,
         device=device,
-        phase=pulse.phase if pulse else "starting",
-        step=pulse.step if pulse else 0,
-        waiting=pulse.waiting if pulse else False,
-        held=[Held(model_name(held.model), held.nbytes) for held in report.held] if report else [],
+        phase=heartbeat.phase if heartbeat else "starting",
+        step=heartbeat.step if heartbeat else 0,
+        waiting=heartbeat.waiting if heartbeat else False,
+        held=[Held(model_name(held.model), held.nbytes) for held in report.models_on_device] if report else [],
         on_host=report.on_host if report else 0,
     )

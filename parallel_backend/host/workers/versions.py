@@ -13,7 +13,7 @@ from ...errors import Refused
 from ...identity import code_digest
 from ...models.comfyui.content.files import changed_since, imported, other_file
 from ...models.diffusers.installed import NEEDED, in_range
-from ...wire.messages import Facts
+from ...wire.to_host import RankFacts
 
 OLDEST_TORCH = (2, 6)
 """Older ones have not been tried."""
@@ -34,7 +34,7 @@ def check_torch(found: str = str(torch.__version__)) -> None:
         )
 
 
-def check_members_diffusers(members: Sequence[Facts]) -> None:
+def check_members_diffusers(members: Sequence[RankFacts]) -> None:
     """Raises Refused where ranks that are to load a model of diffusers' have other versions of it, or one out of range."""
     _check_alike(members, {"diffusers": "diffusers"})
     if not in_range(members[0].diffusers):
@@ -44,7 +44,7 @@ def check_members_diffusers(members: Sequence[Facts]) -> None:
         )
 
 
-def check_members(members: Sequence[Facts]) -> None:
+def check_members(members: Sequence[RankFacts]) -> None:
     """Raises Refused where a rank differs from rank 0, or the workers from this process; it is named with its host.
 
     Only a model of diffusers' asks which diffusers they have (`check_members_diffusers`).
@@ -65,7 +65,7 @@ def check_members(members: Sequence[Facts]) -> None:
     _check_files(members)
 
 
-def _check_files(members: Sequence[Facts]) -> None:
+def _check_files(members: Sequence[RankFacts]) -> None:
     """Raises Refused where ranks have other files of ComfyUI's than this process has imported; versions say less."""
     module = sys.modules.get("comfyui_version")
     if module is None or not any(member.comfyui_files for member in members):
@@ -86,7 +86,7 @@ def _check_files(members: Sequence[Facts]) -> None:
             )
 
 
-def _check_alike(members: Sequence[Facts], names: Mapping[str, str]) -> None:
+def _check_alike(members: Sequence[RankFacts], names: Mapping[str, str]) -> None:
     """Raises Refused where a rank's facts differ from rank 0's; `names` are those compared, with what users call them."""
     first = members[0]
     for rank, member in enumerate(members):

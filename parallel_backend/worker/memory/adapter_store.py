@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ...weights.adapters.lora import NONE, AdapterSet, decode_changes
-from ...wire.messages import RECIPE, Adapters
+from ...wire.to_worker import RECIPE, StoreAdaptersRequest
 
 
 class AdapterStore:
@@ -17,7 +17,7 @@ class AdapterStore:
         self._tensors: dict[str, Tensor] = {}
         self._last = NONE
 
-    def learn(self, message: Adapters, tensors: Mapping[str, Tensor]) -> None:
+    def learn(self, message: StoreAdaptersRequest, tensors: Mapping[str, Tensor]) -> None:
         """Take in what the host sent."""
         for name in message.forget:
             del self._tensors[name]

@@ -12,14 +12,14 @@ from ...comfyui_folder import FOLDER, comfyui_version
 from ...identity import code_digest
 from ...models.comfyui.content.files import own_files
 from ...models.diffusers.installed import own_diffusers
-from ...wire.messages import Facts
+from ...wire.to_host import RankFacts
 
 
-def own_facts(device: torch.device) -> Facts:
+def own_facts(device: torch.device) -> RankFacts:
     """What this process tells of itself."""
     version_of_torch = str(torch.__version__)
     comfyui = os.environ.get(FOLDER, "")
-    return Facts(
+    return RankFacts(
         host=socket.gethostname(),
         device=str(device),
         torch=version_of_torch,

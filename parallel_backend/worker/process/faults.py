@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-PULSE_SECONDS = 0.2
+HEARTBEAT_SECONDS = 0.2
 """A fault waits this long, so that the host has heard of the phase; real ones seldom strike at its first instruction."""
 
 LATE_SECONDS = 1.5
@@ -50,7 +50,7 @@ class Faults:
         except FileNotFoundError:
             return
         if (fault.rank, fault.phase) == (self._rank, phase) and fault.step in (0, step):
-            time.sleep(PULSE_SECONDS)
+            time.sleep(HEARTBEAT_SECONDS)
             self._file.rename(f"{self._file}.struck")
             KINDS[fault.kind]()
 

@@ -21,7 +21,9 @@ from typing import NoReturn
 
 from ...wire.frames import BadFrame, FrameCutter, RawFrame, encode, host_decoder, worker_decoder
 from ...wire.handshake import CLIENT, SECONDS, HandshakeFailed, Stranger, Verdict
-from ...wire.messages import Busy, Facts, Gone, GoOn, Hello, Join, Lost, Message, Shutdown, Waiting, Welcome
+from ...wire.message import Message
+from ...wire.to_host import BusyReply, ConnectReply, RankFacts, RankLostReply, WaitingReply, WelcomeReply
+from ...wire.to_worker import AbandonRequest, JoinRequest, RecoverRequest, ShutdownRequest
 from .environment import Listening
 
 log = logging.getLogger(__name__)
@@ -54,9 +56,9 @@ class Gateway:
         self._generation = generation
         self._size = ranks
         self._ranks: dict[int, _Peer] = {}
-        self._facts: dict[int, Facts] = {}
+        self._facts: dict[int, RankFacts] = {}
         self._client: _Peer | None = None
-        self._refused = ""
+        self._rejection = ""
         self._ending = False
         self._changed = threading.Condition()
         self._strangers: dict[int, tuple[_Peer, Stranger]] = {}
@@ -136,7 +138,7 @@ class Gateway:
         peer, _ = self._strangers.pop(fd)
         log.warning("a connection from %s was refused: %s", peer.name, error)
         if isinstance(error, HandshakeFailed):
-            self._refused = f"{peer.name}: {error}"
+            self._rejection = f"{peer.name}: {error}"
         selector.unregister(fd)
         peer.connection.close()
 
@@ -165,13 +167,13 @@ class Gateway:
                     client.send(RawFrame(rank, frame.header, frame.payload).data)
         except (OSError, BadFrame) as error:
             reason = str(error)
-        self._send_to_client(Lost(rank, reason))
+        self._send_to_client(RankLostReply(rank, reason))
         self._end(f"rank {rank} ({peer.name}) was lost: {reason}")
 
     def _introduce(self, rank: int, frame: RawFrame) -> None:
         hello = host_decoder().decode(frame).message
-        if not isinstance(hello, Hello):
-            raise BadFrame("a rank begins with Hello")
+        if not isinstance(hello, ConnectReply):
+            raise BadFrame("a rank begins with a ConnectReply")
         with self._changed:
             self._facts[rank] = hello.facts
             self._changed.notify_all()
@@ -186,13 +188,15 @@ class Gateway:
             self._welcome(peer)
             for frame in peer.frames():
                 message = decoder.decode(frame).message
-                if isinstance(message, Shutdown):
+                if isinstance(message, ShutdownRequest):
                     self._end(f"the client {peer.name} has given the group up")
-                if isinstance(message, Gone) or (self._client is not peer and not isinstance(message, Join)):
+                if isinstance(message, AbandonRequest) or (
+                    self._client is not peer and not isinstance(message, JoinRequest)
+                ):
                     raise BadFrame(f"{type(message).__name__} out of place")
-                if isinstance(message, Join) and not self._take(peer):
+                if isinstance(message, JoinRequest) and not self._take(peer):
                     break
-                for rank in self._ranks.values() if isinstance(message, GoOn) else [self._ranks[0]]:
+                for rank in self._ranks.values() if isinstance(message, RecoverRequest) else [self._ranks[0]]:
                     rank.send(frame.data)
         except (OSError, BadFrame) as error:
             reason = str(error)
@@ -203,22 +207,22 @@ class Gateway:
                 return
             self._client = None
             self._changed.notify_all()
-        self._ranks[0].send(encode(Gone()))
+        self._ranks[0].send(encode(AbandonRequest()))
 
     def _welcome(self, peer: _Peer) -> None:
         """Wait with the client until all ranks are there, then tell it who they are."""
-        reported: Waiting | None = None
+        reported: WaitingReply | None = None
         while True:
             with self._changed:
                 missing = tuple(rank for rank in range(self._size) if rank not in self._facts)
                 if not missing:
                     break
                 self._changed.wait(1)
-            waiting = Waiting(missing, self._refused)
+            waiting = WaitingReply(missing, self._rejection)
             if waiting != reported:
                 peer.send_or_raise(encode(waiting))
                 reported = waiting
-        peer.send_or_raise(encode(Welcome(tuple(self._facts[rank] for rank in range(self._size)))))
+        peer.send_or_raise(encode(WelcomeReply(tuple(self._facts[rank] for rank in range(self._size)))))
 
     def _take(self, peer: _Peer) -> bool:
         """Make this the client whose requests are served, unless there is another one."""
@@ -229,7 +233,7 @@ class Gateway:
                 log.info("serving the client %s", peer.name)
                 return True
             name = self._client.name if self._client else ""
-        peer.send(encode(Busy(name)))
+        peer.send(encode(BusyReply(name)))
         return False
 
     def _send_to_client(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""A rank's connection to the host: what arrives, the pulse, and leaving when the host is gone."""
+"""A rank's connection to the host: incoming messages, the heartbeat, and the end of the worker when the host is gone."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from typing import NoReturn
 from torch import Tensor
 
 from ...wire.frames import BadFrame, Frame, FrameCutter, encode, worker_decoder
-from ...wire.messages import Cancel, Declined, Gone, GoOn, Hello, Message, Pulse
+from ...wire.message import Message
 from ...wire.shared import share
+from ...wire.to_host import ConnectReply, DeclinedReply, HeartbeatReply
+from ...wire.to_worker import AbandonRequest, CancelRequest, RecoverRequest
 from .status import Status
 
-PULSE_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 
 GIVE_UP_SECONDS = 60.0
-"""Until a request whose client has left must have ended, and until a client has said whether workers go on that failed."""
+"""Limit for a request whose client has left to end, and for a client to send RecoverRequest after a failure."""
 
 
 class HostConnection:
-    """Sends messages to the host and queues what comes from it; the worker's process ends with the connection.
+    """The connection that sends messages to the host and queues the host's messages. The worker ends with the connection.
 
-    Cancel does not wait in the queue: it is noted for `cancelled`. A request that cannot be read is declined; anything else
-    that cannot be read is raised by `next`, as the failure that it is.
+    A CancelRequest does not wait in the queue: `cancelled` returns True from then on. A request that cannot be read is
+    declined. `next` raises the error of anything else that cannot be read.
 
     Args:
         connection: to the host, or to the gateway.
         rank: this worker's, named in all frames.
-        hello: what is sent first.
+        hello: the first message to send.
         leave: ends the process.
     """
 
     def __init__(
-        self, connection: socket.socket, rank: int, hello: Hello, status: Status, leave: Callable[[], NoReturn]
+        self, connection: socket.socket, rank: int, hello: ConnectReply, status: Status, leave: Callable[[], NoReturn]
     ) -> None:
         self._socket = connection
         self._rank = rank
@@ -44,12 +46,12 @@ class HostConnection:
         self._leave = leave
         self._inbox: queue.SimpleQueue[Frame | BadFrame] = queue.SimpleQueue()
         self._cancelled = self._newest = -1
-        self._goes_on: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._recoveries: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._taken = 0
         self._idle = threading.Event()
         self._sending = threading.Lock()
         self.send(hello)
-        for target in (self._receive, self._pulse):
+        for target in (self._receive, self._heartbeat):
             threading.Thread(target=target, name=target.__name__, daemon=True).start()
 
     def send(self, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
@@ -59,7 +61,7 @@ class HostConnection:
             self._socket.sendall(data)
 
     def next(self) -> Frame:
-        """The next frame to carry out; blocks until there is one. The one before is done. Raises BadFrame."""
+        """Return the next frame to carry out; block until there is one. The previous frame is done. Raises BadFrame."""
         self._idle.set()
         frame = self._inbox.get()
         self._idle.clear()
@@ -79,13 +81,13 @@ class HostConnection:
             os.close(descriptor)
 
     def cancelled(self, request: int) -> bool:
-        """Whether the host has cancelled this request."""
+        """Return True if the host has cancelled this request."""
         return self._cancelled == request
 
-    def goes_on(self, request: int) -> bool:
-        """Wait for the host to say that only this request has failed. False when it does not say so for a long time."""
+    def may_recover(self, request: int) -> bool:
+        """Wait for a RecoverRequest of the host for this request. Return False after GIVE_UP_SECONDS without one."""
         try:
-            while self._goes_on.get(timeout=GIVE_UP_SECONDS) != request:
+            while self._recoveries.get(timeout=GIVE_UP_SECONDS) != request:
                 pass
         except queue.Empty:
             return False
@@ -112,11 +114,11 @@ class HostConnection:
 
     def _take(self, frame: Frame) -> None:
         match frame.message:
-            case Cancel(request=request):
+            case CancelRequest(request=request):
                 self._cancelled = request
-            case GoOn(request=request):
-                self._goes_on.put(request)
-            case Gone():
+            case RecoverRequest(request=request):
+                self._recoveries.put(request)
+            case AbandonRequest():
                 self._cancelled = self._newest
                 threading.Thread(target=self._give_up, args=(self._taken,), daemon=True).start()
             case message:
@@ -127,20 +129,20 @@ class HostConnection:
         if error.request is None:
             self._inbox.put(error)
         else:
-            self.send(Declined(error.request, f"the workers cannot read what they are asked for: {error}."))
+            self.send(DeclinedReply(error.request, f"the workers cannot read what they are asked for: {error}."))
 
     def _give_up(self, taken: int) -> None:
-        """Leave if what was being done when the client left does not end."""
+        """End the worker if the request that ran when the client left does not end."""
         if not self._idle.wait(GIVE_UP_SECONDS) and self._taken == taken:
             self._leave()
 
-    def _pulse(self) -> None:
+    def _heartbeat(self) -> None:
         while True:
             status = self._status
             status.changed.clear()
             status.mark_compiling()
             try:
-                self.send(Pulse(status.doing(), status.step, status.progress, status.waiting()))
+                self.send(HeartbeatReply(status.doing(), status.step, status.progress, status.waiting()))
             except OSError:
                 self._leave()
-            status.changed.wait(PULSE_SECONDS)
+            status.changed.wait(HEARTBEAT_SECONDS)

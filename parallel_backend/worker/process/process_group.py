@@ -18,7 +18,7 @@ from ...comm.meter import Meter
 from ...mesh import FOREVER
 from ...weights.loading.reading import Neighbours
 from ...wire.frames import Frame, encode, worker_decoder
-from ...wire.messages import RESIDUAL
+from ...wire.to_worker import RESIDUAL
 from .environment import Environment
 from .host_ways import kept_way
 

@@ -67,7 +67,7 @@ class Status:
         self.progress += 1
 
     def mark_compiling(self) -> None:
-        """Note that the main thread compiles, if it does: a block may take minutes. The connection asks before each pulse."""
+        """Note that the main thread compiles, if it does: a block may take minutes. The connection asks before each heartbeat."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None and frame.f_globals.get("__name__") != COMPILER:
             frame = frame.f_back

@@ -18,7 +18,8 @@ from ...weights.loading.loader import Source, load_weights
 from ...weights.loading.reading import Neighbours, Watch
 from ...weights.stores.store import Store
 from ...weights.stores.whole import Whole
-from ...wire.messages import Decode, Done, Encode, Pixels
+from ...wire.to_host import DecodedPixelsReply, DoneReply
+from ...wire.to_worker import DecodeRequest, EncodeRequest
 from ..memory.stage_part import STORAGE_DTYPES
 from .rank import Rank
 
@@ -59,7 +60,7 @@ class Autoencoding:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
 
-    def execute(self, message: Decode | Encode, tensors: Mapping[str, Tensor]) -> None:
+    def execute(self, message: DecodeRequest | EncodeRequest, tensors: Mapping[str, Tensor]) -> None:
         """Decode or encode a batch; each rank takes its rows of the tensors, which are on the CPU, to its device."""
         rank, first = self._rank, self._rank.group.rank == 0
         watch = rank.watch(message.request, first)
@@ -70,10 +71,10 @@ class Autoencoding:
                 message.model,
                 None,
                 lambda: self._part(message, watch),
-                rank.allowance(message.plan, message.working),
+                rank.allowance(message.plan, message.working_bytes),
             )
             started = rank.start()
-            if isinstance(message, Decode):
+            if isinstance(message, DecodeRequest):
                 self._decode(message, tensors["latent"], part.autoencoder, axis)
             else:
                 answer = {"latent": self._encode(message, tensors["pixels"], part.autoencoder, axis)}
@@ -82,15 +83,15 @@ class Autoencoding:
             return
         rank.report(message.request, message.model, started)
         if first:
-            rank.host.send(Done(message.request), answer)
+            rank.host.send(DoneReply(message.request), answer)
 
-    def _part(self, message: Decode | Encode, watch: Watch) -> AutoencoderPart:
+    def _part(self, message: DecodeRequest | EncodeRequest, watch: Watch) -> AutoencoderPart:
         """This rank's. A collective."""
         rank = self._rank
         found, sharers = rank.files.find(message.model), rank.group.alike(rank.neighbours.machines, rank.meter)
         return AutoencoderPart(found, rank.device, sharers, rank.linked(message.plan.transport), watch)
 
-    def _decode(self, message: Decode, latent: Tensor, autoencoder: Autoencoder, axis: Communicator) -> None:
+    def _decode(self, message: DecodeRequest, latent: Tensor, autoencoder: Autoencoder, axis: Communicator) -> None:
         """Send the pixels of `[batch, channels, (frames,) height, width]` piece by piece. A collective.
 
         Raises:
@@ -102,7 +103,7 @@ class Autoencoding:
             slab = slab_of(latent[item : item + 1].to(self._rank.device), axis)
             autoencoder.decode(slab, message.schedule, on_progress, self._sender(message, item))
 
-    def _sender(self, message: Decode, item: int) -> Give:
+    def _sender(self, message: DecodeRequest, item: int) -> Give:
         """What sends an item's pieces in order, each a collective."""
         start = 0
 
@@ -111,7 +112,7 @@ class Autoencoding:
             pixels = piece.whole()[0]
             if self._rank.group.rank == 0:
                 dtype = str(pixels.dtype).removeprefix("torch.")
-                answer = Pixels(message.request, item, start, dtype, tuple(pixels.shape))
+                answer = DecodedPixelsReply(message.request, item, start, dtype, tuple(pixels.shape))
                 if message.shared:
                     self._rank.host.hand_over(answer, pixels)
                 else:
@@ -121,7 +122,7 @@ class Autoencoding:
 
         return send
 
-    def _encode(self, message: Encode, pixels: Tensor, autoencoder: Autoencoder, axis: Communicator) -> Tensor:
+    def _encode(self, message: EncodeRequest, pixels: Tensor, autoencoder: Autoencoder, axis: Communicator) -> Tensor:
         """The latent's means on the first rank, nothing on the others. A collective.
 
         Args:

@@ -1,4 +1,4 @@
-"""Carrying out requests on one rank: every rank runs the same code on the same frame."""
+"""The execution of requests on one rank. Every rank runs the same code on the same frame."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import torch.distributed as dist
 
 from ...attention.kernels import kernel_refusals, warm_up_kernels
 from ...wire.frames import Frame
-from ...wire.messages import (
+from ...wire.to_host import DeclinedReply, DoneReply
+from ...wire.to_worker import (
     PROGRAM,
     RESIDUAL,
-    Adapters,
-    Declined,
-    Decode,
-    Done,
-    Encode,
-    Forward,
-    MeasureBlocks,
-    MeasureMachine,
-    MeasureMemory,
-    Release,
-    Sample,
+    DecodeRequest,
+    EncodeRequest,
+    ForwardRequest,
+    MeasureBlocksRequest,
+    MeasureMachineRequest,
+    MeasureMemoryRequest,
+    ReleaseModelRequest,
+    SampleRequest,
+    StoreAdaptersRequest,
 )
 from ..memory.rank_memory import is_out_of_memory
 from ..process.status import CONNECTING
@@ -39,12 +38,12 @@ DEVICE_ERRORS = re.compile(
 )
 """Messages of errors after which a device may compute nothing more."""
 
-OfModel = Sample | Forward | Decode | Encode | MeasureBlocks
+OfModel = SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest | MeasureBlocksRequest
 """Requests that run a model, whose data may make it raise."""
 
 
 class Engine:
-    """Gives each request to what carries it out, once all ranks agree on it."""
+    """The dispatcher of requests to the functions that carry them out, once all ranks agree on the request."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -54,32 +53,32 @@ class Engine:
 
     @torch.inference_mode()
     def execute(self, frame: Frame) -> None:
-        """Do what a frame asks for and answer."""
+        """Carry out the request of a frame and reply."""
         rank, message = self._rank, frame.message
         rank.begin()
         if isinstance(message, OfModel) and self._declines(message):
             rank.status.enter("idle")
             return
         match message:
-            case Decode() | Encode():
+            case DecodeRequest() | EncodeRequest():
                 self._autoencoding.execute(message, frame.tensors)
-            case Adapters():
+            case StoreAdaptersRequest():
                 rank.adapters.learn(message, frame.tensors)
-            case Release():
+            case ReleaseModelRequest():
                 self._release(message)
-            case MeasureMachine():
+            case MeasureMachineRequest():
                 measure_machine(rank, message)
-            case MeasureMemory():
+            case MeasureMemoryRequest():
                 measure_memory(rank, message)
-            case MeasureBlocks() | Sample() | Forward():
+            case MeasureBlocksRequest() | SampleRequest() | ForwardRequest():
                 self._compute(message, frame)
         if rank.meter.trace is not None:
             rank.meter.trace.write()
         rank.memory.trim()
         rank.status.enter("idle")
 
-    def may_go_on(self, frame: Frame, error: Exception) -> bool:
-        """Return True if this rank can continue after an error that all other ranks raise too.
+    def can_recover(self, frame: Frame, error: Exception) -> bool:
+        """Return True if this rank can recover after an error that all other ranks raise too.
 
         Return False for errors of memory, a device, the operating system or a connection.
         """
@@ -88,13 +87,13 @@ class Engine:
             return False
         return isinstance(frame.message, OfModel)
 
-    def go_on(self, frame: Frame) -> None:
-        """Go on after an error that was raised on all ranks alike. A collective."""
+    def recover(self, frame: Frame) -> None:
+        """Recover from an error that every rank raised. A collective."""
         assert isinstance(frame.message, OfModel)
-        self._rank.go_on(frame.message)
+        self._rank.recover(frame.message)
 
-    def _compute(self, message: MeasureBlocks | Sample | Forward, frame: Frame) -> None:
-        """With all tensors on the device, but for residuals, which no rank needs whole, and the program, which is read here."""
+    def _compute(self, message: MeasureBlocksRequest | SampleRequest | ForwardRequest, frame: Frame) -> None:
+        """Run the model. Move all tensors to the device except residuals, which a rank needs in part, and the program."""
         rank = self._rank
         residuals = {name: tensor for name, tensor in frame.tensors.items() if name.startswith(RESIDUAL)}
         tensors = {
@@ -103,25 +102,25 @@ class Engine:
             if name not in residuals
         }
         match message:
-            case Sample():
+            case SampleRequest():
                 sample(rank, message, tensors)
-            case Forward():
+            case ForwardRequest():
                 single_forward(rank, message, tensors, residuals)
-            case MeasureBlocks():
+            case MeasureBlocksRequest():
                 measure_blocks(rank, message, tensors)
 
-    def _release(self, message: Release) -> None:
+    def _release(self, message: ReleaseModelRequest) -> None:
         rank = self._rank
         started = rank.start()
         rank.holder.release(message.model, here=rank.group.rank in message.ranks)
         rank.report(message.request, message.model, started)
         if rank.group.rank == 0:
-            rank.host.send(Done(message.request))
+            rank.host.send(DoneReply(message.request))
 
     def _declines(self, message: OfModel) -> bool:
-        """Whether the ranks cannot do this together; rank 0 then tells the host why."""
+        """Return True if the ranks cannot do this together; rank 0 then sends the reason to the host."""
         rank = self._rank
         problem = self._agreement.problem(message.plan, message.model)
         if problem and rank.group.rank == 0:
-            rank.host.send(Declined(message.request, problem))
+            rank.host.send(DeclinedReply(message.request, problem))
         return bool(problem)

@@ -26,15 +26,8 @@ from ...weights.files.checkpoint import read_header
 from ...weights.layers.cast import materialise
 from ...weights.layers.quantised import compute_in
 from ...weights.stores.block_access import BlockAccess
-from ...wire.messages import (
-    BlocksMeasured,
-    Declined,
-    MachineMeasured,
-    MeasureBlocks,
-    MeasureMachine,
-    MeasureMemory,
-    MemoryMeasured,
-)
+from ...wire.to_host import DeclinedReply, MeasureBlocksReply, MeasureMachineReply, MeasureMemoryReply
+from ...wire.to_worker import MeasureBlocksRequest, MeasureMachineRequest, MeasureMemoryRequest
 from ..memory.stage_part import STORAGE_DTYPES
 from ..process.host_ways import has_ways, try_ways
 from .example import Example
@@ -43,7 +36,7 @@ from .row_coupling import refuse_coupled_rows
 from .timing_whole import RUNS, time_forward
 
 
-def measure_machine(rank: Rank, message: MeasureMachine) -> None:
+def measure_machine(rank: Rank, message: MeasureMachineRequest) -> None:
     """Answer with the speed of devices and links, and the memory that a connection takes."""
     rank.forget_mesh()
     mesh = rank.mesh(message.plan)
@@ -56,22 +49,22 @@ def measure_machine(rank: Rank, message: MeasureMachine) -> None:
     kernel = choose_kernel(attention, rank.device, dtype, HEAD_DIM, package_faults(rank.device))
     per_connection = rank.mesh_bytes / max(1, connections(message.plan))
     machine = measure(rank.device, mesh.ulysses, per_connection, kinds, kernel.attend)
-    again = False
+    restart_is_faster = False
     if has_ways(rank.group, rank.neighbours.machines, rank.device):
-        again = bool(try_ways(rank.group, rank.device, rank.status.on_progress).settings)
+        restart_is_faster = bool(try_ways(rank.group, rank.device, rank.status.on_progress).settings)
     if mesh.reports:
-        rank.host.send(MachineMeasured(message.request, machine, again))
+        rank.host.send(MeasureMachineReply(message.request, machine, restart_is_faster))
 
 
-def measure_memory(rank: Rank, message: MeasureMemory) -> None:
+def measure_memory(rank: Rank, message: MeasureMemoryRequest) -> None:
     """Answer with what a job may take of each rank's device. A collective."""
     rank.status.enter("measuring free memory")
     free = [int(said) for said in rank.group.gather(str(rank.available(message.plan)))]
     if rank.group.rank == 0:
-        rank.host.send(MemoryMeasured(message.request, tuple(free)))
+        rank.host.send(MeasureMemoryReply(message.request, tuple(free)))
 
 
-def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor]) -> None:
+def measure_blocks(rank: Rank, message: MeasureBlocksRequest, tensors: dict[str, Tensor]) -> None:
     """Answer with every rank's time for a block of each kind."""
     mesh = rank.mesh(message.plan)
     rank.status.enter("timing the model's blocks")
@@ -85,7 +78,7 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
         coupling = _coupling(rank, family, config, example)
         if coupling and message.plan.world_size > 1:
             if rank.group.rank == 0:
-                rank.host.send(Declined(message.request, coupling))
+                rank.host.send(DeclinedReply(message.request, coupling))
             return
         seconds, counts = time_forward(family, config, example)
     else:
@@ -94,7 +87,7 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
     if mesh.reports:
         times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts, bool(coupling))
-        rank.host.send(BlocksMeasured(message.request, times))
+        rank.host.send(MeasureBlocksReply(message.request, times))
 
 
 def _coupling(rank: Rank, family: WholeFamily, config: Any, example: Example) -> str:

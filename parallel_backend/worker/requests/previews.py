@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...errors import Cancelled
 from ...transfers import pinned
-from ...wire.messages import Message
+from ...wire.message import Message
 
 Send = Callable[[Message, Mapping[str, Tensor]], None]
 

@@ -30,19 +30,8 @@ from ...weights.stores.block_access import BlockAccess
 from ...weights.stores.sharded import Sharded
 from ...weights.stores.streamed import Streamed
 from ...weights.stores.whole import Whole
-from ...wire.messages import (
-    Decode,
-    Encode,
-    Forward,
-    HeldModel,
-    Issued,
-    Loading,
-    MeasureBlocks,
-    Report,
-    Sample,
-    Shortage,
-    WasCancelled,
-)
+from ...wire.to_host import CancelledReply, IssuedOperations, LoadingReply, MemoryShortage, ModelOnDevice, RankCostReply
+from ...wire.to_worker import DecodeRequest, EncodeRequest, ForwardRequest, MeasureBlocksRequest, SampleRequest
 from ..memory.adapter_store import AdapterStore
 from ..memory.files import ModelFiles
 from ..memory.holder import Holder
@@ -158,7 +147,7 @@ class Rank:
         sharers = plan.devices.count(plan.devices[self.group.rank])
         return Allowance(int(plan.memory_limit * GIGABYTE) // sharers, working, sharers)
 
-    def prepare(self, message: Sample | Forward, mesh: Mesh) -> Prepared:
+    def prepare(self, message: SampleRequest | ForwardRequest, mesh: Mesh) -> Prepared:
         """This rank's part of the model, loaded if need be.
 
         Raises:
@@ -181,12 +170,12 @@ class Rank:
             expand_by(made.module, self.expansion)
             return made
 
-        part = self.holder.hold(spec, (stage_of, plan.weights), build, self.allowance(plan, message.working))
+        part = self.holder.hold(spec, (stage_of, plan.weights), build, self.allowance(plan, message.working_bytes))
         self.status.enter("applying adapters")
         adapters = self.adapters.named(message.adapters)
         part.adapt(adapters, watch)
         self.expansion.make_kernels(part.module, getattr(torch, message.compute_dtype), self.device)
-        compiler = message.compiler if isinstance(message, Sample) else ""
+        compiler = message.compiler if isinstance(message, SampleRequest) else ""
         forward = part.model.forward_on(Execution(mesh, plan, part.access, self.status.on_progress, compiler))
         networks = self._networks.of(adapters)
         if networks:
@@ -231,7 +220,7 @@ class Rank:
             self.status.on_progress()
             if reports and (done == total or time.monotonic() - reported > LOADING_SECONDS):
                 reported = time.monotonic()
-                self.host.send(Loading(request, done, total))
+                self.host.send(LoadingReply(request, done, total))
 
         def read(nbytes: int) -> None:
             self._read += nbytes
@@ -254,14 +243,14 @@ class Rank:
         return time.perf_counter()
 
     def report(self, request: int, model: ModelSpec, started: float, cache: int = 0, compiling: float = 0.0) -> None:
-        """Tell the host what a request has cost since `start`."""
+        """Send the host the cost of a request since `start`."""
         waiting = self.meter.waiting()  # once the device is done
         seconds = time.perf_counter() - started
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
         else:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        report = Report(
+        report = RankCostReply(
             request=request,
             rank=self.group.rank,
             seconds=seconds,
@@ -271,7 +260,7 @@ class Rank:
             weights=self.holder.on_device().get(model, 0),
             cache=cache,
             peak=peak,
-            held=self._held(),
+            models_on_device=self._models_on_device(),
             on_host=sum(self.holder.on_host().values()),
             restored=self.holder.restored,
             times=times(self.meter.timeline, self.status.entered),
@@ -279,22 +268,24 @@ class Rank:
         )
         self.host.send(report)
 
-    def cancelled(self, message: Sample | Forward | Decode | Encode, answers: bool) -> None:
-        """Answer a request that was cancelled."""
+    def cancelled(self, message: SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest, answers: bool) -> None:
+        """Reply to a request that was cancelled."""
         self.report(message.request, message.model, time.perf_counter())
         if answers:
-            self.host.send(WasCancelled(message.request))
+            self.host.send(CancelledReply(message.request))
 
-    def issued(self) -> list[Issued]:
+    def issued(self) -> list[IssuedOperations]:
         """Return the operations of ranks that this one has issued since `begin`."""
         everyone = tuple(range(self.group.size))
         pairs = [*self.meter.tally.issued.items(), (Operations("control", everyone), self.group.issued)]
-        return [Issued(each.name, each.ranks, count) for each, count in pairs]
+        return [IssuedOperations(each.name, each.ranks, count) for each, count in pairs]
 
-    def go_on(self, message: Sample | Forward | Decode | Encode | MeasureBlocks) -> None:
-        """Forget what a request has left that failed on all ranks alike, and answer with its report. A collective.
+    def recover(
+        self, message: SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest | MeasureBlocksRequest
+    ) -> None:
+        """Free the state of a request that failed on every rank, and reply with its cost. A collective.
 
-        Its model goes with its weights: adapters may be in them by half, and its blocks may be in the middle of a forward.
+        Drop the request's model too: adapters may be applied to a part of its weights, and a block may be in a forward.
         """
         if self._mesh is not None:
             self._mesh[1].finish_sending()
@@ -309,12 +300,12 @@ class Rank:
         """Drop the adapters that a host has sent: another one does not know of them."""
         self.adapters = AdapterStore()
 
-    def shortage(self, error: BaseException) -> Shortage:
-        """What there was when memory ran out with this error."""
-        return Shortage(asked_bytes(error), self.holder.free(), self.holder.wanted, self._held())
+    def shortage(self, error: BaseException) -> MemoryShortage:
+        """Return the state of the device's memory when it ran out with this error."""
+        return MemoryShortage(asked_bytes(error), self.holder.free(), self.holder.wanted, self._models_on_device())
 
-    def _held(self) -> list[HeldModel]:
-        return [HeldModel(spec, nbytes) for spec, nbytes in self.holder.on_device().items()]
+    def _models_on_device(self) -> list[ModelOnDevice]:
+        return [ModelOnDevice(spec, nbytes) for spec, nbytes in self.holder.on_device().items()]
 
 
 Both = TypeVar("Both", Sharded, Streamed)

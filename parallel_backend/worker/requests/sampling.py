@@ -24,12 +24,13 @@ from ...mesh import Mesh
 from ...models.comfyui.features.guidance import guidance_function
 from ...models.comfyui.rows import parts_of
 from ...models.region import Region
-from ...wire.messages import PROGRAM, Declined, Done, Progress, Sample
+from ...wire.to_host import DeclinedReply, DoneReply, SampleStepReply
+from ...wire.to_worker import PROGRAM, SampleRequest
 from .previews import Previews
 from .rank import Prepared, Rank
 
 
-def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
+def sample(rank: Rank, message: SampleRequest, tensors: dict[str, Tensor]) -> None:
     """Answer with the final latent, and with what every step believes it to be.
 
     Args:
@@ -40,7 +41,7 @@ def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
         script = script_of(tensors.pop(PROGRAM), x.ndim, len(sigmas), x.device)
     except Refused as reason:  # on all ranks alike
         if rank.group.rank == 0:
-            rank.host.send(Declined(message.request, str(reason)))
+            rank.host.send(DeclinedReply(message.request, str(reason)))
         return
     mesh = rank.mesh(message.plan)
     try:
@@ -57,7 +58,7 @@ def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
     rank.report(message.request, message.model, started, forward.cache_bytes, forward.compiling())
     if mesh.reports:
         uncompiled = (*forward.uncompiled(), *rank.expansion.warnings())
-        rank.host.send(Done(message.request, run.skipped, uncompiled), answer)
+        rank.host.send(DoneReply(message.request, run.skipped, uncompiled), answer)
 
 
 class _Run:
@@ -66,7 +67,7 @@ class _Run:
     def __init__(
         self,
         rank: Rank,
-        message: Sample,
+        message: SampleRequest,
         tensors: dict[str, Tensor],
         prepared: Prepared,
         previews: Previews | None,
@@ -149,7 +150,7 @@ class _Run:
         shown = {"denoised": denoised, "x": x}
         whole = {name: _whole_batch(part, self._mesh, self._runs) for name, part in shown.items()}
         if self._previews is not None:
-            self._previews.show(Progress(self._message.request, step), whole)
+            self._previews.show(SampleStepReply(self._message.request, step), whole)
 
 
 def _answers(mesh: Mesh) -> bool:
@@ -164,7 +165,7 @@ def _whole_batch(latent: Tensor, mesh: Mesh, rows: Sequence[slice]) -> Tensor:
     return joined.view(sum(sizes), *latent.shape[1:])
 
 
-def _prompts(message: Sample, tensors: dict[str, Tensor], mesh: Mesh) -> Prompts:
+def _prompts(message: SampleRequest, tensors: dict[str, Tensor], mesh: Mesh) -> Prompts:
     sides = {0: message.positive} if message.negative is None else {0: message.positive, 1: message.negative}
     mine = list(sides) if mesh.cfg.size == 1 else [mesh.cfg.rank]
     batch = tensors["x"].shape[0]

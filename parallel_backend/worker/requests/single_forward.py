@@ -20,13 +20,14 @@ from ...models.family import Conditioning
 from ...models.family import Forward as ModelForward
 from ...models.inputs import Inputs
 from ...plan import ResolvedPlan
-from ...wire.messages import Done, Forward
+from ...wire.to_host import DoneReply
+from ...wire.to_worker import ForwardRequest
 from ..memory.stage_part import stages
 from .rank import Rank
 
 
 def single_forward(
-    rank: Rank, message: Forward, tensors: Mapping[str, Tensor], residuals: Mapping[str, Tensor]
+    rank: Rank, message: ForwardRequest, tensors: Mapping[str, Tensor], residuals: Mapping[str, Tensor]
 ) -> None:
     """One forward of the whole sequence for each call; calls, or the batch of one, are spread over data and cfg.
 
@@ -72,7 +73,7 @@ def single_forward(
     rank.report(message.request, message.model, started, forward.cache_bytes)
     if mesh.reports:
         assert output is not None
-        rank.host.send(Done(message.request), {"result": output})
+        rank.host.send(DoneReply(message.request), {"result": output})
 
 
 def _rows(tensor: Tensor, first: int, count: int) -> Tensor:

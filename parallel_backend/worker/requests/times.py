@@ -1,4 +1,4 @@
-"""Where a request's time went on this rank, for its report."""
+"""Where a request's time went on this rank, for its RankCostReply."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 from collections.abc import Sequence
 
 from ...comm.timeline import Timeline
-from ...wire.messages import Times
+from ...wire.to_host import RankTimings
 
 MOST_STEPS = 256
-"""Beginnings of steps that are told; of longer runs none is, because nobody could tell them apart."""
+"""Largest number of steps whose starts are sent. A longer run sends none: the page could not show them apart."""
 
 Entered = Sequence[tuple[str, int, float]]
 
 
-def times(timeline: Timeline, entered: Entered) -> Times:
-    """A request's timeline up to now, with the phases and steps that were entered meanwhile."""
+def times(timeline: Timeline, entered: Entered) -> RankTimings:
+    """Return a request's timings up to now, with the phases and steps that it entered."""
     seconds = time.perf_counter() - timeline.begun
     steps = [at - timeline.begun for _, step, at in entered if step]
     phases: list[tuple[str, float]] = []
@@ -24,7 +24,7 @@ def times(timeline: Timeline, entered: Entered) -> Times:
         if not phases or phases[-1][0] != phase:
             phases.append((phase, at - timeline.begun))
     used = math.ceil(seconds / timeline.width)
-    return Times(
+    return RankTimings(
         seconds=seconds,
         width=timeline.width,
         waiting={kind: [round(1e6 * each) for each in bins[:used]] for kind, bins in timeline.waiting.items()},

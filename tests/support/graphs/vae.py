@@ -73,7 +73,7 @@ FILES = {
     "decoder": ({"decoder.conv1.weight": torch.zeros(8, 16, 3, 3, 3)}, "no tensors of a VAE that ComfyUI knows"),
     "tiny": (
         {"decoder.1.weight": torch.zeros(256, 16, 3, 3), "decoder.22.bias": torch.zeros(3)},
-        "ComfyUI's class TAEHV, which is not supported",
+        "holds a VAE of ComfyUI's class TAEHV, which is not supported on several GPUs",
     ),
     "other sizes": (
         {"decoder.1.weight": torch.zeros(8, 16, 3, 3), "decoder.22.bias": torch.zeros(12)},

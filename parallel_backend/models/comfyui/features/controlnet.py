@@ -11,7 +11,7 @@ from torch import Tensor
 from ....comm.communicator import Communicator
 from ....layout import length
 from ....plan import ResolvedPlan
-from ....wire.messages import Residuals
+from ....wire.to_worker import BlockResiduals
 from ...family import Stage
 from ...spread.placement import Placement
 
@@ -36,7 +36,7 @@ class Share:
 
 
 def shares(
-    residuals: Residuals, plan: ResolvedPlan, stages: Sequence[Stage], tokens: Placement, rows: Sequence[slice]
+    residuals: BlockResiduals, plan: ResolvedPlan, stages: Sequence[Stage], tokens: Placement, rows: Sequence[slice]
 ) -> list[Share]:
     """Each rank's part.
 
@@ -54,7 +54,11 @@ def shares(
 
 
 def distribute(
-    everyone: Communicator, parts: Sequence[Share], tensors: Mapping[str, Tensor], residuals: Residuals, features: int
+    everyone: Communicator,
+    parts: Sequence[Share],
+    tensors: Mapping[str, Tensor],
+    residuals: BlockResiduals,
+    features: int,
 ) -> dict[int, Tensor]:
     """This rank's tensors by its blocks' numbers, on the CPU. A collective; rank 0 alone has `tensors`."""
     mine = parts[everyone.rank]
