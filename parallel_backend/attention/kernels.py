@@ -23,7 +23,7 @@ from .packages import (
     SAGE_ATTENTION,
     TRIAL,
     WORKS,
-    Attend,
+    AttentionKernel,
     Package,
     fault_of,
     package_faults,
@@ -72,7 +72,7 @@ class Kernel:
 
     name: str
     reason: str
-    attend: Attend
+    attend: AttentionKernel
 
 
 def choose_kernel(
@@ -155,7 +155,7 @@ def _is_older(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) < FLASH_CAPABILITY
 
 
-def _sdpa(device: torch.device, dtype: torch.dtype, head_dim: int) -> Attend:
+def _sdpa(device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionKernel:
     """torch's own kernel for a device: of those for GPUs flash attention, where it runs."""
     if device.type == "cpu":
         return _sdpa_cpu

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+AttentionKernel = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(q, k, v) to (out, log-sum-exp), with the shapes above."""
 
 HALVES = (torch.float16, torch.bfloat16)
 """What these kernels compute in."""
@@ -46,7 +47,7 @@ class Package:
     module: str
     head_dim: int
     majors: range
-    attend: Attend
+    attend: AttentionKernel
     approximate: bool = False
 
     def obstacle(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
@@ -73,7 +74,7 @@ class Package:
         return fault_of(self.name, self.attend, device)
 
 
-def fault_of(name: str, attend: Attend, device: torch.device) -> str:
+def fault_of(name: str, attend: AttentionKernel, device: torch.device) -> str:
     """How a kernel fails when it is called once, or in what it differs from torch; empty where it works."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(TRIAL, generator=generator).half().to(device) for _ in range(3))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..attention.kernels import choose_kernel
 from ..attention.packages import package_faults
-from ..attention.parallel import around_the_ring
+from ..attention.sequence_parallel import ring_attention
 from .norm import group_norm
 from .row_tensor import RowTensor, Runs
 from .rows import NOTHING, Slab
@@ -221,5 +221,5 @@ def attend(whole: Callable[..., Tensor], q: Any, k: Any, v: Any) -> Tensor:
     counts = [row * (run.stop - run.start) for run in q.runs]
     channels = q.shape[1]
     kernel = choose_kernel("auto", q.local.device, q.dtype, channels, package_faults(q.local.device))
-    out = around_the_ring(q.axis, counts, kernel.attend, tokens(q), torch.stack((tokens(k), tokens(v))))
+    out = ring_attention(tokens(q), torch.stack((tokens(k), tokens(v))), q.axis, counts, kernel.attend)
     return q.like(out.squeeze(2).transpose(1, 2).reshape(q.local.shape))

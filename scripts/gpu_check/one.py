@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from parallel_backend.attention.kernels import choose_kernel, is_approximate
+from parallel_backend.attention.online_softmax import OnlineSoftmax
 from parallel_backend.attention.packages import package_faults
-from parallel_backend.attention.parallel import PartialAttention
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.plan.predict.profiles import CONTEXT_BYTES
@@ -58,7 +58,7 @@ class One(Bench):
             expected = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.double())
             for choice, kernel in self.attention_kernels(dtype, width):
                 out, lse = kernel.attend(q, k, v)
-                merged = PartialAttention(q)
+                merged = OnlineSoftmax(q)
                 for half in (slice(0, keys // 2), slice(keys // 2, keys)):
                     merged.add(*kernel.attend(q, k[:, half], v[:, half]))
                 errors = [error_of(found, expected) for found in (out, merged.result())]
