@@ -1,1 +1,1 @@
-"""Attention of a sequence whose tokens are sharded over ranks; read `sequence_parallel.py` first (Ulysses, Ring, their product)."""
+"""Attention of a sequence that is sharded over ranks; read `sequence_parallel.py` first: Ulysses, Ring and their product."""
