@@ -103,12 +103,12 @@ def record(number: int, cut: int, patches: int) -> tuple[list[Event], str]:
     for parameter in model.module.parameters():
         parameter.zero_()
     recorder = Recorder(model)
-    word = recorder.mesh(plan).word
+    cancel_flag = recorder.mesh(plan).cancel_flag
     tensors = tensors_of(JOBS[SMALL], 1, STEPS, torch.ones) | {"program": program_for(JOBS[SMALL], STEPS)}
     with torch.inference_mode(), mock.patch.object(dist, "batch_isend_irecv", recorder.batch):
         sample(recorder, request(JOBS[SMALL], plan, "float32"), tensors)  # type: ignore[arg-type]
-    assert word._group is not None
-    return recorder.events, word._group.group_name
+    assert cancel_flag._group is not None
+    return recorder.events, cancel_flag._group.group_name
 
 
 @dataclass

@@ -238,7 +238,7 @@ def connections(plan: ResolvedPlan) -> int:
     """Pairs of GPUs between which a rank's communicators (`mesh.build_mesh`) keep buffers on the device."""
     if plan.transport != "nccl":
         return 0
-    sizes = [*plan.mesh_shape, plan.pipefusion]  # and `returning`
+    sizes = [*plan.mesh_shape, plan.pipefusion]  # and `latent_return`
     if plan.ring > 1 and plan.ulysses > 1:
         sizes.append(plan.ring * plan.ulysses)  # `sequence`, which else is one of the two
     return sum(size - 1 for size in sizes)

@@ -15,7 +15,7 @@ from torch.torch_version import TorchVersion
 
 from ...comm.communicator import Communicator
 from ...comm.meter import Meter
-from ...mesh import FOREVER
+from ...mesh import NO_TIMEOUT
 from ...weights.loading.reading import Neighbours
 from ...wire.frames import Frame, encode, worker_decoder
 from ...wire.messages import RESIDUAL
@@ -44,17 +44,17 @@ class ProcessGroup:
             for name, value in {**nccl_settings(torch.__version__), **(way.settings if way else {})}.items():
                 os.environ.setdefault(name, value)
             backend = "cpu:gloo,cuda:nccl"  # NCCL opens no connection until a plan's communicators use it
-        store.set_timeout(FOREVER)
+        store.set_timeout(NO_TIMEOUT)
         dist.init_process_group(
             backend,
             store=store,
             rank=environment.rank,
             world_size=environment.world_size,
-            timeout=FOREVER,
+            timeout=NO_TIMEOUT,
         )
         self.rank = environment.rank
         self.size = environment.world_size
-        self._control = dist.new_group(backend="gloo", timeout=FOREVER)
+        self._control = dist.new_group(backend="gloo", timeout=NO_TIMEOUT)
         self.issued = 0
         """Operations of all ranks that were issued here, which a request sets to 0 as it begins."""
         self._alike: dict[tuple[tuple[int, ...], ...], Communicator] = {}
@@ -140,7 +140,7 @@ class ProcessGroup:
             group = None
             if self.size > 1:
                 self.issued += 1
-                group, _ = dist.new_subgroups_by_enumeration([*map(list, ranks)], timeout=FOREVER, backend="gloo")
+                group, _ = dist.new_subgroups_by_enumeration([*map(list, ranks)], timeout=NO_TIMEOUT, backend="gloo")
             self._alike[ranks] = Communicator("alike", group, torch.device("cpu"), False, meter)
         return self._alike[ranks]
 

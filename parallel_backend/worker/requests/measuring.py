@@ -16,10 +16,11 @@ from ...comm.meter import Meter
 from ...conditioning import ALONE
 from ...errors import Refused
 from ...mesh import build_mesh
+from ...mesh_axes import mesh_degrees
 from ...models import family_of
 from ...models.comfyui.whole_family import WholeFamily
 from ...models.family import Execution, Family, Stage
-from ...plan import AXES, ResolvedPlan
+from ...plan import ResolvedPlan
 from ...plan.predict.cost import connections
 from ...plan.predict.measure import HEAD_DIM, BlockTimes, device_kind, measure
 from ...weights.files.checkpoint import read_header
@@ -59,7 +60,7 @@ def measure_machine(rank: Rank, message: MeasureMachine) -> None:
     again = False
     if has_ways(rank.group, rank.neighbours.machines, rank.device):
         again = bool(try_ways(rank.group, rank.device, rank.status.on_progress).settings)
-    if mesh.reports:
+    if mesh.replies_to_host:
         rank.host.send(MachineMeasured(message.request, machine, again))
 
 
@@ -92,7 +93,7 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
         seconds, counts = time_blocks(family, config, message.plan, example)
     local = torch.tensor(seconds, device=rank.device)[None, :, None]
     everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
-    if mesh.reports:
+    if mesh.replies_to_host:
         times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts, bool(coupling))
         rank.host.send(BlocksMeasured(message.request, times))
 
@@ -130,7 +131,7 @@ def time_blocks(
     for parameter in model.module.parameters():
         parameter.zero_()
     meter = Meter()
-    alone = msgspec.structs.replace(plan, devices=plan.devices[:1], patches=1, shares=(1,), **dict.fromkeys(AXES, 1))
+    alone = msgspec.structs.replace(plan, devices=plan.devices[:1], patches=1, shares=(1,), **mesh_degrees())
     events, inputs = DeviceEvents(device), example.inputs("time")
 
     def block_done() -> None:

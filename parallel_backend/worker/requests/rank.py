@@ -17,6 +17,7 @@ from ...comm.meter import Meter
 from ...comm.tally import Operations
 from ...diffusion import ModelSpec
 from ...mesh import Mesh, build_mesh
+from ...mesh_axes import CONTROL
 from ...models.comfyui.features.networks import Networks
 from ...models.comfyui.model import ComfyForward
 from ...models.family import Conditioning, Execution, Model, Stage
@@ -167,7 +168,7 @@ class Rank:
         """
         spec, plan = message.model, message.plan
         stage_of = stages(plan)
-        watch = self.watch(message.request, mesh.reports)
+        watch = self.watch(message.request, mesh.replies_to_host)
         alike = len({*self._copies(plan)}) < self.group.size
         neighbours = self.linked(plan.transport) if alike else self.neighbours  # before weights take what it needs
 
@@ -200,12 +201,12 @@ class Rank:
 
     def agree(self, flag: bool) -> bool:
         """Rank 0's flag on every rank; who comes first waits for the others here."""
-        with self.meter.wait("control"):
+        with self.meter.wait(CONTROL):
             return self.group.agree(flag)
 
     def _most(self, forwards: int) -> int:
         """Of a model call, the most that a rank runs."""
-        with self.meter.wait("control"):
+        with self.meter.wait(CONTROL):
             return self.group.most(forwards)
 
     def _copies(self, plan: ResolvedPlan) -> list[tuple[Stage, int]]:
@@ -288,7 +289,7 @@ class Rank:
     def issued(self) -> list[Issued]:
         """Return the operations of ranks that this one has issued since `begin`."""
         everyone = tuple(range(self.group.size))
-        pairs = [*self.meter.tally.issued.items(), (Operations("control", everyone), self.group.issued)]
+        pairs = [*self.meter.tally.issued.items(), (Operations(CONTROL, everyone), self.group.issued)]
         return [Issued(each.name, each.ranks, count) for each, count in pairs]
 
     def go_on(self, message: Sample | Forward | Decode | Encode | MeasureBlocks) -> None:

@@ -46,16 +46,16 @@ def sample(rank: Rank, message: Sample, tensors: dict[str, Tensor]) -> None:
     try:
         prepared = rank.prepare(message, mesh)
         started = rank.start()
-        shown = Previews(rank.device, rank.host.send) if mesh.reports else nullcontext()
+        shown = Previews(rank.device, rank.host.send) if mesh.replies_to_host else nullcontext()
         with shown as previews, rank.keeping():
             run = _Run(rank, message, tensors, prepared, previews, script)
             answer = run.whole(run.pipeline().run())
     except Cancelled:
-        rank.cancelled(message, mesh.reports)
+        rank.cancelled(message, mesh.replies_to_host)
         return
     forward = prepared.forward
     rank.report(message.request, message.model, started, forward.cache_bytes, forward.compiling())
-    if mesh.reports:
+    if mesh.replies_to_host:
         uncompiled = (*forward.uncompiled(), *rank.expansion.warnings())
         rank.host.send(Done(message.request, run.skipped, uncompiled), answer)
 
@@ -154,7 +154,7 @@ class _Run:
 
 def _answers(mesh: Mesh) -> bool:
     """Whether this rank's latents are those that are answered with, for its part of the batch."""
-    return mesh.last and mesh.cfg.rank == 0 and mesh.sequence.rank == 0
+    return mesh.is_last_stage and mesh.cfg.rank == 0 and mesh.sequence.rank == 0
 
 
 def _whole_batch(latent: Tensor, mesh: Mesh, rows: Sequence[slice]) -> Tensor:

@@ -36,7 +36,7 @@ def single_forward(
     try:
         prepared = rank.prepare(message, mesh)
     except Cancelled:
-        rank.cancelled(message, mesh.reports)
+        rank.cancelled(message, mesh.replies_to_host)
         return
     model, forward = prepared.model, prepared.forward
     started = rank.start()
@@ -65,12 +65,12 @@ def single_forward(
             outputs.append(_forward_piece(rank, number, piece, values, forward, own))
     mesh.finish_sending()
     output = None
-    if mesh.last:
+    if mesh.is_last_stage:
         output = torch.cat([tensors["0.x"][:0], *(one for one in outputs if one is not None)])
         if len(pieces) > 1:
             output = _from_groups(output, [sum(sizes[part]) for part in parts], mesh)
     rank.report(message.request, message.model, started, forward.cache_bytes)
-    if mesh.reports:
+    if mesh.replies_to_host:
         assert output is not None
         rank.host.send(Done(message.request), {"result": output})
 
