@@ -59,7 +59,7 @@ def rank_main(rank: int, sleep: float, rounds: int) -> None:
             meter.reset()
             started = time.perf_counter()
             out = usp_attention(q, k, v, layout)
-            taken[chunks].append((time.perf_counter() - started, meter.waiting(), sum(meter.sent.values())))
+            taken[chunks].append((time.perf_counter() - started, meter.waiting_seconds(), sum(meter.sent.values())))
             assert torch.equal(out, expected)
     if rank == 0:
         print(

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..comm.communicator import Communicator
 from ..layout import SequenceSplit
 from ..mesh import Mesh
-from ..transfers import sent_to
+from ..transfers import to_device
 from .codec import EXACT, Codec
 from .sequence_parallel import ulysses_attention
 from .ulysses import (
@@ -42,7 +42,7 @@ class TokenOrder:
         """Permute `[batch, delivered tokens, …]` into the model's order."""
         if self._is_identity:
             return x
-        self._to_model, self._to_ranks = (sent_to(index, x.device) for index in (self._to_model, self._to_ranks))
+        self._to_model, self._to_ranks = (to_device(index, x.device) for index in (self._to_model, self._to_ranks))
         return x.index_select(1, self._to_model)
 
     def to_ranks(self, x: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class FunctionAttention:
         tokens = split.ulysses_tokens(0)
         self._layout = UlyssesLayout(mesh.ulysses, tokens, split, max_chunks, codec, exchange_keys=not replicated_keys)
         self._replicated_keys = replicated_keys
-        self._group = split.group
+        self._group = split.group_size
         self._order = TokenOrder(order)
 
     def __call__(self, function: HeadFunction, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None = None) -> Tensor:

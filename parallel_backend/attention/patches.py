@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..transfers import sent_to
+from ..transfers import to_device
 from .online_softmax import OnlineSoftmax
 from .sequence_parallel import UspLayout, ulysses_attention
 
@@ -45,7 +45,7 @@ class KVCache:
             The keys and values of all tokens, `[2, batch, tokens, heads, head_dim]`.
         """
         assert self._kv is not None, "the cache is filled by a call of all tokens"
-        slots = self._slots[patch] = sent_to(self._slots[patch], self._kv.device)
+        slots = self._slots[patch] = to_device(self._slots[patch], self._kv.device)
         self._kv[0].index_copy_(1, slots, k)
         self._kv[1].index_copy_(1, slots, v)
         return self._kv
@@ -86,7 +86,7 @@ def _attend_over_ring(q: Tensor, kv: Tensor, layout: UspLayout, prefix: Tensor |
         k, v = kv if prefix is None else torch.cat((prefix, kv), dim=2)
         return kernel(q, k, v)[0] if q.numel() else q
     encoded = codec.encode(q)
-    gathered = ring.gather(encoded.flatten(2), layout.ring_tokens).unflatten(2, encoded.shape[2:])
+    gathered = ring.all_gather(encoded.flatten(2), layout.ring_tokens).unflatten(2, encoded.shape[2:])
     queries = codec.decode(gathered, q.dtype)
     if queries.numel() and kv.numel():
         out, lse = kernel(queries, kv[0], kv[1])

@@ -58,7 +58,7 @@ class UspLayout:
         self.codec = codec
         tokens = split.ulysses_tokens(mesh.ring.rank)
         self.ulysses = UlyssesLayout(mesh.ulysses, tokens, split, max_chunks, codec)
-        self.kernels = [repeat_kv_heads(kernel, split.group, heads) for heads in self.ulysses.heads]
+        self.kernels = [repeat_kv_heads(kernel, split.group_size, heads) for heads in self.ulysses.heads]
 
 
 def usp_attention(
@@ -168,7 +168,7 @@ def ring_attention(
         wait_for_block: Callable[[], Tensor] | None = None
         if hop + 1 < ring.size:
             next_shape = (2, q.shape[0], ring_tokens[(source - 1) % ring.size], *block.shape[3:])
-            wait_for_block = ring.shift(block.reshape(-1), torch.Size(next_shape).numel())
+            wait_for_block = ring.start_shift(block.reshape(-1), torch.Size(next_shape).numel())
         hop_prefix = prefix if hop == 0 else None
         if q.numel() and (block.numel() or hop_prefix is not None):
             decoded = codec.decode(block, q.dtype)
@@ -200,7 +200,7 @@ def replicated_query_attention(ranks: Communicator, kernel: AttentionKernel, q: 
     else:
         out, lse = torch.zeros_like(q), q.new_full((*q.shape[:3], 1), -torch.inf, dtype=torch.float32)
     local = torch.cat([out.float(), lse], dim=-1)
-    gathered = ranks.gather(local.flatten(2), [q.shape[1]] * ranks.size).unflatten(2, local.shape[2:])
+    gathered = ranks.all_gather(local.flatten(2), [q.shape[1]] * ranks.size).unflatten(2, local.shape[2:])
     merged = OnlineSoftmax(q)
     for result in gathered.chunk(ranks.size, dim=1):
         merged.add(result[..., :-1], result[..., -1].transpose(1, 2))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator
-from ..layout import HeadRuns, SequenceSplit, length
+from ..layout import HeadSlices, SequenceSplit, length
 from .codec import EXACT, Codec
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -38,14 +38,14 @@ class HeadExchange:
         ranks: Communicator,
         tokens: Sequence[int],
         split: SequenceSplit,
-        chunk: Sequence[HeadRuns],
+        chunk: Sequence[HeadSlices],
         overlap: bool,
     ) -> None:
         self._ranks = ranks
         self._tokens = tokens
         self._slices = [(heads.q, heads.kv, heads.kv) for heads in chunk]
         self._counts = [[length(heads) for heads in slices] for slices in self._slices]
-        even = len(set(split.head_counts())) == 1 and sum(split.kv_counts()) * split.group == split.heads
+        even = len(set(split.head_counts())) == 1 and sum(split.kv_counts()) * split.group_size == split.heads
         self._even = even and all(length(heads.q) and length(heads.kv) for heads in chunk)
         self._overlap = overlap
 
@@ -115,7 +115,7 @@ class HeadExchange:
 
     def _start(self, send: Tensor, send_sizes: list[int], receive_sizes: list[int]) -> Callable[[], Tensor]:
         if self._overlap:
-            return self._ranks.begin_all_to_all(send, send_sizes, receive_sizes)
+            return self._ranks.start_all_to_all(send, send_sizes, receive_sizes)
         received = self._ranks.all_to_all(send, send_sizes, receive_sizes)
         return lambda: received
 
@@ -153,14 +153,14 @@ class UlyssesLayout:
         self.exchanges = [HeadExchange(ranks, tokens, split, chunk, overlap=len(chunks) > 1) for chunk in chunks]
 
 
-def without_keys(chunk: Sequence[HeadRuns]) -> list[HeadRuns]:
+def without_keys(chunk: Sequence[HeadSlices]) -> list[HeadSlices]:
     """Return the same query heads of each rank, and no key heads."""
-    return [HeadRuns(heads.q, slice(0, 0)) for heads in chunk]
+    return [HeadSlices(heads.q, slice(0, 0)) for heads in chunk]
 
 
-def without_queries(chunk: Sequence[HeadRuns]) -> list[HeadRuns]:
+def without_queries(chunk: Sequence[HeadSlices]) -> list[HeadSlices]:
     """Return the same key heads of each rank, and no query heads."""
-    return [HeadRuns(slice(0, 0), heads.kv) for heads in chunk]
+    return [HeadSlices(slice(0, 0), heads.kv) for heads in chunk]
 
 
 def encode_operands(codec: Codec, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Decode]:
@@ -191,7 +191,7 @@ def concatenate_heads(chunks: Sequence[Sequence[Tensor]]) -> Tensor:
 
 
 def repeat_kv_heads(
-    attend: Callable[[Tensor, Tensor, Tensor], Output], group: int, heads: HeadRuns
+    attend: Callable[[Tensor, Tensor, Tensor], Output], group: int, heads: HeadSlices
 ) -> Callable[[Tensor, Tensor, Tensor], Output]:
     """Return a function for grouped queries, made of one that takes as many key heads as query heads.
 

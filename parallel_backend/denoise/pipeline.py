@@ -20,7 +20,7 @@ from ..errors import Cancelled
 from ..mesh import Mesh
 from ..models.inputs import PatchForward
 from ..models.region import Region
-from ..transfers import sent_to
+from ..transfers import to_device
 from .model_calls import ModelCalls
 from .patch_sampler import PatchSampler
 from .program import Call
@@ -79,7 +79,7 @@ class Pipeline:
         self._callbacks = callbacks
         self._latent_return = _LatentReturn(mesh.latent_return, [patch.region for patch in patches], latent)
         times = [model.process.timestep(call.sigma) for call in calls]
-        self._timesteps = sent_to(torch.stack(times), latent.device) if times else latent.new_empty(0)
+        self._timesteps = to_device(torch.stack(times), latent.device) if times else latent.new_empty(0)
 
     def run(self) -> Tensor | None:
         """The final latent on the ranks of the last stage; None on the others. Raises Cancelled."""
@@ -177,20 +177,20 @@ class Pipeline:
 class CancelSignal:
     """How ranks learn between model calls that the user has cancelled."""
 
-    def __init__(self, asked: Callable[[], bool], agree: Callable[[bool], bool]) -> None:
+    def __init__(self, asked: Callable[[], bool], broadcast_flag: Callable[[bool], bool]) -> None:
         self._asked = asked
-        self._agree = agree
+        self._broadcast_flag = broadcast_flag
 
     def everywhere(self) -> bool:
         """For calls in which all stages work on the same call: one broadcast from rank 0."""
-        return self._agree(self._asked())
+        return self._broadcast_flag(self._asked())
 
     def in_band(self, mesh: Mesh) -> bool:
-        """For patches that stream: the first stage agrees and the flag goes from stage to stage, ahead of the first patch."""
+        """For patches that stream: the first stage decides and the flag goes from stage to stage, ahead of the first patch."""
         flag = mesh.cancel_flag
         if mesh.is_first_stage:
             asked = torch.full((1, 1, 1), float(self._asked()))
-            cancelled = bool(mesh.stage.gather(asked, [1] * mesh.stage.size).any())
+            cancelled = bool(mesh.stage.all_gather(asked, [1] * mesh.stage.size).any())
         else:
             cancelled = bool(flag.receive((1,), torch.uint8, flag.rank - 1))
         if not mesh.is_last_stage:
@@ -217,7 +217,7 @@ class _LatentReturn:
     def expect(self, number: int) -> None:
         """First stage: begin to receive it. Patches are expected and taken in the order in which they are put."""
         if self._axis.size > 1:
-            self._coming.append(self._axis.expect(self._shapes[number], torch.float32, self._axis.size - 1))
+            self._coming.append(self._axis.start_receive(self._shapes[number], torch.float32, self._axis.size - 1))
 
     def take(self) -> Tensor:
         """First stage: wait for the next one."""

@@ -142,7 +142,7 @@ class One(Bench):
             part: of the blocks that stay on the device, besides the two that come and go.
         """
         plan = self.plan(name)
-        alone = Communicator("alike", None, torch.device("cpu"), False, Meter())
+        alone = Communicator("subgroup", None, torch.device("cpu"), False, Meter())
         _, all_there = self.ours(name, plan, self.model(name)[0])
         meter = Meter(device=self.device)
         model, store = self.model(name, lambda module, blocks: Streamed(module, blocks, alone, self.device, meter))

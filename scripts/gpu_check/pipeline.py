@@ -64,7 +64,7 @@ class Pipeline(Ranks):
             return (
                 nothing
                 if mesh.is_first_stage
-                else mesh.from_previous_stage.expect(patch.shape, patch.dtype, place.rank - 1)
+                else mesh.from_previous_stage.start_receive(patch.shape, patch.dtype, place.rank - 1)
             )
 
         def stream(patches: int, rows: Callable[[int], int]) -> None:

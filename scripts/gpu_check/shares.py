@@ -109,7 +109,7 @@ class Shares(Bench):
 
     def device_rates(self) -> None:
         """Measure the device as workers measure it for plans."""
-        alone = Communicator("alike", None, self.device, False, Meter(device=self.device))
+        alone = Communicator("subgroup", None, self.device, False, Meter(device=self.device))
         kernel = choose_kernel("auto", self.device, self.dtype, HEAD_DIM, package_faults(self.device))
         self.machine = measure(self.device, alone, 0.0, (self.name,), kernel.attend)
         figures = {
@@ -217,7 +217,9 @@ def rank_0_of(ranks: int) -> Iterator[None]:
     try:
         with (
             mock.patch.object(dist, "new_subgroups_by_enumeration", fake),
-            mock.patch.object(communicator, "same", return_value=True),  # by which a communicator tries its connections
+            mock.patch.object(
+                communicator, "tensors_equal", return_value=True
+            ),  # by which a communicator tries its connections
         ):
             yield
     finally:

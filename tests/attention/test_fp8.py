@@ -84,7 +84,7 @@ def over_ranks(
             held = [torch.cat([split(patch)[1][one] for one in here]) for patch in runs]
             ends = torch.tensor([0, *map(len, held)]).cumsum(0).tolist()
             slots = [torch.arange(begin, end) for begin, end in pairwise(ends)]
-            heads_here = split(runs[0])[0].head_runs()[mesh.ulysses.rank]
+            heads_here = split(runs[0])[0].query_slices()[mesh.ulysses.rank]
             cache = KVCache(slots)
             cache.fill(codec.decode(codec.encode(inputs[1:, :, torch.cat(held), heads_here]), inputs.dtype))
             out = []

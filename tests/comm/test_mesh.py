@@ -37,7 +37,7 @@ def test_ranks_are_connected_once_for_all_that_spans_them(name: str) -> None:
         distinct = len(set(mesh.groups)) == len(mesh.groups)
         product = plan.ring > 1 and plan.ulysses > 1
         alone = mesh.sequence._group not in (mesh.ring._group, mesh.ulysses._group)
-        ours = mesh.sequence.gather(torch.full((1, 1, 1), float(number)), [1] * mesh.sequence.size)
+        ours = mesh.sequence.all_gather(torch.full((1, 1, 1), float(number)), [1] * mesh.sequence.size)
         mesh.close()
         return distinct, alone == product, ours.flatten().tolist()
 

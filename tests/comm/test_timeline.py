@@ -39,7 +39,7 @@ def test_the_meter_begins_a_timeline_with_each_request_and_counts_go_on_by_thems
     with meter.wait("loading"):
         time.sleep(0.01)
     meter.reset()  # as before a denoise: what came before is on the timeline, and not in the sum
-    assert meter.waiting() == 0
+    assert meter.waiting_seconds() == 0
     assert sum(meter.timeline.waiting["loading"]) >= 0.01
-    meter.begin()
+    meter.begin_request()
     assert meter.timeline.waiting == {}

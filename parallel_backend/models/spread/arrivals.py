@@ -54,5 +54,5 @@ class Arrivals:
         if forward is None or forward not in self._known:
             return False
         for coming in self._known[forward]:
-            self._begun.append((coming, self._axis.expect(*coming, self._source)))
+            self._begun.append((coming, self._axis.start_receive(*coming, self._source)))
         return True

@@ -49,7 +49,7 @@ def measure_machine(rank: Rank, message: MeasureMachine) -> None:
     rank.forget_mesh()
     mesh = rank.mesh(message.plan)
     rank.status.enter("measuring devices and links")
-    kinds = rank.group.gather(device_kind(str(rank.device)))
+    kinds = rank.group.all_gather_text(device_kind(str(rank.device)))
     dtype = torch.bfloat16 if rank.device.type == "cuda" else torch.float32
     attention = message.plan.attention
     if attention in kernel_refusals(rank.device):  # what samples with it is declined in a sentence
@@ -67,7 +67,7 @@ def measure_machine(rank: Rank, message: MeasureMachine) -> None:
 def measure_memory(rank: Rank, message: MeasureMemory) -> None:
     """Answer with what a job may take of each rank's device. A collective."""
     rank.status.enter("measuring free memory")
-    free = [int(said) for said in rank.group.gather(str(rank.available(message.plan)))]
+    free = [int(said) for said in rank.group.all_gather_text(str(rank.available(message.plan)))]
     if rank.group.rank == 0:
         rank.host.send(MemoryMeasured(message.request, tuple(free)))
 
@@ -92,7 +92,7 @@ def measure_blocks(rank: Rank, message: MeasureBlocks, tensors: dict[str, Tensor
     else:
         seconds, counts = time_blocks(family, config, message.plan, example)
     local = torch.tensor(seconds, device=rank.device)[None, :, None]
-    everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
+    everyone = mesh.ulysses.all_gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
     if mesh.replies_to_host:
         times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts, bool(coupling))
         rank.host.send(BlocksMeasured(message.request, times))
@@ -109,7 +109,7 @@ def _coupling(rank: Rank, family: WholeFamily, config: Any, example: Example) ->
             refuse_coupled_rows(family, config, example)
         except Refused as refusal:
             problem = str(refusal)
-    return rank.group.gather(problem)[0]
+    return rank.group.all_gather_text(problem)[0]
 
 
 def time_blocks(
@@ -143,7 +143,7 @@ def time_blocks(
     for _ in range(RUNS):
         forward(inputs, example.x, None)
         # Blocks may run more than once, as VACE's first ones do for each control video.
-        runs.append(events.take()[-blocks:])
+        runs.append(events.pop_seconds()[-blocks:])
         example.on_progress()  # a GPU has done by now what the host gave it in a moment
     return _second_of_each(runs), counts
 

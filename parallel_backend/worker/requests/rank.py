@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ...comm.communicator import Communicator
 from ...comm.meter import Meter
-from ...comm.tally import Operations
+from ...comm.tally import OperationKind
 from ...diffusion import ModelSpec
 from ...mesh import Mesh, build_mesh
 from ...mesh_axes import CONTROL
@@ -94,7 +94,7 @@ class Rank:
         self.neighbours = group.neighbours(meter)
         machines = self.neighbours.machines
         self.memory = Memory(environment.device, machines.count(machines[group.rank]))
-        self.holder = Holder(self.memory, group.all_agree, status)
+        self.holder = Holder(self.memory, group.all_true, status)
         self.adapters = AdapterStore()
         self.expansion = Expansion(fused=environment.device.type == "cuda")
         self._networks = Networks(environment.device)
@@ -174,7 +174,7 @@ class Rank:
 
         def build() -> StagePart:
             stage = stage_of[self.group.rank]
-            keep = Keep(self.memory.has_host_room, self.group.all_agree)
+            keep = Keep(self.memory.has_host_room, self.group.all_true)
             found = self.files.find(spec)
             made = StagePart(found, stage, self._arrange(plan), self.device, neighbours, watch, keep)
             if made.model.unknown and not attends_alone(mesh, plan.patches, plan.attention):
@@ -199,15 +199,15 @@ class Rank:
         """While the model last prepared runs, have its expanded weights stay as far as there is room."""
         return self.expansion.keeping(int(KEPT_OF_SPARE * self.holder.spare))
 
-    def agree(self, flag: bool) -> bool:
-        """Rank 0's flag on every rank; who comes first waits for the others here."""
+    def broadcast_flag(self, flag: bool) -> bool:
+        """Return rank 0's flag on every rank. A collective."""
         with self.meter.wait(CONTROL):
-            return self.group.agree(flag)
+            return self.group.broadcast_flag(flag)
 
-    def _most(self, forwards: int) -> int:
-        """Of a model call, the most that a rank runs."""
+    def _max_int(self, forwards: int) -> int:
+        """Return the largest number of forwards that a rank runs in a model call. A collective."""
         with self.meter.wait(CONTROL):
-            return self.group.most(forwards)
+            return self.group.max_int(forwards)
 
     def _copies(self, plan: ResolvedPlan) -> list[tuple[Stage, int]]:
         """Of each rank what its weights have in common with others': the stage, and the machine it is on."""
@@ -217,8 +217,10 @@ class Rank:
         """How a plan's weights are held. A collective."""
         if plan.weights == "sharded":
             everyone = self.everyone("weights", plan.transport)
-            return lambda module, blocks: _twice(Sharded(module, blocks, everyone, self._most, self.status.on_progress))
-        sharers = self.group.alike(self._copies(plan), self.meter)
+            return lambda module, blocks: _twice(
+                Sharded(module, blocks, everyone, self._max_int, self.status.on_progress)
+            )
+        sharers = self.group.split_by_value(self._copies(plan), self.meter)
         if plan.weights == "streamed":
             return lambda module, blocks: _twice(Streamed(module, blocks, sharers, self.device, self.meter))
         return lambda module, blocks: (Whole(module, sharers), BlockAccess())
@@ -237,14 +239,14 @@ class Rank:
         def read(nbytes: int) -> None:
             self._read += nbytes
 
-        return Watch(lambda: self.group.agree(self.host.cancelled(request)), progress, read)
+        return Watch(lambda: self.group.broadcast_flag(self.host.cancelled(request)), progress, read)
 
     def begin(self) -> None:
         """Count from here what a request moves from disk and host memory, and when it does what."""
         self.holder.restored = self._read = 0
         self.status.entered.clear()
         self.group.issued = 0
-        self.meter.begin()
+        self.meter.begin_request()
 
     def start(self) -> float:
         """Count from here what a request sends and holds; the time."""
@@ -256,7 +258,7 @@ class Rank:
 
     def report(self, request: int, model: ModelSpec, started: float, cache: int = 0, compiling: float = 0.0) -> None:
         """Tell the host what a request has cost since `start`."""
-        waiting = self.meter.waiting()  # once the device is done
+        waiting = self.meter.waiting_seconds()  # once the device is done
         seconds = time.perf_counter() - started
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
@@ -289,7 +291,7 @@ class Rank:
     def issued(self) -> list[Issued]:
         """Return the operations of ranks that this one has issued since `begin`."""
         everyone = tuple(range(self.group.size))
-        pairs = [*self.meter.tally.issued.items(), (Operations(CONTROL, everyone), self.group.issued)]
+        pairs = [*self.meter.tally.issued.items(), (OperationKind(CONTROL, everyone), self.group.issued)]
         return [Issued(each.name, each.ranks, count) for each, count in pairs]
 
     def go_on(self, message: Sample | Forward | Decode | Encode | MeasureBlocks) -> None:
@@ -299,7 +301,7 @@ class Rank:
         """
         if self._mesh is not None:
             self._mesh[1].finish_sending()
-        self.meter.tally.finish()
+        self.meter.tally.wait_for_all()
         self.memory.finish()  # which raises what has failed on the device itself
         self._networks = Networks(self.device)
         self.holder.drop(message.model)

@@ -84,7 +84,7 @@ class _Run:
         self._regions = prepared.model.patches(self._x.shape, message.plan.patches)
         prompts = _prompts(message, tensors, mesh)
         functions = [guidance_function(each) for each in message.guidance_functions]
-        self._cache = step_cache(message.cache, prompts, mesh, rank.agree)
+        self._cache = step_cache(message.cache, prompts, mesh, rank.broadcast_flag)
         self._model = ModelCalls(
             forward=prepared.forward,
             access=prepared.access,
@@ -120,7 +120,7 @@ class _Run:
             latent=self._x[rows],
             warmup_steps=message.plan.warmup_steps,
             callbacks=Callbacks(
-                cancelled=CancelSignal(asked=self._cancelled, agree=rank.agree),
+                cancelled=CancelSignal(asked=self._cancelled, broadcast_flag=rank.broadcast_flag),
                 step_begins=self._step_begins,
                 step_done=self._step_done,
             ),
@@ -160,7 +160,7 @@ def _answers(mesh: Mesh) -> bool:
 def _whole_batch(latent: Tensor, mesh: Mesh, rows: Sequence[slice]) -> Tensor:
     """All data ranks' latents, joined along the batch; each rank holds its run of `rows`. A collective over the data axis."""
     sizes = [length(run) for run in rows]
-    joined = mesh.data.gather(latent.reshape(1, latent.shape[0], -1), sizes)
+    joined = mesh.data.all_gather(latent.reshape(1, latent.shape[0], -1), sizes)
     return joined.view(sum(sizes), *latent.shape[1:])
 
 

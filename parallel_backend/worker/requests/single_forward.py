@@ -124,6 +124,6 @@ def _from_groups(local: Tensor, counts: list[int], mesh: Mesh) -> Tensor:
     """What each group of the data and cfg axes has, `counts` rows, joined in their order. A collective."""
     cfg = mesh.cfg.size
     inner = counts[mesh.data.rank * cfg : (mesh.data.rank + 1) * cfg]
-    joined = mesh.cfg.gather(local.flatten(1)[None], inner)
+    joined = mesh.cfg.all_gather(local.flatten(1)[None], inner)
     outer = [sum(counts[group * cfg : (group + 1) * cfg]) for group in range(mesh.data.size)]
-    return mesh.data.gather(joined, outer).view(sum(counts), *local.shape[1:])
+    return mesh.data.all_gather(joined, outer).view(sum(counts), *local.shape[1:])
