@@ -69,5 +69,5 @@ SEQUENCE_AXES = (MeshAxis.RING, MeshAxis.ULYSSES)
 
 
 def mesh_degrees(**degrees: int) -> dict[str, Any]:
-    """Return the size of each axis of a plan by name: the given one, or 1."""
+    """Return the size of each axis of a plan by name; axes without an argument have size 1."""
     return {axis.value: 1 for axis in PLAN_AXES} | degrees

@@ -1,4 +1,4 @@
-"""Codecs for tensors that attention sends to other ranks: exact, or fp8 (OCP's e4m3) with a scale for each token and head."""
+"""Codecs for tensors that attention sends to other ranks: exact, or fp8 (e4m3 of OCP) with a scale per token and head."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Fp8Codec:
 
 
 def _fp32_range(dtype: torch.dtype) -> torch.dtype:
-    """Return a dtype with the range of fp32: the given one if it has this range, which saves memory."""
+    """Return `dtype` if it has the range of fp32, which saves memory; otherwise fp32."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 

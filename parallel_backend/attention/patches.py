@@ -1,4 +1,4 @@
-"""Attention of one PipeFusion patch to the keys and values of the whole sequence, which a cache keeps (arXiv 2405.14430)."""
+"""PipeFusion's attention (arXiv 2405.14430): one patch's queries attend to a cache of all tokens' keys and values."""
 
 from __future__ import annotations
 

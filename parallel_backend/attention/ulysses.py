@@ -29,7 +29,7 @@ class HeadExchange:
         ranks: the ranks that share the heads.
         tokens: the number of tokens on each of them.
         split: the numbers of heads.
-        chunk: the heads of each rank in this chunk. Query or key heads of a rank may be empty: they are then not sent.
+        chunk: the heads of each rank in this chunk. If the query heads or the key heads are empty, they are not sent.
         overlap: start operations and wait for them later; otherwise wait at once.
     """
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel_backend.attention.kernels import choose_kernel
-from parallel_backend.attention.packages import package_faults
+from parallel_backend.attention.packages import package_failures
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
@@ -107,7 +107,7 @@ class Many(Ranks):
         mesh = build_mesh(self.plan(self.name, {"ring": self.ranks}), self.device, Meter(device=self.device))
         kv = torch.zeros(2 * tokens * heads * 128, device=self.device, dtype=TYPE)
         q = torch.randn(1, tokens, heads, 128, device=self.device, dtype=TYPE)
-        attend = choose_kernel("auto", self.device, TYPE, 128, package_faults(self.device)).attend
+        attend = choose_kernel("auto", self.device, TYPE, 128, package_failures(self.device)).attend
 
         def hop(beside: Work = nothing) -> None:
             wait = mesh.ring.start_shift(kv, kv.numel())

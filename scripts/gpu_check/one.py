@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parallel_backend.attention.kernels import choose_kernel, is_approximate
 from parallel_backend.attention.online_softmax import OnlineSoftmax
-from parallel_backend.attention.packages import package_faults
+from parallel_backend.attention.packages import package_failures
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.plan.predict.profiles import CONTEXT_BYTES
@@ -72,7 +72,7 @@ class One(Bench):
         q, k, v = (torch.randn(1, tokens, heads, 128, device=self.device, dtype=TYPE) for _ in range(3))
         tq, tk, tv = (x.transpose(1, 2) for x in (q, k, v))
         cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
-        ours = choose_kernel("auto", self.device, TYPE, 128, package_faults(self.device))
+        ours = choose_kernel("auto", self.device, TYPE, 128, package_failures(self.device))
         each: dict[str, Work] = {
             f"{ours.name}, which auto takes ({ours.reason})": lambda: ours.attend(q, k, v),
             "torch's choice": lambda: torch.nn.functional.scaled_dot_product_attention(tq, tk, tv),

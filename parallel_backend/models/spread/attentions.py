@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...attention.codec import EXACT, FP8, SCALE_BYTES, Codec
 from ...attention.kernels import choose_kernel, is_approximate
-from ...attention.packages import AttentionKernel, package_faults
+from ...attention.packages import AttentionKernel, package_failures
 from ...attention.patches import KVCache, patch_attention
 from ...attention.sequence_parallel import UspLayout, replicated_query_attention, usp_attention
 from ...errors import Refused
@@ -373,7 +373,7 @@ class Attentions:
         choice = EXACT_ATTENTION if exact and is_approximate(self._choice) else self._choice
 
         def choose() -> AttentionKernel:
-            return choose_kernel(choice, q.device, q.dtype, q.shape[3], package_faults(q.device)).attend
+            return choose_kernel(choice, q.device, q.dtype, q.shape[3], package_failures(q.device)).attend
 
         return self._call.layout.once(("kernel", choice, q.dtype, q.shape[3]), choose)
 

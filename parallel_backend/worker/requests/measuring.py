@@ -9,8 +9,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...attention.kernels import choose_kernel, kernel_refusals
-from ...attention.packages import package_faults
+from ...attention.kernels import choose_kernel, refused_kernels
+from ...attention.packages import package_failures
 from ...comm.device_events import DeviceEvents
 from ...comm.meter import Meter
 from ...conditioning import ALONE
@@ -52,9 +52,9 @@ def measure_machine(rank: Rank, message: MeasureMachine) -> None:
     kinds = rank.group.all_gather_text(device_kind(str(rank.device)))
     dtype = torch.bfloat16 if rank.device.type == "cuda" else torch.float32
     attention = message.plan.attention
-    if attention in kernel_refusals(rank.device):  # what samples with it is declined in a sentence
+    if attention in refused_kernels(rank.device):  # what samples with it is declined in a sentence
         attention = "auto"
-    kernel = choose_kernel(attention, rank.device, dtype, HEAD_DIM, package_faults(rank.device))
+    kernel = choose_kernel(attention, rank.device, dtype, HEAD_DIM, package_failures(rank.device))
     per_connection = rank.mesh_bytes / max(1, connections(message.plan))
     machine = measure(rank.device, mesh.ulysses, per_connection, kinds, kernel.attend)
     again = False
