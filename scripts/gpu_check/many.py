@@ -69,7 +69,7 @@ class Many(Ranks):
             self.say(f"communicators, {plan.degrees}", None, f"{(free - self.free()) / 1e6:.0f} MB")
             self.compare(plan.degrees, plan, run, alone)
             gather_flags = functools.partial(mesh.stage.all_gather, torch.zeros(1, 1, 1), [1] * self.ranks)
-            self.say(f"the word of Cancel, {plan.degrees}", None, f"{self.milliseconds(gather_flags, 50):.2f} ms")
+            self.say(f"cancel flag, {plan.degrees}", None, f"{self.milliseconds(gather_flags, 50):.2f} ms")
             mesh.close()
 
     def unequal(self) -> None:
