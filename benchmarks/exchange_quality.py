@@ -12,14 +12,14 @@ from unittest import mock
 from torch import Tensor
 
 from benchmarks.pipefusion_quality import drawing, psnr, row, steps_asked
-from parallel_backend.attention.payload import FP8
+from parallel_backend.attention.codec import FP8
 
 import comfy.ldm.flux.math  # isort: skip
 
 
 def travelled(x: Tensor) -> Tensor:
     """As the ranks have it."""
-    return FP8.unpacked(FP8.packed(x), x.dtype)
+    return FP8.decode(FP8.encode(x), x.dtype)
 
 
 def exchanged(kernel: Any) -> Any:

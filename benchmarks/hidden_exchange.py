@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.slow_network import ADDRESS, INTERFACE, Network
 from parallel_backend.attention.kernels import choose_kernel
-from parallel_backend.attention.parallel import WholeAttention
+from parallel_backend.attention.sequence_parallel import UspLayout, usp_attention
 from parallel_backend.comm.meter import Meter
 from parallel_backend.layout import SequenceSplit
 from parallel_backend.mesh import build_mesh
@@ -50,16 +50,16 @@ def rank_main(rank: int, sleep: float, rounds: int) -> None:
 
     split = SequenceSplit((TOKENS // 2,) * 2, HEADS, 1, 2, (1, 1))
     q, k, v = torch.randn(3, 1, TOKENS // 2, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(rank))
-    attentions = {chunks: WholeAttention(mesh, split, attend, chunks) for chunks in CHUNKS}
+    layouts = {chunks: UspLayout(mesh, split, attend, chunks) for chunks in CHUNKS}
     taken: dict[int, list[tuple[float, float, int]]] = {chunks: [] for chunks in CHUNKS}
-    expected = attentions[1](0, q, k, v)
+    expected = usp_attention(q, k, v, layouts[1])
     for _ in range(rounds):
-        for chunks, attention in attentions.items():
+        for chunks, layout in layouts.items():
             mesh.stage.barrier()
             meter.reset()
             started = time.perf_counter()
-            out = attention(0, q, k, v)
-            taken[chunks].append((time.perf_counter() - started, meter.waiting(), sum(meter.sent.values())))
+            out = usp_attention(q, k, v, layout)
+            taken[chunks].append((time.perf_counter() - started, meter.waiting_seconds(), sum(meter.sent.values())))
             assert torch.equal(out, expected)
     if rank == 0:
         print(

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from parallel_backend.layout import cut, length  # noqa: E402
-from parallel_backend.plan.plan import AXES, ResolvedPlan  # noqa: E402
+from parallel_backend.mesh_axes import mesh_degrees  # noqa: E402
+from parallel_backend.plan.plan import ResolvedPlan  # noqa: E402
 from parallel_backend.plan.predict.cost import Job, cost  # noqa: E402
 from parallel_backend.plan.predict.known_machines import XDIT_COMPILED, XDIT_EAGER, profile  # noqa: E402
 from parallel_backend.plan.predict.known_models import known_model  # noqa: E402
@@ -117,7 +118,7 @@ class Row:
         world = 1
         for _, degree in self.degrees:
             world *= degree
-        degrees: dict[str, Any] = dict.fromkeys(AXES, 1) | dict(self.degrees)
+        degrees = mesh_degrees(**dict(self.degrees))
         stages = degrees["pipefusion"]
         return ResolvedPlan(
             devices=tuple(f"cuda:{index}" for index in range(world)),

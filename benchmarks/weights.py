@@ -105,7 +105,7 @@ def _streamed(part: float) -> Arrange:
     """With room for a part of the blocks' bytes."""
 
     def arrange(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tuple[Store, BlockAccess]:
-        store = Streamed(module, blocks, Communicator("alike", dist.group.WORLD, CPU, False, meter), CPU, meter)
+        store = Streamed(module, blocks, Communicator("subgroup", dist.group.WORLD, CPU, False, meter), CPU, meter)
         whole = sum(parameter.nbytes for block in blocks for parameter in block.parameters())
         _filled(store, module).fit(int(part * whole) - (store.nbytes - store.movable))
         return store, store

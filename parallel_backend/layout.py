@@ -1,8 +1,8 @@
-"""SequenceSplit: how the tokens and heads of one attention lie on the ranks.
+"""SequenceSplit: the tokens and heads of one attention on each rank.
 
-Runs of tokens are cut into contiguous parts, one a sequence rank, in proportion to the ranks' shares: where those are equal,
-lengths differ by at most one. A part may be empty. Every collective takes its split sizes from here, so no rank has to ask
-another and nothing is ever padded.
+Tokens are cut into contiguous runs, one for each sequence rank, in proportion to the ranks' shares. With equal shares the
+lengths differ by at most one. A run may be empty. All collectives take their sizes from here, so ranks exchange no sizes and
+nothing is padded.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from itertools import accumulate, pairwise
 
 
 def cut(total: int, parts: int) -> list[slice]:
-    """`total` items as `parts` contiguous slices whose lengths differ by at most one; some may be empty."""
+    """Cut `total` items into contiguous slices whose lengths differ by at most one; slices may be empty."""
     return cut_by(total, (1,) * parts)
 
 
 def cut_by(total: int, shares: Sequence[int]) -> list[slice]:
-    """`total` items as contiguous slices in proportion to `shares`; each is off by less than one item, and may be empty."""
+    """Cut `total` items into contiguous slices in proportion to `shares`, each less than one item off; slices may be empty."""
     ends = (0, *accumulate(shares))
     return [slice(start * total // ends[-1], stop * total // ends[-1]) for start, stop in pairwise(ends)]
 
 
 def length(run: slice) -> int:
-    """How many items a slice made by `cut` holds."""
+    """Return the number of items in a slice with a start and a stop, as `cut` returns it."""
     return int(run.stop - run.start)
 
 
 @dataclass(frozen=True)
-class HeadRuns:
-    """Some of a Ulysses rank's heads: of queries, and of the keys and values that they need."""
+class HeadSlices:
+    """Some heads of a Ulysses rank: query heads, and the key heads that they use."""
 
     q: slice
     kv: slice
@@ -38,11 +38,17 @@ class HeadRuns:
 
 @dataclass(frozen=True)
 class SequenceSplit:
-    """The tokens of each of ring x ulysses sequence ranks (sequence rank = ring rank * ulysses + ulysses rank).
+    """The tokens and heads of the ring x ulysses sequence ranks.
 
-    `shares` are in proportion to what each of them is to do; tokens are cut by them already, heads are by their sums.
-    `kv_heads` are the heads of keys and values, each shared by equally many consecutive heads of the queries; 0
-    where every head has its own.
+    Sequence rank = ring rank * ulysses + ulysses rank.
+
+    Attributes:
+        tokens: the number of tokens on each sequence rank.
+        heads: the number of query heads.
+        ring: the number of ring ranks.
+        ulysses: the number of Ulysses ranks.
+        shares: each sequence rank's share of the work. Heads are cut by the sum over ring ranks.
+        kv_heads: the number of key heads, each used by equally many consecutive query heads; 0 if each query head has its own.
     """
 
     tokens: tuple[int, ...]
@@ -56,53 +62,69 @@ class SequenceSplit:
     def of(
         cls, runs: Sequence[int], heads: int, ring: int, ulysses: int, shares: tuple[int, ...], kv_heads: int = 0
     ) -> SequenceSplit:
-        """Of runs of so many tokens, such as text and image, each shared by all ranks."""
-        parts = zip(*(cut_by(run, shares) for run in runs), strict=True)
-        return cls(tuple(sum(map(length, own)) for own in parts), heads, ring, ulysses, shares, kv_heads)
+        """Build the split of a sequence whose runs of tokens, such as text and image, are each cut over all ranks.
+
+        Args:
+            runs: the number of tokens of each run.
+            heads: as the attribute.
+            ring: as the attribute.
+            ulysses: as the attribute.
+            shares: as the attribute.
+            kv_heads: as the attribute.
+        """
+        rank_slices = zip(*(cut_by(run, shares) for run in runs), strict=True)
+        tokens = tuple(sum(map(length, slices)) for slices in rank_slices)
+        return cls(tokens, heads, ring, ulysses, shares, kv_heads)
 
     @property
-    def group(self) -> int:
-        """How many of the queries' heads share one of keys and values."""
+    def group_size(self) -> int:
+        """The number of query heads that use one key head."""
         return self.heads // self.kv_heads if self.kv_heads else 1
 
     def ulysses_tokens(self, ring_rank: int) -> list[int]:
-        """Tokens held by each Ulysses rank of one ring rank, in rank order."""
+        """Return the number of tokens on each Ulysses rank of one ring rank."""
         return list(self.tokens[ring_rank * self.ulysses : (ring_rank + 1) * self.ulysses])
 
     def ring_tokens(self) -> list[int]:
-        """Tokens held by each ring rank: the lengths of the KV blocks in the ring."""
+        """Return the number of tokens on each ring rank, which is the length of its block of keys."""
         return [sum(self.ulysses_tokens(ring_rank)) for ring_rank in range(self.ring)]
 
     def head_counts(self) -> list[int]:
-        """Attention heads that each Ulysses rank computes; none is left without one where there are enough."""
+        """Return the number of query heads of each Ulysses rank; at least one if there are enough."""
         shares = [sum(self.shares[rank :: self.ulysses]) for rank in range(self.ulysses)]
-        least = int(self.heads >= self.ulysses)
-        return [least + length(run) for run in cut_by(self.heads - least * self.ulysses, shares)]
+        min_heads = int(self.heads >= self.ulysses)
+        return [min_heads + length(run) for run in cut_by(self.heads - min_heads * self.ulysses, shares)]
 
-    def head_runs(self) -> list[slice]:
-        """The heads of queries that each Ulysses rank has."""
+    def query_slices(self) -> list[slice]:
+        """Return the query heads of each Ulysses rank."""
         return [slice(*ends) for ends in pairwise((0, *accumulate(self.head_counts())))]
 
-    def kv_runs(self) -> list[slice]:
-        """The heads of keys and values that each Ulysses rank needs for its own; two ranks' where a group lies in both."""
-        return [slice(run.start // self.group, -(-run.stop // self.group)) for run in self.head_runs()]
+    def kv_slices(self) -> list[slice]:
+        """Return the key heads that each Ulysses rank uses. Two ranks have the same one if its query heads lie on both."""
+        group = self.group_size
+        return [slice(heads.start // group, -(-heads.stop // group)) for heads in self.query_slices()]
 
     def kv_counts(self) -> list[int]:
-        """How many heads of keys and values each Ulysses rank needs."""
-        return list(map(length, self.kv_runs()))
+        """Return the number of key heads that each Ulysses rank uses."""
+        return list(map(length, self.kv_slices()))
 
-    def head_chunks(self, most: int) -> list[list[HeadRuns]]:
-        """The heads of all Ulysses ranks in at most so many chunks, each of which has some of every rank's.
+    def head_chunks(self, max_chunks: int) -> list[list[HeadSlices]]:
+        """Cut the heads of all Ulysses ranks into chunks; each rank has heads in every chunk.
 
-        Chunks are cut between heads of keys and values, so that what shares one stays together. There are as many as the rank
-        with the fewest allows, the same on all ranks.
+        Chunks are cut between key heads, so query heads that use the same key head stay together.
+
+        Args:
+            max_chunks: the largest number of chunks. Fewer result if a rank has fewer key heads.
+
+        Returns:
+            For each chunk the heads of each Ulysses rank, equal on all ranks.
         """
-        count = max(1, min(most, *self.kv_counts()))
-        parts = [cut(kv, count) for kv in self.kv_counts()]
-        return [[self._heads(rank, parts[rank][chunk]) for rank in range(self.ulysses)] for chunk in range(count)]
+        count = max(1, min(max_chunks, *self.kv_counts()))
+        parts = [cut(kv_heads, count) for kv_heads in self.kv_counts()]
+        return [[self._heads_of(rank, parts[rank][chunk]) for rank in range(self.ulysses)] for chunk in range(count)]
 
-    def _heads(self, rank: int, part: slice) -> HeadRuns:
-        """Of a rank's heads of keys and values those of a part, and its heads of queries that need them."""
-        q, kv = self.head_runs()[rank], self.kv_runs()[rank]
-        part = slice(kv.start + part.start, kv.start + part.stop)
-        return HeadRuns(slice(max(q.start, part.start * self.group), min(q.stop, part.stop * self.group)), part)
+    def _heads_of(self, rank: int, part: slice) -> HeadSlices:
+        """Return one part of a rank's key heads, and the rank's query heads that use them."""
+        q, kv, group = self.query_slices()[rank], self.kv_slices()[rank], self.group_size
+        kv_part = slice(kv.start + part.start, kv.start + part.stop)
+        return HeadSlices(slice(max(q.start, kv_part.start * group), min(q.stop, kv_part.stop * group)), kv_part)

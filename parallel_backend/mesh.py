@@ -1,8 +1,9 @@
-"""The device mesh: a rank's coordinates and the communicators of its axes."""
+"""The device mesh: a rank's communicators, one for each axis of `MeshAxis`."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -11,118 +12,124 @@ import torch.distributed as dist
 
 from .comm.communicator import Communicator
 from .comm.meter import Meter
-from .plan import AXES, Place, ResolvedPlan
+from .mesh_axes import PLAN_AXES, SEQUENCE_AXES, MeshAxis
+from .plan import Place, ResolvedPlan
 
-FOREVER = timedelta(days=365)
-"""Collectives have no timeout of their own: ranks wait idle in one between prompts, and the host watches for hangs."""
+NO_TIMEOUT = timedelta(days=365)
+"""The timeout of collectives. Ranks wait in one while no prompt runs, and the host watches for hangs."""
 
-HOPS = 2
-"""Of so many stages only the first one sends activations."""
+MAX_STAGES_ONE_SENDER = 2
+"""The largest number of pipeline stages of which only the first sends activations."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's place in the plan.
+    """The communicators of one rank, named after `MeshAxis`.
 
-    `sequence` spans ring x ulysses, its ranks ordered as SequenceSplit's. `pipefusion` carries activations from even stages
-    to the next, `odd_hops` from odd ones, and `returning` latents from the last stage to the first: a communicator does one
-    thing after the other, and what a stage has begun to receive must not hold up what it sends. On CPU tensors, from host
-    to host, are `stage`, which spans all ranks of this rank's stage, and `word`, which carries the word of Cancel from stage to
-    stage.
+    A communicator does one operation after another. So even and odd stages send activations on two of them, `pipefusion` and
+    `pipefusion_odd`: a receive that a stage has started must not delay what the stage sends.
+
+    Ranks of `sequence` are ordered as in `layout.SequenceSplit`. `stage` and `cancel_flag` take CPU tensors.
     """
 
     data: Communicator
     cfg: Communicator
     pipefusion: Communicator
-    odd_hops: Communicator
-    returning: Communicator
+    pipefusion_odd: Communicator
+    latent_return: Communicator
     ring: Communicator
     ulysses: Communicator
     sequence: Communicator
     stage: Communicator
-    word: Communicator
+    cancel_flag: Communicator
     groups: tuple[dist.ProcessGroup, ...]
 
     @property
-    def first(self) -> bool:
-        """Whether this rank is of the first pipeline stage."""
+    def is_first_stage(self) -> bool:
+        """True if this rank belongs to the first pipeline stage."""
         return self.pipefusion.rank == 0
 
     @property
-    def last(self) -> bool:
-        """Whether this rank is of the last pipeline stage."""
+    def is_last_stage(self) -> bool:
+        """True if this rank belongs to the last pipeline stage."""
         return self.pipefusion.rank == self.pipefusion.size - 1
 
     @property
-    def sees_latent(self) -> bool:
-        """Whether this rank's stage runs what a model does before its blocks or after them, which reads the latent."""
-        return self.first or self.last
+    def reads_latent(self) -> bool:
+        """True if this rank's stage runs the model's layers before or after the blocks, which read the latent."""
+        return self.is_first_stage or self.is_last_stage
 
     @property
-    def to_next(self) -> Communicator:
-        """What this stage sends activations on."""
-        return self.odd_hops if self.pipefusion.rank % 2 else self.pipefusion
+    def to_next_stage(self) -> Communicator:
+        """The communicator that sends this stage's activations."""
+        return self.pipefusion_odd if self.pipefusion.rank % 2 else self.pipefusion
 
     @property
-    def from_previous(self) -> Communicator:
-        """What this stage receives activations on."""
-        return self.pipefusion if self.pipefusion.rank % 2 else self.odd_hops
+    def from_previous_stage(self) -> Communicator:
+        """The communicator that receives the previous stage's activations."""
+        return self.pipefusion if self.pipefusion.rank % 2 else self.pipefusion_odd
 
     @property
-    def reports(self) -> bool:
-        """Whether this rank, alone of all, answers the host: the first of the last stage."""
-        return self.last and self.sequence.rank == self.cfg.rank == self.data.rank == 0
+    def replies_to_host(self) -> bool:
+        """True for the one rank that replies to the host: the first of the last stage."""
+        return self.is_last_stage and self.sequence.rank == self.cfg.rank == self.data.rank == 0
 
     def finish_sending(self) -> None:
-        """Wait until everything sent to other stages has left."""
-        for axis in (self.to_next, self.returning, self.word):
-            axis.finish_sending()
+        """Wait until all tensors for other stages have left."""
+        for communicator in (self.to_next_stage, self.latent_return, self.cancel_flag):
+            communicator.finish_sending()
 
     def close(self) -> None:
-        """Give back the connections. A collective."""
+        """Destroy the process groups. A collective."""
         for group in self.groups:
             dist.destroy_process_group(group)
 
 
 def build_mesh(plan: ResolvedPlan, device: torch.device, meter: Meter) -> Mesh:
-    """The communicators of this rank. A collective: every rank of the world calls it with the same plan.
+    """Create the communicators of this rank. A collective: every rank of the world calls it with the same plan.
 
-    Each communicator is used once by all its members, so that none is created lazily in the middle of a denoise.
+    Each communicator exchanges test data here. So none is connected lazily in the middle of a denoise.
+
+    Args:
+        plan: the sizes of the axes and the transport.
+        device: the device of this rank.
+        meter: counts bytes and waits; it starts anew at the end.
     """
     staged = device.type == "cuda" and plan.transport == "gloo"
     backend = "nccl" if plan.transport == "nccl" else "gloo"
-    groups = {axis: _group(plan, (axis,), backend) for axis in AXES}
-    groups["odd_hops"] = _group(plan, ("pipefusion",), backend) if plan.pipefusion > HOPS else None
-    groups["returning"] = _group(plan, ("pipefusion",), backend)
+    groups = {axis: _process_group(plan, (axis,), backend) for axis in PLAN_AXES}
+    several_senders = plan.pipefusion > MAX_STAGES_ONE_SENDER
+    groups[MeshAxis.PIPEFUSION_ODD] = _process_group(plan, (MeshAxis.PIPEFUSION,), backend) if several_senders else None
+    groups[MeshAxis.LATENT_RETURN] = _process_group(plan, (MeshAxis.PIPEFUSION,), backend)
     if plan.ring > 1 and plan.ulysses > 1:
-        groups["sequence"] = _group(plan, ("ring", "ulysses"), backend)
-    else:  # the same ranks, whose connections take memory
-        groups["sequence"] = groups["ring"] if plan.ring > 1 else groups["ulysses"]
-    communicators = {
-        name: Communicator("pipefusion" if name == "odd_hops" else name, group, device, staged, meter)
-        for name, group in groups.items()
+        groups[MeshAxis.SEQUENCE] = _process_group(plan, SEQUENCE_AXES, backend)
+    else:  # the same ranks: share the group, because connections take memory
+        groups[MeshAxis.SEQUENCE] = groups[MeshAxis.RING if plan.ring > 1 else MeshAxis.ULYSSES]
+    communicators = {axis: Communicator(axis.traffic, group, device, staged, meter) for axis, group in groups.items()}
+    stage_axes = [axis for axis in PLAN_AXES if axis is not MeshAxis.PIPEFUSION]
+    host_groups = {
+        MeshAxis.STAGE: _process_group(plan, stage_axes, "gloo"),
+        MeshAxis.CANCEL_FLAG: _process_group(plan, (MeshAxis.PIPEFUSION,), "gloo"),
     }
-    host = torch.device("cpu")
-    groups["stage"] = _group(plan, tuple(axis for axis in AXES if axis != "pipefusion"), "gloo")
-    groups["word"] = _group(plan, ("pipefusion",), "gloo")
-    communicators |= {
-        name: Communicator(kind, groups[name], host, False, meter)
-        for name, kind in (("stage", "stage"), ("word", "control"))
-    }
+    cpu = torch.device("cpu")
+    communicators |= {axis: Communicator(axis.traffic, group, cpu, False, meter) for axis, group in host_groups.items()}
     for communicator in communicators.values():
         communicator.warm_up()
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # an exchange that hangs, as P2P that does not work does, hangs here
+        torch.cuda.synchronize(device)  # if P2P does not work, the exchange of test data hangs here
     meter.reset()
-    return Mesh(groups=tuple(dict.fromkeys(group for group in groups.values() if group is not None)), **communicators)
+    distinct = dict.fromkeys(group for group in (groups | host_groups).values() if group is not None)
+    return Mesh(groups=tuple(distinct), **{axis.value: communicator for axis, communicator in communicators.items()})
 
 
-def _group(plan: ResolvedPlan, axes: tuple[str, ...], backend: str) -> dist.ProcessGroup | None:
-    """The group of the ranks that differ from this one in the given axes only; None if that is this rank alone."""
+def _process_group(plan: ResolvedPlan, axes: Sequence[MeshAxis], backend: str) -> dist.ProcessGroup | None:
+    """Return the group of the ranks whose coordinates differ from this rank's along `axes` only; None for this rank alone."""
     if math.prod(getattr(plan, axis) for axis in axes) == 1:
         return None
-    alike: dict[Place, list[int]] = {}
+    ranks_by_position: dict[Place, list[int]] = {}
     for rank in range(plan.world_size):
-        alike.setdefault(plan.place(rank)._replace(**dict.fromkeys(axes, 0)), []).append(rank)
-    mine, _ = dist.new_subgroups_by_enumeration(list(alike.values()), timeout=FOREVER, backend=backend)
-    return mine
+        position = plan.place(rank)._replace(**{axis.value: 0 for axis in axes})
+        ranks_by_position.setdefault(position, []).append(rank)
+    members = list(ranks_by_position.values())
+    group, _ = dist.new_subgroups_by_enumeration(members, timeout=NO_TIMEOUT, backend=backend)
+    return group

@@ -1,4 +1,4 @@
-"""Moving tensors between the host and a device without waiting for it."""
+"""Copies between the host and a device that do not block the host."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ NOT_PINNED = (
 )
 
 
-def sent_to(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; nobody waits, as a copy from memory that is not pinned would."""
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device; the host does not wait. A copy from memory that is not pinned would make it wait."""
     if tensor.device.type == "cpu" and device.type == "cuda":
-        return pinned(tensor.shape, tensor.dtype).copy_(tensor).to(device, non_blocking=True)
+        return empty_pinned(tensor.shape, tensor.dtype).copy_(tensor).to(device, non_blocking=True)
     return tensor.to(device)
 
 
-def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Host memory that GPUs copy from and to at full speed, filled with nothing; ordinary memory where there is no more of it."""
+def empty_pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Allocate uninitialised pinned host memory, which GPUs copy at full speed; ordinary memory, with a warning, on failure."""
     try:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
     except RuntimeError as error:
         warnings.warn(f"{NOT_PINNED} ({error})", RuntimeWarning, stacklevel=2)
-        forget_failure()
+        clear_cuda_error()
         return torch.empty(tuple(shape), dtype=dtype)
 
 
-def forget_failure() -> None:
-    """Take CUDA's last error, which a call that failed has left for the next kernel launch to fail with."""
+def clear_cuda_error() -> None:
+    """Clear CUDA's last error. Otherwise the next kernel launch fails with the error of an earlier call."""
     with contextlib.suppress(RuntimeError):
         torch.ones(1, device="cuda").neg_()

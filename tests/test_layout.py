@@ -64,7 +64,7 @@ def test_a_rank_gets_the_heads_of_keys_that_its_own_share(
 ) -> None:
     shares = tuple(drawn.draw(st.lists(st.integers(1, 100), min_size=ulysses, max_size=ulysses)))
     split = SequenceSplit.of((100,), group * groups, 1, ulysses, shares, groups)
-    for heads, shared in zip(split.head_runs(), split.kv_runs(), strict=True):
+    for heads, shared in zip(split.query_slices(), split.kv_slices(), strict=True):
         if length(heads):
             assert {*range(shared.start, shared.stop)} == {head // group for head in range(heads.start, heads.stop)}
 
@@ -110,7 +110,7 @@ def test_chunks_of_heads_are_a_ranks_heads_cut_between_groups(
     chunks = split.head_chunks(most)
     assert len(chunks) == max(1, min(most, *split.kv_counts()))
     for rank, own in enumerate(zip(*chunks, strict=True)):
-        for name, whole in (("q", split.head_runs()[rank]), ("kv", split.kv_runs()[rank])):
+        for name, whole in (("q", split.query_slices()[rank]), ("kv", split.kv_slices()[rank])):
             runs = [getattr(runs, name) for runs in own]
             assert (runs[0].start, runs[-1].stop) == (whole.start, whole.stop)
             assert all(one.stop == following.start for one, following in pairwise(runs))

@@ -1,1 +1,1 @@
-"""Attention over ranks: kernels that return (out, LSE), their merge, and Ulysses x Ring."""
+"""Attention of a sequence that is sharded over ranks; read `sequence_parallel.py` first: Ulysses, Ring and their product."""

@@ -1,7 +1,7 @@
-"""Attention kernels that return the output and its log-sum-exp, and the choice among them.
+"""The choice of an attention kernel. Kernels return the output and the log-sum-exp of the scores (LSE).
 
-Every kernel takes q `[batch, queries, heads, head_dim]`, k and v `[batch, keys, heads, head_dim]` and returns out
-`[batch, queries, heads, head_dim]` in q's dtype and LSE `[batch, heads, queries]` in fp32.
+Every kernel takes q `[batch, queries, heads, head_dim]`, k and v `[batch, keys, heads, head_dim]`. It returns the output
+`[batch, queries, heads, head_dim]` in q's dtype and the LSE `[batch, heads, queries]` in fp32.
 """
 
 from __future__ import annotations
@@ -19,134 +19,138 @@ from ..plan import ResolvedPlan
 from .packages import (
     FLASH_ATTN,
     FLASH_ATTN_3,
-    HALVES,
+    HALF_DTYPES,
+    NO_FAILURES,
     SAGE_ATTENTION,
-    TRIAL,
-    WORKS,
-    Attend,
-    Package,
-    fault_of,
-    package_faults,
+    TRIAL_SHAPE,
+    AttentionKernel,
+    KernelPackage,
+    kernel_failure,
+    package_failures,
 )
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a plan may ask for.
+class KernelChoice:
+    """A value of the plan's `attention` setting.
 
     Attributes:
-        packages: the first of these that works is taken; if none does, one of torch's own kernels.
-        insists: takes no other kernel.
+        packages: candidates in order; the first that works is used, or else one of torch's own kernels.
+        required: refuse the plan if no candidate works.
     """
 
-    packages: tuple[Package, ...]
-    insists: bool = False
+    packages: tuple[KernelPackage, ...]
+    required: bool = False
 
 
-CHOICES: Mapping[str, Choice] = MappingProxyType(
+CHOICES: Mapping[str, KernelChoice] = MappingProxyType(
     {
-        "auto": Choice((FLASH_ATTN_3, FLASH_ATTN)),
-        "sdpa": Choice(()),
-        "flash": Choice((FLASH_ATTN_3, FLASH_ATTN), insists=True),
-        "sage": Choice((SAGE_ATTENTION,), insists=True),
+        "auto": KernelChoice((FLASH_ATTN_3, FLASH_ATTN)),
+        "sdpa": KernelChoice(()),
+        "flash": KernelChoice((FLASH_ATTN_3, FLASH_ATTN), required=True),
+        "sage": KernelChoice((SAGE_ATTENTION,), required=True),
     }
 )
-"""By the name that the plan has for it."""
+"""The choices by the value of the plan's `attention` setting."""
 
 FLASH_HEAD_DIM = 256
-"""The widest head that torch's own flash attention takes."""
+"""The largest head_dim that torch's own flash attention takes."""
 
 FLASH_CAPABILITY = (8, 0)
-"""The oldest GPUs that it runs on (Ampere)."""
+"""The smallest compute capability that torch's own flash attention runs on (Ampere)."""
 
 CUDNN_CAPABILITIES = ((9, 0), (10, 0), (10, 3))
-"""GPUs on which cuDNN's attention is the fastest (Hopper and Blackwell for data centres: nearly twice flash-attn 2)."""
+"""Compute capabilities on which cuDNN is the fastest kernel: data-centre Hopper and Blackwell, nearly twice flash-attn 2."""
 
 CUDNN_HEAD_DIM = 128
-"""The widest head that cuDNN takes on all of them."""
+"""The largest head_dim that cuDNN takes on all of these GPUs."""
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A chosen kernel and why it was chosen, for the log."""
+class ChosenKernel:
+    """A kernel, its name, and the reason for the choice, for the log."""
 
     name: str
     reason: str
-    attend: Attend
+    attend: AttentionKernel
 
 
 def choose_kernel(
-    choice: str, device: torch.device, dtype: torch.dtype, head_dim: int, faults: Mapping[str, str] = WORKS
-) -> Kernel:
-    """The kernel for a device and dtype.
+    choice: str, device: torch.device, dtype: torch.dtype, head_dim: int, failures: Mapping[str, str] = NO_FAILURES
+) -> ChosenKernel:
+    """Choose the kernel for a device, dtype and head_dim.
 
     Args:
-        faults: what `package_faults` found on the device.
+        choice: the plan's `attention` setting.
+        device: the device of the operands.
+        dtype: the dtype of the operands.
+        head_dim: the width of a head.
+        failures: the result of `package_failures` for the device.
 
     Raises:
-        Refused: the kernel asked for cannot run here; the sentence says why and what can.
+        PlanRefused: the choice is unknown, or requires a kernel that cannot run here.
     """
     if choice not in CHOICES:
         raise PlanRefused(f"attention {choice!r} is unknown: use one of {', '.join(CHOICES)}.")
-    asked = CHOICES[choice]
-    broken = []
-    if not asked.insists and _cudnn_fits(device, dtype, head_dim):
-        fault = cudnn_fault(device)
-        if not fault:
-            return Kernel("cudnn", "cuDNN is the fastest on this GPU", _sdpa_cudnn)
-        broken.append(fault)
+    kernel_choice = CHOICES[choice]
+    known_failures = []
+    if not kernel_choice.required and _cudnn_fits(device, dtype, head_dim):
+        failure = cudnn_failure(device)
+        if not failure:
+            return ChosenKernel("cudnn", "cuDNN is the fastest on this GPU", _sdpa_cudnn)
+        known_failures.append(failure)
     reason = "asked for"
-    for package in asked.packages:
-        obstacle = package.obstacle(device, dtype, head_dim)
-        reason = faults.get(package.name) or obstacle or ""
+    for package in kernel_choice.packages:
+        unsupported = package.unsupported_reason(device, dtype, head_dim)
+        reason = failures.get(package.name) or unsupported or ""
         if not reason:
-            why = "approximate" if package.approximate else "; ".join(broken) or "installed"
-            return Kernel(package.name, why, package.attend)
-        broken += [faults[package.name]] if package.name in faults else []
-    reason = "; ".join(broken) or reason
-    if asked.insists:
+            why = "approximate" if package.approximate else "; ".join(known_failures) or "installed"
+            return ChosenKernel(package.name, why, package.attend)
+        known_failures += [failures[package.name]] if package.name in failures else []
+    reason = "; ".join(known_failures) or reason
+    if kernel_choice.required:
         raise PlanRefused(f"attention {choice} cannot be used: {reason}; use auto or sdpa.")
-    return Kernel("sdpa", reason, _sdpa(device, dtype, head_dim))
+    return ChosenKernel("sdpa", reason, _sdpa(device, dtype, head_dim))
 
 
 def is_approximate(choice: str) -> bool:
-    """Whether a choice changes the picture slightly."""
+    """Return True if a choice can change the picture slightly."""
     return choice in CHOICES and any(package.approximate for package in CHOICES[choice].packages)
 
 
 def describe(plan: ResolvedPlan) -> str:
-    """Short text for logs: the plan's own, with what is approximate about its attention."""
+    """Return a short text about a plan for logs, which says if its attention is approximate."""
     return plan.describe(approximate_attention=is_approximate(plan.attention))
 
 
 @functools.cache
-def kernel_refusals(device: torch.device) -> Mapping[str, str]:
-    """What can be asked for and does not run on this worker's device, each with the sentence that says why."""
+def refused_kernels(device: torch.device) -> Mapping[str, str]:
+    """Return the choices that cannot run on this worker's device, each with the sentence of its refusal."""
     refused = {}
-    for choice in (name for name, asked in CHOICES.items() if asked.insists):
+    for choice in (name for name, candidate in CHOICES.items() if candidate.required):
         try:
-            choose_kernel(choice, device, HALVES[0], TRIAL[-1], package_faults(device))
+            choose_kernel(choice, device, HALF_DTYPES[0], TRIAL_SHAPE[-1], package_failures(device))
         except PlanRefused as refusal:
             refused[choice] = str(refusal)
     return refused
 
 
 def warm_up_kernels(device: torch.device) -> None:
-    """Try what may fail once, at a worker's start, so that no step waits for it."""
-    package_faults(device)
+    """Make the trial calls of all kernels when the worker starts, so that no step waits for them."""
+    package_failures(device)
     if _cudnn_fits(device, torch.bfloat16, CUDNN_HEAD_DIM):
-        cudnn_fault(device)
+        cudnn_failure(device)
 
 
 @functools.cache
-def cudnn_fault(device: torch.device) -> str:
-    """How cuDNN's attention fails when it is called once on this worker's GPU; empty where it works."""
-    return fault_of("cuDNN's attention", _sdpa_cudnn, device)
+def cudnn_failure(device: torch.device) -> str:
+    """Call cuDNN's attention once on this worker's GPU and return a sentence about its failure; empty if it works."""
+    return kernel_failure("cuDNN's attention", _sdpa_cudnn, device)
 
 
 def _cudnn_fits(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether cuDNN's attention is made for these and is the fastest there."""
-    if device.type != "cuda" or dtype not in HALVES or head_dim % 8 or head_dim > CUDNN_HEAD_DIM:
+    """Return True if cuDNN supports these operands and is the fastest kernel on the device."""
+    if device.type != "cuda" or dtype not in HALF_DTYPES or head_dim % 8 or head_dim > CUDNN_HEAD_DIM:
         return False
     return torch.cuda.get_device_capability(device) in CUDNN_CAPABILITIES
 
@@ -155,11 +159,11 @@ def _is_older(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) < FLASH_CAPABILITY
 
 
-def _sdpa(device: torch.device, dtype: torch.dtype, head_dim: int) -> Attend:
-    """torch's own kernel for a device: of those for GPUs flash attention, where it runs."""
+def _sdpa(device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionKernel:
+    """Return torch's own kernel for a device; on a GPU flash attention if it supports the operands."""
     if device.type == "cpu":
         return _sdpa_cpu
-    flash = dtype in HALVES and head_dim % 8 == 0 and head_dim <= FLASH_HEAD_DIM and not _is_older(device)
+    flash = dtype in HALF_DTYPES and head_dim % 8 == 0 and head_dim <= FLASH_HEAD_DIM and not _is_older(device)
     return _sdpa_flash if flash else _sdpa_efficient
 
 
@@ -176,7 +180,7 @@ def _sdpa_flash(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sdpa_cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    if min(q.shape[1], k.shape[1]) < 2:  # which cuDNN does not take
+    if min(q.shape[1], k.shape[1]) < 2:  # cuDNN needs two tokens
         return _sdpa_flash(q, k, v)
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)[:2]

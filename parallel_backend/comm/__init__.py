@@ -1,1 +1,1 @@
-"""Communication between ranks: uneven all-to-all and the ring shift. Sizes come from the layout, never from a handshake."""
+"""Communication between ranks. The caller passes the size of every rank's piece, so no sizes are exchanged."""

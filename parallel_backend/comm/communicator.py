@@ -1,8 +1,10 @@
-"""A communicator over one mesh axis, with the primitives that every parallel form is made of.
+"""Communicator: the collectives and sends among the ranks of one mesh axis. Every form of parallelism uses these.
 
-Activations travel by `all_to_all_single` with splits, also round a ring, and between stages by `batch_isend_irecv`: pairs that
-are not batched work on gloo and deadlock on NCCL. Shares of weights, which are equal, are gathered. NCCL's send and recv keep
-a buffer until the GPU gets there, when the host is many blocks ahead; its collectives do not.
+Activations are exchanged by `all_to_all_single` with explicit sizes, also round a ring, and sent between pipeline stages by
+`batch_isend_irecv`: separate sends and receives work on gloo and deadlock on NCCL. When the host is many blocks ahead of the
+GPU, NCCL's sends and receives keep a buffer until the GPU gets there. Its collectives do not.
+
+Methods that start with `start_` return a function that waits for the result.
 """
 
 from __future__ import annotations
@@ -14,20 +16,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..transfers import pinned
+from ..transfers import empty_pinned
 from .meter import Meter
 
-PATTERN, ON_HOST = 1 << 16, 1 << 6
-"""Elements of what is sent to try a connection: between GPUs enough that it takes the way that activations take."""
+GPU_PATTERN, CPU_PATTERN = 1 << 16, 1 << 6
+"""Elements of the test data for each pair of ranks. Between GPUs enough to take the same path as activations."""
 
 
-def same(received: Tensor, expected: Tensor) -> bool:
-    """Whether they are equal; waits for the device."""
+def tensors_equal(received: Tensor, expected: Tensor) -> bool:
+    """Return True if the tensors are equal; waits for the device."""
     return torch.equal(received, expected)
 
 
 def _patterns(numbers: Sequence[int], elements: int, device: torch.device) -> Tensor:
-    """Flat fp32, a run of so many elements for each number, which tells it from all others."""
+    """Return test data, flat fp32: for each number a run of `elements` values that differs from all other runs."""
     runs = torch.arange(elements, device=device) % 251
     return torch.cat([runs + 256 * number for number in numbers]).float()
 
@@ -36,11 +38,15 @@ class Communicator:
     """The ranks of one mesh axis.
 
     Args:
-        name: what the meter calls this axis's traffic.
-        group: the process group of the axis; None where this rank is alone on it.
-        device: where the tensors live.
-        staged: copy through pinned host memory (gloo between GPUs, where peer-to-peer does not work).
-        meter: counts what is sent.
+        name: the meter's name for the traffic of this axis.
+        group: the process group; None for this rank alone.
+        device: the device of all tensors.
+        staged: copy tensors through pinned host memory, for gloo between GPUs, where peer-to-peer does not work.
+        meter: counts bytes and waits.
+
+    Attributes:
+        size: the number of ranks.
+        rank: this rank's number among them.
     """
 
     def __init__(
@@ -54,33 +60,33 @@ class Communicator:
         self._staged = staged
         self._meter = meter
         self._ranks = [] if group is None else dist.get_process_group_ranks(group)
-        self._sending: list[tuple[dist.Work, Tensor]] = []
+        self._pending_sends: list[tuple[dist.Work, Tensor]] = []
 
-    def alone(self) -> Communicator:
+    def single_rank(self) -> Communicator:
         """Return a communicator of this rank only, for work that every rank repeats."""
         return Communicator(self.name, None, self.device, False, self._meter)
 
     @property
-    def traced(self) -> bool:
-        """Whether a trace was asked for, and with it checks that take time."""
+    def is_traced(self) -> bool:
+        """True if the user asked for a trace, and with it for checks that take time."""
         return self._meter.trace is not None
 
     def warm_up(self) -> None:
-        """Exchange patterns with every member, which opens every connection now.
+        """Exchange test data with every rank, which opens every connection now. A collective.
 
         Raises:
-            RuntimeError: something else arrives than was sent, as over P2P that a driver reports and that does not work.
+            RuntimeError: the received data differs, as over P2P that the driver reports and that does not work.
         """
         if self.size == 1:
             return
-        elements = PATTERN if self.device.type == "cuda" else ON_HOST
+        elements = GPU_PATTERN if self.device.type == "cuda" else CPU_PATTERN
         patterns = functools.partial(_patterns, elements=elements, device=self.device)
-        sent = patterns([self.rank * self.size + other for other in range(self.size)])
-        expected = patterns([other * self.size + self.rank for other in range(self.size)])
+        sent = patterns([self.rank * self.size + target for target in range(self.size)])
+        expected = patterns([source * self.size + self.rank for source in range(self.size)])
         received = self.all_to_all(sent, [elements] * self.size, [elements] * self.size)
-        shifted = self.shift(patterns([self.rank]), elements)()
-        before = patterns([(self.rank - 1) % self.size])
-        if not (same(received, expected) and same(shifted, before)):
+        shifted = self.start_shift(patterns([self.rank]), elements)()
+        expected_shifted = patterns([(self.rank - 1) % self.size])
+        if not (tensors_equal(received, expected) and tensors_equal(shifted, expected_shifted)):
             raise RuntimeError(
                 f"Data that ranks {self._ranks} exchanged arrived changed on rank {self._ranks[self.rank]}."
             )
@@ -88,13 +94,16 @@ class Communicator:
     def all_to_all(
         self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int], kind: str = ""
     ) -> Tensor:
-        """Send the k-th piece of a flat tensor to rank k and return the pieces received, in rank order.
+        """Send the k-th piece of a tensor to rank k. A collective.
 
         Args:
             send: flat, contiguous, `sum(send_sizes)` elements.
-            send_sizes: elements for each rank; may differ and may be zero.
-            receive_sizes: elements expected from each rank.
-            kind: what the meter calls this traffic, if not the axis's name.
+            send_sizes: the number of elements for each rank; may differ and may be zero.
+            receive_sizes: the number of elements from each rank.
+            kind: the meter's name for this traffic, if not the axis's.
+
+        Returns:
+            The received pieces, flat, in rank order.
         """
         if self.size == 1:
             return send
@@ -106,20 +115,14 @@ class Communicator:
             dist.all_to_all_single(received, outgoing, list(receive_sizes), list(send_sizes), group=self._group)
         return self._incoming(received)
 
-    def shift(self, send: Tensor, receive_size: int) -> Callable[[], Tensor]:
-        """Start passing a flat tensor to the next rank of the ring while receiving from the one before.
-
-        What returns waits for what is received and returns it on the device. Either side may be empty; all members call.
-        """
-        sizes = [0] * self.size, [0] * self.size
-        sizes[0][(self.rank + 1) % self.size] = send.numel()
-        sizes[1][(self.rank - 1) % self.size] = receive_size
-        return self.begin_all_to_all(send, *sizes)
-
-    def begin_all_to_all(
+    def start_all_to_all(
         self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]
     ) -> Callable[[], Tensor]:
-        """Start what `all_to_all` does; what returns waits for it and returns the pieces. All members call."""
+        """Start an `all_to_all`. A collective.
+
+        Returns:
+            A function that waits and returns the received pieces.
+        """
         outgoing = self._outgoing(send)
         received = self._buffer(sum(receive_sizes), send.dtype)
         self._count(sum(send_sizes) - send_sizes[self.rank], send.dtype)
@@ -127,7 +130,7 @@ class Communicator:
         tally = self._meter.tally
         tally.count(self.name, self._ranks)
         work = dist.all_to_all_single(received, outgoing, *sizes, group=self._group, async_op=True)
-        tally.start(work)
+        tally.add_pending(work)
 
         def wait() -> Tensor:
             with self._meter.wait(self.name):
@@ -136,22 +139,52 @@ class Communicator:
 
         return wait
 
+    def start_shift(self, send: Tensor, receive_size: int) -> Callable[[], Tensor]:
+        """Start to send a flat tensor to the next rank of the ring and to receive one from the previous. A collective.
+
+        Args:
+            send: flat, contiguous; may be empty.
+            receive_size: the number of elements to receive; may be zero.
+
+        Returns:
+            A function that waits and returns the received tensor, flat.
+        """
+        send_sizes, receive_sizes = [0] * self.size, [0] * self.size
+        send_sizes[(self.rank + 1) % self.size] = send.numel()
+        receive_sizes[(self.rank - 1) % self.size] = receive_size
+        return self.start_all_to_all(send, send_sizes, receive_sizes)
+
     def send(self, tensor: Tensor, to: int, kind: str = "") -> None:
-        """Start sending a tensor to a member; `receive` there takes it. Sends to one member arrive in order."""
-        self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
+        """Start to send a tensor to a rank, which calls `receive`. Tensors for the same rank arrive in order.
+
+        Args:
+            tensor: any shape; an empty tensor is not sent.
+            to: the receiving rank's number in this communicator.
+            kind: the meter's name for this traffic, if not the axis's.
+        """
+        self._pending_sends = [(work, buffer) for work, buffer in self._pending_sends if not work.is_completed()]
         if tensor.numel():
             self._count_pair(self.rank, to)
             outgoing = self._outgoing(tensor)
             (work,) = dist.batch_isend_irecv([dist.P2POp(dist.isend, outgoing, self._ranks[to], self._group)])
-            self._sending.append((work, outgoing))
+            self._pending_sends.append((work, outgoing))
             self._count(tensor.numel(), tensor.dtype, kind)
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Tensor:
-        """Wait for the next tensor from a member."""
-        return self.expect(shape, dtype, source)()
+        """Wait for the next tensor from a rank and return it."""
+        return self.start_receive(shape, dtype, source)()
 
-    def expect(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Callable[[], Tensor]:
-        """Begin to receive the next tensor from a member; what returns waits for it."""
+    def start_receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Callable[[], Tensor]:
+        """Start to receive the next tensor from a rank.
+
+        Args:
+            shape: the tensor's shape.
+            dtype: the tensor's dtype.
+            source: the sending rank's number in this communicator.
+
+        Returns:
+            A function that waits and returns the tensor.
+        """
         size = torch.Size(shape).numel()
         received = self._buffer(size, dtype)
         works: Sequence[dist.Work] = ()
@@ -160,7 +193,7 @@ class Communicator:
             self._count_pair(source, self.rank)
             works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, received, self._ranks[source], self._group)])
             for work in works:
-                tally.start(work)
+                tally.add_pending(work)
 
         def wait() -> Tensor:
             with self._meter.wait(self.name):
@@ -171,25 +204,37 @@ class Communicator:
         return wait
 
     def finish_sending(self) -> None:
-        """Wait until everything sent has left."""
-        for work, _ in self._sending:
+        """Wait until all tensors have been sent."""
+        for work, _ in self._pending_sends:
             work.wait()
-        self._sending.clear()
+        self._pending_sends.clear()
 
     def scatter(self, send: Tensor | None, sizes: Sequence[int], kind: str) -> Tensor:
-        """Rank 0's flat fp32 tensor, cut into runs of `sizes`: each rank gets its own. The others send None."""
+        """Send each rank one piece of rank 0's tensor. A collective.
+
+        Args:
+            send: on rank 0 a flat fp32 tensor of `sum(sizes)` elements; None on the other ranks.
+            sizes: the number of elements for each rank.
+            kind: the meter's name for this traffic.
+
+        Returns:
+            This rank's piece, flat fp32.
+        """
         if self.rank == 0:
             assert send is not None
             return self.all_to_all(send, sizes, [sizes[0]] + [0] * (self.size - 1), kind)
-        nothing = torch.empty(0, device=self.device)
-        return self.all_to_all(nothing, [0] * self.size, [sizes[self.rank]] + [0] * (self.size - 1), kind)
+        empty = torch.empty(0, device=self.device)
+        return self.all_to_all(empty, [0] * self.size, [sizes[self.rank]] + [0] * (self.size - 1), kind)
 
-    def gather(self, local: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Every rank's run, joined along dim 1 in rank order, on every rank.
+    def all_gather(self, local: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Concatenate every rank's tensor along dim 1 in rank order, on every rank. A collective.
 
         Args:
             local: `[batch, sizes[rank], channels]`.
-            sizes: what each rank holds along dim 1.
+            sizes: the length of each rank's tensor along dim 1; may differ.
+
+        Returns:
+            `[batch, sum(sizes), channels]`.
         """
         if self.size == 1:
             return local
@@ -201,22 +246,26 @@ class Communicator:
         return torch.cat([piece.view(batch, size, channels) for piece, size in pieces], dim=1)
 
     def barrier(self) -> None:
-        """Wait until every member is here. On CPU tensors alone: a GPU's stream would wait, and not the host."""
+        """Wait until every rank calls this. For CPU tensors only: with a GPU, its stream would wait and not the host."""
         assert self.device.type == "cpu"
-        self.gather(torch.zeros(1, 1, 1), [1] * self.size)
+        self.all_gather(torch.zeros(1, 1, 1), [1] * self.size)
 
-    def gather_into(self, whole: Tensor, share: Tensor) -> Callable[[], None]:
-        """Start filling `whole` with every rank's `share`, which are equally long, in rank order; what returns waits for it.
+    def start_all_gather_into(self, whole: Tensor, shard: Tensor) -> Callable[[], None]:
+        """Start to fill `whole` with every rank's shard, in rank order. A collective.
 
         Args:
-            whole: flat, contiguous, `size` times as long as `share`; neither may be used before.
+            whole: flat, contiguous, `size` times as long as `shard`. It must not be used before the wait.
+            shard: flat, contiguous, of equal length on all ranks. It must not be changed before the wait.
+
+        Returns:
+            A function that waits.
         """
-        assert not self._staged, "shares are gathered where they are"
+        assert not self._staged, "shards are gathered in place"
         tally = self._meter.tally
         tally.count(self.name, self._ranks)
-        work = dist.all_gather_into_tensor(whole, share, group=self._group, async_op=True)
-        tally.start(work)
-        self._count((self.size - 1) * share.numel(), share.dtype)
+        work = dist.all_gather_into_tensor(whole, shard, group=self._group, async_op=True)
+        tally.add_pending(work)
+        self._count((self.size - 1) * shard.numel(), shard.dtype)
 
         def wait() -> None:
             with self._meter.wait(self.name):
@@ -225,22 +274,26 @@ class Communicator:
         return wait
 
     def _count(self, elements: int, dtype: torch.dtype, kind: str = "") -> None:
+        """Count the bytes that this rank sends."""
         self._meter.sent[kind or self.name] += elements * dtype.itemsize
 
     def _count_pair(self, source: int, to: int) -> None:
-        """Count what a member sends to another one, which both of them do."""
+        """Count one tensor between two ranks; both of them call this."""
         pair = self._ranks[source], self._ranks[to]
         self._meter.tally.count(f"{self.name} from {pair[0]}", pair)
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
+        """Return the tensor that the process group sends: contiguous, or copied to pinned host memory."""
         if not self._staged:
             return tensor.contiguous()
-        return pinned(tensor.shape, tensor.dtype).copy_(tensor)
+        return empty_pinned(tensor.shape, tensor.dtype).copy_(tensor)
 
     def _buffer(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Return an empty flat tensor that the process group receives into."""
         if self._staged:
-            return pinned((size,), dtype)
+            return empty_pinned((size,), dtype)
         return torch.empty(size, dtype=dtype, device=self.device)
 
     def _incoming(self, tensor: Tensor) -> Tensor:
+        """Return a received tensor on this communicator's device."""
         return tensor.to(self.device) if self._staged else tensor

@@ -1,4 +1,4 @@
-"""DeviceEvents: when a device gets to a place in its work, which is later than when the host asked for it."""
+"""DeviceEvents: the times at which a device reaches marks in its work, which is later than the host's launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import torch
 
 
 class DeviceEvents:
-    """Marks in what a device is given to do: events of a GPU's stream, the clock's readings elsewhere."""
+    """Marks in a device's work: events in a GPU's current stream, or the host's clock for a CPU.
+
+    Args:
+        device: the device that does the work.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -16,7 +20,7 @@ class DeviceEvents:
         self._events: list[torch.cuda.Event] = []
 
     def record(self) -> None:
-        """One more; the host does not wait."""
+        """Add a mark. The host does not wait."""
         if self._device.type != "cuda":
             self._clock.append(time.perf_counter())
             return
@@ -24,8 +28,8 @@ class DeviceEvents:
         event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)
 
-    def take(self) -> list[float]:
-        """Seconds from the first mark to each, and the marks are forgotten; waits until the device has got to the last."""
+    def pop_seconds(self) -> list[float]:
+        """Return the seconds from the first mark to each mark, and remove all marks. Waits until the device reaches the last."""
         if self._events:
             first, last = self._events[0], self._events[-1]
             last.synchronize()

@@ -1,4 +1,4 @@
-"""Counting the bytes a rank sends and the time it waits, by kind of traffic, and when it waited."""
+"""Meter: counts the bytes that a rank sends and the time that it waits for other ranks, by kind of traffic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from .trace import Trace
 
 @dataclass
 class Meter:
-    """One rank's counters, for a rank that computes on `device`."""
+    """The counters of one rank.
+
+    Attributes:
+        sent: bytes sent since `reset`, by kind of traffic.
+        trace: spans for a chrome trace; None unless the user asked for one.
+        device: the device on which the rank computes.
+        timeline: when the rank waited during the request.
+        tally: the operations that the rank issued during the request.
+    """
 
     sent: Counter[str] = field(default_factory=Counter)
     trace: Trace | None = None
@@ -25,55 +33,55 @@ class Meter:
     timeline: Timeline = field(default_factory=Timeline)
     tally: Tally = field(default_factory=Tally)
     _blocked: float = 0.0
-    _base: tuple[float, torch.cuda.Event] | None = None
+    _origin: tuple[float, torch.cuda.Event] | None = None
     _waits: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
 
-    def begin(self) -> None:
-        """Begin a request, and with it a new timeline and a new count of operations."""
+    def begin_request(self) -> None:
+        """Start a new timeline and a new tally."""
         self.timeline = Timeline()
-        self.tally.begin()
+        self.tally.reset()
 
     def reset(self) -> None:
-        """Count from here what is sent and waited for; the timeline goes on. The GPU has nothing to do."""
+        """Set bytes and waits to zero; the timeline continues. The GPU must be idle."""
         self.sent.clear()
         self._blocked = 0.0
         self._waits.clear()
         now = self._record()
-        self._base = None if now is None else (time.perf_counter(), now)
+        self._origin = None if now is None else (time.perf_counter(), now)
 
     @contextmanager
     def wait(self, kind: str) -> Iterator[None]:
-        """Count the time spent inside as waiting.
+        """Count the time in this context as waiting.
 
-        On a GPU that is the time in which its stream does not get on: NCCL lets the stream wait, and not the host.
+        On a GPU, count the time in which its stream waits: NCCL makes the stream wait, not the host.
         """
-        start, begun = time.perf_counter(), self._record()
+        start, begin_event = time.perf_counter(), self._record()
         with self.span(f"wait {kind}"):
             yield
-        ended = self._record()
-        if begun is not None and ended is not None:
-            self._waits.append((kind, begun, ended))
+        end_event = self._record()
+        if begin_event is not None and end_event is not None:
+            self._waits.append((kind, begin_event, end_event))
         else:
             end = time.perf_counter()
             self._blocked += end - start
             self.timeline.add(kind, start, end)
 
-    def waiting(self) -> float:
-        """Seconds of this run in which the rank waited for communication; waits for its GPU to be done."""
+    def waiting_seconds(self) -> float:
+        """Return the seconds since `reset` in which the rank waited for communication. Waits until the GPU is idle."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        for kind, begun, ended in self._waits:
-            seconds = begun.elapsed_time(ended) / 1e3
+        for kind, begin_event, end_event in self._waits:
+            seconds = begin_event.elapsed_time(end_event) / 1e3
             self._blocked += seconds
-            if self._base is not None:
-                started, base = self._base
-                at = started + base.elapsed_time(begun) / 1e3
-                self.timeline.add(kind, at, at + seconds)
+            if self._origin is not None:
+                origin_time, origin_event = self._origin
+                start = origin_time + origin_event.elapsed_time(begin_event) / 1e3
+                self.timeline.add(kind, start, start + seconds)
         self._waits.clear()
         return self._blocked
 
     def _record(self) -> torch.cuda.Event | None:
-        """A moment of the GPU's stream; None without one."""
+        """Return an event in the GPU's current stream; None on a CPU."""
         if self.device.type != "cuda":
             return None
         event = torch.cuda.Event(enable_timing=True)
@@ -81,5 +89,5 @@ class Meter:
         return event
 
     def span(self, name: str, **arguments: int) -> AbstractContextManager[None]:
-        """Record the time spent inside, if a trace was asked for."""
+        """Record the time in this context, if there is a trace."""
         return nullcontext() if self.trace is None else self.trace.span(name, **arguments)

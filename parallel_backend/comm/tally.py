@@ -1,4 +1,4 @@
-"""Counting the operations that a rank issues in one request, so that ranks which fail can be compared."""
+"""Tally: counts the operations that a rank issues in one request, so that ranks can be compared when a request fails."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 
-class Operations(NamedTuple):
-    """One kind of operation: the communicator's name, and the ranks that take part in it, by their numbers in the world."""
+class OperationKind(NamedTuple):
+    """A kind of operation: the communicator's name and the world ranks that take part."""
 
     name: str
     ranks: tuple[int, ...]
@@ -19,30 +19,30 @@ class Operations(NamedTuple):
 
 @dataclass
 class Tally:
-    """The operations that this rank has issued since `begin`, and those that it has begun and not waited for."""
+    """The operations that this rank has issued since `reset`, and the asynchronous ones that it has not waited for."""
 
-    issued: Counter[Operations] = field(default_factory=Counter)
-    _begun: dict[int, dist.Work] = field(default_factory=dict)
+    issued: Counter[OperationKind] = field(default_factory=Counter)
+    _pending: dict[int, dist.Work] = field(default_factory=dict)
 
-    def begin(self) -> None:
-        """Count from here."""
+    def reset(self) -> None:
+        """Forget all operations."""
         self.issued.clear()
-        self._begun.clear()
+        self._pending.clear()
 
     def count(self, name: str, ranks: Sequence[int]) -> None:
-        """Count an operation of these ranks."""
-        self.issued[Operations(name, tuple(ranks))] += 1
+        """Count an operation of these world ranks."""
+        self.issued[OperationKind(name, tuple(ranks))] += 1
 
-    def start(self, work: dist.Work) -> None:
-        """Note an operation that goes on while the rank does something else."""
-        self._begun[id(work)] = work
+    def add_pending(self, work: dist.Work) -> None:
+        """Note an asynchronous operation."""
+        self._pending[id(work)] = work
 
     def wait(self, work: dist.Work) -> None:
-        """Wait for an operation that has been started."""
+        """Wait for an asynchronous operation."""
         work.wait()
-        self._begun.pop(id(work), None)
+        self._pending.pop(id(work), None)
 
-    def finish(self) -> None:
-        """Wait for every operation that has been started. Each must have its counterpart on the other ranks."""
-        for work in list(self._begun.values()):
+    def wait_for_all(self) -> None:
+        """Wait for all asynchronous operations. The other ranks must have issued their counterparts."""
+        for work in list(self._pending.values()):
             self.wait(work)

@@ -1,4 +1,4 @@
-"""A chrome-trace file of one rank's work, on request (https://ui.perfetto.dev opens it)."""
+"""Trace: a chrome-trace file of one rank's work, on request; https://ui.perfetto.dev opens it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DIRECTORY = "PARALLEL_TRACE"
-"""Environment variable: the folder that receives `trace-rankN.json`; no trace is written without it."""
+"""The environment variable with the folder for `trace-rankN.json`. Without it, no trace is written."""
 
 
 class Trace:
-    """Spans of one rank; times are of the machine's monotonic clock, so that ranks of one machine line up."""
+    """The spans of one rank. Times are of the machine's monotonic clock, so the ranks of one machine can be compared."""
 
     def __init__(self, directory: str, rank: int) -> None:
         self._path = Path(directory) / f"trace-rank{rank}.json"
@@ -22,7 +22,7 @@ class Trace:
 
     @contextmanager
     def span(self, name: str, **arguments: int) -> Iterator[None]:
-        """Record the time spent inside, in microseconds of time.perf_counter."""
+        """Record the time in this context, in microseconds of `time.perf_counter`."""
         start = time.perf_counter()
         yield
         end = time.perf_counter()
@@ -30,7 +30,7 @@ class Trace:
         self._spans.append(span | {"args": arguments})
 
     def write(self) -> None:
-        """Write what was recorded since the last time."""
+        """Write the file with the spans recorded since the last call."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps({"traceEvents": self._spans}))
         self._spans.clear()

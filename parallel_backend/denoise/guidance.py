@@ -91,6 +91,6 @@ class Guidance:
         averages = [sums[side] / weights[side] for side in self._sides]
         if self._axis.size > 1:
             count = averages[0].numel()
-            both = self._axis.gather(averages[0].reshape(1, count, 1), [count] * self._axis.size)
+            both = self._axis.all_gather(averages[0].reshape(1, count, 1), [count] * self._axis.size)
             averages = [part.view_as(x) for part in both.chunk(self._axis.size, dim=1)]
         return averages

@@ -69,7 +69,7 @@ class ModelCalls:
         sigma: Tensor,
         timestep: Tensor,
         *,
-        sees_latent: bool = True,
+        reads_latent: bool = True,
         patch: int | None = None,
         behind: Behind = nothing_behind,
     ) -> list[Tensor | None]:
@@ -80,10 +80,10 @@ class ModelCalls:
             x: the sampler's latent, fp32.
             sigma: 0-dim fp32 on the CPU.
             timestep: 0-dim, on the device.
-            sees_latent: whether this stage gives the latent to the model, as the first and the last do.
+            reads_latent: whether this stage gives the latent to the model, as the first and the last do.
             patch: the number of the patch to compute from the cache, or None for everything, exactly.
         """
-        latent = self.process.model_input(x, sigma).to(self.dtype) if sees_latent else None
+        latent = self.process.model_input(x, sigma).to(self.dtype) if reads_latent else None
 
         def forward(batch: Batch) -> Tensor | None:
             inputs = batch.inputs(x, timestep, self.dtype, (sigma[None], self.sigmas), behind(batch))

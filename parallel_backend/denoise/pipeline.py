@@ -20,7 +20,7 @@ from ..errors import Cancelled
 from ..mesh import Mesh
 from ..models.inputs import PatchForward
 from ..models.region import Region
-from ..transfers import sent_to
+from ..transfers import to_device
 from .model_calls import ModelCalls
 from .patch_sampler import PatchSampler
 from .program import Call
@@ -77,9 +77,9 @@ class Pipeline:
         self._latent = latent.clone()
         self._warmup_steps = warmup_steps
         self._callbacks = callbacks
-        self._returning = _Returning(mesh.returning, [patch.region for patch in patches], latent)
+        self._latent_return = _LatentReturn(mesh.latent_return, [patch.region for patch in patches], latent)
         times = [model.process.timestep(call.sigma) for call in calls]
-        self._timesteps = sent_to(torch.stack(times), latent.device) if times else latent.new_empty(0)
+        self._timesteps = to_device(torch.stack(times), latent.device) if times else latent.new_empty(0)
 
     def run(self) -> Tensor | None:
         """The final latent on the ranks of the last stage; None on the others. Raises Cancelled."""
@@ -98,7 +98,7 @@ class Pipeline:
                     self._begin(call, whole)
                 self._compute(index, call, batches, number)
         self._mesh.finish_sending()
-        if not self._mesh.last:
+        if not self._mesh.is_last_stage:
             return None
         return self._join([patch.sampler.result for patch in self._patches if patch.sampler.result is not None])
 
@@ -107,10 +107,10 @@ class Pipeline:
 
         The first stage receives them; the last one, whose samplers made them, has them.
         """
-        if not index or not self._mesh.sees_latent:
+        if not index or not self._mesh.reads_latent:
             return
         for number in self._numbers(patch):
-            x = self._returning.take() if self._mesh.first else self._patches[number].sampler.model_input
+            x = self._latent_return.take() if self._mesh.is_first_stage else self._patches[number].sampler.model_input
             self._patches[number].region.of(self._latent).copy_(x)
 
     def _begin(self, call: Call, whole: bool) -> None:
@@ -119,9 +119,9 @@ class Pipeline:
             self._callbacks.step_begins(call.step)
         cancelled = self._callbacks.cancelled
         if cancelled.everywhere() if whole else cancelled.in_band(self._mesh):
-            if not whole and self._mesh.first:
+            if not whole and self._mesh.is_first_stage:
                 for _ in self._patches[1:]:
-                    self._returning.take()  # they are on their way and must not meet the next request
+                    self._latent_return.take()  # they are on their way and must not meet the next request
             self._mesh.finish_sending()
             raise Cancelled
 
@@ -132,15 +132,15 @@ class Pipeline:
             self._latent,
             call.sigma,
             self._timesteps[index],
-            sees_latent=self._mesh.sees_latent,
+            reads_latent=self._mesh.reads_latent,
             patch=patch,
             behind=lambda batch: self._behind(batches, batch, patch),
         )
-        if self._mesh.last:
+        if self._mesh.is_last_stage:
             self._update(index, call, batches, patch, outputs)
-        if self._mesh.first and index + 1 < len(self._calls):
+        if self._mesh.is_first_stage and index + 1 < len(self._calls):
             for number in self._numbers(patch):
-                self._returning.expect(number)
+                self._latent_return.expect(number)
 
     def _update(
         self, index: int, call: Call, batches: Sequence[Batch], patch: int | None, outputs: Sequence[Tensor | None]
@@ -151,14 +151,14 @@ class Pipeline:
             predicted = [out if patch is not None else region.of(out) for out in outputs if out is not None]
             sampler.advance(self._model.answer(sampler.model_input, call.sigma, batches, predicted))
             if index + 1 < len(self._calls):
-                self._returning.put(number, sampler.model_input)
+                self._latent_return.put(number, sampler.model_input)
         if patch in (None, len(self._patches) - 1):
             for shown in zip(*(each.sampler.shown() for each in self._patches), strict=True):
                 denoised, x = (self._join(parts) for parts in zip(*(each[1:] for each in shown), strict=True))
                 self._callbacks.step_done(shown[0].step, denoised, x)
 
     def _behind(self, batches: Sequence[Batch], batch: Batch, patch: int | None) -> PatchForward | None:
-        """The forward of a patch of this call that comes behind this one; a step's first waits for the word."""
+        """The forward of a patch of this call that comes behind this one; a step's first waits for the cancel flag."""
         if patch is None:
             return None
         keys = [each.key for each in batches]
@@ -177,28 +177,28 @@ class Pipeline:
 class CancelSignal:
     """How ranks learn between model calls that the user has cancelled."""
 
-    def __init__(self, asked: Callable[[], bool], agree: Callable[[bool], bool]) -> None:
+    def __init__(self, asked: Callable[[], bool], broadcast_flag: Callable[[bool], bool]) -> None:
         self._asked = asked
-        self._agree = agree
+        self._broadcast_flag = broadcast_flag
 
     def everywhere(self) -> bool:
         """For calls in which all stages work on the same call: one broadcast from rank 0."""
-        return self._agree(self._asked())
+        return self._broadcast_flag(self._asked())
 
     def in_band(self, mesh: Mesh) -> bool:
-        """For patches that stream: the first stage agrees and the word travels from host to host, ahead of the first patch."""
-        word = mesh.word
-        if mesh.first:
+        """For patches that stream: the first stage decides and the flag goes from stage to stage, ahead of the first patch."""
+        flag = mesh.cancel_flag
+        if mesh.is_first_stage:
             asked = torch.full((1, 1, 1), float(self._asked()))
-            cancelled = bool(mesh.stage.gather(asked, [1] * mesh.stage.size).any())
+            cancelled = bool(mesh.stage.all_gather(asked, [1] * mesh.stage.size).any())
         else:
-            cancelled = bool(word.receive((1,), torch.uint8, word.rank - 1))
-        if not mesh.last:
-            word.send(torch.tensor([cancelled], dtype=torch.uint8), word.rank + 1)
+            cancelled = bool(flag.receive((1,), torch.uint8, flag.rank - 1))
+        if not mesh.is_last_stage:
+            flag.send(torch.tensor([cancelled], dtype=torch.uint8), flag.rank + 1)
         return cancelled
 
 
-class _Returning:
+class _LatentReturn:
     """The way of updated patches from the last stage to the first; a queue where they are the same."""
 
     def __init__(self, axis: Communicator, patches: Sequence[Region], latent: Tensor) -> None:
@@ -217,7 +217,7 @@ class _Returning:
     def expect(self, number: int) -> None:
         """First stage: begin to receive it. Patches are expected and taken in the order in which they are put."""
         if self._axis.size > 1:
-            self._coming.append(self._axis.expect(self._shapes[number], torch.float32, self._axis.size - 1))
+            self._coming.append(self._axis.start_receive(self._shapes[number], torch.float32, self._axis.size - 1))
 
     def take(self) -> Tensor:
         """First stage: wait for the next one."""

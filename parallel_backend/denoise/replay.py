@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Refused
-from ..transfers import sent_to
+from ..transfers import to_device
 from .noise import Drawn, LatentNoise, check_step
 from .operations import ELEMENTWISE, function_of
 from .program import Along, Call, Draw, ModelCall, Operation, Program, Ref, StepShown, view_along
@@ -101,7 +101,7 @@ class Script:
         self.program = program
         self._weights = {}
         for along in _all_along(program):
-            self._weights[along] = sent_to(view_along(program.weights[along.weights], along, ndim), device)
+            self._weights[along] = to_device(view_along(program.weights[along.weights], along, ndim), device)
         self._steps = self._prepared(program)
 
     def calls(self) -> list[Call]:

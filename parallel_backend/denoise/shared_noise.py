@@ -38,11 +38,11 @@ class SharedNoise:
     def __call__(self, draw: Draw) -> Tensor:
         """This rank's rows of the patch, of one draw."""
         mesh = self.mesh
-        assert mesh.last, "only the last stage runs samplers"
+        assert mesh.is_last_stage, "only the last stage runs samplers"
         parts = [self.patch.of(torch.empty(self.shape, device="meta")[rows]) for rows in self.rows]
         mine = parts[mesh.data.rank]
         noise: Tensor | None = None
-        if mesh.reports:
+        if mesh.replies_to_host:
             drawn = draw()
             noise = torch.cat([self.patch.of(drawn[rows]).flatten() for rows in self.rows])
         if mesh.cfg.rank == mesh.sequence.rank == 0:

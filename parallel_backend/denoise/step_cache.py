@@ -21,8 +21,8 @@ from .prompts import Batch, Prompts
 CONCAT = "concat"
 """The conditioning that is joined to the latent before the model sees it."""
 
-Agree = Callable[[bool], bool]
-"""Rank 0's word on every rank. A collective."""
+BroadcastFlag = Callable[[bool], bool]
+"""Returns rank 0's flag on every rank. A collective."""
 
 Run = Callable[[Sequence[Batch]], list[Tensor | None]]
 """The model's outputs for batches of prompts: all of a call at once, and for none too, as other ranks may have some."""
@@ -71,11 +71,11 @@ class EveryCall:
 class EasyCache:
     """Keeps for each prompt what the model added to its input. All prompts of a call follow the first one's decision."""
 
-    def __init__(self, settings: CacheSettings, prompts: Prompts, mesh: Mesh, agree: Agree) -> None:
+    def __init__(self, settings: CacheSettings, prompts: Prompts, mesh: Mesh, broadcast_flag: BroadcastFlag) -> None:
         self.skipped = 0
         self._settings = settings
         self._prompts = prompts
-        self._change = _Change(settings, (mesh.data,), (mesh.cfg, mesh.data), agree)
+        self._change = _Change(settings, (mesh.data,), (mesh.cfg, mesh.data), broadcast_flag)
         self._first: int | None = None
         self._known: set[int] = set()
         self._added: dict[int, Tensor] = {}
@@ -135,10 +135,10 @@ class EasyCache:
 class LazyCache:
     """Keeps what a whole call, guidance and all, added to the sampler's latent."""
 
-    def __init__(self, settings: CacheSettings, mesh: Mesh, agree: Agree) -> None:
+    def __init__(self, settings: CacheSettings, mesh: Mesh, broadcast_flag: BroadcastFlag) -> None:
         self.skipped = 0
         self._settings = settings
-        self._change = _Change(settings, (mesh.data,), (mesh.data,), agree)
+        self._change = _Change(settings, (mesh.data,), (mesh.data,), broadcast_flag)
         self._skips = False
         self._added: Tensor | None = None
 
@@ -172,12 +172,16 @@ class _Change:
     """
 
     def __init__(
-        self, settings: CacheSettings, of_input: Sequence[Communicator], of_output: Sequence[Communicator], agree: Agree
+        self,
+        settings: CacheSettings,
+        of_input: Sequence[Communicator],
+        of_output: Sequence[Communicator],
+        broadcast_flag: BroadcastFlag,
     ) -> None:
         self._settings = settings
         self._of_input = of_input
         self._of_output = of_output
-        self._agree = agree
+        self._broadcast_flag = broadcast_flag
         self._moved: Tensor | None = None
         self._rate: Tensor | None = None
         self._size: Tensor | None = None
@@ -197,7 +201,7 @@ class _Change:
         if self._size is None or self._rate is None:
             return False
         self._gathered = self._gathered + (self._rate * self._moved) / self._size
-        if self._agree(bool(self._gathered < self._settings.threshold) and known):
+        if self._broadcast_flag(bool(self._gathered < self._settings.threshold) and known):
             return True
         self._gathered = 0.0
         return False
@@ -232,14 +236,16 @@ def _mean(parts: Sequence[Tensor], axes: Sequence[Communicator], dtype: torch.dt
     count = torch.full_like(total, sum(part.numel() for part in parts))
     both = torch.stack([total, count]).view(1, 1, 2)
     for axis in axes:
-        both = axis.gather(both, [1] * axis.size).sum(dim=1, keepdim=True)
+        both = axis.all_gather(both, [1] * axis.size).sum(dim=1, keepdim=True)
     return (both[0, 0, 0] / both[0, 0, 1]).to(dtype)
 
 
-def step_cache(settings: CacheSettings | None, prompts: Prompts, mesh: Mesh, agree: Agree) -> StepCache:
+def step_cache(
+    settings: CacheSettings | None, prompts: Prompts, mesh: Mesh, broadcast_flag: BroadcastFlag
+) -> StepCache:
     """What a request asks for."""
     if settings is None:
         return EveryCall()
     if settings.kind == "EasyCache":
-        return EasyCache(settings, prompts, mesh, agree)
-    return LazyCache(settings, mesh, agree)
+        return EasyCache(settings, prompts, mesh, broadcast_flag)
+    return LazyCache(settings, mesh, broadcast_flag)

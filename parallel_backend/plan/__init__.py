@@ -1,7 +1,6 @@
 """Plans: what the user asks for, its one validation, and the choice of what is left automatic."""
 
 from .plan import (
-    AXES,
     COMPILE,
     EXCHANGES,
     MAX_WORLD_SIZE,
@@ -16,7 +15,6 @@ from .predict.profiles import ModelShape
 from .resolve import candidates, check, feasible, resolve
 
 __all__ = [
-    "AXES",
     "COMPILE",
     "EXCHANGES",
     "MAX_WORLD_SIZE",

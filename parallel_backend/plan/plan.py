@@ -9,9 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..layout import cut_by, length
-
-AXES = ("data", "cfg", "pipefusion", "ring", "ulysses")
-"""Mesh axes from outermost (slowest links) to innermost (fastest links)."""
+from ..mesh_axes import PLAN_AXES
 
 MAX_WORLD_SIZE = 64
 
@@ -60,7 +58,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Place(NamedTuple):
-    """A rank's coordinates: its number along every axis, in the order of AXES."""
+    """The coordinates of a rank: its number along each axis, in the order of PLAN_AXES."""
 
     data: int
     cfg: int
@@ -121,8 +119,8 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:
-        """The degree of every axis, in the order of AXES."""
-        return self.data, self.cfg, self.pipefusion, self.ring, self.ulysses
+        """The size of each axis, in the order of PLAN_AXES."""
+        return tuple(getattr(self, axis) for axis in PLAN_AXES)
 
     def place(self, rank: int) -> Place:
         """Where a world rank is; neighbours along the last axis have neighbouring numbers."""
@@ -164,7 +162,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def degrees(self) -> str:
         """The degrees above 1, such as `cfg 2 x ulysses 4`; `1 worker` if there is none."""
-        named = [f"{axis} {degree}" for axis, degree in zip(AXES, self.mesh_shape, strict=True) if degree > 1]
+        named = [f"{axis} {degree}" for axis, degree in zip(PLAN_AXES, self.mesh_shape, strict=True) if degree > 1]
         return " x ".join(named) or "1 worker"
 
     def describe(self, approximate_attention: bool = False) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from ..errors import PlanRefused
 from ..layout import cut, length
+from ..mesh_axes import PLAN_AXES, SEQUENCE_AXES, MeshAxis, mesh_degrees
 from .devices.names import AUTOMATIC_AMONG, named_devices, visible
 from .plan import (
-    AXES,
     COMPILE,
     EXCHANGES,
     MAX_WORLD_SIZE,
@@ -54,9 +53,9 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Wor
         if plan.weights != "replicated":
             return []
         devices = devices[: usable(plan, len(devices), workload)] if is_automatic(plan) else devices
-    wish = [getattr(plan, axis) for axis in AXES]
+    wish = [getattr(plan, axis) for axis in PLAN_AXES]
     fits = []
-    for degrees in _factorisations(len(devices), len(AXES)):
+    for degrees in _factorisations(len(devices), len(PLAN_AXES)):
         data, cfg, stages, ring, ulysses = degrees
         if any(wanted not in (0, degree) for wanted, degree in zip(wish, degrees, strict=True)):
             continue
@@ -101,17 +100,16 @@ def planned_devices(plan: ParallelPlan, gpus: int) -> tuple[str, ...]:
         Refused: a device is not there.
     """
     devices = named_devices(plan.devices, gpus)
-    product = math.prod(max(1, getattr(plan, axis)) for axis in AXES)
+    product = math.prod(max(1, getattr(plan, axis)) for axis in PLAN_AXES)
     return devices[:product] if is_automatic(plan) and _fixed(plan) else devices
 
 
 def in_rows(plan: ParallelPlan, devices: tuple[str, ...]) -> ResolvedPlan:
     """The plan of work that is cut in space, such as a VAE's: all devices on one axis, whatever the degrees."""
-    degrees: dict[str, Any] = dict.fromkeys(AXES, 1) | {"ring": len(devices)}
     return ResolvedPlan(
         devices=devices,
         shares=(1,) * len(devices),
-        **degrees,
+        **mesh_degrees(ring=len(devices)),
         patches=1,
         warmup_steps=0,
         stages=(),
@@ -129,7 +127,7 @@ def is_automatic(plan: ParallelPlan) -> bool:
 
 def _fixed(plan: ParallelPlan) -> bool:
     """Whether the degrees say how many devices are wanted; automatic cfg and data beside them count as 1."""
-    return all(getattr(plan, axis) for axis in AXES if axis not in ("cfg", "data"))
+    return all(getattr(plan, axis) for axis in PLAN_AXES if axis not in (MeshAxis.CFG, MeshAxis.DATA))
 
 
 def _preference(plan: ResolvedPlan) -> tuple[int, ...]:
@@ -155,7 +153,7 @@ def _stages(plan: ParallelPlan, stages: int, limits: ModelLimits) -> tuple[int, 
 
 def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> None:
     """Refuse what is wrong by itself, whatever the other degrees are."""
-    for axis in AXES:
+    for axis in PLAN_AXES:
         if getattr(plan, axis) < 0:
             raise PlanRefused(f"{axis} {getattr(plan, axis)} is negative: use 0 (automatic), or 1 and more.")
     if plan.weights not in WEIGHTS:
@@ -246,8 +244,10 @@ def _check_stages(plan: ParallelPlan, limits: ModelLimits) -> None:
 def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> str:
     """The refusal of degrees that do not come to the number of workers."""
     count = len(named_devices(plan.devices, gpus))
-    axes = [axis for axis in AXES if getattr(plan, axis) > 1] or [a for a in ("ring", "ulysses") if getattr(plan, a)]
-    product = math.prod(max(1, getattr(plan, axis)) for axis in AXES)
+    axes = [axis for axis in PLAN_AXES if getattr(plan, axis) > 1] or [
+        axis for axis in SEQUENCE_AXES if getattr(plan, axis)
+    ]
+    product = math.prod(max(1, getattr(plan, axis)) for axis in PLAN_AXES)
     asked = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in axes)
     asked += f" = {product}" if len(axes) > 1 else ""
     instead = _instead(plan, gpus, limits, workload)

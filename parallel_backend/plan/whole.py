@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ..errors import PlanRefused
+from ..mesh_axes import MeshAxis
 from .plan import ParallelPlan, Workload
 
-SPREADING = ("pipefusion", "ulysses", "ring", "patches")
+SPREADING = (MeshAxis.PIPEFUSION, MeshAxis.ULYSSES, MeshAxis.RING, "patches")
 """What can only be 1."""
 
 SPLIT = "this model is split by prompts and batches only"

@@ -148,5 +148,5 @@ def _rows(made: Tensor, axis: Communicator) -> Slab:
 
 def _smallest(number: int, axis: Communicator) -> int:
     """Of all ranks' numbers. A collective."""
-    numbers = axis.gather(torch.tensor([[[number]]], device=axis.device), [1] * axis.size)
+    numbers = axis.all_gather(torch.tensor([[[number]]], device=axis.device), [1] * axis.size)
     return int(numbers.min())

@@ -50,7 +50,7 @@ def affine(norm: GroupNorm, x: Slab) -> Affine:
     share = torch.full_like(means, x.rows / x.height)  # sent with them, as a list of all would be waited for
     mine = torch.stack((means, squares, share)).reshape(1, 1, -1)
     ranks = x.axis.size
-    means, squares, shares = x.axis.gather(mine, [1] * ranks).view(ranks, 3, batch, norm.num_groups).unbind(1)
+    means, squares, shares = x.axis.all_gather(mine, [1] * ranks).view(ranks, 3, batch, norm.num_groups).unbind(1)
     row = torch.Size([*x.values.shape[1:-2], x.values.shape[-1]]).numel() // norm.num_groups
     mean = (shares * means).sum(0)
     variance = (squares.sum(0) / (row * x.height)) + (shares * (means - mean).square()).sum(0)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..attention.kernels import choose_kernel
-from ..attention.packages import package_faults
-from ..attention.parallel import around_the_ring
+from ..attention.packages import package_failures
+from ..attention.sequence_parallel import ring_attention
 from .norm import group_norm
 from .row_tensor import RowTensor, Runs
 from .rows import NOTHING, Slab
@@ -220,6 +220,6 @@ def attend(whole: Callable[..., Tensor], q: Any, k: Any, v: Any) -> Tensor:
     row = q.shape[2:].numel() // q.shape[q.along]
     counts = [row * (run.stop - run.start) for run in q.runs]
     channels = q.shape[1]
-    kernel = choose_kernel("auto", q.local.device, q.dtype, channels, package_faults(q.local.device))
-    out = around_the_ring(q.axis, counts, kernel.attend, tokens(q), torch.stack((tokens(k), tokens(v))))
+    kernel = choose_kernel("auto", q.local.device, q.dtype, channels, package_failures(q.local.device))
+    out = ring_attention(tokens(q), torch.stack((tokens(k), tokens(v))), q.axis, counts, kernel.attend)
     return q.like(out.squeeze(2).transpose(1, 2).reshape(q.local.shape))

@@ -151,7 +151,7 @@ def slab_of(picture: Tensor, axis: Communicator, scale: int = 1) -> Slab:
     """
     height, width = picture.shape[-2:]
     if height // scale // axis.size * (width // scale) < LEAST_POSITIONS:
-        return Slab(picture, (slice(0, height),), axis.alone())
+        return Slab(picture, (slice(0, height),), axis.single_rank())
     runs = [slice(scale * run.start, scale * run.stop) for run in cut(height // scale, axis.size)]
     runs[-1] = slice(runs[-1].start, height)
     return Slab(picture[..., runs[axis.rank], :], tuple(runs), axis)

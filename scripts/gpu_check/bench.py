@@ -14,8 +14,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from parallel_backend.attention.kernels import CHOICES, Kernel, choose_kernel
-from parallel_backend.attention.packages import package_faults
+from parallel_backend.attention.kernels import CHOICES, ChosenKernel, choose_kernel
+from parallel_backend.attention.packages import package_failures
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models.family import Stage
@@ -102,11 +102,11 @@ class Bench(Report):
         """The dtype of activations: bf16 on a card, fp32 on the CPU."""
         return TYPE if self.cuda else torch.float32
 
-    def attention_kernels(self, dtype: torch.dtype, width: int) -> Iterator[tuple[str, Kernel]]:
+    def attention_kernels(self, dtype: torch.dtype, width: int) -> Iterator[tuple[str, ChosenKernel]]:
         """Yield each choice of `attention` and its kernel for heads of a width; report the choices that this device refuses."""
         for choice in CHOICES:
             try:
-                yield choice, choose_kernel(choice, self.device, dtype, width, package_faults(self.device))
+                yield choice, choose_kernel(choice, self.device, dtype, width, package_failures(self.device))
             except Refused as refusal:
                 self.say(f"kernel {choice} {dtype} {width}", None, str(refusal)[:80])
 

@@ -90,7 +90,7 @@ class Connections(Ranks):
         lengths = [0 if rank % 2 else 5003 for rank in range(everyone.size)]
         before = (everyone.rank - 1) % everyone.size
         mine = torch.full((lengths[everyone.rank],), float(everyone.rank), device=self.device)
-        found = everyone.shift(mine, lengths[before])()
+        found = everyone.start_shift(mine, lengths[before])()
         expected = torch.full_like(found, float(before))
         good = len(found) == lengths[before] and torch.equal(found, expected)
         self.say("a hop of a ring", good, f"{len(found)} elements in a group of {everyone.size}")
@@ -105,7 +105,7 @@ class Connections(Ranks):
         for _ in range(TIMES):
             whole.untyped_storage().resize_(0)
             whole.untyped_storage().resize_(everyone.size * size)
-            everyone.gather_into(whole, share)()
+            everyone.start_all_gather_into(whole, share)()
             good &= torch.equal(whole, expected)
         self.say("gathers into memory that comes and goes", good, f"{TIMES} of {everyone.size * size} bytes")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import tempfile
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel_backend.attention.kernels import choose_kernel
-from parallel_backend.attention.packages import package_faults
+from parallel_backend.attention.packages import package_failures
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
@@ -67,8 +68,8 @@ class Many(Ranks):
             mesh = rank.mesh(plan)
             self.say(f"communicators, {plan.degrees}", None, f"{(free - self.free()) / 1e6:.0f} MB")
             self.compare(plan.degrees, plan, run, alone)
-            word = self.milliseconds(lambda mesh=mesh: mesh.stage.gather(torch.zeros(1, 1, 1), [1] * self.ranks), 50)  # type: ignore[misc]
-            self.say(f"the word of Cancel, {plan.degrees}", None, f"{word:.2f} ms")
+            gather_flags = functools.partial(mesh.stage.all_gather, torch.zeros(1, 1, 1), [1] * self.ranks)
+            self.say(f"cancel flag, {plan.degrees}", None, f"{self.milliseconds(gather_flags, 50):.2f} ms")
             mesh.close()
 
     def unequal(self) -> None:
@@ -108,10 +109,10 @@ class Many(Ranks):
         mesh = build_mesh(self.plan(self.name, {"ring": self.ranks}), self.device, Meter(device=self.device))
         kv = torch.zeros(2 * tokens * heads * 128, device=self.device, dtype=TYPE)
         q = torch.randn(1, tokens, heads, 128, device=self.device, dtype=TYPE)
-        attend = choose_kernel("auto", self.device, TYPE, 128, package_faults(self.device)).attend
+        attend = choose_kernel("auto", self.device, TYPE, 128, package_failures(self.device)).attend
 
         def hop(beside: Work = nothing) -> None:
-            wait = mesh.ring.shift(kv, kv.numel())
+            wait = mesh.ring.start_shift(kv, kv.numel())
             beside()
             wait()
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from parallel_backend.attention.kernels import choose_kernel, is_approximate
-from parallel_backend.attention.packages import package_faults
-from parallel_backend.attention.parallel import PartialAttention
+from parallel_backend.attention.online_softmax import OnlineSoftmax
+from parallel_backend.attention.packages import package_failures
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.plan.predict.profiles import CONTEXT_BYTES
@@ -58,7 +58,7 @@ class One(Bench):
             expected = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.double())
             for choice, kernel in self.attention_kernels(dtype, width):
                 out, lse = kernel.attend(q, k, v)
-                merged = PartialAttention(q)
+                merged = OnlineSoftmax(q)
                 for half in (slice(0, keys // 2), slice(keys // 2, keys)):
                     merged.add(*kernel.attend(q, k[:, half], v[:, half]))
                 errors = [error_of(found, expected) for found in (out, merged.result())]
@@ -72,7 +72,7 @@ class One(Bench):
         q, k, v = (torch.randn(1, tokens, heads, 128, device=self.device, dtype=TYPE) for _ in range(3))
         tq, tk, tv = (x.transpose(1, 2) for x in (q, k, v))
         cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
-        ours = choose_kernel("auto", self.device, TYPE, 128, package_faults(self.device))
+        ours = choose_kernel("auto", self.device, TYPE, 128, package_failures(self.device))
         each: dict[str, Work] = {
             f"{ours.name}, which auto takes ({ours.reason})": lambda: ours.attend(q, k, v),
             "torch's choice": lambda: torch.nn.functional.scaled_dot_product_attention(tq, tk, tv),
@@ -142,7 +142,7 @@ class One(Bench):
             part: of the blocks that stay on the device, besides the two that come and go.
         """
         plan = self.plan(name)
-        alone = Communicator("alike", None, torch.device("cpu"), False, Meter())
+        alone = Communicator("subgroup", None, torch.device("cpu"), False, Meter())
         _, all_there = self.ours(name, plan, self.model(name)[0])
         meter = Meter(device=self.device)
         model, store = self.model(name, lambda module, blocks: Streamed(module, blocks, alone, self.device, meter))

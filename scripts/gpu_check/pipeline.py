@@ -61,7 +61,11 @@ class Pipeline(Ranks):
         )
 
         def expect() -> Work:
-            return nothing if mesh.first else mesh.from_previous.expect(patch.shape, patch.dtype, place.rank - 1)
+            return (
+                nothing
+                if mesh.is_first_stage
+                else mesh.from_previous_stage.start_receive(patch.shape, patch.dtype, place.rank - 1)
+            )
 
         def stream(patches: int, rows: Callable[[int], int]) -> None:
             arrive = expect()
@@ -70,8 +74,8 @@ class Pipeline(Ranks):
                 arrive()
                 arrive = following
                 a[: rows(number)] @ b
-                if not mesh.last:
-                    mesh.to_next.send(patch, place.rank + 1)
+                if not mesh.is_last_stage:
+                    mesh.to_next_stage.send(patch, place.rank + 1)
             mesh.finish_sending()
             self.wait()
 

@@ -66,7 +66,7 @@ class Races(Bench):
         model, _ = self.model(self.name)
         right = self.ours(self.name, plan, model)[1](SHORT, nothing)
         del model
-        alone = Communicator("alike", None, torch.device("cpu"), False, Meter())
+        alone = Communicator("subgroup", None, torch.device("cpu"), False, Meter())
         model, store = self.model(
             self.name, lambda module, blocks: Streamed(module, blocks, alone, self.device, Meter(device=self.device))
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parallel_backend.attention.kernels import choose_kernel
-from parallel_backend.attention.packages import package_faults
+from parallel_backend.attention.packages import package_failures
 from parallel_backend.comm import communicator
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
@@ -109,8 +109,8 @@ class Shares(Bench):
 
     def device_rates(self) -> None:
         """Measure the device as workers measure it for plans."""
-        alone = Communicator("alike", None, self.device, False, Meter(device=self.device))
-        kernel = choose_kernel("auto", self.device, self.dtype, HEAD_DIM, package_faults(self.device))
+        alone = Communicator("subgroup", None, self.device, False, Meter(device=self.device))
+        kernel = choose_kernel("auto", self.device, self.dtype, HEAD_DIM, package_failures(self.device))
         self.machine = measure(self.device, alone, 0.0, (self.name,), kernel.attend)
         figures = {
             name: getattr(self.machine, name)
@@ -217,7 +217,9 @@ def rank_0_of(ranks: int) -> Iterator[None]:
     try:
         with (
             mock.patch.object(dist, "new_subgroups_by_enumeration", fake),
-            mock.patch.object(communicator, "same", return_value=True),  # by which a communicator tries its connections
+            mock.patch.object(
+                communicator, "tensors_equal", return_value=True
+            ),  # by which a communicator tries its connections
         ):
             yield
     finally:

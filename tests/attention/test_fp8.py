@@ -1,4 +1,4 @@
-"""What attention exchanges in fp8: its bytes, its errors, and that nothing but what travels is rounded."""
+"""The fp8 codec of attention's exchanges: bytes, errors, and that only values which are sent are rounded."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from parallel_backend.attention.codec import EXACT, FP8, Codec
 from parallel_backend.attention.kernels import choose_kernel
-from parallel_backend.attention.parallel import KVCache, PatchAttention, WholeAttention
-from parallel_backend.attention.payload import EXACT, FP8, Payload
+from parallel_backend.attention.patches import KVCache, patch_attention
+from parallel_backend.attention.sequence_parallel import UspLayout, usp_attention
 from parallel_backend.comm.meter import Meter
 from parallel_backend.layout import SequenceSplit, cut
 from parallel_backend.mesh import build_mesh
@@ -36,21 +37,21 @@ def test_a_row_is_its_values_in_e4m3_and_their_scale(dtype: torch.dtype) -> None
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(2, 5, 3, 64, generator=generator) * torch.logspace(-3, 3, 30).view(2, 5, 3, 1)
     x = x.to(dtype)
-    rows = FP8.packed(x)
+    rows = FP8.encode(x)
     assert (rows.dtype, rows.shape) == (torch.uint8, (2, 5, 3, 68))
-    found = FP8.unpacked(rows, dtype)
+    found = FP8.decode(rows, dtype)
     assert torch.equal(found, rounded(x))
-    assert torch.equal(FP8.unpacked(FP8.packed(found), dtype), found)  # a second exchange changes nothing
+    assert torch.equal(FP8.decode(FP8.encode(found), dtype), found)  # a second exchange changes nothing
     assert ((found - x).double().norm() / x.double().norm()).item() < 0.03
 
 
 def test_nothing_that_is_wrong_is_hidden() -> None:
     zero, bad = torch.zeros(1, 1, 1, 8), torch.ones(1, 1, 1, 8)
-    assert torch.equal(FP8.unpacked(FP8.packed(zero), zero.dtype), zero)
+    assert torch.equal(FP8.decode(FP8.encode(zero), zero.dtype), zero)
     for value in (torch.nan, torch.inf):
         bad[..., 3] = value
-        assert FP8.unpacked(FP8.packed(bad), bad.dtype).isnan().any()
-    assert FP8.packed(zero[:, :0]).shape == (1, 0, 1, 12)
+        assert FP8.decode(FP8.encode(bad), bad.dtype).isnan().any()
+    assert FP8.encode(zero[:, :0]).shape == (1, 0, 1, 12)
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -59,52 +60,54 @@ def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def over_ranks(
-    inputs: Tensor, ring: int, ulysses: int, payload: Payload, chunks: int = 1, patches: int = 1
+    inputs: Tensor, ring: int, ulysses: int, codec: Codec, chunks: int = 1, patches: int = 1
 ) -> tuple[Tensor, int]:
-    """The whole result, or that of two patches against a cache that holds the same, and the bytes that all ranks sent."""
+    """Return the attention output over ranks, or that of patches against a filled cache, and the bytes that all ranks sent."""
     tokens, heads = inputs.shape[2:4]
     ranks = ring * ulysses
     plan = cpu_plan(ring=ring, ulysses=ulysses)
     kernel = choose_kernel("auto", CPU, inputs.dtype, HEAD_DIM).attend
     runs = [torch.arange(tokens)[run] for run in cut(tokens, patches)]
 
-    def split(of: Tensor) -> tuple[SequenceSplit, list[Tensor]]:
-        own = [of[run] for run in cut(len(of), ranks)]
-        return SequenceSplit(tuple(map(len, own)), heads, ring, ulysses, plan.shares, heads), own
+    def split(positions: Tensor) -> tuple[SequenceSplit, list[Tensor]]:
+        by_rank = [positions[run] for run in cut(len(positions), ranks)]
+        return SequenceSplit(tuple(map(len, by_rank)), heads, ring, ulysses, plan.shares, heads), by_rank
 
     def run(rank: int) -> list[Tensor]:
         meter = Meter()
         mesh = build_mesh(plan, CPU, meter)
         if patches == 1:
-            of, own = split(runs[0])
-            out = [WholeAttention(mesh, of, kernel, chunks, payload)(0, *inputs[:, :, own[rank]])]
+            sequence_split, by_rank = split(runs[0])
+            layout = UspLayout(mesh, sequence_split, kernel, chunks, codec)
+            out = [usp_attention(*inputs[:, :, by_rank[rank]], layout)]
         else:
-            here = range(mesh.ring.rank * ulysses, (mesh.ring.rank + 1) * ulysses)
-            held = [torch.cat([split(patch)[1][one] for one in here]) for patch in runs]
-            ends = torch.tensor([0, *map(len, held)]).cumsum(0).tolist()
+            ulysses_ranks = range(mesh.ring.rank * ulysses, (mesh.ring.rank + 1) * ulysses)
+            ring_positions = [torch.cat([split(patch)[1][member] for member in ulysses_ranks]) for patch in runs]
+            ends = torch.tensor([0, *map(len, ring_positions)]).cumsum(0).tolist()
             slots = [torch.arange(begin, end) for begin, end in pairwise(ends)]
-            heads_here = split(runs[0])[0].head_runs()[mesh.ulysses.rank]
+            local_heads = split(runs[0])[0].query_slices()[mesh.ulysses.rank]
             cache = KVCache(slots)
-            cache.fill(0, payload.unpacked(payload.packed(inputs[1:, :, torch.cat(held), heads_here]), inputs.dtype))
+            cache.fill(codec.decode(codec.encode(inputs[1:, :, torch.cat(ring_positions), local_heads]), inputs.dtype))
             out = []
             for patch, positions in enumerate(runs):
-                of, own = split(positions)
-                out.append(PatchAttention(mesh, of, patch, kernel, payload)(0, *inputs[:, :, own[rank]], cache))
+                sequence_split, by_rank = split(positions)
+                layout = UspLayout(mesh, sequence_split, kernel, codec=codec)
+                out.append(patch_attention(*inputs[:, :, by_rank[rank]], layout, patch, cache))
         return [torch.cat(out, dim=1), torch.tensor(sum(meter.sent.values()))]
 
-    places = [torch.cat([split(patch)[1][rank] for patch in runs]) for rank in range(ranks)]
-    found = run_ranks(ranks, run)
+    positions_by_rank = [torch.cat([split(patch)[1][rank] for patch in runs]) for rank in range(ranks)]
+    outputs = run_ranks(ranks, run)
     result = torch.full_like(inputs[0], torch.nan)
-    for place, (local, _) in zip(places, found, strict=True):
-        result[:, place] = local
-    return result, sum(int(sent) for _, sent in found)
+    for positions, (local, _) in zip(positions_by_rank, outputs, strict=True):
+        result[:, positions] = local
+    return result, sum(int(sent) for _, sent in outputs)
 
 
 @pytest.mark.parametrize(
     ("ring", "ulysses", "chunks", "patches"), [(1, 2, 1, 1), (1, 2, 3, 1), (2, 1, 1, 1), (2, 2, 1, 1), (2, 2, 1, 2)]
 )
-def test_attention_of_what_travelled(ring: int, ulysses: int, chunks: int, patches: int) -> None:
-    """As close to attention of rounded operands, whose result is rounded, as its own rounding is: a value in many differs."""
+def test_attention_rounds_only_what_is_sent(ring: int, ulysses: int, chunks: int, patches: int) -> None:
+    """Compare with attention of rounded operands whose result is rounded. Few values differ, by one rounding."""
     inputs = torch.randn(3, 2, TOKENS, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(3))
     found, sent = over_ranks(inputs, ring, ulysses, FP8, chunks, patches)
     q, k, v = map(rounded, inputs)

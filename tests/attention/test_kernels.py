@@ -12,14 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.attention import kernels
-from parallel_backend.attention.kernels import CHOICES, choose_kernel, describe, kernel_refusals
+from parallel_backend.attention.kernels import CHOICES, choose_kernel, describe, refused_kernels
 from parallel_backend.attention.packages import (
     FLASH_ATTN,
     FLASH_ATTN_3,
     PACKAGES,
     SAGE_ATTENTION,
-    fault_of,
-    package_faults,
+    kernel_failure,
+    package_failures,
 )
 from parallel_backend.errors import Refused
 from tests.support.plans import cpu_plan
@@ -80,7 +80,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(("text", "said"), WHEELS.values(), ids=WHEELS)
 def test_a_wheel_that_fails_is_passed_over_under_auto_and_refused_where_asked_for(wheel, text, said):
     wheel(FLASH_ATTN, text)
-    fault = FLASH_ATTN.fault(CPU)
+    fault = FLASH_ATTN.failure(CPU)
     assert fault.startswith(f"flash-attn does not work on cpu ({said}")
     assert "\n" not in fault
     kernel = choose_kernel("auto", CPU, torch.bfloat16, 64, {"flash-attn": fault})
@@ -93,16 +93,16 @@ def test_a_wheel_that_fails_is_passed_over_under_auto_and_refused_where_asked_fo
 @pytest.mark.parametrize(("package", "function"), CASES.values(), ids=CASES)
 def test_a_wheel_that_works_has_no_fault_and_one_with_another_lse_has(wheel, package, function):
     wheel(package, COMPUTE + function)
-    assert package.fault(CPU) == ""
+    assert package.failure(CPU) == ""
     sys.modules.pop(package.module)
     wheel(package, COMPUTE.replace("logsumexp(-1)", "logsumexp(-1) / 0.6931") + function)
-    assert package.fault(CPU) == f"{package.name} does not work on cpu (it differs from torch by 44%)"
+    assert package.failure(CPU) == f"{package.name} does not work on cpu (it differs from torch by 44%)"
 
 
 def test_a_worker_without_a_gpu_calls_no_package(wheel):
     wheel(FLASH_ATTN, WHEELS["another torch"][0])
-    assert package_faults(CPU) == {}
-    assert kernel_refusals(CPU) == {
+    assert package_failures(CPU) == {}
+    assert refused_kernels(CPU) == {
         "flash": "attention flash cannot be used: flash-attn runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
         "sage": "attention sage cannot be used: SageAttention runs on GPUs only and this worker is on the cpu; use auto or sdpa.",
     }
@@ -114,7 +114,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
 
     def made(capability: tuple[int, int], fault: str = "") -> None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-        monkeypatch.setattr(kernels, "cudnn_fault", lambda _: fault)
+        monkeypatch.setattr(kernels, "cudnn_failure", lambda _: fault)
 
     return made
 
@@ -143,7 +143,7 @@ def test_cudnn_is_chosen_where_it_is_the_fastest_and_takes_the_heads(
 
 
 def test_cudnn_that_fails_is_named_and_passed_over(gpu, wheel):
-    fault = fault_of("cuDNN's attention", kernels._sdpa_cudnn, CPU)
+    fault = kernel_failure("cuDNN's attention", kernels._sdpa_cudnn, CPU)
     assert fault.startswith("cuDNN's attention does not work on cpu (NotImplementedError: Could not run")
     gpu((9, 0), fault)
     for choice in ("auto", "sdpa"):
@@ -185,7 +185,7 @@ def test_the_installed_wheel_is_chosen_if_and_only_if_it_works():
         works = True
     except RuntimeError:
         works = False
-    kernel = choose_kernel("auto", GPU, torch.bfloat16, 64, package_faults(GPU))
+    kernel = choose_kernel("auto", GPU, torch.bfloat16, 64, package_failures(GPU))
     assert kernel.name.startswith("flash-attn") == (
         works and choose_kernel("sdpa", GPU, torch.bfloat16, 64).name != "cudnn"
     )

@@ -1,13 +1,17 @@
-"""Communicators of a plan: those of the same ranks are one, since connections take memory of a GPU."""
+"""Communicators of a plan: their names, and that axes with the same ranks share connections, which take memory of a GPU."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import msgspec
 import pytest
 import torch
 
 from parallel_backend.comm.meter import Meter
-from parallel_backend.mesh import build_mesh
+from parallel_backend.mesh import Mesh, build_mesh
+from parallel_backend.mesh_axes import PLAN_AXES, MeshAxis
+from parallel_backend.plan import ParallelPlan, Place, ResolvedPlan
 from parallel_backend.plan.predict.cost import connections
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
@@ -33,7 +37,7 @@ def test_ranks_are_connected_once_for_all_that_spans_them(name: str) -> None:
         distinct = len(set(mesh.groups)) == len(mesh.groups)
         product = plan.ring > 1 and plan.ulysses > 1
         alone = mesh.sequence._group not in (mesh.ring._group, mesh.ulysses._group)
-        ours = mesh.sequence.gather(torch.full((1, 1, 1), float(number)), [1] * mesh.sequence.size)
+        ours = mesh.sequence.all_gather(torch.full((1, 1, 1), float(number)), [1] * mesh.sequence.size)
         mesh.close()
         return distinct, alone == product, ours.flatten().tolist()
 
@@ -41,3 +45,11 @@ def test_ranks_are_connected_once_for_all_that_spans_them(name: str) -> None:
     for number, (distinct, right, gathered) in enumerate(run_ranks(plan.world_size, rank)):
         assert distinct and right
         assert gathered == [number // size * size + place for place in range(size)]
+
+
+def test_plans_and_meshes_have_the_axes_of_the_enum() -> None:
+    plan_axes = tuple(axis.value for axis in PLAN_AXES)
+    assert Place._fields == plan_axes
+    assert all({*plan_axes} <= {*plan.__struct_fields__} for plan in (ParallelPlan, ResolvedPlan))
+    assert {field.name for field in dataclasses.fields(Mesh)} == {axis.value for axis in MeshAxis} | {"groups"}
+    assert f"{MeshAxis.RING} {MeshAxis.RING!s}" == "ring ring"

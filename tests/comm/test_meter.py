@@ -20,9 +20,9 @@ def test_waiting_is_what_blocks_and_nothing_else() -> None:
         time.sleep(SECONDS)
         with meter.wait("ulysses"):
             time.sleep(SECONDS)
-    assert 2 * SECONDS <= meter.waiting() <= time.perf_counter() - started - 2 * SECONDS
+    assert 2 * SECONDS <= meter.waiting_seconds() <= time.perf_counter() - started - 2 * SECONDS
     meter.reset()
-    assert meter.waiting() == 0
+    assert meter.waiting_seconds() == 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -38,8 +38,8 @@ def test_a_stream_that_waits_for_another_is_counted_though_the_host_goes_on() ->
     with meter.wait("ulysses"):
         torch.cuda.current_stream(device).wait_stream(other)
     on_host = time.perf_counter() - started
-    assert meter.waiting() > 2 * on_host
-    waited, timeline = meter.waiting(), meter.timeline
+    assert meter.waiting_seconds() > 2 * on_host
+    waited, timeline = meter.waiting_seconds(), meter.timeline
     assert sum(timeline.waiting["ulysses"]) == pytest.approx(waited)
     since = round((started - timeline.begun) / timeline.width)
     assert (
@@ -50,11 +50,11 @@ def test_a_stream_that_waits_for_another_is_counted_though_the_host_goes_on() ->
 def test_moments_are_seconds_from_the_first_and_are_forgotten_once_taken() -> None:
     moments = DeviceEvents(torch.device("cpu"))
     for _ in range(2):
-        assert moments.take() == []
+        assert moments.pop_seconds() == []
         for _ in range(3):
             moments.record()
             time.sleep(SECONDS)
-        first, second, third = moments.take()
+        first, second, third = moments.pop_seconds()
         assert first == 0
         assert second >= SECONDS and third - second >= SECONDS
 
@@ -69,4 +69,4 @@ def test_moments_of_a_gpu_are_when_it_gets_there() -> None:
     torch.cuda._sleep(200_000_000)
     moments.record()
     on_host = time.perf_counter() - started
-    assert moments.take()[1] > 2 * on_host
+    assert moments.pop_seconds()[1] > 2 * on_host

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from parallel_backend.comm.meter import Meter
-from parallel_backend.comm.timeline import BINS, FINEST, Timeline
+from parallel_backend.comm.timeline import BINS, INITIAL_WIDTH, Timeline
 
 
 def seconds(timeline: Timeline, kind: str, begin: float, end: float) -> float:
@@ -19,18 +19,18 @@ def seconds(timeline: Timeline, kind: str, begin: float, end: float) -> float:
 def test_waits_are_counted_where_they_were_also_after_bins_have_grown() -> None:
     timeline = Timeline()
     start = timeline.begun
-    short = FINEST / 4
+    short = INITIAL_WIDTH / 4
     for at in range(100):
-        timeline.add("ring", start + at * FINEST + short, start + at * FINEST + 2 * short)
+        timeline.add("ring", start + at * INITIAL_WIDTH + short, start + at * INITIAL_WIDTH + 2 * short)
     timeline.add("ulysses", start + 10.0, start + 30.5)  # over many bins
     assert timeline.width * BINS > 30.5
-    assert timeline.width == 128 * FINEST
+    assert timeline.width == 128 * INITIAL_WIDTH
     assert len(timeline.waiting["ring"]) == len(timeline.waiting["ulysses"]) == BINS
     assert sum(timeline.waiting["ring"]) == pytest.approx(100 * short)
     assert sum(timeline.waiting["ulysses"]) == pytest.approx(20.5)
     assert seconds(timeline, "ulysses", 0, 10) == pytest.approx(0, abs=1e-6)
     assert seconds(timeline, "ulysses", 10, 20) == pytest.approx(10)
-    assert seconds(timeline, "ring", 0, 128 * FINEST) == pytest.approx(100 * short)
+    assert seconds(timeline, "ring", 0, 128 * INITIAL_WIDTH) == pytest.approx(100 * short)
     assert max(timeline.waiting["ulysses"]) <= timeline.width + 1e-9
 
 
@@ -39,7 +39,7 @@ def test_the_meter_begins_a_timeline_with_each_request_and_counts_go_on_by_thems
     with meter.wait("loading"):
         time.sleep(0.01)
     meter.reset()  # as before a denoise: what came before is on the timeline, and not in the sum
-    assert meter.waiting() == 0
+    assert meter.waiting_seconds() == 0
     assert sum(meter.timeline.waiting["loading"]) >= 0.01
-    meter.begin()
+    meter.begin_request()
     assert meter.timeline.waiting == {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parallel_backend.transfers import pinned
+from parallel_backend.transfers import empty_pinned
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned")
 def test_memory_that_cannot_be_pinned_is_ordinary() -> None:
     with pytest.warns(RuntimeWarning, match="host memory could not be pinned"):
-        buffer = pinned((3, 5), torch.bfloat16)
+        buffer = empty_pinned((3, 5), torch.bfloat16)
     assert (buffer.shape, buffer.dtype, buffer.is_pinned()) == ((3, 5), torch.bfloat16, False)

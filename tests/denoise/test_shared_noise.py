@@ -65,7 +65,7 @@ def test_ranks_with_other_generators_agree(plan: ResolvedPlan, drawing: int) -> 
     def on_rank(rank: int) -> tuple[int, list[Tensor], dict[str, int]] | None:
         meter = Meter()
         mesh = build_mesh(plan, torch.device("cpu"), meter)
-        if not mesh.last:
+        if not mesh.is_last_stage:
             return None
         results = [
             run(program, patch.of(x[runs[mesh.data.rank]]), SharedNoise(mesh, SHAPE, runs, patch))

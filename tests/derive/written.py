@@ -48,7 +48,15 @@ def rows() -> Iterator[str]:
 def _more(written: Declaration, other: Declaration) -> Iterator[str]:
     for field in fields(written):
         value = getattr(written, field.name)
-        simple = field.name not in ("groups", "output_layers", "between", "units", "joint_text", "divisible_latent", *FOR_ANY_WIDTH)
+        simple = field.name not in (
+            "groups",
+            "output_layers",
+            "between",
+            "units",
+            "joint_text",
+            "divisible_latent",
+            *FOR_ANY_WIDTH,
+        )
         if simple and not is_default(field, value) and value != getattr(other, field.name):
             yield field.name
     its = {group.path: group for group in other.groups}

@@ -77,7 +77,7 @@ class DryDecoder:
         """Nobody has."""
         return False
 
-    def agree(self, flag: bool) -> bool:
+    def broadcast_flag(self, flag: bool) -> bool:
         """All are of one opinion."""
         return flag
 

@@ -187,7 +187,7 @@ def linears(model: Any) -> list[nn.Linear]:
 def held(model: Any, plan: ResolvedPlan, meter: Meter) -> tuple[Store, BlockAccess]:
     """Where a rank has its weights; of streamed ones no block stays on the device."""
     if plan.weights == "streamed":
-        alone = Communicator("alike", None, torch.device("cpu"), False, meter)
+        alone = Communicator("subgroup", None, torch.device("cpu"), False, meter)
         streamed = Streamed(model.module, model.block_modules, alone, DEVICE, meter)
         return streamed, streamed
     if plan.weights == "sharded":

@@ -308,7 +308,7 @@ class FakeStream:
         return True
 
 
-def _same(_: Tensor, __: Tensor) -> bool:
+def _tensors_equal(_: Tensor, __: Tensor) -> bool:
     """Nothing arrives. No Mock, which would keep what it is given."""
     return True
 
@@ -334,6 +334,6 @@ def _stand_ins(gpu: FakeGpu) -> Sequence[Any]:
     return [
         *(mock.patch.object(torch.cuda, name, stand_in) for name, stand_in in cuda.items()),
         mock.patch.object(Tensor, "record_stream", return_value=None),
-        mock.patch.object(communicator, "same", _same),
+        mock.patch.object(communicator, "tensors_equal", _tensors_equal),
         mock.patch.object(dist, "new_subgroups_by_enumeration", fake_groups),
     ]

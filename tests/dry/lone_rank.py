@@ -14,8 +14,9 @@ from torch import Tensor
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
 from parallel_backend.mesh import Mesh, build_mesh
+from parallel_backend.mesh_axes import mesh_degrees
 from parallel_backend.models.family import Execution
-from parallel_backend.plan import AXES, ResolvedPlan
+from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.wire.to_host import DoneReply
@@ -94,7 +95,7 @@ class LoneRank:
         """Nobody has."""
         return False
 
-    def agree(self, flag: bool) -> bool:
+    def broadcast_flag(self, flag: bool) -> bool:
         """All are of one opinion."""
         return flag
 
@@ -114,7 +115,7 @@ def plan_of(
     exchange: str = "exact",
 ) -> ResolvedPlan:
     """On as many GPUs as the degrees need."""
-    every: dict[str, Any] = dict.fromkeys(AXES, 1) | dict(degrees)
+    every = mesh_degrees(**degrees)
     cut = every["pipefusion"]
     ends = [blocks * stage // cut for stage in range(cut + 1)]
     return ResolvedPlan(

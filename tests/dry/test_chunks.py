@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parallel_backend.attention.kernels import choose_kernel
-from parallel_backend.attention.parallel import WholeAttention
+from parallel_backend.attention.sequence_parallel import UspLayout, usp_attention
 from parallel_backend.comm.meter import Meter
 from parallel_backend.layout import SequenceSplit
 from parallel_backend.mesh import build_mesh
@@ -45,9 +45,9 @@ def order(heads: int, chunks: int) -> list[str]:
         q = torch.empty(1, TOKENS, heads, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
         attend = choose_kernel("sdpa", DEVICE, q.dtype, HEAD_DIM, {}).attend
         split = SequenceSplit((TOKENS,) * RANKS, heads, 1, RANKS, (1,) * RANKS, heads)
-        attention = WholeAttention(mesh, split, attend, chunks)
+        layout = UspLayout(mesh, split, attend, chunks)
         gpu.begin()
-        attention(0, q, q, q)
+        usp_attention(q, q, q, layout)
         return gpu.counts.order
 
 

@@ -37,7 +37,7 @@ FIRST = 2
 """Steps in which kernels are made: the one that runs whole, and the first in which patches stream."""
 
 Event = tuple[Any, ...]
-"""("send" or "receive", group, other rank), ("wait", number of what was given), ("kernel", step) or ("agree",)."""
+"""("send" or "receive", group, other rank), ("wait", number of what was given), ("kernel", step) or ("broadcast_flag",)."""
 
 
 class Recorder(LoneRank, BlockAccess):
@@ -52,9 +52,9 @@ class Recorder(LoneRank, BlockAccess):
         """A step begins."""
         self.step = step
 
-    def agree(self, flag: bool) -> bool:
+    def broadcast_flag(self, flag: bool) -> bool:
         """Rank 0 tells, the others wait for it."""
-        self.events.append(("agree",))
+        self.events.append(("broadcast_flag",))
         return flag
 
     @contextmanager
@@ -103,12 +103,12 @@ def record(number: int, cut: int, patches: int) -> tuple[list[Event], str]:
     for parameter in model.module.parameters():
         parameter.zero_()
     recorder = Recorder(model)
-    word = recorder.mesh(plan).word
+    cancel_flag = recorder.mesh(plan).cancel_flag
     tensors = tensors_of(JOBS[SMALL], 1, STEPS, torch.ones) | {"program": program_for(JOBS[SMALL], STEPS)}
     with torch.inference_mode(), mock.patch.object(dist, "batch_isend_irecv", recorder.batch):
         sample(recorder, request(JOBS[SMALL], plan, "float32"), tensors)  # type: ignore[arg-type]
-    assert word._group is not None
-    return recorder.events, word._group.group_name
+    assert cancel_flag._group is not None
+    return recorder.events, cancel_flag._group.group_name
 
 
 @dataclass
@@ -154,7 +154,7 @@ def _host_goes_on(gpu: Gpu, leader: Gpu, hosts: str, kernels: int) -> bool:
     before = gpu.at
     while gpu.at < len(gpu.events):
         match gpu.events[gpu.at]:
-            case ("agree",):
+            case ("broadcast_flag",):
                 if gpu is not leader and leader.agreed <= gpu.agreed:
                     break
                 gpu.agreed += 1

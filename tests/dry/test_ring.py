@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from parallel_backend.attention.kernels import choose_kernel
-from parallel_backend.attention.parallel import around_the_ring
+from parallel_backend.attention.sequence_parallel import ring_attention
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
 
@@ -22,5 +22,5 @@ def test_hops_are_collectives_which_hold_no_buffer() -> None:
         gpu.begin()
         q = torch.empty(1, TOKENS, HEADS, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
         attend = choose_kernel("sdpa", DEVICE, q.dtype, HEAD_DIM, {}).attend
-        around_the_ring(mesh.ring, [TOKENS] * RANKS, attend, q, torch.stack((q, q)))
+        ring_attention(q, torch.stack((q, q)), mesh.ring, [TOKENS] * RANKS, attend)
     assert gpu.counts.collectives == {"alltoall_base_": RANKS - 1}

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parallel_backend.plan import AXES, ResolvedPlan
+from parallel_backend.mesh_axes import PLAN_AXES
+from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
 from tests.support.pipefusion_simulation import simulate
@@ -71,7 +72,7 @@ def test_a_window_is_enough_and_the_host_has_one_copy(
     run(job, whole)
     assert run.answer is not None
     replicated = max(report.weights for report in run.answer.reports)
-    settings = {name: getattr(whole, name) for name in (*AXES, "patches", "warmup_steps")}
+    settings = {name: getattr(whole, name) for name in (*PLAN_AXES, "patches", "warmup_steps")}
     limit = 0.95 * replicated
     plan = cpu_plan(weights="streamed", blocks=BLOCKS, memory_limit=limit * whole.world_size / 1e9, **settings)
     streamed = run(job, plan)

@@ -41,17 +41,17 @@ def test_a_patch_arrives_before_it_is_asked_for(stages: int) -> None:
                 behind = PatchForward("key", patch + 1) if patch + 1 < PATCHES else None
                 arrivals.enter(PatchForward("key", patch), behind)
                 if rank == 0:
-                    mesh.to_next.send(tokens(call, patch), 1)
+                    mesh.to_next_stage.send(tokens(call, patch), 1)
                     if call and behind is None:
                         mesh.finish_sending()
-                        mesh.word.send(torch.ones(1), 1)
+                        mesh.cancel_flag.send(torch.ones(1), 1)
                     continue
                 taken = arrivals.take(TOKENS, torch.float32)
                 found.append(taken.flatten()[:1])
                 if rank == 1 and call and behind is not None:
-                    mesh.word.receive((1,), torch.float32, 0)  # the patch behind has come
+                    mesh.cancel_flag.receive((1,), torch.float32, 0)  # the patch behind has come
                 if rank + 1 < stages:
-                    mesh.to_next.send(taken, rank + 1)
+                    mesh.to_next_stage.send(taken, rank + 1)
         mesh.finish_sending()
         return found
 

@@ -94,7 +94,7 @@ def lora_on(module: nn.Module) -> Callable[[float], None]:
     keys = {name: Piece(name, 0, shape[0], (shape[1],)) for name, shape in shapes.items()}
     tensors = {name + "u": 0.2 * draw(shape[0], 4, seed=4) for name, shape in shapes.items()}
     tensors |= {name + "d": 0.2 * draw(4, shape[1], seed=5) for name, shape in shapes.items()}
-    keep = Keep(fits=lambda _: True, agree=lambda fits: fits)
+    keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
     merging = Merging(torch.float32, (), merging_dtype, rounded)
     patching = Patching(module, Whole(module), CPU, keys, lambda _: None, keep, merging)
 

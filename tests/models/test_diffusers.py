@@ -143,7 +143,7 @@ class Rank:
         case = self.case
         given = {name: tensor.to(dtype) for name, tensor in case.conditioning.items()}
         inputs = Inputs("key", case.x.shape, dtype, CPU, case.timestep, given)
-        out: Tensor | None = self.forward(inputs, case.x.to(dtype) if self._mesh.first else None, patch)
+        out: Tensor | None = self.forward(inputs, case.x.to(dtype) if self._mesh.is_first_stage else None, patch)
         self._mesh.finish_sending()
         return out
 

@@ -104,7 +104,7 @@ class Case:
         state = self.path.stat()
         spec = ModelSpec("comfyui", str(self.path), state.st_mtime_ns, state.st_size, str(self.dtype).split(".")[1])
         watch = Watch(lambda: False, lambda *_: None, lambda _: None)
-        keep = Keep(fits=lambda _: room, agree=lambda fits: fits)
+        keep = Keep(fits=lambda _: room, all_true=lambda fits: fits)
         made = StagePart(spec, stage, arrange, CPU, Neighbours(everyone, (0,) * everyone.size), watch, keep)
         made.fill()
         return made
@@ -224,7 +224,7 @@ def test_layers_that_are_rows_of_one_weight(dtype: torch.dtype) -> None:
         layer.weight = nn.Parameter(rows, requires_grad=False)
         ours.add_module(name, layer)
         keys[f"{name}.weight"] = Piece("qkv.weight", 4 * number, 4 * number + 4, (32,))
-    keep = Keep(fits=lambda _: True, agree=lambda fits: fits)
+    keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
     merging = Merging(dtype, (), merging_dtype, rounded)
     patching = Patching(ours, Whole(ours), CPU, keys, lambda _: None, keep, merging)
     lora = Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)

@@ -149,7 +149,7 @@ def test_lora(file: Callable[[str], Path], form: str, monkeypatch: pytest.Monkey
     whole = nn.Module()
     whole.blocks = nn.ModuleList([ours])
     before = {name: parameter.clone() for name, parameter in whole.named_parameters()}
-    keep = Keep(fits=lambda _: True, agree=lambda fits: fits)
+    keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
     keys = {NAME: Piece(NAME, 0, ROWS, (COLUMNS,))}
     patching = Patching(whole, Whole(whole), CPU, keys, _never_again, keep, MERGING)
     lora = Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)
@@ -177,7 +177,7 @@ def test_shared_out_over_ranks(file: Callable[[str], Path], form: str) -> None:
         {"u": draw(ROWS, 4, seed=4), "d": draw(4, COLUMNS, seed=5)},
     )
     keys = {NAME: Piece(NAME, 0, ROWS, (COLUMNS,))}
-    keep = Keep(fits=lambda _: True, agree=lambda fits: fits)
+    keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
 
     def outputs(
         store_of: Callable[[nn.Module], Any], use: Callable[[Any], AbstractContextManager[None]]

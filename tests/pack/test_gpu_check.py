@@ -107,7 +107,7 @@ TOLD = {
         "nothing waits in the loop",
         f"{SMALL}, eager, a step against ComfyUI's",
     },
-    "many": {"the same noise everywhere", "the word of Cancel, ring 2", "a hop hides behind attention"},
+    "many": {"the same noise everywhere", "cancel flag, ring 2", "a hop hides behind attention"},
     "compiled": {f"{SMALL}, compiled by aot_eager, a step against ComfyUI's", "FLUX.1-dev, compiled by aot_eager"},
     "formats": {"GGUF's kernels"},
     "races": set(),

@@ -24,6 +24,7 @@ FLOORS = (
         "identity",
         "layout",
         "markdown",
+        "mesh_axes",
         "sprites",
         "temporary",
         "transfers",

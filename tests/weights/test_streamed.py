@@ -45,7 +45,7 @@ def test_the_device_has_a_window_and_what_it_lacks_is_copied_each_time(ranks: in
     def rank(number: int) -> Any:
         meter = Meter()
         model = tiny("meta")
-        sharers = Communicator("alike", dist.group.WORLD, CPU, False, meter)
+        sharers = Communicator("subgroup", dist.group.WORLD, CPU, False, meter)
         streamed = Streamed(model, list(model.blocks), sharers, CPU, meter)
         least, kept = streamed.nbytes, streamed.kept
         streamed.materialise(CPU)
@@ -91,7 +91,7 @@ def test_the_device_has_a_window_and_what_it_lacks_is_copied_each_time(ranks: in
 def test_blocks_in_another_order_never_take_more_than_the_window() -> None:
     def rank(number: int) -> Any:
         model, meter = tiny("meta"), Meter()
-        streamed = Streamed(model, list(model.blocks), Communicator("alike", None, CPU, False, meter), CPU, meter)
+        streamed = Streamed(model, list(model.blocks), Communicator("subgroup", None, CPU, False, meter), CPU, meter)
         streamed.materialise(CPU)
         size = (streamed.nbytes - 12) // 2
         streamed.fit(size)
@@ -108,7 +108,7 @@ def test_blocks_in_another_order_never_take_more_than_the_window() -> None:
 def test_a_block_that_runs_twice_in_a_row_is_copied_once() -> None:
     def rank(number: int) -> Any:
         model, meter = tiny("meta"), Meter()
-        streamed = Streamed(model, list(model.blocks), Communicator("alike", None, CPU, False, meter), CPU, meter)
+        streamed = Streamed(model, list(model.blocks), Communicator("subgroup", None, CPU, False, meter), CPU, meter)
         streamed.materialise(CPU)
         size = (streamed.nbytes - 12) // 2
         streamed.fit(0)
@@ -132,7 +132,7 @@ def test_a_forward_takes_the_window_and_its_activations_and_no_more() -> None:
         model, meter = rank.module, Meter()
         values = {name: parameter.clone() for name, parameter in model.named_parameters()}
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        streamed = Streamed(model, rank.blocks, Communicator("alike", None, CPU, False, meter), CPU, meter)
+        streamed = Streamed(model, rank.blocks, Communicator("subgroup", None, CPU, False, meter), CPU, meter)
         streamed.materialise(CPU)
         for name, value in values.items():
             streamed.run(name).values.copy_(value.view(-1))
@@ -164,7 +164,7 @@ def test_a_forward_takes_the_window_and_its_activations_and_no_more() -> None:
 def test_on_a_gpu_blocks_come_bit_by_bit_and_leave_nothing() -> None:
     nothing = torch.cuda.memory_allocated()
     device, expected, model = torch.device("cuda", 0), tiny("cpu"), tiny("meta")
-    alone = Communicator("alike", None, CPU, False, Meter())
+    alone = Communicator("subgroup", None, CPU, False, Meter())
     streamed = Streamed(model, list(model.blocks), alone, device, Meter())
     streamed.materialise(device)
     for name, parameter in expected.named_parameters():

@@ -53,7 +53,7 @@ def test_weights_of_every_kind_leave_into_one_copy_and_come_back_bit_by_bit(unli
         if unlike:
             module.blocks[4].exact.data[10].add_(number * 1e-16)  # the last of the last block's
         expected = {name: tensor.clone() for name, tensor in tensors(module).items()}
-        whole = Whole(module, Communicator("alike", dist.group.WORLD, CPU, False, Meter()))
+        whole = Whole(module, Communicator("subgroup", dist.group.WORLD, CPU, False, Meter()))
         taken = []
         for leavers in ({0, 1, 2}, {1}, {0, 2}):
             taken.append(whole.leaving(number in leavers))
@@ -104,7 +104,7 @@ def test_memory_that_is_kept_takes_what_the_weights_are_the_next_time(monkeypatc
 
         monkeypatch.setattr(host_copy, "shared_bytes", shared)
         module = model()
-        whole = Keeping(module, Communicator("alike", dist.group.WORLD, CPU, False, Meter()))
+        whole = Keeping(module, Communicator("subgroup", dist.group.WORLD, CPU, False, Meter()))
         counts = []
         for unlike in (False, False, True, False):
             for block in module.blocks:

@@ -49,14 +49,14 @@ class Rows:
         self.store.run("weight").values.fill_(self.value)
 
 
-def all_agree(flag: bool) -> bool:
+def all_true(flag: bool) -> bool:
     value = torch.tensor(int(flag))
     dist.all_reduce(value, dist.ReduceOp.MIN)
     return bool(value)
 
 
 def holder(host_reserve: int = 0) -> Holder:
-    return Holder(Memory(CPU, 1, host_reserve), all_agree if dist.is_initialized() else bool, Status())
+    return Holder(Memory(CPU, 1, host_reserve), all_true if dist.is_initialized() else bool, Status())
 
 
 def on_device(holder: Holder) -> dict[str, int]:
@@ -169,7 +169,7 @@ def test_only_the_rank_whose_device_is_asked_for_gives_way():
 
 
 def all_ranks() -> Communicator:
-    return Communicator("alike", dist.group.WORLD, CPU, False, Meter())
+    return Communicator("subgroup", dist.group.WORLD, CPU, False, Meter())
 
 
 def test_ranks_that_hold_the_same_keep_one_copy_of_it_whoever_leaves_when():
@@ -187,7 +187,7 @@ def test_ranks_that_hold_the_same_keep_one_copy_of_it_whoever_leaves_when():
         assert held.hold(A, "whole", pytest.fail, limit) is part
         back = torch.equal(part.module.weight, before), mappings()
         part.module.weight.data.fill_(number)  # its own again
-        all_agree(True)
+        all_true(True)
         return first, counted, here, back, part.module.weight.mean().item(), on_host(held)
 
     share = -(-2 * ROW // 3)
@@ -217,7 +217,7 @@ class Room(Memory):
 def test_memory_that_weights_have_left_is_kept_until_it_is_wanted():
     def rank(number: int) -> Any:
         memory = Room(CPU, 1)
-        memory.held = held = Holder(memory, all_agree, Status())
+        memory.held = held = Holder(memory, all_true, Status())
 
         def build() -> Rows:
             rows = Rows(2, sharers=all_ranks())

@@ -51,7 +51,7 @@ def test_the_fastest_is_kept(tmp_path: Path, ways: tuple[Mapping[str, str], ...]
     def tried(rank: int) -> tuple[dict[str, str], list[float], int, bool, bool]:
         group = group_of(rank, tmp_path)
         way = try_ways(group, CPU, mark, ways)
-        group.agree(True)  # rank 0 has kept it
+        group.broadcast_flag(True)  # rank 0 has kept it
         return way.settings, [*way.speeds], marks, kept_way(2) == way, has_ways(group, (0, 0), CPU)
 
     for settings, speeds, progress, kept, more in run_ranks(2, tried, joined=False):

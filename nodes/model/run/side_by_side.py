@@ -32,6 +32,7 @@ from ....parallel_backend.denoise.shared_noise import SharedNoise
 from ....parallel_backend.denoise.step_cache import step_cache
 from ....parallel_backend.diffusion import Value
 from ....parallel_backend.mesh import Mesh
+from ....parallel_backend.mesh_axes import MeshAxis
 from ....parallel_backend.models.comfyui.content.things import Kind
 from ....parallel_backend.models.inputs import Inputs
 from ....parallel_backend.models.region import Region
@@ -48,7 +49,6 @@ SHAPE = 2, 4, 8, 6
 
 STEPS = 6
 SEED = 11
-AXES = "data", "cfg", "pipefusion", "odd_hops", "returning", "ring", "ulysses", "sequence", "stage", "word"
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ class Trial:
 def _denoised(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], program: Any, patches: int) -> Tensor:
     """Return the result of a SampleRequest on one worker, with the network in the model's place."""
     x, here = tensors["x"], torch.device("cpu")
-    mesh = Mesh(groups=(), **{axis: Communicator(axis, None, here, False, Meter()) for axis in AXES})
+    mesh = Mesh(groups=(), **{axis.value: Communicator(axis.traffic, None, here, False, Meter()) for axis in MeshAxis})
     sides = {0: fields["positive"]} if fields["negative"] is None else {0: fields["positive"], 1: fields["negative"]}
     rows = slice(0, x.shape[0])
     prompts = Prompts(sides, [*sides], tensors, torch.float32, x.shape[0], rows)
@@ -318,7 +318,7 @@ def _denoised(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], program:
         latent=x,
         warmup_steps=STEPS + 1,
         callbacks=Callbacks(
-            cancelled=CancelSignal(asked=lambda: False, agree=bool),
+            cancelled=CancelSignal(asked=lambda: False, broadcast_flag=bool),
             step_begins=lambda step: None,
             step_done=lambda *step: None,
         ),

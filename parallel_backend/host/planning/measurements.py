@@ -8,7 +8,8 @@ import msgspec
 
 from ...conditioning import Conditioning
 from ...diffusion import ModelSpec
-from ...plan import AXES, ResolvedPlan
+from ...mesh_axes import mesh_degrees
+from ...plan import ResolvedPlan
 from ...plan.predict.measure import BlockTimes, Machine, cached, machine_key
 from ...wire.to_host import MeasureBlocksReply, MeasureMachineReply, MeasureMemoryReply
 from ...wire.to_worker import MeasureBlocksRequest, MeasureMachineRequest, MeasureMemoryRequest
@@ -98,7 +99,11 @@ class Measurements:
 
 def _side_by_side(plan: ResolvedPlan) -> ResolvedPlan:
     """All workers of a plan on one axis, each with everything."""
-    one = dict.fromkeys(AXES, 1) | {"ulysses": plan.world_size}
     return msgspec.structs.replace(
-        plan, **one, patches=1, stages=(sum(plan.stages),), shares=(1,) * plan.world_size, weights="replicated"
+        plan,
+        **mesh_degrees(ulysses=plan.world_size),
+        patches=1,
+        stages=(sum(plan.stages),),
+        shares=(1,) * plan.world_size,
+        weights="replicated",
     )

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import msgspec
 
 from ...comm.timeline import BINS
+from ...mesh_axes import CONTROL, MeshAxis
 from ...plan import ResolvedPlan
 from ...wire.to_host import RankCostReply, RankTimings
 from .calls import BETWEEN
 
-ONE_WAY = ("pipefusion", "returning", "stage", "control", BETWEEN)
-"""Traffic in which a rank waits for what another one computes; in all other all ranks of a stage exchange at once."""
+ONE_WAY = (MeshAxis.PIPEFUSION, MeshAxis.LATENT_RETURN, MeshAxis.STAGE, CONTROL, BETWEEN)
+"""Traffic in which a rank waits until another rank has computed. In all other traffic the ranks of a stage exchange at once."""
 
 Bins = list[float]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...errors import Refused
-from ...transfers import sent_to
+from ...transfers import to_device
 from .call import Call
 from .declaration import (
     Argument,
@@ -202,7 +202,7 @@ class Arguments:
                 return value if len(positions) == length else take(value, positions, length)
             case AttentionBias(stream, of):
                 weights = of(value)
-                return weights.index_select(0, sent_to(positions_of(placements[stream], call.rank), weights.device))
+                return weights.index_select(0, to_device(positions_of(placements[stream], call.rank), weights.device))
             case TextMask():
                 return None
             case TextLength(stream):
@@ -247,7 +247,7 @@ class Arguments:
                 raise self._refused(
                     name, f"has {tensor.shape[0]} places for {end - begin} tokens, which is not supported"
                 )
-            return tensor.index_select(0, sent_to(run[first:last] - begin, tensor.device))
+            return tensor.index_select(0, to_device(run[first:last] - begin, tensor.device))
 
         return first, last, *(tree_map_only(Tensor, rows, other) for other in others)
 
@@ -265,7 +265,7 @@ class Arguments:
 
         def parts() -> Tensor:
             own = positions[positions < count * part]
-            return sent_to(torch.div(own[::run], part, rounding_mode="floor"), value.device)
+            return to_device(torch.div(own[::run], part, rounding_mode="floor"), value.device)
 
         chosen = call.layout.once(("parts", placement, kind, count), parts)
         return value.unflatten(1, (-1, each)).index_select(1, chosen).flatten(1, 2)
@@ -329,6 +329,6 @@ def _by_frame(value: Tensor, placement: Placement, call: Call) -> Tensor:
     def rows() -> Tensor:
         each = length // frames
         each_frame = torch.div(positions, each if each * frames == length else each + 1, rounding_mode="floor")
-        return sent_to(each_frame, value.device)
+        return to_device(each_frame, value.device)
 
     return value.index_select(1, call.layout.once(("frames", placement, frames), rows))

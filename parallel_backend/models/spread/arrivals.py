@@ -24,7 +24,7 @@ class Arrivals:
     """What comes is known from the same patch's forward in an earlier call; in the first one nothing is begun ahead."""
 
     def __init__(self, mesh: Mesh) -> None:
-        self._axis = mesh.from_previous
+        self._axis = mesh.from_previous_stage
         self._source = mesh.pipefusion.rank - 1
         self._known: dict[PatchForward, list[Coming]] = {}
         self._asked: list[Coming] = []
@@ -54,5 +54,5 @@ class Arrivals:
         if forward is None or forward not in self._known:
             return False
         for coming in self._known[forward]:
-            self._begun.append((coming, self._axis.expect(*coming, self._source)))
+            self._begun.append((coming, self._axis.start_receive(*coming, self._source)))
         return True

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ...attention.codec import EXACT, FP8, SCALE_BYTES, Codec
 from ...attention.kernels import choose_kernel, is_approximate
-from ...attention.packages import Attend, package_faults
-from ...attention.parallel import KVCache, PatchAttention, WholeAttention, replicated_queries
-from ...attention.payload import EXACT, FP8, SCALE_BYTES, Payload
+from ...attention.packages import AttentionKernel, package_failures
+from ...attention.patches import KVCache, patch_attention
+from ...attention.sequence_parallel import UspLayout, replicated_query_attention, usp_attention
 from ...errors import Refused
 from ...layout import SequenceSplit
 from ...mesh import Mesh
@@ -106,8 +107,8 @@ class Operands:
     def weighed(self, weights: Tensor) -> Operands:
         """With channels whose product adds its logarithm to each score between a token that is weighed and one that is not.
 
-        So no kernel and no exchange has to know of weights. `weights` is as `declaration.AttentionBias` has it; kernels divide by the
-        root of the width, which grows to a multiple of 8.
+        So no kernel and no exchange has to know of weights. `weights` is as `declaration.AttentionBias` has it; kernels divide by
+        the root of the width, which grows to a multiple of 8.
         """
         width = self.q.shape[3]
         wide = (width + 2 + 7) // 8 * 8
@@ -216,7 +217,7 @@ class Attentions:
         self._mesh = mesh
         self._choice = choice = plan.attention
         self._head_chunks = plan.head_chunks
-        self._payload: Payload = FP8 if plan.exchange == "fp8" else EXACT
+        self._codec: Codec = FP8 if plan.exchange == "fp8" else EXACT
         self._caches = caches
         self._alone = caches is None and attends_alone(mesh, 1, choice)
         self.block: BlockCall | None = None
@@ -333,7 +334,7 @@ class Attentions:
                 f"pack knows of {queries} and {max(1, keys)}: update the pack, or use Load Diffusion Model."
             )
         q, k, v = (x.transpose(1, 2) for x in (operands.q, operands.k[:, :, :keys], operands.v[:, :, :keys]))
-        return replicated_queries(self._mesh.sequence, self.kernel(q, operands.exact), q, k, v)
+        return replicated_query_attention(self._mesh.sequence, self.kernel(q, operands.exact), q, k, v)
 
     def _spread(self, block: BlockCall, attention: DistributedAttention, operands: Operands, exactly: bool) -> Tensor:
         """`[batch, local tokens, heads, head_dim]`, exchanged `exactly` or as the plan says."""
@@ -363,41 +364,35 @@ class Attentions:
         """Return `[batch, local tokens, heads, head_dim]` of operands with as many tokens of each stream as are `shown`."""
         counts = [placement.counts[self._call.rank] for placement in placements]
         q, k, v = (without_idle(x, shown, counts).transpose(1, 2) for x in (operands.q, operands.k, operands.v))
-        attend, layout = self.kernel(q, operands.exact), self._call.layout
-        payload = EXACT if exactly or q.shape[3] % SCALE_BYTES else self._payload
+        kernel, layout = self.kernel(q, operands.exact), self._call.layout
+        codec = EXACT if exactly or q.shape[3] % SCALE_BYTES else self._codec
         key = block.number, block.turn, block.done - 1
-        kind = attend, payload, q.shape[2], k.shape[2], *placements
+        chunks = self._head_chunks if self._caches is None else 1
 
-        def split() -> SequenceSplit:
+        def make_layout() -> UspLayout:
             tokens = tuple(map(sum, zip(*(placement.counts for placement in placements), strict=True)))
             sizes = self._mesh.ring.size, self._mesh.ulysses.size
-            return SequenceSplit(tokens, q.shape[2], *sizes, layout.shares, k.shape[2])
+            split = SequenceSplit(tokens, q.shape[2], *sizes, layout.shares, k.shape[2])
+            return UspLayout(self._mesh, split, kernel, chunks, codec)
 
+        usp = layout.once(("usp", chunks, kernel, codec, q.shape[2], k.shape[2], *placements), make_layout)
         if layout.patch is None:
-            cache = None if self._caches is None else self._caches.new(key, self._slots(placements))
-            chunks = self._head_chunks if cache is None else 1
-            whole = layout.once(
-                ("whole", chunks, *kind), lambda: WholeAttention(self._mesh, split(), attend, chunks, payload)
-            )
-            out = whole(key, q, k, v, cache, prefix)
+            keep_kv = None if self._caches is None else self._caches.new(key, self._slots(placements)).fill
+            out = usp_attention(q, k, v, usp, prefix, keep_kv)
         else:
             assert self._caches is not None
-            patch = layout.patch
-            of_patch = layout.once(
-                ("patch", *kind), lambda: PatchAttention(self._mesh, split(), patch, attend, payload)
-            )
-            out = of_patch(key, q, k, v, self._caches.by_attention[key], prefix)
+            out = patch_attention(q, k, v, usp, layout.patch, self._caches.by_attention[key], prefix)
         return with_idle(out, shown, counts)
 
-    def kernel(self, q: Tensor, exact: bool = False) -> Attend:
+    def kernel(self, q: Tensor, exact: bool = False) -> AttentionKernel:
         """The plan's for q `[batch, heads, tokens, head_dim]`, chosen once for a type and width: that asks files and drivers.
 
         An approximate one is not for calls that must be `exact`.
         """
         choice = EXACT_ATTENTION if exact and is_approximate(self._choice) else self._choice
 
-        def choose() -> Attend:
-            return choose_kernel(choice, q.device, q.dtype, q.shape[3], package_faults(q.device)).attend
+        def choose() -> AttentionKernel:
+            return choose_kernel(choice, q.device, q.dtype, q.shape[3], package_failures(q.device)).attend
 
         return self._call.layout.once(("kernel", choice, q.dtype, q.shape[3]), choose)
 

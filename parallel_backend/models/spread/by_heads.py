@@ -57,26 +57,28 @@ class OfSomeHeads:
         q, k, v = getattr(inside, declared.projection)(**{name: values[name] for name in self._projected})
         batch, _, heads, width = q.shape
         placement = block.placements[declared.stream]
-        tokens = all_tokens(now, placement, heads)
-        operands = tokens.of_all(*(here(x, placement, now) for x in (q, k, v)))
+        exchange = all_tokens(now, placement, heads)
+        operands = exchange.qkv_to_heads(*(here(x, placement, now) for x in (q, k, v)))
         keys = {name: block.placements[name] for name in declared.keys if values[name] is not None}
         if keys:  # of one stream
             (where,) = {id(each): each for each in keys.values()}.values()
-            further = all_tokens(now, where, heads).of_keys(*(here(values[name], where, now) for name in keys))
+            further = all_tokens(now, where, heads).kv_to_heads(*(here(values[name], where, now) for name in keys))
             values |= zip(keys, further, strict=True)
-        own = tokens.heads.stop - tokens.heads.start
+        own = exchange.heads.stop - exchange.heads.start
         out = q.new_empty(batch, placement.length, 0, width)
         if own:
             first = next(iter(self._signature.parameters))
             values[first] = q.new_empty(()).expand(batch, placement.length, heads * width)  # for its shape
-            values[OPTIONS] = _answered(values[OPTIONS], now, tokens.heads, heads)
+            values[OPTIONS] = _answered(values[OPTIONS], now, exchange.heads, heads)
             if declared.scratch:
                 values[declared.scratch] = tree_map_only(
                     Tensor, lambda tensor: _narrower(tensor, own, heads), values[declared.scratch]
                 )
             computed = getattr(self._of(operands, own), declared.method)(**values)
             out = computed.unflatten(2, (own, width))
-        result: Tensor = getattr(inside, declared.output_layer)(back_here(tokens.back(out), placement, now).flatten(2))
+        result: Tensor = getattr(inside, declared.output_layer)(
+            back_here(exchange.to_tokens(out), placement, now).flatten(2)
+        )
         return result
 
     def _of(self, operands: tuple[Tensor, ...], heads: int) -> nn.Module:

@@ -100,7 +100,7 @@ class Call:
         if self._sequence.size == 1 and placement.counts[0] == placement.length:
             return stream.shown(stream.local)
         local = stream.local.movedim(dim, 1) if dim else stream.local[None]
-        everyone = self._sequence.gather(local.flatten(2), placement.counts)
+        everyone = self._sequence.all_gather(local.flatten(2), placement.counts)
         order = self.selection(("order", placement), lambda: torch.cat(placement.ranks))
         whole = everyone
         if order.index is not None or order.count < placement.length:
@@ -122,7 +122,7 @@ class Call:
             return self.own(stream.local, dim, placement)
         self.gathers += 1
         local = stream.local.movedim(dim, 1) if dim else stream.local[None]
-        everyone = self._sequence.gather(local.flatten(2), source.counts)
+        everyone = self._sequence.all_gather(local.flatten(2), source.counts)
         chosen = self.selection(("moved", source, placement), lambda: source.found(placement.ranks[self.rank]))
         own = chosen(everyone, 1).view(local.shape[0], -1, *local.shape[2:])
         return own.movedim(1, dim) if dim else own[0]

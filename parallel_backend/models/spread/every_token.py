@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...attention.all_tokens import AllTokens
+from ...attention.function_attention import OrderedHeadExchange
 from .attentions import with_idle, without_idle
 from .forward import Forward
 from .placement import Placement, order_of
 
 
-def all_tokens(now: Forward, placement: Placement, heads: int) -> AllTokens:
+def all_tokens(now: Forward, placement: Placement, heads: int) -> OrderedHeadExchange:
     """The exchange of a stream's tokens for some of so many heads."""
     layout, ranks = now.call.layout, now.mesh.sequence
 
-    def make() -> AllTokens:
-        return AllTokens(ranks, placement.counts, order_of([placement]), heads, layout.shares)
+    def make() -> OrderedHeadExchange:
+        return OrderedHeadExchange(ranks, placement.counts, order_of([placement]), heads, layout.shares)
 
     return layout.once(("all tokens", heads, placement), make)
 

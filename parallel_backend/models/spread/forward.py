@@ -88,5 +88,5 @@ class Forward:
         """Send a stream's tokens to the next stage, once; those of the stage before pass through."""
         if stream.side == RIGHT:
             return
-        self.mesh.to_next.send(self.received(stream).local, self.mesh.pipefusion.rank + 1)
+        self.mesh.to_next_stage.send(self.received(stream).local, self.mesh.pipefusion.rank + 1)
         stream.leave(RIGHT)

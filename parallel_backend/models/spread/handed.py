@@ -46,7 +46,7 @@ class HandedAttention:
         exchange = all_tokens(now, placement, heads)
         own = length(exchange.heads)
         local = self._projected(tokens, heads, head_dim)
-        every = exchange.of_rows(here(torch.cat([*local.values()], dim=2)[None], placement, now))[0]
+        every = exchange.rows_to_heads(here(torch.cat([*local.values()], dim=2)[None], placement, now))[0]
         out = tokens.new_empty(placement.length, 0)
         if own:
             asked = {name: self._values.get(name, value) for name, value in others.items()}
@@ -62,7 +62,7 @@ class HandedAttention:
                     f"attention that a node hands to the model's blocks does not end in {declared.output_layer}: {WAY_OUT}."
                 )
             out = found.rows
-        back = exchange.back(out.view(1, placement.length, own, head_dim))
+        back = exchange.to_tokens(out.view(1, placement.length, own, head_dim))
         result: Tensor = getattr(inside, declared.output_layer)(back_here(back, placement, now)[0].flatten(1))
         return result
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ...attention.parallel import FunctionAttention
-from ...attention.payload import EXACT, FP8, SCALE_BYTES, Payload
+from ...attention.codec import EXACT, FP8, SCALE_BYTES, Codec
+from ...attention.function_attention import FunctionAttention
 from ...errors import Refused
 from ...layout import SequenceSplit
 from ...mesh import Mesh
@@ -50,7 +50,7 @@ class FunctionOverride:
         self._call = call
         self._mesh = mesh
         self._chunks = plan.head_chunks
-        self._payload: Payload = FP8 if plan.exchange == "fp8" else EXACT
+        self._codec: Codec = FP8 if plan.exchange == "fp8" else EXACT
 
     def __call__(
         self,
@@ -155,15 +155,15 @@ class FunctionOverride:
         q = without_idle(q, shown, counts).transpose(1, 2)
         k, v = (x if keys_here else without_idle(x, shown, counts) for x in (k, v))
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-        payload = EXACT if q.shape[3] % SCALE_BYTES else self._payload
+        codec = EXACT if q.shape[3] % SCALE_BYTES else self._codec
 
         def make() -> FunctionAttention:
             tokens = tuple(map(sum, zip(*(placement.counts for placement in placements), strict=True)))
             shares = self._call.layout.shares
             split = SequenceSplit(tokens, q.shape[2], 1, self._mesh.ulysses.size, shares, k.shape[2])
-            return FunctionAttention(self._mesh, split, order_of(placements), keys_here, self._chunks, payload)
+            return FunctionAttention(self._mesh, split, order_of(placements), keys_here, self._chunks, codec)
 
-        key = "function", self._chunks, payload, keys_here, q.shape[2], k.shape[2], *placements
+        key = "function", self._chunks, codec, keys_here, q.shape[2], k.shape[2], *placements
         return with_idle(self._call.layout.once(key, make)(function, q, k, v, prefix), shown, counts)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...layout import cut_by
-from ...transfers import sent_to
+from ...transfers import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class Selection:
         count = positions.numel()
         start = int(positions[0]) if count else 0
         run = torch.equal(positions, torch.arange(start, start + count))
-        return cls(count, start, None if run else sent_to(positions, device))
+        return cls(count, start, None if run else to_device(positions, device))
 
     def __call__(self, tensor: Tensor, dim: int) -> Tensor:
         """What a tensor has there; in place where it is a run."""

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ...layout import HeadRuns, SequenceSplit, cut, length
+from ...layout import HeadSlices, SequenceSplit, cut, length
 from ..plan import Place, ResolvedPlan
 from .operations import FP8, FP8_TRAFFIC
 from .profiles import Level, ModelShape, Profile
@@ -238,7 +238,7 @@ def connections(plan: ResolvedPlan) -> int:
     """Pairs of GPUs between which a rank's communicators (`mesh.build_mesh`) keep buffers on the device."""
     if plan.transport != "nccl":
         return 0
-    sizes = [*plan.mesh_shape, plan.pipefusion]  # and `returning`
+    sizes = [*plan.mesh_shape, plan.pipefusion]  # and `latent_return`
     if plan.ring > 1 and plan.ulysses > 1:
         sizes.append(plan.ring * plan.ulysses)  # `sequence`, which else is one of the two
     return sum(size - 1 for size in sizes)
@@ -416,7 +416,7 @@ class _Estimate:
         found += FP8 * plan.head_chunks * plan.exchanges_approximately
         return found + (soft.ring + (plan.ring - 1) * soft.ring_hop) * (plan.ring > 1)
 
-    def _by_chunk(self, layout: SequenceSplit, runs: Sequence[Sequence[HeadRuns]], attention: float) -> list[float]:
+    def _by_chunk(self, layout: SequenceSplit, runs: Sequence[Sequence[HeadSlices]], attention: float) -> list[float]:
         """Seconds of each chunk of heads, of an attention that takes so long at once: few heads do not fill a device."""
 
         def waves(heads: int) -> int:
@@ -425,13 +425,15 @@ class _Estimate:
         whole = max(1, waves(max(layout.head_counts())))
         return [attention * waves(max(length(run.q) for run in chunk)) / whole for chunk in runs]
 
-    def _ulysses(self, layout: SequenceSplit, runs: Sequence[Sequence[HeadRuns]], attentions: Sequence[float]) -> float:
+    def _ulysses(
+        self, layout: SequenceSplit, runs: Sequence[Sequence[HeadSlices]], attentions: Sequence[float]
+    ) -> float:
         """Seconds of one attention's all-to-alls (q, k, v there, the output back) that other chunks' attention does not hide."""
         if layout.ulysses == 1:
             return 0.0
         row = self.batch * self._row()
 
-        def flows(chunk: Sequence[HeadRuns], back: bool) -> Iterator[Flow]:
+        def flows(chunk: Sequence[HeadSlices], back: bool) -> Iterator[Flow]:
             heads, kv = [length(run.q) for run in chunk], [length(run.kv) for run in chunk]
             for rank, place in self._coordinates():
                 tokens, one = layout.ulysses_tokens(place.ring), place.ulysses

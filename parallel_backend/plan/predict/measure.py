@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...cache import Store
 from ...comm.device_events import DeviceEvents
-from ...transfers import pinned
+from ...transfers import empty_pinned
 from ..plan import COMPILER
 from .known_machines import PCIE_OVERLAP, software
 from .profiles import WAVE, Device, Level, Profile
@@ -85,7 +85,7 @@ class Ranks(Protocol):
     def all_to_all(self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Tensor:
         """Send the k-th piece of a flat tensor to rank k; the pieces received, in rank order."""
 
-    def gather(self, local: Tensor, sizes: Sequence[int]) -> Tensor:
+    def all_gather(self, local: Tensor, sizes: Sequence[int]) -> Tensor:
         """Every rank's `[1, n, 1]`, joined along dim 1."""
 
 
@@ -109,7 +109,7 @@ def measure(
     matrix = torch.randn(side, side, device=device, dtype=dtype)
     heads = torch.randn(1, tokens, 8, HEAD_DIM, device=device, dtype=dtype)
     large = torch.zeros(1 << (26 if gpu else 22), device=device)
-    host = pinned(large.shape, large.dtype).zero_() if gpu else torch.zeros_like(large)
+    host = empty_pinned(large.shape, large.dtype).zero_() if gpu else torch.zeros_like(large)
     small = torch.zeros(1, device=device)
     bandwidth, latency = link_speed(device, ranks)
     rates = {
@@ -209,7 +209,7 @@ def measured_profile(
 def _of_all(value: float, device: torch.device, ranks: Ranks) -> list[float]:
     """Every rank's value."""
     local = torch.tensor([[[value]]], dtype=torch.float64, device=device)
-    return [float(one) for one in ranks.gather(local, [1] * ranks.size).flatten()]
+    return [float(one) for one in ranks.all_gather(local, [1] * ranks.size).flatten()]
 
 
 def link_speed(device: torch.device, link: Ranks) -> tuple[float, float]:
@@ -242,7 +242,7 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
         events.record()
         work()
         events.record()
-        best = min(best, events.take()[1])
+        best = min(best, events.pop_seconds()[1])
         if time.perf_counter() > end:
             return best
 

@@ -31,12 +31,12 @@ CHUNK_VALUES = 1 << 22
 class Keep:
     """Where the weights as they were are kept.
 
-    `fits` says whether every rank could take so many more bytes of host memory; `agree` is True on all ranks if it was
-    given True on all of them (a collective).
+    `fits` says whether every rank could take so many more bytes of host memory; `all_true` is True if all
+    ranks pass True, on all of them (a collective).
     """
 
     fits: Callable[[int], bool]
-    agree: Callable[[bool], bool]
+    all_true: Callable[[bool], bool]
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Patching:
 
     def _restore(self, names: Sequence[str]) -> None:
         lost = [name for name in names if name not in self._originals and name not in self._expanding]
-        if not self._where.agree(not lost):
+        if not self._where.all_true(not lost):
             self._reload(lost)
         for name in names:
             if name in self._expanding:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...comm.communicator import Communicator
 from ...errors import Cancelled, Refused
-from ...transfers import pinned
+from ...transfers import empty_pinned
 from .rounds import CHUNK_BYTES, Chunk, Range, Turn, Way, rounds, shared_bytes
 
 TRIALS = 2
@@ -118,7 +118,7 @@ class _Reading:
         if self.neighbours.links is not None and self.neighbours.links.device.type == "cuda":
             torch.cuda.synchronize(self.neighbours.links.device)
         taken = torch.tensor([[[time.perf_counter() - start]]], dtype=torch.float64)
-        return float(everyone.gather(taken, [1] * everyone.size).max()) / shared_bytes(turn)
+        return float(everyone.all_gather(taken, [1] * everyone.size).max()) / shared_bytes(turn)
 
     def read(self, turns: Sequence[Turn], way: Way) -> None:
         """Read rounds; each rank its own chunk first."""
@@ -203,7 +203,7 @@ class _Reader:
         self._files = files
         self._open: dict[int, int] = {}
         self._chunks = chunks
-        buffer = pinned if torch.cuda.is_initialized() else torch.empty  # for a copy to a GPU at full speed
+        buffer = empty_pinned if torch.cuda.is_initialized() else torch.empty  # for a copy to a GPU at full speed
         self._buffers = cycle([buffer((CHUNK_BYTES,), dtype=torch.uint8) for _ in range(2)])
         self._thread = ThreadPoolExecutor(1, "parallel-reading")
         self._coming: Future[Tensor] | None = None
@@ -254,6 +254,6 @@ class _Reader:
 def _wants_of_all(wants: Sequence[Want], everyone: Communicator) -> list[list[Range]]:
     """Every rank's (file, start, stop). A collective."""
     ours = torch.tensor([(w.file, w.start, w.stop) for w in wants], dtype=torch.int64).view(1, -1, 3)
-    counts = everyone.gather(torch.tensor([[[ours.shape[1]]]]), [1] * everyone.size).flatten().tolist()
-    theirs = everyone.gather(ours, counts)[0].split(counts)
+    counts = everyone.all_gather(torch.tensor([[[ours.shape[1]]]]), [1] * everyone.size).flatten().tolist()
+    theirs = everyone.all_gather(ours, counts)[0].split(counts)
     return [[(int(f), int(a), int(b)) for f, a, b in rank.tolist()] for rank in theirs]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...comm.communicator import Communicator
-from ...transfers import NOT_PINNED, forget_failure
+from ...transfers import NOT_PINNED, clear_cuda_error
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def shared_bytes(nbytes: int, sharers: Communicator, device: torch.device) -> Te
         descriptor = os.memfd_create("parallel weights", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, nbytes)
     where = torch.tensor([[[os.getpid()], [descriptor]]])
-    process, number = sharers.gather(where, [2] * sharers.size)[0, :2, 0].tolist()
+    process, number = sharers.all_gather(where, [2] * sharers.size)[0, :2, 0].tolist()
     if sharers.rank:
         descriptor = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
     memory = mmap.mmap(descriptor, nbytes)
@@ -51,6 +51,6 @@ def pin(data: Tensor) -> None:
     cudart, address = torch.cuda.cudart(), data.data_ptr()
     if error := int(cudart.cudaHostRegister(address, data.nbytes, PORTABLE)):
         log.warning("Parallel: of %d bytes, %s (CUDA error %d)", data.nbytes, NOT_PINNED, error)
-        forget_failure()
+        clear_cuda_error()
     else:
         weakref.finalize(data.untyped_storage(), cudart.cudaHostUnregister, address).atexit = False

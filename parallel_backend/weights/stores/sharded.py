@@ -34,7 +34,7 @@ class Sharded(Store, BlockAccess):
         module: on the meta device.
         blocks: of the module, in the order in which they run.
         everyone: the ranks that share them, on the device.
-        most: the largest of all ranks' numbers, a collective; by default they run equally many forwards.
+        max_int: the largest of all ranks' numbers, a collective; by default they run equally many forwards.
         on_progress: called when a block has come, so that a watcher sees that a rank gets on which computes nothing.
     """
 
@@ -45,12 +45,12 @@ class Sharded(Store, BlockAccess):
         module: nn.Module,
         blocks: Sequence[nn.Module],
         everyone: Communicator,
-        most: Callable[[int], int] = int,
+        max_int: Callable[[int], int] = int,
         on_progress: Callable[[], object] = lambda: None,
     ) -> None:
         self._bytes = BlockBytes(module, blocks, everyone.size)
         self._everyone = everyone
-        self._most = most
+        self._max_int = max_int
         self._on_progress = on_progress
         self._shards: list[Tensor] = []
         self._gathered = False
@@ -101,7 +101,7 @@ class Sharded(Store, BlockAccess):
             return self._bytes.outer(name)
         parts = [span.overlap(self._bytes.share(span.block, rank)) for rank in range(self._everyone.size)]
         mine = self.run(name).values.view(torch.uint8)
-        flat = self._everyone.gather(mine[None, :, None], [part.stop - part.start for part in parts])
+        flat = self._everyone.all_gather(mine[None, :, None], [part.stop - part.start for part in parts])
         return flat.view(-1).view(span.dtype).view(span.shape)
 
     def settle(self) -> None:
@@ -114,7 +114,7 @@ class Sharded(Store, BlockAccess):
     @contextmanager
     def model_call(self, forwards: int) -> Iterator[None]:
         """Keep step with the rank that runs the most forwards."""
-        most = self._most(forwards)
+        most = self._max_int(forwards)
         yield
         for _ in range(most - forwards):
             with self.forward():
@@ -160,13 +160,13 @@ class Sharded(Store, BlockAccess):
         self._whole = NONE
 
     def _begin(self, index: int) -> Callable[[], None]:
-        if self._everyone.traced:
+        if self._everyone.is_traced:
             self._check_number(index)
-        return self._everyone.gather_into(self._bytes.allocate(index), self._shards[index])
+        return self._everyone.start_all_gather_into(self._bytes.allocate(index), self._shards[index])
 
     def _check_number(self, index: int) -> None:
         """That all ranks gather the same block: what they would mix otherwise has no shape of its own."""
         mine = torch.full((1, 1, 1), index, device=self._everyone.device)
-        numbers = self._everyone.gather(mine, [1] * self._everyone.size).flatten().tolist()
+        numbers = self._everyone.all_gather(mine, [1] * self._everyone.size).flatten().tolist()
         if set(numbers) != {index}:
             raise RuntimeError(f"ranks gather different blocks at once, by rank: {', '.join(map(str, numbers))}")

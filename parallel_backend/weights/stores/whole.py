@@ -127,5 +127,5 @@ class Whole(Store):
     def _gathered(self, *numbers: int) -> list[tuple[int, ...]]:
         """What each of those that share says; so many numbers. A collective."""
         ours = torch.tensor([[[number] for number in numbers]])
-        said = self._sharing.gather(ours, [len(numbers)] * self._sharing.size)[0, :, 0].tolist()
+        said = self._sharing.all_gather(ours, [len(numbers)] * self._sharing.size)[0, :, 0].tolist()
         return [tuple(said[first : first + len(numbers)]) for first in range(0, len(said), len(numbers))]

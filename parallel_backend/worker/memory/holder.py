@@ -65,13 +65,13 @@ class Holder:
 
     Args:
         memory: of this rank's device.
-        agree: True on all ranks if it was given True on all of them; a collective.
+        all_true: returns True if all ranks pass True, on all of them. A collective.
         status: told of phases.
     """
 
-    def __init__(self, memory: Memory, agree: Callable[[bool], bool], status: Status) -> None:
+    def __init__(self, memory: Memory, all_true: Callable[[bool], bool], status: Status) -> None:
         self._memory = memory
-        self._agree = agree
+        self._all_true = all_true
         self._status = status
         self._held: dict[ModelSpec, _Held] = {}  # from the least to the most recently used
         self._limit = 0
@@ -154,7 +154,7 @@ class Holder:
         """Take other parts off the device, the least recently used first, until this one fits or is left alone."""
         self._status.enter("making room for the model")
         self.wanted = wanted.store.nbytes
-        while not self._agree(self._fits(wanted, allowance)):
+        while not self._all_true(self._fits(wanted, allowance)):
             oldest = next((spec for spec, held in self._held.items() if held.somewhere and held is not wanted), None)
             if oldest is None:
                 break
@@ -168,7 +168,7 @@ class Holder:
         Raises:
             Refused: it does not even so.
         """
-        while kept and not self._agree(self._memory.has_host_room(kept)):
+        while kept and not self._all_true(self._memory.has_host_room(kept)):
             if self._give_up_what_is_idle():
                 continue
             oldest = next((spec for spec, held in self._held.items() if not held.somewhere), None)
@@ -207,7 +207,7 @@ class Holder:
         idle = held.store.idle
         needed = held.store.leaving(leaves)
         more = needed - (idle - held.store.idle)
-        while not self._agree(more <= 0 or self._memory.has_host_room(more)):
+        while not self._all_true(more <= 0 or self._memory.has_host_room(more)):
             if self._give_up_what_is_idle():
                 continue
             oldest = next((spec for spec, other in self._held.items() if not other.somewhere), model)
@@ -218,18 +218,18 @@ class Holder:
         self._memory.to_host(held.store, leaves)
         held.aside += needed
         held.on_device = held.on_device and not leaves
-        held.somewhere = not self._agree(not held.on_device)
+        held.somewhere = not self._all_true(not held.on_device)
 
     def _keep_what_is_idle(self) -> None:
         """Of host memory, as long as as much is free beside it: others on the machine may need that. A collective."""
         for held in self._held.values():
             idle = held.store.idle
-            if not self._agree(not idle or self._memory.has_host_room(idle)):
+            if not self._all_true(not idle or self._memory.has_host_room(idle)):
                 held.store.give_up()
 
     def _give_up_what_is_idle(self) -> bool:
         """Whether any rank had host memory that was. A collective."""
-        if self._agree(not any(held.store.idle for held in self._held.values())):
+        if self._all_true(not any(held.store.idle for held in self._held.values())):
             return False
         for held in self._held.values():
             held.store.give_up()

@@ -7,7 +7,7 @@ import socket
 
 import torch
 
-from ...attention.packages import package_faults
+from ...attention.packages import package_failures
 from ...comfyui_folder import FOLDER, comfyui_version
 from ...identity import code_digest
 from ...models.comfyui.content.files import own_files
@@ -27,5 +27,5 @@ def own_facts(device: torch.device) -> RankFacts:
         code=code_digest(),
         comfyui=comfyui_version(comfyui),
         comfyui_files=own_files(comfyui) if comfyui else b"",
-        kernel_faults=dict(package_faults(device)),
+        kernel_faults=dict(package_failures(device)),
     )

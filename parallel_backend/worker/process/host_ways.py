@@ -42,11 +42,11 @@ class Ranks(Protocol):
     rank: int
     size: int
 
-    def gather(self, text: str) -> list[str]:
-        """What every rank says, in their order."""
+    def all_gather_text(self, text: str) -> list[str]:
+        """Return every rank's text, in rank order."""
 
-    def agree(self, flag: bool) -> bool:
-        """Rank 0's flag on every rank."""
+    def broadcast_flag(self, flag: bool) -> bool:
+        """Return rank 0's flag on every rank."""
 
 
 class HostWay(msgspec.Struct, frozen=True):
@@ -63,8 +63,8 @@ def kept_way(world_size: int) -> HostWay | None:
 
 def has_ways(group: Ranks, machines: Sequence[int], device: torch.device) -> bool:
     """Whether there are ways to try, and none was tried before. A collective."""
-    devices = group.gather(str(device))
-    return group.agree(through_host(devices, machines, os.environ, _reach) and kept_way(group.size) is None)
+    devices = group.all_gather_text(str(device))
+    return group.broadcast_flag(through_host(devices, machines, os.environ, _reach) and kept_way(group.size) is None)
 
 
 def through_host(
@@ -90,8 +90,8 @@ def try_ways(
     speeds = []
     for settings in ways:
         with memory_file("way") as descriptor:
-            file = group.gather(str(path_of(descriptor, os.getpid())))[0]
-            every = group.gather(_trial(group.rank, group.size, device, file, settings))
+            file = group.all_gather_text(str(path_of(descriptor, os.getpid())))[0]
+            every = group.all_gather_text(_trial(group.rank, group.size, device, file, settings))
         speeds.append(min(map(float, every)) if all(every) else 0.0)
         on_progress()
     best = max(range(len(ways)), key=speeds.__getitem__)

@@ -1,4 +1,4 @@
-"""The process group of all ranks: joining it, relaying rank 0's frames, and agreeing at step boundaries."""
+"""ProcessGroup: the ranks of all workers. It relays rank 0's frames and makes all ranks take the same decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.torch_version import TorchVersion
 
 from ...comm.communicator import Communicator
 from ...comm.meter import Meter
-from ...mesh import FOREVER
+from ...mesh import NO_TIMEOUT
 from ...weights.loading.reading import Neighbours
 from ...wire.frames import Frame, encode, worker_decoder
 from ...wire.to_worker import RESIDUAL
@@ -44,20 +44,20 @@ class ProcessGroup:
             for name, value in {**nccl_settings(torch.__version__), **(way.settings if way else {})}.items():
                 os.environ.setdefault(name, value)
             backend = "cpu:gloo,cuda:nccl"  # NCCL opens no connection until a plan's communicators use it
-        store.set_timeout(FOREVER)
+        store.set_timeout(NO_TIMEOUT)
         dist.init_process_group(
             backend,
             store=store,
             rank=environment.rank,
             world_size=environment.world_size,
-            timeout=FOREVER,
+            timeout=NO_TIMEOUT,
         )
         self.rank = environment.rank
         self.size = environment.world_size
-        self._control = dist.new_group(backend="gloo", timeout=FOREVER)
+        self._control = dist.new_group(backend="gloo", timeout=NO_TIMEOUT)
         self.issued = 0
         """Operations of all ranks that were issued here, which a request sets to 0 as it begins."""
-        self._alike: dict[tuple[tuple[int, ...], ...], Communicator] = {}
+        self._subgroups: dict[tuple[tuple[int, ...], ...], Communicator] = {}
 
     def relay(self, frame: Frame | None, begins: Callable[[], None] = lambda: None) -> Frame:
         """Rank 0's frame on every rank, its residuals on rank 0 only; the others pass None and wait here for work.
@@ -84,18 +84,19 @@ class ProcessGroup:
         (received,) = worker_decoder().feed(data.numpy().tobytes())
         return received
 
-    def gather(self, text: str) -> list[str]:
-        """What every rank says, in their order; at most a kilobyte each."""
+    def all_gather_text(self, text: str) -> list[str]:
+        """Return every rank's text in rank order, cut after a kilobyte. A collective."""
         if self.size == 1:
             return [text]
         self.issued += 1
-        said = [torch.zeros(TEXT_BYTES, dtype=torch.uint8) for _ in range(self.size)]
+        buffers = [torch.zeros(TEXT_BYTES, dtype=torch.uint8) for _ in range(self.size)]
         data = text.encode()[:TEXT_BYTES]
-        dist.all_gather(said, torch.tensor([*data, *bytes(TEXT_BYTES - len(data))], dtype=torch.uint8), self._control)
-        return [bytes(each.tolist()).rstrip(b"\0").decode(errors="replace") for each in said]
+        padded = torch.tensor([*data, *bytes(TEXT_BYTES - len(data))], dtype=torch.uint8)
+        dist.all_gather(buffers, padded, self._control)
+        return [bytes(buffer.tolist()).rstrip(b"\0").decode(errors="replace") for buffer in buffers]
 
-    def agree(self, flag: bool) -> bool:
-        """Rank 0's flag on every rank, so that all take the same branch."""
+    def broadcast_flag(self, flag: bool) -> bool:
+        """Return rank 0's flag on every rank, so that all take the same branch. A collective."""
         if self.size == 1:
             return flag
         self.issued += 1
@@ -103,8 +104,8 @@ class ProcessGroup:
         dist.broadcast(value, 0, group=self._control)
         return bool(value)
 
-    def all_agree(self, flag: bool) -> bool:
-        """Whether every rank says so, on every rank."""
+    def all_true(self, flag: bool) -> bool:
+        """Return True on every rank if all ranks pass True. A collective."""
         if self.size == 1:
             return flag
         self.issued += 1
@@ -112,8 +113,8 @@ class ProcessGroup:
         dist.all_reduce(value, dist.ReduceOp.MIN, group=self._control)
         return bool(value)
 
-    def most(self, number: int) -> int:
-        """The largest of all ranks' numbers, on every rank."""
+    def max_int(self, number: int) -> int:
+        """Return the largest of all ranks' numbers on every rank. A collective."""
         if self.size == 1:
             return number
         self.issued += 1
@@ -128,21 +129,29 @@ class ProcessGroup:
         kernel = uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         boot = uuid.uuid5(kernel, socket.gethostname())  # containers of one machine may not see the same files
         ours = torch.tensor([[list(boot.bytes)]], dtype=torch.uint8)
-        boots = [tuple(rank) for rank in everyone.gather(ours, [1] * self.size)[0].tolist()]
+        boots = [tuple(rank) for rank in everyone.all_gather(ours, [1] * self.size)[0].tolist()]
         return Neighbours(everyone, tuple(boots.index(boot) for boot in boots))
 
-    def alike(self, values: Sequence[Hashable], meter: Meter) -> Communicator:
-        """The ranks whose value, of one for each rank, is this rank's, on CPU tensors. A collective."""
+    def split_by_value(self, values: Sequence[Hashable], meter: Meter) -> Communicator:
+        """Return a communicator of the ranks whose value equals this rank's. A collective.
+
+        Args:
+            values: one value for each rank, the same sequence on all ranks.
+            meter: counts bytes and waits.
+
+        Returns:
+            A communicator for CPU tensors.
+        """
         ranks = tuple(
             tuple(rank for rank in range(self.size) if values[rank] == value) for value in dict.fromkeys(values)
         )
-        if ranks not in self._alike:
+        if ranks not in self._subgroups:
             group = None
             if self.size > 1:
                 self.issued += 1
-                group, _ = dist.new_subgroups_by_enumeration([*map(list, ranks)], timeout=FOREVER, backend="gloo")
-            self._alike[ranks] = Communicator("alike", group, torch.device("cpu"), False, meter)
-        return self._alike[ranks]
+                group, _ = dist.new_subgroups_by_enumeration([*map(list, ranks)], timeout=NO_TIMEOUT, backend="gloo")
+            self._subgroups[ranks] = Communicator("subgroup", group, torch.device("cpu"), False, meter)
+        return self._subgroups[ranks]
 
     def close(self) -> None:
         """Leave the group."""

@@ -17,7 +17,7 @@ import psutil
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from ...clock import AwakeClock
-from ...mesh import FOREVER
+from ...mesh import NO_TIMEOUT
 from ...wire.handshake import HandshakeFailed, present
 from ...wire.interfaces import GLOO, NCCL, check_interfaces
 from .environment import Environment, Launched, Listening
@@ -97,7 +97,7 @@ def _to_gateway(listening: Listening, environment: Environment) -> Rendezvous:
 
     def store() -> Store:
         host, port = listening.store
-        shared = TCPStore(host, port, is_master=listening.own_store and rank == 0, timeout=FOREVER)
+        shared = TCPStore(host, port, is_master=listening.own_store and rank == 0, timeout=NO_TIMEOUT)
         return PrefixStore(str(generation), shared)  # restarts share torchrun's store and must not meet in it
 
     return Rendezvous(connection, generation, store, leave, LINGER_SECONDS)

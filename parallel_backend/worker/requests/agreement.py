@@ -42,7 +42,7 @@ class Agreement:
         digest = hashlib.sha256(msgspec.msgpack.encode(wanted)).hexdigest()[:16]
         said = [
             each.split(" ", 2)
-            for each in self._group.gather(f"{digest} {socket.gethostname()} {self._lack(plan, model)}")
+            for each in self._group.all_gather_text(f"{digest} {socket.gethostname()} {self._lack(plan, model)}")
         ]
         expected, first, _ = said[0]
         for rank, (theirs, host, their_lack) in enumerate(said):

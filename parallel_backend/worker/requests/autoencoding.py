@@ -88,7 +88,7 @@ class Autoencoding:
     def _part(self, message: DecodeRequest | EncodeRequest, watch: Watch) -> AutoencoderPart:
         """This rank's. A collective."""
         rank = self._rank
-        found, sharers = rank.files.find(message.model), rank.group.alike(rank.neighbours.machines, rank.meter)
+        found, sharers = rank.files.find(message.model), rank.group.split_by_value(rank.neighbours.machines, rank.meter)
         return AutoencoderPart(found, rank.device, sharers, rank.linked(message.plan.transport), watch)
 
     def _decode(self, message: DecodeRequest, latent: Tensor, autoencoder: Autoencoder, axis: Communicator) -> None:
@@ -165,5 +165,5 @@ class Autoencoding:
 
     def _cancel_if_asked(self, request: int) -> None:
         """A collective. Raises Cancelled on all ranks."""
-        if self._rank.group.agree(self._rank.host.cancelled(request)):
+        if self._rank.group.broadcast_flag(self._rank.host.cancelled(request)):
             raise Cancelled

@@ -7,7 +7,7 @@ import re
 import torch
 import torch.distributed as dist
 
-from ...attention.kernels import kernel_refusals, warm_up_kernels
+from ...attention.kernels import refused_kernels, warm_up_kernels
 from ...wire.frames import Frame
 from ...wire.to_host import DeclinedReply, DoneReply
 from ...wire.to_worker import (
@@ -49,7 +49,7 @@ class Engine:
         self._rank = rank
         self._autoencoding = Autoencoding(rank)
         warm_up_kernels(rank.device)
-        self._agreement = Agreement(rank.group, rank.files, rank.status, kernel_refusals(rank.device))
+        self._agreement = Agreement(rank.group, rank.files, rank.status, refused_kernels(rank.device))
 
     @torch.inference_mode()
     def execute(self, frame: Frame) -> None:

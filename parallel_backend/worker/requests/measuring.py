@@ -9,17 +9,18 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...attention.kernels import choose_kernel, kernel_refusals
-from ...attention.packages import package_faults
+from ...attention.kernels import choose_kernel, refused_kernels
+from ...attention.packages import package_failures
 from ...comm.device_events import DeviceEvents
 from ...comm.meter import Meter
 from ...conditioning import ALONE
 from ...errors import Refused
 from ...mesh import build_mesh
+from ...mesh_axes import mesh_degrees
 from ...models.comfyui.whole_family import WholeFamily
 from ...models.families import family_of
 from ...models.family import Execution, Family, Stage
-from ...plan import AXES, ResolvedPlan
+from ...plan import ResolvedPlan
 from ...plan.predict.cost import connections
 from ...plan.predict.measure import HEAD_DIM, BlockTimes, device_kind, measure
 from ...weights.files.checkpoint import read_header
@@ -41,25 +42,25 @@ def measure_machine(rank: Rank, message: MeasureMachineRequest) -> None:
     rank.forget_mesh()
     mesh = rank.mesh(message.plan)
     rank.status.enter("measuring devices and links")
-    kinds = rank.group.gather(device_kind(str(rank.device)))
+    kinds = rank.group.all_gather_text(device_kind(str(rank.device)))
     dtype = torch.bfloat16 if rank.device.type == "cuda" else torch.float32
     attention = message.plan.attention
-    if attention in kernel_refusals(rank.device):  # what samples with it is declined in a sentence
+    if attention in refused_kernels(rank.device):  # what samples with it is declined in a sentence
         attention = "auto"
-    kernel = choose_kernel(attention, rank.device, dtype, HEAD_DIM, package_faults(rank.device))
+    kernel = choose_kernel(attention, rank.device, dtype, HEAD_DIM, package_failures(rank.device))
     per_connection = rank.mesh_bytes / max(1, connections(message.plan))
     machine = measure(rank.device, mesh.ulysses, per_connection, kinds, kernel.attend)
     restart_is_faster = False
     if has_ways(rank.group, rank.neighbours.machines, rank.device):
         restart_is_faster = bool(try_ways(rank.group, rank.device, rank.status.on_progress).settings)
-    if mesh.reports:
+    if mesh.replies_to_host:
         rank.host.send(MeasureMachineReply(message.request, machine, restart_is_faster))
 
 
 def measure_memory(rank: Rank, message: MeasureMemoryRequest) -> None:
     """Answer with what a job may take of each rank's device. A collective."""
     rank.status.enter("measuring free memory")
-    free = [int(said) for said in rank.group.gather(str(rank.available(message.plan)))]
+    free = [int(said) for said in rank.group.all_gather_text(str(rank.available(message.plan)))]
     if rank.group.rank == 0:
         rank.host.send(MeasureMemoryReply(message.request, tuple(free)))
 
@@ -84,8 +85,8 @@ def measure_blocks(rank: Rank, message: MeasureBlocksRequest, tensors: dict[str,
     else:
         seconds, counts = time_blocks(family, config, message.plan, example)
     local = torch.tensor(seconds, device=rank.device)[None, :, None]
-    everyone = mesh.ulysses.gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
-    if mesh.reports:
+    everyone = mesh.ulysses.all_gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
+    if mesh.replies_to_host:
         times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts, bool(coupling))
         rank.host.send(MeasureBlocksReply(message.request, times))
 
@@ -101,7 +102,7 @@ def _coupling(rank: Rank, family: WholeFamily, config: Any, example: Example) ->
             refuse_coupled_rows(family, config, example)
         except Refused as refusal:
             problem = str(refusal)
-    return rank.group.gather(problem)[0]
+    return rank.group.all_gather_text(problem)[0]
 
 
 def time_blocks(
@@ -123,7 +124,7 @@ def time_blocks(
     for parameter in model.module.parameters():
         parameter.zero_()
     meter = Meter()
-    alone = msgspec.structs.replace(plan, devices=plan.devices[:1], patches=1, shares=(1,), **dict.fromkeys(AXES, 1))
+    alone = msgspec.structs.replace(plan, devices=plan.devices[:1], patches=1, shares=(1,), **mesh_degrees())
     events, inputs = DeviceEvents(device), example.inputs("time")
 
     def block_done() -> None:
@@ -135,7 +136,7 @@ def time_blocks(
     for _ in range(RUNS):
         forward(inputs, example.x, None)
         # Blocks may run more than once, as VACE's first ones do for each control video.
-        runs.append(events.take()[-blocks:])
+        runs.append(events.pop_seconds()[-blocks:])
         example.on_progress()  # a GPU has done by now what the host gave it in a moment
     return _second_of_each(runs), counts
 

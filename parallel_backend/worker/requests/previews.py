@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import Cancelled
-from ...transfers import pinned
+from ...transfers import empty_pinned
 from ...wire.message import Message
 
 Send = Callable[[Message, Mapping[str, Tensor]], None]
@@ -71,7 +71,7 @@ class Previews:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for name, tensor in tensors.items():
-                copies[name] = pinned(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
+                copies[name] = empty_pinned(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
                 tensor.record_stream(self._stream)
             done = torch.cuda.Event(blocking=True)
             done.record(self._stream)

@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from ...comm.communicator import Communicator
 from ...comm.meter import Meter
-from ...comm.tally import Operations
+from ...comm.tally import OperationKind
 from ...diffusion import ModelSpec
 from ...mesh import Mesh, build_mesh
+from ...mesh_axes import CONTROL
 from ...models.comfyui.features.networks import Networks
 from ...models.comfyui.model import ComfyForward
 from ...models.family import Conditioning, Execution, Model, Stage
@@ -82,7 +83,7 @@ class Rank:
         self.neighbours = group.neighbours(meter)
         machines = self.neighbours.machines
         self.memory = Memory(environment.device, machines.count(machines[group.rank]))
-        self.holder = Holder(self.memory, group.all_agree, status)
+        self.holder = Holder(self.memory, group.all_true, status)
         self.adapters = AdapterStore()
         self.expansion = Expansion(fused=environment.device.type == "cuda")
         self._networks = Networks(environment.device)
@@ -156,13 +157,13 @@ class Rank:
         """
         spec, plan = message.model, message.plan
         stage_of = stages(plan)
-        watch = self.watch(message.request, mesh.reports)
+        watch = self.watch(message.request, mesh.replies_to_host)
         alike = len({*self._copies(plan)}) < self.group.size
         neighbours = self.linked(plan.transport) if alike else self.neighbours  # before weights take what it needs
 
         def build() -> StagePart:
             stage = stage_of[self.group.rank]
-            keep = Keep(self.memory.has_host_room, self.group.all_agree)
+            keep = Keep(self.memory.has_host_room, self.group.all_true)
             found = self.files.find(spec)
             made = StagePart(found, stage, self._arrange(plan), self.device, neighbours, watch, keep)
             if made.model.unknown and not attends_alone(mesh, plan.patches, plan.attention):
@@ -187,15 +188,15 @@ class Rank:
         """While the model last prepared runs, have its expanded weights stay as far as there is room."""
         return self.expansion.keeping(int(KEPT_OF_SPARE * self.holder.spare))
 
-    def agree(self, flag: bool) -> bool:
-        """Rank 0's flag on every rank; who comes first waits for the others here."""
-        with self.meter.wait("control"):
-            return self.group.agree(flag)
+    def broadcast_flag(self, flag: bool) -> bool:
+        """Return rank 0's flag on every rank. A collective."""
+        with self.meter.wait(CONTROL):
+            return self.group.broadcast_flag(flag)
 
-    def _most(self, forwards: int) -> int:
-        """Of a model call, the most that a rank runs."""
-        with self.meter.wait("control"):
-            return self.group.most(forwards)
+    def _max_int(self, forwards: int) -> int:
+        """Return the largest number of forwards that a rank runs in a model call. A collective."""
+        with self.meter.wait(CONTROL):
+            return self.group.max_int(forwards)
 
     def _copies(self, plan: ResolvedPlan) -> list[tuple[Stage, int]]:
         """Of each rank what its weights have in common with others': the stage, and the machine it is on."""
@@ -205,8 +206,10 @@ class Rank:
         """How a plan's weights are held. A collective."""
         if plan.weights == "sharded":
             everyone = self.everyone("weights", plan.transport)
-            return lambda module, blocks: _twice(Sharded(module, blocks, everyone, self._most, self.status.on_progress))
-        sharers = self.group.alike(self._copies(plan), self.meter)
+            return lambda module, blocks: _twice(
+                Sharded(module, blocks, everyone, self._max_int, self.status.on_progress)
+            )
+        sharers = self.group.split_by_value(self._copies(plan), self.meter)
         if plan.weights == "streamed":
             return lambda module, blocks: _twice(Streamed(module, blocks, sharers, self.device, self.meter))
         return lambda module, blocks: (Whole(module, sharers), BlockAccess())
@@ -225,14 +228,14 @@ class Rank:
         def read(nbytes: int) -> None:
             self._read += nbytes
 
-        return Watch(lambda: self.group.agree(self.host.cancelled(request)), progress, read)
+        return Watch(lambda: self.group.broadcast_flag(self.host.cancelled(request)), progress, read)
 
     def begin(self) -> None:
         """Count from here what a request moves from disk and host memory, and when it does what."""
         self.holder.restored = self._read = 0
         self.status.entered.clear()
         self.group.issued = 0
-        self.meter.begin()
+        self.meter.begin_request()
 
     def start(self) -> float:
         """Count from here what a request sends and holds; the time."""
@@ -244,7 +247,7 @@ class Rank:
 
     def report(self, request: int, model: ModelSpec, started: float, cache: int = 0, compiling: float = 0.0) -> None:
         """Send the host the cost of a request since `start`."""
-        waiting = self.meter.waiting()  # once the device is done
+        waiting = self.meter.waiting_seconds()  # once the device is done
         seconds = time.perf_counter() - started
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
@@ -277,7 +280,7 @@ class Rank:
     def issued(self) -> list[IssuedOperations]:
         """Return the operations of ranks that this one has issued since `begin`."""
         everyone = tuple(range(self.group.size))
-        pairs = [*self.meter.tally.issued.items(), (Operations("control", everyone), self.group.issued)]
+        pairs = [*self.meter.tally.issued.items(), (OperationKind(CONTROL, everyone), self.group.issued)]
         return [IssuedOperations(each.name, each.ranks, count) for each, count in pairs]
 
     def recover(
@@ -289,7 +292,7 @@ class Rank:
         """
         if self._mesh is not None:
             self._mesh[1].finish_sending()
-        self.meter.tally.finish()
+        self.meter.tally.wait_for_all()
         self.memory.finish()  # which raises what has failed on the device itself
         self._networks = Networks(self.device)
         self.holder.drop(message.model)

@@ -47,16 +47,16 @@ def sample(rank: Rank, message: SampleRequest, tensors: dict[str, Tensor]) -> No
     try:
         prepared = rank.prepare(message, mesh)
         started = rank.start()
-        shown = Previews(rank.device, rank.host.send) if mesh.reports else nullcontext()
+        shown = Previews(rank.device, rank.host.send) if mesh.replies_to_host else nullcontext()
         with shown as previews, rank.keeping():
             run = _Run(rank, message, tensors, prepared, previews, script)
             answer = run.whole(run.pipeline().run())
     except Cancelled:
-        rank.cancelled(message, mesh.reports)
+        rank.cancelled(message, mesh.replies_to_host)
         return
     forward = prepared.forward
     rank.report(message.request, message.model, started, forward.cache_bytes, forward.compiling())
-    if mesh.reports:
+    if mesh.replies_to_host:
         uncompiled = (*forward.uncompiled(), *rank.expansion.warnings())
         rank.host.send(DoneReply(message.request, run.skipped, uncompiled), answer)
 
@@ -85,7 +85,7 @@ class _Run:
         self._regions = prepared.model.patches(self._x.shape, message.plan.patches)
         prompts = _prompts(message, tensors, mesh)
         functions = [guidance_function(each) for each in message.guidance_functions]
-        self._cache = step_cache(message.cache, prompts, mesh, rank.agree)
+        self._cache = step_cache(message.cache, prompts, mesh, rank.broadcast_flag)
         self._model = ModelCalls(
             forward=prepared.forward,
             access=prepared.access,
@@ -121,7 +121,7 @@ class _Run:
             latent=self._x[rows],
             warmup_steps=message.plan.warmup_steps,
             callbacks=Callbacks(
-                cancelled=CancelSignal(asked=self._cancelled, agree=rank.agree),
+                cancelled=CancelSignal(asked=self._cancelled, broadcast_flag=rank.broadcast_flag),
                 step_begins=self._step_begins,
                 step_done=self._step_done,
             ),
@@ -155,13 +155,13 @@ class _Run:
 
 def _answers(mesh: Mesh) -> bool:
     """Whether this rank's latents are those that are answered with, for its part of the batch."""
-    return mesh.last and mesh.cfg.rank == 0 and mesh.sequence.rank == 0
+    return mesh.is_last_stage and mesh.cfg.rank == 0 and mesh.sequence.rank == 0
 
 
 def _whole_batch(latent: Tensor, mesh: Mesh, rows: Sequence[slice]) -> Tensor:
     """All data ranks' latents, joined along the batch; each rank holds its run of `rows`. A collective over the data axis."""
     sizes = [length(run) for run in rows]
-    joined = mesh.data.gather(latent.reshape(1, latent.shape[0], -1), sizes)
+    joined = mesh.data.all_gather(latent.reshape(1, latent.shape[0], -1), sizes)
     return joined.view(sum(sizes), *latent.shape[1:])
 
 

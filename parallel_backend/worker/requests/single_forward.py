@@ -37,7 +37,7 @@ def single_forward(
     try:
         prepared = rank.prepare(message, mesh)
     except Cancelled:
-        rank.cancelled(message, mesh.reports)
+        rank.cancelled(message, mesh.replies_to_host)
         return
     model, forward = prepared.model, prepared.forward
     started = rank.start()
@@ -66,12 +66,12 @@ def single_forward(
             outputs.append(_forward_piece(rank, number, piece, values, forward, own))
     mesh.finish_sending()
     output = None
-    if mesh.last:
+    if mesh.is_last_stage:
         output = torch.cat([tensors["0.x"][:0], *(one for one in outputs if one is not None)])
         if len(pieces) > 1:
             output = _from_groups(output, [sum(sizes[part]) for part in parts], mesh)
     rank.report(message.request, message.model, started, forward.cache_bytes)
-    if mesh.reports:
+    if mesh.replies_to_host:
         assert output is not None
         rank.host.send(DoneReply(message.request), {"result": output})
 
@@ -125,6 +125,6 @@ def _from_groups(local: Tensor, counts: list[int], mesh: Mesh) -> Tensor:
     """What each group of the data and cfg axes has, `counts` rows, joined in their order. A collective."""
     cfg = mesh.cfg.size
     inner = counts[mesh.data.rank * cfg : (mesh.data.rank + 1) * cfg]
-    joined = mesh.cfg.gather(local.flatten(1)[None], inner)
+    joined = mesh.cfg.all_gather(local.flatten(1)[None], inner)
     outer = [sum(counts[group * cfg : (group + 1) * cfg]) for group in range(mesh.data.size)]
-    return mesh.data.gather(joined, outer).view(sum(counts), *local.shape[1:])
+    return mesh.data.all_gather(joined, outer).view(sum(counts), *local.shape[1:])

@@ -33,6 +33,6 @@ def _time(model: WholeModel, example: Example) -> float:
         events.record()
         model.compute(example.x, inputs)
         events.record()
-        best = min(best, events.take()[1])
+        best = min(best, events.pop_seconds()[1])
         example.on_progress()
     return best

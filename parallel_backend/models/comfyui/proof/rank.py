@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from ....comm.meter import Meter
 from ....distance import error_of
 from ....mesh import build_mesh
+from ....mesh_axes import mesh_degrees
 from ....plan import ParallelPlan, ResolvedPlan
 from ....plan.resolve import in_rows
 from ....weights.stores.block_access import BlockAccess
@@ -69,7 +70,7 @@ class Rank:
             )
             return packed(out)
 
-        latent = case.x.clone() if self._mesh.sees_latent else None
+        latent = case.x.clone() if self._mesh.reads_latent else None
         inputs = Inputs("key", case.x.shape, case.x.dtype, CPU, None, {})
         out = self.forward.run(inputs, self.picture, latent, patch, compute)
         self._mesh.finish_sending()
@@ -87,7 +88,7 @@ class Rank:
 
 def plan_for(case: Case, **degrees: Any) -> ResolvedPlan:
     """A plan of these degrees and other fields with as many ranks on the CPU as it takes, the blocks in equal stages."""
-    fields = {"data": 1, "cfg": 1, "pipefusion": 1, "ring": 1, "ulysses": 1} | degrees
+    fields = mesh_degrees(**degrees)
     sequence, stages = fields["ring"] * fields["ulysses"], fields["pipefusion"]
     blocks = blocks_of(case.model, case.declaration)[-1].unit + 1
     ends = [blocks * stage // stages for stage in range(stages + 1)]

@@ -1,4 +1,4 @@
-"""A function in attention's place gets all tokens of some heads in the model's order, on any number of ranks."""
+"""A function in place of a kernel receives all tokens of some heads in the model's order, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_backend.attention.parallel import FunctionAttention
+from parallel_backend.attention.function_attention import FunctionAttention
 from parallel_backend.comm.meter import Meter
 from parallel_backend.layout import SequenceSplit
 from parallel_backend.mesh import build_mesh
@@ -23,11 +23,11 @@ TEXT, PICTURE, WIDTH = 7, 30, 8
     ("heads", "kv_heads", "ranks", "chunks"),
     [(30, 30, 4, 1), (30, 30, 4, 3), (12, 4, 2, 2), (12, 3, 4, 2), (3, 3, 4, 1)],
 )
-@pytest.mark.parametrize("keys_here", [False, True], ids=["keys spread", "keys on every rank"])
-def test_uneven_tokens_and_heads(heads: int, kv_heads: int, ranks: int, chunks: int, keys_here: bool) -> None:
+@pytest.mark.parametrize("replicated_keys", [False, True], ids=["keys spread", "keys on every rank"])
+def test_uneven_tokens_and_heads(heads: int, kv_heads: int, ranks: int, chunks: int, replicated_keys: bool) -> None:
     """Of patches in rows, which a rank has bits of everywhere; each head has a window of its own."""
     generator = torch.Generator().manual_seed(heads * ranks)
-    keys = 11 if keys_here else TEXT + PICTURE
+    keys = 11 if replicated_keys else TEXT + PICTURE
     q = torch.randn(2, TEXT + PICTURE, heads, WIDTH, generator=generator)
     k, v = torch.randn(2, 2, keys, kv_heads, WIDTH, generator=generator)
     of_heads = windowed([1 + head % 5 for head in range(heads)])
@@ -37,16 +37,16 @@ def test_uneven_tokens_and_heads(heads: int, kv_heads: int, ranks: int, chunks: 
 
     def function(run: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        told = {"skip_reshape": True, "skip_output_reshape": True}
-        return of_heads(run, heads)(None, q, k, v, q.shape[1], **told).transpose(1, 2)
+        options = {"skip_reshape": True, "skip_output_reshape": True}
+        return of_heads(run, heads)(None, q, k, v, q.shape[1], **options).transpose(1, 2)
 
     def on_rank(rank: int) -> Tensor:
         mesh = build_mesh(plan, CPU, Meter())
         counts = tuple(indices(streams, other).numel() for other in range(ranks))
         split = SequenceSplit(counts, heads, 1, ranks, plan.shares, kv_heads)
-        attention = FunctionAttention(mesh, split, order_of(streams), keys_here, chunks)
-        own = indices(streams, rank)
-        return attention(function, q[:, own], *((k, v) if keys_here else (k[:, own], v[:, own])))
+        attention = FunctionAttention(mesh, split, order_of(streams), replicated_keys, chunks)
+        local = indices(streams, rank)
+        return attention(function, q[:, local], *((k, v) if replicated_keys else (k[:, local], v[:, local])))
 
     group = heads // kv_heads
     expected = function(slice(0, heads), q, *(x.repeat_interleave(group, dim=2) for x in (k, v)))

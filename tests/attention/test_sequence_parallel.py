@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from parallel_backend.attention.kernels import choose_kernel
-from parallel_backend.attention.parallel import KVCache, PartialAttention, PatchAttention, WholeAttention
+from parallel_backend.attention.online_softmax import OnlineSoftmax
+from parallel_backend.attention.patches import KVCache, patch_attention
+from parallel_backend.attention.sequence_parallel import UspLayout, usp_attention
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.layout import SequenceSplit, cut
@@ -66,11 +68,13 @@ def attend_over_ranks(
         mesh = build_mesh(plan, CPU, Meter())
         around = range(mesh.ring.rank * ulysses, (mesh.ring.rank + 1) * ulysses)
         cache = KVCache(slots_of(streams, around, patches)) if patches > 1 else None
-        whole = WholeAttention(mesh, split(streams), attend, head_chunks)(0, *local(streams, rank), cache)
+        keep_kv = None if cache is None else cache.fill
+        layout = UspLayout(mesh, split(streams), attend, head_chunks)
+        whole = usp_attention(*local(streams, rank), layout, keep_kv=keep_kv)
         if cache is None:
             return [whole]
         parts = [
-            PatchAttention(mesh, split(chunk), patch, attend)(0, *local(chunk, rank), cache)
+            patch_attention(*local(chunk, rank), UspLayout(mesh, split(chunk), attend), patch, cache)
             for patch, chunk in enumerate(chunks)
         ]
         return [whole, *parts]
@@ -194,7 +198,7 @@ def test_patches_against_a_cache_of_the_same_call_are_attention_over_the_whole(
 def test_merging_blocks_of_keys_is_attention_over_all_of_them() -> None:
     q, k, v = inputs = qkv(50, 2)
     attend = choose_kernel("sdpa", CPU, torch.float32, 16).attend
-    partial = PartialAttention(q)
+    partial = OnlineSoftmax(q)
     for block in (slice(0, 1), slice(1, 30), slice(30, 50)):
         partial.add(*attend(q, k[:, block], v[:, block]))
     torch.testing.assert_close(partial.result().double(), torch_attention(inputs), rtol=1e-5, atol=1e-6)
