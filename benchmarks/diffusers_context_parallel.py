@@ -40,7 +40,7 @@ from parallel_backend.models.inputs import Inputs
 from parallel_backend.weights.adapters.merging import Keep
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.block_access import BlockAccess
-from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.store import WeightStore
 from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import StagePart, stages
 from tests.support.comfy_oracle import comfy_on_path
@@ -163,7 +163,7 @@ def timed(forward: Callable[[], Tensor]) -> tuple[float, float]:
     return time.perf_counter() - started, time.process_time() - used
 
 
-def whole(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[Store, BlockAccess]:
+def whole(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[WeightStore, BlockAccess]:
     """Every rank holds all weights of its stage."""
     return Whole(module), BlockAccess()
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from scripts.comfyui import REPO, ComfyUI, Graph, Run, Text
+from scripts.comfyui import REPO, ComfyUI, Graph, NodeText, QueuedRun
 from tests.support.server import fill
 
 EXPECTED: Any = {
@@ -81,13 +81,13 @@ def first_picture(prepared: bool) -> list[tuple[str, float, dict[str, float]]]:
                 spent = {kind: seconds - before[kind] for kind, seconds in used(server).items()}
                 rows.append((what, time.perf_counter() - began, spent))
 
-            def hear(text: Text) -> None:
+            def hear(text: NodeText) -> None:
                 what = text.text.partition(" ")[0]
                 what = "what it came to" if what[:1].isdigit() else what
                 if what not in [told for told, _, _ in rows]:
                     note(what)
 
-            run: Run = server.queue(graph(), on_text=hear, timeout=1200)
+            run: QueuedRun = server.queue(graph(), on_text=hear, timeout=1200)
             run.check()
             note("the picture")
             return rows

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.models import draw
@@ -53,7 +53,7 @@ def calls(function: Callable[[], Any]) -> int:
 def compare(name: str, size: int, runs: int) -> tuple[tuple[list[float], list[float]], tuple[int, int]]:
     """Of ComfyUI's own forward and of ours the seconds of each run, and the calls of functions in one."""
     case = enlarged(small(name), size)
-    rank = Rank(case, plan_for(case))
+    rank = ProofRank(case, plan_for(case))
     first = rank.run()
     assert isinstance(first, Tensor) and torch.equal(first, case.stock()), "the same bits"
     counted = calls(case.stock), calls(rank.run)

@@ -13,7 +13,7 @@ import tempfile
 from itertools import pairwise
 from statistics import median
 
-from scripts.comfyui import ComfyUI, Graph, Progress
+from scripts.comfyui import ComfyUI, Graph, StepProgress
 from tests.support.graphs.flux import insert_after_model, ksampler_graph, parallel
 from tests.support.server import fill
 
@@ -25,7 +25,7 @@ def time_graph(server: ComfyUI, graph: Graph) -> tuple[float, float]:
     """Seconds from the sampler node's start to its first step's, and the median seconds of a step."""
     times: list[float] = []
 
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: StepProgress) -> None:
         if progress.node == "sampler":
             times.append(progress.time)
 

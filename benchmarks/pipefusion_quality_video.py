@@ -19,7 +19,7 @@ from diffusers import CogVideoXTransformer3DModel
 from torch import Tensor
 from torch.nn import functional as F
 
-from parallel_backend.diffusion import DiffusionSettings, Prompt
+from parallel_backend.diffusion import DiffusionSettings, PromptSpec
 from parallel_backend.host import Backend
 from parallel_backend.models.diffusers.cogvideox_keys import comfy_name
 from tests.engine.conftest import Runner
@@ -146,8 +146,8 @@ def make(run: Runner, path: Path, steps: int, patches: int, warmup_steps: int) -
             cpu_plan(patches=patches, warmup_steps=warmup_steps, blocks=LAYERS),
             sampling=DiffusionSettings("v"),
             cfg=CFG,
-            positive=[Prompt({"context": "prompt.positive.context"})],
-            negative=[Prompt({"context": "prompt.negative.context"})],
+            positive=[PromptSpec({"context": "prompt.positive.context"})],
+            negative=[PromptSpec({"context": "prompt.negative.context"})],
         )
     )
 

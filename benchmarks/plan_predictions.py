@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from parallel_backend.layout import cut, length  # noqa: E402
 from parallel_backend.mesh_axes import mesh_degrees  # noqa: E402
 from parallel_backend.plan.plan import ResolvedPlan  # noqa: E402
-from parallel_backend.plan.predict.cost import Job, cost  # noqa: E402
+from parallel_backend.plan.predict.cost import DenoiseJob, cost  # noqa: E402
 from parallel_backend.plan.predict.known_machines import XDIT_COMPILED, XDIT_EAGER, profile  # noqa: E402
 from parallel_backend.plan.predict.known_models import known_model  # noqa: E402
 from parallel_backend.plan.predict.profiles import Device, ModelShape, Profile  # noqa: E402
@@ -144,7 +144,7 @@ class Measurement:
     source: str
     machine: Profile
     model: ModelShape
-    job: Job
+    job: DenoiseJob
     runs: int
     fixed: float
     rows: tuple[Row, ...]
@@ -182,8 +182,8 @@ def measurements() -> list[Measurement]:
     h100, a100, l40, l20 = profile("h100"), profile("a100"), profile("l40"), profile("l20")
     dev, schnell = published("flux-dev"), published("flux-schnell")
     cog, cog15 = published("cogvideox-5b"), published("cogvideox1.5-5b")
-    flux_job = Job(dev.image_tokens(1024, 1024), 512, steps=28)
-    schnell_job = Job(schnell.image_tokens(1024, 1024), 256, steps=4)
+    flux_job = DenoiseJob(dev.image_tokens(1024, 1024), 512, steps=28)
+    schnell_job = DenoiseJob(schnell.image_tokens(1024, 1024), 256, steps=4)
     small, large = cog.image_tokens(720, 480, 49), cog15.image_tokens(1360, 768, 161)
     two = ("one", "u2", "r2", "c2")
     with_flash2 = replace(h100, device=replace(h100.device, attention=FLASH2_H100))
@@ -233,7 +233,7 @@ def measurements() -> list[Measurement]:
             f"{COG_PAGE}, chart latency-cogvideo1.5-5b-l40.png",
             replace(l40, software=XDIT_EAGER),
             cog15,
-            Job(large, 226, two_sided=True, steps=50),
+            DenoiseJob(large, 226, two_sided=True, steps=50),
             50,
             FIXED_COG15,
             rows(
@@ -258,7 +258,7 @@ def measurements() -> list[Measurement]:
             f"{COG_PAGE}, chart cogvideo-l40-5b.png",
             _with_ports(replace(l40, software=XDIT_EAGER), PORT_12_L40),
             cog,
-            Job(small, 226, two_sided=True, steps=50),
+            DenoiseJob(small, 226, two_sided=True, steps=50),
             1,
             0.0,
             rows(
@@ -296,7 +296,7 @@ def measurements() -> list[Measurement]:
 def _videos(h100: Profile, with_flash2: Profile, a100: Profile, l20: Profile) -> Iterator[Measurement]:
     """Series of videos, in which attention is most of the work."""
     cog, hunyuan, wan = published("cogvideox-5b"), published("hunyuan-video"), published("wan2.2-14b")
-    small = Job(cog.image_tokens(720, 480, 49), 226, two_sided=True, steps=50)
+    small = DenoiseJob(cog.image_tokens(720, 480, 49), 226, two_sided=True, steps=50)
     yield Measurement(
         "CogVideoX-5b 720x480, 49 frames, A100 NVLink, eager (s a step)",
         f"{COG_PAGE}, chart cogvideo-a100-5b.png",
@@ -339,7 +339,7 @@ def _videos(h100: Profile, with_flash2: Profile, a100: Profile, l20: Profile) ->
             {"one": 6039.08, "u2": 3260.62, "u3": 2284.74},
         ),
     ):
-        job = Job(hunyuan.image_tokens(*size, 129), hunyuan.text, steps=50)
+        job = DenoiseJob(hunyuan.image_tokens(*size, 129), hunyuan.text, steps=50)
         for name, machine, times in (("H100", with_flash2, h100_times), ("L20 PCIe", l20, l20_times)):
             yield Measurement(
                 f"{title}, 129 frames, 50 steps, {name}, eager (s)",
@@ -353,7 +353,8 @@ def _videos(h100: Profile, with_flash2: Profile, a100: Profile, l20: Profile) ->
                 "hunyuan fixed",
             )
     large, less = (
-        Job(wan.image_tokens(*size, 81), wan.text, two_sided=True, steps=40) for size in ((1280, 720), (832, 480))
+        DenoiseJob(wan.image_tokens(*size, 81), wan.text, two_sided=True, steps=40)
+        for size in ((1280, 720), (832, 480))
     )
     part = less.image_tokens / large.image_tokens
     for title, machine, job, fixed, fitted, times in (

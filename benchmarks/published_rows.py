@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from parallel_backend.plan import ParallelPlan, Workload, candidates
 from parallel_backend.plan.choose import rank
 from parallel_backend.plan.plan import COMPILER
-from parallel_backend.plan.predict.cost import Job, cost
+from parallel_backend.plan.predict.cost import DenoiseJob, cost
 from parallel_backend.plan.predict.known_machines import profile, software
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.profiles import Profile
@@ -90,7 +90,7 @@ ROWS: Sequence[Row] = (
 def predicted(row: Row) -> tuple[str, float, float, dict[str, float]]:
     """The plan, its seconds, those with compiled blocks, and what the first are made of."""
     known, machine = known_model(row.model).shape, profile(row.card)
-    job = Job(known.image_tokens(*row.size), known.text, two_sided=row.two_sided, steps=row.steps)
+    job = DenoiseJob(known.image_tokens(*row.size), known.text, two_sided=row.two_sided, steps=row.steps)
     device = replace(
         machine.device,
         matmul=machine.device.matmul * row.slower,

@@ -27,9 +27,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
+from parallel_backend.diffusion import FlowSettings, ModelSpec, PromptSpec
 from parallel_backend.host import Backend
-from parallel_backend.host.workers.exchange import Caller
+from parallel_backend.host.workers.exchange import RequestContext
 from parallel_backend.host.workers.remote import ask
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.wire.address import Address
@@ -221,13 +221,13 @@ class Job:
         answer = backend.sample(
             self._tensors,
             lambda *_: ends.append(time.perf_counter()),
-            Caller(),
+            RequestContext(),
             model=ModelSpec("comfyui", str(self.path), status.st_mtime_ns, status.st_size, "float32"),
             plan=plan,
             compute_dtype="float32",
             sampling=FlowSettings(timestep_scale=1.0, noise_scale=1.0),
             cfg=1.0,
-            positive=[Prompt({"context": "prompt.positive.context", "y": "prompt.positive.y"})],
+            positive=[PromptSpec({"context": "prompt.positive.context", "y": "prompt.positive.y"})],
             negative=None,
         )
         return Run(

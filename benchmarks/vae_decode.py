@@ -19,7 +19,7 @@ from torch import Tensor
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.vae import Autoencoder
-from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
+from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXAutoencoderConfig
 from parallel_backend.vae.comfyui import ComfyAutoencoder
 from parallel_backend.vae.rows import Slab, slab_of
 from scripts.comfyui import REPO
@@ -49,7 +49,7 @@ class Subject:
 
 def subjects() -> list[Subject]:
     """CogVideoX's by both schedules, and each kind of ComfyUI's own; a few of them are timed."""
-    video = CogVideoXAutoencoder(CogVideoXConfig((32, 64, 64, 128), 3, 16))
+    video = CogVideoXAutoencoder(CogVideoXAutoencoderConfig((32, 64, 64, 128), 3, 16))
     module = video.module.to_empty(device="cpu")
     module.load_state_dict(random_weights(module, seed=0))
     clip = torch.randn(1, 16, 5, 12, 8)

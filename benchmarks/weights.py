@@ -29,15 +29,15 @@ from torch.distributed.tensor import DTensor
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.models.comfyui.comfy_family import plan_shape
-from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
 from parallel_backend.models.comfyui.small.often_used import wan as small_wan
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ModelShape
-from parallel_backend.plan.predict.cost import Job, needs
+from parallel_backend.plan.predict.cost import DenoiseJob, needs
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.sharded import Sharded
-from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.store import WeightStore
 from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.weights.stores.whole import Whole
 from tests.support.plans import cpu_plan
@@ -50,7 +50,7 @@ BLOCKS = 8
 TEXT = 512
 ROUND = 2**20
 
-Arrange = Callable[[nn.Module, Sequence[nn.Module], Meter], tuple[Store | None, BlockAccess]]
+Arrange = Callable[[nn.Module, Sequence[nn.Module], Meter], tuple[WeightStore | None, BlockAccess]]
 
 
 class Fsdp(BlockAccess):
@@ -83,7 +83,7 @@ class Fsdp(BlockAccess):
             self._meter.sent["weights"] += (RANKS - 1) * self._shards[index]
 
 
-def _filled(store: Store, module: nn.Module) -> Store:
+def _filled(store: WeightStore, module: nn.Module) -> WeightStore:
     values = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     store.materialise(CPU)
@@ -96,7 +96,7 @@ def _filled(store: Store, module: nn.Module) -> Store:
     return store
 
 
-def _sharded(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tuple[Store, BlockAccess]:
+def _sharded(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tuple[WeightStore, BlockAccess]:
     store = Sharded(module, blocks, Communicator("weights", dist.group.WORLD, CPU, False, meter))
     return _filled(store, module), store
 
@@ -104,7 +104,7 @@ def _sharded(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tu
 def _streamed(part: float) -> Arrange:
     """With room for a part of the blocks' bytes."""
 
-    def arrange(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tuple[Store, BlockAccess]:
+    def arrange(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tuple[WeightStore, BlockAccess]:
         store = Streamed(module, blocks, Communicator("subgroup", dist.group.WORLD, CPU, False, meter), CPU, meter)
         whole = sum(parameter.nbytes for block in blocks for parameter in block.parameters())
         _filled(store, module).fit(int(part * whole) - (store.nbytes - store.movable))
@@ -152,7 +152,7 @@ def peak_of(work: Callable[[], Any]) -> int:
     return most
 
 
-def held_of(module: nn.Module, store: Store | None) -> int:
+def held_of(module: nn.Module, store: WeightStore | None) -> int:
     """Bytes of the device that weights take between forwards."""
     if store is not None:
         return store.movable + store.beyond
@@ -169,7 +169,7 @@ def figures(case: Case, runs: int) -> list[Figures]:
         forms = []
         for arrange in FORMS.values():
             meter = Meter()
-            rank = Rank(case, plan)
+            rank = ProofRank(case, plan)
             store, access = arrange(rank.module, rank.blocks, meter)
             rank.hold(access)
             out = rank.run()
@@ -211,7 +211,7 @@ def wan_14b() -> ModelShape:
 def print_formula() -> None:
     """The peak of a rank by the formula, in bf16."""
     shape = wan_14b()
-    job = Job(image_tokens=75_600, text_tokens=TEXT, two_sided=False, steps=20)
+    job = DenoiseJob(image_tokens=75_600, text_tokens=TEXT, two_sided=False, steps=20)
     print("\n| plan | weights | gathered | activations | peak of a rank, GB |\n|---|---:|---:|---:|---:|")
     for name, settings in {
         "1 worker": {},
@@ -238,11 +238,11 @@ def print_measured(size: int) -> None:
             plan = plan_for(case, ulysses=ranks)
 
             def counted(_: int, case: Case = case, plan: Any = plan) -> int:
-                rank = Rank(case, plan)
+                rank = ProofRank(case, plan)
                 rank.run()
                 return peak_of(rank.run)
 
-            job = Job(image_tokens=tokens, text_tokens=7, element=4, weight_element=4)
+            job = DenoiseJob(image_tokens=tokens, text_tokens=7, element=4, weight_element=4)
             formula = needs(plan, shape_of(case), job).activations
             found = max(run_ranks(ranks, torch.no_grad()(counted), timeout=3600))
             print(f"| {tokens} | {ranks} | {formula / 1e6:.1f} | {found / 1e6:.1f} | {found / formula:.2f} |")

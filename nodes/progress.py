@@ -20,8 +20,8 @@ from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
 from ..parallel_backend.errors import NotFinite, Refused, RequestFailed, WorkerFailed
-from ..parallel_backend.host.planning.events import Event, Measuring, Planned, Ran, Starting
-from ..parallel_backend.host.runs.outcome import Outcome, Times, in_words, outcome, part_of
+from ..parallel_backend.host.planning.events import CostEvent, Event, MeasuringEvent, PlanEvent, StartingEvent
+from ..parallel_backend.host.runs.outcome import Outcome, RunTimes, in_words, outcome, part_of
 
 EVENT = "parallel.ran"
 """Told to the page, with the node's id, when a run has ended well."""
@@ -37,12 +37,12 @@ MEBIBYTE = 1 << 20
 log = logging.getLogger(__name__)
 
 
-class Run:
+class NodeRun:
     """One run of a node; what it has told so far."""
 
     def __init__(self, doing: str, steps: int) -> None:
-        self.planned: Planned | None = None
-        self.ran: list[Ran] = []
+        self.planned: PlanEvent | None = None
+        self.ran: list[CostEvent] = []
         self.warnings: list[str] = []
         self.started = time.monotonic()
         self.steps = steps
@@ -77,11 +77,11 @@ class Run:
         return (self._times[-1] - self._times[0]) / (len(self._times) - 1) if len(self._times) > 1 else 0.0
 
 
-class Progress:
+class NodeProgress:
     """Hears what the Backend reports and says it on the node that is executed."""
 
     def __init__(self) -> None:
-        self._run: Run | None = None
+        self._run: NodeRun | None = None
         self._shown_start = (0, 0)
         self._alone: dict[object, float] = {}
         """Measured seconds a step on one device, by the job."""
@@ -89,15 +89,15 @@ class Progress:
     def hear(self, event: Event) -> None:
         """Listen to the Backend."""
         match event:
-            case Starting(workers=workers, seconds=seconds):
+            case StartingEvent(workers=workers, seconds=seconds):
                 if self._run is not None:
                     self._run.starting = seconds
                 self._starting(workers, int(seconds))
-            case Measuring(what=what):
+            case MeasuringEvent(what=what):
                 say(f"Measuring {what}")
-            case Planned() if self._run is not None:
+            case PlanEvent() if self._run is not None:
                 self._run.planned = event
-            case Ran() if self._run is not None:
+            case CostEvent() if self._run is not None:
                 self._run.ran.append(event)
 
     def _starting(self, workers: int, seconds: int) -> None:
@@ -111,9 +111,9 @@ class Progress:
             self._run.advance(count)
 
     @contextlib.contextmanager
-    def run(self, doing: str, steps: int = 0, first: str = "") -> Iterator[Run]:
+    def run(self, doing: str, steps: int = 0, first: str = "") -> Iterator[NodeRun]:
         """A run of the node that is executed, which is said at once; what it came to is said when it has ended well."""
-        self._run = run = Run(doing, steps)
+        self._run = run = NodeRun(doing, steps)
         say(first or doing)
         try:
             yield run
@@ -126,7 +126,7 @@ class Progress:
         if run.ran:
             self._publish(run)
 
-    def _publish(self, run: Run) -> None:
+    def _publish(self, run: NodeRun) -> None:
         plan, alone = run.ran[-1].plan, None
         if run.planned is not None and run.pace:
             question = run.planned.question
@@ -135,7 +135,7 @@ class Progress:
                 self._alone[job] = run.pace
             alone = self._alone.get(job)
         seconds = time.monotonic() - run.started - run.starting
-        times = Times(seconds, run.starting, run.steps, run.pace)
+        times = RunTimes(seconds, run.starting, run.steps, run.pace)
         publish(outcome(run.ran, run.planned, times, alone, run.warnings))
 
 

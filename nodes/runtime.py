@@ -7,7 +7,7 @@ import functools
 import os
 
 from ..parallel_backend.host import Backend, Deadlines
-from .progress import Progress
+from .progress import NodeProgress
 
 CATEGORY = "Parallel"
 
@@ -21,6 +21,6 @@ def backend() -> Backend:
 
 
 @functools.cache
-def progress() -> Progress:
+def progress() -> NodeProgress:
     """Who hears what that Backend tells."""
-    return Progress()
+    return NodeProgress()

@@ -25,7 +25,7 @@ LEAST = 12
 
 
 @dataclass(frozen=True)
-class Entry:
+class TroubleshootingEntry:
     """An item of the page: its id there, its text in Markdown, and the words of each message or title that it begins with."""
 
     id: str
@@ -39,10 +39,12 @@ class Entry:
 
 
 @functools.cache
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[TroubleshootingEntry, ...]:
     """All of them, in the page's order."""
     items = re.findall(r"^- (\*\*.*?)(?=^- |^#|\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return tuple(Entry(f"entry-{number}", text.strip(), _quoted(text)) for number, text in enumerate(items, 1))
+    return tuple(
+        TroubleshootingEntry(f"entry-{number}", text.strip(), _quoted(text)) for number, text in enumerate(items, 1)
+    )
 
 
 def entry_of(message: str) -> str:

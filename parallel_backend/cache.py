@@ -37,7 +37,7 @@ def write_whole(path: Path, data: bytes) -> None:
             own.unlink(missing_ok=True)
 
 
-class Store(Generic[Thing]):
+class DiskCache(Generic[Thing]):
     """Things of one kind.
 
     Args:

@@ -77,7 +77,7 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stride: int
 
 
-class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PromptSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of a CONDITIONING: `tensors` maps the model's names to the request's tensors, `values` what is no tensor.
 
     It takes part while `end <= sigma <= start`; outputs of several entries are averaged by `strength`.

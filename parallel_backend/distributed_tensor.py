@@ -35,7 +35,7 @@ D = TypeVar("D", bound="DistributedTensor")
 
 
 @dataclass(frozen=True)
-class Rules:
+class DispatchRules:
     """What does not gather: `known` operations by a rule of their own, and `element_wise` ones by one for all."""
 
     known: Mapping[Any, Rule]
@@ -63,7 +63,7 @@ class DistributedTensor(torch.Tensor):
         return f"{type(self).__name__}({list(self.shape)}, local {list(self.local.shape)})"
 
     @classmethod
-    def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rules:
+    def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DispatchRules:
         """What stays local of the operations on these arguments."""
         raise NotImplementedError
 

@@ -119,7 +119,7 @@ HOLDERS = ("nvidia-smi", f"--query-compute-apps={','.join(_HELD)}", "--format=cs
 
 
 @dataclass(frozen=True)
-class Holder:
+class GpuProcess:
     """A process that computes on a GPU, with the bytes that it holds there, None where the driver does not say."""
 
     uuid: str
@@ -128,7 +128,7 @@ class Holder:
     held: int | None
 
 
-def ask_holders(query: Sequence[str] = HOLDERS) -> tuple[Holder, ...]:
+def ask_holders(query: Sequence[str] = HOLDERS) -> tuple[GpuProcess, ...]:
     """The processes that the driver's own tool shows on the GPUs; none where there is no such tool.
 
     In a container, and under WSL2, it shows none, or not what they hold.
@@ -143,7 +143,7 @@ def ask_holders(query: Sequence[str] = HOLDERS) -> tuple[Holder, ...]:
         if len(fields) >= len(_HELD) and fields[1].isdecimal():
             uuid, process, *name, held = fields
             number = _number(held)
-            found.append(Holder(uuid, int(process), ",".join(name), None if number is None else number * MEBIBYTE))
+            found.append(GpuProcess(uuid, int(process), ",".join(name), None if number is None else number * MEBIBYTE))
     return tuple(found)
 
 

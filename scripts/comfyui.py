@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from parallel_backend.bench.client import ComfyUIError, Graph, NodeError, Progress, Run, Text
+from parallel_backend.bench.client import ComfyUIError, Graph, NodeError, NodeText, QueuedRun, StepProgress
 from parallel_backend.bench.server import Server, free_port
 
 __all__ = [
@@ -15,9 +15,9 @@ __all__ = [
     "ComfyUIError",
     "Graph",
     "NodeError",
-    "Progress",
-    "Run",
-    "Text",
+    "NodeText",
+    "QueuedRun",
+    "StepProgress",
     "free_port",
 ]
 

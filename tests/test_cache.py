@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from parallel_backend.cache import Store, write_whole
+from parallel_backend.cache import DiskCache, write_whole
 
 
 class Thing(msgspec.Struct, frozen=True):
@@ -20,7 +20,7 @@ class Thing(msgspec.Struct, frozen=True):
 @pytest.mark.parametrize("room", [0, 100])
 def test_a_full_disk_leaves_what_was_kept_and_nothing_else(tmp_path: Path, room: int) -> None:
     """Files are limited to so many bytes, as a full disk does it."""
-    store = Store("machine", Thing, tmp_path)
+    store = DiskCache("machine", Thing, tmp_path)
     store.write("key", Thing("before"))
     (kept,) = tmp_path.iterdir()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parallel_backend.distributed_tensor import DistributedTensor, Rules
+from parallel_backend.distributed_tensor import DispatchRules, DistributedTensor
 
 
 class OnOneRank(DistributedTensor):
     """Its part is the whole, of which every operation asks."""
 
     @classmethod
-    def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rules:
-        return Rules({}, lambda *_, **__: NotImplemented)
+    def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DispatchRules:
+        return DispatchRules({}, lambda *_, **__: NotImplemented)
 
     def whole(self) -> Tensor:
         return self.local

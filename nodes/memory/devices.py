@@ -10,7 +10,7 @@ import torch
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.host import Backend
 from ...parallel_backend.plan.predict.profiles import CONTEXT_BYTES
-from .loaded_models import Share
+from .loaded_models import DeviceShare
 
 
 def reclaimable_bytes(device: str) -> int:
@@ -46,7 +46,9 @@ def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], eac
         if device.type == "cuda" and _keeps(device) and torch.cuda.mem_get_info(device)[0] < needed:
             comfy.model_management.soft_empty_cache()  # what torch keeps looks free to ComfyUI, but only to it
         if any(
-            entry.device == device and not isinstance(patcher, Share) for entry, patcher in loaded if entry not in ours
+            entry.device == device and not isinstance(patcher, DeviceShare)
+            for entry, patcher in loaded
+            if entry not in ours
         ):
             comfy.model_management.free_memory(needed, device, keep_loaded=ours)
 

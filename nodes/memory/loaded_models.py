@@ -64,7 +64,7 @@ class WorkerPatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
         return self.load_device  # type: ignore[no-any-return]
 
 
-class Share(WorkerPatcher):
+class DeviceShare(WorkerPatcher):
     """A model's weights on a device beside the one that its MODEL or VAE is on."""
 
     def __init__(self, remote: Remote, device: torch.device) -> None:
@@ -109,7 +109,9 @@ class Shares:
     def __init__(self, remote: Remote, main: torch.device, devices: Iterable[torch.device]) -> None:
         self._remote, self._main, self._devices = remote, main, tuple(devices)
         others = {device_name(device): device for device in self._devices if device != main}
-        self._shares = {name: Share(remote, others[name]) for name in dict.fromkeys(remote.devices) if name in others}
+        self._shares = {
+            name: DeviceShare(remote, others[name]) for name in dict.fromkeys(remote.devices) if name in others
+        }
 
     def __deepcopy__(self, _: dict[int, Any]) -> Shares:
         """The same ones: a copy of a VAE has its weights where the VAE has them."""

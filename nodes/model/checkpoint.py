@@ -25,7 +25,7 @@ EMBEDDINGS = "embeddings"
 
 
 @dataclass(frozen=True)
-class Parts:
+class CheckpointTensors:
     """A checkpoint's tensors, by their names in it: the diffusion model's without data, the others with theirs.
 
     Others of a type that cannot be read are without data too.
@@ -48,7 +48,7 @@ def load_checkpoint(backend: Backend, path: str, plan: ParallelPlan) -> tuple[An
     return model, *clip_and_vae(path, parts)
 
 
-def parts_of(path: str) -> Parts:
+def parts_of(path: str) -> CheckpointTensors:
     """Read a checkpoint: of its diffusion model the header alone.
 
     Raises:
@@ -63,7 +63,7 @@ def parts_of(path: str) -> Parts:
         for name, entry in checkpoint.entries.items()
         if name not in inside
     }
-    return Parts(checkpoint, inside, beside)
+    return CheckpointTensors(checkpoint, inside, beside)
 
 
 def refuse_another_class(checkpoint: Checkpoint, alone: Any) -> None:
@@ -90,7 +90,7 @@ def refuse_another_class(checkpoint: Checkpoint, alone: Any) -> None:
         )
 
 
-def clip_and_vae(path: str, parts: Parts) -> tuple[Any, Any]:
+def clip_and_vae(path: str, parts: CheckpointTensors) -> tuple[Any, Any]:
     """ComfyUI's text encoder and VAE of a checkpoint, made by its own loader; the first is None where there is none."""
     if not parts.model:  # a file of a diffusion model alone
         return None, comfy.sd.VAE(sd={})

@@ -23,10 +23,10 @@ from ...parallel_backend.host.proofs import Prover
 from ...parallel_backend.host.proved import Sources, key_of, verdict_of
 from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.models.comfyui.comfy_family import ComfyConfig
-from ...parallel_backend.models.comfyui.content.kept import Verdict, found, keep
+from ...parallel_backend.models.comfyui.content.kept import TrialVerdict, found, keep
 from ...parallel_backend.models.comfyui.content.sources import sources_of
 from ...parallel_backend.models.comfyui.content.tested import same_files, tables, versions
-from ...parallel_backend.models.comfyui.proof.asked import Asked, chosen, class_name
+from ...parallel_backend.models.comfyui.proof.asked import ProofRequest, chosen, class_name
 from ...parallel_backend.models.comfyui.small.graph_inputs import GraphInputs
 from ...parallel_backend.models.comfyui.small.kinds import KINDS, cases_of
 from .verdicts import FOLDER
@@ -53,12 +53,12 @@ class AnotherResult(Refused):
 
 
 @dataclass
-class Proof:
+class ClassProof:
     """One call of a small model: its verdict once there is one, or why it could not be made."""
 
     key: str
-    asked: Asked
-    verdict: Verdict | None = None
+    asked: ProofRequest
+    verdict: TrialVerdict | None = None
     failure: str = ""
     said: bool = False
 
@@ -75,7 +75,7 @@ class Proofs:
         self._seconds = Deadlines.read(os.environ).proof
         self._folder, self._kept_in, self._tables = folder, kept_in, tables()
         self._sources: dict[str, Sources] = {}
-        self._proofs: dict[str, Proof] = {}
+        self._proofs: dict[str, ClassProof] = {}
         self._done = threading.Condition()
 
     def begin(self, config: Any, model: Any) -> None:
@@ -102,7 +102,7 @@ class Proofs:
         once = functools.cache(say)
         return [*dict.fromkeys(sentence for proof in proofs for sentence in self._outcome(proof, once))]
 
-    def _proofs_of(self, config: Any, model: Any, calls: Sequence[GraphInputs | None]) -> list[Proof]:
+    def _proofs_of(self, config: Any, model: Any, calls: Sequence[GraphInputs | None]) -> list[ClassProof]:
         """Begin the proofs of some calls; return none where the forward is not spread, was derived, or is a tested version's."""
         if not isinstance(config, ComfyConfig) or config.kind not in KINDS:
             return []
@@ -114,11 +114,13 @@ class Proofs:
             return []
         plain = cases_of(config.kind, configuration)[0]
         asked = [
-            Asked(config.kind, plain, name, chosen(configuration), None if given is None else dict(given))
+            ProofRequest(config.kind, plain, name, chosen(configuration), None if given is None else dict(given))
             for given in calls
         ]
         with self._done:
-            wanted = [self._proofs.get(key) or Proof(key, each) for each in asked for key in [key_of(each, sources)]]
+            wanted = [
+                self._proofs.get(key) or ClassProof(key, each) for each in asked for key in [key_of(each, sources)]
+            ]
             new = [proof for proof in wanted if proof.key not in self._proofs]
             for proof in new:
                 self._proofs[proof.key] = proof
@@ -129,7 +131,7 @@ class Proofs:
             threading.Thread(target=self._prove, args=(missing,), daemon=True).start()
         return wanted
 
-    def _prove(self, proofs: Sequence[Proof]) -> None:
+    def _prove(self, proofs: Sequence[ClassProof]) -> None:
         """In a thread: have a child prove them one after the other; where it ends early the rest is not made either."""
         failure = ""
         waiting = list(proofs)
@@ -152,12 +154,12 @@ class Proofs:
             for proof in waiting:
                 self._tell(proof, None, failure or "its process failed")
 
-    def _tell(self, proof: Proof, verdict: Verdict | None, failure: str) -> None:
+    def _tell(self, proof: ClassProof, verdict: TrialVerdict | None, failure: str) -> None:
         with self._done:
             proof.verdict, proof.failure = verdict, failure
             self._done.notify_all()
 
-    def _outcome(self, proof: Proof, say: Callable[[str], None]) -> Iterator[str]:
+    def _outcome(self, proof: ClassProof, say: Callable[[str], None]) -> Iterator[str]:
         kind, of = proof.asked.kind, f"ComfyUI {own_comfyui_version()}"
         with self._done:
             if proof.verdict is None and not proof.failure:

@@ -17,13 +17,13 @@ from ...parallel_backend.conditioning import ALONE, OPTIONS, Conditioning, packe
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
-from ...parallel_backend.host.planning.planner import Question
-from ...parallel_backend.host.workers.exchange import Caller
+from ...parallel_backend.host.planning.planner import PlanRequest
+from ...parallel_backend.host.workers.exchange import RequestContext
 from ...parallel_backend.models.comfyui.rows import rows_a_unit
 from ...parallel_backend.models.comfyui.whole_family import WholeFamily
 from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
-from ...parallel_backend.plan.predict.cost import Job, needs
+from ...parallel_backend.plan.predict.cost import DenoiseJob, needs
 from ...parallel_backend.weights.adapters.lora import AdapterSet
 from ...parallel_backend.weights.layers.packing import Expanded
 from ...parallel_backend.wire.frames import Frame
@@ -58,7 +58,7 @@ class RemoteModel:
     trials: Trials = field(default_factory=Trials, compare=False)
     unspread: str = ""
 
-    def job(self, forward: Conditioning, dtype: torch.dtype, two_sided: bool, steps: int) -> Job:
+    def job(self, forward: Conditioning, dtype: torch.dtype, two_sided: bool, steps: int) -> DenoiseJob:
         """What is to be computed, as a plan sees it.
 
         Args:
@@ -68,7 +68,7 @@ class RemoteModel:
             steps: of the sampler.
         """
         shape = picture_shape(forward.tensors["x"].shape, forward.values)
-        return Job(
+        return DenoiseJob(
             image_tokens=self.family.image_tokens(self.config, shape),
             text_tokens=self.family.beside_tokens(self.config, forward.tensors),
             batch=max(1, shape[0] // rows_a_unit(forward.values)),
@@ -88,7 +88,7 @@ class RemoteModel:
         return rows_a_unit(forward.values) * self.family.item_bytes(self.config, shape, forward.tensors, dtype)
 
     def plan(
-        self, job: Job, forward: Conditioning, dtype: torch.dtype, compiler: str = "", all_tokens: bool = False
+        self, job: DenoiseJob, forward: Conditioning, dtype: torch.dtype, compiler: str = "", all_tokens: bool = False
     ) -> ResolvedPlan:
         """The plan for a job and one forward of it: the fastest that does what is wished for.
 
@@ -102,7 +102,7 @@ class RemoteModel:
         rows = self.family.token_rows(self.config, tuple(forward.tensors["x"].shape))
         workload = Workload(job.batch, job.two_sided, rows)
         wish = self.backend.located(self.wish)
-        question = Question(
+        question = PlanRequest(
             msgspec.structs.replace(wish, ring=1, pipefusion=1) if all_tokens else wish,
             torch.cuda.device_count(),
             self.spec,
@@ -186,7 +186,7 @@ class RemoteModel:
             raise interruption() from None
         return answer.frame
 
-    def make_room(self, plan: ResolvedPlan, job: Job, adapters: AdapterSet) -> int:
+    def make_room(self, plan: ResolvedPlan, job: DenoiseJob, adapters: AdapterSet) -> int:
         """Make ComfyUI's models leave the plan's devices as far as a job needs it.
 
         Returns what it needs beside the model's weights: what it computes with, and the networks that each rank holds.
@@ -236,9 +236,9 @@ class RemoteModel:
         return list(answer.frame.tensors["result"].split(sizes))
 
 
-def caller() -> Caller:
+def caller() -> RequestContext:
     """The node that is executed: ComfyUI's Cancel, and a line that says how loading gets on."""
-    return Caller(comfy.model_management.processing_interrupted, loading())
+    return RequestContext(comfy.model_management.processing_interrupted, loading())
 
 
 def interruption() -> BaseException:

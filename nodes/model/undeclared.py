@@ -18,11 +18,11 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import Tensor, nn
 
 from ...parallel_backend.conditioning import CROSS_ATTENTION, SIDES, Conditioning
-from ...parallel_backend.derive.asked import Answer
+from ...parallel_backend.derive.asked import DeriveReply
 from ...parallel_backend.derive.call_kind import CallKind, kind_of
 from ...parallel_backend.derive.kept import key_of, unlike
 from ...parallel_backend.derive.objects import as_dicts
-from ...parallel_backend.derive.prompt import Prompt
+from ...parallel_backend.derive.prompt import PromptExample
 from ...parallel_backend.errors import PlanRefused, Refused
 from ...parallel_backend.host import Deadlines
 from ...parallel_backend.host.deriving import Derivation
@@ -136,7 +136,7 @@ class Undeclared:
                 "that adds it, or use Load Diffusion Model."
             )
 
-    def _found(self, prompts: list[Prompt], wait: bool) -> tuple[Answer | None, str, str]:
+    def _found(self, prompts: list[PromptExample], wait: bool) -> tuple[DeriveReply | None, str, str]:
         """What was proved for all of these, or else why nothing was, or what is being done about it."""
         kinds = [prompt.kind for prompt in prompts]
         answer, reason = self._derivation.found(kinds), self._derivation.failed(kinds)
@@ -185,14 +185,14 @@ def _other_than_proved(run: SamplerRun, config: WholeConfig) -> str:
     return ""
 
 
-def _prompts(run: SamplerRun) -> list[Prompt]:
+def _prompts(run: SamplerRun) -> list[PromptExample]:
     """Of each kind of call that a run makes a prompt."""
     dtype = run.guider.inner_model.get_dtype_inference()
-    found: dict[CallKind, Prompt] = {}
+    found: dict[CallKind, PromptExample] = {}
     for entries in run.guider.conds.values():
         for entry in entries or ():
             kind = kind_of(run.noise, of_prompt(entry["model_conds"], dtype, run.noise.shape[0]))
-            found.setdefault(kind, Prompt(_entries(entry, run.mask), tuple(run.noise.shape), kind))
+            found.setdefault(kind, PromptExample(_entries(entry, run.mask), tuple(run.noise.shape), kind))
     return [*found.values()]
 
 

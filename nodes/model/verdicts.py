@@ -14,7 +14,7 @@ import torch
 
 from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.identity import code_digest
-from ...parallel_backend.models.comfyui.content.kept import Verdict, kept
+from ...parallel_backend.models.comfyui.content.kept import TrialVerdict, kept
 from ...parallel_backend.models.comfyui.content.known import Content, Unknown
 from ...parallel_backend.models.comfyui.content.tested import tables, versions
 from ...parallel_backend.models.comfyui.content.things import Kind
@@ -45,7 +45,7 @@ class Verdicts:
     def __init__(self, content: Content, folder: Path | None = None) -> None:
         self._content = content
         self._folder = folder
-        self._found: dict[str, Verdict] = {}
+        self._found: dict[str, TrialVerdict] = {}
         self._reports: list[str] = []
 
     def fault(self, kind: Kind, attempt: Attempt, only: Collection[str] = ()) -> str | None:
@@ -75,19 +75,19 @@ class Verdicts:
         reports, self._reports = self._reports, []
         return reports
 
-    def _verdict(self, kind: Kind, unknown: Collection[Unknown], attempt: Attempt) -> Verdict:
+    def _verdict(self, kind: Kind, unknown: Collection[Unknown], attempt: Attempt) -> TrialVerdict:
         key = self._key(kind, unknown)
         if key not in self._found:
             names = tuple(dict.fromkeys(each.function for each in unknown))
             try:
                 self._found[key], new = kept(
-                    key, lambda: Verdict(kind, names, own_comfyui_version(), attempt()), self._folder
+                    key, lambda: TrialVerdict(kind, names, own_comfyui_version(), attempt()), self._folder
                 )
             except comfy.model_management.InterruptProcessingException:
                 raise
             except Exception as error:  # which is not kept: the next start tries again
                 word = f"which could not be tried ({type(error).__name__}: {error})"
-                self._found[key], new = Verdict(kind, names, own_comfyui_version(), word), True
+                self._found[key], new = TrialVerdict(kind, names, own_comfyui_version(), word), True
             if new:
                 self._report(self._found[key])
         return self._found[key]
@@ -96,7 +96,7 @@ class Verdicts:
         digests = sorted(f"{each.thing} {each.digest}" for each in unknown)
         return "\n".join([kind, *digests, code_digest(), _own_digest(), torch.__version__])
 
-    def _report(self, verdict: Verdict) -> None:
+    def _report(self, verdict: TrialVerdict) -> None:
         if verdict.fault:
             log.warning("Parallel: ComfyUI's %s, %s", ", ".join(verdict.functions), verdict.fault)
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from server import PromptServer
 
 from ..runtime import backend
-from .body import Json, Text
+from .body import JsonBody, TextBody
 from .doctor import DoctorRoute
 from .expectation import ExpectationRequest, tell_expectation
 from .loaders import LoaderList, judge_loaders
@@ -29,10 +29,10 @@ def routes() -> tuple[Route, ...]:
         Route("GET", "doctor", doctor.answer),
         *panel.routes(),
         Route("POST", "sprites", in_thread(put_sprites)),
-        Route("POST", "loaders", in_thread(judge_loaders), Json(LoaderList, "a list of loaders")),
+        Route("POST", "loaders", in_thread(judge_loaders), JsonBody(LoaderList, "a list of loaders")),
         Route("GET", "troubleshooting", in_thread(show_page)),
-        Route("POST", "troubleshooting", in_thread(find_entry), Text()),
-        Route("POST", "expectation", in_thread(tell_expectation), Json(ExpectationRequest, "a loader with a size")),
+        Route("POST", "troubleshooting", in_thread(find_entry), TextBody()),
+        Route("POST", "expectation", in_thread(tell_expectation), JsonBody(ExpectationRequest, "a loader with a size")),
     )
 
 

@@ -48,7 +48,7 @@ class Body(Protocol):
 
 
 @dataclass(frozen=True)
-class Text:
+class TextBody:
     """A body of UTF-8 text."""
 
     most: int = BYTES
@@ -62,7 +62,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Json:
+class JsonBody:
     """A body of JSON that holds a value of `type`.
 
     Args:

@@ -17,11 +17,11 @@ from aiohttp import web
 
 from ...parallel_backend.errors import PlanRefused, Refused
 from ...parallel_backend.host.planning.device_memory import DeviceMemory, device_memory
-from ...parallel_backend.host.planning.planner import Question
+from ...parallel_backend.host.planning.planner import PlanRequest
 from ...parallel_backend.host.runs.expectation import expect, in_words, measured_before
 from ...parallel_backend.host.workers.status import GroupStatus
 from ...parallel_backend.plan import ParallelPlan, Workload
-from ...parallel_backend.plan.predict.cost import Job
+from ...parallel_backend.plan.predict.cost import DenoiseJob
 from ...parallel_backend.plan.presets import AUTOMATIC, PRESETS, with_preset
 from ..load_checkpoint import LoadParallelCheckpoint
 from ..load_cogvideox import LoadParallelCogVideoX
@@ -85,7 +85,7 @@ class ExpectationRequest(msgspec.Struct, frozen=True):
             check_name(name, inside=True)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ExpectationReply(msgspec.Struct, frozen=True):
     """A line for the tab, empty where nothing can be said, and a shorter one for the loader.
 
     `refused` says that the first is why the plan cannot run.
@@ -101,18 +101,18 @@ def tell_expectation(asked: ExpectationRequest) -> web.Response:
     return as_json(_answer(asked))
 
 
-def _answer(asked: ExpectationRequest) -> Answer:
+def _answer(asked: ExpectationRequest) -> ExpectationReply:
     try:
         fields = {name: getattr(asked.plan, name) for name in ParallelPlan.__struct_fields__}
         wish = with_preset(asked.plan.preset, ParallelPlan(**fields))
-        return Answer("") if wish.devices.strip().startswith(REMOTE) else _expected(asked, wish)
+        return ExpectationReply("") if wish.devices.strip().startswith(REMOTE) else _expected(asked, wish)
     except PlanRefused as refusal:
-        return Answer(str(refusal), refused=True)
+        return ExpectationReply(str(refusal), refused=True)
     except (Refused, FileNotFoundError):  # a graph that is being made
-        return Answer("")
+        return ExpectationReply("")
 
 
-def _expected(asked: ExpectationRequest, wish: ParallelPlan) -> Answer:
+def _expected(asked: ExpectationRequest, wish: ParallelPlan) -> ExpectationReply:
     """Raises PlanRefused where the run would be, and Refused where the file is none that the loader takes."""
     if asked.kind == LoadParallelCheckpoint.__name__:
         path = folder_paths.get_full_path_or_raise(CHECKPOINTS, asked.file)
@@ -120,24 +120,24 @@ def _expected(asked: ExpectationRequest, wish: ParallelPlan) -> Answer:
     elif loader := LOADERS.get(asked.kind):
         patcher = load_model(backend(), loader.FAMILY, path_of(asked.file), asked.weight_dtype, wish, loader.KINDS)
     else:
-        return Answer("")
+        return ExpectationReply("")
     model, remote = patcher.model, patcher.model.diffusion_model.remote
     latent = _latent(asked, model.latent_format)
     shape = remote.shape
     compute = node_helpers.string_to_torch_dtype(asked.compute) or getattr(torch, remote.spec.compute)
-    job = Job(
+    job = DenoiseJob(
         image_tokens=remote.family.image_tokens(remote.config, latent),
         text_tokens=max(map(text_tokens, asked.prompts), default=shape.text),
         batch=asked.batch,
         two_sided=asked.two_sided,
-        steps=asked.steps or Job.steps,
+        steps=asked.steps or DenoiseJob.steps,
         element=compute.itemsize,
         weight_element=remote.weight_bytes / shape.parameters,
         expansion=remote.expanded.moved / shape.parameters,
         expanded=remote.expanded.largest,
     )
     workload = Workload(asked.batch, asked.two_sided, remote.family.token_rows(remote.config, latent))
-    question = Question(backend().located(wish), torch.cuda.device_count(), remote.spec, shape, workload, job)
+    question = PlanRequest(backend().located(wish), torch.cuda.device_count(), remote.spec, shape, workload, job)
     groups = backend().status().groups
     devices = [_with_ours(each, groups) for each in device_memory()]
     try:
@@ -145,15 +145,15 @@ def _expected(asked: ExpectationRequest, wish: ParallelPlan) -> Answer:
     except PlanRefused:
         if not model.diffusion_model.may_be_spread:
             raise
-        return Answer("")
+        return ExpectationReply("")
     if not asked.prompts:  # their length is known once they are encoded
         short = replace(question, job=replace(job, text_tokens=SHORT))
         expected = expected.or_else(expect(short, devices, measured_before))
     line = in_words(expected)
     if any(expected.devices == tuple(rank.device for rank in group.ranks) for group in groups):
-        return Answer(line, sign=line)
+        return ExpectationReply(line, sign=line)
     backend().prepare()
-    return Answer(f"{line}; the first run starts workers", sign=f"{line}; not started")
+    return ExpectationReply(f"{line}; the first run starts workers", sign=f"{line}; not started")
 
 
 def _latent(asked: ExpectationRequest, form: Any) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from ...parallel_backend.host.planning.device_memory import DeviceMemory, device
 from ...parallel_backend.host.workers.status import BackendStatus
 from ..memory.devices import free_devices
 from .bench import GRAPH_BYTES, BenchRequest, BenchRoute, BenchStatus
-from .body import Json
+from .body import JsonBody
 from .doctor import DISTURBING, DoctorRoute, DoctorStatus, Look, look_at_models
 from .route import Route, as_json
 from .turn import FAILED, Turn
@@ -87,7 +87,7 @@ class Panel:
             Route("POST", "doctor", self._begin_doctor),
             Route("POST", "models", self._begin_models),
             Route("POST", "compare", self._begin_comparison),
-            Route("POST", "bench", self._begin_bench, Json(BenchRequest, "a graph", GRAPH_BYTES, BenchRequest())),
+            Route("POST", "bench", self._begin_bench, JsonBody(BenchRequest, "a graph", GRAPH_BYTES, BenchRequest())),
         )
 
     async def _status(self) -> web.Response:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..comfyui_folder import comfyui_version
-from ..gpus import Gpu, Holder, ask_holders
+from ..gpus import Gpu, GpuProcess, ask_holders
 from ..host.runs.outcome import amount
 from ..identity import code_digest
 from .graphs import NotMeasured
@@ -26,7 +26,7 @@ PACK = Path(__file__).parents[2]
 def check_free(
     gpus: Sequence[Gpu],
     indices: Collection[int],
-    holders: Sequence[Holder] | None = None,
+    holders: Sequence[GpuProcess] | None = None,
     own: Collection[int] = (),
 ) -> None:
     """Raises NotMeasured where another process holds more than MOST of a GPU that is to be measured, with its name.

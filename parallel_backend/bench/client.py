@@ -47,7 +47,7 @@ class NodeError:
 
 
 @dataclass(frozen=True)
-class Progress:
+class StepProgress:
     """One step of one node, and when it was heard of (time.perf_counter)."""
 
     value: int
@@ -57,7 +57,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Text:
+class NodeText:
     """A text shown on a node, and when it was heard of (time.perf_counter)."""
 
     node: str
@@ -66,7 +66,7 @@ class Text:
 
 
 @dataclass
-class Run:
+class QueuedRun:
     """What became of one queued graph.
 
     `rejected` means that ComfyUI's validation refused it: `error` then sums up what `node_errors` says.
@@ -79,8 +79,8 @@ class Run:
     node_errors: dict[str, Any] = field(default_factory=dict)
     error: NodeError | None = None
     messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    progress: list[Progress] = field(default_factory=list)
-    texts: list[Text] = field(default_factory=list)
+    progress: list[StepProgress] = field(default_factory=list)
+    texts: list[NodeText] = field(default_factory=list)
     previews: int = 0
     submitted: float = 0.0  # time.perf_counter
     ended: float = 0.0  # the same
@@ -109,7 +109,7 @@ class Client(ABC):
         self._client_id = uuid.uuid4().hex
         self._listener: threading.Thread | None = None
         self._hang_up: Callable[[], object] = lambda: None
-        self._runs: dict[str, tuple[Run, SimpleQueue[_Event]]] = {}
+        self._runs: dict[str, tuple[QueuedRun, SimpleQueue[_Event]]] = {}
         self._http = requests.Session()
         self._http.trust_env = False  # no proxy between here and 127.0.0.1
 
@@ -125,7 +125,7 @@ class Client(ABC):
     def folder(self, kind: str) -> Path:
         """Where this ComfyUI has what it calls `output` or `temp`."""
 
-    def files(self, run: Run, node_id: str) -> list[Path]:
+    def files(self, run: QueuedRun, node_id: str) -> list[Path]:
         """The files that an output node saved."""
         items = (item for value in run.outputs[node_id].values() for item in value if isinstance(item, dict))
         return [self.folder(item["type"]) / item["subfolder"] / item["filename"] for item in items]
@@ -134,10 +134,10 @@ class Client(ABC):
         self,
         graph: Graph,
         *,
-        on_progress: Callable[[Progress], None] | None = None,
-        on_text: Callable[[Text], None] | None = None,
+        on_progress: Callable[[StepProgress], None] | None = None,
+        on_text: Callable[[NodeText], None] | None = None,
         timeout: float = 120,
-    ) -> Run:
+    ) -> QueuedRun:
         """Queue a graph and wait until it is done, has failed, was interrupted or is rejected."""
         run = self._submit(graph)
         if run.status == "rejected":
@@ -151,8 +151,8 @@ class Client(ABC):
             run.check()
         return run.prompt_id
 
-    def _submit(self, graph: Graph) -> Run:
-        run = Run(str(uuid.uuid4()))
+    def _submit(self, graph: Graph) -> QueuedRun:
+        run = QueuedRun(str(uuid.uuid4()))
         self._runs[run.prompt_id] = run, SimpleQueue()
         run.submitted = time.perf_counter()
         body: dict[str, Any] = {"prompt": graph, "prompt_id": run.prompt_id, "client_id": self._client_id}
@@ -171,10 +171,10 @@ class Client(ABC):
         self,
         prompt_id: str,
         *,
-        on_progress: Callable[[Progress], None] | None = None,
-        on_text: Callable[[Text], None] | None = None,
+        on_progress: Callable[[StepProgress], None] | None = None,
+        on_text: Callable[[NodeText], None] | None = None,
         timeout: float = 120,
-    ) -> Run:
+    ) -> QueuedRun:
         """Wait for a submitted graph, calling `on_progress` in this thread at every step and `on_text` at every text.
 
         Raises TimeoutError if it takes longer (it can then be waited for again), ComfyUIError if the server dies, Cancelled if
@@ -194,11 +194,11 @@ class Client(ABC):
             match event.kind:
                 case "progress":
                     data = event.data
-                    run.progress.append(Progress(data["value"], data["max"], data["node"], event.time))
+                    run.progress.append(StepProgress(data["value"], data["max"], data["node"], event.time))
                     if on_progress is not None:
                         on_progress(run.progress[-1])
                 case "text":
-                    run.texts.append(Text(event.data["node"], event.data["text"], event.time))
+                    run.texts.append(NodeText(event.data["node"], event.data["text"], event.time))
                     if on_text is not None:
                         on_text(run.texts[-1])
                 case "preview":
@@ -310,7 +310,7 @@ def _decode(message: aiohttp.WSMessage) -> _Event:
     return _Event("other", {})
 
 
-def _finish(run: Run, entry: dict[str, Any]) -> None:
+def _finish(run: QueuedRun, entry: dict[str, Any]) -> None:
     # the history's own status_str calls an interrupted run an error
     run.outputs = entry["outputs"]
     run.messages = [(kind, data) for kind, data in entry["status"]["messages"]]

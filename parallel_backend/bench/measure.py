@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from ..distance import error_of
 from ..errors import Cancelled
-from .client import Client, ComfyUIError, Graph, Progress, Run
+from .client import Client, ComfyUIError, Graph, QueuedRun, StepProgress
 from .graphs import LATENT, described, reseeded, samplers, with_latent
 from .record import Phases, Side
 
@@ -46,7 +46,7 @@ def in_a_bar(title: str, steps: int) -> Iterator[Steps]:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSide:
     """A side, and the latent of its second job."""
 
     side: Side
@@ -55,7 +55,7 @@ class Measured:
 
 def measure(
     client: Client, name: str, graph: Graph, devices: int, beside: Tensor | None, show: Show = in_a_bar
-) -> Measured:
+) -> MeasuredSide:
     """Do a graph's job twice in a ComfyUI that has nothing loaded.
 
     Args:
@@ -86,20 +86,20 @@ def measure(
         sent=sum(each["sent"] for each in outcomes),
         error=error,
     )
-    return Measured(side, latent)
+    return MeasuredSide(side, latent)
 
 
-def follow(client: Client, title: str, graph: Graph, names: Collection[str], show: Show = in_a_bar) -> Run:
+def follow(client: Client, title: str, graph: Graph, names: Collection[str], show: Show = in_a_bar) -> QueuedRun:
     """Queue a graph and show its samplers' steps while they are made. Raises ComfyUIError, Cancelled as `measure` does.
 
     Args:
         names: the samplers' ids.
     """
-    reached: dict[str, Progress] = {}
+    reached: dict[str, StepProgress] = {}
     steps = described(graph)[1]
     with show(title, steps) as tell:
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: StepProgress) -> None:
             if progress.node in names:
                 reached[progress.node] = progress
                 every = reached.values()
@@ -115,7 +115,7 @@ def follow(client: Client, title: str, graph: Graph, names: Collection[str], sho
     return run
 
 
-def step_times(run: Run, names: Collection[str]) -> list[list[float]]:
+def step_times(run: QueuedRun, names: Collection[str]) -> list[list[float]]:
     """When each step of each sampler was done, in seconds of one clock."""
     times: dict[str, list[float]] = defaultdict(list)
     reached: dict[str, int] = {}
@@ -131,7 +131,7 @@ def pace(times: Sequence[Sequence[float]]) -> float:
     return statistics.median([b - a for each in times for a, b in pairwise(each)] or [0.0])
 
 
-def phases(run: Run, names: Collection[str]) -> Phases:
+def phases(run: QueuedRun, names: Collection[str]) -> Phases:
     """The seconds of a run that has succeeded."""
     steps = sorted(time for times in step_times(run, names) for time in times)
     began = min(time for node, time in run.started.items() if node in names)
@@ -143,7 +143,7 @@ def phases(run: Run, names: Collection[str]) -> Phases:
     )
 
 
-def _outcomes(client: Client, run: Run, names: Sequence[str]) -> list[dict[str, Any]]:
+def _outcomes(client: Client, run: QueuedRun, names: Sequence[str]) -> list[dict[str, Any]]:
     """What this pack says of each sampler's run (parallel_backend/host/runs/outcome.py); nothing for stock ComfyUI."""
     extra = client.history(run.prompt_id)["prompt"][3]
     published = extra.get("parallel", {})

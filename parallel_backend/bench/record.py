@@ -73,7 +73,7 @@ class Card(msgspec.Struct, frozen=True):
     memory: int
 
 
-class Job(msgspec.Struct, frozen=True):
+class BenchJob(msgspec.Struct, frozen=True):
     """What was drawn. `left` are the reasons why loaders stayed ComfyUI's on all sides."""
 
     graph: str
@@ -89,7 +89,7 @@ class Record(msgspec.Struct, frozen=True):
     """
 
     day: str
-    job: Job
+    job: BenchJob
     cards: list[Card]
     processor: str
     cores: int

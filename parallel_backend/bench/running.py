@@ -7,7 +7,7 @@ from pathlib import Path
 from typing_extensions import Self
 
 from ..errors import Cancelled
-from .client import Client, Graph, Run
+from .client import Client, Graph, QueuedRun
 
 ANSWER = 30.0
 """Seconds in which its events have to begin."""
@@ -41,7 +41,7 @@ class Running(Client):
         assert kind == "output"
         return self._output
 
-    def _submit(self, graph: Graph) -> Run:
+    def _submit(self, graph: Graph) -> QueuedRun:
         """As a client does, while no other job runs or waits. Raises Cancelled where one does."""
         if self.queued():
             raise Cancelled("a run was queued.")

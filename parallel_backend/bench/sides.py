@@ -22,7 +22,7 @@ from .client import Client, ComfyUIError, Graph
 from .graphs import Ask, described, model_files, ours, staying
 from .measure import Show, measure
 from .peaks import Peaks
-from .record import COUNTS, STOCK, Card, Job, Record, Side, machine_of
+from .record import COUNTS, STOCK, BenchJob, Card, Record, Side, machine_of
 
 Plans = tuple[tuple[str, tuple[str, ...]], ...]
 """Plans' devices as they are written, with the workers that each names."""
@@ -85,7 +85,7 @@ def started(bench: Bench, comfyui: Path, links: Machine | None) -> Record:
     reach = {pair for pair in peers(len(bench.gpus)) if set(pair) <= set(used)}
     return Record(
         day=datetime.date.today().isoformat(),
-        job=Job(bench.name, model_files(bench.graph), shape, steps),
+        job=BenchJob(bench.name, model_files(bench.graph), shape, steps),
         cards=[Card(bench.gpus[index].name, bench.gpus[index].memory) for index in used],
         processor=processor(),
         cores=psutil.cpu_count() or 0,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..comm.communicator import Communicator
-from .process import Process
+from .process import NoiseProcess
 from .prompts import Batch
 
 NOTHING: Mapping[int, Tensor] = MappingProxyType({})
@@ -36,7 +36,7 @@ class Guidance:
 
     def __init__(
         self,
-        process: Process,
+        process: NoiseProcess,
         cfg: float,
         sides: Sequence[int],
         axis: Communicator,

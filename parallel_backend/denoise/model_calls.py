@@ -13,9 +13,9 @@ from ..comm.meter import Meter
 from ..models.inputs import Inputs, PatchForward
 from ..weights.stores.block_access import BlockAccess
 from .guidance import NOTHING, Guidance
-from .process import Process
+from .process import NoiseProcess
 from .prompts import Batch, Prompts
-from .replay import Answer
+from .replay import Prediction
 from .step_cache import StepCache
 
 Behind = Callable[[Batch], PatchForward | None]
@@ -50,7 +50,7 @@ class ModelCalls:
     """The prompts that this rank computes."""
     guidance: Guidance
     """How their outputs combine."""
-    process: Process
+    process: NoiseProcess
     """How the latent and sigma become the model's input and time."""
     sigmas: Tensor
     """The sigmas of all steps, fp32 on the CPU."""
@@ -96,7 +96,7 @@ class ModelCalls:
         with self.meter.span("stage", call=number, patch=-1 if patch is None else patch):
             return self.cache.outputs(sigma, x, latent, batches, run)
 
-    def answer(self, x: Tensor, sigma: Tensor, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Answer:
+    def answer(self, x: Tensor, sigma: Tensor, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Prediction:
         """What the batches' outputs, for the whole latent or for a patch `x` of it, say of the clean latent."""
         sides: list[Tensor] = []
 
@@ -105,4 +105,4 @@ class ModelCalls:
             return self.guidance.combined(x, sides)
 
         denoised = self.cache.denoised(sigma, x, combine)
-        return Answer(denoised, sides)
+        return Prediction(denoised, sides)

@@ -15,7 +15,7 @@ import torchsde
 from torch import Tensor
 
 from ..errors import Refused
-from .program import Source
+from .program import NoiseSource
 
 Draw = Callable[[], Tensor]
 """Draws noise of the whole latent, fp32 on its device."""
@@ -36,7 +36,7 @@ def whole(draw: Draw) -> Tensor:
     return draw()
 
 
-def check_step(source: Source, start: float, end: float) -> None:
+def check_step(source: NoiseSource, start: float, end: float) -> None:
     """Try whether noise of a source can be drawn for a step between two sigmas.
 
     In a run one rank draws for the others, so all of them try it beforehand. Only what torchsde may fail at is tried: a step
@@ -71,7 +71,7 @@ class LatentNoise:
     device: torch.device
     share: Share = whole
 
-    def drawn_from(self, source: Source) -> Drawn:
+    def drawn_from(self, source: NoiseSource) -> Drawn:
         """Noise of the numbers that ComfyUI's noise samplers of this kind give."""
         fresh = self._gaussian(source.seed) if source.kind == "gaussian" else self._brownian(source)
 
@@ -98,7 +98,7 @@ class LatentNoise:
 
         return draw
 
-    def _brownian(self, source: Source) -> Callable[[float, float], Tensor]:
+    def _brownian(self, source: NoiseSource) -> Callable[[float, float], Tensor]:
         """Increments of one path, scaled to unit variance; other steps over the same range follow the same path."""
 
         @cache

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .noise import LatentNoise
-from .process import Process
-from .replay import Answer, Script, Steps, Wanted
+from .process import NoiseProcess
+from .replay import DeviceProgram, ModelRequest, Prediction, Steps
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Inpaint:
     the patch's `[batch, channels, ...]`. With `clean` what is outside the mask is shown to the model without noise.
     """
 
-    process: Process
+    process: NoiseProcess
     mask: Tensor
     latent: Tensor
     noise: Tensor
@@ -29,7 +29,7 @@ class Inpaint:
 
     @classmethod
     def of(
-        cls, tensors: Mapping[str, Tensor], process: Process, view: Callable[[Tensor], Tensor], clean: bool
+        cls, tensors: Mapping[str, Tensor], process: NoiseProcess, view: Callable[[Tensor], Tensor], clean: bool
     ) -> Inpaint | None:
         """For a patch, from a request's tensors; None if there is no mask."""
         if "mask" not in tensors:
@@ -63,11 +63,11 @@ class PatchSampler:
         inpaint: what stands around the model, if there is a mask.
     """
 
-    def __init__(self, script: Script, x: Tensor, noise: LatentNoise, inpaint: Inpaint | None) -> None:
+    def __init__(self, script: DeviceProgram, x: Tensor, noise: LatentNoise, inpaint: Inpaint | None) -> None:
         self._steps: Steps = script.replay(x, noise, lambda *shown: self._shown.append(Shown(*shown)))
         self._inpaint = inpaint
         self._shown: list[Shown] = []
-        self._call: Wanted | None = None
+        self._call: ModelRequest | None = None
         self.result: Tensor | None = None
         self._step(lambda: next(self._steps))
 
@@ -78,10 +78,10 @@ class PatchSampler:
         call = self._call
         return self._inpaint.before(call.x, call.sigma) if self._inpaint else call.x
 
-    def advance(self, answer: Answer) -> None:
+    def advance(self, answer: Prediction) -> None:
         """Answer the waiting call with what the guidance made of the model's outputs, and with the sides."""
         denoised, sides = answer
-        answer = Answer(self._inpaint.after(denoised) if self._inpaint else denoised, sides)
+        answer = Prediction(self._inpaint.after(denoised) if self._inpaint else denoised, sides)
         self._step(lambda: self._steps.send(answer))
 
     def shown(self) -> list[Shown]:
@@ -89,7 +89,7 @@ class PatchSampler:
         shown, self._shown = self._shown, []
         return shown
 
-    def _step(self, resume: Callable[[], Wanted]) -> None:
+    def _step(self, resume: Callable[[], ModelRequest]) -> None:
         try:
             self._call = resume()
         except StopIteration as end:

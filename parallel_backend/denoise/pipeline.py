@@ -23,7 +23,7 @@ from ..models.region import Region
 from ..transfers import to_device
 from .model_calls import ModelCalls
 from .patch_sampler import PatchSampler
-from .program import Call
+from .program import CallInfo
 from .prompts import Batch
 
 
@@ -64,7 +64,7 @@ class Pipeline:
         self,
         mesh: Mesh,
         model: ModelCalls,
-        calls: Sequence[Call],
+        calls: Sequence[CallInfo],
         patches: Sequence[Patch],
         latent: Tensor,
         warmup_steps: int,
@@ -113,7 +113,7 @@ class Pipeline:
             x = self._latent_return.take() if self._mesh.is_first_stage else self._patches[number].sampler.model_input
             self._patches[number].region.of(self._latent).copy_(x)
 
-    def _begin(self, call: Call, whole: bool) -> None:
+    def _begin(self, call: CallInfo, whole: bool) -> None:
         """Say that a step begins, if one does, and leave together if the user has cancelled."""
         if call.opens_step:
             self._callbacks.step_begins(call.step)
@@ -125,7 +125,7 @@ class Pipeline:
             self._mesh.finish_sending()
             raise Cancelled
 
-    def _compute(self, index: int, call: Call, batches: Sequence[Batch], patch: int | None) -> None:
+    def _compute(self, index: int, call: CallInfo, batches: Sequence[Batch], patch: int | None) -> None:
         outputs = self._model.outputs(
             index,
             batches,
@@ -143,7 +143,7 @@ class Pipeline:
                 self._latent_return.expect(number)
 
     def _update(
-        self, index: int, call: Call, batches: Sequence[Batch], patch: int | None, outputs: Sequence[Tensor | None]
+        self, index: int, call: CallInfo, batches: Sequence[Batch], patch: int | None, outputs: Sequence[Tensor | None]
     ) -> None:
         """Last stage: go on with the samplers of what was computed, and send back what the next call is to see."""
         for number in self._numbers(patch):

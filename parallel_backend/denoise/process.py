@@ -14,7 +14,7 @@ from torch import Tensor
 from ..diffusion import FlowSettings, Sampling
 
 
-class Process(Protocol):
+class NoiseProcess(Protocol):
     """A noise process; sigmas are 0-dim fp32 on the CPU, latents fp32 `[batch, channels, ...]`."""
 
     def timestep(self, sigma: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Diffusion:
         return sigma * noise + clean
 
 
-def process_of(settings: Sampling, tensors: Mapping[str, Tensor]) -> Process:
+def process_of(settings: Sampling, tensors: Mapping[str, Tensor]) -> NoiseProcess:
     """The process that a request's settings and tensors describe."""
     if isinstance(settings, FlowSettings):
         return Flow(settings.noise_scale, settings.timestep_scale)

@@ -20,21 +20,21 @@ class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
     value: int
 
 
-class Along(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
+class StackWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
     """A vector of the program's `weights`, one for each latent of a stack along its dimension `dim`."""
 
     weights: int
     dim: int
 
 
-Argument = Ref | Along | bool | int | float | str | None
+Argument = Ref | StackWeights | bool | int | float | str | None
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
+class ProgramEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
     """One thing that happens."""
 
 
-class Operation(Entry, frozen=True):
+class Operation(ProgramEntry, frozen=True):
     """Makes a value of others, by the name that `operations` has for it."""
 
     name: str
@@ -42,7 +42,7 @@ class Operation(Entry, frozen=True):
     keywords: dict[str, Argument] = {}
 
 
-class Draw(Entry, frozen=True):
+class Draw(ProgramEntry, frozen=True):
     """Makes a value: fresh noise for the step from one sigma to another, from a source. It comes behind a model call, as only the
     last stage draws.
 
@@ -55,7 +55,7 @@ class Draw(Entry, frozen=True):
     clip: float = 0.0
 
 
-class ModelCall(Entry, frozen=True):
+class ModelEvaluation(ProgramEntry, frozen=True):
     """Makes the denoised latent that the model gives of `x` at `sigma`, and with `sides` the positive and the negative."""
 
     x: int
@@ -63,7 +63,7 @@ class ModelCall(Entry, frozen=True):
     sides: bool = False
 
 
-class StepShown(Entry, frozen=True):
+class StepEvent(ProgramEntry, frozen=True):
     """What is shown of a step, by its number."""
 
     step: int
@@ -79,7 +79,7 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Torch's name of the type that the numbers have."""
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NoiseSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where noise comes from: `gaussian` is independent in each draw, `brownian` one path over the sigmas from `low` to `high`.
 
     `seed` is the run's. A path is drawn on the CPU, or on the latent's device.
@@ -92,7 +92,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on_cpu: bool = True
 
 
-class Call(NamedTuple):
+class CallInfo(NamedTuple):
     """One model call: its sigma (0-dim fp32 on the CPU), its step, and whether it is the one that opens the step."""
 
     sigma: Tensor
@@ -104,17 +104,17 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that a sampler does from the noisy latent to the value `result`. `name` is the user's word for the sampler."""
 
     name: str
-    entries: tuple[Operation | Draw | ModelCall | StepShown, ...]
+    entries: tuple[Operation | Draw | ModelEvaluation | StepEvent, ...]
     result: int
     weights: tuple[Weights, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[NoiseSource, ...] = ()
 
     @property
     def shows_steps(self) -> bool:
         """Whether the sampler says which step it is at; without, each call counts as one."""
-        return any(isinstance(entry, StepShown) for entry in self.entries)
+        return any(isinstance(entry, StepEvent) for entry in self.entries)
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[CallInfo]:
         """The model calls, all of which are known beforehand.
 
         The call before step i is told opens it. Where the steps that are told do not rise by one from 0 with a call before
@@ -122,17 +122,17 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         number, opening = -1, list[int]()
         for entry in self.entries:
-            number += isinstance(entry, ModelCall)
-            if isinstance(entry, StepShown) and number >= 0 and number not in opening[-1:]:
+            number += isinstance(entry, ModelEvaluation)
+            if isinstance(entry, StepEvent) and number >= 0 and number not in opening[-1:]:
                 opening.append(number)
-        sigmas = [torch.tensor(entry.sigma) for entry in self.entries if isinstance(entry, ModelCall)]
+        sigmas = [torch.tensor(entry.sigma) for entry in self.entries if isinstance(entry, ModelEvaluation)]
         if not opening:
-            return [Call(sigma, step, True) for step, sigma in enumerate(sigmas)]
+            return [CallInfo(sigma, step, True) for step, sigma in enumerate(sigmas)]
         steps = {call: step for step, call in enumerate(opening)}
-        calls, step = list[Call](), 0
+        calls, step = list[CallInfo](), 0
         for number, sigma in enumerate(sigmas):
             step = steps.get(number, step)
-            calls.append(Call(sigma, step, number in steps))
+            calls.append(CallInfo(sigma, step, number in steps))
         return calls
 
 
@@ -141,7 +141,7 @@ def encoded(program: Program) -> Tensor:
     return torch.frombuffer(bytearray(msgspec.msgpack.encode(program)), dtype=torch.uint8)
 
 
-def view_along(weights: Weights, along: Along, ndim: int) -> Tensor:
+def view_along(weights: Weights, along: StackWeights, ndim: int) -> Tensor:
     """The vector in the shape in which it stands beside stacks of latents of `ndim` dimensions, on the CPU."""
     shape: Sequence[int] = [len(weights.numbers) if place == along.dim else 1 for place in range(ndim + 1)]
     return torch.tensor(weights.numbers, dtype=getattr(torch, weights.dtype)).view(shape)

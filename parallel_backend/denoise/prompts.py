@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..conditioning import in_dict, runs_alone
-from ..diffusion import Prompt, Value
+from ..diffusion import PromptSpec, Value
 from ..models.family import Conditioning
 from ..models.inputs import Inputs, PatchForward
 
@@ -76,7 +76,7 @@ class Prompts:
 
     def __init__(
         self,
-        sides: Mapping[int, Sequence[Prompt]],
+        sides: Mapping[int, Sequence[PromptSpec]],
         mine: Sequence[int],
         tensors: Mapping[str, Tensor],
         dtype: torch.dtype,
@@ -123,14 +123,14 @@ class Prompts:
             groups.setdefault(self._formats[index], []).append(index)
         return [tuple(reversed(group)) for group in groups.values()]
 
-    def _format(self, prompt: Prompt) -> object:
+    def _format(self, prompt: PromptSpec) -> object:
         """Equal for prompts that ComfyUI can run as one: of the same shapes and values."""
         if runs_alone(prompt.tensors, prompt.values):
             return id(prompt)
         shapes = tuple(sorted((name, self._tensors[key].shape) for name, key in prompt.tensors.items()))
         return shapes, tuple(sorted(prompt.values.items()))
 
-    def _alike(self, prompt: Prompt) -> object:
+    def _alike(self, prompt: PromptSpec) -> object:
         """Equal for prompts that can run as one here: text masks must be the same too, since they choose tokens."""
         mask = prompt.tensors.get(TEXT_MASK)
         return self._format(prompt), None if mask is None else tuple(self._tensors[mask].flatten().tolist())

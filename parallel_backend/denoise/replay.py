@@ -19,11 +19,11 @@ from ..errors import Refused
 from ..transfers import to_device
 from .noise import Drawn, LatentNoise, check_step
 from .operations import ELEMENTWISE, function_of
-from .program import Along, Call, Draw, ModelCall, Operation, Program, Ref, StepShown, view_along
+from .program import CallInfo, Draw, ModelEvaluation, Operation, Program, Ref, StackWeights, StepEvent, view_along
 from .well_formed import decoded
 
 
-class Wanted(NamedTuple):
+class ModelRequest(NamedTuple):
     """One evaluation of the model that a sampler asks for."""
 
     x: Tensor
@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
     """Noise level of `x`, 0-dim fp32 on the CPU; one for the whole batch."""
 
 
-class Answer(NamedTuple):
+class Prediction(NamedTuple):
     """What one model call says of the clean latent, fp32 `[batch, channels, ...]`."""
 
     denoised: Tensor
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
     """The positive, and the negative if there is one; none where a step cache answered in the guidance's place."""
 
 
-Steps = Generator[Wanted, Answer, Tensor]
+Steps = Generator[ModelRequest, Prediction, Tensor]
 """A running sampler: yields calls, is sent answers, returns the final latent."""
 
 OnStep = Callable[[int, Tensor, Tensor], None]
@@ -70,7 +70,7 @@ class _Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PendingCall:
     """A model call; its sigma is a tensor."""
 
     x: int
@@ -78,7 +78,7 @@ class _Asked:
     sides: bool
 
 
-_Entry = _Computed | _Asked | Draw | StepShown
+_Entry = _Computed | _PendingCall | Draw | StepEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class _Step:
     last_used: tuple[int, ...]
 
 
-class Script:
+class DeviceProgram:
     """A program, made ready for a device before its run.
 
     Args:
@@ -104,7 +104,7 @@ class Script:
             self._weights[along] = to_device(view_along(program.weights[along.weights], along, ndim), device)
         self._steps = self._prepared(program)
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[CallInfo]:
         """All model calls."""
         return self.program.calls()
 
@@ -120,8 +120,8 @@ class Script:
             entry, number = step.entry, step.makes
             if isinstance(entry, _Computed):
                 values[number] = entry.of(values)
-            elif isinstance(entry, _Asked):
-                answer = yield Wanted(values[entry.x], entry.sigma)
+            elif isinstance(entry, _PendingCall):
+                answer = yield ModelRequest(values[entry.x], entry.sigma)
                 values[number] = answer.denoised
                 if entry.sides:
                     sides = answer.sides or sides
@@ -151,9 +151,9 @@ class Script:
                 dying[place].append(value)
         return [_Step(entry, makes, tuple(dead)) for (entry, makes), dead in zip(entries, dying, strict=True)]
 
-    def _ready(self, entry: Operation | Draw | ModelCall | StepShown) -> _Entry:
-        if isinstance(entry, ModelCall):
-            return _Asked(entry.x, torch.tensor(entry.sigma), entry.sides)
+    def _ready(self, entry: Operation | Draw | ModelEvaluation | StepEvent) -> _Entry:
+        if isinstance(entry, ModelEvaluation):
+            return _PendingCall(entry.x, torch.tensor(entry.sigma), entry.sides)
         return self._computed(entry) if isinstance(entry, Operation) else entry
 
     def _computed(self, entry: Operation) -> _Computed:
@@ -174,10 +174,10 @@ class Script:
         )
 
     def _value(self, argument: Any) -> Any:
-        return self._weights[argument] if isinstance(argument, Along) else argument
+        return self._weights[argument] if isinstance(argument, StackWeights) else argument
 
 
-def script_of(data: Tensor, ndim: int, sigmas: int, device: torch.device) -> Script:
+def script_of(data: Tensor, ndim: int, sigmas: int, device: torch.device) -> DeviceProgram:
     """The program of a request, as `encoded` made it, and tried on latents of one element.
 
     Raises:
@@ -195,13 +195,15 @@ def script_of(data: Tensor, ndim: int, sigmas: int, device: torch.device) -> Scr
             f"the program of the sampler {program.name} cannot be run ({reason}): use the same version of this pack everywhere, "
             "or another sampler."
         ) from None
-    return Script(program, ndim, device)
+    return DeviceProgram(program, ndim, device)
 
 
 def _try(program: Program, x: Tensor) -> None:
     noise = LatentNoise(tuple(x.shape), x.device, lambda _draw: x)
-    steps = Script(program, x.ndim, x.device).replay(x, noise, lambda _step, *latents: _check_latents(x, *latents))
-    answer: Answer | None = None
+    steps = DeviceProgram(program, x.ndim, x.device).replay(
+        x, noise, lambda _step, *latents: _check_latents(x, *latents)
+    )
+    answer: Prediction | None = None
     while True:
         try:
             call = next(steps) if answer is None else steps.send(answer)
@@ -209,7 +211,7 @@ def _try(program: Program, x: Tensor) -> None:
             result = end.value
             break
         _check_latents(x, call.x)
-        answer = Answer(x, (x, x))
+        answer = Prediction(x, (x, x))
     _check_latents(x, result)
 
 
@@ -219,26 +221,26 @@ def _check_latents(like: Tensor, *latents: Tensor) -> None:
             raise ValueError(f"a latent of {list(latent.shape)} in {latent.dtype}")
 
 
-def _made(entry: Operation | Draw | ModelCall | StepShown) -> int:
+def _made(entry: Operation | Draw | ModelEvaluation | StepEvent) -> int:
     """How many values an entry makes."""
-    if isinstance(entry, ModelCall):
+    if isinstance(entry, ModelEvaluation):
         return 3 if entry.sides else 1
-    return 0 if isinstance(entry, StepShown) else 1
+    return 0 if isinstance(entry, StepEvent) else 1
 
 
-def _used(entry: Operation | Draw | ModelCall | StepShown) -> list[int]:
+def _used(entry: Operation | Draw | ModelEvaluation | StepEvent) -> list[int]:
     """The numbers of the values that an entry needs."""
     match entry:
         case Operation():
             return [each.value for each in (*entry.arguments, *entry.keywords.values()) if isinstance(each, Ref)]
-        case ModelCall():
+        case ModelEvaluation():
             return [entry.x]
-        case StepShown():
+        case StepEvent():
             return [entry.x, entry.denoised]
     return []
 
 
-def _all_along(program: Program) -> set[Along]:
+def _all_along(program: Program) -> set[StackWeights]:
     operations = [entry for entry in program.entries if isinstance(entry, Operation)]
     arguments = [each for entry in operations for each in (*entry.arguments, *entry.keywords.values())]
-    return {each for each in arguments if isinstance(each, Along)}
+    return {each for each in arguments if isinstance(each, StackWeights)}

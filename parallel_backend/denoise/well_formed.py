@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import Refused
 from .operations import DTYPES, ELEMENTWISE, KEYWORDS
-from .program import Along, Draw, ModelCall, Operation, Program, Ref, StepShown
+from .program import Draw, ModelEvaluation, Operation, Program, Ref, StackWeights, StepEvent
 
 ENTRIES_FOR_A_SIGMA = 4096
 """How long a program may be; ComfyUI's own have some 40 entries for each sigma."""
@@ -83,7 +83,7 @@ class _Check:
                 "pack everywhere, or another sampler."
             )
 
-    def _made(self, entry: Operation | Draw | ModelCall | StepShown) -> Iterator[_Kind]:
+    def _made(self, entry: Operation | Draw | ModelEvaluation | StepEvent) -> Iterator[_Kind]:
         match entry:
             case Operation():
                 yield self._operation(entry)
@@ -91,11 +91,11 @@ class _Check:
                 _need(0 <= entry.source < len(self._program.sources), f"the source {entry.source}")
                 _need(self._called, "noise before the first model call")
                 yield LATENT
-            case ModelCall():
+            case ModelEvaluation():
                 self._latent(entry.x)
                 self._called = True
                 yield from [LATENT] * (3 if entry.sides else 1)
-            case StepShown():
+            case StepEvent():
                 self._latent(entry.x)
                 self._latent(entry.denoised)
 
@@ -124,7 +124,7 @@ class _Check:
             case "select", (Ref(), int(dim), int(index)):
                 _need(kinds[0].dim == dim and 0 <= index < kinds[0].stacked, f"the latent {index} of a stack")
                 return LATENT
-            case "combine", (Ref(), int(dim), Along() as along):
+            case "combine", (Ref(), int(dim), StackWeights() as along):
                 _need(along.dim == dim, f"the dimension {dim}")
                 self._along(along, kinds[0])
                 return LATENT
@@ -132,11 +132,11 @@ class _Check:
         _need({*entry.keywords} <= {*KEYWORDS}, f"the keywords {', '.join(entry.keywords)}")
         _need(all(kind == kinds[0] for kind in kinds), f"latents and stacks for {entry.name}")
         for argument in arguments:
-            if isinstance(argument, Along):
+            if isinstance(argument, StackWeights):
                 self._along(argument, kinds[0])
         return kinds[0]
 
-    def _along(self, along: Along, stack: _Kind) -> None:
+    def _along(self, along: StackWeights, stack: _Kind) -> None:
         _need(0 <= along.weights < len(self._program.weights), f"the weights {along.weights}")
         count = len(self._program.weights[along.weights].numbers)
         _need(along.dim == stack.dim and count == stack.stacked, f"{count} weights for {stack.stacked} latents")

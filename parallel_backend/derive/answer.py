@@ -23,13 +23,13 @@ from ..models.comfyui.importing import import_comfyui
 from ..models.comfyui.proof.child import NICE, end_with_the_asker
 from ..models.comfyui.proof.ranks import in_a_line
 from ..models.spread.declaration import Declaration
-from .asked import Answer, Question, asked
+from .asked import DeriveReply, DeriveRequest, asked
 from .call_kind import CallKind
 from .calls import Subject
 from .derive import Derived, first_proved, proved, proved_compiled
 from .measuring import with_costs
-from .narrow import derived_narrow
-from .prompt import Prompt, subject_of_prompt
+from .narrow import derived_reduced
+from .prompt import PromptExample, subject_of_prompt
 from .small import KEEPINGS, Small, small_of
 from .undescribed import Undescribed
 
@@ -43,7 +43,7 @@ def main(file: Path) -> None:
     print(msgspec.json.encode(answer(file)).decode(), file=answers, flush=True)
 
 
-def answer(file: Path) -> Answer:
+def answer(file: Path) -> DeriveReply:
     """What is answered to the question in a file."""
     begun = time.monotonic()
     try:
@@ -54,25 +54,25 @@ def answer(file: Path) -> Answer:
         subjects = [subject for subject, _ in found]
         proved_so = (
             _known(subjects, question.known, question.seconds)
-            or derived_narrow(small, subjects, functools.partial(_subjects, prompts), question.seconds)
+            or derived_reduced(small, subjects, functools.partial(_subjects, prompts), question.seconds)
             or first_proved(subjects, question.seconds)
         )
         derived = with_costs(small, subjects, proved_so)
         compiled = proved_compiled(subjects, derived, question.seconds)
     except Undescribed as reason:
-        return Answer(time.monotonic() - begun, failure=str(reason), lasting=reason.lasting)
+        return DeriveReply(time.monotonic() - begun, failure=str(reason), lasting=reason.lasting)
     except Refused as refusal:
-        return Answer(time.monotonic() - begun, failure=str(refusal).rstrip("."))
+        return DeriveReply(time.monotonic() - begun, failure=str(refusal).rstrip("."))
     except Exception as error:  # whatever a class that nobody here has seen may raise
-        return Answer(time.monotonic() - begun, failure=in_a_line(error))
+        return DeriveReply(time.monotonic() - begun, failure=in_a_line(error))
     kinds = tuple(kind for _, kind in found)
     proofs = (derived.proof, compiled) if compiled.holds else (derived.proof,)
     words = ", ".join(each.in_words() for each in proofs)
-    return Answer(time.monotonic() - begun, derived.declaration, kinds, words, compiled=compiled.holds)
+    return DeriveReply(time.monotonic() - begun, derived.declaration, kinds, words, compiled=compiled.holds)
 
 
 @torch.inference_mode()
-def _small(question: Question, prompts: Sequence[Prompt]) -> tuple[Small, list[tuple[Subject, CallKind]]]:
+def _small(question: DeriveRequest, prompts: Sequence[PromptExample]) -> tuple[Small, list[tuple[Subject, CallKind]]]:
     """A small model, calls of each prompt's kind, and these kinds. Raises Undescribed as `subject_of_prompt` does."""
     reason: Undescribed | None = None
     for kept in KEEPINGS:
@@ -85,7 +85,7 @@ def _small(question: Question, prompts: Sequence[Prompt]) -> tuple[Small, list[t
     raise reason
 
 
-def _subjects(prompts: Sequence[Prompt], small: Small) -> list[Subject]:
+def _subjects(prompts: Sequence[PromptExample], small: Small) -> list[Subject]:
     """The same calls of another small model."""
     return [subject_of_prompt(small, prompt)[0] for prompt in prompts]
 

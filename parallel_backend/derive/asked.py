@@ -14,7 +14,7 @@ from ..conditioning import arguments, flatten
 from ..diffusion import Value
 from ..models.spread.declaration import Declaration
 from .call_kind import CallKind
-from .prompt import Prompt
+from .prompt import PromptExample
 
 QUESTION = "question"
 """The entry of the file's metadata that holds the question but for the tensors."""
@@ -26,7 +26,7 @@ class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: CallKind
 
 
-class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeriveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Derive a file's class for these calls; where one of the `known` declarations holds for them, it is taken.
 
     `limit` are the bytes that the small model's weights may have, `seconds` those that the proof of a plan may take.
@@ -39,7 +39,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
 
 
-class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeriveReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A declaration that was proved for `kinds` of calls, in words under `proof`, or why there is none.
 
     `compiled` is whether it was proved with compiled blocks too.
@@ -57,7 +57,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def question(
     file: str,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptExample],
     known: Sequence[Declaration],
     limit: float,
     seconds: float,
@@ -76,21 +76,21 @@ def question(
             flatten(name, value, own, values)
         tensors |= {f"{number}.{name}": tensor.contiguous().cpu().clone() for name, tensor in own.items()}
         calls.append(_Call(values, prompt.latent, prompt.kind))
-    words = msgspec.json.encode(Question(file, tuple(calls), tuple(known), limit, seconds)).decode()
+    words = msgspec.json.encode(DeriveRequest(file, tuple(calls), tuple(known), limit, seconds)).decode()
     return save(tensors, metadata={QUESTION: words})
 
 
-def asked(path: Path) -> tuple[Question, list[Prompt]]:
+def asked(path: Path) -> tuple[DeriveRequest, list[PromptExample]]:
     """Return the question in a file, and its prompts."""
     prompts = []
     with safe_open(path, framework="pt") as file:
-        question = msgspec.json.decode(file.metadata()[QUESTION], type=Question)
+        question = msgspec.json.decode(file.metadata()[QUESTION], type=DeriveRequest)
         names = list(file.keys())
         for number, call in enumerate(question.calls):
             begin = f"{number}."
             tensors = {name.removeprefix(begin): file.get_tensor(name) for name in names if name.startswith(begin)}
-            prompts.append(Prompt(arguments(tensors, call.values), call.latent, call.kind))
+            prompts.append(PromptExample(arguments(tensors, call.values), call.latent, call.kind))
     return question, prompts
 
 
-ANSWER = msgspec.json.Decoder(Answer)
+ANSWER = msgspec.json.Decoder(DeriveReply)

@@ -18,7 +18,7 @@ from ..models.comfyui.importing import import_comfyui
 from .calls import Subject
 from .derive import Derived, derive
 from .measuring import with_costs
-from .narrow import derived_narrow
+from .narrow import derived_reduced
 from .small import Small, small_of, subjects_of
 from .writing import source_of
 
@@ -54,7 +54,7 @@ def _first(small: Small) -> tuple[Subject, Derived]:
     for number, subject in enumerate(subjects_of(small)):
         again = functools.partial(_numbered, number)
         try:
-            found = derived_narrow(small, [subject], again) or derive([subject])
+            found = derived_reduced(small, [subject], again) or derive([subject])
             return subject, with_costs(small, [subject], found)
         except Refused as error:
             refused = refused or error

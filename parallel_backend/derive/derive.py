@@ -14,7 +14,7 @@ from ..models.spread.picture import as_patch_size
 from .calls import ModelCall, Sizes, Subject
 from .deriving import candidates
 from .lists import lengthen
-from .proof import COMPILED, COMPILER, IN_PATCHES, WHOLE, Proof, prove
+from .proof import COMPILED, COMPILER, IN_PATCHES, WHOLE, DeclarationProof, prove
 from .undescribed import Undescribed, Unproved, not_derived
 
 LIMIT = 120.0
@@ -26,7 +26,7 @@ class Derived:
     """A declaration that was proved, and the proof."""
 
     declaration: Declaration
-    proof: Proof
+    proof: DeclarationProof
 
 
 @torch.inference_mode()
@@ -56,7 +56,7 @@ def proved(subjects: Sequence[Subject], declaration: Declaration, limit: float =
 
 
 @torch.inference_mode()
-def proved_compiled(subjects: Sequence[Subject], found: Derived, limit: float = LIMIT) -> Proof:
+def proved_compiled(subjects: Sequence[Subject], found: Derived, limit: float = LIMIT) -> DeclarationProof:
     """Of what was proved, whether it holds with its blocks compiled."""
     return _proved(subjects, found.declaration, COMPILED, limit, COMPILER).proof
 
@@ -64,7 +64,7 @@ def proved_compiled(subjects: Sequence[Subject], found: Derived, limit: float = 
 @torch.inference_mode()
 def first_proved(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
     """As `derive`. Raises Undescribed: with the reason."""
-    failed: Proof | None = None
+    failed: DeclarationProof | None = None
     whole: Derived | None = None
     for found in candidates(subjects[0]):
         each = _proved(subjects, found.sent(), {**WHOLE, **IN_PATCHES}, limit)

@@ -17,7 +17,7 @@ from .calls import FAILS, Sizes, Subject
 from .describing import Description
 from .groups import cut_by, fitting_additions, fitting_groups, fitting_heads, grouped
 from .looking import look
-from .sites import Parts, Sites, find_parts, look_again, look_closely
+from .sites import ModelParts, Sites, find_parts, look_again, look_closely
 from .turns import turns_of
 from .undescribed import Undescribed
 
@@ -75,7 +75,7 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
         )
 
 
-def _adding(parts: Parts, sites: Sites, order: Sequence[str]) -> list[str]:
+def _adding(parts: ModelParts, sites: Sites, order: Sequence[str]) -> list[str]:
     """What adds something to the tokens between blocks by attention in which they cannot be told apart."""
     return [
         path for path in parts.around if sites[path].tokens and not any(block.startswith(f"{path}.") for block in order)
@@ -92,7 +92,7 @@ def _cut_alike(groups: Sequence[d.BlockGroup | None]) -> list[d.BlockGroup]:
     return [replace(group, streams=cut_by(group.streams, *parts)) for group in found] if parts else found
 
 
-def _first_that_runs(subject: Subject, unit: int) -> tuple[list[Sizes], Parts]:
+def _first_that_runs(subject: Subject, unit: int) -> tuple[list[Sizes], ModelParts]:
     """Sizes to look at a model at, and its parts: some models take no picture, or no text, as small as others."""
     failed: Undescribed | None = None
     for longer, larger in itertools.product((0, subject.sizes.text), (1, LARGER)):

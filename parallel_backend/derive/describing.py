@@ -15,7 +15,7 @@ from torch import Tensor
 from ..models.spread import declaration as d
 from ..models.spread.declaration import AlignedToEnd, TokensOfLatents
 from ..models.spread.picture import Picture
-from .looking import Run
+from .looking import ModuleCall
 from .probing import Followed, Probe
 from .rules import is_run, shared_heads, starts
 from .tokens import NOTHING, Tokens
@@ -27,13 +27,13 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Site:
+class CallSite:
     """One call of a block at one size: where the picture's tokens lie in its tensors, and which of these the text reaches.
 
     The latent has so many `frames`; `latents` are the shapes of others that the model is given, by the argument.
     """
 
-    run: Run
+    run: ModuleCall
     tokens: Mapping[Place, Tokens]
     text: frozenset[Place]
     batch: int
@@ -57,7 +57,7 @@ class Description:
         Undescribed: there is no word for something that it does.
     """
 
-    def __init__(self, sites: Sequence[Site]) -> None:
+    def __init__(self, sites: Sequence[CallSite]) -> None:
         self.sites = sites
         self.probe = Probe(sites[0].run)
         self.path = sites[0].run.path
@@ -84,12 +84,12 @@ class Description:
         for number in range(len(self.probe.attentions)):
             self._attention(number)
 
-    def length(self, name: str, site: Site | None = None) -> int:
+    def length(self, name: str, site: CallSite | None = None) -> int:
         """The tokens of a stream, at one of the sizes."""
         value = (site or self.sites[0]).run.values[name]
         return math.prod(value.shape[dim] for dim in self._dims[name])
 
-    def tokens_of_a_frame(self, name: str, site: Site | None = None) -> int:
+    def tokens_of_a_frame(self, name: str, site: CallSite | None = None) -> int:
         """How many of the picture's a stream has, at one of the sizes."""
         site = site or self.sites[0]
         tokens = site.tokens[name, 0]

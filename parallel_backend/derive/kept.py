@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import torch
 
-from ..cache import Store
+from ..cache import DiskCache
 from ..identity import code_digest
 from ..models.spread.declaration import Declaration
-from .asked import Answer
+from .asked import DeriveReply
 from .call_kind import CallKind
 
 MOST_KINDS = 8
@@ -22,24 +22,24 @@ NOT_THE_FILES = ("dtype", "device", "operations")
 """What a configuration has that is no property of the model."""
 
 
-class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeclarationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Answers for a class, the newest last. `kind` and `comfyui` are for those who read them."""
 
     kind: str
     comfyui: str
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[DeriveReply, ...] = ()
 
-    def found(self, kinds: Collection[CallKind]) -> Answer | None:
+    def found(self, kinds: Collection[CallKind]) -> DeriveReply | None:
         """The newest declaration that holds for all these kinds of calls."""
         return next(
             (each for each in reversed(self.answers) if each.declaration and not unlike(each.kinds, kinds)), None
         )
 
-    def failed(self, kinds: Collection[CallKind]) -> Answer | None:
+    def failed(self, kinds: Collection[CallKind]) -> DeriveReply | None:
         """The newest answer that says why none holds for all of these."""
         return next((each for each in reversed(self.answers) if each.failure and not unlike(kinds, each.kinds)), None)
 
-    def with_answer(self, answer: Answer) -> Kept:
+    def with_answer(self, answer: DeriveReply) -> DeclarationRecord:
         """With one more, and without those that it makes superfluous, or that are too many."""
         others = [each for each in self.answers if each.declaration != answer.declaration]
         same = [each for each in self.answers if answer.declaration and each.declaration == answer.declaration]
@@ -72,20 +72,20 @@ def key_of(kind: str, configuration: Mapping[str, Any], sources: Sequence[tuple[
     return "\n".join(["derived", kind, *map(str, (said, tuple(sources), code_digest(), torch.__version__))])
 
 
-def load(key: str, folder: Path | None = None) -> Kept | None:
+def load(key: str, folder: Path | None = None) -> DeclarationRecord | None:
     """What is kept under a key; None if nothing is. A damaged file is ignored, and the log says so."""
     return _store(folder).read(key)
 
 
-def save(key: str, kept: Kept, folder: Path | None = None) -> None:
+def save(key: str, kept: DeclarationRecord, folder: Path | None = None) -> None:
     """Keep it if that can be."""
     _store(folder).write(key, kept)
 
 
-def all_kept(folder: Path | None = None) -> tuple[Kept, ...]:
+def all_kept(folder: Path | None = None) -> tuple[DeclarationRecord, ...]:
     """Of all classes of this machine, the newest last."""
     return _store(folder).all()
 
 
-def _store(folder: Path | None) -> Store[Kept]:
-    return Store("derived", Kept, folder)
+def _store(folder: Path | None) -> DiskCache[DeclarationRecord]:
+    return DiskCache("derived", DeclarationRecord, folder)

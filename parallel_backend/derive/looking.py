@@ -39,7 +39,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Run:
+class ModuleCall:
     """One call of a module: `values` by name, as they were when it was called, its options, and what it returned."""
 
     path: str
@@ -56,7 +56,7 @@ class Run:
         Raises:
             Undescribed: it fails.
         """
-        seen = Look(mixing=mixing)
+        seen = ForwardTrace(mixing=mixing)
         values = {name: _changed(name, value, change) for name, value in self.values.items()}
         try:
             with self._answered(values, seen) as given:
@@ -68,26 +68,26 @@ class Run:
     def unseen(self) -> Iterator[Mapping[str, Any]]:
         """The same call's arguments, for calls of the module whose attention gives nothing, and is not written down."""
         values = {name: mapped(value, torch.clone) for name, value in self.values.items()}
-        with self._answered(values, Look(writing=False)) as given:
+        with self._answered(values, ForwardTrace(writing=False)) as given:
             yield given
 
     @contextmanager
-    def _answered(self, values: Mapping[str, Any], seen: Look) -> Iterator[Mapping[str, Any]]:
-        options = {} if self.options is None else {OPTIONS: {**self.options, OVERRIDE: _Answer(seen, "")}}
+    def _answered(self, values: Mapping[str, Any], seen: ForwardTrace) -> Iterator[Mapping[str, Any]]:
+        options = {} if self.options is None else {OPTIONS: {**self.options, OVERRIDE: _AttentionRecorder(seen, "")}}
         with token_wise(seen):
             yield {**values, **options}
 
 
 @dataclass
-class Look:
+class ForwardTrace:
     """What was seen of one forward: `entered` are the modules, each below those that ran, in the order of their calls.
 
-    `out` is what the model gave. For `mixing` see `Run.again`. Without `writing` attention gives zeros, and is not in it.
+    `out` is what the model gave. For `mixing` see `ModuleCall.again`. Without `writing` attention gives zeros, and is not in it.
     """
 
     entered: list[tuple[str, ...]] = field(default_factory=list)
     attentions: list[Attention] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    runs: list[ModuleCall] = field(default_factory=list)
     within: list[str] = field(default_factory=list)
     out: Tensor = field(default_factory=lambda: torch.empty(0))
     mixing: bool = False
@@ -95,37 +95,37 @@ class Look:
 
 
 @torch.inference_mode()
-def look(model: nn.Module, call: ModelCall, recorded: Sequence[str] = ()) -> Look:
+def look(model: nn.Module, call: ModelCall, recorded: Sequence[str] = ()) -> ForwardTrace:
     """One forward. What the modules `recorded` are given is kept.
 
     Raises:
         Undescribed: it fails.
     """
-    seen = Look()
+    seen = ForwardTrace()
     with ExitStack() as stack:
         for path, module in model.named_modules():
             if path:
                 stack.enter_context(_watched(seen, path, module, path in recorded))
         stack.enter_context(token_wise(seen))
         try:
-            seen.out = call.of(model, {OVERRIDE: _Answer(seen, "")})
+            seen.out = call.of(model, {OVERRIDE: _AttentionRecorder(seen, "")})
         except FAILS as error:
             raise Undescribed(f"its forward fails on a small call ({in_a_line(error)})") from error
     return seen
 
 
 @contextmanager
-def token_wise(seen: Look) -> Iterator[None]:
+def token_wise(seen: ForwardTrace) -> Iterator[None]:
     """Have attention that is called without transformer_options answered token by token too."""
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("comfy.ldm.") and callable(getattr(module, NAME, None)):
-                stack.enter_context(answered(name, _Answer(seen, name)))
+                stack.enter_context(answered(name, _AttentionRecorder(seen, name)))
         yield
 
 
 @contextmanager
-def _watched(seen: Look, path: str, module: nn.Module, recorded: bool) -> Iterator[None]:
+def _watched(seen: ForwardTrace, path: str, module: nn.Module, recorded: bool) -> Iterator[None]:
     """Write down each call of a module."""
     begun: list[tuple[dict[str, Any], Any]] = []
 
@@ -141,7 +141,7 @@ def _watched(seen: Look, path: str, module: nn.Module, recorded: bool) -> Iterat
         seen.within.pop()
         if recorded:
             values, options = begun.pop()
-            seen.runs.append(Run(path, module, values, options, mapped(returned, torch.clone)))
+            seen.runs.append(ModuleCall(path, module, values, options, mapped(returned, torch.clone)))
 
     handles = (
         module.register_forward_pre_hook(enter, with_kwargs=True),
@@ -154,10 +154,10 @@ def _watched(seen: Look, path: str, module: nn.Module, recorded: bool) -> Iterat
             handle.remove()
 
 
-class _Answer:
+class _AttentionRecorder:
     """Stands in for `optimized_attention`; see `Attentions`."""
 
-    def __init__(self, seen: Look, attends_in: str) -> None:
+    def __init__(self, seen: ForwardTrace, attends_in: str) -> None:
         self._seen = seen
         self._attends_in = attends_in
 
@@ -196,7 +196,7 @@ def _changed(name: str, value: Any, change: Callable[[str, int, Tensor], Tensor]
 
 
 def _token_by_token(operands: Operands, mixing: bool) -> Tensor:
-    """`[batch, heads, tokens, head_dim]`: of each token what follows from it alone; see `Run.again` for `mixing`."""
+    """`[batch, heads, tokens, head_dim]`: of each token what follows from it alone; see `ModuleCall.again` for `mixing`."""
     q, v = operands.q, operands.v
     v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     if q.shape[3] != v.shape[3]:

@@ -24,7 +24,7 @@ from .calls import FAILS, ModelCall, Sizes, Subject, noise_like
 from .derive import Derived
 from .deriving import unit_of
 from .groups import members_of
-from .looking import Run
+from .looking import ModuleCall
 from .sites import changed_places, first_runs
 from .small import Small, unfilled
 from .undescribed import Undescribed
@@ -62,7 +62,7 @@ def with_costs(small: Small, subjects: Sequence[Subject], found: Derived) -> Der
 
 
 @dataclass(frozen=True)
-class Cost:
+class BlockCost:
     """Of one call of a block: operations that it starts on a device, an attention counted as one; products that its layers
     sum; and the bytes that it holds at its peak, with what it is given."""
 
@@ -116,17 +116,17 @@ class _Counting(TorchDispatchMode):
         self.alive -= size
 
 
-def cost_of(run: Run) -> Cost:
+def cost_of(run: ModuleCall) -> BlockCost:
     """What a block's call costs besides the work of its attention."""
     with (
         run.unseen() as given,
         _Counting([tensor for value in given.values() for tensor in tensors_in(value)]) as counting,
     ):
         called(run.module, given)
-    return Cost(counting.operations, counting.products, counting.peak)
+    return BlockCost(counting.operations, counting.products, counting.peak)
 
 
-def _costing(group: BlockGroup, less: Run, more: Run, hidden: int) -> BlockGroup:
+def _costing(group: BlockGroup, less: ModuleCall, more: ModuleCall, hidden: int) -> BlockGroup:
     """With what one call of a block costs, and, for each token, what it differs in from another's."""
     first, second = cost_of(less), cost_of(more)
     tokens = _tokens(group, more) - _tokens(group, less)
@@ -139,7 +139,7 @@ def _costing(group: BlockGroup, less: Run, more: Run, hidden: int) -> BlockGroup
     )
 
 
-def _tokens(group: BlockGroup, run: Run) -> int:
+def _tokens(group: BlockGroup, run: ModuleCall) -> int:
     """Of the stream that has the picture's."""
     name, kind = next((name, kind) for name, kind in group.streams.items() if isinstance(kind, LatentTokens))
     value = run.values[name]

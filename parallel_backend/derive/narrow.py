@@ -38,7 +38,7 @@ INNER = ("ffn", "ff_", "mlp", "inter")
 
 
 @dataclass(frozen=True)
-class Narrower:
+class ReducedConfig:
     """`changes` of ComfyUI's configuration of a model; `heads` that it then has, so many `times` fewer, and their width."""
 
     changes: Mapping[str, int]
@@ -47,7 +47,7 @@ class Narrower:
 
 
 @torch.inference_mode()
-def derived_narrow(
+def derived_reduced(
     small: Small,
     subjects: Sequence[Subject],
     made: Callable[[Small], Sequence[Subject]],
@@ -66,7 +66,7 @@ def derived_narrow(
     if sum(parameter.numel() for parameter in subjects[0].model.parameters()) < least:
         return None
     with suppress(Undescribed, *FAILS):  # what fails with a few heads may hold with all
-        for each in narrower(small, subjects[0]):
+        for each in reduced_configs(small, subjects[0]):
             if not (narrow := _subjects(small, each, made)):
                 continue
             found = first_proved(narrow, limit).declaration
@@ -77,7 +77,7 @@ def derived_narrow(
     return None
 
 
-def _subjects(small: Small, each: Narrower, made: Callable[[Small], Sequence[Subject]]) -> Sequence[Subject]:
+def _subjects(small: Small, each: ReducedConfig, made: Callable[[Small], Sequence[Subject]]) -> Sequence[Subject]:
     """Its calls; none where these widths do not go together, or with them."""
     try:
         return made(narrowed(small, each.changes))
@@ -85,7 +85,7 @@ def _subjects(small: Small, each: Narrower, made: Callable[[Small], Sequence[Sub
         return ()
 
 
-def narrower(small: Small, subject: Subject) -> Iterator[Narrower]:
+def reduced_configs(small: Small, subject: Subject) -> Iterator[ReducedConfig]:
     """What may make a model narrower, by the heads of its attention to the most tokens, the narrowest first."""
     seen = [each.operands for each in look(subject.model, subject.call(subject.sizes)).attentions]
     if not seen:
@@ -102,7 +102,7 @@ def narrower(small: Small, subject: Subject) -> Iterator[Narrower]:
     inner = [name for name, value in said.items() if value > width and any(mark in name for mark in INNER)]
     tried = ((*counts, *these, *more) for these, more in itertools.product((own, widths), (inner, [])))
     for names in filter(None, dict.fromkeys(tuple(sorted({*each})) for each in tried)):
-        yield Narrower({name: said[name] // times for name in names}, times, (heads // times, width))
+        yield ReducedConfig({name: said[name] // times for name in names}, times, (heads // times, width))
 
 
 def widened(declaration: d.Declaration, times: int) -> d.Declaration:

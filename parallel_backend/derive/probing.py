@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .calls import noise_like
-from .looking import Attention, Run
+from .looking import Attention, ModuleCall
 from .tokens import codes, decoded, differs
 from .undescribed import Undescribed
 from .values import tensors_in
@@ -40,7 +40,7 @@ class Probe:
         Undescribed: it gives something else each time, or what is no number.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ModuleCall) -> None:
         self.run = run
         returned, self.attentions = run.again(lambda name, number, tensor: tensor)
         self._base = _observed(returned, self.attentions)

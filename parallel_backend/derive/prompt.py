@@ -29,7 +29,7 @@ SMALL_TEXT = 7
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptExample:
     """A prompt of ComfyUI's, by its own names, with the latent that it is for.
 
     Attributes:
@@ -56,7 +56,7 @@ class Prompt:
         return as_objects(resized)  # type: ignore[no-any-return]
 
 
-def subject_of_prompt(small: Small, prompt: Prompt) -> tuple[Subject, CallKind]:
+def subject_of_prompt(small: Small, prompt: PromptExample) -> tuple[Subject, CallKind]:
     """A small model with calls of a prompt's kind, and that kind with what goes with sizes.
 
     Raises:
@@ -87,7 +87,7 @@ def subject_of_prompt(small: Small, prompt: Prompt) -> tuple[Subject, CallKind]:
     raise Undescribed(f"its forward fails on every small call of this prompt ({failed})")
 
 
-def _kind(made: ByClass, prompt: Prompt, sizes: Sizes) -> CallKind:
+def _kind(made: ByClass, prompt: PromptExample, sizes: Sizes) -> CallKind:
     return kind_of(made.latent(sizes), made.conditioning(sizes, prompt.at(sizes)))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..models.comfyui.features import compile as features
 from ..models.comfyui.proof.prove import TOLERANCE
-from ..models.comfyui.proof.rank import Rank, errors_of, plan_for, worst
+from ..models.comfyui.proof.rank import ProofRank, errors_of, plan_for, worst
 from ..models.comfyui.proof.ranks import RankFailed, in_a_line, run_in_turn
 from ..models.comfyui.small import Case
 from ..models.spread.compiled import CompiledBlocks
@@ -30,7 +30,7 @@ IN_PATCHES: Mapping[str, Mapping[str, int]] = {"3 patches over 2 stages": {"pipe
 
 
 @dataclass(frozen=True)
-class Proof:
+class DeclarationProof:
     """For each plan the worst relative error, or why it did not run."""
 
     errors: Mapping[str, float]
@@ -58,7 +58,7 @@ def prove(
     plans: Mapping[str, Mapping[str, int]],
     limit: float,
     compiler: str = "",
-) -> Proof:
+) -> DeclarationProof:
     """Each call under each plan.
 
     Args:
@@ -70,7 +70,7 @@ def prove(
         resolved = {name: plan_for(cases[0], **degrees) for name, degrees in plans.items()}
         expected = [case.stock() for case in cases]
     except FAILS as error:
-        return Proof({}, {plan: in_a_line(error) for plan in plans})
+        return DeclarationProof({}, {plan: in_a_line(error) for plan in plans})
     errors, failures = {}, {}
     for name, plan in resolved.items():
         works = [
@@ -81,7 +81,7 @@ def prove(
             errors[name] = max(map(worst, run_in_turn(works, limit / len(works))))
         except RankFailed as failed:
             failures[name] = failed.line
-    return Proof(errors, failures)
+    return DeclarationProof(errors, failures)
 
 
 def _case(subject: Subject, declaration: Declaration, call: ModelCall) -> Case:
@@ -94,7 +94,7 @@ def _on_rank(case: Case, plan: ResolvedPlan, expected: Tensor, compiler: str, _:
     os.dup2(
         os.open(os.devnull, os.O_WRONLY), 2
     )  # where a declaration is wrong, gloo may end a process with a page of words
-    rank = Rank(case, plan)
+    rank = ProofRank(case, plan)
     if compiler:
         rank.hold(BlockAccess(), CompiledBlocks(compiler, features.COMPILED))
     outs = [out for out in (rank.run(), rank.by_patch()) if out is not None]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .calls import ModelCall, noise_like
-from .describing import Place, Site
-from .looking import Run, look
+from .describing import CallSite, Place
+from .looking import ModuleCall, look
 from .tokens import Tokens, differs, find_tokens, moved
 from .undescribed import Undescribed
 from .values import tensors_in
@@ -19,7 +19,7 @@ from .values import tensors_in
 LEAST = 1e-2
 """How much, at least, a forward must change when attention is answered token by token."""
 
-Sites = Mapping[str, Site]
+Sites = Mapping[str, CallSite]
 """By the part's path."""
 
 Placed = tuple[str, Place]
@@ -27,7 +27,7 @@ Placed = tuple[str, Place]
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelParts:
     """The modules that are looked at: blocks, in which attention is called, and what is called behind the last one.
 
     `around` are those that the model calls and in which it calls blocks.
@@ -43,7 +43,7 @@ class Parts:
         return self.blocks + self.behind + self.around
 
 
-def find_parts(model: nn.Module, call: ModelCall) -> Parts:
+def find_parts(model: nn.Module, call: ModelCall) -> ModelParts:
     """In the order in which they are called.
 
     Raises:
@@ -62,10 +62,10 @@ def find_parts(model: nn.Module, call: ModelCall) -> Parts:
     around = {parent for path in attending for parent in _parents(path)}
     behind = (next((path for path in within if path not in around), "") for within in seen.entered[last + 1 :])
     calling = dict.fromkeys(each.within[0] for each in seen.attentions if each.within[0] not in attending)
-    return Parts(tuple(blocks), tuple(dict.fromkeys(filter(None, behind))), tuple(calling))
+    return ModelParts(tuple(blocks), tuple(dict.fromkeys(filter(None, behind))), tuple(calling))
 
 
-def look_closely(model: nn.Module, call: ModelCall, parts: Parts) -> Sites:
+def look_closely(model: nn.Module, call: ModelCall, parts: ModelParts) -> Sites:
     """Each row, column and frame of the latent is disturbed once, then of each argument that has those, and the text."""
     base = first_runs(model, call, parts.every)
     if any(bool(each.any()) for each in changed_places(base, first_runs(model, call, parts.every)).values()):
@@ -90,7 +90,7 @@ def look_closely(model: nn.Module, call: ModelCall, parts: Parts) -> Sites:
 
 
 def _tokens(
-    model: nn.Module, call: ModelCall, parts: Parts, base: Mapping[str, Run], of: str
+    model: nn.Module, call: ModelCall, parts: ModelParts, base: Mapping[str, ModuleCall], of: str
 ) -> dict[Placed, Tokens | None]:
     """Where tokens of the latent are, or of an argument."""
     changes = [
@@ -106,7 +106,7 @@ def _tokens(
     return {place: each and replace(each, of=of) for place, each in found.items()}
 
 
-def look_again(model: nn.Module, call: ModelCall, parts: Parts, known: Sites) -> Sites:
+def look_again(model: nn.Module, call: ModelCall, parts: ModelParts, known: Sites) -> Sites:
     """At another size: the whole latent is disturbed once, and whole arguments whose tokens are known."""
     base = first_runs(model, call, parts.every)
     sources = {found.of for site in known.values() for found in site.tokens.values()}
@@ -122,10 +122,10 @@ def look_again(model: nn.Module, call: ModelCall, parts: Parts, known: Sites) ->
 
 
 def _sites(
-    base: Mapping[str, Run], tokens: Mapping[Placed, Tokens | None], reached: frozenset[Placed], call: ModelCall
+    base: Mapping[str, ModuleCall], tokens: Mapping[Placed, Tokens | None], reached: frozenset[Placed], call: ModelCall
 ) -> Sites:
     return {
-        path: Site(
+        path: CallSite(
             run,
             {place: found for (each, place), found in tokens.items() if each == path and found},
             frozenset(place for each, place in reached if each == path),
@@ -137,9 +137,9 @@ def _sites(
     }
 
 
-def first_runs(model: nn.Module, call: ModelCall, paths: Sequence[str]) -> dict[str, Run]:
+def first_runs(model: nn.Module, call: ModelCall, paths: Sequence[str]) -> dict[str, ModuleCall]:
     """The first call of each module. Raises Undescribed: there is none, or the forward fails."""
-    runs: dict[str, Run] = {}
+    runs: dict[str, ModuleCall] = {}
     for run in look(model, call, paths).runs:
         runs.setdefault(run.path, run)
     if len(runs) < len(paths):
@@ -147,7 +147,7 @@ def first_runs(model: nn.Module, call: ModelCall, paths: Sequence[str]) -> dict[
     return runs
 
 
-def changed_places(base: Mapping[str, Run], runs: Mapping[str, Run]) -> dict[Placed, Tensor]:
+def changed_places(base: Mapping[str, ModuleCall], runs: Mapping[str, ModuleCall]) -> dict[Placed, Tensor]:
     """Where what a part is given is another."""
     changed = {}
     for path, run in base.items():

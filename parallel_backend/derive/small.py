@@ -18,7 +18,7 @@ from ..errors import Refused
 from ..models.comfyui.comfy_family import make, make_in_memory
 from ..models.comfyui.detection import DAMAGE, detect, unmakable
 from ..models.comfyui.proof.ranks import in_a_line
-from ..weights.files.checkpoint import Entry, read_header
+from ..weights.files.checkpoint import TensorEntry, read_header
 from .by_class import ByClass
 from .calls import FAILS, ModelCall, Sizes, Subject
 from .deriving import unit_of
@@ -50,7 +50,7 @@ class Small:
     path: Path
     kept: tuple[int, int]
     tensors: Mapping[str, Tensor]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     kind: str
     described: Any
     base: Any

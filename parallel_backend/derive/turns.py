@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..models.comfyui.proof.ranks import in_a_line
-from ..models.spread.blocks import Doorway
+from ..models.spread.blocks import BlockHook
 from ..models.spread.declaration import InterleavedBlocks
 from .calls import FAILS, ModelCall, Subject
 from .describing import Description
@@ -77,7 +77,9 @@ def _passed(subject: Subject, blocks: Mapping[str, Sequence[Description]], seen:
     for path, known in blocks.items():
         length = subject.lengths.get(path, len(lists[path]))
         ways = ((f"{path}.{number}", known[min(number, len(known) - 1)]) for number in range(length))
-        set_members(model, path, [Doorway(_passing(name, block, seen), block.probe.run.module) for name, block in ways])
+        set_members(
+            model, path, [BlockHook(_passing(name, block, seen), block.probe.run.module) for name, block in ways]
+        )
     try:
         yield
     finally:

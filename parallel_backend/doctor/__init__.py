@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from .checks import examine
 from .derived import of_derived
-from .findings import Finding, Status
+from .findings import Finding, FindingStatus
 from .models import diagnose_models
 from .observations import Observations, look
 
-__all__ = ["Finding", "Observations", "Status", "diagnose", "diagnose_models", "examine", "look", "of_derived"]
+__all__ = ["Finding", "FindingStatus", "Observations", "diagnose", "diagnose_models", "examine", "look", "of_derived"]
 
 
 def diagnose(report: Callable[[str], None] = lambda what: None) -> list[Finding]:

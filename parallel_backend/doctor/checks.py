@@ -8,8 +8,8 @@ from ..host.workers.causes import REMEDIES, known_cause
 from ..host.workers.versions import OLDEST_TORCH, TORCH_REMEDY, dotted
 from ..models.diffusers.installed import REMEDY, SUPPORTED, in_range
 from .derived import of_derived
-from .findings import Finding, Status
-from .observations import Measured, Observations
+from .findings import Finding, FindingStatus
+from .observations import DeviceMeasurements, Observations
 
 GIB = 1 << 30
 OLDEST_FLASH_ATTN = (2, 6)
@@ -48,28 +48,32 @@ def _devices(facts: Observations) -> Iterator[Finding]:
     for index, gpu in enumerate(facts.gpus):
         free = "free memory not known" if gpu.free is None else f"{gpu.free / GIB:.1f} GiB free"
         text = f"{gpu.name}, {gpu.memory / GIB:.1f} GiB, {free}"
-        yield Finding(f"cuda:{index}", Status.OK, text)
+        yield Finding(f"cuda:{index}", FindingStatus.OK, text)
     if facts.gpus:
         return
     if facts.nvidia_devices:
         cause = known_cause(facts.cuda_error)
         remedy = cause.remedy if cause else DRIVER
         text = f"the driver shows {facts.nvidia_devices}, and torch can use none: {facts.cuda_error}"
-        yield Finding("GPUs", Status.FAILURE, text, remedy)
+        yield Finding("GPUs", FindingStatus.FAILURE, text, remedy)
     else:
         text = "none: workers run on the CPU (devices cpu:2), which is slow and only for trying it"
-        yield Finding("GPUs", Status.WARNING, text, "Use a machine with NVIDIA GPUs, and start Docker with --gpus all.")
+        yield Finding(
+            "GPUs", FindingStatus.WARNING, text, "Use a machine with NVIDIA GPUs, and start Docker with --gpus all."
+        )
 
 
 def _windows(facts: Observations) -> Iterator[Finding]:
     if facts.under_windows:
-        yield Finding("WSL2", Status.OK, UNDER_WINDOWS)
+        yield Finding("WSL2", FindingStatus.OK, UNDER_WINDOWS)
 
 
 def _memory(facts: Observations) -> Iterator[Finding]:
     text = f"{facts.memory / GIB:.1f} GiB, {facts.memory_free / GIB:.1f} GiB free"
     low = facts.memory_free < 2 * GIB
-    yield Finding("memory", Status.WARNING if low else Status.OK, text, REMEDIES["host memory"] if low else "")
+    yield Finding(
+        "memory", FindingStatus.WARNING if low else FindingStatus.OK, text, REMEDIES["host memory"] if low else ""
+    )
 
 
 def _peers(facts: Observations) -> Iterator[Finding]:
@@ -84,17 +88,19 @@ def _peers(facts: Observations) -> Iterator[Finding]:
     text = (
         ("every GPU reaches every other" if everyone else "some GPUs do not reach each other") + "\n" + "\n".join(rows)
     )
-    yield Finding("P2P", Status.OK if everyone else Status.WARNING, text, "" if everyone else REMEDIES["P2P"])
+    yield Finding(
+        "P2P", FindingStatus.OK if everyone else FindingStatus.WARNING, text, "" if everyone else REMEDIES["P2P"]
+    )
 
 
 def _nccl(facts: Observations) -> Iterator[Finding]:
     if facts.nccl:
-        yield Finding("NCCL", Status.OK, facts.nccl)
+        yield Finding("NCCL", FindingStatus.OK, facts.nccl)
     elif facts.gpus:
-        status = Status.FAILURE if len(facts.gpus) > 1 else Status.WARNING
+        status = FindingStatus.FAILURE if len(facts.gpus) > 1 else FindingStatus.WARNING
         yield Finding("NCCL", status, "this torch has none", REMEDIES["NCCL missing"])
     else:
-        yield Finding("NCCL", Status.OK, "this torch has none, and without GPUs none is needed")
+        yield Finding("NCCL", FindingStatus.OK, "this torch has none, and without GPUs none is needed")
 
 
 def _shared_memory(facts: Observations) -> Iterator[Finding]:
@@ -102,21 +108,26 @@ def _shared_memory(facts: Observations) -> Iterator[Finding]:
     text = f"{space.path}: {space.size / GIB:.2f} GiB, {space.free / GIB:.2f} GiB free"
     low = len(facts.gpus) > 1 and space.free < needed
     remedy = REMEDIES["shared memory"] if low else ""
-    yield Finding("shared memory", Status.WARNING if low else Status.OK, text, remedy)
+    yield Finding("shared memory", FindingStatus.WARNING if low else FindingStatus.OK, text, remedy)
 
 
 def _temporary(facts: Observations) -> Iterator[Finding]:
     space = facts.temporary
     text = f"{space.path}: {space.free / GIB:.2f} GiB free"
     low = space.free < LEAST_TEMPORARY
-    yield Finding("temporary folder", Status.FAILURE if low else Status.OK, text, REMEDIES["disk full"] if low else "")
+    yield Finding(
+        "temporary folder",
+        FindingStatus.FAILURE if low else FindingStatus.OK,
+        text,
+        REMEDIES["disk full"] if low else "",
+    )
 
 
 def _open_files(facts: Observations) -> Iterator[Finding]:
     low = 0 <= facts.open_files < LEAST_OPEN_FILES
     text = "no limit" if facts.open_files < 0 else f"{facts.open_files} at most"
     remedy = REMEDIES["too many files"] if low else ""
-    yield Finding("open files", Status.WARNING if low else Status.OK, text, remedy)
+    yield Finding("open files", FindingStatus.WARNING if low else FindingStatus.OK, text, remedy)
 
 
 def _packages(facts: Observations) -> Iterator[Finding]:
@@ -124,29 +135,31 @@ def _packages(facts: Observations) -> Iterator[Finding]:
     old = _parts(torch) < OLDEST_TORCH
     built = f" for CUDA {facts.cuda_version}" if facts.cuda_version else " without CUDA"
     text = f"{torch}{built}; {dotted(OLDEST_TORCH)} or newer is supported"
-    yield Finding("torch", Status.FAILURE if old else Status.OK, text, _sentence(TORCH_REMEDY) if old else "")
+    yield Finding(
+        "torch", FindingStatus.FAILURE if old else FindingStatus.OK, text, _sentence(TORCH_REMEDY) if old else ""
+    )
 
     if facts.torchaudio_error:
         text = f"{facts.versions.get('torchaudio', '')} cannot be imported: {facts.torchaudio_error}"
-        yield Finding("torchaudio", Status.WARNING, text, TORCHAUDIO)
+        yield Finding("torchaudio", FindingStatus.WARNING, text, TORCHAUDIO)
 
     diffusers = facts.versions.get("diffusers", "")
     good = in_range(diffusers)
     text = f"{diffusers or 'not installed'}; CogVideoX and PixArt need {SUPPORTED}, other models none"
     remedy = "" if good else _sentence(REMEDY)
-    yield Finding("diffusers", Status.OK if good else Status.WARNING, text, remedy)
+    yield Finding("diffusers", FindingStatus.OK if good else FindingStatus.WARNING, text, remedy)
 
     flash = facts.versions.get("flash-attn", "")
     if not flash:
-        yield Finding("flash-attn", Status.OK, "not installed: torch's own attention is used")
+        yield Finding("flash-attn", FindingStatus.OK, "not installed: torch's own attention is used")
     elif _parts(flash) < OLDEST_FLASH_ATTN:
         text = f"{flash}; {dotted(OLDEST_FLASH_ATTN)} or newer is supported"
-        yield Finding("flash-attn", Status.WARNING, text, REMEDIES["flash-attn"])
+        yield Finding("flash-attn", FindingStatus.WARNING, text, REMEDIES["flash-attn"])
     elif fault := next(filter(None, (measured.kernel_faults.get("flash-attn") for measured in facts.measured)), ""):
         text = f"{flash}; {fault}: attention auto takes torch's own instead"
-        yield Finding("flash-attn", Status.WARNING, text, REMEDIES["flash-attn"])
+        yield Finding("flash-attn", FindingStatus.WARNING, text, REMEDIES["flash-attn"])
     else:
-        yield Finding("flash-attn", Status.OK, flash)
+        yield Finding("flash-attn", FindingStatus.OK, flash)
 
 
 def _allocator(facts: Observations) -> Iterator[Finding]:
@@ -154,7 +167,7 @@ def _allocator(facts: Observations) -> Iterator[Finding]:
         text = "ComfyUI uses cudaMallocAsync; the workers leave it out, because it cannot be used with NCCL"
     else:
         text = facts.allocator or "torch's own"
-    yield Finding("allocator", Status.OK, text)
+    yield Finding("allocator", FindingStatus.OK, text)
 
 
 def _functions(facts: Observations) -> Iterator[Finding]:
@@ -163,11 +176,11 @@ def _functions(facts: Observations) -> Iterator[Finding]:
         of, named = f"in ComfyUI {verdict.comfyui}" if verdict.comfyui else "in ComfyUI", ", ".join(verdict.functions)
         if verdict.fault:
             yield Finding(
-                f"ComfyUI's {verdict.kind}", Status.WARNING, f"{of}: {named}, {verdict.fault}", UNKNOWN_FUNCTION
+                f"ComfyUI's {verdict.kind}", FindingStatus.WARNING, f"{of}: {named}, {verdict.fault}", UNKNOWN_FUNCTION
             )
         else:
             text = f"{of} no tested version's ({named}); tried on this machine, and equal to the workers'"
-            yield Finding(f"ComfyUI's {verdict.kind}", Status.OK, text)
+            yield Finding(f"ComfyUI's {verdict.kind}", FindingStatus.OK, text)
 
 
 def _derived(facts: Observations) -> Iterator[Finding]:
@@ -180,14 +193,14 @@ def _links(facts: Observations) -> Iterator[Finding]:
         yield _link(measured)
 
 
-def _link(measured: Measured) -> Finding:
+def _link(measured: DeviceMeasurements) -> Finding:
     first, last, count = measured.devices[0], measured.devices[-1], len(measured.devices)
     name = f"{count} workers, {first}" if first == last else f"{count} workers, {first} to {last}"
     machine = measured.machine
     if machine is None:
         cause = known_cause(measured.error)
         return Finding(
-            name, Status.FAILURE, measured.error, cause.remedy if cause else "The text above says what happened."
+            name, FindingStatus.FAILURE, measured.error, cause.remedy if cause else "The text above says what happened."
         )
     text = f"started, and compute {machine.matmul / 1e12:.3g} TFLOP/s each"
     if count > 1:
@@ -200,7 +213,7 @@ def _link(measured: Measured) -> Finding:
         if slow
         else ""
     )
-    return Finding(name, Status.WARNING if slow else Status.OK, text, remedy)
+    return Finding(name, FindingStatus.WARNING if slow else FindingStatus.OK, text, remedy)
 
 
 CHECKS = (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 
-class Status(enum.Enum):
+class FindingStatus(enum.Enum):
     """How a thing is. A warning costs speed or may go wrong; with a failure something does not work."""
 
     OK = "ok"
@@ -20,7 +20,7 @@ class Finding(msgspec.Struct, frozen=True):
     """One line; `remedy` is empty where nothing is to be done."""
 
     name: str
-    status: Status
+    status: FindingStatus
     text: str
     remedy: str = ""
 
@@ -40,4 +40,4 @@ def table(findings: Sequence[Finding]) -> str:
 
 def failed(findings: Sequence[Finding]) -> bool:
     """Whether something does not work."""
-    return any(finding.status is Status.FAILURE for finding in findings)
+    return any(finding.status is FindingStatus.FAILURE for finding in findings)

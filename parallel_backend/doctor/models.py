@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ..host import Deadlines
 from ..host.proofs import Prover, Watched
-from ..models.comfyui.proof.asked import Asked, off
+from ..models.comfyui.proof.asked import ProofRequest, off
 from ..models.comfyui.proof.prove import TOLERANCE
 from ..models.comfyui.small.kinds import KINDS, all_cases
-from .findings import Finding, Status
+from .findings import Finding, FindingStatus
 
 MIB = 1 << 20
 
@@ -33,14 +33,16 @@ def diagnose_models(
         kinds: the classes; by default all that are declared.
     """
     there = classes_in(Path(folder))
-    asked = [Asked(kind, case) for kind in kinds if kind in there for case in all_cases(kind)]
-    made: dict[str, list[tuple[Asked, Watched]]] = {kind: [] for kind in kinds}
+    asked = [ProofRequest(kind, case) for kind in kinds if kind in there for case in all_cases(kind)]
+    made: dict[str, list[tuple[ProofRequest, Watched]]] = {kind: [] for kind in kinds}
     for each, watched in _proved(
         folder, asked, lambda kind: report(f"{kind}, {[*kinds].index(kind) + 1} of {len(kinds)}")
     ):
         made[each.kind].append((each, watched))
     return [
-        finding_of(kind, answers) if kind in there else Finding(kind, Status.OK, "this ComfyUI has no such class")
+        finding_of(kind, answers)
+        if kind in there
+        else Finding(kind, FindingStatus.OK, "this ComfyUI has no such class")
         for kind, answers in made.items()
     ]
 
@@ -50,7 +52,9 @@ def classes_in(folder: Path) -> frozenset[str]:
     return frozenset(re.findall(r"^class (\w+)", (folder / "comfy" / "supported_models.py").read_text("utf-8"), re.M))
 
 
-def _proved(folder: str, asked: Sequence[Asked], begin: Callable[[str], None]) -> Iterator[tuple[Asked, Watched]]:
+def _proved(
+    folder: str, asked: Sequence[ProofRequest], begin: Callable[[str], None]
+) -> Iterator[tuple[ProofRequest, Watched]]:
     """Each question with its answer; a child that ended before its last one is followed by another."""
     left = [*asked]
     while left:
@@ -61,7 +65,7 @@ def _proved(folder: str, asked: Sequence[Asked], begin: Callable[[str], None]) -
                 begin(left[0].kind)
 
 
-def finding_of(kind: str, answers: Sequence[tuple[Asked, Watched]]) -> Finding:
+def finding_of(kind: str, answers: Sequence[tuple[ProofRequest, Watched]]) -> Finding:
     """What the answers to a class's questions come to."""
     seconds = sum(watched.answer.seconds for _, watched in answers)
     cost = f"{len(answers)} inputs, {seconds:.1f} s, {max(watched.memory for _, watched in answers) // MIB} MiB"
@@ -71,8 +75,8 @@ def finding_of(kind: str, answers: Sequence[tuple[Asked, Watched]]) -> Finding:
     wrong = [f"{case}: {off(error)} under {split}" for case, (split, error) in errors.items() if not error <= TOLERANCE]
     wrong += [f"{asked.case}: {watched.answer.failure}" for asked, watched in answers if watched.answer.refused]
     if wrong:
-        return Finding(kind, Status.FAILURE, "; ".join([*wrong, cost]), WRONG)
+        return Finding(kind, FindingStatus.FAILURE, "; ".join([*wrong, cost]), WRONG)
     failed = [f"{asked.case}: {watched.answer.failure}" for asked, watched in answers if watched.answer.failure]
     if failed:
-        return Finding(kind, Status.WARNING, "; ".join([*failed, cost]), NOT_MADE)
-    return Finding(kind, Status.OK, f"{cost}, at most {max(error for _, error in errors.values()):.1e} off")
+        return Finding(kind, FindingStatus.WARNING, "; ".join([*failed, cost]), NOT_MADE)
+    return Finding(kind, FindingStatus.OK, f"{cost}, at most {max(error for _, error in errors.values()):.1e} off")

@@ -20,7 +20,7 @@ from ..errors import Refused, RequestFailed, WorkerFailed
 from ..gpus import Gpu, visible_gpus
 from ..host import Backend, Deadlines
 from ..host.workers.launcher import folder
-from ..models.comfyui.content.kept import Verdict, all_kept
+from ..models.comfyui.content.kept import TrialVerdict, all_kept
 from ..plan import ParallelPlan
 from ..plan.predict.measure import Machine
 from ..plan.resolve import in_rows
@@ -39,7 +39,7 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Measured:
+class DeviceMeasurements:
     """What workers found on some devices, or why they could not; and how packages of attention kernels failed there, by name."""
 
     devices: tuple[str, ...]
@@ -72,9 +72,9 @@ class Observations:
     versions: dict[str, str]
     torchaudio_error: str
     allocator: str
-    measured: tuple[Measured, ...]
-    verdicts: tuple[Verdict, ...] = ()
-    derived: tuple[kept.Kept, ...] = ()
+    measured: tuple[DeviceMeasurements, ...]
+    verdicts: tuple[TrialVerdict, ...] = ()
+    derived: tuple[kept.DeclarationRecord, ...] = ()
     under_windows: bool = False
 
 
@@ -161,7 +161,7 @@ def _torchaudio_error() -> str:
     return ""
 
 
-def _measure(gpus: int, report: Callable[[str], None]) -> tuple[Measured, ...]:
+def _measure(gpus: int, report: Callable[[str], None]) -> tuple[DeviceMeasurements, ...]:
     """Two workers on the CPU, which talk through gloo, and one on each GPU, which talk through NCCL."""
     backend = Backend(Deadlines(silence=30, stall=60))
     try:
@@ -175,11 +175,11 @@ def _measure(gpus: int, report: Callable[[str], None]) -> tuple[Measured, ...]:
         backend.close()
 
 
-def measured(backend: Backend, devices: Sequence[str]) -> Measured:
+def measured(backend: Backend, devices: Sequence[str]) -> DeviceMeasurements:
     """What a backend's workers find on devices, one worker on each."""
     plan = in_rows(ParallelPlan(), tuple(devices))
     try:
         machine = backend.measure(plan, lambda: False)
-        return Measured(tuple(devices), machine, kernel_faults=backend.kernel_faults(plan.devices))
+        return DeviceMeasurements(tuple(devices), machine, kernel_faults=backend.kernel_faults(plan.devices))
     except (RequestFailed, WorkerFailed, Refused) as error:
-        return Measured(tuple(devices), None, str(error))
+        return DeviceMeasurements(tuple(devices), None, str(error))

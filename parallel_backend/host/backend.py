@@ -41,14 +41,14 @@ from ..wire.to_worker import (
 )
 from .planning.comparison import Comparison, MakeRoom, compare
 from .planning.devices import Devices
-from .planning.events import OnEvent, Planned, Ran, Starting, ignore
+from .planning.events import CostEvent, OnEvent, PlanEvent, StartingEvent, ignore
 from .planning.measurements import Measurements
-from .planning.planner import Chosen, Planner, Question
+from .planning.planner import MeasuredChoice, Planner, PlanRequest
 from .runs.finite import FiniteCheck, caused_by_pipefusion, check_finite
 from .runs.journal import Journal, RunRecord
 from .runs.report import compiled, released, restored, table
 from .workers import diagnosis
-from .workers.exchange import Answer, Caller, Exchange, IsCancelled, Request
+from .workers.exchange import IsCancelled, PendingRequest, Request, RequestContext, RequestReply
 from .workers.group import Deadlines, WorkerGroup
 from .workers.launcher import sweep_folders, wants_kernels_early, worker_environment
 from .workers.processes import ForkServer, ForkServerStuck
@@ -100,10 +100,10 @@ class Backend:
         self,
         tensors: Mapping[str, Tensor],
         on_progress: OnProgress,
-        caller: Caller,
+        caller: RequestContext,
         adapters: AdapterSet = NONE,
         **fields: Any,
-    ) -> Answer:
+    ) -> RequestReply:
         """Run a whole denoise with adapters in the weights; `fields` are the other fields of the SampleRequest.
 
         The answer's tensor `result` is the final latent, fp32 on the CPU.
@@ -122,7 +122,7 @@ class Backend:
             on_progress(frame.message.step, frame.tensors["denoised"], frame.tensors["x"])
 
         message = SampleRequest(request=self._number(), adapters=adapters.id, **fields)
-        exchange = Exchange(message, tensors, adapters, caller, on_message)
+        exchange = PendingRequest(message, tensors, adapters, caller, on_message)
         try:
             answer = self._request(exchange)
             check(answer.frame)
@@ -132,7 +132,7 @@ class Backend:
             raise
         return answer
 
-    def _is_finite_without_pipefusion(self, exchange: Exchange, messages: int) -> bool:
+    def _is_finite_without_pipefusion(self, exchange: PendingRequest, messages: int) -> bool:
         """Repeat a denoise without PipeFusion on the same devices, and return True if its numbers are finite.
 
         Return False as well if the denoise fails there for another reason.
@@ -169,11 +169,11 @@ class Backend:
     def forward(
         self,
         calls: Sequence[Conditioning],
-        caller: Caller,
+        caller: RequestContext,
         adapters: AdapterSet = NONE,
         residuals: tuple[BlockResiduals, Mapping[str, Tensor]] | None = None,
         **fields: Any,
-    ) -> Answer:
+    ) -> RequestReply:
         """Run the model once for each call, with adapters in the weights; `fields` are the other fields of the ForwardRequest.
 
         Raises as `sample` does.
@@ -196,7 +196,7 @@ class Backend:
             f"{number}.{name}": tensor for number, call in enumerate(calls) for name, tensor in call.tensors.items()
         }
         tensors |= added_tensors
-        answer = self._request(Exchange(message, tensors, adapters, caller))
+        answer = self._request(PendingRequest(message, tensors, adapters, caller))
         check_finite(answer.frame.tensors["result"], "One model call", message.compute_dtype)
         return answer
 
@@ -207,9 +207,9 @@ class Backend:
         schedule: str,
         latent: Tensor,
         on_pixels: OnPixels,
-        caller: Caller,
+        caller: RequestContext,
         working_bytes: int = 0,
-    ) -> Answer:
+    ) -> RequestReply:
         """Decode a batch of latents; the pixels `[3, (frames,) height, width]` go to `on_pixels`. Raises as `sample` does.
 
         Args:
@@ -223,7 +223,7 @@ class Backend:
             plan = self._in_rows(wish)
             shared = not is_remote(plan.devices[0])
             message = DecodeRequest(self._number(), vae, plan, schedule, shared, working_bytes)
-            return self._request(Exchange(message, {"latent": latent}, NONE, caller, on_message))
+            return self._request(PendingRequest(message, {"latent": latent}, NONE, caller, on_message))
 
     def encode(
         self,
@@ -231,13 +231,13 @@ class Backend:
         wish: ParallelPlan,
         schedule: str,
         pixels: Tensor,
-        caller: Caller,
+        caller: RequestContext,
         working_bytes: int = 0,
-    ) -> Answer:
+    ) -> RequestReply:
         """Encode a batch of pictures or clips; `latent` has their means. Raises as `sample` does."""
         with self._lock:
             message = EncodeRequest(self._number(), vae, self._in_rows(wish), schedule, working_bytes)
-            return self._request(Exchange(message, {"pixels": pixels}, NONE, caller))
+            return self._request(PendingRequest(message, {"pixels": pixels}, NONE, caller))
 
     def _in_rows(self, wish: ParallelPlan) -> ResolvedPlan:
         """The plan of work that is cut in space. On automatic devices, workers that run already are the ones to take."""
@@ -248,7 +248,7 @@ class Backend:
 
     def plan(
         self,
-        question: Question,
+        question: PlanRequest,
         compute_dtype: str,
         example: Conditioning,
         reclaimable: Callable[[str], int],
@@ -266,7 +266,7 @@ class Backend:
         """
         self._journal.begins()
 
-        def choose() -> Chosen:
+        def choose() -> MeasuredChoice:
             return self._planner.choose(
                 question,
                 measure_memory=lambda plan: self._measurements.memory(plan, reclaimable, is_cancelled),
@@ -280,7 +280,7 @@ class Backend:
         if self._loads_kernels_late(answer.choice.plan):
             self._measurements.memory(answer.choice.plan, reclaimable, is_cancelled)  # starts the plan's workers
             answer = choose()  # by what all kernels have left
-        self._on_event(Planned(question, answer.choice, answer.memory))
+        self._on_event(PlanEvent(question, answer.choice, answer.memory))
         return answer.choice.plan
 
     def couples_rows(self, spec: ModelSpec) -> bool:
@@ -323,7 +323,7 @@ class Backend:
                     continue
                 if group.alive():
                     try:
-                        answer = group.execute(Exchange(ReleaseModelRequest(self._number(), model, ranks)))
+                        answer = group.execute(PendingRequest(ReleaseModelRequest(self._number(), model, ranks)))
                         log.info("Parallel: %s", released(model, answer.reports))
                     except WorkerFailed as failure:
                         log.warning("%s", failure)
@@ -449,12 +449,12 @@ class Backend:
         """The number of a new request."""
         return next(self._requests)
 
-    def _request(self, exchange: Exchange) -> Answer:
+    def _request(self, exchange: PendingRequest) -> RequestReply:
         """`_ask` for what is worth a line in the log."""
         with self._lock:
             message, answer = exchange.message, self._ask(exchange)
             assert isinstance(message, SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest)
-            self._on_event(Ran(message.plan, answer.reports))
+            self._on_event(CostEvent(message.plan, answer.reports))
             if came_back := restored(message.model, answer.reports):
                 log.info("Parallel: %s", came_back)
             if took := compiled(answer.reports):
@@ -464,7 +464,7 @@ class Backend:
                 log.info("Parallel: %s\n%s", describe(message.plan), table(answer.reports, message.plan.devices))
             return answer
 
-    def _ask(self, exchange: Exchange) -> Answer:
+    def _ask(self, exchange: PendingRequest) -> RequestReply:
         """Have a request carried out by the workers of its plan."""
 
         def is_cancelled() -> bool:
@@ -523,7 +523,7 @@ class Backend:
         log.info("Parallel: starting %d worker(s) on %s", plan.world_size, ", ".join(dict.fromkeys(plan.devices)))
 
         def looked_on() -> bool:
-            self._on_event(Starting(plan.world_size, time.monotonic() - started))
+            self._on_event(StartingEvent(plan.world_size, time.monotonic() - started))
             if not remote and self._server is not None:
                 self._server.check_forking(self.deadlines.silence)
             return is_cancelled()
@@ -532,7 +532,7 @@ class Backend:
             generation, early = next(self._generations), wants_kernels_early(plan) and not remote
             return WorkerGroup(self._fork_server, plan.devices, generation, self.deadlines, looked_on, early, imports)
 
-        self._on_event(Starting(plan.world_size, 0.0))
+        self._on_event(StartingEvent(plan.world_size, 0.0))
         self._starting = plan.devices
         try:
             try:

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from ..derive.asked import ANSWER, Answer, question
+from ..derive.asked import ANSWER, DeriveReply, question
 from ..derive.call_kind import CallKind
-from ..derive.kept import Kept, load, save, unlike
-from ..derive.prompt import Prompt
+from ..derive.kept import DeclarationRecord, load, save, unlike
+from ..derive.prompt import PromptExample
 from ..models.spread.declaration import Declaration
 from ..temporary import memory_file, path_of
 from .proofs import Child
@@ -68,15 +68,15 @@ class Derivation:
         self._seconds, self._pause = seconds, pause
         self._key, self._file, self._folder, self._kept_in = key, file, folder, kept_in
         self._kind = kind
-        self._kept = load(key, kept_in) or Kept(kind, comfyui)
-        self._trouble: Answer | None = None
+        self._kept = load(key, kept_in) or DeclarationRecord(kind, comfyui)
+        self._trouble: DeriveReply | None = None
         self._again_at = 0.0
         self._running: tuple[CallKind, ...] = ()
         self._stopped = False
         self._changed = threading.Condition()
-        self._new: list[Answer] = []
+        self._new: list[DeriveReply] = []
 
-    def found(self, kinds: Sequence[CallKind]) -> Answer | None:
+    def found(self, kinds: Sequence[CallKind]) -> DeriveReply | None:
         """The declaration that was proved for all these kinds of calls; None if there is none yet."""
         with self._changed:
             return self._kept.found(kinds)
@@ -92,13 +92,13 @@ class Derivation:
             why = f"{self._trouble.failure}; a prompt in {math.ceil(left / 60)} min tries again"
             return f"working out how to split it failed ({why})"
 
-    def new_answers(self) -> list[Answer]:
+    def new_answers(self) -> list[DeriveReply]:
         """What was found since this was last asked."""
         with self._changed:
             new, self._new = self._new, []
             return new
 
-    def begin(self, prompts: Sequence[Prompt]) -> bool:
+    def begin(self, prompts: Sequence[PromptExample]) -> bool:
         """Have a child derive for these prompts, unless one is at work; whether it works for them."""
         kinds = tuple(prompt.kind for prompt in prompts)
         with self._changed:
@@ -109,7 +109,7 @@ class Derivation:
         threading.Thread(target=self._derive, args=(prompts, known), daemon=True).start()
         return True
 
-    def wait(self, prompts: Sequence[Prompt], cancelled: Callable[[], bool]) -> None:
+    def wait(self, prompts: Sequence[PromptExample], cancelled: Callable[[], bool]) -> None:
         """Wait until it is known whether these kinds of calls can be spread; where `cancelled` says so, end the child."""
         kinds = [prompt.kind for prompt in prompts]
         while not (self.found(kinds) or self.failed(kinds)):
@@ -127,14 +127,14 @@ class Derivation:
             while self._running:
                 self._changed.wait(LOOK)
 
-    def _derive(self, prompts: Sequence[Prompt], known: Sequence[Declaration]) -> None:
+    def _derive(self, prompts: Sequence[PromptExample], known: Sequence[Declaration]) -> None:
         """In a thread."""
         kinds = tuple(prompt.kind for prompt in prompts)
-        answer: Answer | None = Answer(0.0, kinds=kinds, failure="its process failed")
+        answer: DeriveReply | None = DeriveReply(0.0, kinds=kinds, failure="its process failed")
         try:
             answer = self._answer(prompts, known)
         except Exception as error:  # of whatever the prompts hold, or of the system
-            answer = Answer(0.0, kinds=kinds, failure=str(error).rstrip("."))
+            answer = DeriveReply(0.0, kinds=kinds, failure=str(error).rstrip("."))
         finally:
             with self._changed:
                 self._running = ()
@@ -142,7 +142,7 @@ class Derivation:
                     self._take(answer)
                 self._changed.notify_all()
 
-    def _answer(self, prompts: Sequence[Prompt], known: Sequence[Declaration]) -> Answer | None:
+    def _answer(self, prompts: Sequence[PromptExample], known: Sequence[Declaration]) -> DeriveReply | None:
         """The child's; None where it was stopped."""
         kinds = tuple(prompt.kind for prompt in prompts)
         memory = min(MEMORY, psutil.virtual_memory().available // 2)
@@ -155,12 +155,12 @@ class Derivation:
             for line in child.lines(lambda: self._stopped):
                 log.info("Parallel: deriving %s took %.1f s and %d MiB", self._kind, line.seconds, line.memory >> 20)
                 if line.failure:
-                    return Answer(line.seconds, kinds=kinds, failure=line.failure)
+                    return DeriveReply(line.seconds, kinds=kinds, failure=line.failure)
                 answer = ANSWER.decode(line.said)
                 return answer if answer.declaration else msgspec.structs.replace(answer, kinds=kinds)
         return None
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: DeriveReply) -> None:
         if not answer.declaration and not answer.lasting:
             self._trouble = answer
             self._again_at = time.monotonic() + max(self._pause, answer.seconds)

@@ -16,7 +16,7 @@ import psutil
 
 from ..clock import AwakeClock
 from ..comfyui_folder import ARGUMENTS, FOLDER
-from ..models.comfyui.proof.asked import ANSWER, Answer, Asked
+from ..models.comfyui.proof.asked import ANSWER, ProofReply, ProofRequest
 from .workers.launcher import worker_environment
 
 MEMORY = 2 << 30
@@ -42,7 +42,7 @@ COMMAND = "parallel_backend.models.comfyui.proof"
 class Watched(msgspec.Struct, frozen=True):
     """An answer, and the most memory that was in use until it came, in bytes."""
 
-    answer: Answer
+    answer: ProofReply
     memory: int
 
 
@@ -158,7 +158,7 @@ class Prover(Child):
         seconds, memory: its limits; seconds for each answer.
     """
 
-    def __init__(self, folder: str, asked: Sequence[Asked], seconds: float, memory: int = MEMORY) -> None:
+    def __init__(self, folder: str, asked: Sequence[ProofRequest], seconds: float, memory: int = MEMORY) -> None:
         super().__init__(folder, [COMMAND, msgspec.json.encode(asked).decode()], len(asked), seconds, memory)
 
     def answers(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Watched]:
@@ -168,5 +168,5 @@ class Prover(Child):
             stopped: asked again and again whether to end it, without another answer.
         """
         for line in self.lines(stopped):
-            answer = Answer({}, line.seconds, line.failure) if line.failure else ANSWER.decode(line.said)
+            answer = ProofReply({}, line.seconds, line.failure) if line.failure else ANSWER.decode(line.said)
             yield Watched(answer, line.memory)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from ..identity import code_digest
-from ..models.comfyui.content.kept import Verdict
-from ..models.comfyui.proof.asked import Answer, Asked, off
+from ..models.comfyui.content.kept import TrialVerdict
+from ..models.comfyui.proof.asked import ProofReply, ProofRequest, off
 from ..models.comfyui.proof.prove import TOLERANCE
 
 Sources = tuple[tuple[str, str], ...]
 """Files with their digests."""
 
 
-def key_of(asked: Asked, sources: Sources) -> str:
+def key_of(asked: ProofRequest, sources: Sources) -> str:
     """What a verdict depends on."""
     configuration = sorted((asked.configuration or {}).items())
     inputs = sorted((asked.inputs or {}).items())
@@ -21,7 +21,7 @@ def key_of(asked: Asked, sources: Sources) -> str:
     return "\n".join(["model class", *map(str, parts)])
 
 
-def verdict_of(asked: Asked, answer: Answer, comfyui: str) -> Verdict:
+def verdict_of(asked: ProofRequest, answer: ProofReply, comfyui: str) -> TrialVerdict:
     """The verdict that an answer with numbers, or of a model that workers refuse, comes to.
 
     The fault names the worst split, with its figure, or what is refused, without what to do about it.
@@ -31,4 +31,4 @@ def verdict_of(asked: Asked, answer: Answer, comfyui: str) -> Verdict:
     else:
         split, error = answer.worst
         fault = "" if error <= TOLERANCE else f"which is {off(error)} under {split}, where {TOLERANCE:.0e} is allowed"
-    return Verdict(asked.kind, (f"{asked.kind} ({asked.case})",), comfyui, fault)
+    return TrialVerdict(asked.kind, (f"{asked.kind} ({asked.case})",), comfyui, fault)

@@ -64,7 +64,7 @@ class Execution:
     compiler: str = ""
 
 
-class Forward(Protocol):
+class ModelForward(Protocol):
     """A model's forward under a plan."""
 
     @property
@@ -86,7 +86,7 @@ class Forward(Protocol):
         """
 
 
-class Model(Protocol):
+class StageModel(Protocol):
     """One stage of a loaded model on one rank; `block_modules` are its blocks, `features` the width of a token.
 
     `unknown` names what any stage's blocks give attention, by their source, that only ComfyUI's own kernels know.
@@ -100,7 +100,7 @@ class Model(Protocol):
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
         """The latent's part of each of `count` patches."""
 
-    def forward_on(self, execution: Execution) -> Forward:
+    def forward_on(self, execution: Execution) -> ModelForward:
         """The forward of this stage under a plan."""
 
 
@@ -160,5 +160,5 @@ class Family(Protocol):
     def control_blocks(self, config: Any) -> Mapping[str, range]:
         """After which blocks the tensors of each of ComfyUI's lists of ControlNet output are added; empty for none."""
 
-    def build(self, config: Any, stage: Stage) -> Model:
+    def build(self, config: Any, stage: Stage) -> StageModel:
         """One stage of the model on the meta device; parameters of other stages do not exist."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from .. import markdown
 from ..errors import Refused
 from .choose import best, table
-from .offers import WEIGHT_BYTES, Asked, by_count, by_way, offered, with_weights
+from .offers import WEIGHT_BYTES, OfferRequest, by_count, by_way, offered, with_weights
 from .plan import COMPILER, EXCHANGES, MAX_WORLD_SIZE, WEIGHTS
-from .predict.cost import Job
+from .predict.cost import DenoiseJob
 from .predict.known_machines import linked, profile, profile_names, software
 from .predict.known_models import KnownModel, known_model, model_names
 from .recipes import HEAD, recipe
@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
     return line
 
 
-def asked_for(options: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]]:
+def asked_for(options: argparse.Namespace) -> tuple[OfferRequest, KnownModel, list[str]]:
     """What is asked for, its model, and in words what was assumed because nothing was said."""
     known = known_model(options.model or "flux-dev")
     shape = known.shape
@@ -114,7 +114,7 @@ def asked_for(options: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]
         forward = known.work.on(machine.device, tokens)
         machine = replace(machine, forwards=(forward,) * MAX_WORLD_SIZE, compiled=None)
     held = 0.0 if known.work is None else known.work.held * tokens
-    job = Job(
+    job = DenoiseJob(
         image_tokens=tokens,
         text_tokens=shape.text if options.text is None else options.text,
         batch=options.batch,
@@ -135,7 +135,7 @@ def asked_for(options: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]
     weights = WEIGHTS if options.weights is None else (options.weights,)
     rows = shape.rows(area.height, area.frames)
     return (
-        Asked(
+        OfferRequest(
             shape,
             with_weights(job, dtype),
             machine,
@@ -151,7 +151,7 @@ def asked_for(options: argparse.Namespace) -> tuple[Asked, KnownModel, list[str]
     )
 
 
-def heading(asked: Asked) -> str:
+def heading(asked: OfferRequest) -> str:
     """The job and the machine in one line."""
     job, machine = asked.job, asked.machine
     sides = "with a negative prompt" if job.two_sided else "without a negative prompt"
@@ -188,13 +188,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def recipe_table(options: argparse.Namespace) -> str:
     """What to choose for each model, whose usual size and steps count; a table in Markdown."""
 
-    def ask(model: str, dtype: str) -> Asked:
+    def ask(model: str, dtype: str) -> OfferRequest:
         return asked_for(argparse.Namespace(**{**vars(options), "model": model, "dtype": dtype}))[0]
 
     return markdown.table(HEAD, recipe(ask, options.devices or 2))
 
 
-def ranking(asked: Asked, devices: int) -> int:
+def ranking(asked: OfferRequest, devices: int) -> int:
     """Print every plan for so many GPUs and the choice; 2 where none fits."""
     found = [plan for weights in asked.weights for plan in asked.plans(devices, weights)]
     try:

@@ -14,7 +14,7 @@ from ..errors import PlanRefused
 from .advice import gigabytes
 from .plan import ResolvedPlan, share_a_gpu
 from .predict.chunks import in_chunks
-from .predict.cost import Cost, Job
+from .predict.cost import DenoiseJob, StepCost
 from .predict.profiles import ModelShape, Profile
 
 ALIKE = 0.9
@@ -34,12 +34,12 @@ class Ranked(NamedTuple):
 
     plan: ResolvedPlan
     seconds: float
-    breakdown: Cost
+    breakdown: StepCost
     compiled: float | None = None
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlanChoice:
     """The plan chosen, the ranking it comes from, one device's cost, and the reason in one or two sentences."""
 
     plan: ResolvedPlan
@@ -52,7 +52,7 @@ class Choice:
 def rank(
     candidates: Sequence[ResolvedPlan],
     model: ModelShape,
-    job: Job,
+    job: DenoiseJob,
     profile: Profile,
 ) -> list[Ranked]:
     """The candidates by predicted seconds a step, each with its heads in the best chunks; those that need more than a rank may
@@ -69,11 +69,11 @@ def rank(
 def best(
     candidates: Sequence[ResolvedPlan],
     model: ModelShape,
-    job: Job,
+    job: DenoiseJob,
     profile: Profile,
     approximate: bool = False,
     others: Sequence[ResolvedPlan] = (),
-) -> Choice:
+) -> PlanChoice:
     """The fastest candidate that fits, with the reason.
 
     Args:
@@ -93,7 +93,7 @@ def best(
     chosen = allowed[0]
     (single,) = rank([single_device(chosen.plan)], model, job, profile)
     alone = chosen.plan.world_size > 1 and single.breakdown.fits and single.seconds <= chosen.seconds
-    return Choice(chosen.plan, ranking, single, _why(chosen, allowed, fitting, single), alone)
+    return PlanChoice(chosen.plan, ranking, single, _why(chosen, allowed, fitting, single), alone)
 
 
 def is_approximate(plan: ResolvedPlan) -> bool:
@@ -158,7 +158,7 @@ def table(ranking: Sequence[Ranked], chosen: ResolvedPlan | None = None) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Sequence[Ranked], job: Job) -> str:
+def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Sequence[Ranked], job: DenoiseJob) -> str:
     if fitting:
         return (
             f"Only PipeFusion fits into {gigabytes(fitting[0].breakdown.allowance)} ({fitting[0].plan.degrees} needs "
@@ -250,7 +250,7 @@ def _against_single(chosen: Ranked, single: Ranked) -> str:
     return f"{name} takes {_ms(chosen.seconds)} a step, {speedup:.2f}x as fast as one device ({_ms(single.seconds)})."
 
 
-def _main_loss(breakdown: Cost) -> str:
+def _main_loss(breakdown: StepCost) -> str:
     """What the plan spends most time on besides computing."""
     spent = {
         "waits for its all-to-alls": breakdown.ulysses,

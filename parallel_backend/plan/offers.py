@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .choose import is_approximate, rank
 from .plan import EXCHANGES, WEIGHTS, ParallelPlan, ResolvedPlan, Workload
-from .predict.cost import Job
+from .predict.cost import DenoiseJob
 from .predict.profiles import ModelShape, Profile, expansion_of
 from .resolve import candidates
 
@@ -19,7 +19,7 @@ WHOLE = ("bf16", "fp8")
 """Types whose values are stored one by one."""
 
 
-def with_weights(job: Job, dtype: str) -> Job:
+def with_weights(job: DenoiseJob, dtype: str) -> DenoiseJob:
     """The job with weights of a type, expanded where they are not what is computed in."""
     stored = WEIGHT_BYTES[dtype]
     expansion = expansion_of(stored, job.element, dtype not in WHOLE) if stored < job.element else 0.0
@@ -27,7 +27,7 @@ def with_weights(job: Job, dtype: str) -> Job:
 
 
 @dataclass(frozen=True)
-class Asked:
+class OfferRequest:
     """A job on a kind of machine, the ways in which its weights may be held, and what PipeFusion may do.
 
     `dtype` is the name of the weights' type, `token_rows` the picture's rows of tokens, all frames together; `approximate`
@@ -35,7 +35,7 @@ class Asked:
     """
 
     model: ModelShape
-    job: Job
+    job: DenoiseJob
     machine: Profile
     dtype: str
     token_rows: int
@@ -51,7 +51,7 @@ class Asked:
         workload = Workload(self.job.batch, self.job.two_sided, self.token_rows)
         return candidates(wish, gpus, self.model.limits, workload)
 
-    def as_dtype(self, dtype: str) -> Asked:
+    def as_dtype(self, dtype: str) -> OfferRequest:
         """The question for the same model with weights of another type."""
         return replace(self, dtype=dtype, job=with_weights(self.job, dtype))
 
@@ -66,7 +66,7 @@ class Offer(NamedTuple):
     fits: bool
 
 
-def offered(asked: Asked, gpus: int) -> list[Offer]:
+def offered(asked: OfferRequest, gpus: int) -> list[Offer]:
     """Of each way to hold the weights, the exact ones first, the fastest plan that fits, or else the smallest."""
     found = []
     for approximate in (False, True):
@@ -82,7 +82,7 @@ def offered(asked: Asked, gpus: int) -> list[Offer]:
     return found
 
 
-def by_count(asked: Asked, counts: Sequence[int]) -> str:
+def by_count(asked: OfferRequest, counts: Sequence[int]) -> str:
     """A table of the fastest plan on each number of GPUs."""
     rows = [("GPUs", "seconds", "gain", "GB a GPU", "weights", "plan")]
     alone: float | None = None
@@ -103,7 +103,7 @@ def by_count(asked: Asked, counts: Sequence[int]) -> str:
     return _aligned(rows, 4)
 
 
-def by_way(asked: Asked, counts: Sequence[int]) -> str:
+def by_way(asked: OfferRequest, counts: Sequence[int]) -> str:
     """A table of seconds by the number of GPUs and by what holds the model: its type, whole, in parts or in stages."""
     dtypes = list(dict.fromkeys((asked.dtype, "fp8" if asked.dtype == "bf16" else "q4_k")))
     ways = [(dtype, held) for dtype in dtypes for held in (*WEIGHTS, "PipeFusion")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from .offers import Asked, Offer, offered
+from .offers import Offer, OfferRequest, offered
 from .presets import AUTOMATIC, SMALLEST
 
 MODELS = ("flux-dev", "flux2-dev", "qwen-image", "z-image-turbo", "wan2.2-14b", "wan2.2-5b", "hunyuan-video")
@@ -15,7 +15,7 @@ WORTH = 1.05
 AS_FAST = 1.02
 """Times as long as the fastest: below that, weights stay whole on each GPU."""
 
-Ask = Callable[[str, str], Asked]
+Ask = Callable[[str, str], OfferRequest]
 """What is asked for a model by name, with its weights in a type, where everything else is usual."""
 
 
@@ -28,7 +28,7 @@ def recipe(ask: Ask, gpus: int) -> Iterator[Sequence[str]]:
             yield _line(f"{name}, fp8", ask(name, "fp8"), gpus)
 
 
-def _line(title: str, asked: Asked, gpus: int) -> Sequence[str]:
+def _line(title: str, asked: OfferRequest, gpus: int) -> Sequence[str]:
     alone, together = (_best(asked, count, exact=True) for count in (1, gpus))
     streaming = _best(asked, gpus, exact=False)
     if together is None:
@@ -48,7 +48,7 @@ def _line(title: str, asked: Asked, gpus: int) -> Sequence[str]:
     )
 
 
-def _best(asked: Asked, gpus: int, *, exact: bool) -> Offer | None:
+def _best(asked: OfferRequest, gpus: int, *, exact: bool) -> Offer | None:
     """The plainest of the fastest plans that fit, of those that keep the picture or of those that change it slightly."""
     fitting = [each for each in offered(asked, gpus) if each.fits and (each.held == "PipeFusion") != exact]
     least = min((each.seconds for each in fitting), default=0.0)

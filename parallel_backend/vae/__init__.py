@@ -10,11 +10,11 @@ from ..errors import Refused
 from ..models.diffusers.installed import check_diffusers, of_diffusers
 from ..weights.files.checkpoint import Checkpoint
 from .autoencoder import SCHEDULES, Autoencoder, AutoencoderFamily
-from .cogvideox import CogVideoXFamily
-from .comfyui import ComfyFamily
+from .cogvideox import CogVideoXAutoencoderFamily
+from .comfyui import ComfyAutoencoderFamily
 
 AUTOENCODERS: Mapping[str, AutoencoderFamily] = MappingProxyType(
-    {"cogvideox vae": CogVideoXFamily(), "comfyui vae": ComfyFamily()}
+    {"cogvideox vae": CogVideoXAutoencoderFamily(), "comfyui vae": ComfyAutoencoderFamily()}
 )
 """Every kind of autoencoder the backend runs, by name."""
 

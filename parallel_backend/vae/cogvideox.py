@@ -38,7 +38,7 @@ TIME_BLOCKS = 2
 
 
 @dataclass(frozen=True)
-class CogVideoXConfig:
+class CogVideoXAutoencoderConfig:
     """The shape of an autoencoder, read off its tensors: channels of each level of the encoder, and resnets a level.
 
     `missing` is the first tensor of the encoder that the file lacks.
@@ -50,7 +50,7 @@ class CogVideoXConfig:
     missing: str = ""
 
 
-class CogVideoXFamily:
+class CogVideoXAutoencoderFamily:
     """Reads CogVideoX autoencoder files, which have diffusers' tensor names, ComfyUI's too."""
 
     imports: tuple[str, ...] = ("diffusers.models.autoencoders",)
@@ -60,7 +60,7 @@ class CogVideoXFamily:
         names = ("decoder.conv_in.conv.weight", "decoder.mid_block.resnets.0.norm1.norm_layer.weight")
         return all(name in checkpoint.entries for name in names)
 
-    def configure(self, checkpoint: Checkpoint) -> CogVideoXConfig:
+    def configure(self, checkpoint: Checkpoint) -> CogVideoXAutoencoderConfig:
         """Read off the encoder's blocks, or off the decoder's, which has a resnet a level more, where there is no encoder."""
         entries = checkpoint.entries
         alone = not any(name.startswith("encoder.") for name in entries)
@@ -72,40 +72,40 @@ class CogVideoXFamily:
         order = range(levels)[::-1] if alone else range(levels)
         if levels <= TIME_BLOCKS:
             raise Refused(f"{checkpoint.path.name} has {levels} levels and CogVideoX has 4: choose another VAE file.")
-        config = CogVideoXConfig(
+        config = CogVideoXAutoencoderConfig(
             widths=tuple(entries[f"{stem}{level}.resnets.0.conv2.conv.weight"].shape[0] for level in order),
             layers=layers - alone,
             latent_channels=entries["decoder.conv_in.conv.weight"].shape[1],
         )
         return replace(config, missing=without_encoder(self.build(config).module, str, checkpoint))
 
-    def kind(self, _config: CogVideoXConfig) -> str:
+    def kind(self, _config: CogVideoXAutoencoderConfig) -> str:
         """The autoencoder's name in sentences for the user."""
         return "a CogVideoX VAE"
 
-    def dims(self, _config: CogVideoXConfig) -> int:
+    def dims(self, _config: CogVideoXAutoencoderConfig) -> int:
         """Dimensions of a latent, which is a video's."""
         return 5
 
-    def channels(self, config: CogVideoXConfig) -> int:
+    def channels(self, config: CogVideoXAutoencoderConfig) -> int:
         """Channels of a latent."""
         return config.latent_channels
 
-    def missing(self, config: CogVideoXConfig) -> str:
+    def missing(self, config: CogVideoXAutoencoderConfig) -> str:
         """Of the encoder."""
         return config.missing
 
-    def keys(self, config: CogVideoXConfig, checkpoint: Checkpoint) -> KeyMap:
+    def keys(self, config: CogVideoXAutoencoderConfig, checkpoint: Checkpoint) -> KeyMap:
         """The names are the same."""
         return whole_tensors(self.build(config).module, lambda name: name, checkpoint)
 
-    def decoded_shape(self, config: CogVideoXConfig, latent: Sequence[int]) -> tuple[int, ...]:
+    def decoded_shape(self, config: CogVideoXAutoencoderConfig, latent: Sequence[int]) -> tuple[int, ...]:
         """Four frames for one of the latent; of an odd number, the first is a single frame."""
         batch, _, frames, height, width = latent
         scale = 2 ** (len(config.widths) - 1)
         return (batch, 3, 4 * frames - 3 * (frames % 2), height * scale, width * scale)
 
-    def build(self, config: CogVideoXConfig) -> CogVideoXAutoencoder:
+    def build(self, config: CogVideoXAutoencoderConfig) -> CogVideoXAutoencoder:
         """The autoencoder on the meta device."""
         return CogVideoXAutoencoder(config)
 
@@ -113,7 +113,7 @@ class CogVideoXFamily:
 class CogVideoXAutoencoder:
     """diffusers' AutoencoderKLCogVideoX, driven batch by batch."""
 
-    def __init__(self, config: CogVideoXConfig) -> None:
+    def __init__(self, config: CogVideoXAutoencoderConfig) -> None:
         from diffusers.models.autoencoders.autoencoder_kl_cogvideox import AutoencoderKLCogVideoX
 
         levels = len(config.widths)

@@ -32,7 +32,7 @@ CHUNK = "get_max_chunk_size"
 the least, and have N times as much between them."""
 
 
-class ComfyFamily:
+class ComfyAutoencoderFamily:
     """Reads whatever files ComfyUI's Load VAE reads, of the declared classes."""
 
     imports: tuple[str, ...] = ()

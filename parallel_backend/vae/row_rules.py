@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..distributed_tensor import Rule, Rules
+from ..distributed_tensor import DispatchRules, Rule
 from .row_local import (
     cat,
     element_wise,
@@ -84,4 +84,4 @@ KNOWN: Mapping[Any, Rule] = MappingProxyType(
 )
 """Operations that stay local besides the element-wise ones, with what they are asked: the operation and its arguments."""
 
-RULES = Rules(KNOWN, element_wise)
+RULES = DispatchRules(KNOWN, element_wise)

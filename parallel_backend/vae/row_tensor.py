@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_iter
 
 from ..comm.communicator import Communicator
-from ..distributed_tensor import DistributedTensor, Rules
+from ..distributed_tensor import DispatchRules, DistributedTensor
 from .rows import Slab
 
 Runs = tuple[slice, ...]
@@ -29,14 +29,14 @@ class RowTensor(DistributedTensor):
 
     runs: Runs
     axis: Communicator
-    local_rules: Rules
+    local_rules: DispatchRules
     copied: bool
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
-        cls, local: Tensor, runs: Runs, along: int, axis: Communicator, rules: Rules, copied: bool = False
+        cls, local: Tensor, runs: Runs, along: int, axis: Communicator, rules: DispatchRules, copied: bool = False
     ) -> RowTensor:
         """A tensor of the shape of the whole, without storage of its own."""
         run = runs[axis.rank]
@@ -46,7 +46,7 @@ class RowTensor(DistributedTensor):
         return made
 
     @classmethod
-    def of(cls, slab: Slab, rules: Rules) -> RowTensor:
+    def of(cls, slab: Slab, rules: DispatchRules) -> RowTensor:
         """A picture `[batch, channels, (frames,) height, width]`."""
         return cls(slab.values, slab.runs, slab.values.dim() - 2, slab.axis, rules)
 
@@ -89,7 +89,7 @@ class RowTensor(DistributedTensor):
         return self.slab.fetch(want).reshape(shape)
 
     @classmethod
-    def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rules:
+    def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DispatchRules:
         """Those of the first picture among the arguments."""
         return next(x.local_rules for x in tree_iter((args, kwargs)) if isinstance(x, RowTensor))
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..errors import Refused
-from .files.entry import Entry
+from .files.entry import TensorEntry
 
 
-def values_of(entry: Entry) -> Tensor:
+def values_of(entry: TensorEntry) -> Tensor:
     """Return a tensor's values, read from its bytes of the file and from no others.
 
     Values that are stored in blocks are expanded to fp32. Others keep their type, and are multiplied by their scale if they
@@ -38,7 +38,7 @@ def values_of(entry: Entry) -> Tensor:
     return values.float() * (scale if scale.numel() == 1 else scale.view(-1, *[1] * (values.ndim - 1)))
 
 
-def _bytes_of(entry: Entry) -> Tensor:
+def _bytes_of(entry: TensorEntry) -> Tensor:
     data = torch.empty(entry.nbytes, dtype=torch.uint8, device="cpu")
     view, done = memoryview(data.numpy().data), 0
     try:

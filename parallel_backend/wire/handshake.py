@@ -36,7 +36,7 @@ ANSWER = struct.Struct("<4sHH32s32s")
 RESULT = struct.Struct("<BQ32s")
 
 
-class Verdict(enum.IntEnum):
+class HandshakeVerdict(enum.IntEnum):
     """The listener's decision about a caller."""
 
     ADMITTED = 0
@@ -49,7 +49,7 @@ class Verdict(enum.IntEnum):
 class HandshakeFailed(ConnectionError):
     """The other side failed to prove its identity, or rejected this side. The connection is of no use."""
 
-    def __init__(self, reason: str, verdict: Verdict | None = None) -> None:
+    def __init__(self, reason: str, verdict: HandshakeVerdict | None = None) -> None:
         super().__init__(reason)
         self.verdict = verdict
 
@@ -102,21 +102,23 @@ class Stranger:
         if magic != MAGIC:
             raise HandshakeFailed("it does not speak this protocol")
         if protocol != PROTOCOL:
-            verdict = Verdict.WRONG_PROTOCOL
+            verdict = HandshakeVerdict.WRONG_PROTOCOL
         elif not hmac.compare_digest(proof, _caller_proof(secret, role, self._nonce, theirs)):
-            verdict = Verdict.WRONG_SECRET
+            verdict = HandshakeVerdict.WRONG_SECRET
         else:
-            verdict = Verdict.ADMITTED if welcome(role) else Verdict.UNEXPECTED
-        if verdict is not Verdict.ADMITTED:
+            verdict = HandshakeVerdict.ADMITTED if welcome(role) else HandshakeVerdict.UNEXPECTED
+        if verdict is not HandshakeVerdict.ADMITTED:
             self.tell(verdict)
-            protocols = f" (protocol {protocol} instead of {PROTOCOL})" if verdict is Verdict.WRONG_PROTOCOL else ""
+            protocols = (
+                f" (protocol {protocol} instead of {PROTOCOL})" if verdict is HandshakeVerdict.WRONG_PROTOCOL else ""
+            )
             raise HandshakeFailed(verdict.name.lower().replace("_", " ") + protocols, verdict)
         ours = _listener_proof(secret, verdict, generation, self._nonce, theirs)
         self.connection.sendall(RESULT.pack(verdict, generation, ours))
         make_ready(self.connection)
         return int(role)
 
-    def tell(self, verdict: Verdict) -> None:
+    def tell(self, verdict: HandshakeVerdict) -> None:
         """Send the caller the verdict. Raises OSError if the caller has left."""
         self.connection.sendall(RESULT.pack(verdict, 0, bytes(32)))
 
@@ -140,19 +142,19 @@ def present(connection: socket.socket, secret: bytes, role: int) -> int:
     if protocol != PROTOCOL:
         raise HandshakeFailed(
             f"it speaks protocol {protocol} and this side {PROTOCOL}: install the same version of the pack on both",
-            Verdict.WRONG_PROTOCOL,
+            HandshakeVerdict.WRONG_PROTOCOL,
         )
     number, generation, proof = RESULT.unpack(_receive(connection, RESULT.size, until))
-    if number == Verdict.WRONG_SECRET:
+    if number == HandshakeVerdict.WRONG_SECRET:
         raise HandshakeFailed(
-            "its secret is another one: use the same secret file on all machines", Verdict.WRONG_SECRET
+            "its secret is another one: use the same secret file on all machines", HandshakeVerdict.WRONG_SECRET
         )
-    if number == Verdict.CROWDED:
+    if number == HandshakeVerdict.CROWDED:
         raise Crowded("it holds more connections than it can that show no secret, and closed this one to make room")
-    if number != Verdict.ADMITTED:
-        raise HandshakeFailed("it expects nobody else in this role", Verdict.UNEXPECTED)
-    if not hmac.compare_digest(proof, _listener_proof(secret, Verdict.ADMITTED, generation, theirs, ours)):
-        raise HandshakeFailed("what listens there does not hold the secret", Verdict.WRONG_SECRET)
+    if number != HandshakeVerdict.ADMITTED:
+        raise HandshakeFailed("it expects nobody else in this role", HandshakeVerdict.UNEXPECTED)
+    if not hmac.compare_digest(proof, _listener_proof(secret, HandshakeVerdict.ADMITTED, generation, theirs, ours)):
+        raise HandshakeFailed("what listens there does not hold the secret", HandshakeVerdict.WRONG_SECRET)
     make_ready(connection)
     return int(generation)
 
@@ -176,7 +178,7 @@ def _caller_proof(secret: bytes, role: int, listener: bytes, caller: bytes) -> b
     return hmac.digest(secret, text, "sha256")
 
 
-def _listener_proof(secret: bytes, verdict: Verdict, generation: int, listener: bytes, caller: bytes) -> bytes:
+def _listener_proof(secret: bytes, verdict: HandshakeVerdict, generation: int, listener: bytes, caller: bytes) -> bytes:
     return hmac.digest(secret, b"listener" + struct.pack("<BQ", verdict, generation) + listener + caller, "sha256")
 
 

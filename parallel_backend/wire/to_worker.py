@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..diffusion import CacheSettings, GuidanceFunction, ModelSpec, Prompt, Sampling, Value
+from ..diffusion import CacheSettings, GuidanceFunction, ModelSpec, PromptSpec, Sampling, Value
 from ..plan import ResolvedPlan
 from .message import Message
 
@@ -45,8 +45,8 @@ class SampleRequest(Message, frozen=True):
     compute_dtype: str
     sampling: Sampling
     cfg: float
-    positive: list[Prompt]
-    negative: list[Prompt] | None
+    positive: list[PromptSpec]
+    negative: list[PromptSpec] | None
     clean_inpaint: bool = False
     cache: CacheSettings | None = None
     guidance_functions: list[GuidanceFunction] = msgspec.field(default_factory=list)

@@ -26,16 +26,16 @@ from .process.faults import Faults
 from .process.host_connection import HostConnection
 from .process.process_group import ProcessGroup
 from .process.rendezvous import Rendezvous, connect_to_host
-from .process.status import Status
+from .process.status import RankProgress
 from .requests.engine import Engine
-from .requests.rank import Rank
+from .requests.rank import WorkerRank
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one rank; 1 after a failure, which has been told to the host."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in ComfyUI's terminal is for ComfyUI, which stops us
     faulthandler.enable()  # a crash leaves its stack in the log
-    status = Status()
+    status = RankProgress()
     try:
         environment = Environment.read(arguments, os.environ)
         os.environ[FOLDER] = environment.comfyui  # where it is imported from once a model asks for it
@@ -48,11 +48,11 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     hello = ConnectReply(rendezvous.generation, own_facts(environment.device))
     host = HostConnection(rendezvous.connection, environment.rank, hello, status, rendezvous.leave)
-    rank: Rank | None = None
+    rank: WorkerRank | None = None
     report = functools.partial(_report, environment, host, status)
     try:
         group = _join(environment, rendezvous, status)
-        rank = Rank(environment, group, host, status, _meter(environment))
+        rank = WorkerRank(environment, group, host, status, _meter(environment))
         return _serve(rank, report)
     except Exception as error:
         failed = report(error, rank)
@@ -65,9 +65,9 @@ def main(arguments: Sequence[str]) -> int:
 def _report(
     environment: Environment,
     host: HostConnection,
-    status: Status,
+    status: RankProgress,
     error: Exception,
-    rank: Rank | None,
+    rank: WorkerRank | None,
     issued: list[IssuedOperations] | None = None,
 ) -> FailedReply:
     """Send the host a FailedReply and return it."""
@@ -88,12 +88,12 @@ def _report(
     return failed
 
 
-def _join(environment: Environment, rendezvous: Rendezvous, status: Status) -> ProcessGroup:
+def _join(environment: Environment, rendezvous: Rendezvous, status: RankProgress) -> ProcessGroup:
     status.enter("joining the other workers")
     return ProcessGroup(environment, rendezvous.store())
 
 
-def _shortage(error: BaseException, rank: Rank | None) -> MemoryShortage | None:
+def _shortage(error: BaseException, rank: WorkerRank | None) -> MemoryShortage | None:
     """Return the state of the memory if the error is out of memory.
 
     `rank` is None before the rank has started: its CUDA context may run out of memory.
@@ -112,7 +112,7 @@ def _meter(environment: Environment) -> Meter:
     return Meter(trace=trace, device=environment.device)
 
 
-def _serve(rank: Rank, report: Callable[..., FailedReply]) -> int:
+def _serve(rank: WorkerRank, report: Callable[..., FailedReply]) -> int:
     engine, group, host = Engine(rank), rank.group, rank.host
     rank.status.enter("idle")
     while True:

@@ -20,7 +20,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models.family import Stage
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.store import WeightStore
 from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.requests.sampling import sample
 from tests.dry.dry_rank import by_formula, model_of
@@ -182,9 +182,9 @@ class Bench(Report):
     def model(
         self,
         name: str,
-        arrange: Callable[[nn.Module, Sequence[nn.Module]], Store] | None = None,
+        arrange: Callable[[nn.Module, Sequence[nn.Module]], WeightStore] | None = None,
         stage: Stage | None = None,
-    ) -> tuple[Any, Store]:
+    ) -> tuple[Any, WeightStore]:
         """A stage of the model, or all of it, and where its weights are."""
         model = model_of(name, whole=True, stage=stage)
         store = Whole(model.module) if arrange is None else arrange(model.module, model.block_modules)

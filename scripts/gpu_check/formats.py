@@ -27,7 +27,7 @@ from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
 from parallel_backend.weights.layers.packing import shape_parameters
 from parallel_backend.weights.layers.quantised import compute_in
-from parallel_backend.weights.loading.loader import Source, load_weights
+from parallel_backend.weights.loading.loader import WeightSource, load_weights
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.whole import Whole
 from tests.support.tiny.formats import random_blocks
@@ -146,7 +146,7 @@ class Formats(Bench):
         store.materialise(self.device)
         alone = Communicator("loading", None, torch.device("cpu"), False, Meter())
         watch = Watch(lambda: False, lambda *_: None, lambda _: None)
-        load_weights(model, store, Source(part, keys, self.computing), Neighbours(alone, (0,)), watch)
+        load_weights(model, store, WeightSource(part, keys, self.computing), Neighbours(alone, (0,)), watch)
         return model.get_submodule(LAYER)
 
     def stock(self, path: Path) -> nn.Module:

@@ -24,7 +24,7 @@ from parallel_backend.conditioning import picture_shape
 from parallel_backend.models.comfyui.comfy_family import keep_two_of_each
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.plan.predict.cost import Job, cost
+from parallel_backend.plan.predict.cost import DenoiseJob, cost
 from parallel_backend.plan.predict.known_machines import linked
 from parallel_backend.plan.predict.measure import HEAD_DIM, measure, measured_profile
 from tests.dry.dry_rank import inspected, model_of, own_forward
@@ -179,7 +179,7 @@ class Shares(Bench):
         job, (_, config) = JOBS[shared.name], inspected(shared.name)
         family = FAMILIES[job.family]
         text = torch.empty(1, *job.prompt["context"], device="meta")
-        job_size = Job(
+        job_size = DenoiseJob(
             image_tokens=family.image_tokens(config, picture_shape((1, *job.latent), job.values)),
             text_tokens=family.beside_tokens(config, {"context": text}),
         )

@@ -12,7 +12,7 @@ import pytest
 from parallel_backend.bench.cards import check_free, commit, driver
 from parallel_backend.bench.graphs import NotMeasured
 from parallel_backend.bench.peaks import watched_gpus, watched_memory
-from parallel_backend.gpus import MEBIBYTE, Gpu, Holder, ask_holders
+from parallel_backend.gpus import MEBIBYTE, Gpu, GpuProcess, ask_holders
 
 FIRST, SECOND = "GPU-8d3f2c5e-6f0b-2f7b-63c1-1f2f1b0b7c11", "GPU-1b9c1f60-0f55-9a7c-2d5e-0c5b5a1f2e22"
 ANSWER = f"""\
@@ -36,9 +36,9 @@ def answering(tmp_path: Path, text: str) -> tuple[str, ...]:
 
 def test_processes_are_read_with_what_they_hold(tmp_path: Path) -> None:
     assert ask_holders(answering(tmp_path, ANSWER)) == (
-        Holder(FIRST, 4242, "/usr/bin/python3", 18110 * MEBIBYTE),
-        Holder(SECOND, 17, "game,with a comma", 312 * MEBIBYTE),
-        Holder(SECOND, 18, "/usr/bin/desktop", None),
+        GpuProcess(FIRST, 4242, "/usr/bin/python3", 18110 * MEBIBYTE),
+        GpuProcess(SECOND, 17, "game,with a comma", 312 * MEBIBYTE),
+        GpuProcess(SECOND, 18, "/usr/bin/desktop", None),
     )
     assert ask_holders((str(tmp_path / "no such tool"),)) == ()
 
@@ -59,7 +59,7 @@ def test_what_the_driver_does_not_name_is_found_by_what_is_free() -> None:
 
 
 def test_ones_own_processes_may_hold_what_they_like_and_others_may_not() -> None:
-    mine, other = (Holder(FIRST, process, "python3", 9_000_000_000) for process in (1, 2))
+    mine, other = (GpuProcess(FIRST, process, "python3", 9_000_000_000) for process in (1, 2))
     full = [gpu(FIRST, SIZE - 9_500_000_000)]
     check_free(full, [0], [mine], own=[1])
     check_free(full, [0], [], own=[1])

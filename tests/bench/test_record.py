@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from parallel_backend import markdown
-from parallel_backend.bench.client import Progress, Run
+from parallel_backend.bench.client import QueuedRun, StepProgress
 from parallel_backend.bench.measure import pace, phases, step_times
 from parallel_backend.bench.record import (
     HEAD,
+    BenchJob,
     Card,
-    Job,
     Phases,
     Record,
     Side,
@@ -29,7 +29,7 @@ MEASURED = Path(__file__).parents[2] / "docs" / "measured"
 FILES = sorted(MEASURED.glob("*.json"))
 
 
-def run() -> Run:
+def run() -> QueuedRun:
     """Two samplers' steps, the second's last told twice, and a node before and behind them."""
     told = [
         ("high", 1, 12.0),
@@ -39,13 +39,13 @@ def run() -> Run:
         ("low", 2, 16.6),
         ("vae", 1, 18.0),
     ]
-    return Run(
+    return QueuedRun(
         "id",
         "success",
         submitted=10.0,
         ended=19.0,
         started={"text": 10.1, "high": 11.0, "low": 13.1, "vae": 16.7},
-        progress=[Progress(value, 2, node, time) for node, value, time in told],
+        progress=[StepProgress(value, 2, node, time) for node, value, time in told],
     )
 
 
@@ -73,7 +73,7 @@ TIMES = Phases(1.0, 2.0, 3.0, 4.0)
 
 def record(*sides: Side) -> Record:
     cards = [Card("RTX 4090", 24), Card("RTX 3090", 24), Card("RTX 4090", 24)]
-    job = Job("graph", ["a.safetensors"], "1024x1024", 20)
+    job = BenchJob("graph", ["a.safetensors"], "1024x1024", 20)
     return Record("2026-11-25", job, cards, "", 8, 1, None, 0, {"comfyui": "0.30.0", "torch": "2.11"}, "abc", [*sides])
 
 

@@ -16,7 +16,7 @@ from parallel_backend.models.comfyui.content.files import changed_since, digest_
 from parallel_backend.models.comfyui.content.known import Content
 from parallel_backend.models.comfyui.content.reached import Walk
 from parallel_backend.models.comfyui.content.tested import tables
-from parallel_backend.models.comfyui.content.things import THINGS, Thing
+from parallel_backend.models.comfyui.content.things import THINGS, ReplacedFunction
 from tests.support.comfyuis import NewInComfyUI, name
 from tests.support.programs import recording  # imports ComfyUI
 
@@ -26,7 +26,7 @@ import comfy.model_base  # isort: skip
 
 FOLDER = Path(comfy.samplers.__file__).parents[1]
 COPY = "comfy.samplers_copy"
-CALLS = Thing(COPY, "_calc_cond_batch", "guidance")
+CALLS = ReplacedFunction(COPY, "_calc_cond_batch", "guidance")
 
 Edit = Callable[[str], str]
 Copied = Callable[[Edit], Content]

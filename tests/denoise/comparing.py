@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parallel_backend.denoise.noise import LatentNoise
 from parallel_backend.denoise.program import Program, encoded
-from parallel_backend.denoise.replay import Answer, Script, Steps, script_of
+from parallel_backend.denoise.replay import DeviceProgram, Prediction, Steps, script_of
 from tests.support.programs import guider_of, recording, run_of
 
 import comfy.model_sampling  # isort: skip
@@ -81,7 +81,7 @@ def sampler_of(name: str, options: dict[str, Any]) -> Any:
     return comfy.samplers.ksampler(name, options) if options else comfy.samplers.sampler_object(name)
 
 
-def drive(script: Script, steps: Steps, told: list[tuple[int, Tensor, Tensor]], model: Model) -> Run:
+def drive(script: DeviceProgram, steps: Steps, told: list[tuple[int, Tensor, Tensor]], model: Model) -> Run:
     calls = []
     with torch.inference_mode():
         try:
@@ -92,13 +92,15 @@ def drive(script: Script, steps: Steps, told: list[tuple[int, Tensor, Tensor]], 
                 positive, negative = sides_of(model, call.x, call.sigma * call.x.new_ones(len(call.x)))
                 denoised = negative + (positive - negative) * CFG
                 calls.append(Call(call.x.clone(), call.sigma, known.step if known.opens_step else None, denoised))
-                call = steps.send(Answer(denoised, (positive, negative)))
+                call = steps.send(Prediction(denoised, (positive, negative)))
         except StopIteration as end:
             return Run(calls, told, end.value)
     raise AssertionError("a program goes on after its last call")
 
 
-def script(name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor) -> tuple[Script, Tensor]:
+def script(
+    name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor
+) -> tuple[DeviceProgram, Tensor]:
     """As a worker makes it of what came, and the sigmas with what the function wrote into them."""
     run = run_of(sampler_of(name, options), model_sampling, sigmas, torch.empty_like(x), SEED, cfg=CFG)
     recorded = recording("record").recorded(run)
@@ -109,7 +111,7 @@ def script(name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, s
 
 def our_program(program: Program, x: Tensor, rows: slice, model: Model) -> Run:
     """What a program makes of some rows of a latent."""
-    made = Script(program, x.ndim, x.device)
+    made = DeviceProgram(program, x.ndim, x.device)
     told: list[tuple[int, Tensor, Tensor]] = []
     noise = LatentNoise(tuple(x.shape), x.device, lambda draw: draw()[..., rows, :])
     return drive(made, made.replay(x[..., rows, :], noise, lambda *each: told.append(each)), told, model)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from parallel_backend.denoise.noise import LatentNoise
-from parallel_backend.denoise.replay import Answer, Script
+from parallel_backend.denoise.replay import DeviceProgram, Prediction
 from tests.denoise.comparing import (
     SEED,
     TOLERANCE,
@@ -202,8 +202,8 @@ def test_which_sides_there_are_at_cfg_1(pack: ModuleType, name: str) -> None:
     arguments: dict[str, Any] = {"model_options": {}, "seed": SEED, "denoise_mask": None}
     with torch.inference_mode():
         expected = function(model, x.clone(), SIGMAS.clone(), extra_args=arguments, callback=lambda _: None)
-    steps = Script(made.program, x.ndim, x.device).replay(x, LatentNoise(tuple(x.shape), x.device))
-    answer: Answer | None = None
+    steps = DeviceProgram(made.program, x.ndim, x.device).replay(x, LatentNoise(tuple(x.shape), x.device))
+    answer: Prediction | None = None
     while True:
         try:
             call = next(steps) if answer is None else steps.send(answer)
@@ -211,7 +211,7 @@ def test_which_sides_there_are_at_cfg_1(pack: ModuleType, name: str) -> None:
             result = end.value
             break
         sides = sides_of(smooth, call.x, call.sigma.expand(2))
-        answer = Answer(sides[0], sides if made.both_sides else sides[:1])
+        answer = Prediction(sides[0], sides if made.both_sides else sides[:1])
     assert distance(result, expected) <= TOLERANCE
 
 

@@ -12,19 +12,19 @@ from torch import Tensor
 
 from parallel_backend.denoise.noise import LatentNoise
 from parallel_backend.denoise.program import (
-    Along,
     Draw,
-    Entry,
-    ModelCall,
+    ModelEvaluation,
+    NoiseSource,
     Operation,
     Program,
+    ProgramEntry,
     Ref,
-    Source,
-    StepShown,
+    StackWeights,
+    StepEvent,
     Weights,
     encoded,
 )
-from parallel_backend.denoise.replay import Answer, Script, Steps, script_of
+from parallel_backend.denoise.replay import DeviceProgram, Prediction, Steps, script_of
 from parallel_backend.errors import Refused
 from tests.support.programs import program_of
 
@@ -32,12 +32,12 @@ SIGMAS = torch.tensor([1.0, 0.6, 0.2, 0.0])
 CPU = torch.device("cpu")
 
 
-def made(*entries: Entry, result: int = 1, **others: Any) -> Program:
+def made(*entries: ProgramEntry, result: int = 1, **others: Any) -> Program:
     """With one model call in front."""
-    return Program("made", (ModelCall(0, 1.0), *entries), result, **others)  # type: ignore[arg-type]
+    return Program("made", (ModelEvaluation(0, 1.0), *entries), result, **others)  # type: ignore[arg-type]
 
 
-def read(program: Program | Tensor) -> Script:
+def read(program: Program | Tensor) -> DeviceProgram:
     return script_of(program if isinstance(program, Tensor) else encoded(program), 4, len(SIGMAS), CPU)
 
 
@@ -57,26 +57,26 @@ BROKEN: dict[str, Program] = {
     "a type that is none": made(Operation("to", (Ref(0), "load"))),
     "no result": made(result=7),
     "a stack for a result": made(TWO, result=2),
-    "a stack for the model": made(TWO, ModelCall(2, 0.5)),
+    "a stack for the model": made(TWO, ModelEvaluation(2, 0.5)),
     "a stack beside a latent": made(TWO, Operation("add", (Ref(2), Ref(0)))),
     "a stack of stacks": made(TWO, Operation("stack", (Ref(2),), {"dim": 0})),
     "a stack in no dimension": made(Operation("stack", (Ref(0),), {"dim": 9})),
     "a sum over rows": made(TWO, Operation("sum", (Ref(2), 3))),
     "a sum of a latent": made(Operation("sum", (Ref(0), 0))),
     "a latent that the stack has not": made(TWO, Operation("select", (Ref(2), 1, 2))),
-    "weights that are not there": made(TWO, Operation("combine", (Ref(2), 1, Along(0, 1)))),
-    "too few weights": made(TWO, Operation("mul", (Ref(2), Along(0, 1))), weights=(Weights((1.0,), "float32"),)),
-    "weights over rows": made(TWO, Operation("mul", (Ref(2), Along(0, 2))), weights=WEIGHTS),
-    "weights beside a latent": made(Operation("mul", (Ref(0), Along(0, 1))), weights=WEIGHTS),
+    "weights that are not there": made(TWO, Operation("combine", (Ref(2), 1, StackWeights(0, 1)))),
+    "too few weights": made(TWO, Operation("mul", (Ref(2), StackWeights(0, 1))), weights=(Weights((1.0,), "float32"),)),
+    "weights over rows": made(TWO, Operation("mul", (Ref(2), StackWeights(0, 2))), weights=WEIGHTS),
+    "weights beside a latent": made(Operation("mul", (Ref(0), StackWeights(0, 1))), weights=WEIGHTS),
     "weights of no type": made(weights=(Weights((1.0,), "object"),)),
     "no weights": made(weights=(Weights((), "float32"),)),
     "a source that is not there": made(Draw(0, 1.0, 0.5)),
-    "noise before the model": Program("made", (Draw(0, 1.0, 0.5),), 1, sources=(Source("gaussian", 1),)),
-    "a schedule that rises": made(sources=(Source("brownian", 1, 0.9, 0.1),)),
-    "a seed below 0": made(sources=(Source("gaussian", -1),)),
-    "a latent in another type": made(Operation("to", (Ref(0), "float64")), ModelCall(2, 0.5)),
+    "noise before the model": Program("made", (Draw(0, 1.0, 0.5),), 1, sources=(NoiseSource("gaussian", 1),)),
+    "a schedule that rises": made(sources=(NoiseSource("brownian", 1, 0.9, 0.1),)),
+    "a seed below 0": made(sources=(NoiseSource("gaussian", -1),)),
+    "a latent in another type": made(Operation("to", (Ref(0), "float64")), ModelEvaluation(2, 0.5)),
     "a result in another type": made(Operation("gt", (Ref(0), 0.0)), result=2),
-    "what tells a stack": made(TWO, StepShown(0, 2, 1)),
+    "what tells a stack": made(TWO, StepEvent(0, 2, 1)),
     "too long": made(*[Operation("neg", (Ref(0),))] * (4096 * 4)),
 }
 
@@ -121,7 +121,7 @@ def answered(steps: Steps) -> Tensor:
     try:
         call = next(steps)
         while True:
-            call = steps.send(Answer(call.x * 0.5, ()))
+            call = steps.send(Prediction(call.x * 0.5, ()))
     except StopIteration as end:
         result: Tensor = end.value
         return result
@@ -133,7 +133,7 @@ def test_values_are_let_go_when_they_are_used_no_more() -> None:
     assert len(used) == len({*used})
     held, most = 1, 0
     for step in script._steps:
-        held += not isinstance(step.entry, StepShown)
+        held += not isinstance(step.entry, StepEvent)
         most = max(most, held)
         held -= len(step.last_used)
     assert most <= 6
@@ -152,11 +152,11 @@ def test_values_are_let_go_when_they_are_used_no_more() -> None:
     ],
 )
 def test_steps_are_those_that_are_told_or_counted(told: list[int | None], opening: list[tuple[int, bool]]) -> None:
-    entries: list[Entry] = []
+    entries: list[ProgramEntry] = []
     for number, step in enumerate(told):
-        entries.append(ModelCall(number, 1.0 - number / 4))
+        entries.append(ModelEvaluation(number, 1.0 - number / 4))
         if step is not None:
-            entries.append(StepShown(step, number, number + 1))
+            entries.append(StepEvent(step, number, number + 1))
     program = Program("made", tuple(entries), 3)  # type: ignore[arg-type]
     assert [(call.step, call.opens_step) for call in program.calls()] == opening
     assert program.shows_steps == any(step is not None for step in told)
@@ -164,16 +164,16 @@ def test_steps_are_those_that_are_told_or_counted(told: list[int | None], openin
 
 def test_the_sides_stay_where_a_step_cache_answers() -> None:
     """And without a negative the other side is zeros."""
-    entries = [ModelCall(0, 1.0, True), ModelCall(1, 0.5, True), Operation("add", (Ref(5), Ref(6)))]
+    entries = [ModelEvaluation(0, 1.0, True), ModelEvaluation(1, 0.5, True), Operation("add", (Ref(5), Ref(6)))]
     script = read(Program("made", tuple(entries), 7))
     x = torch.full((1, 1, 2, 2), 2.0)
 
     def run(*sides: tuple[Tensor, ...]) -> Tensor:
         steps = script.replay(x, LatentNoise(tuple(x.shape), CPU))
         next(steps)
-        steps.send(Answer(x, sides[0]))
+        steps.send(Prediction(x, sides[0]))
         with pytest.raises(StopIteration) as end:
-            steps.send(Answer(x, sides[1]))
+            steps.send(Prediction(x, sides[1]))
         return end.value.value  # type: ignore[no-any-return]
 
     assert torch.equal(run((x, 3 * x), ()), 4 * x)

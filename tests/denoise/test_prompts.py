@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parallel_backend.denoise.prompts import Prompts
-from parallel_backend.diffusion import Prompt
+from parallel_backend.diffusion import PromptSpec
 from tests.support.comfy_oracle import comfy_on_path
 
 comfy_on_path()
@@ -44,7 +44,7 @@ def test_ranges_begin_and_end_where_they_do_in_comfyui(process: type[Any]) -> No
                 entries = [{key: percent, "model_conds": {}, "uuid": None}]
                 comfy.samplers.calculate_start_end_timesteps(SimpleNamespace(model_sampling=sampling), entries)
                 (entry,) = entries
-                prompt = Prompt({}, start=entry.get("timestep_start"), end=entry.get("timestep_end"))
+                prompt = PromptSpec({}, start=entry.get("timestep_start"), end=entry.get("timestep_end"))
                 prompts = Prompts({0: [prompt]}, [0], {}, torch.float32, 1, slice(0, 1))
                 wrong += [
                     (steps, step, key, percent)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from parallel_backend.denoise.noise import LatentNoise, whole
 from parallel_backend.denoise.patch_sampler import Inpaint, PatchSampler
-from parallel_backend.denoise.process import Diffusion, Flow, Process
-from parallel_backend.denoise.replay import Answer, Script
+from parallel_backend.denoise.process import Diffusion, Flow, NoiseProcess
+from parallel_backend.denoise.replay import DeviceProgram, Prediction
 from tests.support.programs import FlowSampling, NoiseSampling, VelocitySampling, recording, run_of
 from tests.support.sampler_names import LOCAL, NOT_LOCAL
 from tests.support.selection import product
@@ -226,7 +226,7 @@ def test_latents_of_three_and_five_dimensions(name: str, shape: tuple[int, ...])
     assert worst(our_run(*given, sigmas.clone()), comfy_run(*given, sigmas.clone())) <= TOLERANCE
 
 
-def process_of(model_sampling: Any) -> Process:
+def process_of(model_sampling: Any) -> NoiseProcess:
     if isinstance(model_sampling, VelocitySampling):
         return Diffusion(True, model_sampling.log_sigmas)
     return Flow(getattr(model_sampling, "noise_scale", 1.0))
@@ -250,12 +250,12 @@ def test_masks(name: str, sampling: str) -> None:
     function = sampler_of(name, {}).sampler_function
     expected = function(model, x, sigmas.clone(), extra_args=arguments, callback=model.tell, disable=True)
     run = run_of(sampler_of(name, {}), model_sampling, sigmas, x, SEED, mask, CFG)
-    made = Script(recording("record").recorded(run).needed(), 4, x.device)
+    made = DeviceProgram(recording("record").recorded(run).needed(), 4, x.device)
     inpaint = Inpaint(process_of(model_sampling), mask, latent, noise, clean=False)
     ours = PatchSampler(made, x, LatentNoise(tuple(x.shape), x.device), inpaint)
     for call in made.calls():
         positive, negative = sides_of(smooth, ours.model_input, call.sigma.expand(2))
-        ours.advance(Answer(negative + (positive - negative) * CFG, (positive, negative)))
+        ours.advance(Prediction(negative + (positive - negative) * CFG, (positive, negative)))
     assert ours.result is not None
     assert distance(ours.result, expected) <= TOLERANCE
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from parallel_backend.comm.meter import Meter
 from parallel_backend.denoise.noise import Draw, LatentNoise, Share
 from parallel_backend.denoise.program import Program
-from parallel_backend.denoise.replay import Answer, Script
+from parallel_backend.denoise.replay import DeviceProgram, Prediction
 from parallel_backend.denoise.shared_noise import SharedNoise
 from parallel_backend.layout import cut
 from parallel_backend.mesh import build_mesh
@@ -34,12 +34,12 @@ def program(name: str, seed: int) -> Program:
 def run(program: Program, x: Tensor, share: Share) -> Tensor:
     """A sampler's result with a model that works on each element alone."""
     with torch.inference_mode():
-        steps = Script(program, x.ndim, x.device).replay(x, LatentNoise(SHAPE, x.device, share))
+        steps = DeviceProgram(program, x.ndim, x.device).replay(x, LatentNoise(SHAPE, x.device, share))
         try:
             call = next(steps)
             while True:
                 denoised = call.x * (1.1 - call.sigma) / (1 + call.x * call.x)
-                call = steps.send(Answer(denoised, (denoised,)))
+                call = steps.send(Prediction(denoised, (denoised,)))
         except StopIteration as end:
             return end.value
 

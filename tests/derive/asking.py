@@ -9,7 +9,7 @@ from typing import Any
 from parallel_backend.derive.by_class import ByClass
 from parallel_backend.derive.call_kind import kind_of
 from parallel_backend.derive.calls import Sizes
-from parallel_backend.derive.prompt import Prompt
+from parallel_backend.derive.prompt import PromptExample
 from parallel_backend.derive.small import small_of
 from parallel_backend.models.comfyui.importing import import_comfyui
 from tests.support.tiny.comfyui import TINY
@@ -20,11 +20,11 @@ LIMIT = 4e9
 SECONDS = 120.0
 
 
-def prompt_of(file: Path, tokens: int, **more: Any) -> Prompt:
+def prompt_of(file: Path, tokens: int, **more: Any) -> PromptExample:
     """As ComfyUI makes a prompt's call of the file's class, in the tests' own size."""
     import_comfyui()
     shape = TINY[NAME].latent
     given: Mapping[str, Any] = {"cross_attn": draw(1, tokens, TINY[NAME].text, seed=tokens), **more}
     base = ByClass(small_of(file, LIMIT).base)
     sizes = Sizes(tuple(shape[1:]), tokens)
-    return Prompt(given, (1, *shape), kind_of(base.latent(sizes), base.conditioning(sizes, given)))
+    return PromptExample(given, (1, *shape), kind_of(base.latent(sizes), base.conditioning(sizes, given)))

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from parallel_backend.derive.answer import answer
-from parallel_backend.derive.asked import Answer, question
+from parallel_backend.derive.asked import DeriveReply, question
 from parallel_backend.derive.call_kind import kind_of
-from parallel_backend.derive.prompt import Prompt
+from parallel_backend.derive.prompt import PromptExample
 from tests.derive.asking import LIMIT, NAME, SECONDS, prompt_of
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import save_tiny
 
 
-def answered(folder: Path, file: Path, *prompts: Prompt, known: Answer | None = None) -> Answer:
+def answered(folder: Path, file: Path, *prompts: PromptExample, known: DeriveReply | None = None) -> DeriveReply:
     declarations = [known.declaration] if known is not None and known.declaration is not None else []
     asked = folder / "question"
     asked.write_bytes(question(str(file), prompts, declarations, LIMIT, SECONDS))
@@ -42,14 +42,14 @@ def test_a_graphs_own_call_is_derived_and_another_kind_is_tried_with_what_is_kno
 def test_a_kind_of_call_that_cannot_be_made_small_is_named(tmp_path: Path) -> None:
     file = save_tiny(tmp_path, NAME)
     prompt = prompt_of(file, 7)
-    strange = Prompt(prompt.entries, prompt.latent, kind_of(torch.zeros(1, 16, 1, 8, 10), _conditioning(prompt)))
+    strange = PromptExample(prompt.entries, prompt.latent, kind_of(torch.zeros(1, 16, 1, 8, 10), _conditioning(prompt)))
     found = answered(tmp_path, file, strange)
     assert found.declaration is None
     assert found.lasting
     assert found.failure.startswith("no small call has x in the conditioning")
 
 
-def _conditioning(prompt: Prompt) -> Any:
+def _conditioning(prompt: PromptExample) -> Any:
     from parallel_backend.conditioning import Conditioning
 
     return Conditioning({"context": prompt.entries["cross_attn"]})

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_backend.derive.asked import Answer
+from parallel_backend.derive.asked import DeriveReply
 from parallel_backend.derive.call_kind import CallKind
-from parallel_backend.derive.kept import MOST_KINDS, Kept, all_kept, load, save, unlike
+from parallel_backend.derive.kept import MOST_KINDS, DeclarationRecord, all_kept, load, save, unlike
 from tests.derive.found import FOUND, kind
 from tests.support.tiny.models import draw
 
@@ -48,12 +48,12 @@ def test_another_kind_is_named(other: CallKind, what: str) -> None:
     assert unlike([known], [known, other]) == unlike([known], [other])
 
 
-def proved(*kinds: CallKind) -> Answer:
-    return Answer(40.0, DATA, kinds, "ulysses 2 1.0e-07")
+def proved(*kinds: CallKind) -> DeriveReply:
+    return DeriveReply(40.0, DATA, kinds, "ulysses 2 1.0e-07")
 
 
 def test_a_declaration_is_found_for_calls_that_it_was_proved_for_alone() -> None:
-    kept = Kept("Toy", "1.2").with_answer(proved(kind()))
+    kept = DeclarationRecord("Toy", "1.2").with_answer(proved(kind()))
     assert kept.found([kind()]) is not None
     assert kept.found([kind(), kind(flag=True)]) is None
     kept = kept.with_answer(proved(kind(flag=True)))
@@ -62,8 +62,8 @@ def test_a_declaration_is_found_for_calls_that_it_was_proved_for_alone() -> None
 
 
 def test_why_there_is_none_holds_for_these_calls_alone() -> None:
-    kept = Kept("Toy", "1.2").with_answer(proved(kind()))
-    kept = kept.with_answer(Answer(3.0, kinds=(kind(flag=True),), failure="it is not proved", lasting=True))
+    kept = DeclarationRecord("Toy", "1.2").with_answer(proved(kind()))
+    kept = kept.with_answer(DeriveReply(3.0, kinds=(kind(flag=True),), failure="it is not proved", lasting=True))
     assert kept.found([kind()]) is not None
     assert kept.failed([kind()]) is None
     failed = kept.failed([kind(), kind(flag=True)])
@@ -72,7 +72,7 @@ def test_why_there_is_none_holds_for_these_calls_alone() -> None:
 
 
 def test_no_more_kinds_are_kept_than_that() -> None:
-    kept = Kept("Toy", "1.2")
+    kept = DeclarationRecord("Toy", "1.2")
     for number in range(2 * MOST_KINDS):
         kept = kept.with_answer(proved(kind(mode=str(number))))
     assert [len(each.kinds) for each in kept.answers] == [MOST_KINDS]
@@ -80,10 +80,12 @@ def test_no_more_kinds_are_kept_than_that() -> None:
     assert kept.found([kind(mode="0")]) is None
 
 
-EITHER = tuple(Kept("Toy", "1.2").with_answer(Answer(1.0, DATA, (kind(mode=mode),))) for mode in ("a", "b"))
+EITHER = tuple(
+    DeclarationRecord("Toy", "1.2").with_answer(DeriveReply(1.0, DATA, (kind(mode=mode),))) for mode in ("a", "b")
+)
 
 
-def keep_on(folder: Path, kept: Kept) -> None:
+def keep_on(folder: Path, kept: DeclarationRecord) -> None:
     """As one of two ComfyUIs with one cache folder."""
     for _ in range(200):
         save("some class", kept, folder)
@@ -101,7 +103,7 @@ def test_two_that_keep_at_once_leave_what_one_of_them_kept(tmp_path: Path) -> No
 
 def test_what_is_kept_is_read_again_and_damage_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert load("some class", tmp_path) is None
-    kept = Kept("Toy", "1.2").with_answer(proved(kind()))
+    kept = DeclarationRecord("Toy", "1.2").with_answer(proved(kind()))
     save("some class", kept, tmp_path)
     assert load("some class", tmp_path) == kept
     assert load("another class", tmp_path) is None

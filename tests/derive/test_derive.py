@@ -23,7 +23,7 @@ from parallel_backend.derive.small import small_of
 from parallel_backend.distance import error_of
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE
-from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.spread.declaration import (
     Declaration,
@@ -84,7 +84,7 @@ def test_what_is_derived_gives_comfyuis_own_result(name: str) -> None:
     with torch.inference_mode():
         expected = case.stock()
     plan = plan_for(case, ring=2, ulysses=2)
-    results = run_ranks(4, lambda _: Rank(case, plan).run())
+    results = run_ranks(4, lambda _: ProofRank(case, plan).run())
     assert all(error_of(out, expected) <= TOLERANCE for out in results)
 
 
@@ -280,7 +280,7 @@ def test_the_command_prints_a_declaration_that_holds(tmp_path: Path, capfd: pyte
         expected = case.stock()
     declaration = read("WAN21_T2V", out)
     plan = plan_for(case, ring=2, ulysses=2)
-    results = run_ranks(4, lambda _: Rank(case, plan, declaration).run())
+    results = run_ranks(4, lambda _: ProofRank(case, plan, declaration).run())
     assert all(error_of(out, expected) <= TOLERANCE for out in results)
 
 

@@ -11,9 +11,9 @@ import torch
 from parallel_backend.derive.derive import Derived, derive
 from parallel_backend.derive.deriving import candidates
 from parallel_backend.derive.groups import members_of
-from parallel_backend.derive.looking import Run
+from parallel_backend.derive.looking import ModuleCall
 from parallel_backend.derive.measuring import cost_of, references_of, with_costs
-from parallel_backend.derive.proof import Proof
+from parallel_backend.derive.proof import DeclarationProof
 from parallel_backend.derive.small import Small, small_of, subjects_of
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily, plan_shape
 from parallel_backend.models.comfyui.importing import import_comfyui
@@ -31,7 +31,7 @@ from tests.support.tiny.models import draw
 
 
 def proved(declaration: Declaration) -> Derived:
-    return Derived(declaration, Proof({}, {}))
+    return Derived(declaration, DeclarationProof({}, {}))
 
 
 def costs(path: Path) -> tuple[Small, Declaration]:
@@ -47,7 +47,7 @@ def test_a_block_costs_what_is_counted_by_hand() -> None:
     and that in the order of the layers."""
     model, tokens = toy().model, 11
     block = model.get_submodule("blocks.0")
-    cost = cost_of(Run("blocks.0", block, {"x": torch.ones(1, tokens, WIDTH)}, {}, None))
+    cost = cost_of(ModuleCall("blocks.0", block, {"x": torch.ones(1, tokens, WIDTH)}, {}, None))
     assert cost.products == tokens * 4 * WIDTH**2
     assert cost.held == tokens * 6 * WIDTH * 4
 

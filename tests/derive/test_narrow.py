@@ -12,7 +12,7 @@ import torch
 
 from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive
-from parallel_backend.derive.narrow import derived_narrow, narrower, widened
+from parallel_backend.derive.narrow import derived_reduced, reduced_configs, widened
 from parallel_backend.derive.small import Small, small_of, subjects_of
 from parallel_backend.models.comfyui.importing import import_comfyui
 from parallel_backend.models.spread import declaration as d
@@ -48,7 +48,7 @@ def first(small: Small) -> list[Subject]:
 
 def test_the_configuration_has_fewer_heads_and_what_goes_with_them(tmp_path: Path) -> None:
     small = wan(tmp_path, ffn_dim=1500)
-    tried = [*narrower(small, first(small)[0])]
+    tried = [*reduced_configs(small, first(small)[0])]
     assert [each.changes for each in tried] == [
         {"dim": 512, "ffn_dim": 750, "num_heads": 4},
         {"dim": 512, "num_heads": 4},
@@ -59,7 +59,7 @@ def test_the_configuration_has_fewer_heads_and_what_goes_with_them(tmp_path: Pat
 @pytest.mark.parametrize("heads", [3, 5, 7])
 def test_a_model_whose_heads_do_not_divide_is_looked_at_as_it_is(heads: int, tmp_path: Path) -> None:
     small = wan(tmp_path, dim=heads * 128, num_heads=heads)
-    assert not [*narrower(small, first(small)[0])]
+    assert not [*reduced_configs(small, first(small)[0])]
 
 
 def test_what_is_found_with_fewer_heads_holds_for_all(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_what_is_found_with_fewer_heads_holds_for_all(tmp_path: Path) -> None:
         looked_at.append(narrow)
         return first(narrow)
 
-    found = derived_narrow(small, first(small), made, least=0)
+    found = derived_reduced(small, first(small), made, least=0)
     assert found is not None
     assert found.proof.holds
     assert found.declaration.attention_heads == d.Constant((HEADS, 128))
@@ -82,9 +82,9 @@ def test_what_is_found_with_fewer_heads_holds_for_all(tmp_path: Path) -> None:
 def test_what_does_not_hold_for_all_heads_is_not_taken(tmp_path: Path) -> None:
     """As if the class were another one where it is narrow; and one that is quickly looked at is not narrowed."""
     small = wan(tmp_path)
-    assert derived_narrow(small, first(small), lambda narrow: [toy()], least=0) is None
-    assert derived_narrow(small, first(small), lambda narrow: [], least=0) is None
-    assert derived_narrow(small, first(small), first) is None
+    assert derived_reduced(small, first(small), lambda narrow: [toy()], least=0) is None
+    assert derived_reduced(small, first(small), lambda narrow: [], least=0) is None
+    assert derived_reduced(small, first(small), first) is None
 
 
 def test_a_declaration_is_widened_in_all_that_counts_heads() -> None:
@@ -103,7 +103,7 @@ def test_at_real_widths_the_same_is_found_as_with_all_heads(name: str, sizes: di
     import_comfyui()
     with torch.inference_mode():
         small = small_of(save_unread(tmp_path, name, **sizes), 8e9)
-    found, whole = derived_narrow(small, first(small), first), derive(first(small))
+    found, whole = derived_reduced(small, first(small), first), derive(first(small))
     assert found is not None
     for ours, its in zip(found.declaration.groups, whole.declaration.groups, strict=True):
         assert ours.active_weights == pytest.approx(its.active_weights, rel=0.05)

@@ -13,7 +13,7 @@ from parallel_backend.derive.call_kind import CallKind
 from parallel_backend.derive.calls import Sizes
 from parallel_backend.derive.lists import keep_some
 from parallel_backend.derive.objects import as_dicts
-from parallel_backend.derive.prompt import Prompt
+from parallel_backend.derive.prompt import PromptExample
 from tests.derive.found import kind
 
 
@@ -49,7 +49,7 @@ def test_objects_of_a_prompt_and_the_mask_reach_the_class(tmp_path: Path) -> Non
         "denoise_mask": torch.ones(1, 1, 3, 8, 10),
     }
     file = tmp_path / "question"
-    file.write_bytes(question("file", [Prompt(entries, (1, 16, 3, 8, 10), kind())], [], 1e9, 1.0))
+    file.write_bytes(question("file", [PromptExample(entries, (1, 16, 3, 8, 10), kind())], [], 1e9, 1.0))
     _, [prompt] = asked(file)
     given = prompt.at(Sizes((5, 4, 6), 9))
     seen = given["seen"]
@@ -61,7 +61,7 @@ def test_objects_of_a_prompt_and_the_mask_reach_the_class(tmp_path: Path) -> Non
 
 def test_frames_of_another_height_are_as_many_as_the_latents() -> None:
     """A first frame that ComfyUI's class scales to the latent."""
-    prompt = Prompt({"concat_latent_image": torch.ones(1, 16, 3, 8, 10)}, (1, 16, 3, 9, 10), kind())
+    prompt = PromptExample({"concat_latent_image": torch.ones(1, 16, 3, 8, 10)}, (1, 16, 3, 9, 10), kind())
     assert prompt.at(Sizes((5, 4, 6), 9))["concat_latent_image"].shape == (1, 16, 5, 8, 10)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from parallel_backend.derive.asked import Answer
-from parallel_backend.derive.kept import Kept
-from parallel_backend.doctor import Observations, Status
-from parallel_backend.doctor.observations import Measured, Space
+from parallel_backend.derive.asked import DeriveReply
+from parallel_backend.derive.kept import DeclarationRecord
+from parallel_backend.doctor import FindingStatus, Observations
+from parallel_backend.doctor.observations import DeviceMeasurements, Space
 from parallel_backend.gpus import Gpu
-from parallel_backend.models.comfyui.content.kept import Verdict
+from parallel_backend.models.comfyui.content.kept import TrialVerdict
 from tests.derive.found import FOUND, kind
 from tests.support.plans import MEASURED
 
@@ -30,7 +30,7 @@ GOOD = Observations(
     versions={"torch": "2.11.0+cu130", "torchaudio": "2.11.0+cu130", "diffusers": "0.42.1", "flash-attn": "2.8.3"},
     torchaudio_error="",
     allocator="",
-    measured=(Measured(("cpu", "cpu"), MEASURED), Measured(PAIR, MEASURED)),
+    measured=(DeviceMeasurements(("cpu", "cpu"), MEASURED), DeviceMeasurements(PAIR, MEASURED)),
 )
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)."
 OTHER_CUDA = "Detected that PyTorch and TorchAudio were compiled with different CUDA versions"
@@ -43,53 +43,63 @@ WRONG_WHEEL = (
     "flash-attn does not work on cuda:0 (ImportError: flash_attn_2_cuda: undefined symbol: _ZN3c104cuda9SetDeviceEi)"
 )
 SLOW = msgspec.structs.replace(MEASURED, link_bandwidth=1e9)
-DERIVED = Kept(
+DERIVED = DeclarationRecord(
     "NewModel",
     "0.46.0",
     (
-        Answer(40.0, FOUND, (kind(), kind(flag=True)), "ulysses 2 1.0e-07, ring 3 2.0e-07"),
-        Answer(9.0, kinds=(kind(mode="edit"),), failure="its blocks take turns", lasting=True),
+        DeriveReply(40.0, FOUND, (kind(), kind(flag=True)), "ulysses 2 1.0e-07, ring 3 2.0e-07"),
+        DeriveReply(9.0, kinds=(kind(mode="edit"),), failure="its blocks take turns", lasting=True),
     ),
 )
-EQUAL = Verdict("guidance", ("comfy.samplers.cfg_function",), "0.46.0")
+EQUAL = TrialVerdict("guidance", ("comfy.samplers.cfg_function",), "0.46.0")
 OTHER = msgspec.structs.replace(EQUAL, fault="which gives another result than the workers' where both were tried")
-WRONG_MODEL = Verdict(
+WRONG_MODEL = TrialVerdict(
     "WAN21_T2V", ("WAN21_T2V (wan, text)",), "0.46.0", "which is 2.3e-02 off under ring 3, where 1e-05 is allowed"
 )
 FAULTS = [
-    ({"gpus": (), "cuda_error": OLD_DRIVER}, "GPUs", Status.FAILURE, "update the driver"),
-    ({"gpus": (), "nvidia_devices": 0}, "GPUs", Status.WARNING, "--gpus all"),
-    ({"peers": frozenset({(0, 1)})}, "P2P", Status.WARNING, "NCCL_P2P_DISABLE=1"),
-    ({"nccl": ""}, "NCCL", Status.FAILURE, "install torch for CUDA"),
-    ({"shared_memory": Space("/dev/shm", 64 << 20, 64 << 20)}, "shared memory", Status.WARNING, "--shm-size=1g"),
-    ({"temporary": Space("/tmp", GIB, 4096)}, "temporary folder", Status.FAILURE, "set TMPDIR"),
-    ({"memory_free": GIB}, "memory", Status.WARNING, "close other programs"),
-    ({"open_files": 256}, "open files", Status.WARNING, "ulimit -n"),
-    ({"versions": GOOD.versions | {"torch": "2.5.1+cu124"}}, "torch", Status.FAILURE, "Update ComfyUI's torch"),
-    ({"versions": GOOD.versions | {"diffusers": "0.30.0"}}, "diffusers", Status.WARNING, "pip install -r"),
-    ({"torchaudio_error": OTHER_CUDA}, "torchaudio", Status.WARNING, "ComfyUI 0.30 to 0.33 do not start"),
-    ({"versions": {"torch": "2.11.0"}}, "diffusers", Status.WARNING, "pip install -r"),
-    ({"versions": GOOD.versions | {"flash-attn": "1.0.9"}}, "flash-attn", Status.WARNING, "attention to sdpa"),
-    ({"verdicts": (WRONG_MODEL,)}, "ComfyUI's WAN21_T2V", Status.WARNING, "use a tested ComfyUI"),
-    ({"verdicts": (EQUAL, OTHER)}, "ComfyUI's guidance", Status.WARNING, "use a tested ComfyUI"),
+    ({"gpus": (), "cuda_error": OLD_DRIVER}, "GPUs", FindingStatus.FAILURE, "update the driver"),
+    ({"gpus": (), "nvidia_devices": 0}, "GPUs", FindingStatus.WARNING, "--gpus all"),
+    ({"peers": frozenset({(0, 1)})}, "P2P", FindingStatus.WARNING, "NCCL_P2P_DISABLE=1"),
+    ({"nccl": ""}, "NCCL", FindingStatus.FAILURE, "install torch for CUDA"),
+    ({"shared_memory": Space("/dev/shm", 64 << 20, 64 << 20)}, "shared memory", FindingStatus.WARNING, "--shm-size=1g"),
+    ({"temporary": Space("/tmp", GIB, 4096)}, "temporary folder", FindingStatus.FAILURE, "set TMPDIR"),
+    ({"memory_free": GIB}, "memory", FindingStatus.WARNING, "close other programs"),
+    ({"open_files": 256}, "open files", FindingStatus.WARNING, "ulimit -n"),
+    ({"versions": GOOD.versions | {"torch": "2.5.1+cu124"}}, "torch", FindingStatus.FAILURE, "Update ComfyUI's torch"),
+    ({"versions": GOOD.versions | {"diffusers": "0.30.0"}}, "diffusers", FindingStatus.WARNING, "pip install -r"),
+    ({"torchaudio_error": OTHER_CUDA}, "torchaudio", FindingStatus.WARNING, "ComfyUI 0.30 to 0.33 do not start"),
+    ({"versions": {"torch": "2.11.0"}}, "diffusers", FindingStatus.WARNING, "pip install -r"),
+    ({"versions": GOOD.versions | {"flash-attn": "1.0.9"}}, "flash-attn", FindingStatus.WARNING, "attention to sdpa"),
+    ({"verdicts": (WRONG_MODEL,)}, "ComfyUI's WAN21_T2V", FindingStatus.WARNING, "use a tested ComfyUI"),
+    ({"verdicts": (EQUAL, OTHER)}, "ComfyUI's guidance", FindingStatus.WARNING, "use a tested ComfyUI"),
     (
-        {"measured": (Measured(PAIR, None, NO_P2P),)},
+        {"measured": (DeviceMeasurements(PAIR, None, NO_P2P),)},
         "2 workers, cuda:0 to cuda:1",
-        Status.FAILURE,
+        FindingStatus.FAILURE,
         "NCCL_P2P_DISABLE=1",
     ),
-    ({"measured": (Measured(PAIR, None, NO_SPACE),)}, "2 workers, cuda:0 to cuda:1", Status.FAILURE, "--shm-size=1g"),
     (
-        {"measured": (Measured(PAIR, None, WRONG_NCCL),)},
+        {"measured": (DeviceMeasurements(PAIR, None, NO_SPACE),)},
         "2 workers, cuda:0 to cuda:1",
-        Status.FAILURE,
+        FindingStatus.FAILURE,
+        "--shm-size=1g",
+    ),
+    (
+        {"measured": (DeviceMeasurements(PAIR, None, WRONG_NCCL),)},
+        "2 workers, cuda:0 to cuda:1",
+        FindingStatus.FAILURE,
         "LD_LIBRARY_PATH",
     ),
     (
-        {"measured": (Measured(PAIR, MEASURED, kernel_faults={"flash-attn": WRONG_WHEEL}),)},
+        {"measured": (DeviceMeasurements(PAIR, MEASURED, kernel_faults={"flash-attn": WRONG_WHEEL}),)},
         "flash-attn",
-        Status.WARNING,
+        FindingStatus.WARNING,
         "attention to sdpa",
     ),
-    ({"measured": (Measured(PAIR, SLOW),)}, "2 workers, cuda:0 to cuda:1", Status.WARNING, "choose preset slow links"),
+    (
+        {"measured": (DeviceMeasurements(PAIR, SLOW),)},
+        "2 workers, cuda:0 to cuda:1",
+        FindingStatus.WARNING,
+        "choose preset slow links",
+    ),
 ]

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from parallel_backend.doctor import Finding, Status, examine
+from parallel_backend.doctor import Finding, FindingStatus, examine
 from parallel_backend.doctor.findings import failed, table
 from parallel_backend.doctor.observations import gpus_of_the_driver
 from parallel_backend.worker.memory.rank_memory import KEPT_UNDER_WINDOWS
@@ -24,7 +24,7 @@ from tests.support.selection import thorough
 
 def test_a_good_machine_is_all_right():
     findings = examine(GOOD)
-    assert {finding.status for finding in findings} == {Status.OK}
+    assert {finding.status for finding in findings} == {FindingStatus.OK}
     assert not any(finding.remedy for finding in findings)
     assert not failed(findings)
 
@@ -32,10 +32,10 @@ def test_a_good_machine_is_all_right():
 @pytest.mark.parametrize(("change", "name", "status", "remedy"), FAULTS)
 def test_each_fault_is_found_and_has_a_remedy(change, name, status, remedy):
     findings = examine(dataclasses.replace(GOOD, **change))
-    (wrong,) = [finding for finding in findings if finding.status is not Status.OK]
+    (wrong,) = [finding for finding in findings if finding.status is not FindingStatus.OK]
     assert (wrong.name, wrong.status) == (name, status)
     assert remedy in wrong.remedy
-    assert failed(findings) == (status is Status.FAILURE)
+    assert failed(findings) == (status is FindingStatus.FAILURE)
     assert remedy in table(findings)
 
 
@@ -46,13 +46,13 @@ def test_cudamallocasync_is_said_to_be_left_out():
 
 def test_wsl2_is_said_to_differ():
     (finding,) = [each for each in examine(dataclasses.replace(GOOD, under_windows=True)) if each.name == "WSL2"]
-    assert finding.status is Status.OK and f"{KEPT_UNDER_WINDOWS / 1e9:.0f} GB" in finding.text
+    assert finding.status is FindingStatus.OK and f"{KEPT_UNDER_WINDOWS / 1e9:.0f} GB" in finding.text
 
 
 def test_free_memory_that_the_driver_does_not_tell_is_no_fault():
     part = dataclasses.replace(GOOD.gpus[0], free=None)
     findings = examine(dataclasses.replace(GOOD, gpus=(part, part)))
-    assert {finding.status for finding in findings} == {Status.OK}
+    assert {finding.status for finding in findings} == {FindingStatus.OK}
     assert findings[3].text == "NVIDIA H100, 80.0 GiB, free memory not known"
 
 
@@ -84,7 +84,7 @@ def test_this_machine():
     findings = {finding.name: finding for finding in msgspec.json.decode(ran.stdout, type=list[Finding])}
     assert ran.returncode == failed(list(findings.values()))
     assert findings["torch"].text.startswith(torch.__version__.split("+")[0])
-    assert findings["2 workers, cpu"].status is Status.OK
+    assert findings["2 workers, cpu"].status is FindingStatus.OK
     assert "all-to-all through gloo" in findings["2 workers, cpu"].text
 
 
@@ -160,4 +160,4 @@ def test_functions_that_were_tried_and_found_equal_are_all_right() -> None:
         for each in examine(dataclasses.replace(GOOD, verdicts=(OTHER, EQUAL)))
         if each.name == "ComfyUI's guidance"
     ]
-    assert found.status is Status.OK and "comfy.samplers.cfg_function" in found.text
+    assert found.status is FindingStatus.OK and "comfy.samplers.cfg_function" in found.text

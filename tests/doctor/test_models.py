@@ -8,40 +8,44 @@ import sys
 
 import pytest
 
-from parallel_backend.doctor.findings import Status
+from parallel_backend.doctor.findings import FindingStatus
 from parallel_backend.doctor.models import finding_of
 from parallel_backend.host.proofs import Watched
-from parallel_backend.models.comfyui.proof.asked import Answer, Asked
+from parallel_backend.models.comfyui.proof.asked import ProofReply, ProofRequest
 from tests.support.sentences import known
 
-ASKED = Asked("WAN21_T2V", "wan, text"), Asked("WAN21_T2V", "wan, references behind")
-RIGHT = Answer({"ulysses 2": 2e-7, "ring 3": 3e-7}, 1.5)
-REFUSED = Answer({}, 1.0, "its block calls attention more than 2 times", refused=True)
-WRONG = Answer({"ulysses 2": 2e-7, "ring 3": 0.0234}, 1.5)
-NONE = Answer({}, 60.0, "it took longer than 60 s")
+ASKED = ProofRequest("WAN21_T2V", "wan, text"), ProofRequest("WAN21_T2V", "wan, references behind")
+RIGHT = ProofReply({"ulysses 2": 2e-7, "ring 3": 3e-7}, 1.5)
+REFUSED = ProofReply({}, 1.0, "its block calls attention more than 2 times", refused=True)
+WRONG = ProofReply({"ulysses 2": 2e-7, "ring 3": 0.0234}, 1.5)
+NONE = ProofReply({}, 60.0, "it took longer than 60 s")
 
 
 @pytest.mark.parametrize(
     ("answers", "status", "text"),
     [
-        ((RIGHT, RIGHT), Status.OK, "2 inputs, 3.0 s, 300 MiB, at most 3.0e-07 off"),
-        ((RIGHT, WRONG), Status.FAILURE, "wan, references behind: 2.3e-02 off under ring 3; 2 inputs, 3.0 s, 300 MiB"),
+        ((RIGHT, RIGHT), FindingStatus.OK, "2 inputs, 3.0 s, 300 MiB, at most 3.0e-07 off"),
+        (
+            (RIGHT, WRONG),
+            FindingStatus.FAILURE,
+            "wan, references behind: 2.3e-02 off under ring 3; 2 inputs, 3.0 s, 300 MiB",
+        ),
         (
             (RIGHT, REFUSED),
-            Status.FAILURE,
+            FindingStatus.FAILURE,
             "wan, references behind: its block calls attention more than 2 times; 2 inputs, 2.5 s, 300 MiB",
         ),
-        ((WRONG, NONE), Status.FAILURE, "wan, text: 2.3e-02 off under ring 3; 2 inputs, 61.5 s, 300 MiB"),
-        ((NONE, RIGHT), Status.WARNING, "wan, text: it took longer than 60 s; 2 inputs, 61.5 s, 300 MiB"),
+        ((WRONG, NONE), FindingStatus.FAILURE, "wan, text: 2.3e-02 off under ring 3; 2 inputs, 61.5 s, 300 MiB"),
+        ((NONE, RIGHT), FindingStatus.WARNING, "wan, text: it took longer than 60 s; 2 inputs, 61.5 s, 300 MiB"),
     ],
 )
-def test_a_class_has_a_line(answers: tuple[Answer, Answer], status: Status, text: str) -> None:
+def test_a_class_has_a_line(answers: tuple[ProofReply, ProofReply], status: FindingStatus, text: str) -> None:
     made = [
         (asked, Watched(answer, size << 20)) for asked, answer, size in zip(ASKED, answers, (300, 200), strict=True)
     ]
     finding = finding_of("WAN21_T2V", made)
     assert (finding.name, finding.status, finding.text) == ("WAN21_T2V", status, text)
-    assert bool(finding.remedy) == (status is not Status.OK)
+    assert bool(finding.remedy) == (status is not FindingStatus.OK)
     assert all(known(each, "sentences") for each in (finding.text, finding.remedy) if each)
 
 

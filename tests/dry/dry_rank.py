@@ -23,7 +23,7 @@ from parallel_backend.conditioning import SHAPES, TEXT_PREPARATION, arguments, p
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.models.family import Stage
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.plan.predict.cost import Job as PlanJob
+from parallel_backend.plan.predict.cost import DenoiseJob as PlanJob
 from parallel_backend.plan.predict.cost import Needs, needs
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
@@ -31,7 +31,7 @@ from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.packing import expanding_bytes, shape_parameters
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.sharded import Sharded
-from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.store import WeightStore
 from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import stages
@@ -184,7 +184,7 @@ def linears(model: Any) -> list[nn.Linear]:
     return [layer for block in model.block_modules for layer in block.modules() if isinstance(layer, nn.Linear)]
 
 
-def held(model: Any, plan: ResolvedPlan, meter: Meter) -> tuple[Store, BlockAccess]:
+def held(model: Any, plan: ResolvedPlan, meter: Meter) -> tuple[WeightStore, BlockAccess]:
     """Where a rank has its weights; of streamed ones no block stays on the device."""
     if plan.weights == "streamed":
         alone = Communicator("subgroup", None, torch.device("cpu"), False, meter)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from parallel_backend.comm.meter import Meter
-from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
+from parallel_backend.diffusion import FlowSettings, ModelSpec, PromptSpec
 from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.mesh_axes import mesh_degrees
 from parallel_backend.models.family import Execution
@@ -158,7 +158,7 @@ def program_for(job: Job, steps: int) -> Tensor:
 def request(job: Job, plan: ResolvedPlan, computes_in: str = "bfloat16") -> SampleRequest:
     """A denoise; with a negative prompt where the plan has two sides."""
     positive, *negative = [
-        [Prompt({key: f"prompt.{side}.{key}" for key in job.prompt}, values=dict(job.values))]
+        [PromptSpec({key: f"prompt.{side}.{key}" for key in job.prompt}, values=dict(job.values))]
         for side in range(plan.cfg)
     ]
     return SampleRequest(

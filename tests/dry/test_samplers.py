@@ -7,7 +7,7 @@ import torch
 
 from parallel_backend.denoise.noise import LatentNoise
 from parallel_backend.denoise.patch_sampler import PatchSampler
-from parallel_backend.denoise.replay import Answer, script_of
+from parallel_backend.denoise.replay import Prediction, script_of
 from tests.dry.fake_gpu import DEVICE, FakeGpu
 from tests.support.programs import encoded_program
 from tests.support.sampler_names import LOCAL
@@ -28,7 +28,7 @@ def test_no_step_of_a_sampler_waits(name: str) -> None:
         sampler, calls = PatchSampler(script, x, noise, None), 0
         while sampler.result is None:
             denoised, calls = sampler.model_input * 0.5, calls + 1
-            sampler.advance(Answer(denoised, (denoised, denoised)))
+            sampler.advance(Prediction(denoised, (denoised, denoised)))
         assert calls == len(script.calls())
         assert gpu.begin().kernels.total() > calls
         assert not gpu.waits

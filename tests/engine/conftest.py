@@ -17,10 +17,10 @@ from torch import Tensor
 
 from parallel_backend.comfyui_folder import FOLDER
 from parallel_backend.conditioning import Conditioning, flatten
-from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt, Value
+from parallel_backend.diffusion import FlowSettings, ModelSpec, PromptSpec, Value
 from parallel_backend.host import Backend
 from parallel_backend.host.backend import OnPixels
-from parallel_backend.host.workers.exchange import Answer, Caller
+from parallel_backend.host.workers.exchange import RequestContext, RequestReply
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from parallel_backend.weights.files.digest import file_digest
@@ -90,7 +90,7 @@ class Runner:
         self.backend = backend
         self._environment = pytest.MonkeyPatch()
         self._environment.setenv(FOLDER, os.environ["COMFYUI_PATH"])
-        self.answer: Answer | None = None
+        self.answer: RequestReply | None = None
 
     def sample(
         self,
@@ -106,7 +106,7 @@ class Runner:
         self.answer = self.backend.sample(
             tensors,
             lambda *_: None,
-            Caller(is_cancelled),
+            RequestContext(is_cancelled),
             model=spec_of(family, path),
             plan=plan,
             **settings,
@@ -117,7 +117,7 @@ class Runner:
         """One forward of any model for each call, in fp32; the outputs joined along the batch."""
         spec = spec_of(family, path)
         self.answer = self.backend.forward(
-            [*map(Conditioning, calls)], Caller(), model=spec, plan=plan, compute_dtype="float32"
+            [*map(Conditioning, calls)], RequestContext(), model=spec, plan=plan, compute_dtype="float32"
         )
         return self.answer.frame.tensors["result"]
 
@@ -126,7 +126,7 @@ class Runner:
     ) -> None:
         """Decode clips with one of ComfyUI's VAEs."""
         spec = spec_of("comfyui vae", path)
-        self.answer = self.backend.decode(spec, wish, "", latent, on_pixels, Caller(), working)
+        self.answer = self.backend.decode(spec, wish, "", latent, on_pixels, RequestContext(), working)
 
     def __call__(
         self,
@@ -168,14 +168,14 @@ class Runner:
                 names |= {name: f"prompt.{side}.{name}" for name in latents}
                 tensors |= {names[name]: latent for name, latent in latents.items()}
                 values["ref_latents_method"] = "index"
-            whole = Prompt(names, values=values)
+            whole = PromptSpec(names, values=values)
             end = job.positive_ends if side == "positive" else None
             changed = msgspec.structs.replace
             sides.append([whole] if end is None else [changed(whole, end=end), changed(whole, strength=0.5)])
         self.answer = self.backend.sample(
             {**tensors, **replaced},
             step_done,
-            Caller(lambda: cancel_at in seen or is_cancelled(), on_loading),
+            RequestContext(lambda: cancel_at in seen or is_cancelled(), on_loading),
             adapters,
             model=spec_of("comfyui", job.path),
             plan=plan,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_backend.diffusion import Prompt
+from parallel_backend.diffusion import PromptSpec
 from parallel_backend.errors import Cancelled
 from tests.engine.conftest import SCHNELL, Runner, sigmas
 from tests.support.plans import cpu_plan
@@ -36,7 +36,7 @@ def lopsided(runner: Runner, path: Path, steps: int, is_cancelled: Callable[[], 
     for number, length in enumerate((*TEXTS, TEXTS[0])):
         tensors[f"prompt.{number}.context"] = torch.randn(1, length, TEXT_WIDTH, generator=generator)
         tensors[f"prompt.{number}.y"] = torch.randn(1, POOLED_WIDTH, generator=generator)
-        prompts.append(Prompt({name: f"prompt.{number}.{name}" for name in ("context", "y")}))
+        prompts.append(PromptSpec({name: f"prompt.{number}.{name}" for name in ("context", "y")}))
     fields: dict[str, Any] = {"sampling": SCHNELL, "cfg": 2.0}
     sides = {"positive": prompts[:-1], "negative": prompts[-1:]}
     plan = cpu_plan(cfg=2, weights="sharded", blocks=4)

@@ -17,7 +17,7 @@ from diffusers import AutoencoderKLCogVideoX, CogVideoXImageToVideoPipeline, Cog
 from safetensors.torch import load_file
 from torch import Tensor
 
-from parallel_backend.diffusion import DiffusionSettings, Prompt
+from parallel_backend.diffusion import DiffusionSettings, PromptSpec
 from parallel_backend.host import Backend
 from parallel_backend.plan import ResolvedPlan
 from tests.engine.conftest import TOLERANCE, Runner, relative_error
@@ -167,7 +167,7 @@ def on_workers(
         for side, context in zip(("positive", "negative"), job.prompts, strict=True):
             given = {"context": context, **extra}
             tensors |= {f"prompt.{side}.{name}": tensor for name, tensor in given.items()}
-            sides[side] = [Prompt({name: f"prompt.{side}.{name}" for name in given})]
+            sides[side] = [PromptSpec({name: f"prompt.{side}.{name}" for name in given})]
         return run.sample(
             "cogvideox",
             files[f"{job.kind} {job.form}".strip()],

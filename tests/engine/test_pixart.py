@@ -11,7 +11,7 @@ import torch
 from diffusers import DPMSolverMultistepScheduler, EulerDiscreteScheduler, PixArtAlphaPipeline
 from torch import Tensor
 
-from parallel_backend.diffusion import DiffusionSettings, Prompt
+from parallel_backend.diffusion import DiffusionSettings, PromptSpec
 from parallel_backend.plan import ResolvedPlan
 from tests.engine.conftest import TOLERANCE, Runner, relative_error
 from tests.support.plans import cpu_plan
@@ -116,7 +116,7 @@ def ours(run: Runner, files: dict[tuple[bool, str], Path]) -> Callable[[Picture,
                 given["c_size"] = torch.tensor([[8.0 * job.height, 8.0 * job.width]])
                 given["c_ar"] = torch.tensor([[job.height / job.width]])
             tensors |= {f"prompt.{side}.{name}": tensor for name, tensor in given.items()}
-            sides[side] = [Prompt({name: f"prompt.{side}.{name}" for name in given})]
+            sides[side] = [PromptSpec({name: f"prompt.{side}.{name}" for name in given})]
         return run.sample(
             "pixart",
             files[job.micro_conditions, job.form],

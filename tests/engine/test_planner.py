@@ -16,10 +16,10 @@ from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Refused
 from parallel_backend.host import Backend
 from parallel_backend.host import backend as host_backend
-from parallel_backend.host.planning.planner import Question
+from parallel_backend.host.planning.planner import PlanRequest
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
-from parallel_backend.plan.predict.cost import Job
+from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.measure import Machine
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.engine.conftest import TOLERANCE, Runner, relative_error, sigmas
@@ -38,13 +38,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "comfyui-parallel"
 
 
-def question(path: Path, tokens: int = 64, text: int = 21, two_sided: bool = True, **wish: object) -> Question:
+def question(path: Path, tokens: int = 64, text: int = 21, two_sided: bool = True, **wish: object) -> PlanRequest:
     _, config = FLUX.inspect(read_header(path))
     shape = FLUX.shape(config)
     status = path.stat()
     spec = ModelSpec("comfyui", str(path), status.st_mtime_ns, status.st_size, "float32")
-    job = Job(tokens, text, two_sided=two_sided, element=4, weight_element=4)
-    return Question(ParallelPlan(**wish), 0, spec, shape, Workload(1, two_sided, 8), job)  # type: ignore[arg-type]
+    job = DenoiseJob(tokens, text, two_sided=two_sided, element=4, weight_element=4)
+    return PlanRequest(ParallelPlan(**wish), 0, spec, shape, Workload(1, two_sided, 8), job)  # type: ignore[arg-type]
 
 
 def example() -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ def example() -> dict[str, Tensor]:
     }
 
 
-def choose(backend: Backend, asked: Question) -> ResolvedPlan:
+def choose(backend: Backend, asked: PlanRequest) -> ResolvedPlan:
     return backend.plan(asked, "float32", Conditioning(example()), lambda device: 0, lambda: False)
 
 

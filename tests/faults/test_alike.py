@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parallel_backend.errors import Refused, RequestFailed, WorkerFailed
 from parallel_backend.host.workers.alike import failed_alike
-from parallel_backend.host.workers.exchange import Caller
+from parallel_backend.host.workers.exchange import RequestContext
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.adapters.lora import Adapter, AdapterSet
 from parallel_backend.wire.to_host import FailedReply, IssuedOperations
@@ -79,7 +79,7 @@ VAE: Mapping[str, Callable[[Bench], object]] = MappingProxyType(
     {
         "VAE: a latent of too few channels": lambda bench: bench.decode(2, latent=LATENT[:, :15]),
         "VAE: pixels of too many channels": lambda bench: bench.backend.encode(
-            bench.vae, ParallelPlan(devices="cpu:2"), "", torch.zeros(1, 4, 1, 64, 64), Caller()
+            bench.vae, ParallelPlan(devices="cpu:2"), "", torch.zeros(1, 4, 1, 64, 64), RequestContext()
         ),
     }
 )

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from parallel_backend.conditioning import Conditioning
-from parallel_backend.host.planning.events import Planned, Ran
-from parallel_backend.plan.choose import Choice, Ranked
+from parallel_backend.host.planning.events import CostEvent, PlanEvent
+from parallel_backend.plan.choose import PlanChoice, Ranked
 from tests.support.nodes_module import nodes_module
 from tests.support.plans import cpu_plan
 
@@ -32,10 +32,10 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return nodes_module("model.features.controlnet_costs", monkeypatch)
 
 
-def planned(one: float, two: float) -> Planned:
+def planned(one: float, two: float) -> PlanEvent:
     """Predictions of a step's seconds on one device and with one for each side."""
     ranking = [Ranked(TWO, two, NOTHING), Ranked(ONE, one, NOTHING)]
-    return Planned(NOTHING, Choice(TWO, ranking, ranking[1], "", False), ())
+    return PlanEvent(NOTHING, PlanChoice(TWO, ranking, ranking[1], "", False), ())
 
 
 def test_what_the_second_device_saves_is_predicted(costs: ModuleType) -> None:
@@ -53,8 +53,8 @@ def test_a_request_costs_what_it_takes_beside_the_slowest_rank(costs: ModuleType
         [Reported(0.25), Reported(0.5)],
         [Reported(0.5), Reported(0.25)],
     ]
-    assert found.sending([Ran(TWO, each) for each in reports]) == 0.75
-    assert costs.ControlCosts(requests=[9.0]).sending([Ran(TWO, reports[0])]) == 0
+    assert found.sending([CostEvent(TWO, each) for each in reports]) == 0.75
+    assert costs.ControlCosts(requests=[9.0]).sending([CostEvent(TWO, reports[0])]) == 0
 
 
 def test_bytes_are_those_of_controls(costs: ModuleType) -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scripts.comfyui import ComfyUI, ComfyUIError, Run
+from scripts.comfyui import ComfyUI, ComfyUIError, QueuedRun
 from tests.support.comfyuis import is_listed, tell_new
 from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, spread
 from tests.support.graphs.every_node import (
@@ -149,7 +149,7 @@ def on_the_page() -> dict[str, set[str]]:
     return found
 
 
-def outcome(server: ComfyUI, plain: Run, stock: Run | None, own: Run) -> tuple[str, str]:
+def outcome(server: ComfyUI, plain: QueuedRun, stock: QueuedRun | None, own: QueuedRun) -> tuple[str, str]:
     """How two runs of a graph compare, in a word or two, and the figures or the message.
 
     Args:
@@ -176,7 +176,7 @@ def outcome(server: ComfyUI, plain: Run, stock: Run | None, own: Run) -> tuple[s
     return "equal" if error <= TOLERANCE else "different", figures
 
 
-def run_all(server: ComfyUI, graphs: dict[str, Graph], unknown: dict[str, str]) -> dict[str, Run]:
+def run_all(server: ComfyUI, graphs: dict[str, Graph], unknown: dict[str, str]) -> dict[str, QueuedRun]:
     """The runs of many graphs, queued at once. Those that ComfyUI takes no graph with are put into `unknown`."""
     prompts = {}
     for name, graph in graphs.items():

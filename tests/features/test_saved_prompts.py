@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
-from scripts.comfyui import ComfyUI, Run
+from scripts.comfyui import ComfyUI, QueuedRun
 from tests.refusals.of_flux import assert_one_sentence
 from tests.support.graphs.flux import node
 from tests.support.graphs.prompts import WHOLE, round_trip
@@ -20,12 +20,12 @@ def write(comfyui: ComfyUI, tensors: dict[str, Tensor], name: str = "whole") -> 
     save_file(tensors, comfyui.input_dir / f"{name}.safetensors")
 
 
-def saved(comfyui: ComfyUI, run: Run) -> Path:
+def saved(comfyui: ComfyUI, run: QueuedRun) -> Path:
     (file,) = comfyui.files(run.check(), "save")
     return file
 
 
-def error(run: Run) -> str:
+def error(run: QueuedRun) -> str:
     assert run.status == "error"
     assert run.error is not None
     assert_one_sentence(run.error.exception_message)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from scripts.comfyui import ComfyUIError, Progress, Run
+from scripts.comfyui import ComfyUIError, QueuedRun, StepProgress
 from tests.faults.bench import BOUND
 from tests.support.faulty import FaultyComfyUI, alive, kill, wait_until
 from tests.support.graphs.flux import Graph
@@ -46,12 +46,12 @@ class Disturbed:
     def __init__(self, server: FaultyComfyUI, graph: Graph, disturb: Callable[[], None]) -> None:
         happened: list[float] = []
 
-        def at_step(progress: Progress) -> None:
+        def at_step(progress: StepProgress) -> None:
             if progress.value == STEP:
                 disturb()
                 happened.append(time.perf_counter())
 
-        self.run: Run = server.wait(server.submit(graph), on_progress=at_step, timeout=300)
+        self.run: QueuedRun = server.wait(server.submit(graph), on_progress=at_step, timeout=300)
         self.seconds = time.perf_counter() - happened[0]
         self.steps = self.run.progress[-1].value - STEP
         times = [progress.time for progress in self.run.progress[: STEP + 1]]

@@ -24,7 +24,7 @@ from parallel_backend.host import Backend
 from parallel_backend.host.workers.remote import ask
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, resolve
 from parallel_backend.wire.frames import MAGIC, encode
-from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, LOST_SECONDS, RESULT, Verdict
+from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, LOST_SECONDS, RESULT, HandshakeVerdict
 from parallel_backend.wire.message import PROTOCOL
 from parallel_backend.wire.secret import VARIABLE
 from parallel_backend.wire.to_worker import JoinRequest
@@ -182,7 +182,7 @@ def test_an_old_protocol_is_refused(group: Machines) -> None:
         connection.recv(GREETING.size, socket.MSG_WAITALL)
         connection.sendall(ANSWER.pack(MAGIC, PROTOCOL - 1, CLIENT, bytes(32), bytes(32)))
         verdict, _, proof = RESULT.unpack(drained(connection))
-        assert verdict == Verdict.WRONG_PROTOCOL
+        assert verdict == HandshakeVerdict.WRONG_PROTOCOL
         assert proof == bytes(32)
 
 
@@ -190,7 +190,7 @@ def test_frames_before_the_handshake_are_not_even_read(group: Machines) -> None:
     with connect(group) as connection:
         connection.sendall(encode(JoinRequest(1)) * 5)
         answer = drained(connection)[GREETING.size :]
-        assert answer in (b"", RESULT.pack(Verdict.WRONG_SECRET, 0, bytes(32)))
+        assert answer in (b"", RESULT.pack(HandshakeVerdict.WRONG_SECRET, 0, bytes(32)))
 
 
 def test_strangers_that_say_nothing_keep_nobody_out(

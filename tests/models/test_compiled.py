@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 
 from parallel_backend.models.comfyui.features.compile import COMPILED
 from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
-from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.picture import Picture
@@ -49,9 +49,9 @@ def _nothing_compiled() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def compiling(case: Case, backend: str = BACKEND, **degrees: int) -> Rank:
+def compiling(case: Case, backend: str = BACKEND, **degrees: int) -> ProofRank:
     """One rank of a plan, whose blocks are compiled."""
-    rank = Rank(case, plan_for(case, **degrees))
+    rank = ProofRank(case, plan_for(case, **degrees))
     rank.hold(BlockAccess(), CompiledBlocks(backend, COMPILED))
     return rank
 
@@ -106,7 +106,7 @@ def lora_on(module: nn.Module) -> Callable[[float], None]:
     return merge
 
 
-def run_all(rank: Rank, prompts: Iterable[Case]) -> Iterator[tuple[Tensor, Tensor]]:
+def run_all(rank: ProofRank, prompts: Iterable[Case]) -> Iterator[tuple[Tensor, Tensor]]:
     """Each prompt's result and ComfyUI's own, with a LoRA of another strength each."""
     lora = lora_on(rank.module)
     for number, rank.case in enumerate(prompts):

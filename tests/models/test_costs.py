@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from parallel_backend.models.comfyui.comfy_family import plan_shape
-from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.comfyui.small.case import HEADS, WIDTH
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ModelShape
-from parallel_backend.plan.predict.cost import Job, needs
+from parallel_backend.plan.predict.cost import DenoiseJob, needs
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.sent_bytes import ring_bytes, ulysses_bytes
@@ -99,7 +99,7 @@ def test_ulysses_and_ring_send_their_exact_sums(family: tuple[Case, Count]) -> N
     kv_heads, *each = count.kv_heads
 
     def sent(_: int) -> dict[str, int]:
-        rank = Rank(case, plan)
+        rank = ProofRank(case, plan)
         rank.run()
         return dict(rank.meter.sent)
 
@@ -130,14 +130,14 @@ def test_a_stage_holds_and_keeps_what_the_formulas_say(family: tuple[Case, Count
     head_dim = count.hidden // count.heads
 
     def held(_: int) -> tuple[int, int]:
-        rank = Rank(case, plan)
+        rank = ProofRank(case, plan)
         rank.run()
         return sum(parameter.nbytes for parameter in rank.module.parameters()), rank.forward.cache_bytes
 
     found = run_ranks(4, held)
     every = {name: parameter.nbytes for name, parameter in case.model.named_parameters()}
     outside = sum(size for name, size in every.items() if not name.startswith(count.blocks + count.head))
-    job = Job(count.tokens, 0, element=ELEMENT, weight_element=ELEMENT)
+    job = DenoiseJob(count.tokens, 0, element=ELEMENT, weight_element=ELEMENT)
     formula = needs(plan, shape_of(case), job)
     start = 0
     for stage, blocks in enumerate(plan.stages):

@@ -24,7 +24,7 @@ from parallel_backend.models.spread.declaration import Replicated, ReplicatedKey
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.layers.packing import shape_parameters
-from parallel_backend.weights.loading.loader import Source, load_weights
+from parallel_backend.weights.loading.loader import WeightSource, load_weights
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.whole import Whole
@@ -171,7 +171,7 @@ def load(case: Case, plan: ResolvedPlan, rank: int, dtype: torch.dtype = torch.f
         model.module.get_buffer(name).copy_(buffer)
     watch = Watch(lambda: False, lambda *_: None, lambda _: None)
     alone = Neighbours(build_mesh(cpu_plan(), CPU, Meter()).sequence, (0,))
-    load_weights(model.module, Whole(model.module), Source(part, family.keys(config), dtype), alone, watch)
+    load_weights(model.module, Whole(model.module), WeightSource(part, family.keys(config), dtype), alone, watch)
     return model
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.features.block_attention import handing_attention
-from parallel_backend.models.comfyui.proof.rank import Rank, error_of, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, error_of, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.copies.sparse_h3 import NODE, edited
@@ -77,7 +77,7 @@ def test_it_is_comfyuis_own_result(ranks: int, cubes: bool, case: Case, node: di
     assert error_of(alone, second) > DIFFERENT
 
     def on_rank(_: int) -> list[Tensor | None]:
-        rank = Rank(case, plan_for(case, ulysses=ranks))
+        rank = ProofRank(case, plan_for(case, ulysses=ranks))
         own = with_sparse(
             case, node, cubes, lambda number: rank.model.of_some_heads(f"blocks.{number}"), handing_attention
         )

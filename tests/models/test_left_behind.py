@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parallel_backend.models.comfyui.left_behind import LeftBehind
+from parallel_backend.models.comfyui.left_behind import StateLeak
 
 
 class Keeps(nn.Module):
@@ -31,7 +31,7 @@ class Keeps(nn.Module):
 
 def test_it_is_put_back() -> None:
     model = nn.Sequential(Keeps(), Keeps())
-    left = LeftBehind(model)
+    left = StateLeak(model)
     for _ in range(2):
         left.put_back()
         before = left.state()
@@ -48,7 +48,7 @@ def test_it_is_put_back() -> None:
 def test_what_was_changed_between_requests_stays() -> None:
     """As where weights are cast for a run in another type."""
     part = Keeps()
-    left = LeftBehind(part)
+    left = StateLeak(part)
     before = left.state()
     part(torch.ones(2))
     left.find(before)

@@ -29,7 +29,7 @@ from parallel_backend.weights.layers.packing import packed_starts
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.sharded import Sharded
-from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.store import WeightStore
 from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import StagePart
@@ -92,7 +92,7 @@ class Case:
         joined = dist.is_initialized()
         everyone = Communicator("all", dist.group.WORLD if joined else None, CPU, False, Meter())
 
-        def arrange(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[Store, BlockAccess]:
+        def arrange(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[WeightStore, BlockAccess]:
             if place == "sharded":
                 held = Sharded(module, blocks, everyone)
                 return held, held

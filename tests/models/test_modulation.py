@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, silu
 
-from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import small
 from parallel_backend.models.spread.modulation import Vector
 from tests.support.ranks import run_ranks
@@ -47,7 +47,7 @@ def test_patches_of_a_call_share_their_modulation_and_calls_do_not(name: str) ->
         case = small(name)
 
     def on_rank(_: int) -> list[list[int]]:
-        rank = Rank(case, plan_for(case, patches=2))
+        rank = ProofRank(case, plan_for(case, patches=2))
         made: Counter[nn.Module] = Counter()
         for path, module in (named for block in rank.blocks for named in block.named_modules()):
             if isinstance(module, nn.Linear) and path.startswith(modulations):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parallel_backend.models.comfyui.moved_rows import Process, moved_rows
 from parallel_backend.weights.files.checkpoint import read_header
-from parallel_backend.weights.files.entry import Entry
+from parallel_backend.weights.files.entry import TensorEntry
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.models import draw
 
@@ -53,7 +53,7 @@ def process_of(kind: str) -> Process:
     return process
 
 
-def found_in(path: Path, process: Process) -> dict[str, Entry]:
+def found_in(path: Path, process: Process) -> dict[str, TensorEntry]:
     """What ComfyUI makes of a file's tensors by taking rows of them."""
     checkpoint = read_header(path)
     tensors = checkpoint.meta_tensors()

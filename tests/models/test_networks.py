@@ -13,12 +13,12 @@ from torch import Tensor
 
 from parallel_backend.models.comfyui.features.networks import (
     AnimaLLLite,
-    Beside,
+    NetworkCall,
     QwenDiffSynth,
     ZImageControl,
     patches_of,
 )
-from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
 from tests.models.spreading import PLANS, TOLERANCE, worst
 from tests.support.ranks import run_ranks
@@ -34,7 +34,7 @@ class Patched:
     """A case, the network as the workers have it, and ComfyUI's patches of the same."""
 
     case: Case
-    network: Beside
+    network: NetworkCall
     stock: Callable[[], Mapping[str, Any]]
 
 
@@ -127,10 +127,10 @@ WHOLE = "z-image"
 """Begins the names of those that no plan with stages or patches has."""
 
 
-class PatchedRank(Rank):
+class PatchedRank(ProofRank):
     """A rank whose model calls a network's patches."""
 
-    network: Beside
+    network: NetworkCall
 
     def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:
         entrance = self.model.entrance

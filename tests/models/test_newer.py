@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.features.compile import COMPILED
-from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.spread.compiled import CompiledBlocks
 from parallel_backend.models.spread.declaration import DistributedAttention, ReplicatedKeys
@@ -55,7 +55,7 @@ def on_ranks(case: Case, **degrees: int) -> list[list[Tensor]]:
     plan = plan_for(case, **degrees)
 
     def on_rank(_: int) -> list[Tensor]:
-        rank = Rank(case, plan)
+        rank = ProofRank(case, plan)
         return [out for out in (rank.run(), rank.by_patch()) if out is not None]
 
     return run_ranks(plan.world_size, on_rank)
@@ -96,7 +96,7 @@ def test_an_unknown_argument_of_attention_is_for_comfyuis_own_kernel_alone(
         expected = found.stock()
     attends_with(monkeypatch, tone=3)
     assert torch.equal(on_ranks(found)[0][0], expected)
-    rank = Rank(found, plan_for(found, patches=2))
+    rank = ProofRank(found, plan_for(found, patches=2))
     with pytest.raises(Refused, match="the model's attention is given tone, which this pack does not know"):
         rank.run()
 
@@ -107,7 +107,7 @@ def test_compiled_blocks_are_told_what_their_attention_is_given(case: Any, monke
     with torch.no_grad():
         expected = found.stock()
     torch._dynamo.reset()
-    rank = Rank(found, plan_for(found, patches=2))
+    rank = ProofRank(found, plan_for(found, patches=2))
     rank.hold(BlockAccess(), CompiledBlocks("aot_eager", COMPILED))
     out = rank.run()
     assert rank.forward.uncompiled() == () and out is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_backend.models.comfyui.proof.rank import Rank, error_of, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, error_of, plan_for
 from parallel_backend.models.spread.compiled import OVERRIDE
 from parallel_backend.models.spread.overriding import OfHeads
 from tests.support.attention_functions import block_sparse, causal, windowed
@@ -35,7 +35,7 @@ def outputs(name: str, of_heads: OfHeads, ranks: int, **more: Any) -> tuple[Tens
         expected = replace(case, options={**case.options, OVERRIDE: of_heads(EVERY, heads)}).stock()
 
     def on_rank(_: int) -> Tensor | None:
-        rank = Rank(case, plan_for(case, ulysses=ranks, **more))
+        rank = ProofRank(case, plan_for(case, ulysses=ranks, **more))
         rank.forward.override = of_heads
         return rank.run()
 

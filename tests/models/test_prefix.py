@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from parallel_backend.errors import Refused
-from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small.case import Case
 from parallel_backend.models.comfyui.small.drawn import randomise
 from parallel_backend.models.declared.qwen_image21 import QWEN_IMAGE21
@@ -215,11 +215,11 @@ def case_of(references: bool = False, size: tuple[int, int] = (5, 7), keeps: boo
     return Case(model, QWEN_IMAGE21, latent, time, arguments, "QwenImage21", options={"keeps": keeps})
 
 
-def outputs(case: Case, plan: ResolvedPlan, prepare: Callable[[Rank], object] = lambda rank: None) -> Any:
+def outputs(case: Case, plan: ResolvedPlan, prepare: Callable[[ProofRank], object] = lambda rank: None) -> Any:
     """Return each rank's results of two calls, of which the second has another latent and finds a cache filled."""
 
     def on_rank(_: int) -> list[Tensor]:
-        rank = Rank(case, plan)
+        rank = ProofRank(case, plan)
         prepare(rank)
         first = rank.run()
         gathers = rank.forward.gathers
@@ -268,7 +268,7 @@ def test_a_patch_gives_the_models_own_result(references: bool, plan: str) -> Non
     resolved = plan_for(case, **PATCHED[plan])
 
     def on_rank(_: int) -> list[Tensor]:
-        rank = Rank(case, resolved)
+        rank = ProofRank(case, resolved)
         return [out for out in (rank.run(), rank.by_patch()) if out is not None]
 
     results = run_ranks(resolved.world_size, on_rank)
@@ -307,7 +307,7 @@ def test_only_the_pictures_tokens_travel() -> None:
         case = case_of(references)
 
         def on_rank(_: int) -> int:
-            rank = Rank(case, plan_for(case, ulysses=2))
+            rank = ProofRank(case, plan_for(case, ulysses=2))
             rank.run()
             return sum(rank.meter.sent.values())
 
@@ -336,7 +336,7 @@ def test_a_function_in_attentions_place(ranks: int, keeps: bool) -> None:
         plain = replace(case, options={"keeps": False, OVERRIDE: by_position(slice(None), HEADS)}).stock()
 
     def on_rank(_: int) -> list[Tensor]:
-        rank = Rank(case, plan_for(case, ulysses=ranks))
+        rank = ProofRank(case, plan_for(case, ulysses=ranks))
         rank.forward.override = by_position
         return [out for out in (rank.run(),) if out is not None]
 
@@ -376,7 +376,7 @@ def test_a_model_that_does_otherwise_is_refused(change: Callable[[Model], None],
 
     def on_rank(_: int) -> str:
         with pytest.raises(Refused) as refused:
-            Rank(case, plan_for(case, ulysses=2)).run()
+            ProofRank(case, plan_for(case, ulysses=2)).run()
         return str(refused.value)
 
     for message in run_ranks(2, on_rank):

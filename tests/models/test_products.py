@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.models.comfyui.proof.rank import CPU, Rank, plan_for
+from parallel_backend.models.comfyui.proof.rank import CPU, ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.plan import ResolvedPlan
@@ -65,7 +65,7 @@ def answers(
 
     def run(plan: ResolvedPlan) -> Any:
         def on_rank(_: int) -> list[Tensor]:
-            rank = Rank(case, plan)
+            rank = ProofRank(case, plan)
             hold(rank)
             out = rank.run()
             return [] if out is None else [out]
@@ -85,7 +85,7 @@ def products(case: Case, *, stages: bool) -> list[ResolvedPlan]:
     ]
 
 
-def share_weights(rank: Rank, *, streamed: bool = False) -> None:
+def share_weights(rank: ProofRank, *, streamed: bool = False) -> None:
     """Let every rank hold its part of each block, on its device or, if `streamed`, in host memory."""
     everyone = Communicator("weights", dist.group.WORLD, CPU, False, Meter())
     values = {name: parameter.detach().clone() for name, parameter in rank.module.named_parameters()}
@@ -165,7 +165,7 @@ def test_bf16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = in_bf16(case_of(name, Builder(torch.bfloat16)))
     with torch.no_grad():
         expected, stock = exact.stock(), case.stock()
-        alone = Rank(case, plan_for(case)).run()
+        alone = ProofRank(case, plan_for(case)).run()
     assert alone is not None and stock.dtype == alone.dtype == torch.bfloat16
     allowed = 1.5 * worst([[stock.float()]], expected)
     if "attention_mask" not in case.arguments:
@@ -271,7 +271,7 @@ def test_stale_patches_depend_on_their_number_alone(name: str, patches: int) -> 
 
     def run(plan: ResolvedPlan) -> Any:
         def on_rank(_: int) -> list[Tensor]:
-            rank, outs = Rank(first, plan), []
+            rank, outs = ProofRank(first, plan), []
             for number, step in enumerate(steps):
                 rank.case = step
                 outs.append(rank.by_patch() if number else rank.run())

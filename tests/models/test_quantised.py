@@ -30,10 +30,10 @@ from parallel_backend.weights.formats.storage import PLAIN
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.packing import held_bytes, shape_parameters
 from parallel_backend.weights.layers.quantised import compute_in
-from parallel_backend.weights.loading.loader import Source, load_weights
+from parallel_backend.weights.loading.loader import WeightSource, load_weights
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.sharded import Sharded
-from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.store import WeightStore
 from parallel_backend.weights.stores.whole import Whole
 from tests.support.ranks import run_ranks
 from tests.support.tiny.models import draw
@@ -45,7 +45,7 @@ import comfy.ops
 from comfy.model_patcher import ModelPatcher
 from comfy.weight_adapter import LoRAAdapter
 
-S = TypeVar("S", bound=Store)
+S = TypeVar("S", bound=WeightStore)
 
 LAYER, NAME = "blocks.0", "blocks.0.weight"
 ROWS, COLUMNS = 48, 192
@@ -109,7 +109,7 @@ def load_with(
     store.materialise(CPU)
     everyone = Communicator("loading", dist.group.WORLD if dist.is_initialized() else None, CPU, False, Meter())
     watch = Watch(lambda: False, lambda *_: None, lambda _: None)
-    load_weights(model, store, Source(part, keys, compute), Neighbours(everyone, (0,) * everyone.size), watch)
+    load_weights(model, store, WeightSource(part, keys, compute), Neighbours(everyone, (0,) * everyone.size), watch)
     return model, store
 
 

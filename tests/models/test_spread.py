@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from parallel_backend.distance import error_of
 from parallel_backend.errors import Refused
-from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import SMALL, Case
 from parallel_backend.models.spread.blocks import blocks_of
 from parallel_backend.models.spread.declaration import Declaration, Replicated
@@ -80,7 +80,7 @@ def test_what_a_forward_made_is_freed_with_it(case: Callable[[str], tuple[Case, 
     found, _ = case(name)
 
     def tensors_left(rank: int) -> int:
-        one = Rank(found, plan_for(found, ring=2))
+        one = ProofRank(found, plan_for(found, ring=2))
         one.run()
         gc.collect()
         gc.disable()
@@ -104,7 +104,7 @@ def test_every_split_gives_the_models_own_result(name: str, plans: list[str], ca
 
     def split(plan: ResolvedPlan) -> tuple[int, Callable[[int], list[Tensor]]]:
         def on_rank(_: int) -> list[Tensor]:
-            rank = Rank(found, plan)
+            rank = ProofRank(found, plan)
             whole, gathers = rank.run(), rank.forward.gathers
             assert gathers == (found.gathers if whole is not None else 0), gathers
             return [out for out in (whole, rank.by_patch()) if out is not None]
@@ -134,7 +134,7 @@ def test_an_exchange_in_fp8_is_near_and_a_weighed_one_exact(
     plan = msgspec.structs.replace(plan_for(found, **degrees), exchange="fp8", head_chunks=2)
 
     def on_rank(_: int) -> list[Tensor]:
-        out = Rank(found, plan).run()
+        out = ProofRank(found, plan).run()
         return [] if out is None else [out]
 
     results = run_ranks(plan.world_size, on_rank)
@@ -192,7 +192,7 @@ def test_what_a_controlnet_adds_between_blocks_needs_no_other_rank(
     plan = plan_for(found, pipefusion=2, ring=2)
 
     def on_rank(_: int) -> list[Tensor]:
-        rank = Rank(found, plan)
+        rank = ProofRank(found, plan)
         out = rank.run(control=control)
         assert rank.forward.gathers == (out is not None)
         return [] if out is None else [out]
@@ -210,7 +210,7 @@ def test_a_block_that_guidance_leaves_out(place: tuple[str, int], case: Any) -> 
     plan = plan_for(found, pipefusion=2, ring=2)
 
     def on_rank(_: int) -> list[Tensor]:
-        out = Rank(found, plan).run()
+        out = ProofRank(found, plan).run()
         return [] if out is None else [out]
 
     assert worst(run_ranks(plan.world_size, on_rank), expected) <= TOLERANCE
@@ -221,7 +221,7 @@ def test_more_ranks_than_text_tokens(ranks: int, case: Any) -> None:
     """Ranks without a token of a stream hold one that nobody attends to."""
     found, expected = case("flux, references")
     plan = plan_for(found, ring=ranks)
-    results = run_ranks(ranks, lambda _: [Rank(found, plan).run()])
+    results = run_ranks(ranks, lambda _: [ProofRank(found, plan).run()])
     assert worst(results, expected) <= TOLERANCE
 
 
@@ -265,7 +265,7 @@ def test_heads_of_keys_that_are_shared_otherwise_than_declared_are_refused(name:
     (attention,) = found.declaration.groups[0].attentions(blocks_of(found.model, found.declaration)[0].module)
     assert attention.kv_heads not in (0, kv_heads)
     other = redeclare(found.declaration.groups[0], attentions=(redeclare(attention, kv_heads=kv_heads),))
-    rank = Rank(
+    rank = ProofRank(
         found, plan_for(found, patches=2), redeclare(found.declaration, groups=(other, *found.declaration.groups[1:]))
     )
     with refused("shares keys and values among heads otherwise than this pack knows"):
@@ -300,7 +300,7 @@ def test_vectors_that_begin_to_follow_frames_are_refused(case: Any) -> None:
     wrong = redeclare(group, arguments={**group.arguments, "e": Replicated(vectors=(6,))})
     declaration = redeclare(once.declaration, groups=(wrong,))
     with torch.no_grad():
-        (results,) = run_ranks(1, lambda _: [Rank(once, plan_for(once), declaration).run()])
+        (results,) = run_ranks(1, lambda _: [ProofRank(once, plan_for(once), declaration).run()])
     assert worst([results], expected) <= TOLERANCE
     framed, _ = case("wan 2.2, a timestep a frame")
     with refused(
@@ -343,7 +343,7 @@ def test_lengths_that_coincide_are_not_taken_for_another(
     other = replace(found, x=x, timestep=found.timestep[:1].expand(batch), arguments=given)
     with torch.no_grad():
         expected = other.stock()
-    assert worst(run_ranks(2, lambda _: [Rank(other, plan_for(other, ulysses=2)).run()]), expected) <= TOLERANCE
+    assert worst(run_ranks(2, lambda _: [ProofRank(other, plan_for(other, ulysses=2)).run()]), expected) <= TOLERANCE
 
 
 def test_a_mask_of_attention_is_refused(case: Any) -> None:
@@ -361,6 +361,6 @@ def test_a_text_mask_that_weighs_tokens_is_refused(case: Any) -> None:
         rank.run(attention_mask=torch.linspace(-1, 0, 7)[None])
 
 
-def run_alone(case: Case, declaration: Declaration) -> Rank:
+def run_alone(case: Case, declaration: Declaration) -> ProofRank:
     """One rank in this process."""
-    return Rank(case, plan_for(case), declaration)
+    return ProofRank(case, plan_for(case), declaration)

@@ -10,7 +10,7 @@ import torch
 from parallel_backend.comm.meter import Meter
 from parallel_backend.conditioning import ASKED, SHAPES, TEXT_PREPARATION, flatten
 from parallel_backend.denoise.prompts import Prompts
-from parallel_backend.diffusion import Prompt
+from parallel_backend.diffusion import PromptSpec
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.comfyui.small import small
@@ -34,7 +34,7 @@ def test_texts_are_refined_once_a_run() -> None:
     values: dict[str, Any] = {}
     flatten(SHAPES, [list(shape) for shape in case.shapes], {}, values)
     flatten(TEXT_PREPARATION, {ASKED: True}, {}, values)
-    sides = {side: [Prompt({"context": str(side)}, values=values)] for side in range(len(TOKENS))}
+    sides = {side: [PromptSpec({"context": str(side)}, values=values)] for side in range(len(TOKENS))}
     base = described(case.kind).get_model({}, "")
     base.diffusion_model = case.model
     blocks = len(case.model.blocks)

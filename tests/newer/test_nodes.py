@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from scripts.comfyui import ComfyUI, Run
+from scripts.comfyui import ComfyUI, QueuedRun
 from tests.support.comfyuis import only_in_newer
 from tests.support.graphs.comfyui import (
     DIFFERENT,
@@ -78,7 +78,7 @@ TRIED: Mapping[str, tuple[str, Callable[[Graph], Graph]]] = {
 """Each with its model, and what puts it into that model's graph."""
 
 
-def both(server: ComfyUI, run: Run) -> tuple[Tensor, Tensor]:
+def both(server: ComfyUI, run: QueuedRun) -> tuple[Tensor, Tensor]:
     run.check()
     return saved_latent(server, run), saved_latent(server, run, "save sound")
 

@@ -11,7 +11,7 @@ from parallel_backend.doctor import examine
 from parallel_backend.host.runs.outcome import Outcome, amount, in_words
 from parallel_backend.host.workers.causes import REMEDIES
 from parallel_backend.plan.choose import best
-from parallel_backend.plan.predict.cost import Job
+from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.known_machines import profile
 from tests.doctor.machines import DERIVED, FAULTS, GOOD
 from tests.plan.jobs import FLUX, JOB, plan, plans, with_memory
@@ -79,12 +79,12 @@ def test_a_plan_whose_batch_is_cut_by_speed() -> None:
         ("h100", JOB, 80e9),
         ("h100", JOB, 20e9),
         ("4090", dataclasses.replace(JOB, image_tokens=64), 80e9),
-        ("4090", Job(image_tokens=4096, text_tokens=512), 80e9),
+        ("4090", DenoiseJob(image_tokens=4096, text_tokens=512), 80e9),
     ],
 )
 @pytest.mark.parametrize("devices", [1, 2, 4])
 @pytest.mark.parametrize("approximate", [False, True])
-def test_why_a_plan_was_chosen(card: str, job: Job, limit: float, devices: int, approximate: bool) -> None:
+def test_why_a_plan_was_chosen(card: str, job: DenoiseJob, limit: float, devices: int, approximate: bool) -> None:
     wish = plans(devices, **({"weights": "streamed"} if limit < 40e9 else {}))
     why = best(wish, FLUX, job, with_memory(profile(card), limit), approximate).why
     assert known(why, "sentences"), why

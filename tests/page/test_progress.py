@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from scripts.comfyui import ComfyUI, Run
+from scripts.comfyui import ComfyUI, QueuedRun
 from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, node, parallel
 from tests.support.page.outcomes import outcome
 from tests.vae.comfy_vaes import save_image_vae
@@ -19,7 +19,7 @@ def job(seed: int, devices: str = "cpu:2", *, sampler: bool = False) -> Graph:
     return parallel(ksampler_graph("tiny-schnell", width=64, height=64, cfg=2.0, seed=seed), devices, sampler=sampler)
 
 
-def told(run: Run, name: str) -> list[str]:
+def told(run: QueuedRun, name: str) -> list[str]:
     return [each.text for each in run.texts if each.node == name]
 
 

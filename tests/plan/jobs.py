@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
-from parallel_backend.plan.predict.cost import Job
+from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.profiles import Profile
 
 FLUX = known_model("flux-dev").shape
-JOB = Job(image_tokens=4096, text_tokens=512)
+JOB = DenoiseJob(image_tokens=4096, text_tokens=512)
 
 
 def plans(devices: int, two_sided: bool = False, **wish: Any) -> list[ResolvedPlan]:

@@ -13,7 +13,7 @@ import pytest
 from parallel_backend.errors import Refused
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.choose import best, is_approximate, rank, table
-from parallel_backend.plan.predict.cost import Job, cost, transfer_seconds
+from parallel_backend.plan.predict.cost import DenoiseJob, cost, transfer_seconds
 from parallel_backend.plan.predict.known_machines import profile, profile_names
 from parallel_backend.plan.predict.known_models import known_model, model_names
 from parallel_backend.plan.predict.profiles import Level, Profile
@@ -82,7 +82,7 @@ def test_uneven_cuts_cost_what_the_slowest_rank_costs() -> None:
     machine = faster_links(profile("h100"), 1e9)
     fast = replace(machine, device=replace(machine.device, launch=0.0))
     cog = known_model("cogvideox-2b").shape
-    job = Job(image_tokens=4096, text_tokens=0)
+    job = DenoiseJob(image_tokens=4096, text_tokens=0)
     even = cost(plan(ulysses=8), FLUX, job, fast).device
     assert even == pytest.approx(cost(plan(), FLUX, job, fast).device / 8)
     assert cost(plan(ulysses=8), FLUX, replace(job, image_tokens=4097), fast).device > even * (1 + 1 / 600)
@@ -100,7 +100,7 @@ def test_a_pipeline_in_patches_is_idle_only_while_it_fills() -> None:
         device=replace(machine.device, launch=0.0),
         levels=tuple(replace(level, latency=0.0) for level in machine.levels),
     )
-    job = Job(image_tokens=4096, text_tokens=0, steps=1000)
+    job = DenoiseJob(image_tokens=4096, text_tokens=0, steps=1000)
     model = replace(FLUX, double_blocks=0, single_blocks=56)
     four = msgspec.structs.replace(plan(pipefusion=4), stages=(14, 14, 14, 14))
     one = msgspec.structs.replace(plan(), stages=(56,))
@@ -137,7 +137,7 @@ def test_streamed_weights_are_proposed_where_nothing_else_fits() -> None:
 def test_sharded_weights_are_gathered_behind_compute_where_links_allow() -> None:
     machine = profile("h100")
     sharded, whole = plan(ulysses=8, weights="sharded"), plan(ulysses=8)
-    job = Job(image_tokens=16384, text_tokens=512)
+    job = DenoiseJob(image_tokens=16384, text_tokens=512)
     fast, slow = cost(sharded, FLUX, job, machine), cost(sharded, FLUX, job, faster_links(machine, 0.01))
     assert fast.memory < cost(whole, FLUX, job, machine).memory / 2
     assert fast.gather < 0.1 * fast.seconds < slow.gather
@@ -146,7 +146,7 @@ def test_sharded_weights_are_gathered_behind_compute_where_links_allow() -> None
 def test_heads_in_chunks_hide_the_exchange_that_attention_is_long_enough_for() -> None:
     free = replace(profile("h100"), levels=(Level(8, 1e11, 0.0),))
     free = replace(free, device=replace(free.device, launch=0.0, wave=1))
-    job = Job(image_tokens=100_000, text_tokens=0)  # whose attention takes longer
+    job = DenoiseJob(image_tokens=100_000, text_tokens=0)  # whose attention takes longer
     whole = plan(ulysses=4)
     for chunks in (2, 3):
         alone, cut = (
@@ -161,12 +161,12 @@ def test_heads_in_chunks_hide_the_exchange_that_attention_is_long_enough_for() -
 
 
 def test_chunks_are_chosen_where_they_pay() -> None:
-    def chosen(found: ResolvedPlan, machine: Profile, job: Job = JOB) -> ResolvedPlan:
+    def chosen(found: ResolvedPlan, machine: Profile, job: DenoiseJob = JOB) -> ResolvedPlan:
         (entry,) = rank([found], FLUX, job, machine)
         assert entry.breakdown == cost(entry.plan, FLUX, job, machine)
         return entry.plan
 
-    video, slow = Job(image_tokens=50_000, text_tokens=512), profile("l40")
+    video, slow = DenoiseJob(image_tokens=50_000, text_tokens=512), profile("l40")
     assert chosen(plan(ulysses=4), slow, video).head_chunks == 4
     assert "heads exchanged in 4 chunks" in chosen(plan(ulysses=4), slow, video).describe()
     assert chosen(plan(ulysses=4), profile("h100")).head_chunks == 1  # few heads of a picture do not fill it

@@ -9,12 +9,12 @@ import pytest
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import PlanRefused
 from parallel_backend.host.planning.device_memory import DeviceMemory
-from parallel_backend.host.planning.planner import Planner, Question
+from parallel_backend.host.planning.planner import Planner, PlanRequest
 from parallel_backend.host.runs.expectation import Expected, expect, in_words
 from parallel_backend.host.runs.outcome import predicted_gain
 from parallel_backend.plan import ParallelPlan, Workload
 from parallel_backend.plan.predict.cards import card_of
-from parallel_backend.plan.predict.cost import Job
+from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import BlockTimes
 from tests.support.plans import MEASURED
@@ -24,9 +24,9 @@ FLUX = known_model("flux-dev").shape
 TOTAL = 25.3e9
 
 
-def question(job: Job = Job(image_tokens=4096, text_tokens=512), **wish: object) -> Question:  # noqa: B008  (frozen)
+def question(job: DenoiseJob = DenoiseJob(image_tokens=4096, text_tokens=512), **wish: object) -> PlanRequest:  # noqa: B008  (frozen)
     spec = ModelSpec("comfyui", "flux.safetensors", 1, 2, "bfloat16")
-    return Question(ParallelPlan(**wish), 2, spec, FLUX, Workload(job.batch, job.two_sided, 64), job)  # type: ignore[arg-type]
+    return PlanRequest(ParallelPlan(**wish), 2, spec, FLUX, Workload(job.batch, job.two_sided, 64), job)  # type: ignore[arg-type]
 
 
 def two(name: str = "NVIDIA GeForce RTX 4090", free: float | None = TOTAL) -> list[DeviceMemory]:
@@ -58,7 +58,7 @@ def test_without_a_measurement_the_cards_are_known_by_their_name() -> None:
 def test_what_is_not_known_of_a_job_makes_a_range() -> None:
     """A picture of few tokens is sooner spread with a long text than with a short one."""
     long, short = (
-        expect(question(Job(image_tokens=64, text_tokens=text)), two(), lambda _: MEASURED) for text in (512, 16)
+        expect(question(DenoiseJob(image_tokens=64, text_tokens=text)), two(), lambda _: MEASURED) for text in (512, 16)
     )
     assert long.gain is not None and short.gain is not None and short.gain[0] < long.gain[0]
     both = Expected(long.devices, (short.gain[0], long.gain[1]), max(long.memory, short.memory))

@@ -12,10 +12,10 @@ import pytest
 
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Refused
-from parallel_backend.host.planning.planner import SLACK, Planner, Question
+from parallel_backend.host.planning.planner import SLACK, Planner, PlanRequest
 from parallel_backend.models.comfyui.whole_family import plan_shape
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
-from parallel_backend.plan.predict.cost import Cost, Job, connections, cost, rows_connections
+from parallel_backend.plan.predict.cost import DenoiseJob, StepCost, connections, cost, rows_connections
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import KERNEL_BYTES, BlockTimes, measured_profile
 from parallel_backend.plan.predict.profiles import ModelShape
@@ -23,7 +23,7 @@ from parallel_backend.plan.split.tokens import share_by_memory
 from tests.support.plans import MEASURED, cpu_plan
 
 FLUX = known_model("flux-dev").shape
-JOB = Job(image_tokens=4096, text_tokens=512)
+JOB = DenoiseJob(image_tokens=4096, text_tokens=512)
 TOTAL = 25.3e9
 """Bytes of a card of 24 GB."""
 
@@ -33,12 +33,12 @@ TAKEN = 1.4e9
 CARD = msgspec.structs.replace(MEASURED, connection=3e7)
 
 
-def question(**wish: object) -> Question:
+def question(**wish: object) -> PlanRequest:
     spec = ModelSpec("comfyui", "flux.safetensors", 1, 2, "bfloat16")
-    return Question(ParallelPlan(**wish), 2, spec, FLUX, Workload(1, False, 64), JOB)  # type: ignore[arg-type]
+    return PlanRequest(ParallelPlan(**wish), 2, spec, FLUX, Workload(1, False, 64), JOB)  # type: ignore[arg-type]
 
 
-def choose(planner: Planner, free: float | Sequence[float], asked: Question) -> ResolvedPlan:
+def choose(planner: Planner, free: float | Sequence[float], asked: PlanRequest) -> ResolvedPlan:
     """On two cards of which every block takes as long as any other."""
     each = (free, free) if isinstance(free, float) else free
     times = BlockTimes(((1.0, 1.0),) * 2, (FLUX.double_blocks, FLUX.single_blocks))
@@ -96,7 +96,7 @@ def test_communicators_take_memory_for_each_pair_of_gpus():
     assert free.device.context == KERNEL_BYTES
 
 
-def on(plan: ResolvedPlan, free: tuple[float, ...], model: ModelShape = FLUX, job: Job = JOB) -> Cost:
+def on(plan: ResolvedPlan, free: tuple[float, ...], model: ModelShape = FLUX, job: DenoiseJob = JOB) -> StepCost:
     return cost(plan, model, job, measured_profile(CARD, free, gpus=True))
 
 
@@ -135,7 +135,7 @@ def test_a_plan_is_named_whose_blocks_are_cut_by_what_is_free():
 
 def test_tokens_leave_a_card_that_lacks_memory_for_them():
     wan = known_model("wan2.2-14b").shape
-    job = Job(image_tokens=75_600, text_tokens=512, weight_element=1)
+    job = DenoiseJob(image_tokens=75_600, text_tokens=512, weight_element=1)
     even = msgspec.structs.replace(gpu_plan(ulysses=2), stages=(40,))
     needed = on(even, (TOTAL, TOTAL), wan, job).needed[0]
     free = (needed + 2e9, needed - 1e9)
@@ -187,7 +187,9 @@ def test_weights_that_are_expanded_where_they_are_used_cost_their_bytes_in_every
 def test_a_model_whose_rows_meet_takes_one_of_automatic_devices():
     """And where the devices are said, the refusal stands."""
     shape = plan_shape("Whole", 10**9, 4)
-    whole = dataclasses.replace(question(), shape=shape, workload=Workload(1, True, 1), job=Job(64, 8, two_sided=True))
+    whole = dataclasses.replace(
+        question(), shape=shape, workload=Workload(1, True, 1), job=DenoiseJob(64, 8, two_sided=True)
+    )
     measured: list[int] = []
 
     def times(plan: ResolvedPlan) -> BlockTimes:
@@ -196,7 +198,7 @@ def test_a_model_whose_rows_meet_takes_one_of_automatic_devices():
             raise Refused("its rows meet")
         return BlockTimes(((1.0, 2.0),), (1, 2), together=True)
 
-    def chosen(planner: Planner, asked: Question) -> ResolvedPlan:
+    def chosen(planner: Planner, asked: PlanRequest) -> ResolvedPlan:
         free = lambda plan: (TOTAL,) * plan.world_size  # noqa: E731
         machine = lambda plan: msgspec.structs.replace(CARD, kinds=CARD.kinds[: plan.world_size])  # noqa: E731
         return planner.choose(asked, free, machine, times).choice.plan

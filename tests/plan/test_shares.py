@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from parallel_backend.plan.predict.cost import Job, cost, needs
+from parallel_backend.plan.predict.cost import DenoiseJob, cost, needs
 from parallel_backend.plan.predict.known_machines import profile
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import BlockTimes
@@ -15,7 +15,7 @@ from parallel_backend.plan.split.tokens import paces_by, share_by
 from tests.support.plans import cpu_plan
 
 FLUX = known_model("flux-dev").shape
-JOB = Job(image_tokens=4096, text_tokens=512)
+JOB = DenoiseJob(image_tokens=4096, text_tokens=512)
 
 
 def test_a_pace_is_that_of_all_blocks_in_units_of_the_slowest_rank():

@@ -11,14 +11,14 @@ from parallel_backend.layout import length
 from parallel_backend.models.comfyui.whole_family import plan_shape
 from parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, check, feasible
 from parallel_backend.plan.choose import best
-from parallel_backend.plan.predict.cost import Job
+from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.measure import BlockTimes, measured_profile
 from parallel_backend.plan.predict.profiles import ForwardTime, Profile
 from parallel_backend.plan.split.tokens import forward_times, share_batch
 from tests.support.plans import MEASURED, cpu_plan
 
 SDXL: ModelShape = plan_shape("SDXL", 2_600_000_000, 4)
-JOB = Job(image_tokens=128 * 128, text_tokens=77, batch=1, two_sided=True, item_bytes=2e9)
+JOB = DenoiseJob(image_tokens=128 * 128, text_tokens=77, batch=1, two_sided=True, item_bytes=2e9)
 
 
 def degrees(wish: ParallelPlan, batch: int, *, two_sided: bool, gpus: int = 0) -> list[tuple[int, int, int]]:

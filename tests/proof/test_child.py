@@ -12,15 +12,15 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from parallel_backend.doctor.findings import Status
+from parallel_backend.doctor.findings import FindingStatus
 from parallel_backend.doctor.models import diagnose_models
 from parallel_backend.host.proofs import COMMAND, Child, Prover
-from parallel_backend.models.comfyui.proof.asked import Asked
+from parallel_backend.models.comfyui.proof.asked import ProofRequest
 from parallel_backend.models.comfyui.small.kinds import KINDS
 from tests.support.selection import thorough
 
 FOLDER = os.environ["COMFYUI_PATH"]
-WAN = Asked("WAN21_T2V", "wan, text")
+WAN = ProofRequest("WAN21_T2V", "wan, text")
 PATIENCE = 600.0
 """Seconds for what the child does at low priority beside other tests."""
 
@@ -32,8 +32,8 @@ def children() -> set[int]:
 
 def test_a_class_and_one_that_is_not_there_are_answered_and_nothing_is_left() -> None:
     before = children()
-    other = Asked("WAN21_T2V", "wan, text", "comfy.ldm.wan.model.AnotherModel")
-    gone = Asked("NoSuchModel", "wan, text")
+    other = ProofRequest("WAN21_T2V", "wan, text", "comfy.ldm.wan.model.AnotherModel")
+    gone = ProofRequest("NoSuchModel", "wan, text")
     answers = [*Prover(FOLDER, [WAN, other, gone], seconds=PATIENCE).answers()]
     right, unlike, missing = (watched.answer for watched in answers)
     assert right.failure == "" and right.worst[1] <= 1e-5
@@ -106,4 +106,4 @@ def test_every_declared_class_is_right(kind: str, monkeypatch: pytest.MonkeyPatc
     """In all its inputs, by the doctor, within the limits."""
     (finding,) = diagnose_models(FOLDER, kinds=[kind])
     print(f"{finding.name}: {finding.text}")
-    assert finding.status is Status.OK, finding
+    assert finding.status is FindingStatus.OK, finding

@@ -13,9 +13,9 @@ import torch
 
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
-from parallel_backend.models.comfyui.content.kept import Verdict, all_kept
+from parallel_backend.models.comfyui.content.kept import TrialVerdict, all_kept
 from parallel_backend.models.comfyui.content.sources import sources_of
-from parallel_backend.models.comfyui.proof.asked import Answer, Asked
+from parallel_backend.models.comfyui.proof.asked import ProofReply, ProofRequest
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.support.nodes_module import ForGood, nodes_module
 from tests.support.programs import recording  # imports ComfyUI
@@ -43,9 +43,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[list[Asked]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[ProofRequest]]:
     """What children are asked, which are real and have time enough beside other tests."""
-    asked: list[list[Asked]] = []
+    asked: list[list[ProofRequest]] = []
 
     def start(folder: str, questions: Any, seconds: float) -> Any:
         asked.append([*questions])
@@ -67,7 +67,7 @@ def not_cancelled() -> Iterator[None]:
     comfy.model_management.interrupt_current_processing(False)
 
 
-def test_of_a_tested_comfyui_nothing_runs(loaded: Any, started: list[list[Asked]], tmp_path: Path) -> None:
+def test_of_a_tested_comfyui_nothing_runs(loaded: Any, started: list[list[ProofRequest]], tmp_path: Path) -> None:
     mine = proofs.Proofs(FOLDER, tmp_path)
     mine.begin(*loaded)
     began = time.monotonic()
@@ -77,7 +77,7 @@ def test_of_a_tested_comfyui_nothing_runs(loaded: Any, started: list[list[Asked]
 
 
 @pytest.mark.usefixtures("unknown", "not_cancelled")
-def test_it_is_proved_once_told_once_and_kept(loaded: Any, started: list[list[Asked]], tmp_path: Path) -> None:
+def test_it_is_proved_once_told_once_and_kept(loaded: Any, started: list[list[ProofRequest]], tmp_path: Path) -> None:
     mine = proofs.Proofs(FOLDER, tmp_path)
     began = time.monotonic()
     mine.begin(*loaded)
@@ -102,7 +102,7 @@ def test_it_is_proved_once_told_once_and_kept(loaded: Any, started: list[list[As
 
 @thorough
 @pytest.mark.usefixtures("unknown")
-def test_of_a_graph_only_what_is_new_is_proved(loaded: Any, started: list[list[Asked]], tmp_path: Path) -> None:
+def test_of_a_graph_only_what_is_new_is_proved(loaded: Any, started: list[list[ProofRequest]], tmp_path: Path) -> None:
     behind = {**TEXT, "time_dim_concat": None}
     assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, [TEXT], said) == [EQUAL]
     assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, [TEXT, behind], said) == [EQUAL]
@@ -119,8 +119,10 @@ def test_unknown_graph_input_is_named_on_the_node(loaded: Any, started: list[Any
 @pytest.mark.usefixtures("unknown")
 def test_what_is_kept_as_wrong_is_refused_with_the_figure(loaded: Any, started: Any, tmp_path: Path) -> None:
     config, model = loaded
-    asked = Asked(config.kind, "wan, text", proofs.class_name(type(model)), proofs.chosen(config.described.unet_config))
-    verdict = proofs.verdict_of(asked, Answer({"ulysses 2": 2e-7, "ring 3": 0.0234}, 1.0), "0.46.0")
+    asked = ProofRequest(
+        config.kind, "wan, text", proofs.class_name(type(model)), proofs.chosen(config.described.unet_config)
+    )
+    verdict = proofs.verdict_of(asked, ProofReply({"ulysses 2": 2e-7, "ring 3": 0.0234}, 1.0), "0.46.0")
     proofs.keep(proofs.key_of(asked, sources_of(model, FOLDER)), verdict, tmp_path)
     mine = proofs.Proofs(FOLDER, tmp_path)
     mine.begin(*loaded)
@@ -140,14 +142,14 @@ def test_what_is_kept_as_wrong_is_refused_with_the_figure(loaded: Any, started: 
     ("errors", "split"), [({"ring 3": None}, "ring 3"), ({"cfg 2": 2e-5, "data 2": 1e-6}, "cfg 2")]
 )
 def test_a_number_over_the_limit_or_none_is_a_fault(errors: dict[str, float | None], split: str) -> None:
-    verdict: Verdict = proofs.verdict_of(Asked("Flux", "flux"), Answer(errors, 1.0), "")
+    verdict: TrialVerdict = proofs.verdict_of(ProofRequest("Flux", "flux"), ProofReply(errors, 1.0), "")
     assert f"under {split}," in verdict.fault
-    assert not proofs.verdict_of(Asked("Flux", "flux"), Answer({"ring 3": 1e-5}, 1.0), "").fault
+    assert not proofs.verdict_of(ProofRequest("Flux", "flux"), ProofReply({"ring 3": 1e-5}, 1.0), "").fault
 
 
 @pytest.mark.usefixtures("unknown")
 def test_what_cannot_be_proved_is_said_once_and_tried_again_after_a_restart(
-    loaded: Any, started: list[list[Asked]], tmp_path: Path
+    loaded: Any, started: list[list[ProofRequest]], tmp_path: Path
 ) -> None:
     config, model = loaded
     mine = proofs.Proofs(FOLDER, tmp_path)
@@ -159,6 +161,6 @@ def test_what_cannot_be_proved_is_said_once_and_tried_again_after_a_restart(
     assert len(started) == 1 and all_kept(tmp_path) == ()
 
 
-def test_a_model_whose_forward_is_not_spread_needs_none(started: list[list[Asked]]) -> None:
+def test_a_model_whose_forward_is_not_spread_needs_none(started: list[list[ProofRequest]]) -> None:
     assert proofs.Proofs(FOLDER).check(object(), object(), [], said) == []
     assert started == []

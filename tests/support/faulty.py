@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from parallel_backend.worker.process.environment import FAULT_FILE
-from scripts.comfyui import ComfyUI, Run
+from scripts.comfyui import ComfyUI, QueuedRun
 from tests.faults.bench import STEPS, Case
 from tests.faults.fault_file import FaultFile
 from tests.support.graphs.flux import Graph, ksampler_graph, node, parallel, step_by_step
@@ -98,7 +98,7 @@ class FaultyComfyUI(ComfyUI):
         else:
             assert relative_error(self._result(run, decoding), self._right[decoding]) <= 1e-5
 
-    def _result(self, run: Run, decoding: bool) -> Tensor:
+    def _result(self, run: QueuedRun, decoding: bool) -> Tensor:
         if not decoding:
             return saved_latent(self, run)
         (file,) = self.files(run, "save")
@@ -113,11 +113,11 @@ class FaultyComfyUI(ComfyUI):
         self.fault.arm(case.text)
         return self.submit(self.job(decoding=case.phase == "decoding", workers=case.workers))
 
-    def strike(self, case: Case) -> tuple[Run, float]:
+    def strike(self, case: Case) -> tuple[QueuedRun, float]:
         """What a job with a fault ends in, and how many seconds after the fault struck."""
         return self.outcome(self.begin(case))
 
-    def outcome(self, prompt: str) -> tuple[Run, float]:
+    def outcome(self, prompt: str) -> tuple[QueuedRun, float]:
         """What a job ends in, and how many seconds after the fault struck."""
         try:
             run = self.wait(prompt, timeout=120)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from safetensors.torch import load_file
 from torch import Tensor
 
-from scripts.comfyui import ComfyUI, Graph, Run
+from scripts.comfyui import ComfyUI, Graph, QueuedRun
 
 if TYPE_CHECKING:
     pass
@@ -28,7 +28,7 @@ def latents(server: ComfyUI) -> Callable[[Graph], Tensor]:
     return latent
 
 
-def saved_latent(server: ComfyUI, run: Run, node_id: str = "save") -> Tensor:
+def saved_latent(server: ComfyUI, run: QueuedRun, node_id: str = "save") -> Tensor:
     """The latent that a SaveLatent node of a run wrote, in fp64."""
     (file,) = server.files(run, node_id)
     return load_file(Path(file))["latent_tensor"].double()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from scripts.comfyui import REPO, Run
+from scripts.comfyui import REPO, QueuedRun
 
 REFUSALS = ("Refused", "PlanRefused")
 """What the errors are called by which this pack says no."""
@@ -25,7 +25,7 @@ def newer_nodes(on: str = "") -> dict[str, str]:
     return {name: SAID[said] for name, model, said in found if on in ("", model)}
 
 
-def refused(name: str, run: Run) -> bool:
+def refused(name: str, run: QueuedRun) -> bool:
     """Whether this pack said no, in a sentence about the node or about what cannot be done with a parallel MODEL."""
     if run.error is None or run.error.exception_type not in REFUSALS:
         return False

@@ -12,7 +12,7 @@ from torch import Tensor
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.vae import Autoencoder
-from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
+from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXAutoencoderConfig
 from parallel_backend.vae.rows import slab_of
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_ranks
@@ -78,7 +78,7 @@ def cogvideox_oracle(schedule: str) -> tuple[list[Tensor], list[Tensor]]:
 
 @product(ranks=RANKS, schedule=["original", "comfyui"])
 def test_cogvideox(schedule: str, ranks: int) -> None:
-    ours = CogVideoXAutoencoder(CogVideoXConfig(SMALL, 1, 16))
+    ours = CogVideoXAutoencoder(CogVideoXAutoencoderConfig(SMALL, 1, 16))
     ours.module.to_empty(device=CPU).load_state_dict(cogvideox_vae_tensors())
     results = over_ranks(ours, ranks, *clips(), schedule)
     for ours_made, theirs_made in zip(results, cogvideox_oracle(schedule), strict=True):
@@ -97,7 +97,7 @@ def test_sizes_between_multiples_encode_as_diffusers_does() -> None:
 
     theirs = AutoencoderKLCogVideoX(block_out_channels=SMALL, layers_per_block=1, latent_channels=16)
     theirs.load_state_dict(cogvideox_vae_tensors())
-    ours = CogVideoXAutoencoder(CogVideoXConfig(SMALL, 1, 16))
+    ours = CogVideoXAutoencoder(CogVideoXAutoencoderConfig(SMALL, 1, 16))
     ours.module.to_empty(device=CPU).load_state_dict(cogvideox_vae_tensors())
     pixels = torch.rand(1, 3, 5, 37, 27, generator=torch.Generator().manual_seed(3))
     _, (encoded,) = over_ranks(ours, 3, [], [pixels], "original")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
+from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXAutoencoderConfig
 from parallel_backend.vae.rows import slab_of
 from tests.support.allocations import peak_bytes
 from tests.support.ranks import run_in_turn, run_ranks
@@ -19,8 +19,16 @@ from tests.support.tiny.vae import SMALL, decoded, random_weights
 
 CPU = torch.device("cpu")
 CASES = {
-    "CogVideoX, original": (CogVideoXAutoencoder(CogVideoXConfig(SMALL, 1, 16)), (1, 16, 3, 16, 2), "original"),
-    "CogVideoX, ComfyUI's": (CogVideoXAutoencoder(CogVideoXConfig(SMALL, 1, 16)), (1, 16, 3, 16, 2), "comfyui"),
+    "CogVideoX, original": (
+        CogVideoXAutoencoder(CogVideoXAutoencoderConfig(SMALL, 1, 16)),
+        (1, 16, 3, 16, 2),
+        "original",
+    ),
+    "CogVideoX, ComfyUI's": (
+        CogVideoXAutoencoder(CogVideoXAutoencoderConfig(SMALL, 1, 16)),
+        (1, 16, 3, 16, 2),
+        "comfyui",
+    ),
 }
 
 
@@ -49,7 +57,7 @@ def test_peak_falls_as_1_over_n(case: str) -> None:
 def test_bf16_is_no_further_from_fp32_than_diffusers_is() -> None:
     from diffusers import AutoencoderKLCogVideoX
 
-    ours = CogVideoXAutoencoder(CogVideoXConfig(SMALL, 1, 16))
+    ours = CogVideoXAutoencoder(CogVideoXAutoencoderConfig(SMALL, 1, 16))
     weights = random_weights(ours.module, seed=0)
     ours.module.to_empty(device=CPU).load_state_dict(weights)
     theirs = AutoencoderKLCogVideoX(block_out_channels=SMALL, layers_per_block=1, latent_channels=16)

@@ -19,7 +19,7 @@ from parallel_backend.models.family import Stage
 from parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.layers.packing import shape_parameters
 from parallel_backend.weights.loading import rounds
-from parallel_backend.weights.loading.loader import Source, load_weights, wanted
+from parallel_backend.weights.loading.loader import WeightSource, load_weights, wanted
 from parallel_backend.weights.loading.reading import Neighbours, Want, Watch, read_wanted
 from parallel_backend.weights.loading.rounds import CHUNK_BYTES, Way
 from parallel_backend.weights.stores.whole import Whole
@@ -48,7 +48,7 @@ def load(path: Path, stage: Stage, counted: list[int] | None = None, dtype: torc
         parameter.fill_(float("nan"))
     everyone = Communicator("loading", None, torch.device("cpu"), False, Meter())
     watch = Watch(lambda: False, lambda *_: None, [].append if counted is None else counted.append)
-    load_weights(module, Whole(module), Source(part, keys, dtype), Neighbours(everyone, (0,)), watch)
+    load_weights(module, Whole(module), WeightSource(part, keys, dtype), Neighbours(everyone, (0,)), watch)
     return module
 
 

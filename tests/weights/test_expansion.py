@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor, nn
 
-from parallel_backend.models.comfyui.proof.rank import CPU, Rank, plan_for
+from parallel_backend.models.comfyui.proof.rank import CPU, ProofRank, plan_for
 from parallel_backend.models.comfyui.small import small
 from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
 from parallel_backend.weights.formats.storage import Storage
@@ -103,7 +103,7 @@ def test_patches_of_stages_expand_each_weight_once() -> None:
     plan = plan_for(case, pipefusion=2, patches=PATCHES)
 
     def on_rank(_: int) -> tuple[list[list[Tensor]], list[Counter[int]]]:
-        rank, expansion = Rank(case, plan), Counting()
+        rank, expansion = ProofRank(case, plan), Counting()
         for name, layer in rank.module.named_modules():
             if name in stored and isinstance(layer, nn.Linear):
                 hold(layer, stored[name], Type.Q8_0)

@@ -30,7 +30,7 @@ from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.layers.cast import CastLinear, use_cast_layers
 from parallel_backend.weights.layers.packing import can_be_held, held_bytes, shape_parameters
-from parallel_backend.weights.loading.loader import Source, load_weights, wanted
+from parallel_backend.weights.loading.loader import WeightSource, load_weights, wanted
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.whole import Whole
 from tests.support.ranks import run_ranks
@@ -128,7 +128,7 @@ def test_folded_tensors_have_the_values_that_the_gguf_package_expands(
         everyone = Communicator("everyone", dist.group.WORLD, CPU, False, Meter())
         store = Whole(model, everyone)
         watch = Watch(lambda: False, lambda *_: None, lambda _: None)
-        load_weights(model, store, Source(checkpoint, keys, dtype), Neighbours(everyone, (0, 0)), watch)
+        load_weights(model, store, WeightSource(checkpoint, keys, dtype), Neighbours(everyone, (0, 0)), watch)
         held = sum(parameter.nbytes for parameter in model.parameters())
         assert held == held_bytes(checkpoint, dtype)
         found = {}

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.models.comfyui.proof.rank import Rank, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import small
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.block_bytes import ALIGNMENT
@@ -126,9 +126,9 @@ def test_a_forward_takes_the_window_and_its_activations_and_no_more() -> None:
     case = small("wan, text")
 
     def rank(number: int) -> Any:
-        whole = Rank(case, plan_for(case))
+        whole = ProofRank(case, plan_for(case))
         activations = peak_bytes(whole.run)
-        rank = Rank(case, plan_for(case))
+        rank = ProofRank(case, plan_for(case))
         model, meter = rank.module, Meter()
         values = {name: parameter.clone() for name, parameter in model.named_parameters()}
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parallel_backend.errors import Refused
 from parallel_backend.vae import AUTOENCODERS, recognise
-from parallel_backend.vae.cogvideox import CogVideoXConfig
+from parallel_backend.vae.cogvideox import CogVideoXAutoencoderConfig
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.support.tiny.vae import SMALL, cogvideox_vae_tensors
 from tests.vae.comfy_vaes import OF_A_FILE, build
@@ -25,7 +25,7 @@ def header(path: Path, tensors: dict[str, Tensor], prefix: str = ""):
 @pytest.mark.parametrize("prefix", ["", "first_stage_model.", "vae."])
 def test_kinds(tmp_path: Path, prefix: str) -> None:
     name, _, config = recognise(header(tmp_path, cogvideox_vae_tensors(), prefix))
-    assert (name, config) == ("cogvideox vae", CogVideoXConfig(SMALL, 1, 16))
+    assert (name, config) == ("cogvideox vae", CogVideoXAutoencoderConfig(SMALL, 1, 16))
     name, _, config = recognise(header(tmp_path, build("sd", **OF_A_FILE, decoder_ch=32).state_dict(), prefix))
     family = AUTOENCODERS[name]
     assert (name, family.channels(config), family.dims(config)) == ("comfyui vae", 4, 4)

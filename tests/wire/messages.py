@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from parallel_backend.diffusion import FlowSettings, ModelSpec, Prompt
+from parallel_backend.diffusion import FlowSettings, ModelSpec, PromptSpec
 from parallel_backend.wire.frames import (
     PREFIX,
 )
@@ -20,7 +20,7 @@ SAMPLE = SampleRequest(
     compute_dtype="bfloat16",
     sampling=FlowSettings(1.0, 1.0),
     cfg=2.0,
-    positive=[Prompt({"context": "prompt.positive.0.c_crossattn"}, strength=1.0, start=0.9)],
+    positive=[PromptSpec({"context": "prompt.positive.0.c_crossattn"}, strength=1.0, start=0.9)],
     negative=None,
 )
 TENSORS = {

@@ -22,7 +22,7 @@ import pytest
 from parallel_backend.host.workers.remote import ask
 from parallel_backend.wire.address import Address
 from parallel_backend.wire.frames import MAGIC, BadFrame, encode, host_decoder, worker_decoder
-from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, RESULT, Crowded, Verdict, present
+from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, RESULT, Crowded, HandshakeVerdict, present
 from parallel_backend.wire.message import PROTOCOL
 from parallel_backend.wire.secret import VARIABLE
 from parallel_backend.wire.to_host import ConnectReply, JoinReply, RankFacts, WelcomeReply
@@ -178,7 +178,7 @@ def test_a_proof_is_of_no_use_a_second_time(listener: Listener) -> None:
     with listener.connect() as second:
         second.recv(GREETING.size, socket.MSG_WAITALL)
         second.sendall(said)
-        assert second.recv(RESULT.size, socket.MSG_WAITALL)[0] == Verdict.WRONG_SECRET
+        assert second.recv(RESULT.size, socket.MSG_WAITALL)[0] == HandshakeVerdict.WRONG_SECRET
 
 
 def test_strangers_do_not_pile_up(listener: Listener) -> None:

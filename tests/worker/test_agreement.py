@@ -14,9 +14,9 @@ import torch.distributed as dist
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.worker.memory.files import ModelFiles
-from parallel_backend.worker.process.environment import Environment, Launched
+from parallel_backend.worker.process.environment import Environment, LaunchedWorker
 from parallel_backend.worker.process.process_group import ProcessGroup
-from parallel_backend.worker.process.status import Status
+from parallel_backend.worker.process.status import RankProgress
 from parallel_backend.worker.requests.agreement import Agreement
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
@@ -39,9 +39,9 @@ def test_a_rank_that_was_asked_for_something_else_is_named(
     tmp_path: Path, asked: list[tuple[ResolvedPlan, ModelSpec]], rank: int | None
 ) -> None:
     def problems(rank: int) -> list[str]:
-        environment = Environment(rank, 3, torch.device("cpu"), Launched("", "", 1, -1, ""), (), "", None)
+        environment = Environment(rank, 3, torch.device("cpu"), LaunchedWorker("", "", 1, -1, ""), (), "", None)
         group = ProcessGroup(environment, dist.FileStore(str(tmp_path / "store"), 3))
-        agreement = Agreement(group, ModelFiles(()), Status(), {})
+        agreement = Agreement(group, ModelFiles(()), RankProgress(), {})
         return [agreement.problem(*asked[rank]), agreement.problem(PLAN, NEWER)]
 
     host = re.escape(socket.gethostname())
@@ -57,9 +57,9 @@ def test_a_rank_whose_flash_attn_fails_declines_a_plan_that_asks_for_it(tmp_path
     refused = "attention flash cannot be used: flash-attn does not work on cuda:1; use auto or sdpa."
 
     def problems(rank: int) -> list[str]:
-        environment = Environment(rank, 2, torch.device("cpu"), Launched("", "", 1, -1, ""), (), "", None)
+        environment = Environment(rank, 2, torch.device("cpu"), LaunchedWorker("", "", 1, -1, ""), (), "", None)
         group = ProcessGroup(environment, dist.FileStore(str(tmp_path / "store"), 2))
-        agreement = Agreement(group, ModelFiles(()), Status(), {"flash": refused} if rank == 1 else {})
+        agreement = Agreement(group, ModelFiles(()), RankProgress(), {"flash": refused} if rank == 1 else {})
         plan = cpu_plan(ulysses=2)
         plans = [msgspec.structs.replace(plan, attention=attention) for attention in ("flash", "auto", "sdpa")]
         return [agreement.problem(plan, MODEL) for plan in plans]

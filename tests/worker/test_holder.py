@@ -15,11 +15,11 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.weights.stores.sharded import Sharded
-from parallel_backend.weights.stores.store import Store
+from parallel_backend.weights.stores.store import WeightStore
 from parallel_backend.weights.stores.whole import ALONE, Whole
-from parallel_backend.worker.memory.holder import Holder
-from parallel_backend.worker.memory.rank_memory import Allowance, Memory, OutOfMemory
-from parallel_backend.worker.process.status import Status
+from parallel_backend.worker.memory.holder import ModelHolder
+from parallel_backend.worker.memory.rank_memory import Allowance, OutOfMemory, RankMemory
+from parallel_backend.worker.process.status import RankProgress
 from tests.support.ranks import run_ranks
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ class Rows:
         self.value = value
         self.fills = 0
         self.module = nn.Linear(ROWS, ROWS * rows, bias=False, device="meta")
-        self.store: Store = Whole(self.module, sharers)
+        self.store: WeightStore = Whole(self.module, sharers)
         if sharded:
             everyone = Communicator("weights", dist.group.WORLD, CPU, False, Meter())
             self.store = self.sharded = Sharded(self.module, [self.module], everyone)
@@ -55,15 +55,15 @@ def all_true(flag: bool) -> bool:
     return bool(value)
 
 
-def holder(host_reserve: int = 0) -> Holder:
-    return Holder(Memory(CPU, 1, host_reserve), all_true if dist.is_initialized() else bool, Status())
+def holder(host_reserve: int = 0) -> ModelHolder:
+    return ModelHolder(RankMemory(CPU, 1, host_reserve), all_true if dist.is_initialized() else bool, RankProgress())
 
 
-def on_device(holder: Holder) -> dict[str, int]:
+def on_device(holder: ModelHolder) -> dict[str, int]:
     return {spec.path: nbytes // ROW for spec, nbytes in holder.on_device().items()}
 
 
-def on_host(holder: Holder) -> dict[str, int]:
+def on_host(holder: ModelHolder) -> dict[str, int]:
     return {spec.path: nbytes // ROW for spec, nbytes in holder.on_host().items()}
 
 
@@ -133,7 +133,7 @@ def test_freed_memory_leaves_the_process():
     assert taken > 90 << 20
     last = small[-1]  # at the heap's end, so that it cannot shrink
     del small
-    Memory(CPU, 1).give_back()
+    RankMemory(CPU, 1).give_back()
     assert resident().rss - before < taken / 10
     assert last.sum() == last.numel()
 
@@ -204,10 +204,10 @@ class Keeping(Whole):
         super().stay()
 
 
-class Room(Memory):
+class Room(RankMemory):
     """So many bytes of host memory, of which weights that are held take theirs."""
 
-    held: Holder
+    held: ModelHolder
     room = 1 << 40
 
     def has_host_room(self, nbytes: int) -> bool:
@@ -217,7 +217,7 @@ class Room(Memory):
 def test_memory_that_weights_have_left_is_kept_until_it_is_wanted():
     def rank(number: int) -> Any:
         memory = Room(CPU, 1)
-        memory.held = held = Holder(memory, all_true, Status())
+        memory.held = held = ModelHolder(memory, all_true, RankProgress())
 
         def build() -> Rows:
             rows = Rows(2, sharers=all_ranks())
@@ -273,7 +273,7 @@ def test_sharded_weights_count_as_shards_and_come_back_bit_equal():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_a_released_part_gives_its_memory_back_and_returns_bit_equal():
     device = torch.device("cuda", 0)
-    held = Holder(Memory(device, 1, 0), bool, Status())
+    held = ModelHolder(RankMemory(device, 1, 0), bool, RankProgress())
 
     class OnGpu(Rows):
         def fill(self) -> None:

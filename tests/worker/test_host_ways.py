@@ -12,10 +12,10 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from parallel_backend.host.planning.measurements import Measurements
-from parallel_backend.host.workers.exchange import Answer
+from parallel_backend.host.workers.exchange import RequestReply
 from parallel_backend.wire.frames import Frame
 from parallel_backend.wire.to_host import MeasureMachineReply
-from parallel_backend.worker.process.environment import Environment, Launched
+from parallel_backend.worker.process.environment import Environment, LaunchedWorker
 from parallel_backend.worker.process.host_ways import has_ways, kept_way, through_host, try_ways
 from parallel_backend.worker.process.process_group import ProcessGroup
 from scripts.comfyui import REPO
@@ -94,7 +94,7 @@ def test_what_workers_measure_on_a_slower_way_is_not_taken() -> None:
     answers = [MeasureMachineReply(0, measured[0], restart_is_faster=True), MeasureMachineReply(1, measured[1])]
     ended: list[tuple[str, ...]] = []
     measurements = Measurements(
-        ask=lambda exchange: Answer(Frame(answers.pop(0), {}), []),
+        ask=lambda exchange: RequestReply(Frame(answers.pop(0), {}), []),
         number=itertools.count().__next__,
         end=ended.append,
         on_event=lambda event: None,
@@ -116,5 +116,5 @@ def test_gpus_that_reach_each_other_have_none(tmp_path: Path) -> None:
 
 def group_of(rank: int, folder: Path) -> ProcessGroup:
     """Two ranks, each with its CPU."""
-    environment = Environment(rank, 2, CPU, Launched("", "", 1, -1, ""), (), "", None)
+    environment = Environment(rank, 2, CPU, LaunchedWorker("", "", 1, -1, ""), (), "", None)
     return ProcessGroup(environment, dist.FileStore(str(folder / "store"), 2))

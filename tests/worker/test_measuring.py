@@ -8,7 +8,7 @@ import torch
 
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.weights.files.checkpoint import read_header
-from parallel_backend.worker.requests.example import Example
+from parallel_backend.worker.requests.example import ForwardExample
 from parallel_backend.worker.requests.measuring import RUNS, time_blocks
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.plans import cpu_plan
@@ -37,7 +37,7 @@ def test_a_long_text_gives_signs_of_progress_with_every_block(tmp_path: Path) ->
         marks += 1
 
     with torch.inference_mode():
-        seconds, counts = time_blocks(family, config, cpu_plan(), Example(CPU, torch.float32, tensors, {}, mark))
+        seconds, counts = time_blocks(family, config, cpu_plan(), ForwardExample(CPU, torch.float32, tensors, {}, mark))
     assert counts == (1, 2)
     assert all(each > 0 for each in seconds)
     assert marks == RUNS * (2 * len(counts) + 1)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from parallel_backend.wire.to_host import MemoryShortage
 from parallel_backend.worker.__main__ import _shortage
 from parallel_backend.worker.memory import rank_memory
-from parallel_backend.worker.memory.rank_memory import Memory, OutOfMemory, asked_bytes, is_out_of_memory
+from parallel_backend.worker.memory.rank_memory import OutOfMemory, RankMemory, asked_bytes, is_out_of_memory
 
 ASYNCHRONOUS = "CUDA kernel errors might be asynchronously reported at some other API call"
 AcceleratorError = getattr(torch, "AcceleratorError", RuntimeError)
@@ -97,7 +97,7 @@ def test_what_torch_keeps_is_returned_where_it_is_a_good_part_of_what_is_free(
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 8 << 30)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 80 << 30))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
-    Memory(torch.device("cuda", 0), 1).trim()
+    RankMemory(torch.device("cuda", 0), 1).trim()
     assert bool(emptied) is returned
 
 
@@ -123,4 +123,4 @@ def test_what_windows_does_not_give_is_not_counted_as_free(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 3 << 30)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 2 << 30)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (20 << 30, 24 << 30))
-    assert Memory(torch.device("cuda", 0), 1).free_on_device() == (21 << 30) - kept
+    assert RankMemory(torch.device("cuda", 0), 1).free_on_device() == (21 << 30) - kept

@@ -17,10 +17,10 @@ from parallel_backend.wire.to_host import ConnectReply, HeartbeatReply, RankFact
 from parallel_backend.wire.to_worker import JoinRequest
 from parallel_backend.worker.process import status as module
 from parallel_backend.worker.process.host_connection import HostConnection
-from parallel_backend.worker.process.status import Status
+from parallel_backend.worker.process.status import RankProgress
 
 
-def heartbeat(status: Status) -> int:
+def heartbeat(status: RankProgress) -> int:
     """The marks, as the link's thread sends them."""
     thread = threading.Thread(target=status.mark_compiling)
     thread.start()
@@ -33,7 +33,7 @@ def test_a_long_compile_counts_as_getting_on_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch, longest: float, moved: list[int]
 ) -> None:
     monkeypatch.setattr(module, "LONGEST_COMPILE", longest)
-    status, seen, run = Status(), [], []
+    status, seen, run = RankProgress(), [], []
 
     def backend(graph: Any, _: Any) -> Any:
         seen.extend([heartbeat(status), heartbeat(status)])
@@ -53,7 +53,7 @@ def test_a_long_compile_counts_as_getting_on_but_not_for_ever(
 
 def test_an_idle_rank_says_that_it_reads_while_a_long_request_comes() -> None:
     """From the first byte until the main thread has done with it."""
-    status = Status(phase=module.IDLE)
+    status = RankProgress(phase=module.IDLE)
     ours, theirs = socket.socketpair()
     theirs.settimeout(20)
 
@@ -79,7 +79,7 @@ def test_an_idle_rank_says_that_it_reads_while_a_long_request_comes() -> None:
         assert module.IDLE in (next(phases) for _ in range(100))
 
 
-def phases_of(connection: socket.socket, status: Status) -> Iterator[str]:
+def phases_of(connection: socket.socket, status: RankProgress) -> Iterator[str]:
     """The phases that heartbeats name, as fast as they can be sent."""
     decoder = host_decoder()
     while True:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ....parallel_backend.conditioning import Conditioning
-from ....parallel_backend.host.planning.events import Planned, Ran
+from ....parallel_backend.host.planning.events import CostEvent, PlanEvent
 from ....parallel_backend.host.runs.outcome import amount
 from ....parallel_backend.models.comfyui.rows import CONTROL
 from ....parallel_backend.plan import ResolvedPlan
@@ -48,7 +48,7 @@ class ControlCosts:
         self.requests.append(time.monotonic() - began)
         self.sent += sum(tensor.nbytes for call in calls for tensor in _of_controls(call.tensors))
 
-    def sending(self, ran: Sequence[Ran]) -> float:
+    def sending(self, ran: Sequence[CostEvent]) -> float:
         """Seconds of a request in which no rank computed; without the first, for which weights are loaded.
 
         Args:
@@ -78,7 +78,7 @@ class ControlCosts:
         )
 
 
-def saved_by_cfg(plan: ResolvedPlan, planned: Planned | None) -> float | None:
+def saved_by_cfg(plan: ResolvedPlan, planned: PlanEvent | None) -> float | None:
     """Predicted seconds a step that a plan with a device for each side takes less than one device; None for other plans."""
     if planned is None or plan.cfg < 2:
         return None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.plan import ResolvedPlan
-from ....parallel_backend.weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, Network
+from ....parallel_backend.weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, NetworkPatch
 from ..own_code import foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
 from ..unchanged import classes_of, refuse_replaced
@@ -53,7 +53,7 @@ Name = Callable[[Tensor], str]
 
 def networks_of(
     options: Mapping[str, Any], skeleton: nn.Module, shape: Sequence[int], name: Name
-) -> tuple[Network, ...]:
+) -> tuple[NetworkPatch, ...]:
     """The networks that a MODEL's options put beside its blocks, in order.
 
     Args:
@@ -104,7 +104,7 @@ def _part_of(patch: Any, kind: type) -> Any:
     return (id(patch.patch), getattr(patch, "targets", None)) if _own(patch, kind) else None
 
 
-def _lllite(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Network:
+def _lllite(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> NetworkPatch:
     module = patch.model_patch.model
     _check_width(module.model_dim, skeleton.model_channels)
     if len(shape) > 4 and shape[2] != 1:
@@ -120,7 +120,7 @@ def _lllite(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Netw
     }
     if aspp is not None:
         values["lllite.aspp_dilations"] = ",".join(str(branch[0].dilation[0]) for branch in aspp.branches)
-    return Network(
+    return NetworkPatch(
         "AnimaLLLite", _weights(patch, module, name), {key: name(value) for key, value in inputs.items()}, values
     )
 
@@ -133,7 +133,7 @@ def _all_diffsynth(patches: PatchTable) -> bool:
     )
 
 
-def _diffsynth(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Network:
+def _diffsynth(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> NetworkPatch:
     module = patch.model_patch.model
     _check_width(module.img_in.out_features, skeleton.inner_dim)
     blocks, wanted = len(module.controlnet_blocks), len(skeleton.transformer_blocks)
@@ -142,7 +142,7 @@ def _diffsynth(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> N
     _check_single([patch.encoded_image])
     values: dict[str, Any] = {"strength": float(patch.strength)}
     weights = _weights(patch, module.controlnet_blocks, name)
-    return Network("QwenDiffSynth", weights, {"encoded": name(patch.encoded_image)}, values)
+    return NetworkPatch("QwenDiffSynth", weights, {"encoded": name(patch.encoded_image)}, values)
 
 
 def _all_zimage(patches: PatchTable) -> bool:
@@ -155,7 +155,7 @@ def _all_zimage(patches: PatchTable) -> bool:
     )
 
 
-def _zimage(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Network:
+def _zimage(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> NetworkPatch:
     module = patch.model_patch.model
     block = module.control_layers[0]
     _check_width(block.dim, skeleton.dim)
@@ -175,7 +175,7 @@ def _zimage(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Netw
         "n_kv_heads": block.attention.n_local_kv_heads,
         **{key: getattr(module, key) for key in ZIMAGE_SETTINGS},
     }
-    return Network(WHOLE, _weights(patch, module, name), {"encoded": name(patch.encoded_image)}, values)
+    return NetworkPatch(WHOLE, _weights(patch, module, name), {"encoded": name(patch.encoded_image)}, values)
 
 
 def _all_infinitetalk(patches: PatchTable) -> bool:
@@ -189,7 +189,7 @@ def _all_infinitetalk(patches: PatchTable) -> bool:
     )
 
 
-def _infinitetalk(patches: PatchTable, skeleton: Any, shape: Sequence[int], name: Name, speech: Tensor) -> Network:
+def _infinitetalk(patches: PatchTable, skeleton: Any, shape: Sequence[int], name: Name, speech: Tensor) -> NetworkPatch:
     (patch,) = patches["attn2_patch"]
     blocks = patch.model_patch.model.blocks
     _check_width(blocks[0].norm_x.normalized_shape[0], skeleton.dim)
@@ -207,10 +207,10 @@ def _infinitetalk(patches: PatchTable, skeleton: Any, shape: Sequence[int], name
     inputs = {"speech": name(speech)}
     for speakers in patches.get("attn1_patch", ()):
         inputs["places"] = name(speakers.ref_target_masks.to(torch.uint8))
-    return Network("InfiniteTalk", _weights(patch, blocks, name), inputs, {"strength": float(patch.audio_scale)})
+    return NetworkPatch("InfiniteTalk", _weights(patch, blocks, name), inputs, {"strength": float(patch.audio_scale)})
 
 
-def refuse_stages(plan: ResolvedPlan, networks: Sequence[Network]) -> None:
+def refuse_stages(plan: ResolvedPlan, networks: Sequence[NetworkPatch]) -> None:
     """Raise Refused where a network sees the whole picture at once and a plan has no place that does."""
     if plan.uses_pipefusion and any(network.kind == WHOLE for network in networks):
         raise Refused(

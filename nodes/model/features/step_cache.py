@@ -23,7 +23,7 @@ SOURCE = Path(comfy.samplers.__file__).parents[1] / "comfy_extras" / "nodes_easy
 
 
 @dataclass(frozen=True)
-class Known:
+class StepCacheNode:
     """A node: its name, and by kind the functions of ComfyUI's that it puts around a run, all under one key."""
 
     name: str
@@ -33,7 +33,7 @@ class Known:
 
 HOLDERS = MappingProxyType(
     {
-        "EasyCacheHolder": Known(
+        "EasyCacheHolder": StepCacheNode(
             "EasyCache",
             "easycache",
             {
@@ -42,7 +42,7 @@ HOLDERS = MappingProxyType(
                 WrappersMP.DIFFUSION_MODEL: "easycache_forward_wrapper",
             },
         ),
-        "LazyCacheHolder": Known(
+        "LazyCacheHolder": StepCacheNode(
             "LazyCache",
             "lazycache",
             {

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....parallel_backend.denoise.program import Along, Argument, Ref
+from ....parallel_backend.denoise.program import Argument, Ref, StackWeights
 from .latent import Deviation, Recorded, copied, number_of, spoilt, word_of
 from .tape import Cell, Tape
 
@@ -74,13 +74,13 @@ class _Argument:
             return operand.item()  # type: ignore[no-any-return]
         raise tape.refuse("computes with the latent and something that is no number")
 
-    def _along(self, weights: Tensor) -> Along:
+    def _along(self, weights: Tensor) -> StackWeights:
         stack, ndim = self._like.cell, self._like.ndim
         shape = (1,) * (ndim - weights.ndim) + tuple(weights.shape)
         wanted = tuple(stack.count if place == stack.dim else 1 for place in range(ndim))
         if not stack.count or shape != wanted:
             raise self._tape.refuse(NOT_OF_THE_LATENT)
-        return Along(self._tape.weigh(weights.flatten().tolist(), weights.dtype), stack.dim)
+        return StackWeights(self._tape.weigh(weights.flatten().tolist(), weights.dtype), stack.dim)
 
 
 def _broadcast(plain: Tensor, like: Recorded) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..own_code import OWN_CODE, of_another_pack, own
-from .tape import NotLocal
+from .tape import NotRecordable
 
 _MISSING = object()
 
@@ -28,7 +28,7 @@ MOST_BYTES = 1 << 26
 """The number of bytes of all tensors and arrays that are compared by value; others are told apart by identity."""
 
 
-class Kept:
+class StateSnapshot:
     """The contents of things as they are now, of their lists and dicts, and of what functions remember.
 
     Tensors and other objects are told apart by identity alone, but for those that hold a prompt's conditioning.
@@ -115,13 +115,13 @@ class Kept:
                 self._keep(value)
 
 
-class Memory(Kept):
+class FunctionStateSnapshot(StateSnapshot):
     """All that functions of other packs remember, as it is now: what they reach by name, in closures, objects and classes.
 
     ComfyUI's own objects, and those of the libraries that it calls, are told apart by identity alone.
 
     Raises:
-        NotLocal: there are more than MOST objects, or one of them is an iterator. The position of an iterator (a generator
+        NotRecordable: there are more than MOST objects, or one of them is an iterator. The position of an iterator (a generator
             object, `itertools.count`, an open file) cannot be restored.
     """
 
@@ -135,7 +135,7 @@ class Memory(Kept):
         super().__init__(things)
         while self._waiting:
             if len(self._seen) > MOST:
-                raise NotLocal(f"reaches more than {MOST} things in which it might remember something")
+                raise NotRecordable(f"reaches more than {MOST} things in which it might remember something")
             self._keep_now(self._waiting.pop())
 
     @property
@@ -210,7 +210,7 @@ class Memory(Kept):
                 self._slots.append((thing, name, getattr(thing, name, _MISSING)))
                 self._keep(getattr(thing, name, None))
         elif isinstance(thing, Iterator):
-            raise NotLocal(f"goes on with a {type(thing).__name__}, which cannot be put back")
+            raise NotRecordable(f"goes on with a {type(thing).__name__}, which cannot be put back")
         else:
             super()._keep(thing)
 

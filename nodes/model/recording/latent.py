@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .tape import Cell, NotLocal, Tape
+from .tape import Cell, NotRecordable, Tape
 
 READS = "reads values of the latent"
 
@@ -110,10 +110,10 @@ def value_of(latent: Any, what: str) -> int:
     """The number of the value that a whole latent of the run's type is.
 
     Raises:
-        NotLocal: it is not recorded, not of the run's shape, or must not be used.
+        NotRecordable: it is not recorded, not of the run's shape, or must not be used.
     """
     if not isinstance(latent, Recorded):
-        raise NotLocal(f"{what} what is not made of the latent")
+        raise NotRecordable(f"{what} what is not made of the latent")
     tape, cell = latent.tape, latent.cell
     if cell.spoilt:
         raise tape.refuse(cell.spoilt)

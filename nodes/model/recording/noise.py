@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import comfy.k_diffusion.sampling as comfy_sampling
 
-from ....parallel_backend.denoise.program import Source
+from ....parallel_backend.denoise.program import NoiseSource
 from .latent import Recorded, number_of
 from .tape import Tape
 
@@ -24,7 +24,7 @@ NoiseSampler = Callable[[Any, Any], Recorded]
 def default_noise_sampler(x: Any, seed: Any = None) -> NoiseSampler:
     """In the place of ComfyUI's of this name: independent noise at every call."""
     tape = _tape_of(x)
-    return _source(tape, Source("gaussian", _seed(tape, seed)))
+    return _source(tape, NoiseSource("gaussian", _seed(tape, seed)))
 
 
 def brownian_noise_sampler(
@@ -37,7 +37,7 @@ def brownian_noise_sampler(
     low, high = (_sigma(tape, each) for each in (sigma_min, sigma_max))
     if not low <= high:
         raise tape.refuse("draws noise over a schedule that rises")
-    return _source(tape, Source("brownian", _seed(tape, seed), low, high, bool(cpu)))
+    return _source(tape, NoiseSource("brownian", _seed(tape, seed), low, high, bool(cpu)))
 
 
 STANDING_IN: Mapping[str, Callable[..., NoiseSampler]] = MappingProxyType(
@@ -97,7 +97,7 @@ def _sigma(tape: Tape, sigma: Any) -> float:
     return float(number)
 
 
-def _source(tape: Tape, source: Source) -> NoiseSampler:
+def _source(tape: Tape, source: NoiseSource) -> NoiseSampler:
     tape.sources.append(source)
     number = len(tape.sources) - 1
 

@@ -23,12 +23,12 @@ from ....parallel_backend.denoise.program import Program, encoded
 from ....parallel_backend.errors import Refused
 from ..conditioning import NotSupported
 from ..sampler_run import SamplerRun
-from .kept import Generators, Kept, Memory
+from .kept import FunctionStateSnapshot, Generators, StateSnapshot
 from .latent import Recorded, number_of, spoilt, value_of
 from .noise import recorded_noise
-from .rules import Rules
-from .standing_in import StandIn, no_network, recorded_answers
-from .tape import Cell, NotLocal, Tape
+from .rules import RecordingRules
+from .standing_in import RecordingModel, no_network, recorded_answers
+from .tape import Cell, NotRecordable, Tape
 
 OTHER_SAMPLER = "another sampler, such as euler or dpmpp_2m"
 """What to choose for one that the workers do not run."""
@@ -104,11 +104,11 @@ def _recorded(run: SamplerRun, generators: Generators) -> Recording:
     name = name_of(function)
     with torch.inference_mode(False), torch.no_grad(), no_network(run.guider), recorded_noise(function), _eager():
         sigmas = run.sigmas.detach().to("cpu", copy=True)
-        tape = Tape(run.noise.shape, run.noise.dtype, len(sigmas), Rules())
+        tape = Tape(run.noise.shape, run.noise.dtype, len(sigmas), RecordingRules())
         masked = spoilt(tape, "uses the mask") if run.mask is not None else None
         extra_args = {**run.extra_args, "denoise_mask": masked}
-        fixed = Kept(fixed_of(run))
-        stand_in = StandIn(
+        fixed = StateSnapshot(fixed_of(run))
+        stand_in = RecordingModel(
             run.guider, sigmas, extra_args, fixed, recorded_answers(tape, run.guider, masked is not None)
         )
         stand_in.noise = spoilt(tape, "uses the noise")
@@ -122,7 +122,7 @@ def _recorded(run: SamplerRun, generators: Generators) -> Recording:
                 program = tape.program(name, value_of(result, "returns"))
         except (comfy.model_management.InterruptProcessingException, Refused):
             raise
-        except NotLocal as refusal:
+        except NotRecordable as refusal:
             word = refusal.word
         except Exception as error:
             word = f"raises {type(error).__name__} on a latent without data"
@@ -143,7 +143,7 @@ def fixed_of(run: SamplerRun) -> list[Any]:
 
 
 @contextlib.contextmanager
-def left_alone(run: SamplerRun, fixed: Kept, generators: Generators) -> Iterator[Mapping[str, Any]]:
+def left_alone(run: SamplerRun, fixed: StateSnapshot, generators: Generators) -> Iterator[Mapping[str, Any]]:
     """While this is entered a run's function may be called, with these options; all that it changes is put back.
 
     Args:
@@ -151,19 +151,19 @@ def left_alone(run: SamplerRun, fixed: Kept, generators: Generators) -> Iterator
         generators: as they are now.
 
     Raises:
-        NotLocal: there is an option that cannot be copied, or it has changed what outlives it.
+        NotRecordable: there is an option that cannot be copied, or it has changed what outlives it.
     """
     try:
         options = copied_options(run)
     except Exception:
-        raise NotLocal("has an option that cannot be copied") from None
-    memory = Memory(memories(run.sampler.sampler_function, options))
+        raise NotRecordable("has an option that cannot be copied") from None
+    memory = FunctionStateSnapshot(memories(run.sampler.sampler_function, options))
     try:
         yield options
         if memory.changed:
-            raise NotLocal("remembers what it has done")
+            raise NotRecordable("remembers what it has done")
         if fixed.changed:
-            raise NotLocal("changes the guider or the model")
+            raise NotRecordable("changes the guider or the model")
     finally:
         for each in (memory, fixed, generators):
             each.put_back()

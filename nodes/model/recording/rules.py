@@ -24,7 +24,7 @@ FILLED = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0
 """What makes a tensor of one number, and the number."""
 
 
-class Rules:
+class RecordingRules:
     """What torch's functions do to recorded latents: all rules of this folder, in the form that `tape.Rules` asks for."""
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

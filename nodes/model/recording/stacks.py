@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ....parallel_backend.denoise.program import Along, Argument, Ref
+from ....parallel_backend.denoise.program import Argument, Ref, StackWeights
 from .latent import Deviation, Recorded, spoilt
 from .tape import Cell, Tape
 
@@ -66,7 +66,7 @@ def combined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recor
         return None
     if cell.spoilt:
         return spoilt(tape, cell.spoilt, tape.shape, stack.dtype)
-    along = Along(tape.weigh(weights.tolist(), weights.dtype), cell.dim)
+    along = StackWeights(tape.weigh(weights.tolist(), weights.dtype), cell.dim)
     return Recorded(tape, Cell(tape.operation("combine", (Ref(cell.value), cell.dim, along))), tape.shape, stack.dtype)
 
 

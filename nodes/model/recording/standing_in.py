@@ -12,9 +12,9 @@ import comfy.samplers
 from torch import Tensor
 
 from ..features.guidance import OPTION as GUIDANCE
-from .kept import Kept
+from .kept import StateSnapshot
 from .latent import Recorded, number_of, spoilt, value_of
-from .tape import Cell, NotLocal, Tape
+from .tape import Cell, NotRecordable, Tape
 
 KEEPS_NEGATIVE = "disable_cfg1_optimization"
 """The model option of what uses the negative at cfg 1 too."""
@@ -26,7 +26,7 @@ Answering = Callable[[Any, Any, Mapping[str, Any], Hooks], Any]
 """Gives the denoised of x, sigma, the model options and the function's hooks."""
 
 
-class StandIn(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
+class RecordingModel(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
     """The model that a function calls.
 
     Args:
@@ -36,7 +36,7 @@ class StandIn(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
     """
 
     def __init__(
-        self, guider: Any, sigmas: Tensor, extra_args: Mapping[str, Any], kept: Kept, answering: Answering
+        self, guider: Any, sigmas: Tensor, extra_args: Mapping[str, Any], kept: StateSnapshot, answering: Answering
     ) -> None:
         super().__init__(guider, sigmas)
         self._arguments = dict(extra_args)
@@ -48,17 +48,17 @@ class StandIn(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
     def __call__(self, x: Any, sigma: Any, **extra_args: Any) -> Any:
         comfy.model_management.throw_exception_if_processing_interrupted()
         if self._kept.changed:
-            raise NotLocal("changes the guider or the model's options on its way")
+            raise NotRecordable("changes the guider or the model's options on its way")
         if set(extra_args) != set(self._arguments):
-            raise NotLocal("gives the model other arguments than it was given")
+            raise NotRecordable("gives the model other arguments than it was given")
         for name, value in extra_args.items():
             if name != "model_options" and not _alike(value, self._arguments[name]):
-                raise NotLocal(f"gives the model another {name}")
+                raise NotRecordable(f"gives the model another {name}")
         options = extra_args["model_options"]
         hooks = self._hooks(options)
         asks = bool(options.get(KEEPS_NEGATIVE, False))
         if self.both_sides not in (None, asks):
-            raise NotLocal("asks for both prompts in some model calls only")
+            raise NotRecordable("asks for both prompts in some model calls only")
         self.both_sides = asks
         return self._answering(x, sigma, options, hooks)
 
@@ -70,12 +70,12 @@ class StandIn(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
             if name not in own or name not in options or not _alike(options[name], own[name])
         }
         if other:
-            raise NotLocal(f"changes the model option {min(other)}")
+            raise NotRecordable(f"changes the model option {min(other)}")
         before, now = own.get(GUIDANCE, []), list(options.get(GUIDANCE, []))
         if len(now) < len(before) or any(one is not other for one, other in zip(now, before, strict=False)):
-            raise NotLocal(f"changes the model option {GUIDANCE}")
+            raise NotRecordable(f"changes the model option {GUIDANCE}")
         if own.get(KEEPS_NEGATIVE, False) and not options.get(KEEPS_NEGATIVE, False):
-            raise NotLocal(f"changes the model option {KEEPS_NEGATIVE}")
+            raise NotRecordable(f"changes the model option {KEEPS_NEGATIVE}")
         return now[len(before) :]
 
 
@@ -125,7 +125,7 @@ def call_hooks(hooks: Hooks, arguments: dict[str, Any]) -> None:
     before = _state(denoised)
     for hook in hooks:
         if hook(dict(arguments)) is not denoised or _state(denoised) != before:
-            raise NotLocal("changes what the guidance gives")
+            raise NotRecordable("changes what the guidance gives")
 
 
 def _state(denoised: Any) -> object:
@@ -156,7 +156,7 @@ def no_network(guider: Any) -> Iterator[None]:
     """While this is entered, what a function might call past its model is refused."""
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise NotLocal("calls the model past the way of samplers")
+        raise NotRecordable("calls the model past the way of samplers")
 
     model = guider.inner_model
     closed = [

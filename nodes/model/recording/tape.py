@@ -13,12 +13,12 @@ import torch
 from ....parallel_backend.denoise.program import (
     Argument,
     Draw,
-    ModelCall,
+    ModelEvaluation,
+    NoiseSource,
     Operation,
     Program,
     Ref,
-    Source,
-    StepShown,
+    StepEvent,
     Weights,
 )
 
@@ -31,7 +31,7 @@ SECONDS_FOR_A_SIGMA = 0.5
 """How long it may take: ComfyUI's own take 2 ms for each sigma."""
 
 
-class NotLocal(BaseException):
+class NotRecordable(BaseException):
     """A sampler does what cannot be done to each element of a latent for itself; `word` says what, behind "which".
 
     No Exception, which a function may catch and go on for ever.
@@ -57,7 +57,7 @@ class Cell:
     dim: int = 0
 
 
-class Rules(Protocol):
+class TapeRules(Protocol):
     """What becomes of torch's operations on recorded latents."""
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -79,11 +79,11 @@ class Tape:
     shape: torch.Size
     dtype: torch.dtype
     sigmas: int
-    rules: Rules
-    entries: list[Operation | Draw | ModelCall | StepShown] = field(default_factory=list)
+    rules: TapeRules
+    entries: list[Operation | Draw | ModelEvaluation | StepEvent] = field(default_factory=list)
     weights: list[Weights] = field(default_factory=list)
-    sources: list[Source] = field(default_factory=list)
-    refused: NotLocal | None = None
+    sources: list[NoiseSource] = field(default_factory=list)
+    refused: NotRecordable | None = None
     """The first thing that was refused, which a function may have caught."""
     dtypes: dict[object, torch.dtype] = field(default_factory=dict)
     """Of results, by what they are made of."""
@@ -93,13 +93,13 @@ class Tape:
         self._used: set[int] = set()
         self._ends = time.monotonic() + SECONDS + SECONDS_FOR_A_SIGMA * self.sigmas
 
-    def refuse(self, word: str) -> NotLocal:
+    def refuse(self, word: str) -> NotRecordable:
         """The refusal of something, for good."""
-        self.refused = self.refused or NotLocal(word)
+        self.refused = self.refused or NotRecordable(word)
         return self.refused
 
     def look(self) -> None:
-        """Raise NotLocal if the function should have been stopped already, or takes too long."""
+        """Raise NotRecordable if the function should have been stopped already, or takes too long."""
         if self.refused is not None:
             raise self.refused
         if time.monotonic() > self._ends:
@@ -114,16 +114,16 @@ class Tape:
     def call(self, x: int, sigma: float, sides: bool) -> int:
         """The first of the values that a model call makes: the denoised, and with `sides` the positive and the negative."""
         self._used.add(x)
-        return self._write(ModelCall(x, sigma, sides), 3 if sides else 1)
+        return self._write(ModelEvaluation(x, sigma, sides), 3 if sides else 1)
 
     def show(self, step: int, x: int, denoised: int) -> None:
         """What the function tells of a step."""
         self._used |= {x, denoised}
-        self._write(StepShown(step, x, denoised), 0)
+        self._write(StepEvent(step, x, denoised), 0)
 
     def draw(self, source: int, start: float, end: float) -> Cell:
         """Fresh noise for the step from one sigma to another, from a source by its number."""
-        if not any(isinstance(entry, ModelCall) for entry in self.entries):
+        if not any(isinstance(entry, ModelEvaluation) for entry in self.entries):
             raise self.refuse("draws noise before it calls the model")
         value = self._write(Draw(source, start, end), 1)
         return Cell(value, drawn=len(self.entries) - 1)
@@ -154,7 +154,7 @@ class Tape:
         """What has been recorded, of a function by its name; `result` is the value that it returns."""
         return Program(name, tuple(self.entries), result, tuple(self.weights), tuple(self.sources))
 
-    def _write(self, entry: Operation | Draw | ModelCall | StepShown, values: int) -> int:
+    def _write(self, entry: Operation | Draw | ModelEvaluation | StepEvent, values: int) -> int:
         self.look()
         if len(self.entries) >= ENTRIES + ENTRIES_FOR_A_SIGMA * self.sigmas:
             raise self.refuse(f"does more than {len(self.entries)} things to the latent")

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from ....parallel_backend.denoise.noise import LatentNoise
 from ....parallel_backend.denoise.program import Program
-from ....parallel_backend.denoise.replay import Answer, Script
+from ....parallel_backend.denoise.replay import DeviceProgram, Prediction
 from ....parallel_backend.errors import Refused
 from ..sampler_run import SamplerRun
-from .kept import Generators, Kept
+from .kept import Generators, StateSnapshot
 from .record import call, fixed_of, left_alone, options_of, recorded
-from .standing_in import Answering, Hooks, StandIn, arguments_of_hook, call_hooks, cfg_of, no_network
-from .tape import NotLocal
+from .standing_in import Answering, Hooks, RecordingModel, arguments_of_hook, call_hooks, cfg_of, no_network
+from .tape import NotRecordable
 
 TOLERANCE = 1e-6
 """Relative L2; both compute the same in fp32, in another order at the most."""
@@ -69,7 +69,7 @@ def _tried(run: SamplerRun) -> str:
         plain = _plain(small, x)
     except (comfy.model_management.InterruptProcessingException, Refused):
         raise
-    except NotLocal as refusal:
+    except NotRecordable as refusal:
         return refusal.word
     except Exception as error:
         return f"raises {type(error).__name__}"
@@ -110,7 +110,7 @@ def _plain_answers(run: SamplerRun) -> Answering:
 
     def answer(x: Tensor, sigma: Tensor, options: Mapping[str, Any], hooks: Hooks) -> Tensor:
         if time.monotonic() > ends:
-            raise NotLocal("takes too long")
+            raise NotRecordable("takes too long")
         sides = _sides(x, sigma)
         denoised = _guided(sides, cfg_of(run.guider))
         arguments = {"denoised": denoised, "cond_denoised": sides[0], "uncond_denoised": sides[1], "input": x}
@@ -125,8 +125,8 @@ def _plain(run: SamplerRun, x: Tensor) -> Tensor:
     with torch.inference_mode(False), torch.no_grad(), no_network(run.guider):
         sigmas = run.sigmas.detach().to("cpu", copy=True)
         extra_args = {**run.extra_args, "denoise_mask": None}
-        fixed = Kept(fixed_of(run))
-        stand_in = StandIn(run.guider, sigmas, extra_args, fixed, _plain_answers(run))
+        fixed = StateSnapshot(fixed_of(run))
+        stand_in = RecordingModel(run.guider, sigmas, extra_args, fixed, _plain_answers(run))
         stand_in.noise, stand_in.latent_image, stand_in.denoise_mask = torch.zeros_like(x), torch.zeros_like(x), None
         with left_alone(run, fixed, Generators()) as options:
             made: Tensor = call(run.sampler.sampler_function, stand_in, x.clone(), sigmas, extra_args, _silent, options)
@@ -141,13 +141,13 @@ def _silent(shown: Mapping[str, Any]) -> None:
 def _replayed(run: SamplerRun, program: Program, x: Tensor, columns: slice) -> Tensor:
     """What the program makes of some columns."""
     share: Callable[[Callable[[], Tensor]], Tensor] = lambda draw: draw()[..., columns]  # noqa: E731
-    script = Script(program, x.ndim, x.device)
+    script = DeviceProgram(program, x.ndim, x.device)
     steps = script.replay(x[..., columns], LatentNoise(tuple(x.shape), x.device, share))
     try:
         wanted = next(steps)
         while True:
             sides = _sides(wanted.x, wanted.sigma.expand(len(x)))
-            wanted = steps.send(Answer(_guided(sides, cfg_of(run.guider)), sides))
+            wanted = steps.send(Prediction(_guided(sides, cfg_of(run.guider)), sides))
     except StopIteration as end:
         result: Tensor = end.value
         return result

@@ -26,7 +26,7 @@ from ..verdicts import NotKnown, verdicts
 from .callbacks import changing_callbacks
 from .checks import Checked
 from .message import fields_of
-from .planned import Planned
+from .planned import PlannedRun
 from .side_by_side import fault
 from .steps import Steps
 
@@ -94,7 +94,7 @@ def whole_picture_only(fields: Mapping[str, Any], recording: Recording) -> str |
 
 
 def run_in_loop(
-    run: SamplerRun, message: Message, recording: Recording, planned: Planned, steps: Steps, *, bar_off: bool
+    run: SamplerRun, message: Message, recording: Recording, planned: PlannedRun, steps: Steps, *, bar_off: bool
 ) -> Tensor:
     """Have the workers do the run; returns what `Sampler.sample` would.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....parallel_backend.conditioning import CROSS_ATTENTION, Conditioning, in_dict
 from ....parallel_backend.denoise.program import encoded
-from ....parallel_backend.diffusion import Prompt, Value
+from ....parallel_backend.diffusion import PromptSpec, Value
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
 from ....parallel_backend.wire.to_worker import PROGRAM
@@ -105,7 +105,7 @@ def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], di
     return fields, tensors
 
 
-def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[Prompt]], dict[str, Tensor]]:
+def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[PromptSpec]], dict[str, Tensor]]:
     sides = dict(run.guider.conds)
     if not two_sided(run, keeps_negative):
         sides.pop("negative", None)
@@ -133,7 +133,7 @@ def _side(
     tensors: dict[str, Tensor],
     options: Mapping[str, Value],
     more_kinds: tuple[type, ...],
-) -> list[Prompt]:
+) -> list[PromptSpec]:
     prompts = []
     for index, entry in enumerate(entries):
         if entry.get("control") is not None:
@@ -143,7 +143,7 @@ def _side(
         names = {name: f"prompt.{side}.{index}.{name}" for name in own.tensors}
         tensors |= {names[name]: tensor for name, tensor in own.tensors.items()}
         prompts.append(
-            Prompt(
+            PromptSpec(
                 names,
                 strength=float(entry.get("strength", 1.0)),
                 start=_number(entry.get("timestep_start")),

@@ -10,7 +10,7 @@ from ..remote_model import RemoteModel
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """What a run goes by.
 
     Attributes:

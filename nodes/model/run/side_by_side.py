@@ -27,7 +27,7 @@ from ....parallel_backend.denoise.patch_sampler import Inpaint, PatchSampler
 from ....parallel_backend.denoise.pipeline import Callbacks, CancelSignal, Patch, Pipeline
 from ....parallel_backend.denoise.process import process_of
 from ....parallel_backend.denoise.prompts import Prompts
-from ....parallel_backend.denoise.replay import Script
+from ....parallel_backend.denoise.replay import DeviceProgram
 from ....parallel_backend.denoise.shared_noise import SharedNoise
 from ....parallel_backend.denoise.step_cache import step_cache
 from ....parallel_backend.diffusion import Value
@@ -52,7 +52,7 @@ SEED = 11
 
 
 @dataclass(frozen=True)
-class Case:
+class TrialCase:
     """A run: what is sampled how.
 
     Attributes:
@@ -73,27 +73,31 @@ class Case:
     cache: str = ""
 
 
-CASES: Mapping[Kind, tuple[Case, ...]] = {
-    "sampler driver": (Case(), Case("EPS", denoise=0.5), Case("FLUX", cfg=1.0, denoise=0.5, patches=2)),
+CASES: Mapping[Kind, tuple[TrialCase, ...]] = {
+    "sampler driver": (TrialCase(), TrialCase("EPS", denoise=0.5), TrialCase("FLUX", cfg=1.0, denoise=0.5, patches=2)),
     "guidance": (
-        Case(),
-        Case("FLUX", cfg=1.0),
-        Case("EPS", texts=(3, 3)),
-        Case("V_PREDICTION", texts=(3, 5), denoise=0.5),
-        Case("FLOW", "euler_cfg_pp", cfg=1.0),
+        TrialCase(),
+        TrialCase("FLUX", cfg=1.0),
+        TrialCase("EPS", texts=(3, 3)),
+        TrialCase("V_PREDICTION", texts=(3, 5), denoise=0.5),
+        TrialCase("FLOW", "euler_cfg_pp", cfg=1.0),
     ),
-    "mask": (Case(masked=True), Case("EPS", "ddim", masked=True, patches=2), Case("FLUX", cfg=1.0, masked=True)),
+    "mask": (
+        TrialCase(masked=True),
+        TrialCase("EPS", "ddim", masked=True, patches=2),
+        TrialCase("FLUX", cfg=1.0, masked=True),
+    ),
     "noise sampler": (
-        Case(sampler="euler_ancestral"),
-        Case("EPS", "euler_ancestral", patches=2),
-        Case(sampler="dpmpp_2m_sde", patches=2),
-        Case("EPS", "dpmpp_sde"),
+        TrialCase(sampler="euler_ancestral"),
+        TrialCase("EPS", "euler_ancestral", patches=2),
+        TrialCase(sampler="dpmpp_2m_sde", patches=2),
+        TrialCase("EPS", "dpmpp_sde"),
     ),
     "step cache": (
-        Case(cache="EasyCacheHolder"),
-        Case("EPS", cache="EasyCacheHolder", texts=(3, 5)),
-        Case(cache="LazyCacheHolder"),
-        Case("EPS", cache="LazyCacheHolder", cfg=1.0),
+        TrialCase(cache="EasyCacheHolder"),
+        TrialCase("EPS", cache="EasyCacheHolder", texts=(3, 5)),
+        TrialCase(cache="LazyCacheHolder"),
+        TrialCase("EPS", cache="LazyCacheHolder", cfg=1.0),
     ),
 }
 """What shows each kind, whole and cut, with one prompt and two, with guidance and without."""
@@ -129,7 +133,7 @@ def _close(ours: Tensor, theirs: Tensor) -> bool:
     return ours.shape == theirs.shape and float((ours - theirs).norm()) <= TOLERANCE * float(theirs.norm())
 
 
-class Network(nn.Module):
+class TrialNetwork(nn.Module):
     """In the place of a model: element by element of a latent, its time and a text."""
 
     def __init__(self, device: Any = None, operations: Any = None, **_: Any) -> None:
@@ -137,7 +141,7 @@ class Network(nn.Module):
         self.dtype = torch.float32
 
     @property
-    def skeleton(self) -> Network:
+    def skeleton(self) -> TrialNetwork:
         """Itself: it has no weights."""
         return self
 
@@ -180,7 +184,7 @@ def computed(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
     return x * (1.1 - time) / (1 + x * x) + 0.3 * text * (1 - time)
 
 
-class Model(comfy.model_base.BaseModel):
+class TrialModel(comfy.model_base.BaseModel):
     """ComfyUI's model of such a network."""
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
@@ -188,7 +192,7 @@ class Model(comfy.model_base.BaseModel):
         return {"c_crossattn": comfy.conds.CONDRegular(kwargs["cross_attn"])}
 
 
-class Config(comfy.supported_models_base.BASE):
+class TrialConfig(comfy.supported_models_base.BASE):
     """What ComfyUI builds it by."""
 
     sampling_settings = {"shift": 2.0}  # noqa: RUF012 (ComfyUI's class has it so)
@@ -197,11 +201,11 @@ class Config(comfy.supported_models_base.BASE):
 class Trial:
     """One run, by ComfyUI's loop and by the workers'."""
 
-    def __init__(self, case: Case, caches: Any) -> None:
+    def __init__(self, case: TrialCase, caches: Any) -> None:
         self._case = case
         self._caches = caches
         with _quiet():
-            self._model = Model(Config({}), comfy.model_base.ModelType[case.type], unet_model=Network)
+            self._model = TrialModel(TrialConfig({}), comfy.model_base.ModelType[case.type], unet_model=TrialNetwork)
         self._patcher = comfy.model_patcher.ModelPatcher(self._model, torch.device("cpu"), torch.device("cpu"))
         self._model.current_patcher = self._patcher
         self._noise, self._latent, self._drawn = (_random(seed, SHAPE) for seed in range(3))
@@ -286,7 +290,7 @@ def _denoised(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], program:
     prompts = Prompts(sides, [*sides], tensors, torch.float32, x.shape[0], rows)
     process = process_of(fields["sampling"], tensors)
     cache = step_cache(fields["cache"], prompts, mesh, bool)
-    script = Script(program, x.ndim, here)
+    script = DeviceProgram(program, x.ndim, here)
     height = x.shape[2] // patches
     regions = [Region(2, slice(height * number, height * (number + 1))) for number in range(patches)]
 

@@ -80,7 +80,7 @@ def _wrappers(run: SamplerRun) -> Mapping[str, list[Any]]:
     return {key: functions for key, functions in wrappers.items() if key not in caches and all(map(own, functions))}
 
 
-class _Asked(BaseException):
+class _BranchesFound(BaseException):
     """Ends a guider's function as soon as it has said what it asks for."""
 
     def __init__(self, conds: Sequence[Any]) -> None:
@@ -91,7 +91,7 @@ def _asked(run: SamplerRun, sigma: Tensor, wrappers: Mapping[str, list[Any]], ke
     """For how many sides a guider asks the model at once in its first call at a sigma; nothing is computed."""
 
     def ask(executor: Any, model: Any, conds: Sequence[Any], *_: Any) -> Any:
-        raise _Asked(conds)
+        raise _BranchesFound(conds)
 
     kept = {WrappersMP.PREDICT_NOISE: dict(wrappers), WrappersMP.CALC_COND_BATCH: {KEY: [ask]}}
     options = {name: value for name, value in run.model_options.items() if name not in INSTEAD}
@@ -102,6 +102,6 @@ def _asked(run: SamplerRun, sigma: Tensor, wrappers: Mapping[str, list[Any]], ke
     try:
         x = torch.zeros_like(run.noise)
         guider(x, sigma.expand(x.shape[0]), model_options=options, seed=run.extra_args.get("seed"))
-    except _Asked as asked:
+    except _BranchesFound as asked:
         return asked.sides
     return 0

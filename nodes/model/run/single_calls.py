@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ....parallel_backend.host.runs.finite import check_sampled
 from ....parallel_backend.plan import ResolvedPlan
-from ...progress import Run
+from ...progress import NodeRun
 from ..conditioning import NotSupported
 from ..dtypes import dtype_name
 from ..features.controlnet_costs import ControlCosts, saved_by_cfg
 from ..sampler_run import SamplerRun
 from ..step_by_step import StepByStep
-from .planned import Planned
+from .planned import PlannedRun
 from .steps import Steps
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ STAGES_IN_TURN = (
 )
 
 
-def run_by_calls(run: SamplerRun, reason: NotSupported, planned: Planned, steps: Steps, loop: SamplerLoop) -> Tensor:
+def run_by_calls(run: SamplerRun, reason: NotSupported, planned: PlannedRun, steps: Steps, loop: SamplerLoop) -> Tensor:
     """One model call at a time, and say why; returns what `loop` does.
 
     Raises:
@@ -64,7 +64,7 @@ def run_by_calls(run: SamplerRun, reason: NotSupported, planned: Planned, steps:
     return samples
 
 
-def _tell_costs(costs: ControlCosts, plan: ResolvedPlan, run: Run) -> None:
+def _tell_costs(costs: ControlCosts, plan: ResolvedPlan, run: NodeRun) -> None:
     """Say what ControlNets cost, and on the node where that is more than their plan saves."""
     if not costs.forwards:
         return

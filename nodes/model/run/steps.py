@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...progress import Run
+from ...progress import NodeRun
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Steps:
         callback: ComfyUI's own, if there is one.
     """
 
-    run: Run
+    run: NodeRun
     callback: Callable[..., Any] | None
 
     def show(self, step: int, *rest: Any) -> None:

@@ -24,7 +24,7 @@ from .callbacks import changing_callbacks
 from .checks import Checked, check_run
 from .loop import message_of, run_in_loop, whole_picture_only
 from .message import calls_of, example_of
-from .planned import Planned
+from .planned import PlannedRun
 from .sides import two_sided
 from .single_calls import run_by_calls
 from .steps import Steps
@@ -111,7 +111,9 @@ def run_in_workers(
         if remote.wish.compiler and (reason is not None or not compiler):
             shown.warnings.append(NOT_COMPILED)
         working = remote.make_room(plan, job, checked.adapters)
-        planned = Planned(remote, plan, checked.adapters, working, f"{describe(plan)}, attention {checked.attention}")
+        planned = PlannedRun(
+            remote, plan, checked.adapters, working, f"{describe(plan)}, attention {checked.attention}"
+        )
         if reason is not None:
             return run_by_calls(run, reason, planned, steps, loop)
         assert message is not None

@@ -14,8 +14,8 @@ from ...plan import ResolvedPlan
 from ...plan.advice import gigabytes
 from ...plan.choose import single_device
 from ...wire.to_worker import SampleRequest
-from ..workers.exchange import Answer, Caller, Exchange, IsCancelled
-from .planner import Chosen
+from ..workers.exchange import IsCancelled, PendingRequest, RequestContext, RequestReply
+from .planner import MeasuredChoice
 
 STEPS = 6
 """That are timed, after those of PipeFusion's warm-up."""
@@ -43,10 +43,10 @@ class Denoise:
 
     message: SampleRequest
     tensors: Mapping[str, Tensor]
-    chosen: Chosen | None
+    chosen: MeasuredChoice | None
 
     @classmethod
-    def of(cls, exchange: Exchange, chosen: Chosen | None) -> Denoise:
+    def of(cls, exchange: PendingRequest, chosen: MeasuredChoice | None) -> Denoise:
         """What an exchange asked for."""
         assert isinstance(exchange.message, SampleRequest)
         return cls(exchange.message, {name: tensor.cpu() for name, tensor in exchange.tensors.items()}, chosen)
@@ -54,7 +54,7 @@ class Denoise:
 
 def compare(
     denoise: Denoise | None,
-    ask: Callable[[Exchange], Answer],
+    ask: Callable[[PendingRequest], RequestReply],
     number: Callable[[], int],
     make_room: MakeRoom,
     report: Callable[[str], None],
@@ -93,7 +93,7 @@ def compare(
             message = msgspec.structs.replace(
                 denoise.message, request=number(), plan=plan, adapters="", working_bytes=working_bytes
             )
-            answer = ask(Exchange(message, tensors, caller=Caller(is_cancelled)))
+            answer = ask(PendingRequest(message, tensors, caller=RequestContext(is_cancelled)))
             taken = max(report.seconds for report in answer.reports) / count
         return taken
 

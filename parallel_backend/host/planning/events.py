@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...plan import ResolvedPlan
-from ...plan.choose import Choice
+from ...plan.choose import PlanChoice
 from ...wire.to_host import RankCostReply
-from .planner import Question
+from .planner import PlanRequest
 
 
 @dataclass(frozen=True)
-class Starting:
+class StartingEvent:
     """So many workers have been starting for some seconds."""
 
     workers: int
@@ -20,30 +20,30 @@ class Starting:
 
 
 @dataclass(frozen=True)
-class Measuring:
+class MeasuringEvent:
     """Something that plans are chosen by is being measured, in words."""
 
     what: str
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlanEvent:
     """A question's answer, and the bytes that were free to each worker."""
 
-    question: Question
-    choice: Choice
+    question: PlanRequest
+    choice: PlanChoice
     memory: tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Ran:
+class CostEvent:
     """What a request cost on each rank, in no order."""
 
     plan: ResolvedPlan
     reports: Sequence[RankCostReply]
 
 
-Event = Starting | Measuring | Planned | Ran
+Event = StartingEvent | MeasuringEvent | PlanEvent | CostEvent
 OnEvent = Callable[[Event], None]
 
 

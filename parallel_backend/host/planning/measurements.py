@@ -13,9 +13,9 @@ from ...plan import ResolvedPlan
 from ...plan.predict.measure import BlockTimes, Machine, cached, machine_key
 from ...wire.to_host import MeasureBlocksReply, MeasureMachineReply, MeasureMemoryReply
 from ...wire.to_worker import MeasureBlocksRequest, MeasureMachineRequest, MeasureMemoryRequest
-from ..workers.exchange import Answer, Caller, Exchange, IsCancelled
+from ..workers.exchange import IsCancelled, PendingRequest, RequestContext, RequestReply
 from ..workers.remote import is_remote
-from .events import Measuring, OnEvent
+from .events import MeasuringEvent, OnEvent
 
 
 class Measurements:
@@ -30,7 +30,7 @@ class Measurements:
 
     def __init__(
         self,
-        ask: Callable[[Exchange], Answer],
+        ask: Callable[[PendingRequest], RequestReply],
         number: Callable[[], int],
         end: Callable[[tuple[str, ...]], None],
         on_event: OnEvent,
@@ -42,9 +42,9 @@ class Measurements:
 
     def measure(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
         """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
-        self._on_event(Measuring("this machine"))
+        self._on_event(MeasuringEvent("this machine"))
         request = MeasureMachineRequest(self._number(), _side_by_side(plan))
-        message = self._ask(Exchange(request, caller=Caller(is_cancelled))).frame.message
+        message = self._ask(PendingRequest(request, caller=RequestContext(is_cancelled))).frame.message
         assert isinstance(message, MeasureMachineReply)
         if not message.restart_is_faster:
             return message.machine
@@ -65,7 +65,7 @@ class Measurements:
             reclaimable: bytes that this process holds on a device of this machine and would give up for the job.
         """
         request = MeasureMemoryRequest(self._number(), plan)
-        message = self._ask(Exchange(request, caller=Caller(is_cancelled))).frame.message
+        message = self._ask(PendingRequest(request, caller=RequestContext(is_cancelled))).frame.message
         assert isinstance(message, MeasureMemoryReply)
         devices = plan.devices
         return tuple(
@@ -84,11 +84,13 @@ class Measurements:
         """How long a model's blocks take on a plan's devices, for tensors of an example's shapes."""
 
         def measure() -> BlockTimes:
-            self._on_event(Measuring("the model's blocks"))
+            self._on_event(MeasuringEvent("the model's blocks"))
             request = MeasureBlocksRequest(
                 self._number(), model, _side_by_side(plan), compute_dtype, dict(example.values)
             )
-            message = self._ask(Exchange(request, example.tensors, caller=Caller(is_cancelled))).frame.message
+            message = self._ask(
+                PendingRequest(request, example.tensors, caller=RequestContext(is_cancelled))
+            ).frame.message
             assert isinstance(message, MeasureBlocksReply)
             return message.times
 

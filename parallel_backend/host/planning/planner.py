@@ -12,9 +12,9 @@ from ...attention.kernels import describe
 from ...diffusion import ModelSpec
 from ...errors import Refused
 from ...plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates, feasible
-from ...plan.choose import Choice, best, table
+from ...plan.choose import PlanChoice, best, table
 from ...plan.devices.names import AUTOMATIC_AMONG
-from ...plan.predict.cost import Job, lacking
+from ...plan.predict.cost import DenoiseJob, lacking
 from ...plan.predict.measure import BlockTimes, Machine, measured_profile
 from ...plan.predict.profiles import ForwardTime, Profile
 from ...plan.resolve import is_automatic
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanRequest:
     """What a plan is wanted for, on a machine that shows `gpus` GPUs; `compiler` is what the workers compile blocks with.
 
     `alone` says that no plan parts the rows that ComfyUI puts into one call.
@@ -41,16 +41,16 @@ class Question:
     spec: ModelSpec
     shape: ModelShape
     workload: Workload
-    job: Job
+    job: DenoiseJob
     compiler: str = ""
     alone: bool = False
 
 
 @dataclass(frozen=True)
-class Chosen:
+class MeasuredChoice:
     """A choice, and the bytes that were free to each worker then."""
 
-    choice: Choice
+    choice: PlanChoice
     memory: tuple[float, ...]
 
     def holds(self, memory: Sequence[float]) -> bool:
@@ -63,9 +63,9 @@ class Planner:
     """Answers each question once for the memory that is free, and logs the ranking it chose from."""
 
     def __init__(self) -> None:
-        self._answers: dict[Question, Chosen] = {}
+        self._answers: dict[PlanRequest, MeasuredChoice] = {}
         self._together: set[ModelSpec] = set()
-        self.latest: Chosen | None = None
+        self.latest: MeasuredChoice | None = None
         """What the last question was answered with."""
 
     def couples_rows(self, spec: ModelSpec) -> bool:
@@ -81,11 +81,11 @@ class Planner:
 
     def choose(
         self,
-        question: Question,
+        question: PlanRequest,
         measure_memory: Callable[[ResolvedPlan], Sequence[float]],
         measure_machine: Callable[[ResolvedPlan], Machine],
         measure_blocks: Callable[[ResolvedPlan], BlockTimes],
-    ) -> Chosen:
+    ) -> MeasuredChoice:
         """The fastest plan that does what is asked for and fits into memory, and what it was chosen from.
 
         Args:
@@ -141,12 +141,12 @@ class Planner:
             approximate = wish.pipefusion != 1 or wish.patches > 1
             choice = best(found, shape, job, profile, approximate=approximate, others=others)
             self._log(question, choice)
-            answer = self._answers[question] = Chosen(choice, memory)
+            answer = self._answers[question] = MeasuredChoice(choice, memory)
         self.latest = answer
         return answer
 
     @staticmethod
-    def _log(question: Question, choice: Choice) -> None:
+    def _log(question: PlanRequest, choice: PlanChoice) -> None:
         job = question.job
         log.info(
             "Parallel: plans for %d image and %d text tokens, batch %d, by this machine's measured speed\n%s\nChosen: %s. %s",
@@ -164,7 +164,7 @@ class Planner:
             )
 
 
-def _on_one_device(question: Question) -> Question | None:
+def _on_one_device(question: PlanRequest) -> PlanRequest | None:
     """The same on the first of several automatic devices, where nothing asks for more."""
     wish = question.wish
     devices = feasible(wish, question.gpus, question.shape.limits, question.workload)[0].devices
@@ -174,12 +174,12 @@ def _on_one_device(question: Question) -> Question | None:
     return replace(question, wish=msgspec.structs.replace(wish, devices=first))
 
 
-def _fitting(choice: Choice, memory: Sequence[float]) -> set[ResolvedPlan]:
+def _fitting(choice: PlanChoice, memory: Sequence[float]) -> set[ResolvedPlan]:
     return {entry.plan for entry in (*choice.ranking, choice.single) if entry.breakdown.fits_into(memory)}
 
 
 def _cut(
-    plan: ResolvedPlan, question: Question, profile: Profile, measure_blocks: Callable[[ResolvedPlan], BlockTimes]
+    plan: ResolvedPlan, question: PlanRequest, profile: Profile, measure_blocks: Callable[[ResolvedPlan], BlockTimes]
 ) -> ResolvedPlan:
     """The plan with its stages cut by the time that blocks take, where each has room for its own."""
     if plan.pipefusion in (1, sum(plan.stages)):
@@ -194,7 +194,7 @@ def _all_alike(shape: ModelShape) -> Callable[[ResolvedPlan], BlockTimes]:
     return lambda plan: BlockTimes(((1.0, 1.0),) * plan.world_size, counts)
 
 
-def _leaner(question: Question) -> list[ResolvedPlan]:
+def _leaner(question: PlanRequest) -> list[ResolvedPlan]:
     """Plans on the same devices that hold less on each."""
     free = ParallelPlan(devices=question.wish.devices, attention=question.wish.attention, data=0)
     kinds = ({"pipefusion": 0}, {"weights": "sharded"}, {"weights": "streamed"})

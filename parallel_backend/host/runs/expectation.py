@@ -12,7 +12,7 @@ from ...plan.predict.known_machines import profile
 from ...plan.predict.measure import Machine, kept, machine_key, measured_profile
 from ...plan.predict.profiles import Profile
 from ..planning.device_memory import DeviceMemory
-from ..planning.planner import GIGABYTE, Question
+from ..planning.planner import GIGABYTE, PlanRequest
 from .outcome import amount, predicted_gain
 
 
@@ -36,7 +36,7 @@ class Expected:
 
 
 def expect(
-    question: Question, devices: Sequence[DeviceMemory], measured: Callable[[ResolvedPlan], Machine | None]
+    question: PlanRequest, devices: Sequence[DeviceMemory], measured: Callable[[ResolvedPlan], Machine | None]
 ) -> Expected:
     """What a question's answer should come to.
 

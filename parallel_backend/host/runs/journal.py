@@ -14,8 +14,8 @@ from ...plan.choose import PARTS, Ranked, is_approximate
 from ...wire.to_host import RankCostReply
 from ...wire.to_worker import DecodeRequest, EncodeRequest, ForwardRequest, SampleRequest
 from ..planning.comparison import Denoise
-from ..planning.planner import Chosen
-from ..workers.exchange import Answer, Exchange
+from ..planning.planner import MeasuredChoice
+from ..workers.exchange import PendingRequest, RequestReply
 from ..workers.status import Failure, model_name
 from .calls import Calls
 from .timeline import RunTimeline, timeline_of
@@ -86,7 +86,7 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class _Run:
+class _EndedRun:
     """A run that has ended.
 
     Attributes:
@@ -103,7 +103,7 @@ class _Run:
     calls: Calls | None
     reports: Sequence[RankCostReply]
     ended: float
-    chosen: Chosen | None
+    chosen: MeasuredChoice | None
 
 
 class Journal:
@@ -114,14 +114,14 @@ class Journal:
         self.failure: Failure | None = None
         self.denoise: Denoise | None = None
         """The last denoise that the workers did in their own loop."""
-        self._last: _Run | None = None
+        self._last: _EndedRun | None = None
         self._begins = True
 
     def begins(self) -> None:
         """Note that a run begins: model calls from here on are its own."""
         self._begins = True
 
-    def ran(self, exchange: Exchange, answer: Answer, latest: Chosen | None) -> None:
+    def ran(self, exchange: PendingRequest, answer: RequestReply, latest: MeasuredChoice | None) -> None:
         """Note a run that has come to its end, and its plan's choice, if `latest` is that."""
         message, steps = exchange.message, 0
         assert isinstance(message, SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest)
@@ -132,7 +132,7 @@ class Journal:
         if isinstance(message, SampleRequest):
             self.denoise = Denoise.of(exchange, chosen)
             steps = len(exchange.tensors["sigmas"]) - 1
-        self._last = _Run(message, steps, calls, list(answer.reports), time.time(), chosen)
+        self._last = _EndedRun(message, steps, calls, list(answer.reports), time.time(), chosen)
         self._begins = False
         self.failure = None
         self.runs += 1
@@ -184,7 +184,7 @@ def _cost(report: RankCostReply, plan: ResolvedPlan) -> RankCost:
     )
 
 
-def _decision(chosen: Chosen) -> Decision:
+def _decision(chosen: MeasuredChoice) -> Decision:
     choice, memory = chosen.choice, chosen.memory
 
     def alternative(entry: Ranked) -> Alternative:

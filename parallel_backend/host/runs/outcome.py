@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from ...attention.kernels import describe
-from ...plan.choose import Choice
-from ..planning.events import Planned, Ran
+from ...plan.choose import PlanChoice
+from ..planning.events import CostEvent, PlanEvent
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Times:
+class RunTimes:
     """The seconds that a run took without `starting` workers, and those of a step once it was going; no steps are 0."""
 
     seconds: float
@@ -48,7 +48,11 @@ class Times:
 
 
 def outcome(
-    ran: Sequence[Ran], planned: Planned | None, times: Times, alone: float | None = None, warnings: Sequence[str] = ()
+    ran: Sequence[CostEvent],
+    planned: PlanEvent | None,
+    times: RunTimes,
+    alone: float | None = None,
+    warnings: Sequence[str] = (),
 ) -> Outcome:
     """The outcome of a run.
 
@@ -90,7 +94,7 @@ def outcome(
     )
 
 
-def predicted_gain(choice: Choice) -> float:
+def predicted_gain(choice: PlanChoice) -> float:
     """How many times as fast as one device the chosen plan should be."""
     (chosen,) = (entry for entry in choice.ranking if entry.plan == choice.plan)
     return choice.single.seconds / chosen.seconds
@@ -128,7 +132,7 @@ def part_of(done: float, total: float) -> str:
     return f"{done / size:.1f} of {total / size:.1f} {unit}"
 
 
-def _slower_than_one(choice: Choice) -> list[str]:
+def _slower_than_one(choice: PlanChoice) -> list[str]:
     if not choice.better_alone:
         return []
     device = choice.single.plan.devices[0].removeprefix("cuda:")

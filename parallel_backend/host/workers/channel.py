@@ -153,7 +153,7 @@ class LocalChannel(Channel):
                     elif not self._receive(key.data):
                         selector.unregister(key.fileobj)
             for key in list(selector.get_map().values()):
-                if isinstance(key.data, _Peer):
+                if isinstance(key.data, _WorkerConnection):
                     key.data.close()
 
     def _admit(self, selector: selectors.BaseSelector) -> None:
@@ -165,9 +165,9 @@ class LocalChannel(Channel):
             self._listener.close()  # so the workers find that they are not wanted, and leave
             return
         connection.settimeout(POLL_SECONDS)
-        selector.register(connection, selectors.EVENT_READ, _Peer(connection))
+        selector.register(connection, selectors.EVENT_READ, _WorkerConnection(connection))
 
-    def _receive(self, peer: _Peer) -> bool:
+    def _receive(self, peer: _WorkerConnection) -> bool:
         """Read the data of a peer; return False when its connection is over."""
         reason = ""
         try:
@@ -184,7 +184,7 @@ class LocalChannel(Channel):
             self.lose(peer.rank, reason)
         return False
 
-    def _accept(self, peer: _Peer, frame: Frame) -> None:
+    def _accept(self, peer: _WorkerConnection, frame: Frame) -> None:
         message = frame.message
         if peer.rank is None:
             if not isinstance(message, ConnectReply) or message.generation != self.generation:
@@ -194,7 +194,7 @@ class LocalChannel(Channel):
         self.take(peer.rank, peer.with_shared(frame))
 
 
-class _Peer:
+class _WorkerConnection:
     """A connection, its decoder, and its rank, which is known from the ConnectReply on."""
 
     def __init__(self, connection: socket.socket) -> None:

@@ -16,7 +16,7 @@ from ...wire.to_host import FailedReply, MemoryShortage
 from ...worker.process.status import CONNECTING
 from .causes import LOST_PEER, REMEDIES, known_cause
 from .channel import GATEWAY, Channel, Heard
-from .launcher import Launched, folder
+from .launcher import WorkerProcesses, folder
 from .out_of_memory import WorkerOutOfMemory
 from .remote import RemoteProcesses
 
@@ -25,7 +25,7 @@ MEMORY_REMEDY = "The system does that when the machine's memory is full: close o
 
 
 def explain(
-    launched: Launched | RemoteProcesses,
+    launched: WorkerProcesses | RemoteProcesses,
     devices: Sequence[str],
     channel: Channel,
     reports: Sequence[FailedReply],
@@ -103,7 +103,7 @@ def _all_wait_for(rank: int, heard: Mapping[int, Heard]) -> bool:
 
 
 def late(
-    launched: Launched | RemoteProcesses, devices: Sequence[str], ready: Sequence[int], seconds: float
+    launched: WorkerProcesses | RemoteProcesses, devices: Sequence[str], ready: Sequence[int], seconds: float
 ) -> WorkerFailed:
     """The error for workers that did not come up in time."""
     missing = [rank for rank in range(len(devices)) if rank not in ready]
@@ -115,7 +115,7 @@ def late(
 
 
 def _from_report(
-    report: FailedReply, launched: Launched | RemoteProcesses, devices: Sequence[str], plan: ResolvedPlan | None
+    report: FailedReply, launched: WorkerProcesses | RemoteProcesses, devices: Sequence[str], plan: ResolvedPlan | None
 ) -> WorkerFailed:
     where = f"{_who(report.rank, devices)}"
     when = f" while {report.phase}" + (f", step {report.step}" if report.step else "")
@@ -130,7 +130,7 @@ def _from_report(
 
 
 def _from_end(
-    launched: Launched | RemoteProcesses, rank: int, devices: Sequence[str], heard: Mapping[int, Heard]
+    launched: WorkerProcesses | RemoteProcesses, rank: int, devices: Sequence[str], heard: Mapping[int, Heard]
 ) -> WorkerFailed:
     code = launched.processes[rank].returncode
     assert code is not None

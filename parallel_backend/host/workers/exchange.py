@@ -47,7 +47,7 @@ def _never() -> bool:
 
 
 @dataclass(frozen=True)
-class Caller:
+class RequestContext:
     """Who asks the workers for something.
 
     Attributes:
@@ -60,7 +60,7 @@ class Caller:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class PendingRequest:
     """A request and who looks on.
 
     Attributes:
@@ -74,12 +74,12 @@ class Exchange:
     message: Request
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     adapters: AdapterSet = NONE
-    caller: Caller = Caller()
+    caller: RequestContext = RequestContext()
     on_message: OnMessage = _ignore
 
 
 @dataclass(frozen=True)
-class Answer:
+class RequestReply:
     """The frame that answers a request and what the request cost on each rank, in no order."""
 
     frame: Frame

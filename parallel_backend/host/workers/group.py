@@ -49,9 +49,9 @@ from ...worker.process.status import CONNECTING
 from . import diagnosis
 from .alike import failed_alike, request_error
 from .channel import Channel, Disconnected, LocalChannel, Received
-from .exchange import Answer, Exchange, IsCancelled
+from .exchange import IsCancelled, PendingRequest, RequestReply
 from .known_adapters import KnownAdapters
-from .launcher import Launched, launch, make_folder, socket_path
+from .launcher import WorkerProcesses, launch, make_folder, socket_path
 from .processes import ForkServer
 from .remote import RemoteChannel, RemoteProcesses, address_of, device_names, is_remote
 from .status import GroupStatus, model_name, rank_statuses
@@ -149,7 +149,7 @@ class WorkerGroup:
         self._model = ""
         self._known = KnownAdapters()
         self._channel: Channel
-        self._launched: Launched | RemoteProcesses
+        self._launched: WorkerProcesses | RemoteProcesses
         self._members: dict[int, RankFacts] = {}
         if is_remote(devices[0]):
             self._connect(address_of(devices[0]), is_cancelled)
@@ -219,7 +219,7 @@ class WorkerGroup:
         ranks = rank_statuses(self.devices, self._channel.heard, self._latest)
         return GroupStatus((State.FAILED if lost else self.state).value, self._model, ranks)
 
-    def execute(self, exchange: Exchange) -> Answer:
+    def execute(self, exchange: PendingRequest) -> RequestReply:
         """Send what the workers do not know yet of the adapters, then the request, and wait for its end.
 
         Raises:
@@ -262,12 +262,12 @@ class WorkerGroup:
             self._send(ShutdownRequest(), {})
         self._end(State.STOPPED)
 
-    def _converse(self, exchange: Exchange) -> Answer:
+    def _converse(self, exchange: PendingRequest) -> RequestReply:
         message, started = exchange.message, self._channel.clock.now()
         self._send(message, exchange.tensors)
         cancelled_at: float | None = None
         cancelled_by: BaseException | None = None
-        answer: Answer | None = None
+        answer: RequestReply | None = None
         reports: list[RankCostReply] = []
         expected = (
             len(self.devices)
@@ -293,7 +293,7 @@ class WorkerGroup:
                 case DoneReply() | MeasureMachineReply() | MeasureMemoryReply() | MeasureBlocksReply() if (
                     frame is not None
                 ):
-                    answer, over = Answer(frame, reports), True
+                    answer, over = RequestReply(frame, reports), True
                 case CancelledReply():
                     cancelled_by, over = cancelled_by or Cancelled(), True
                 case DeclinedReply(reason=reason):

@@ -21,7 +21,7 @@ from ...wire.forking import log_path
 from ...wire.interfaces import GLOO, NCCL, check_interfaces
 from ...wire.secret import VARIABLE as SECRET_FILE
 from ...worker.process import environment as names
-from .processes import ForkServer, Process
+from .processes import ForkServer, WorkerProcess
 
 PACK_ROOT = Path(__file__).resolve().parents[3]
 ALLOCATOR_SETTINGS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
@@ -41,11 +41,11 @@ KILL_SECONDS = 10
 
 
 @dataclass
-class Launched:
+class WorkerProcesses:
     """The processes of one generation and what they share with us."""
 
     folder: OwnedFolder
-    processes: list[Process]
+    processes: list[WorkerProcess]
     server: ForkServer
     death_pipe: int
 
@@ -115,7 +115,7 @@ def launch(
     generation: int,
     kernels_early: bool,
     imports: Sequence[str],
-) -> Launched:
+) -> WorkerProcesses:
     """Start one process a device. They end when the returned death pipe closes, however our process ends.
 
     Raises:
@@ -145,7 +145,7 @@ def launch(
         raise
     finally:
         os.close(death_read)
-    return Launched(folder, processes, server, death_write)
+    return WorkerProcesses(folder, processes, server, death_write)
 
 
 def wants_kernels_early(plan: ResolvedPlan) -> bool:

@@ -30,7 +30,7 @@ class ForkServerStuck(WorkerFailed):
     """The fork server has stopped, or hangs: it forks no worker."""
 
 
-class Process:
+class WorkerProcess:
     """A worker process, used as subprocess.Popen is. `pid` is None until it was forked."""
 
     def __init__(self, server: ForkServer) -> None:
@@ -88,7 +88,7 @@ class ForkServer:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._processes: dict[tuple[int, int], Process] = {}
+        self._processes: dict[tuple[int, int], WorkerProcess] = {}
         self._clock = AwakeClock()
         self._signs: tuple[float, ...] = ()
         self._alive_at = 0.0
@@ -118,10 +118,10 @@ class ForkServer:
         variables: Sequence[Mapping[str, str]],
         imports: Sequence[str],
         death_pipe: int,
-    ) -> list[Process]:
+    ) -> list[WorkerProcess]:
         """Have a worker forked for each of `variables`, once these modules are imported. Raises OSError."""
         self._alive_at = self._clock.now()
-        processes = [Process(self) for _ in variables]
+        processes = [WorkerProcess(self) for _ in variables]
         in_bytes = [_in_bytes(one) for one in variables]
         start = Start(group, str(directory), _in_bytes(environment), in_bytes, list(imports))
         send_start(self._socket, start, death_pipe)

@@ -22,7 +22,7 @@ from ...wire.secret import read_secret, secret_path
 from ...wire.to_host import ConnectReply, RankFacts, RankLostReply, WaitingReply, WelcomeReply
 from ...wire.to_worker import ShutdownRequest
 from .channel import GATEWAY, Channel
-from .processes import Process
+from .processes import WorkerProcess
 
 CONNECT_SECONDS = 60.0
 """How long a group is waited for that is not up, or is starting anew."""
@@ -189,7 +189,7 @@ class RemoteProcesses:
     """What a group on other machines has in the place of processes: torchrun owns them, and their logs."""
 
     address: Address
-    processes: list[Process] = field(default_factory=list)
+    processes: list[WorkerProcess] = field(default_factory=list)
 
     def log_tail(self, rank: int, lines: int = 12) -> str:
         """Nothing: the log is on the rank's machine."""

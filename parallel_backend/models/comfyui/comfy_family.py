@@ -18,7 +18,7 @@ from ...errors import Refused
 from ...plan import ModelShape
 from ...plan.predict.operations import of_a_block
 from ...plan.predict.profiles import copies_of
-from ...weights.files.checkpoint import Checkpoint, Entry
+from ...weights.files.checkpoint import Checkpoint, TensorEntry
 from ...weights.files.keymap import KeyMap, Piece
 from ..declared import DECLARATIONS
 from ..family import Conditioning, Stage
@@ -80,7 +80,7 @@ class ComfyConfig:
     described: Any
     declaration: Declaration
     tensors: Mapping[str, Tensor]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     shape: ModelShape
     patch_size: tuple[int, ...]
     latent_channels: int
@@ -300,7 +300,7 @@ class ComfyFamily:
         declaration: Declaration,
         described: Any,
         tensors: Mapping[str, Tensor],
-        entries: Mapping[str, Entry],
+        entries: Mapping[str, TensorEntry],
     ) -> None:
         """Make what no file has: as its declaration says, or, where that was derived, as the class makes it."""
         if self._derived is None:
@@ -317,7 +317,7 @@ class Found:
     quantisation: Mapping[str, Tensor]
     described: Any
     tensors: Mapping[str, Tensor]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     base: Any
 
 
@@ -338,7 +338,7 @@ def find(checkpoint: Checkpoint) -> Found:
     return found
 
 
-def with_ones(part: Checkpoint, parameters: Mapping[str, Tensor]) -> dict[int, Entry]:
+def with_ones(part: Checkpoint, parameters: Mapping[str, Tensor]) -> dict[int, TensorEntry]:
     """Return the tensors, by identity, that are the model's but for sizes of 1, in as many dimensions as the model has.
 
     Sizes that are no 1 are the file's: where the model was made for others, it is detected anew.
@@ -376,7 +376,7 @@ def make(
     described: Any,
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype,
-    entries: Mapping[str, Entry] = MappingProxyType({}),
+    entries: Mapping[str, TensorEntry] = MappingProxyType({}),
 ) -> Any:
     """Make ComfyUI's BaseModel on the meta device, its layers casting their weights to what they are given.
 
@@ -386,16 +386,18 @@ def make(
     """
     import comfy.ops
 
-    class Operations(comfy.ops.manual_cast):  # type: ignore[misc]
-        """ComfyUI's, whose linear layers have weights before any are loaded."""
+    class ComfyOperations(comfy.ops.manual_cast):  # type: ignore[misc]
+        """ComfyUI's layers, with linear layers that have a weight before any weights are loaded."""
 
-        class Linear(comfy.ops.manual_cast.Linear):  # type: ignore[misc]
-            """One with a loader of its own gets its weight when it is made."""
+        class LinearWithWeight(comfy.ops.manual_cast.Linear):  # type: ignore[misc]
+            """A linear layer that makes its weight in its constructor, as a layer with a loader of its own does."""
 
             _load_from_state_dict = nn.Linear._load_from_state_dict
 
+        Linear = LinearWithWeight
+
     described.unet_config["dtype"] = dtype
-    described.custom_operations = Operations
+    described.custom_operations = ComfyOperations
     try:
         with file_values(named_values(tensors, entries)):
             base = described.get_model(dict(tensors), "", device=META)
@@ -415,7 +417,7 @@ def keep_type(module: nn.Module, dtype: torch.dtype) -> None:
             vars(part)["dtype"] = dtype
 
 
-def make_in_memory(described: Any, tensors: Mapping[str, Tensor], entries: Mapping[str, Entry]) -> Any:
+def make_in_memory(described: Any, tensors: Mapping[str, Tensor], entries: Mapping[str, TensorEntry]) -> Any:
     """ComfyUI's BaseModel in fp32 on the CPU, its weights still to be filled: memory that nothing is written to is not taken."""
     import comfy.ops
 

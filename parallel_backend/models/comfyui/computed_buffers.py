@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ...weights.files.entry import Entry
+from ...weights.files.entry import TensorEntry
 from .file_values import file_values, named_values
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def missing_buffers(module: nn.Module) -> list[str]:
 
 
 def compute_buffers(
-    module: nn.Module, described: Any, tensors: Mapping[str, Tensor], entries: Mapping[str, Entry]
+    module: nn.Module, described: Any, tensors: Mapping[str, Tensor], entries: Mapping[str, TensorEntry]
 ) -> None:
     """Give a module on the meta device the values of these, in fp32, by making it once more without weights.
 

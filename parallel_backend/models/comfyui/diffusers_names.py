@@ -33,7 +33,7 @@ def converted(part: Checkpoint) -> Checkpoint | None:
     names = [name for name, entry in part.entries.items() if entry.nbytes and entry.shape]
     ends = list(accumulate((part.entries[name].shape[0] for name in names), initial=0))
     rows = [torch.arange(start, stop) for start, stop in pairwise(ends)]
-    state_dict = _Asked(zip(names, rows, strict=True))
+    state_dict = _LastRequested(zip(names, rows, strict=True))
     try:
         with _Marked():
             made: Mapping[str, Tensor] | None = comfy.model_detection.convert_diffusers_mmdit(state_dict, "")
@@ -60,7 +60,7 @@ def converted(part: Checkpoint) -> Checkpoint | None:
     return replace(part, entries=entries)
 
 
-class _Asked(dict[str, Tensor]):
+class _LastRequested(dict[str, Tensor]):
     """Remembers which tensor was last asked for."""
 
     asked = ""

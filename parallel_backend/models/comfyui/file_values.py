@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...weights.files.entry import Entry
+from ...weights.files.entry import TensorEntry
 from ...weights.values import values_of
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ class ValueUnknown(RuntimeError):
 
 
 @contextmanager
-def file_values(pairs: Iterable[tuple[Tensor, Entry]]) -> Iterator[None]:
+def file_values(pairs: Iterable[tuple[Tensor, TensorEntry]]) -> Iterator[None]:
     """Answer questions for values of tensors on the meta device while inside.
 
     A question that has no answer fails as it always does. Where the asking code swallows that failure, it is raised at the
@@ -62,7 +62,9 @@ def file_values(pairs: Iterable[tuple[Tensor, Entry]]) -> Iterator[None]:
         raise values.failure
 
 
-def named_values(tensors: Mapping[str, Tensor], entries: Mapping[str, Entry]) -> Iterator[tuple[Tensor, Entry]]:
+def named_values(
+    tensors: Mapping[str, Tensor], entries: Mapping[str, TensorEntry]
+) -> Iterator[tuple[Tensor, TensorEntry]]:
     """The pairs for `file_values` of tensors and entries of the same names."""
     return ((tensor, entries[name]) for name, tensor in tensors.items() if name in entries)
 
@@ -81,7 +83,7 @@ class _Operation:
 class _Values(TorchDispatchMode):
     """Runs operations on the meta device as long as they need shapes only, and with values read from files otherwise."""
 
-    def __init__(self, filed: Mapping[int, tuple[Tensor, Entry]]) -> None:
+    def __init__(self, filed: Mapping[int, tuple[Tensor, TensorEntry]]) -> None:
         super().__init__()
         self.failure: Exception | None = None
         self._filed = filed

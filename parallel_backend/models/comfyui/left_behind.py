@@ -19,7 +19,7 @@ Place = tuple[nn.Module, str]
 _ABSENT = object()
 
 
-class LeftBehind:
+class StateLeak:
     """The attributes of a model's modules that its forwards change, and what they were.
 
     Args:

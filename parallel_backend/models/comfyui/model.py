@@ -26,17 +26,17 @@ from ...plan import ResolvedPlan
 from ..family import Conditioning, Execution, Stage
 from ..inputs import Inputs
 from ..region import Region
-from ..spread.blocks import SpreadModel, blocks_of, control_blocks
+from ..spread.blocks import ParallelModel, blocks_of, control_blocks
 from ..spread.declaration import Declaration
 from ..spread.picture import Picture, as_patch_size
 from ..spread.placement import Placement
-from ..spread.run import SpreadForward
+from ..spread.run import ParallelForward
 from ..spread.stream import Stream
 from .features.attention_guidance import guided
 from .features.attention_override import override_in
 from .features.block_attention import BlockAttention
 from .features.compile import COMPILED
-from .features.networks import Beside, patches_of
+from .features.networks import NetworkCall, patches_of
 from .features.pose_cache import OPTION, PoseCaches
 from .features.skipped_blocks import REPLACED, replacements
 from .features.text import PreparedTexts
@@ -73,7 +73,7 @@ class ComfyModel:
         self._beside = declaration.concatenated_latent
         self._pipefusion_options = declaration.pipefusion_options
         self._numbers = TimestepNumbers(self.module)
-        self._spread = SpreadModel(self.module, declaration, stage, COMPILED)
+        self._spread = ParallelModel(self.module, declaration, stage, COMPILED)
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
         self.unknown: Sequence[str] = self._spread.unknown
 
@@ -110,7 +110,7 @@ class ComfyModel:
         picture_tokens: Placement | None,
         poses: PoseCaches,
         handed: BlockAttention,
-        networks: Sequence[Beside],
+        networks: Sequence[NetworkCall],
         fixed_options: Mapping[str, object],
     ) -> Tensor:
         """What ComfyUI's BaseModel does around its diffusion model, whose output this is.
@@ -174,16 +174,16 @@ def _sigmas(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: torch.as_tensor(value, dtype=torch.float32) for name, value in zip(SIGMAS, sigmas, strict=True)}
 
 
-class ComfyForward(SpreadForward):
+class ComfyForward(ParallelForward):
     """Runs a ComfyModel's stage.
 
     Attributes:
         networks: those that run beside the model's blocks.
     """
 
-    def __init__(self, model: ComfyModel, blocks: SpreadModel, execution: Execution) -> None:
+    def __init__(self, model: ComfyModel, blocks: ParallelModel, execution: Execution) -> None:
         super().__init__(blocks, execution, blocks.compiled_by(execution.compiler))
-        self.networks: Sequence[Beside] = ()
+        self.networks: Sequence[NetworkCall] = ()
         self._model = model
         self._run = model.run_on(execution.mesh.sequence.device)
         self._fixed_options = model.options_under(execution.plan)

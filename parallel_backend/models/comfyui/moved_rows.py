@@ -8,15 +8,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ...weights.files.entry import Entry, Run, join
+from ...weights.files.entry import Run, TensorEntry, join
 
 Process = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 """ComfyUI's change of a diffusion model's tensors before it loads them."""
 
 
 def moved_rows(
-    process: Process, tensors: Mapping[str, Tensor], made: Mapping[str, Tensor], entries: Mapping[int, Entry]
-) -> dict[str, Entry]:
+    process: Process, tensors: Mapping[str, Tensor], made: Mapping[str, Tensor], entries: Mapping[int, TensorEntry]
+) -> dict[str, TensorEntry]:
     """What `process` makes that is none of the tensors but rows of some, found by giving it numbers that tell the rows apart.
 
     Numbers are drawn, and each row has some: what ComfyUI has changed in any other way is not found again.
@@ -51,14 +51,14 @@ def moved_rows(
 class _Rows:
     """The rows of tensors, found by their numbers."""
 
-    def __init__(self, entries: Mapping[str, Entry], numbers: Mapping[str, Tensor]) -> None:
+    def __init__(self, entries: Mapping[str, TensorEntry], numbers: Mapping[str, Tensor]) -> None:
         self._entries = list(entries.values())
         self._numbers = list(numbers.values())
         firsts = torch.cat([each.flatten(1)[:, 0] if each.ndim > 1 else each for each in self._numbers])
         self._sorted, self._order = firsts.sort()
         self._starts = torch.tensor([0, *(len(each) for each in self._numbers)]).cumsum(0)
 
-    def entry(self, made: Tensor, shape: torch.Size) -> Entry | None:
+    def entry(self, made: Tensor, shape: torch.Size) -> TensorEntry | None:
         """A made tensor as runs of rows, the true one having this shape; None if it is anything else."""
         if made.dtype != torch.int64 or made.shape[:1] != shape[:1] or made.ndim != len(shape) or not made.numel():
             return None
@@ -82,7 +82,7 @@ class _Rows:
         return join(tuple(runs))
 
 
-def _is_plain(entry: Entry) -> bool:
+def _is_plain(entry: TensorEntry) -> bool:
     """Whether its rows can be taken apart."""
     return entry.dtype is not None and entry.scale is None and not entry.parts and bool(entry.shape)
 

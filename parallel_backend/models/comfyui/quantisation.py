@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import Refused
-from ...weights.files.checkpoint import Checkpoint, Entry
+from ...weights.files.checkpoint import Checkpoint, TensorEntry
 from ...weights.values import values_of
 from .file_values import file_values, named_values
 
@@ -33,16 +33,16 @@ class Opened:
     tensors: Mapping[str, Tensor]
     origins: Mapping[int, tuple[str, Tensor]]
 
-    def entries(self) -> dict[int, Entry]:
+    def entries(self) -> dict[int, TensorEntry]:
         """Where each of the tensors lies in the file, by its identity."""
         return {number: self.checkpoint.entries[name] for number, (name, _) in self.origins.items()}
 
-    def pairs(self) -> Iterator[tuple[Tensor, Entry]]:
+    def pairs(self) -> Iterator[tuple[Tensor, TensorEntry]]:
         """The file's tensors and where they lie in it, for `file_values`."""
         return ((tensor, self.checkpoint.entries[name]) for name, tensor in self.origins.values())
 
     def under(
-        self, tensors: Mapping[str, Tensor], rows: Mapping[str, Entry] = MappingProxyType({})
+        self, tensors: Mapping[str, Tensor], rows: Mapping[str, TensorEntry] = MappingProxyType({})
     ) -> tuple[Checkpoint, dict[str, Tensor]]:
         """The file's tensors under other names, and by layer what it says of quantisation.
 
@@ -53,7 +53,7 @@ class Opened:
             Refused: a tensor is none of the file's.
         """
         path = self.checkpoint.path
-        entries: dict[str, Entry] = {}
+        entries: dict[str, TensorEntry] = {}
         quantisation: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             layer, _, last = name.rpartition(".")

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import Refused
-from ...weights.files.checkpoint import Checkpoint, Entry
+from ...weights.files.checkpoint import Checkpoint, TensorEntry
 from ...weights.files.keymap import Piece
 from ...weights.formats.storage import PLAIN
-from ...weights.layers.quantised import PARTS, Parts
+from ...weights.layers.quantised import PARTS, QuantisedParts
 from .features.lora import merging_dtype, seed_of
 from .quantisation import settings_of
 
@@ -42,7 +42,7 @@ class OfParts(nn.Module):
     consists of, by ComfyUI's attribute, and `frame` whatever else it is.
     """
 
-    parts: Parts
+    parts: QuantisedParts
     kinds: dict[str, tuple[torch.dtype, tuple[int, ...]]]
     compute_dtype: torch.dtype
     weight_class: Any
@@ -66,7 +66,7 @@ class OfParts(nn.Module):
         for name in ("weight", *tensors):
             self._parameters.pop(name, None)
         self.compute_dtype = weight.dtype
-        self.parts = Parts()
+        self.parts = QuantisedParts()
         for name, (dtype, shape) in self.kinds.items():
             flat = torch.empty(math.prod(shape), dtype=dtype, device=META)
             self.parts.register_parameter(name, nn.Parameter(flat, requires_grad=False))
@@ -113,7 +113,7 @@ class OfParts(nn.Module):
 
 def quantise_layers(
     module: nn.Module, checkpoint: Checkpoint, quantisation: Mapping[str, Tensor], described: Any
-) -> dict[str, Entry]:
+) -> dict[str, TensorEntry]:
     """Put layers that multiply as `quantisation` says, by layer, in the place of a model's, on the meta device.
 
     Returns:
@@ -126,16 +126,16 @@ def quantise_layers(
 
     operations = comfy.ops.pick_operations(None, torch.float32, model_config=described)
 
-    class Linear(OfParts, operations.Linear):  # type: ignore[misc,name-defined]
-        """ComfyUI's, with weights of parts."""
+    class QuantisedLinear(OfParts, operations.Linear):  # type: ignore[misc,name-defined]
+        """ComfyUI's linear layer, with a weight of several tensors."""
 
         _apply = nn.Module._apply
 
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for layer, comfy_quant in quantisation.items():
         if f"{layer}.weight" not in checkpoint.entries:
             continue  # those of text encoders are in the same table
-        made = _load(Linear, module, checkpoint, layer, comfy_quant)
+        made = _load(QuantisedLinear, module, checkpoint, layer, comfy_quant)
         module.set_submodule(layer, made)
         for part, (dtype, _) in made.kinds.items():
             name = f"{layer}.{part}"
@@ -212,12 +212,12 @@ def _check_shapes(made: OfParts, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"a shape of {list(weight)} where {list(expected)} is needed")
 
 
-def _entry(entry: Entry, dtype: torch.dtype) -> Entry:
+def _entry(entry: TensorEntry, dtype: torch.dtype) -> TensorEntry:
     assert entry.dtype is not None
     storage = entry.storage if entry.dtype.is_floating_point else PLAIN[dtype]  # bytes may be stored as integers
     return replace(entry, storage=storage, shape=(math.prod(entry.shape),), kept=True)
 
 
-def pieces_of(entries: Mapping[str, Entry]) -> dict[str, Piece]:
+def pieces_of(entries: Mapping[str, TensorEntry]) -> dict[str, Piece]:
     """Each part is a tensor of its own name."""
     return {name: Piece(name, 0, entry.shape[0], ()) for name, entry in entries.items()}

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
-from ...weights.files.checkpoint import Checkpoint, Entry
+from ...weights.files.checkpoint import Checkpoint, TensorEntry
 from ...weights.files.keymap import KeyMap, Piece
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
@@ -49,7 +49,7 @@ class WholeConfig:
     described: Any
     base_model: Any
     tensors: Mapping[str, Tensor]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     shape: ModelShape
     latent_channels: int
     latent_dims: int

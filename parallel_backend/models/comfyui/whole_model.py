@@ -32,7 +32,7 @@ from .features.attention_override import override_in
 from .features.free_u import free_u_patches
 from .features.pose_cache import OPTION, PoseCaches
 from .features.skipped_blocks import REPLACED, replacements
-from .left_behind import LeftBehind
+from .left_behind import StateLeak
 from .model_run import ModelRun, end_run
 from .rows import CONTROL
 
@@ -51,7 +51,7 @@ class WholeModel:
         self.block_modules: Sequence[nn.Module] = ()
         self.features = 0
         self.unknown: Sequence[str] = ()
-        self.left_behind = LeftBehind(self.module)
+        self.left_behind = StateLeak(self.module)
         self._base = base
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import Refused
 from ..spread.attentions import Attentions
-from ..spread.compiled import Entry, attention
+from ..spread.compiled import CompiledEntry, attention
 
 Answer = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """Stands in for a scaled dot product: given q, k, v and the mask."""
@@ -87,5 +87,5 @@ def _run_answered(module: nn.Module, _: None, taken: list[None], args: Any, name
         return module.forward(*args, **named)
 
 
-ENTRY = Entry(_run_answered, options="")
+ENTRY = CompiledEntry(_run_answered, options="")
 """How diffusers' blocks come to call the operator of attention when they are compiled."""

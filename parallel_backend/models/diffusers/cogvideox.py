@@ -24,7 +24,7 @@ from ..declared.cogvideox import COGVIDEOX
 from ..family import Conditioning
 from ..inputs import Inputs
 from ..inspection import check_tensors, count_blocks, find_prefix, sizes
-from ..spread.blocks import SpreadModel
+from ..spread.blocks import ParallelModel
 from .cogvideox_keys import PATCH, cogvideox_keys, comfy_name
 from .cogvideox_positions import LEARNED, LEARNED_TEXT, SAMPLE, positions_for, rotary
 from .diffusers_family import DiffusersFamily, padded
@@ -246,7 +246,7 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
     def call(self, config: CogVideoXConfig) -> Call:
         """With ComfyUI's conditioning, and dimensions in ComfyUI's order."""
 
-        def call(spread: SpreadModel, latent: Tensor, inputs: Inputs) -> Tensor:
+        def call(spread: ParallelModel, latent: Tensor, inputs: Inputs) -> Tensor:
             conditioning, rope = inputs.conditioning, None
             x = torch.cat([latent, conditioning["concat"]], dim=1) if "concat" in conditioning else latent
             x = padded(x, PATCH).transpose(1, 2)

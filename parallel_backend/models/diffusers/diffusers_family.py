@@ -19,7 +19,7 @@ from ..spread.picture import Picture
 from .model import Call, DiffusersModel
 
 
-class Config(Protocol):
+class DiffusersConfig(Protocol):
     """A model's configuration, read off its tensors."""
 
     @property
@@ -27,7 +27,7 @@ class Config(Protocol):
         """Latent values that are one token."""
 
 
-C = TypeVar("C", bound=Config)
+C = TypeVar("C", bound=DiffusersConfig)
 
 
 class DiffusersFamily(ABC, Generic[C]):

@@ -10,13 +10,13 @@ from ...weights.layers.cast import use_cast_layers
 from ..family import Execution, Stage
 from ..inputs import Inputs
 from ..region import Region
-from ..spread.blocks import SpreadModel
+from ..spread.blocks import ParallelModel
 from ..spread.declaration import Declaration
 from ..spread.picture import Picture, as_patch_size
-from ..spread.run import SpreadForward
+from ..spread.run import ParallelForward
 from .attention import ENTRY, answer_attention
 
-Call = Callable[[SpreadModel, Tensor, Inputs], Tensor]
+Call = Callable[[ParallelModel, Tensor, Inputs], Tensor]
 """How a model is called: its output `[batch, channels, ...]` for a latent of this shape, in ComfyUI's order of dimensions."""
 
 
@@ -39,7 +39,7 @@ class DiffusersModel:
         self.module = module.eval().requires_grad_(False)
         self._patch_size = declaration.patch_size(module)
         self._call = call
-        self._spread = SpreadModel(module, declaration, stage, ENTRY)
+        self._spread = ParallelModel(module, declaration, stage, ENTRY)
         self.block_modules: Sequence[nn.Module] = self._spread.blocks
         self.unknown: Sequence[str] = self._spread.unknown
         answer_attention(module, lambda: self._spread.now.attentions)
@@ -61,10 +61,10 @@ class DiffusersModel:
         return self._call(self._spread, latent, inputs)
 
 
-class DiffusersForward(SpreadForward):
+class DiffusersForward(ParallelForward):
     """Runs a DiffusersModel's stage."""
 
-    def __init__(self, model: DiffusersModel, blocks: SpreadModel, execution: Execution) -> None:
+    def __init__(self, model: DiffusersModel, blocks: ParallelModel, execution: Execution) -> None:
         super().__init__(blocks, execution, blocks.compiled_by(execution.compiler))
         self._model = model
 

@@ -24,7 +24,7 @@ from ..declared.pixart import PIXART
 from ..family import Conditioning
 from ..inputs import Inputs
 from ..inspection import check_tensors, count_blocks, find_prefix, sizes
-from ..spread.blocks import SpreadModel
+from ..spread.blocks import ParallelModel
 from .diffusers_family import DiffusersFamily, padded
 from .model import Call
 from .pixart_keys import PATCH, TIME_FEATURES, pixart_keys
@@ -201,7 +201,7 @@ def _read_config(part: Checkpoint, names: Mapping[str, str]) -> PixArtConfig:
     )
 
 
-def _call(spread: SpreadModel, latent: Tensor, inputs: Inputs) -> Tensor:
+def _call(spread: ParallelModel, latent: Tensor, inputs: Inputs) -> Tensor:
     """The predicted noise; what the model says of the variance is not used."""
     conditioning = inputs.conditioning
     mask = conditioning.get("attention_mask")

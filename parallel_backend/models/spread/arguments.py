@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...errors import Refused
 from ...transfers import to_device
-from .call import Call
+from .call import CallLayout
 from .declaration import (
     Argument,
     AttentionBias,
@@ -145,7 +145,7 @@ class Arguments:
             raise self._refused(name, "hides tokens of the picture, which is not supported")
         return torch.arange(length)[~text.cpu()]
 
-    def local(self, values: Mapping[str, Any], streams: Mapping[str, Stream], call: Call) -> dict[str, Any]:
+    def local(self, values: Mapping[str, Any], streams: Mapping[str, Stream], call: CallLayout) -> dict[str, Any]:
         """What the block is called with on this rank.
 
         Raises:
@@ -172,7 +172,7 @@ class Arguments:
         argument: Argument,
         placements: Mapping[str, Placement],
         batch: int,
-        call: Call,
+        call: CallLayout,
     ) -> Any:
         match argument:
             case PerToken(streams, dim):
@@ -252,7 +252,7 @@ class Arguments:
         return first, last, *(tree_map_only(Tensor, rows, other) for other in others)
 
     def _by_part(
-        self, name: str, value: Any, each: int, whole: bool, kind: StreamKind, placement: Placement, call: Call
+        self, name: str, value: Any, each: int, whole: bool, kind: StreamKind, placement: Placement, call: CallLayout
     ) -> Tensor:
         """For each run of tokens of this rank the values of its part."""
         positions = positions_of(placement, call.rank)
@@ -319,7 +319,7 @@ def _one_behind_the_other(placements: Sequence[Placement], rank: int) -> Tensor:
     return torch.cat(runs)
 
 
-def _by_frame(value: Tensor, placement: Placement, call: Call) -> Tensor:
+def _by_frame(value: Tensor, placement: Placement, call: CallLayout) -> Tensor:
     """Each token's row; a frame's row is repeated as ComfyUI's Wan does it (`repeat_e`)."""
     frames, length = value.shape[1], placement.length
     positions = positions_of(placement, call.rank)

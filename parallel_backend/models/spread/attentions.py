@@ -19,7 +19,7 @@ from ...errors import Refused
 from ...layout import SequenceSplit
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
-from .call import Call
+from .call import CallLayout
 from .declaration import (
     Attention,
     DistributedAttention,
@@ -212,7 +212,7 @@ class Attentions:
         caches: kept from call to call where the picture is cut into patches.
     """
 
-    def __init__(self, call: Call, mesh: Mesh, plan: ResolvedPlan, caches: Caches | None) -> None:
+    def __init__(self, call: CallLayout, mesh: Mesh, plan: ResolvedPlan, caches: Caches | None) -> None:
         self._call = call
         self._mesh = mesh
         self._choice = choice = plan.attention
@@ -413,7 +413,7 @@ class Attentions:
 
 
 def without_prefix(
-    call: Call, block: BlockCall, attention: PrefixedAttention, operands: Operands
+    call: CallLayout, block: BlockCall, attention: PrefixedAttention, operands: Operands
 ) -> tuple[Operands, Tensor, Placement]:
     """Return the picture's operands, the prefix's keys and values, and the placement of the picture's tokens.
 

@@ -1,4 +1,4 @@
-"""Doorways: what stands in the place of a model's blocks and hands them this rank's tokens."""
+"""Hooks that replace a model's blocks and pass each block only this rank's tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .arguments import OPTIONS, Arguments
 from .attentions import BlockCall
 from .by_heads import OfSomeHeads
 from .call import StageOver
-from .compiled import CompiledBlocks, Entry
+from .compiled import CompiledBlocks, CompiledEntry
 from .declaration import (
     Attention,
     BlockGroup,
@@ -27,8 +27,8 @@ from .declaration import (
     PrefixedTokens,
     TokenPosition,
 )
-from .forward import Forward
-from .handed import BlockOfSomeHeads, HandedAttention, SomeHeads
+from .forward import RankForward
+from .handed import BlockOfSomeHeads, InjectedFunction, SomeHeads
 from .layer_operator import LayerOperator, layer_operators
 from .modulation import of_vectors
 from .module_attention import answered
@@ -90,10 +90,13 @@ def paths_of(module: nn.Module, group: BlockGroup) -> list[str]:
     return [group.path]
 
 
-class Doorway(nn.Module):
-    """Stands in a block's place; `way` gets the block's arguments. What is asked of it besides, `inside` has, if given.
+class BlockHook(nn.Module):
+    """A module in a block's place.
 
-    `ways` are those of other methods of the block's than its forward.
+    Args:
+        way: the function that is called in place of the block's forward, with its arguments.
+        inside: the module that other attributes are read from.
+        ways: functions that are called in place of other methods of the block.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class Doorway(nn.Module):
         return super().__getattr__(name) if self.inside is None else getattr(self.inside, name)
 
 
-class SpreadModel:
+class ParallelModel:
     """A model whose blocks run on the tokens of one rank.
 
     Args:
@@ -128,43 +131,45 @@ class SpreadModel:
         unknown: what the source of any stage's blocks gives attention and only ComfyUI's own kernels know, by name.
     """
 
-    def __init__(self, module: nn.Module, declaration: Declaration, stage: Stage, entry: Entry) -> None:
+    def __init__(self, module: nn.Module, declaration: Declaration, stage: Stage, entry: CompiledEntry) -> None:
         self.module = module
         self._entry = entry
         self._compiled: dict[str, CompiledBlocks] = {}
         self.blocks: list[nn.Module] = []
-        self.running: Forward | None = None
-        doors: dict[str, Doorway] = {}
+        self.running: RankForward | None = None
+        doors: dict[str, BlockHook] = {}
         every = blocks_of(module, declaration)
         self._every = {block.path: block for block in every}
         found = (unknown_arguments(block.module, attentions_of(block.group, block.module)) for block in every)
         self.unknown = sorted({name for names in found for name in names})
         for block in every:
             if stage.start <= block.unit < stage.stop:
-                through = functools.partial(_Through, self, index=len(self.blocks), last=block is every[-1])
+                through = functools.partial(_LocalBlock, self, index=len(self.blocks), last=block is every[-1])
                 doors[block.path] = _door(block, through)
                 self.blocks.append(block.module)
             else:
-                doors[block.path] = _door(block, functools.partial(_Past, self, before=block.unit < stage.start))
+                doors[block.path] = _door(
+                    block, functools.partial(_SkippedBlock, self, before=block.unit < stage.start)
+                )
                 module.set_submodule(block.path, nn.Identity())
         for group in declaration.embeddings:
             for path in paths_of(module, group):
                 embedding = module.get_submodule(path)
-                doors[path] = Doorway(_TokenWise(self, path, group, Arguments(group, embedding), embedding))
+                doors[path] = BlockHook(_TokenWiseModule(self, path, group, Arguments(group, embedding), embedding))
         for group in declaration.between:
             for path in paths_of(module, group):
                 adding = module.get_submodule(path)
-                doors[path] = Doorway(_Between(self, path, group, Arguments(group, adding), adding))
+                doors[path] = BlockHook(_AddedTokens(self, path, group, Arguments(group, adding), adding))
         for path in declaration.positions:
             inside = module.get_submodule(path)
-            doors[path] = Doorway(_Once(self, path, inside), inside)
+            doors[path] = BlockHook(_CachedModule(self, path, inside), inside)
         for group in declaration.output_layers:
             for path in paths_of(module, group):
                 head = module.get_submodule(path)
                 if stage.last:
-                    doors[path] = Doorway(_TokenWise(self, path, group, Arguments(group, head), head), head)
+                    doors[path] = BlockHook(_TokenWiseModule(self, path, group, Arguments(group, head), head), head)
                 else:
-                    doors[path] = Doorway(_stage_over, head)
+                    doors[path] = BlockHook(_stage_over, head)
                     module.set_submodule(path, nn.Identity())
         self.entered = _with_doors(module, doors)
 
@@ -191,17 +196,17 @@ class SpreadModel:
         )
 
     @property
-    def now(self) -> Forward:
+    def now(self) -> RankForward:
         """The forward that is running."""
         assert self.running is not None, "a block was called outside of a forward"
         return self.running
 
 
-def _door(block: Block, way: Callable[[Block], Callable[..., Any]]) -> Doorway:
+def _door(block: Block, way: Callable[[Block], Callable[..., Any]]) -> BlockHook:
     """With a way for each method that the model calls of the block, as which it is done when its group's own has run."""
     others = [replace(block, group=group, ends_unit=False) for group in block.group.other_methods]
     ways = {each.group.method: way(each) for each in (block, *others)}
-    return Doorway(ways.pop("forward", None), ways=ways)
+    return BlockHook(ways.pop("forward", None), ways=ways)
 
 
 def _with_doors(module: nn.Module, doors: Mapping[str, nn.Module]) -> nn.Module:
@@ -226,10 +231,10 @@ def _stage_over(*_: Any, **__: Any) -> Any:
     raise StageOver
 
 
-class _Through:
-    """The way into a block of this stage; `last` says that no stage has one behind it."""
+class _LocalBlock:
+    """Runs one block of this stage on the rank's local tokens. `last` is true for the last block of the model."""
 
-    def __init__(self, model: SpreadModel, block: Block, index: int, last: bool) -> None:
+    def __init__(self, model: ParallelModel, block: Block, index: int, last: bool) -> None:
         self._model = model
         self._block = block
         self._arguments = Arguments(block.group, block.module)
@@ -279,10 +284,10 @@ class _Through:
         return _with_doors(self._block.module, layer_operators(self._block.module))
 
 
-class _Past:
-    """The way past a block of another stage, `before` or behind this one: what it gives is there."""
+class _SkippedBlock:
+    """Takes the place of a block of another stage. It returns streams without data. `before`: the stage comes before this one."""
 
-    def __init__(self, model: SpreadModel, block: Block, before: bool) -> None:
+    def __init__(self, model: ParallelModel, block: Block, before: bool) -> None:
         self._model = model
         self._block = block
         self._arguments = Arguments(block.group, block.module)
@@ -300,11 +305,11 @@ class _Past:
         return shells[0] if len(shells) == 1 else tuple(shells)
 
 
-class _TokenWise:
-    """The way into what makes tokens, or turns them into the output, one by one."""
+class _TokenWiseModule:
+    """Runs a module that computes each token by itself, such as an embedding or an output layer, on the rank's local tokens."""
 
     def __init__(
-        self, model: SpreadModel, path: str, group: BlockGroup, arguments: Arguments, module: nn.Module
+        self, model: ParallelModel, path: str, group: BlockGroup, arguments: Arguments, module: nn.Module
     ) -> None:
         self._model = model
         self._path = path
@@ -320,10 +325,10 @@ class _TokenWise:
         return _returned(self._group, out, streams)
 
 
-class _Modulation:
-    """The way into what makes a block's modulation."""
+class _SharedModulation:
+    """Computes a block's modulation once for all patches of a model call."""
 
-    def __init__(self, model: SpreadModel, path: str, module: nn.Module) -> None:
+    def __init__(self, model: ParallelModel, path: str, module: nn.Module) -> None:
         self._model = model
         self._path = path
         self._make = of_vectors(module)
@@ -332,8 +337,8 @@ class _Modulation:
         return self._model.now.modulation(self._path, tensor, self._make)
 
 
-class _Between(_TokenWise):
-    """The way into what adds to tokens between blocks: where they are, and where this rank has some before its boundary."""
+class _AddedTokens(_TokenWiseModule):
+    """Runs a module that adds something to tokens between blocks, on the stage and the ranks that have these tokens."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self._arguments.bind(args, kwargs)
@@ -347,10 +352,10 @@ class _Between(_TokenWise):
         return _returned(self._group, self._arguments.call(self._module.forward, local), streams)
 
 
-class _Once:
-    """The way into what makes positions, once a run."""
+class _CachedModule:
+    """Computes positions once a run."""
 
-    def __init__(self, model: SpreadModel, path: str, module: nn.Module) -> None:
+    def __init__(self, model: ParallelModel, path: str, module: nn.Module) -> None:
         self._model = model
         self._path = path
         self._module = module
@@ -361,11 +366,11 @@ class _Once:
 
 
 def _handed(
-    block: Block, values: Mapping[str, Any], placements: Mapping[str, Placement], now: Forward
-) -> dict[str, HandedAttention]:
+    block: Block, values: Mapping[str, Any], placements: Mapping[str, Placement], now: RankForward
+) -> dict[str, InjectedFunction]:
     """What a block calls in its attention's place, by the argument."""
     return {
-        name: HandedAttention(
+        name: InjectedFunction(
             block.module.get_submodule(declared.module),
             declared,
             values[name],
@@ -378,21 +383,21 @@ def _handed(
     }
 
 
-def _modulations(model: SpreadModel, block: Block) -> dict[str, Doorway]:
+def _modulations(model: ParallelModel, block: Block) -> dict[str, BlockHook]:
     """For those that the block has: some models' modulation is not their blocks' own."""
     inside = dict(block.module.named_modules())
     paths = [path for path in block.group.modulations if path in inside]
-    return {path: Doorway(_Modulation(model, f"{block.path}.{path}", inside[path])) for path in paths}
+    return {path: BlockHook(_SharedModulation(model, f"{block.path}.{path}", inside[path])) for path in paths}
 
 
-def _by_heads(model: SpreadModel, block: Block, attentions: Sequence[Attention]) -> dict[str, Doorway]:
+def _by_heads(model: ParallelModel, block: Block, attentions: Sequence[Attention]) -> dict[str, BlockHook]:
     """For submodules whose attention runs for all tokens and some of the heads."""
     doors = {}
     for attention in attentions:
         if isinstance(attention, HeadParallelAttention):
             inside = block.module.get_submodule(attention.module)
             way = OfSomeHeads(inside, attention, lambda: model.now)
-            doors[attention.module] = Doorway(inside.forward, inside, {attention.method: way})
+            doors[attention.module] = BlockHook(inside.forward, inside, {attention.method: way})
     return doors
 
 
@@ -402,7 +407,7 @@ def attentions_of(group: BlockGroup, block: nn.Module) -> Sequence[Attention]:
 
 
 def _streams(
-    path: str, group: BlockGroup, arguments: Arguments, values: Mapping[str, Any], now: Forward
+    path: str, group: BlockGroup, arguments: Arguments, values: Mapping[str, Any], now: RankForward
 ) -> dict[str, Stream]:
     found = {}
     for name, kind in group.streams.items():

@@ -15,7 +15,7 @@ from .arguments import OPTIONS
 from .compiled import OVERRIDE
 from .declaration import HeadParallelAttention
 from .every_token import all_tokens, back_here, here
-from .forward import Forward
+from .forward import RankForward
 
 
 class OfSomeHeads:
@@ -28,7 +28,7 @@ class OfSomeHeads:
         Refused: the submodule has not what is declared.
     """
 
-    def __init__(self, inside: nn.Module, attention: HeadParallelAttention, now: Callable[[], Forward]) -> None:
+    def __init__(self, inside: nn.Module, attention: HeadParallelAttention, now: Callable[[], RankForward]) -> None:
         self._inside = inside
         self._attention = attention
         self._now = now
@@ -97,7 +97,7 @@ def _narrower(tensor: Tensor, own: int, heads: int) -> Tensor:
     return tensor.view(-1)[:needed].view(shape)
 
 
-def _answered(options: Mapping[str, Any], now: Forward, run: slice, heads: int) -> dict[str, Any]:
+def _answered(options: Mapping[str, Any], now: RankForward, run: slice, heads: int) -> dict[str, Any]:
     """The options with what answers for some heads and all tokens."""
     answer = now.attentions.of_heads(run, heads)
     others = {name: value for name, value in options.items() if name != OVERRIDE}

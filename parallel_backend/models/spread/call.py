@@ -21,7 +21,7 @@ class StageOver(Exception):
     """This stage has done its part of the forward."""
 
 
-class Call:
+class CallLayout:
     """Where the tokens of one call are.
 
     Args:

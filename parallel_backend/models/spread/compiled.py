@@ -96,7 +96,7 @@ def _shape_of_attention(
 
 
 @dataclass(frozen=True)
-class Entry:
+class CompiledEntry:
     """How a block is run with its attention as an operator.
 
     Attributes:
@@ -112,7 +112,7 @@ class Entry:
 class CompiledBlocks:
     """The blocks of a model, compiled by one of torch.compile's backends as they come."""
 
-    def __init__(self, backend: str, entry: Entry) -> None:
+    def __init__(self, backend: str, entry: CompiledEntry) -> None:
         from torch._dynamo import config, exc, utils  # takes a while, and few compile
         from torch.fx.experimental import _config
 

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from ...attention.function_attention import OrderedHeadExchange
 from .attentions import with_idle, without_idle
-from .forward import Forward
+from .forward import RankForward
 from .placement import Placement, order_of
 
 
-def all_tokens(now: Forward, placement: Placement, heads: int) -> OrderedHeadExchange:
+def all_tokens(now: RankForward, placement: Placement, heads: int) -> OrderedHeadExchange:
     """The exchange of a stream's tokens for some of so many heads."""
     layout, ranks = now.call.layout, now.mesh.sequence
 
@@ -20,13 +20,13 @@ def all_tokens(now: Forward, placement: Placement, heads: int) -> OrderedHeadExc
     return layout.once(("all tokens", heads, placement), make)
 
 
-def here(x: Tensor, placement: Placement, now: Forward) -> Tensor:
+def here(x: Tensor, placement: Placement, now: RankForward) -> Tensor:
     """`[batch, tokens, heads, head_dim]` of this rank, less the token that stands in for none."""
     count = placement.counts[now.call.rank]
     return without_idle(x.transpose(1, 2), [max(1, count)], [count]).transpose(1, 2)
 
 
-def back_here(x: Tensor, placement: Placement, now: Forward) -> Tensor:
+def back_here(x: Tensor, placement: Placement, now: RankForward) -> Tensor:
     """The reverse of `here`."""
     count = placement.counts[now.call.rank]
     return with_idle(x, [max(1, count)], [count])

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ...mesh import Mesh
 from .arrivals import Arrivals
 from .attentions import Attentions
-from .call import Call
+from .call import CallLayout
 from .compiled import CompiledBlocks
 from .modulation import Vector
 from .stream import HERE, RIGHT, Stream
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Forward:
+class RankForward:
     """One forward on one rank.
 
     Attributes:
@@ -41,7 +41,7 @@ class Forward:
         turns: how often each block has run, by number; VACE's run once for each control video.
     """
 
-    call: Call
+    call: CallLayout
     attentions: Attentions
     mesh: Mesh
     arrivals: Arrivals

@@ -13,13 +13,13 @@ from ...errors import Refused
 from ...layout import SequenceSplit, length
 from .declaration import InjectedAttention
 from .every_token import all_tokens, back_here, here
-from .forward import Forward
+from .forward import RankForward
 from .placement import Placement
 
 WAY_OUT = "remove that node, or use Load Diffusion Model"
 
 
-class HandedAttention:
+class InjectedFunction:
     """What the block calls in its attention's place.
 
     Args:
@@ -30,7 +30,7 @@ class HandedAttention:
 
     def __init__(
         self, inside: Any, declared: InjectedAttention, function: Callable[..., Tensor], values: Mapping[str, Any],
-        placement: Placement, now: Forward,
+        placement: Placement, now: RankForward,
     ) -> None:  # fmt: skip
         self._inside = inside
         self._declared = declared
@@ -125,7 +125,7 @@ class Rows:
 class SomeHeads:
     """A submodule as a node's attention sees it: of this rank's heads alone."""
 
-    def __init__(self, inside: Any, declared: InjectedAttention, now: Callable[[], Forward]) -> None:
+    def __init__(self, inside: Any, declared: InjectedAttention, now: Callable[[], RankForward]) -> None:
         self._inside = inside
         self._declared = declared
         self._now = now

@@ -18,7 +18,7 @@ from ...layout import SequenceSplit
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
 from .attentions import BlockCall, Kernel, Operands, shared_heads, with_idle, without_idle, without_prefix
-from .call import Call
+from .call import CallLayout
 from .declaration import (
     Attention,
     DistributedAttention,
@@ -44,7 +44,7 @@ class FunctionOverride:
         plan: without Ring and patches; says in how many chunks heads are exchanged, and in which type.
     """
 
-    def __init__(self, function: OfHeads, call: Call, mesh: Mesh, plan: ResolvedPlan) -> None:
+    def __init__(self, function: OfHeads, call: CallLayout, mesh: Mesh, plan: ResolvedPlan) -> None:
         assert plan.ring == plan.patches == 1, "the host refuses it"
         self._function = function
         self._call = call

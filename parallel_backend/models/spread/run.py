@@ -13,11 +13,11 @@ from ..family import Execution
 from ..inputs import Inputs, PatchForward
 from .arrivals import Arrivals
 from .attentions import Attentions, Caches
-from .blocks import SpreadModel
-from .call import Call, StageOver
+from .blocks import ParallelModel
+from .call import CallLayout, StageOver
 from .compiled import OVERRIDE, CompiledBlocks
 from .declaration import LatentTokens
-from .forward import Forward
+from .forward import RankForward
 from .overriding import FunctionOverride, OfHeads
 from .picture import Picture, by
 from .placement import Placement
@@ -27,7 +27,7 @@ Compute = Callable[[Tensor, Mapping[str, Any]], Tensor]
 """The model's forward, given a latent and transformer_options."""
 
 
-class SpreadForward:
+class ParallelForward:
     """Runs this rank's blocks of a model.
 
     Args:
@@ -37,7 +37,7 @@ class SpreadForward:
         override: answers attention in the kernels' place, if it is not None.
     """
 
-    def __init__(self, model: SpreadModel, execution: Execution, compiled: CompiledBlocks | None = None) -> None:
+    def __init__(self, model: ParallelModel, execution: Execution, compiled: CompiledBlocks | None = None) -> None:
         self._blocks = model
         self._mesh = execution.mesh
         self._plan = execution.plan
@@ -80,7 +80,7 @@ class SpreadForward:
             Refused: the model's output is of another size than the latent.
         """
         key, count = inputs.key, self._plan.patches
-        call = Call(self._mesh.sequence, self._layout_of(picture, patch), inputs.device)
+        call = CallLayout(self._mesh.sequence, self._layout_of(picture, patch), inputs.device)
         caches = None
         if count > 1:
             if patch is None:
@@ -93,7 +93,7 @@ class SpreadForward:
             attentions.overriding = FunctionOverride(self.override, call, self._mesh, self._plan)
         kept = self._kept.setdefault((key, picture), {})
         modulations = self._modulations_of(key, patch)
-        self._blocks.running = Forward(
+        self._blocks.running = RankForward(
             call,
             attentions,
             self._mesh,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...distributed_tensor import DistributedTensor, Rules, of_parts
+from ...distributed_tensor import DispatchRules, DistributedTensor, of_parts
 from .placement import Placement
 from .token_layout import TokenLayout
 
@@ -23,7 +23,7 @@ LEFT, HERE, RIGHT = -1, 0, 1
 """Where a stream's tokens are: with the stage before, on this one, with a later one. Elsewhere `local` has no data."""
 
 
-class Ranks(Protocol):
+class CallRanks(Protocol):
     """What a stream asks of the model call that it belongs to."""
 
     rank: int
@@ -50,7 +50,7 @@ class Stream(DistributedTensor):
     """
 
     placement: Placement
-    call: Ranks
+    call: CallRanks
     side: int
     grid: tuple[int, ...]
 
@@ -60,7 +60,7 @@ class Stream(DistributedTensor):
         local: Tensor,
         placement: Placement,
         along: int,
-        call: Ranks,
+        call: CallRanks,
         side: int = HERE,
         grid: tuple[int, ...] = (),
     ) -> Stream:
@@ -99,7 +99,7 @@ class Stream(DistributedTensor):
         self.local, self.side = self.local.to("meta"), side
 
     @classmethod
-    def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rules:
+    def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DispatchRules:
         """Joins and slices along tokens, and element-wise operations."""
         return RULES
 
@@ -198,4 +198,4 @@ def _of_length(tensor: Tensor, dim: int, count: int) -> Tensor:
     return tensor.new_empty((*tensor.shape[:dim], count, *tensor.shape[dim + 1 :]))
 
 
-RULES = Rules({aten.cat.default: _join, aten.slice.Tensor: _slice}, _element_wise)
+RULES = DispatchRules({aten.cat.default: _join, aten.slice.Tensor: _slice}, _element_wise)

@@ -6,7 +6,7 @@ import msgspec
 
 from ...layout import SequenceSplit
 from ..plan import ResolvedPlan
-from .cost import Cost, Job, cost
+from .cost import DenoiseJob, StepCost, cost
 from .profiles import ModelShape, Profile
 
 MOST = 4
@@ -16,7 +16,9 @@ PAYS = 0.99
 """Part of a step's time below which a prediction is believed."""
 
 
-def in_chunks(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> tuple[ResolvedPlan, Cost]:
+def in_chunks(
+    plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile
+) -> tuple[ResolvedPlan, StepCost]:
     """The plan with as many chunks as it is predicted to be fastest with, and its cost.
 
     One, where it is little faster with more, and under Ring, whose hops hide behind the same attention and would each come

@@ -40,7 +40,7 @@ Lacking = Callable[[int, int, int], float]
 
 
 @dataclass(frozen=True)
-class Job:
+class DenoiseJob:
     """What is denoised: tokens of one batch item, whether a negative branch takes part.
 
     `element` is bytes of an element of activations, `weight_element` of weights (fp8 and GGUF have less). `expansion` are the
@@ -61,7 +61,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCost:
     """Seconds a step on average over the job, and what they are made of (also seconds a step); bytes of each rank.
 
     `device` is matmul, attention and memory traffic; `ulysses`, `ring`, `pipeline`, `cfg` and `gather` are the parts of
@@ -157,13 +157,13 @@ class Needs:
         return self.gathered + self.activations
 
 
-def needs(plan: ResolvedPlan, model: ModelShape, job: Job) -> Needs:
+def needs(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> Needs:
     """What any rank needs of its device for a job, each part by itself, besides the context of the device."""
     every = needs_by_rank(plan, model, job)
     return Needs(*(max(getattr(one, part) for one in every) for part in ("weights", "gathered", "activations")))
 
 
-def needs_by_rank(plan: ResolvedPlan, model: ModelShape, job: Job) -> list[Needs]:
+def needs_by_rank(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> list[Needs]:
     """What each rank needs: it holds its stage's blocks, and computes with its own tokens."""
     starts = [sum(plan.stages[:stage]) for stage in range(plan.pipefusion)]
     held = [_held(plan, model, job, first, count) for first, count in zip(starts, plan.stages, strict=True)]
@@ -175,13 +175,13 @@ def needs_by_rank(plan: ResolvedPlan, model: ModelShape, job: Job) -> list[Needs
     return found
 
 
-def needed_by_rank(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> tuple[float, ...]:
+def needed_by_rank(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> tuple[float, ...]:
     """Bytes that each rank needs of its device in all."""
     beside = _beside_the_model(plan, profile)
     return tuple(one.weights + one.working + beside for one in needs_by_rank(plan, model, job))
 
 
-def lacking(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> Lacking:
+def lacking(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> Lacking:
     """What the ranks of a plan's stages lack, however the blocks are cut."""
     working, beside = _working(plan, model, job), _beside_the_model(plan, profile)
 
@@ -199,7 +199,7 @@ def lacking(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -
     return lacks
 
 
-def _held(plan: ResolvedPlan, model: ModelShape, job: Job, first: int, count: int) -> tuple[float, float]:
+def _held(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, first: int, count: int) -> tuple[float, float]:
     """Bytes of weights of a rank whose stage has these blocks, and of those that it gathers."""
     held = model.weights(first, count)
     weights, gathered = float(held + model.other_weights), 0.0
@@ -212,7 +212,7 @@ def _held(plan: ResolvedPlan, model: ModelShape, job: Job, first: int, count: in
     return weights * job.weight_element, gathered * job.weight_element
 
 
-def _working(plan: ResolvedPlan, model: ModelShape, job: Job) -> list[tuple[float, float]]:
+def _working(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> list[tuple[float, float]]:
     """Bytes of each sequence rank's activations and an expanded matrix, and of a block's keys and values if patches keep them."""
     if model.whole:
         return [(LATENTS * job.batch * job.image_tokens * model.channels * 4 + whole_bytes(plan, job), 0.0)]
@@ -255,29 +255,29 @@ def _beside_the_model(plan: ResolvedPlan, profile: Profile) -> float:
     return device.context + (connections(plan) + rows_connections(plan)) * device.connection
 
 
-def items(plan: ResolvedPlan, job: Job) -> int:
+def items(plan: ResolvedPlan, job: DenoiseJob) -> int:
     """Batch items, of both sides where they are computed together, that a rank computes at once, at the most."""
     return max(map(length, plan.parts(job.batch))) * sides(plan, job)
 
 
-def sides(plan: ResolvedPlan, job: Job) -> int:
+def sides(plan: ResolvedPlan, job: DenoiseJob) -> int:
     """The sides that a rank computes together."""
     return 2 if job.two_sided and plan.cfg == 1 else 1
 
 
-def whole_bytes(plan: ResolvedPlan, job: Job) -> float:
+def whole_bytes(plan: ResolvedPlan, job: DenoiseJob) -> float:
     """What a rank computes with whose forwards are not spread."""
     return items(plan, job) * job.item_bytes + job.expanded
 
 
-def cost(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> Cost:
+def cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> StepCost:
     """What a plan costs for a job on a machine."""
     if model.whole:
         return _whole_cost(plan, model, job, profile)
     return _Estimate(plan, model, job, profile).total()
 
 
-def _whole_cost(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> Cost:
+def _whole_cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> StepCost:
     """Of forwards that are not spread, each on one rank: as long as the slowest takes, and both sides' exchange.
 
     `held`, `needed` and `free` are those of all plans.
@@ -289,7 +289,7 @@ def _whole_cost(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profil
     latent = 4.0 * math.ceil(job.batch / plan.data) * job.image_tokens * model.channels
     flows = [(0, 1, latent), (1, 0, latent)] if plan.cfg > 1 else []
     every = needs_by_rank(plan, model, job)
-    return Cost(
+    return StepCost(
         device=max(seconds),
         **dict.fromkeys(("ulysses", "ring", "pipeline", "gather", "launch", "fill"), 0.0),
         cfg=transfer_seconds(flows, profile.levels),
@@ -317,7 +317,7 @@ class _Pass:
 class _Estimate:
     """What one step of a job costs under a plan, part by part."""
 
-    def __init__(self, plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> None:
+    def __init__(self, plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> None:
         self.plan, self.model, self.job, self.profile = plan, model, job, profile
         self.batch = items(plan, job)
         self.text = job.text_tokens if model.joint_text else 0
@@ -326,17 +326,17 @@ class _Estimate:
         self.needed = needed_by_rank(plan, model, job, profile)
         self.free = tuple(map(profile.memory, range(plan.world_size)))
 
-    def total(self) -> Cost:
+    def total(self) -> StepCost:
         plan, job = self.plan, self.job
         whole = [self._pass(stage, job.image_tokens, self.text, False) for stage in range(plan.pipefusion)]
         cfg = self._cfg()
         if plan.patches == 1 and plan.pipefusion == 1:
             (one,) = whole
             seconds = one.device, one.ulysses, one.ring, 0, cfg, one.gather, one.launch, 0
-            return Cost(*seconds, self.held, self.needed, self.free)
+            return StepCost(*seconds, self.held, self.needed, self.free)
         return self._piped(whole, cfg)
 
-    def _piped(self, whole: list[_Pass], cfg: float) -> Cost:
+    def _piped(self, whole: list[_Pass], cfg: float) -> StepCost:
         """Steps in patches: each stage works without pause unless a patch's round trip takes longer than the step."""
         plan, job = self.plan, self.job
         largest = max(length(run) for run in cut(job.image_tokens, plan.patches))
@@ -358,7 +358,7 @@ class _Estimate:
             return float(getattr(first[slowest], name) + patches) * steady
 
         fill = (warm_steps * warm_up + (round_trip - round_trip / plan.pipefusion) * bool(steady)) / job.steps
-        return Cost(
+        return StepCost(
             device=part("device"),
             ulysses=part("ulysses"),
             ring=part("ring"),

@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...cache import Store
+from ...cache import DiskCache
 from ...comm.device_events import DeviceEvents
 from ...transfers import empty_pinned
 from ..plan import COMPILER
@@ -75,7 +75,7 @@ class BlockTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Kept = TypeVar("Kept", Machine, BlockTimes)
 
 
-class Ranks(Protocol):
+class MeasuredRanks(Protocol):
     """The part of a Communicator that is measured."""
 
     @property
@@ -91,7 +91,7 @@ class Ranks(Protocol):
 
 def measure(
     device: torch.device,
-    ranks: Ranks,
+    ranks: MeasuredRanks,
     connection: float,
     kinds: Sequence[str],
     attend: Callable[[Tensor, Tensor, Tensor], object],
@@ -147,8 +147,8 @@ def forget_all(folder: Path | None = None) -> None:
     _store(BlockTimes, folder).forget()
 
 
-def _store(kind: type[Kept], folder: Path | None) -> Store[Kept]:
-    return Store(kind.__name__.lower(), kind, folder)
+def _store(kind: type[Kept], folder: Path | None) -> DiskCache[Kept]:
+    return DiskCache(kind.__name__.lower(), kind, folder)
 
 
 def _key(key: str, kind: type[Kept]) -> str:
@@ -206,13 +206,13 @@ def measured_profile(
     )
 
 
-def _of_all(value: float, device: torch.device, ranks: Ranks) -> list[float]:
+def _of_all(value: float, device: torch.device, ranks: MeasuredRanks) -> list[float]:
     """Every rank's value."""
     local = torch.tensor([[[value]]], dtype=torch.float64, device=device)
     return [float(one) for one in ranks.all_gather(local, [1] * ranks.size).flatten()]
 
 
-def link_speed(device: torch.device, link: Ranks) -> tuple[float, float]:
+def link_speed(device: torch.device, link: MeasuredRanks) -> tuple[float, float]:
     """Bytes/s out of one rank, and seconds of an all-to-all of one element; every rank runs the same number of times."""
 
     def seconds(elements: int, runs: int) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ..plan import ResolvedPlan
-from ..predict.cost import Job, needed_by_rank
+from ..predict.cost import DenoiseJob, needed_by_rank
 from ..predict.measure import BlockTimes
 from ..predict.profiles import ForwardTime, ModelShape, Profile
 
@@ -63,7 +63,7 @@ def share_by(paces: Sequence[float], plan: ResolvedPlan) -> ResolvedPlan:
     return msgspec.structs.replace(plan, shares=shares)
 
 
-def share_by_memory(plan: ResolvedPlan, model: ModelShape, job: Job, profile: Profile) -> ResolvedPlan:
+def share_by_memory(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> ResolvedPlan:
     """The plan with tokens moved away from ranks that lack memory for theirs, to those that have most left.
 
     It is what it was where all have room, and where that does not help: every rank holds its weights whatever its tokens are.

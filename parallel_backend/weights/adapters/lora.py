@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from .networks import Network
+from .networks import NetworkPatch
 
 Kind = Literal["lora", "loha", "lokr", "glora", "oft", "diff", "set"]
 """LoRA (arXiv 2106.09685), LoHa (2108.06098), LoKr (2309.14859), GLoRA (2306.07967), OFT (2306.07280), the difference
@@ -51,7 +51,7 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a MODEL adds to its file: changes of weights, and networks in the order in which they run."""
 
     recipe: Recipe
-    networks: tuple[Network, ...] = ()
+    networks: tuple[NetworkPatch, ...] = ()
 
 
 Values = Mapping[str, Tensor]
@@ -64,7 +64,7 @@ class AdapterSet:
 
     recipe: Recipe
     tensors: Values
-    networks: tuple[Network, ...] = ()
+    networks: tuple[NetworkPatch, ...] = ()
     left_out: tuple[str, ...] = ()
 
     @cached_property

@@ -19,7 +19,7 @@ from ..formats.storage import FLOAT8
 from ..layers.cast import PackedLinear
 from ..layers.packing import is_merged
 from ..layers.quantised import PARTS, QuantisedLayer, quantised_layers
-from ..stores.store import Run, Store
+from ..stores.store import ParameterRun, WeightStore
 from .expanded import AdapterRows, ExpandedAdapters
 from .lora import NONE, Adapter, AdapterSet, Values, apply, has_column_norms, needs_all_rows, needs_whole_rows
 
@@ -66,7 +66,7 @@ class Patching:
     def __init__(
         self,
         module: nn.Module,
-        store: Store,
+        store: WeightStore,
         device: torch.device,
         keys: KeyMap,
         reload: Callable[[Collection[str]], None],
@@ -240,7 +240,7 @@ def _width(shape: Sequence[int]) -> int:
     return max(1, math.prod(shape))
 
 
-def _chunks(piece: Piece, run: Run) -> Iterator[tuple[int, int]]:
+def _chunks(piece: Piece, run: ParameterRun) -> Iterator[tuple[int, int]]:
     """The parameter's rows, of which it has a piece's, of which the run has values, some at a time."""
     width = _width(piece.row_shape)
     begin = run.start // width
@@ -250,7 +250,7 @@ def _chunks(piece: Piece, run: Run) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, end)
 
 
-def _rows(run: Run, first: int, last: int, row_shape: Sequence[int], device: torch.device) -> Tensor:
+def _rows(run: ParameterRun, first: int, last: int, row_shape: Sequence[int], device: torch.device) -> Tensor:
     """Rows of a parameter in fp32; what the run does not have of the outer ones is zero."""
     width = _width(row_shape)
     rows = torch.zeros((last - first) * width, device=device)
@@ -259,7 +259,7 @@ def _rows(run: Run, first: int, last: int, row_shape: Sequence[int], device: tor
     return rows.view(last - first, *row_shape)
 
 
-def _put_rows(rows: Tensor, run: Run, first: int) -> None:
+def _put_rows(rows: Tensor, run: ParameterRun, first: int) -> None:
     """Write what the run has of these rows; the first is the parameter's `first`."""
     flat = rows.reshape(-1)
     offset = first * (flat.numel() // rows.shape[0])

@@ -13,7 +13,7 @@ CROSS_ATTENTION = {"q": "cross_attn_q_proj"}
 """Which of LLLite's modules changes what an attention is given, as ComfyUI's node has it."""
 
 
-class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NetworkPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A network beside the model's blocks, a model patch of ComfyUI's (`models/comfyui/features/networks.py`).
 
     `weights` maps its parameters, and `inputs` what it is given (a picture, a mask, speech), to the ids of their values;

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ...errors import Refused
 from .diffusers_folder import read_folder
-from .entry import Checkpoint, Entry
+from .entry import Checkpoint, TensorEntry
 from .safetensors_file import read_safetensors
 
-__all__ = ["Checkpoint", "Entry", "read_header"]
+__all__ = ["Checkpoint", "TensorEntry", "read_header"]
 
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x04")
 """How files of torch.save begin: as zip files, or in older versions as bare pickles."""

@@ -15,7 +15,7 @@ from ..formats.storage import Storage
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor: its bytes begin at `offset` of `file`.
 
     `shape` is that of its values. `scale`, if there is one, is the tensor that they are multiplied by: of one value, or
@@ -27,7 +27,7 @@ class Entry:
     shape: tuple[int, ...]
     offset: int
     file: Path
-    scale: Entry | None = None
+    scale: TensorEntry | None = None
     parts: tuple[Run, ...] = ()
     kept: bool = False
 
@@ -61,11 +61,11 @@ class Entry:
         return self.nbytes // self.rows if self.nbytes else 0
 
 
-Run = tuple[Entry, int, int]
+Run = tuple[TensorEntry, int, int]
 """Rows of a tensor of a file: from the first to before the second number."""
 
 
-def join(runs: tuple[Run, ...]) -> Entry:
+def join(runs: tuple[Run, ...]) -> TensorEntry:
     """Runs of rows as one tensor. Raises ValueError where their other sizes differ."""
     first = runs[0][0]
     for entry, _, stop in runs:
@@ -84,7 +84,7 @@ class Checkpoint:
     """
 
     path: Path
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorEntry]
     files: tuple[Path, ...]
     metadata: Mapping[str, str] = field(default_factory=dict)
     drops_ones: bool = False
@@ -116,7 +116,7 @@ class Checkpoint:
         return max(state.st_mtime_ns for state in states), sum(state.st_size for state in states)
 
 
-def check_overlap(entries: Mapping[str, Entry]) -> None:
+def check_overlap(entries: Mapping[str, TensorEntry]) -> None:
     """Raises ValueError where two tensors of one file share bytes."""
     held = sorted((e.offset, e.offset + e.nbytes, name) for name, e in entries.items() if e.nbytes)
     for (_, stop, name), (start, _, other) in pairwise(held):

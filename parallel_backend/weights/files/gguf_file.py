@@ -20,7 +20,7 @@ from gguf import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGMLQuantizationType, GGUFV
 from ...errors import Refused
 from ..formats.gguf_blocks import BLOCK_TYPES
 from ..formats.storage import PLAIN, Storage, unreadable
-from .entry import Checkpoint, Entry, check_overlap
+from .entry import Checkpoint, TensorEntry, check_overlap
 
 MAGIC = struct.pack("<I", GGUF_MAGIC)
 VERSIONS = (2, 3)
@@ -131,7 +131,7 @@ def _read(path: Path, fields: _Fields, size: int) -> Checkpoint:
     entries = {}
     for tensor in found:
         shape = _original(tensor, numbers.get(ORIGINAL_SHAPE + tensor.name))
-        entries[tensor.name] = Entry(_storage(tensor, ends), shape, start + tensor.offset, path)
+        entries[tensor.name] = TensorEntry(_storage(tensor, ends), shape, start + tensor.offset, path)
     if len(entries) < len(found):
         raise ValueError("two tensors of one name")
     check_overlap(entries)

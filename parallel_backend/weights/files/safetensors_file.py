@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from ...errors import Refused
 from ..formats.storage import PLAIN, unreadable
-from .entry import Checkpoint, Entry, check_overlap
+from .entry import Checkpoint, TensorEntry, check_overlap
 
 MAX_HEADER_BYTES = 100 * 2**20
 """The format's own limit on the header."""
@@ -54,7 +54,7 @@ def read_safetensors(path: Path, file: BinaryIO, size: int) -> Checkpoint:
     return Checkpoint(path, entries, (path,), metadata)
 
 
-def _entry(path: Path, name: str, value: Mapping[str, Any], data_start: int) -> Entry:
+def _entry(path: Path, name: str, value: Mapping[str, Any], data_start: int) -> TensorEntry:
     shape = tuple(value["shape"])
     if not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"tensor {name} has the shape {shape}")
@@ -62,7 +62,7 @@ def _entry(path: Path, name: str, value: Mapping[str, Any], data_start: int) -> 
     if type(begin) is not int or type(end) is not int:
         raise ValueError(f"tensor {name} lies at {begin} to {end}")
     storage = TYPES.get(value["dtype"]) or unreadable(str(value["dtype"]), math.prod(shape), end - begin)
-    entry = Entry(storage, shape, data_start + begin, path)
+    entry = TensorEntry(storage, shape, data_start + begin, path)
     if begin < 0 or end - begin != entry.nbytes:
         raise ValueError(f"tensor {name} has {end - begin} bytes for {entry.nbytes}")
     return entry

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import Refused
 from ..formats.storage import FLOAT8
-from .entry import Checkpoint, Entry
+from .entry import Checkpoint, TensorEntry
 
 FORMATS = ("float8_e4m3fn", "float8_e5m2")
 OLD_MARKER = "scaled_fp8"
@@ -40,7 +40,7 @@ def resolve_scales(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
                 f"{checkpoint.path.name} holds {layer}.weight as {kind}, which is not supported ({', '.join(FORMATS)} "
                 "are): choose another file."
             )
-    kept: dict[str, Entry] = {}
+    kept: dict[str, TensorEntry] = {}
     for name, entry in entries.items():
         layer, _, last = name.rpartition(".")
         if name == OLD_MARKER or last in COMPANIONS:
@@ -52,7 +52,7 @@ def resolve_scales(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
     return replace(checkpoint, entries=kept)
 
 
-def _with_scale(checkpoint: Checkpoint, name: str, entry: Entry, scale: Entry) -> Entry:
+def _with_scale(checkpoint: Checkpoint, name: str, entry: TensorEntry, scale: TensorEntry) -> TensorEntry:
     rows = entry.shape[:1]
     if entry.dtype not in FLOAT8 or len(entry.shape) != 2:
         raise Refused(
@@ -87,7 +87,7 @@ def _formats(checkpoint: Checkpoint, prefix: str) -> Mapping[str, str]:
     return found
 
 
-def _read_settings(entry: Entry) -> Mapping[str, Any]:
+def _read_settings(entry: TensorEntry) -> Mapping[str, Any]:
     if entry.nbytes > MAX_MARKER_BYTES:
         raise ValueError(f"one of {entry.nbytes} bytes")
     descriptor = os.open(entry.file, os.O_RDONLY | os.O_CLOEXEC)

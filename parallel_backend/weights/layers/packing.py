@@ -12,11 +12,11 @@ from torch import nn
 
 from ...errors import Refused
 from ...plan.predict.profiles import expansion_of
-from ..files.entry import Checkpoint, Entry
+from ..files.entry import Checkpoint, TensorEntry
 from ..files.keymap import KeyMap, Piece
 from ..formats.storage import EXPAND_VALUES, FLOAT8, PLAIN, Storage
 from .cast import pack
-from .quantised import Parts
+from .quantised import QuantisedParts
 
 UNPACKED = 8
 """Bytes that a value takes while its block is unpacked: in fp32, and of what it is made in the end."""
@@ -25,7 +25,7 @@ WIDE = torch.bfloat16
 """What vectors are held in where fp8 is wished for: it is wide enough for every fp8 value."""
 
 
-def held_as(entry: Entry, dtype: torch.dtype) -> Storage:
+def held_as(entry: TensorEntry, dtype: torch.dtype) -> Storage:
     """How a tensor of a file is held where `dtype` is wished for: quantised tensors stay as they are.
 
     A plain fp8 tensor may become the other fp8 type. Vectors are never held quantised, only rounded (see `shape`). Blocks are
@@ -50,7 +50,7 @@ def is_merged(storage: Storage, scaled: bool, dtype: torch.dtype) -> bool:
     return not storage.quantised or (storage.dtype == dtype and not scaled)
 
 
-def can_be_held(entry: Entry) -> bool:
+def can_be_held(entry: TensorEntry) -> bool:
     """Return True if this pack can hold a tensor in its file's format.
 
     Its type must be known, and a tensor with a scale must have one or two dimensions.
@@ -58,7 +58,7 @@ def can_be_held(entry: Entry) -> bool:
     return entry.storage.readable and (len(entry.shape) <= 2 or entry.scale is None)
 
 
-def in_rows(entry: Entry) -> bool:
+def in_rows(entry: TensorEntry) -> bool:
     """Return True if a block-quantised tensor is a matrix whose rows are whole numbers of blocks."""
     return len(entry.shape) == 2 and entry.shape[1] % entry.storage.values == 0
 
@@ -136,7 +136,7 @@ def shape_parameters(
         Refused: a tensor that no linear layer multiplies by is stored in blocks.
     """
     for name, child in list(module.named_modules()):
-        if isinstance(child, Parts):
+        if isinstance(child, QuantisedParts):
             continue
         for key in [key for key, _ in child.named_parameters(recurse=False)]:
             parameter = child.get_parameter(key)
@@ -159,7 +159,7 @@ def shape_parameters(
             child.register_parameter(key, nn.Parameter(parameter.to(held), requires_grad=False))
 
 
-def _first_entry(checkpoint: Checkpoint, piece: Piece) -> Entry:
+def _first_entry(checkpoint: Checkpoint, piece: Piece) -> TensorEntry:
     """The file's tensor that a parameter begins with."""
     entry, _, _ = next(checkpoint.entries[piece.name].runs(piece.start, piece.stop))
     return entry

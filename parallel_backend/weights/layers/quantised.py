@@ -12,7 +12,7 @@ PARTS = "parts"
 """The submodule that has what a quantised weight is made of, by the file's names: weight, weight_scale and so on."""
 
 
-class Parts(nn.Module):
+class QuantisedParts(nn.Module):
     """What a quantised weight is made of: parameters of one dimension, each in the type that the format gives it."""
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
@@ -32,7 +32,7 @@ class QuantisedLayer(Protocol):
     """
 
     compute_dtype: torch.dtype
-    parts: Parts
+    parts: QuantisedParts
 
     def values(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The weight's values `[rows, columns]`, of its parts, in the type in which adapters are added."""
@@ -44,7 +44,7 @@ class QuantisedLayer(Protocol):
 def quantised_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Every QuantisedLayer below a module, by name."""
     for name, child in module.named_modules():
-        if isinstance(getattr(child, PARTS, None), Parts):
+        if isinstance(getattr(child, PARTS, None), QuantisedParts):
             yield name, child
 
 

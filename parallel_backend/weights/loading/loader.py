@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..files.entry import Checkpoint, Entry
+from ..files.entry import Checkpoint, TensorEntry
 from ..files.keymap import KeyMap, Piece
 from ..formats.storage import FLOAT8
 from ..layers.cast import PackedLinear
-from ..layers.quantised import Parts
-from ..stores.store import Run, Store
+from ..layers.quantised import QuantisedParts
+from ..stores.store import ParameterRun, WeightStore
 from .reading import Neighbours, Want, Watch, read_wanted
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightSource:
     """What a module is filled from.
 
     Attributes:
@@ -37,8 +37,8 @@ class Source:
 @torch.no_grad()
 def load_weights(
     module: nn.Module,
-    store: Store,
-    source: Source,
+    store: WeightStore,
+    source: WeightSource,
     neighbours: Neighbours,
     watch: Watch,
     only: Collection[str] | None = None,
@@ -63,10 +63,10 @@ def load_weights(
                 continue
             mapped = f"{name}.weight" if scale else full_name
             run, width = store.run(full_name), parameter.numel() // parameter.shape[:1].numel()
-            rounded = dtype in FLOAT8 and full_name not in source.exact and not isinstance(child, Parts)
+            rounded = dtype in FLOAT8 and full_name not in source.exact and not isinstance(child, QuantisedParts)
             through = dtype if rounded else None
             if isinstance(child, PackedLinear) and key == "weight":
-                run, through = Run(run.values.view(child.storage.dtype or torch.uint8), run.start), None
+                run, through = ParameterRun(run.values.view(child.storage.dtype or torch.uint8), run.start), None
             for entry, first, into in _runs(checkpoint, source.keys[mapped], run, width):
                 if scale:
                     assert entry.scale is not None
@@ -76,7 +76,9 @@ def load_weights(
     read_wanted(checkpoint.files, [want for want in wants if want.stop > want.start], neighbours, watch)
 
 
-def _runs(checkpoint: Checkpoint, piece: Piece, run: Run, width: int) -> Iterator[tuple[Entry, int, Tensor]]:
+def _runs(
+    checkpoint: Checkpoint, piece: Piece, run: ParameterRun, width: int
+) -> Iterator[tuple[TensorEntry, int, Tensor]]:
     """Of a run of a parameter with rows of `width`: from which element of which of the file's tensors on it comes, and where
     it goes."""
     offset = 0
@@ -88,7 +90,9 @@ def _runs(checkpoint: Checkpoint, piece: Piece, run: Run, width: int) -> Iterato
         offset = end
 
 
-def wanted(entry: Entry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]) -> Want:
+def wanted(
+    entry: TensorEntry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
+) -> Want:
     """As many elements of a tensor as `into`, which is flat, has, from the `first` on.
 
     Of blocks that stay as they are the elements are bytes, and go byte by byte. Values are converted, `through` a type that
@@ -108,7 +112,9 @@ def wanted(entry: Entry, first: int, into: Tensor, through: torch.dtype | None, 
     return Want(files[entry.file], start, start + into.numel() * kind.itemsize, put)
 
 
-def _expanded(entry: Entry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]) -> Want:
+def _expanded(
+    entry: TensorEntry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
+) -> Want:
     """As `wanted`, of values in blocks: the blocks that have them are gathered, and expanded when the last one is there."""
     storage = entry.storage
     begin, end = first // storage.values, -(-(first + into.numel()) // storage.values)
@@ -131,7 +137,7 @@ def _expanded(entry: Entry, first: int, into: Tensor, through: torch.dtype | Non
     return Want(files[entry.file], start, start + nbytes, put)
 
 
-def _scale(entry: Entry, first: int, into: Tensor, files: Mapping[Path, int]) -> Want:
+def _scale(entry: TensorEntry, first: int, into: Tensor, files: Mapping[Path, int]) -> Want:
     """The factors of rows; the file has one for all or one for each."""
     assert entry.dtype is not None
     if entry.nbytes != entry.dtype.itemsize:

@@ -125,7 +125,7 @@ class _Reading:
         rank = self.neighbours.everyone.rank
         orders = [sorted(turn, key=lambda chunk: chunk.reader != rank) for turn in turns]
         chunks = (chunk for order in orders for chunk in order if rank in chunk.read_by(way))
-        with _Reader(self.files, chunks) as reader:
+        with _ChunkReader(self.files, chunks) as reader:
             for order in orders:
                 if self.watch.is_cancelled():
                     raise Cancelled
@@ -136,7 +136,7 @@ class _Reading:
                 self.done += sum(chunk.nbytes for chunk in order)
                 self.watch.progress(self.done, self.total)
 
-    def _through_host(self, order: Turn, reader: _Reader, way: Way) -> None:
+    def _through_host(self, order: Turn, reader: _ChunkReader, way: Way) -> None:
         """Read a round; a chunk's other ranks get it sent, or read it again."""
         everyone = self.neighbours.everyone
         for chunk in order:
@@ -151,7 +151,7 @@ class _Reading:
                 self.mine.put(chunk, everyone.receive((chunk.nbytes,), torch.uint8, chunk.reader))
         everyone.finish_sending()
 
-    def _over_links(self, order: Turn, reader: _Reader) -> None:
+    def _over_links(self, order: Turn, reader: _ChunkReader) -> None:
         """Read a round to the devices, and send what others want from there. A collective of all ranks."""
         links = self.neighbours.links
         assert links is not None
@@ -168,7 +168,7 @@ class _Reading:
             if chunk.bytes_between(chunk.reader, links.rank):
                 self.mine.put(chunk, received[chunk.reader])
 
-    def _next(self, chunk: Chunk, reader: _Reader) -> Tensor:
+    def _next(self, chunk: Chunk, reader: _ChunkReader) -> Tensor:
         """A chunk that this rank reads, until the next one is asked for."""
         if chunk.reader == self.neighbours.everyone.rank:
             self.watch.read(chunk.nbytes)
@@ -196,7 +196,7 @@ class _ByFile:
         self._wants[chunk.file] = [want for want in self._wants[chunk.file] if self._left[id(want)]]
 
 
-class _Reader:
+class _ChunkReader:
     """Reads chunks of files in order, each while the one before is being used; two buffers take turns."""
 
     def __init__(self, files: Sequence[Path], chunks: Iterator[Chunk]) -> None:
@@ -208,7 +208,7 @@ class _Reader:
         self._thread = ThreadPoolExecutor(1, "parallel-reading")
         self._coming: Future[Tensor] | None = None
 
-    def __enter__(self) -> _Reader:
+    def __enter__(self) -> _ChunkReader:
         self._begin()
         return self
 

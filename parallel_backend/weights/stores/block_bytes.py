@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .store import Run
+from .store import ParameterRun
 
 ALIGNMENT = 256
 """Bytes that tensors and shares of a buffer begin at multiples of: what kernels expect of a tensor of its own."""
@@ -37,11 +37,11 @@ class Span:
         start = min(max(self.start, share.start), self.stop)
         return slice(start, max(start, min(self.stop, share.stop)))
 
-    def run(self, share: slice, data: Tensor) -> Run:
+    def run(self, share: slice, data: Tensor) -> ParameterRun:
         """The elements that `data`, a share of the buffer, has of the parameter."""
         mine = self.overlap(share)
         values = data[mine.start - share.start : mine.stop - share.start] if mine.start < mine.stop else data[:0]
-        return Run(values.view(self.dtype), (mine.start - self.start) // self.dtype.itemsize)
+        return ParameterRun(values.view(self.dtype), (mine.start - self.start) // self.dtype.itemsize)
 
 
 class BlockBytes:

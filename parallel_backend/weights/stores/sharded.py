@@ -13,13 +13,13 @@ from ...errors import Refused
 from .block_access import BlockAccess
 from .block_bytes import BlockBytes
 from .host_memory import HOST
-from .store import Run, Store
+from .store import ParameterRun, WeightStore
 
 NONE = -1
 """The block that is whole, where none is."""
 
 
-class Sharded(Store, BlockAccess):
+class Sharded(WeightStore, BlockAccess):
     """Each rank holds 1/N of every block's bytes; the next block's gather is in flight during this one's work.
 
     Two blocks are whole at a time at the most, and none between forwards. Parameters outside of blocks are whole on every
@@ -87,11 +87,11 @@ class Sharded(Store, BlockAccess):
         self._bytes.move_outside(device)
         self._shards = [shard.to(device) for shard in self._shards]
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> ParameterRun:
         """What this rank's share of the block has of the parameter."""
         span = self._bytes.spans.get(name)
         if span is None:
-            return Run(self._bytes.outer(name).view(-1))
+            return ParameterRun(self._bytes.outer(name).view(-1))
         return span.run(self._bytes.share(span.block, self._everyone.rank), self._shards[span.block])
 
     def full(self, name: str) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Run:
+class ParameterRun:
     """A run of a parameter's elements, flat, from element `start` on; what is written into `values` is in the weights."""
 
     values: Tensor
@@ -22,7 +22,7 @@ class Run:
         return self.start + self.values.numel()
 
 
-class Store(ABC):
+class WeightStore(ABC):
     """The weights of a module that was built on the meta device.
 
     `shared` says whether ranks share out a parameter's elements, wherever its rows begin.
@@ -86,7 +86,7 @@ class Store(ABC):
         """Free what is idle."""
 
     @abstractmethod
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> ParameterRun:
         """Which elements of a parameter are this rank's to fill and to change."""
 
     @abstractmethod

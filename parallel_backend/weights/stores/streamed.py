@@ -14,10 +14,10 @@ from ...comm.meter import Meter
 from .block_access import BlockAccess
 from .block_bytes import BlockBytes
 from .host_memory import HOST, shared_bytes
-from .store import Run, Store
+from .store import ParameterRun, WeightStore
 
 
-class Streamed(Store, BlockAccess):
+class Streamed(WeightStore, BlockAccess):
     """Blocks lie in host memory that the ranks of a machine share, and are copied to the device one ahead of their use.
 
     The device has a window of them: room for two that come and go, and as many that stay as fit. Those that stay are spread
@@ -106,11 +106,11 @@ class Streamed(Store, BlockAccess):
         """What is outside of blocks."""
         self._bytes.move_outside(self._device)
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> ParameterRun:
         """This rank's part of the host's copy; the device's, which it makes stale, goes."""
         span = self._bytes.spans.get(name)
         if span is None:
-            return Run(self._bytes.outer(name).view(-1))
+            return ParameterRun(self._bytes.outer(name).view(-1))
         if span.block in self._there:
             self._leave(span.block)
         share = self._bytes.share(span.block, self._sharers.rank)

@@ -11,13 +11,13 @@ from ...comm.communicator import Communicator
 from ...comm.meter import Meter
 from .host_copy import HostCopy, bring_back, digest, tensors_of
 from .host_memory import HOST
-from .store import Run, Store
+from .store import ParameterRun, WeightStore
 
 ALONE = Communicator("alone", None, HOST, False, Meter())
 """Of a rank that shares with no other."""
 
 
-class Whole(Store):
+class Whole(WeightStore):
     """All of a module's weights, on this rank's device.
 
     Off the devices they are in memory that the sharers of a machine have together, written by those that leave first; a rank
@@ -104,9 +104,9 @@ class Whole(Store):
         """Give up the memory of an idle copy."""
         self._idle = None
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> ParameterRun:
         """All of the parameter's elements, which are this rank's own."""
-        return Run(self._module.get_parameter(name).data.view(-1))
+        return ParameterRun(self._module.get_parameter(name).data.view(-1))
 
     def full(self, name: str) -> Tensor:
         """The parameter itself, which every rank has whole."""

@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeVar
 from ...diffusion import ModelSpec
 from ...errors import Refused
 from ...plan.advice import gigabytes
-from ...weights.stores.store import Store
-from ..process.status import Status
-from .rank_memory import Allowance, Memory, OutOfMemory
+from ...weights.stores.store import WeightStore
+from ..process.status import RankProgress
+from .rank_memory import Allowance, OutOfMemory, RankMemory
 
 
 class Part(Protocol):
@@ -20,7 +20,7 @@ class Part(Protocol):
     The size of what is in `store` is known before it takes any memory.
     """
 
-    store: Store
+    store: WeightStore
 
     def fill(self) -> None:
         """Give the module memory on the rank's device and load it. May communicate."""
@@ -43,7 +43,7 @@ class _Held:
     """Bytes of host memory that this rank answers for because it has left devices."""
 
     @property
-    def store(self) -> Store:
+    def store(self) -> WeightStore:
         return self.part.store  # type: ignore[no-any-return]
 
     @property
@@ -57,7 +57,7 @@ class _Held:
         return self.store.kept + self.aside + self.store.idle
 
 
-class Holder:
+class ModelHolder:
     """One part a model, on the device or, once it had to leave it, in host memory while there is room.
 
     Every rank holds, moves and drops the same things in the same order, because loading may communicate: whether there
@@ -69,7 +69,7 @@ class Holder:
         status: told of phases.
     """
 
-    def __init__(self, memory: Memory, all_true: Callable[[bool], bool], status: Status) -> None:
+    def __init__(self, memory: RankMemory, all_true: Callable[[bool], bool], status: RankProgress) -> None:
         self._memory = memory
         self._all_true = all_true
         self._status = status

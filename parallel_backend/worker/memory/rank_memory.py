@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from ...weights.stores.store import Store
+from ...weights.stores.store import WeightStore
 
 HOST_RESERVE = 4 << 30
 """What is left free for ComfyUI and everything else."""
@@ -82,7 +82,7 @@ class Allowance:
     sharers: int = 1
 
 
-class Memory:
+class RankMemory:
     """The memory of one rank's device and its share of the host's.
 
     On a CPU rank the device's memory is the host's: weights that it has alone do not move, and only the accounting changes.
@@ -120,7 +120,7 @@ class Memory:
         """Whether so many bytes for every rank of this machine could be taken of the host."""
         return nbytes * self._local_ranks <= available_on_host() - self._host_reserve
 
-    def to_host(self, weights: Store, here: bool) -> None:
+    def to_host(self, weights: WeightStore, here: bool) -> None:
         """Move weights off devices, off this rank's where `here` says so. A collective."""
         weights.leave(here)
         if here:

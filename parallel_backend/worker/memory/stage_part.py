@@ -16,7 +16,7 @@ from ...models.comfyui.fast_fp8 import multiply_in_fp8
 from ...models.comfyui.features.lora import merging_dtype, rounded
 from ...models.comfyui.model import ComfyModel
 from ...models.families import family_of
-from ...models.family import Model, Stage
+from ...models.family import Stage, StageModel
 from ...plan import ResolvedPlan
 from ...weights.adapters.lora import AdapterSet
 from ...weights.adapters.merging import Keep, Merging, Patching
@@ -24,15 +24,15 @@ from ...weights.files.checkpoint import read_header
 from ...weights.formats.storage import PLAIN
 from ...weights.layers.packing import shape_parameters
 from ...weights.layers.quantised import compute_in, plain_linears
-from ...weights.loading.loader import Source, load_weights
+from ...weights.loading.loader import WeightSource, load_weights
 from ...weights.loading.reading import Neighbours, Watch
 from ...weights.stores.block_access import BlockAccess
-from ...weights.stores.store import Store
+from ...weights.stores.store import WeightStore
 
 STORAGE_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN if dtype.is_floating_point}
 
 
-Arrange = Callable[[nn.Module, Sequence[nn.Module]], tuple[Store, BlockAccess]]
+Arrange = Callable[[nn.Module, Sequence[nn.Module]], tuple[WeightStore, BlockAccess]]
 """Where the weights of a module and of its blocks are, and how the blocks are made usable."""
 
 
@@ -62,14 +62,14 @@ class StagePart:
         self._device = device
         self._neighbours = neighbours
         self._watch = watch
-        self.model: Model = family.build(config, stage)
+        self.model: StageModel = family.build(config, stage)
         self.couples_rows = functools.partial(family.couples_rows, config)
         self.module = self.model.module
         keep_type(self.module, dtype)
         compute = STORAGE_DTYPES[spec.compute]
         compute_in(self.module, compute)
         exact = dict.fromkeys(family.exact(config), torch.float32) | plain_linears(self.module, compute)
-        self._source = Source(checkpoint, family.keys(config), dtype, exact)
+        self._source = WeightSource(checkpoint, family.keys(config), dtype, exact)
         shape_parameters(self.module, checkpoint, self._source.keys, dtype, exact)
         if spec.fast_fp8 and isinstance(self.model, ComfyModel):
             multiply_in_fp8(self.module, device)

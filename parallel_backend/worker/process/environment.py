@@ -27,7 +27,7 @@ FAULT_FILE = "PARALLEL_FAULT_FILE"
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedWorker:
     """A worker that ComfyUI started on its own machine.
 
     `rendezvous` is a file in which the ranks find each other. `death_pipe` closes when the host dies; `run_directory`
@@ -42,7 +42,7 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class Listening:
+class ListeningWorker:
     """A worker that torchrun started: rank 0 listens at `address` for ComfyUI and for the other ranks.
 
     The ranks find each other in a store at `store`, which torchrun keeps, or rank 0 where `own_store` is set.
@@ -64,7 +64,7 @@ class Environment:
     rank: int
     world_size: int
     device: torch.device
-    host: Launched | Listening
+    host: LaunchedWorker | ListeningWorker
     models: tuple[Path, ...]
     comfyui: str
     fault_file: Path | None
@@ -92,8 +92,8 @@ class Environment:
         )
 
 
-def _launched(variables: Mapping[str, str]) -> Launched:
-    return Launched(
+def _launched(variables: Mapping[str, str]) -> LaunchedWorker:
+    return LaunchedWorker(
         rendezvous=variables[RENDEZVOUS],
         socket=variables[SOCKET],
         generation=int(variables[GENERATION]),
@@ -102,8 +102,8 @@ def _launched(variables: Mapping[str, str]) -> Launched:
     )
 
 
-def _listening(listen: str, secret: str | None, variables: Mapping[str, str]) -> Listening:
-    return Listening(
+def _listening(listen: str, secret: str | None, variables: Mapping[str, str]) -> ListeningWorker:
+    return ListeningWorker(
         address=Address.parse(listen),
         secret=read_secret(secret_path(variables, secret)),
         store=(variables["MASTER_ADDR"], int(variables["MASTER_PORT"])),

@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from ...wire.frames import BadFrame, FrameCutter, RawFrame, encode, host_decoder, worker_decoder
-from ...wire.handshake import CLIENT, SECONDS, HandshakeFailed, Stranger, Verdict
+from ...wire.handshake import CLIENT, SECONDS, HandshakeFailed, HandshakeVerdict, Stranger
 from ...wire.message import Message
 from ...wire.to_host import BusyReply, ConnectReply, RankFacts, RankLostReply, WaitingReply, WelcomeReply
 from ...wire.to_worker import AbandonRequest, JoinRequest, RecoverRequest, ShutdownRequest
-from .environment import Listening
+from .environment import ListeningWorker
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +51,17 @@ class Gateway:
         OSError: the address is not this machine's, or the port is taken.
     """
 
-    def __init__(self, settings: Listening, ranks: int, generation: int) -> None:
+    def __init__(self, settings: ListeningWorker, ranks: int, generation: int) -> None:
         self._settings = settings
         self._generation = generation
         self._size = ranks
-        self._ranks: dict[int, _Peer] = {}
+        self._ranks: dict[int, _GatewayPeer] = {}
         self._facts: dict[int, RankFacts] = {}
-        self._client: _Peer | None = None
+        self._client: _GatewayPeer | None = None
         self._rejection = ""
         self._ending = False
         self._changed = threading.Condition()
-        self._strangers: dict[int, tuple[_Peer, Stranger]] = {}
+        self._strangers: dict[int, tuple[_GatewayPeer, Stranger]] = {}
         """Callers in their handshake by file number, the oldest first; of the accepting thread alone."""
         address = settings.address
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -71,7 +71,7 @@ class Gateway:
     def own_connection(self) -> socket.socket:
         """Rank 0's connection, inside this process."""
         ours, theirs = socket.socketpair()
-        peer = _Peer(ours, "this machine")
+        peer = _GatewayPeer(ours, "this machine")
         self._ranks[0] = peer
         _start(self._serve_rank, peer, 0)
         return theirs
@@ -108,14 +108,14 @@ class Gateway:
         except OSError:
             connection.close()
             return
-        self._strangers[connection.fileno()] = _Peer(connection, f"{host}:{port}"), stranger
+        self._strangers[connection.fileno()] = _GatewayPeer(connection, f"{host}:{port}"), stranger
         selector.register(connection, selectors.EVENT_READ)
 
     def _make_room(self, selector: selectors.BaseSelector) -> None:
         """Turn the oldest stranger away."""
         for fd, (_, stranger) in self._strangers.items():
             with contextlib.suppress(OSError):
-                stranger.tell(Verdict.CROWDED)
+                stranger.tell(HandshakeVerdict.CROWDED)
             crowd = f"{len(self._strangers)} connections show no secret, and this is the oldest"
             self._turn_away(selector, fd, ConnectionError(crowd))
             return
@@ -142,7 +142,7 @@ class Gateway:
         selector.unregister(fd)
         peer.connection.close()
 
-    def _admit(self, peer: _Peer, role: int) -> None:
+    def _admit(self, peer: _GatewayPeer, role: int) -> None:
         if role == CLIENT:
             self._serve_client(peer)
             return
@@ -156,7 +156,7 @@ class Gateway:
     def _expects(self, role: int) -> bool:
         return role == CLIENT or 0 < role < self._size
 
-    def _serve_rank(self, peer: _Peer, rank: int) -> None:
+    def _serve_rank(self, peer: _GatewayPeer, rank: int) -> None:
         reason = "the connection was closed"
         try:
             for frame in peer.frames():
@@ -178,7 +178,7 @@ class Gateway:
             self._facts[rank] = hello.facts
             self._changed.notify_all()
 
-    def _serve_client(self, peer: _Peer) -> None:
+    def _serve_client(self, peer: _GatewayPeer) -> None:
         decoder = worker_decoder()
         timeout = struct.pack("ll", SEND_SECONDS, 0)
         peer.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
@@ -209,7 +209,7 @@ class Gateway:
             self._changed.notify_all()
         self._ranks[0].send(encode(AbandonRequest()))
 
-    def _welcome(self, peer: _Peer) -> None:
+    def _welcome(self, peer: _GatewayPeer) -> None:
         """Wait with the client until all ranks are there, then tell it who they are."""
         reported: WaitingReply | None = None
         while True:
@@ -224,7 +224,7 @@ class Gateway:
                 reported = waiting
         peer.send_or_raise(encode(WelcomeReply(tuple(self._facts[rank] for rank in range(self._size)))))
 
-    def _take(self, peer: _Peer) -> bool:
+    def _take(self, peer: _GatewayPeer) -> bool:
         """Make this the client whose requests are served, unless there is another one."""
         with self._changed:
             # the one before may have closed its connection this moment
@@ -253,7 +253,7 @@ class Gateway:
         os._exit(1)
 
 
-class _Peer:
+class _GatewayPeer:
     """An open connection and who is at its other end."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:

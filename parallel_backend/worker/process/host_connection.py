@@ -16,7 +16,7 @@ from ...wire.message import Message
 from ...wire.shared import share
 from ...wire.to_host import ConnectReply, DeclinedReply, HeartbeatReply
 from ...wire.to_worker import AbandonRequest, CancelRequest, RecoverRequest
-from .status import Status
+from .status import RankProgress
 
 HEARTBEAT_SECONDS = 1.0
 
@@ -38,7 +38,12 @@ class HostConnection:
     """
 
     def __init__(
-        self, connection: socket.socket, rank: int, hello: ConnectReply, status: Status, leave: Callable[[], NoReturn]
+        self,
+        connection: socket.socket,
+        rank: int,
+        hello: ConnectReply,
+        status: RankProgress,
+        leave: Callable[[], NoReturn],
     ) -> None:
         self._socket = connection
         self._rank = rank

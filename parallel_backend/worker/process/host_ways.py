@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 import torch
 
-from ...cache import Store
+from ...cache import DiskCache
 from ...temporary import memory_file, path_of
 
 FASTER = 1.1
@@ -36,7 +36,7 @@ WAYS: Sequence[Mapping[str, str]] = (
 log = logging.getLogger(__name__)
 
 
-class Ranks(Protocol):
+class TransportRanks(Protocol):
     """The part of a ProcessGroup that is needed here."""
 
     rank: int
@@ -61,7 +61,7 @@ def kept_way(world_size: int) -> HostWay | None:
     return _store().read(_key(world_size))
 
 
-def has_ways(group: Ranks, machines: Sequence[int], device: torch.device) -> bool:
+def has_ways(group: TransportRanks, machines: Sequence[int], device: torch.device) -> bool:
     """Whether there are ways to try, and none was tried before. A collective."""
     devices = group.all_gather_text(str(device))
     return group.broadcast_flag(through_host(devices, machines, os.environ, _reach) and kept_way(group.size) is None)
@@ -84,7 +84,10 @@ def through_host(
 
 
 def try_ways(
-    group: Ranks, device: torch.device, on_progress: Callable[[], None], ways: Sequence[Mapping[str, str]] = WAYS
+    group: TransportRanks,
+    device: torch.device,
+    on_progress: Callable[[], None],
+    ways: Sequence[Mapping[str, str]] = WAYS,
 ) -> HostWay:
     """Try each way, the first being NCCL's own choice, and keep the fastest. A collective; all ranks get the same."""
     speeds = []
@@ -127,8 +130,8 @@ def _reach(one: str, other: str) -> bool:
     return torch.cuda.can_device_access_peer(torch.device(one), torch.device(other))
 
 
-def _store() -> Store[HostWay]:
-    return Store("hostway", HostWay)
+def _store() -> DiskCache[HostWay]:
+    return DiskCache("hostway", HostWay)
 
 
 def _key(world_size: int) -> str:

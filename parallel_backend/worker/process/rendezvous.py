@@ -20,7 +20,7 @@ from ...clock import AwakeClock
 from ...mesh import NO_TIMEOUT
 from ...wire.handshake import HandshakeFailed, present
 from ...wire.interfaces import GLOO, NCCL, check_interfaces
-from .environment import Environment, Launched, Listening
+from .environment import Environment, LaunchedWorker, ListeningWorker
 from .gateway import LINGER_SECONDS, Gateway
 
 FIND_SECONDS = 300.0
@@ -53,12 +53,12 @@ def connect_to_host(environment: Environment) -> Rendezvous:
         OSError: ComfyUI or rank 0 cannot be reached, or rank 0 cannot listen.
         Refused: the environment names a network interface that is not there.
     """
-    if isinstance(environment.host, Launched):
+    if isinstance(environment.host, LaunchedWorker):
         return _to_parent(environment.host, environment.world_size)
     return _to_gateway(environment.host, environment)
 
 
-def _to_parent(launched: Launched, world_size: int) -> Rendezvous:
+def _to_parent(launched: LaunchedWorker, world_size: int) -> Rendezvous:
     def leave() -> NoReturn:
         shutil.rmtree(launched.run_directory, ignore_errors=True)  # for a host that no longer can
         os._exit(0)
@@ -79,7 +79,7 @@ def _to_parent(launched: Launched, world_size: int) -> Rendezvous:
     )
 
 
-def _to_gateway(listening: Listening, environment: Environment) -> Rendezvous:
+def _to_gateway(listening: ListeningWorker, environment: Environment) -> Rendezvous:
     def leave() -> NoReturn:
         print("The group is over; torchrun starts it anew if it was told to.", file=sys.stderr, flush=True)
         os._exit(1)
@@ -103,7 +103,7 @@ def _to_gateway(listening: Listening, environment: Environment) -> Rendezvous:
     return Rendezvous(connection, generation, store, leave, LINGER_SECONDS)
 
 
-def _find(listening: Listening, rank: int) -> tuple[socket.socket, int]:
+def _find(listening: ListeningWorker, rank: int) -> tuple[socket.socket, int]:
     host = listening.store[0] if listening.address.host in ANY_INTERFACE else listening.address.host
     clock = AwakeClock(LONGEST_TRY)
     until = clock.now() + FIND_SECONDS

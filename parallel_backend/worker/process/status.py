@@ -27,7 +27,7 @@ LONGEST_COMPILE = 1800.0
 
 
 @dataclass
-class Status:
+class RankProgress:
     """`progress` grows as long as the rank gets anywhere: a block computed, bytes loaded. `changed` is set by `enter`.
 
     `entered` has the phases and steps since the request began, and when (time.perf_counter). `faults` is called when a

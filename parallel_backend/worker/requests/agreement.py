@@ -13,7 +13,7 @@ from ...errors import Refused
 from ...plan import ResolvedPlan
 from ..memory.files import ModelFiles
 from ..process.process_group import ProcessGroup
-from ..process.status import Status
+from ..process.status import RankProgress
 
 
 class Agreement:
@@ -23,7 +23,9 @@ class Agreement:
         refusals: why attention that a plan can ask for does not run on this rank, by its name.
     """
 
-    def __init__(self, group: ProcessGroup, files: ModelFiles, status: Status, refusals: Mapping[str, str]) -> None:
+    def __init__(
+        self, group: ProcessGroup, files: ModelFiles, status: RankProgress, refusals: Mapping[str, str]
+    ) -> None:
         self._group = group
         self._files = files
         self._status = status

@@ -14,14 +14,14 @@ from ...vae import AUTOENCODERS, Autoencoder, recognise
 from ...vae.autoencoder import Give, OnProgress
 from ...vae.rows import Slab, slab_of
 from ...weights.files.checkpoint import read_header
-from ...weights.loading.loader import Source, load_weights
+from ...weights.loading.loader import WeightSource, load_weights
 from ...weights.loading.reading import Neighbours, Watch
-from ...weights.stores.store import Store
+from ...weights.stores.store import WeightStore
 from ...weights.stores.whole import Whole
 from ...wire.to_host import DecodedPixelsReply, DoneReply
 from ...wire.to_worker import DecodeRequest, EncodeRequest
 from ..memory.stage_part import STORAGE_DTYPES
-from .rank import Rank
+from .rank import WorkerRank
 
 LAYERS_BETWEEN_WORDS = 64
 """How many layers of an autoencoder are done before ranks ask each other whether to cancel."""
@@ -40,13 +40,13 @@ class AutoencoderPart:
     ) -> None:
         name, checkpoint, config = recognise(read_header(spec.path))
         family = AUTOENCODERS[name]
-        self._source = Source(checkpoint, family.keys(config, checkpoint), STORAGE_DTYPES[spec.dtype])
+        self._source = WeightSource(checkpoint, family.keys(config, checkpoint), STORAGE_DTYPES[spec.dtype])
         self._device = device
         self._neighbours = neighbours
         self._watch = watch
         self.autoencoder: Autoencoder = family.build(config)
         self.module = self.autoencoder.module.to(self._source.dtype)
-        self.store: Store = Whole(self.module, sharers)
+        self.store: WeightStore = Whole(self.module, sharers)
 
     def fill(self) -> None:
         """Load the weights by byte range."""
@@ -57,7 +57,7 @@ class AutoencoderPart:
 class Autoencoding:
     """One rank's share of decoding and encoding. The first rank answers."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: WorkerRank) -> None:
         self._rank = rank
 
     def execute(self, message: DecodeRequest | EncodeRequest, tensors: Mapping[str, Tensor]) -> None:

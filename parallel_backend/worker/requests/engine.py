@@ -28,7 +28,7 @@ from ..process.status import CONNECTING
 from .agreement import Agreement
 from .autoencoding import Autoencoding
 from .measuring import measure_blocks, measure_machine, measure_memory
-from .rank import Rank
+from .rank import WorkerRank
 from .sampling import sample
 from .single_forward import single_forward
 
@@ -45,7 +45,7 @@ OfModel = SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest | Measu
 class Engine:
     """The dispatcher of requests to the functions that carry them out, once all ranks agree on the request."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: WorkerRank) -> None:
         self._rank = rank
         self._autoencoding = Autoencoding(rank)
         warm_up_kernels(rank.device)

@@ -14,7 +14,7 @@ from ...models.inputs import Inputs
 
 
 @dataclass(frozen=True)
-class Example:
+class ForwardExample:
     """What a model is given, and where it runs.
 
     Attributes:
@@ -35,7 +35,7 @@ class Example:
         """The latent `[batch, channels, ...]`."""
         return self.tensors["x"]
 
-    def rows(self, count: int) -> Example:
+    def rows(self, count: int) -> ForwardExample:
         """The same for a batch of `count` rows, which are its own, again and again."""
         numbers = torch.arange(count) % self.x.shape[0]
         return replace(self, tensors=rows_of(self.tensors, self.values, numbers))

@@ -31,13 +31,13 @@ from ...wire.to_host import DeclinedReply, MeasureBlocksReply, MeasureMachineRep
 from ...wire.to_worker import MeasureBlocksRequest, MeasureMachineRequest, MeasureMemoryRequest
 from ..memory.stage_part import STORAGE_DTYPES
 from ..process.host_ways import has_ways, try_ways
-from .example import Example
-from .rank import Rank
+from .example import ForwardExample
+from .rank import WorkerRank
 from .row_coupling import refuse_coupled_rows
 from .timing_whole import RUNS, time_forward
 
 
-def measure_machine(rank: Rank, message: MeasureMachineRequest) -> None:
+def measure_machine(rank: WorkerRank, message: MeasureMachineRequest) -> None:
     """Answer with the speed of devices and links, and the memory that a connection takes."""
     rank.forget_mesh()
     mesh = rank.mesh(message.plan)
@@ -57,7 +57,7 @@ def measure_machine(rank: Rank, message: MeasureMachineRequest) -> None:
         rank.host.send(MeasureMachineReply(message.request, machine, restart_is_faster))
 
 
-def measure_memory(rank: Rank, message: MeasureMemoryRequest) -> None:
+def measure_memory(rank: WorkerRank, message: MeasureMemoryRequest) -> None:
     """Answer with what a job may take of each rank's device. A collective."""
     rank.status.enter("measuring free memory")
     free = [int(said) for said in rank.group.all_gather_text(str(rank.available(message.plan)))]
@@ -65,7 +65,7 @@ def measure_memory(rank: Rank, message: MeasureMemoryRequest) -> None:
         rank.host.send(MeasureMemoryReply(message.request, tuple(free)))
 
 
-def measure_blocks(rank: Rank, message: MeasureBlocksRequest, tensors: dict[str, Tensor]) -> None:
+def measure_blocks(rank: WorkerRank, message: MeasureBlocksRequest, tensors: dict[str, Tensor]) -> None:
     """Answer with every rank's time for a block of each kind."""
     mesh = rank.mesh(message.plan)
     rank.status.enter("timing the model's blocks")
@@ -73,7 +73,7 @@ def measure_blocks(rank: Rank, message: MeasureBlocksRequest, tensors: dict[str,
     family = family_of(spec)
     _, config = family.inspect(read_header(spec.path))
     dtype = STORAGE_DTYPES[spec.dtype]
-    example = Example(rank.device, dtype, tensors, message.values, rank.status.on_progress)
+    example = ForwardExample(rank.device, dtype, tensors, message.values, rank.status.on_progress)
     coupling = ""
     if isinstance(family, WholeFamily):
         coupling = _coupling(rank, family, config, example)
@@ -91,7 +91,7 @@ def measure_blocks(rank: Rank, message: MeasureBlocksRequest, tensors: dict[str,
         rank.host.send(MeasureBlocksReply(message.request, times))
 
 
-def _coupling(rank: Rank, family: WholeFamily, config: Any, example: Example) -> str:
+def _coupling(rank: WorkerRank, family: WholeFamily, config: Any, example: ForwardExample) -> str:
     """Why the rows of a batch cannot be computed apart; nothing if they can, or are not.
 
     Rank 0 tries that alone, as it is so of a class wherever it runs. A collective.
@@ -106,7 +106,7 @@ def _coupling(rank: Rank, family: WholeFamily, config: Any, example: Example) ->
 
 
 def time_blocks(
-    family: Family, config: Any, plan: ResolvedPlan, example: Example
+    family: Family, config: Any, plan: ResolvedPlan, example: ForwardExample
 ) -> tuple[list[float], tuple[int, ...]]:
     """Seconds of one block of each kind, the shortest of some runs, and how many of each the model has.
 

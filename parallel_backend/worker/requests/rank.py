@@ -20,8 +20,8 @@ from ...mesh import Mesh, build_mesh
 from ...mesh_axes import CONTROL
 from ...models.comfyui.features.networks import Networks
 from ...models.comfyui.model import ComfyForward
-from ...models.family import Conditioning, Execution, Model, Stage
-from ...models.family import Forward as ModelForward
+from ...models.family import Conditioning, Execution, Stage, StageModel
+from ...models.family import ModelForward as ModelForward
 from ...models.spread.attentions import attends_alone, attention_refused
 from ...plan import ResolvedPlan
 from ...weights.adapters.merging import Keep
@@ -35,13 +35,13 @@ from ...wire.to_host import CancelledReply, IssuedOperations, LoadingReply, Memo
 from ...wire.to_worker import DecodeRequest, EncodeRequest, ForwardRequest, MeasureBlocksRequest, SampleRequest
 from ..memory.adapter_store import AdapterStore
 from ..memory.files import ModelFiles
-from ..memory.holder import Holder
-from ..memory.rank_memory import Allowance, Memory, asked_bytes
+from ..memory.holder import ModelHolder
+from ..memory.rank_memory import Allowance, RankMemory, asked_bytes
 from ..memory.stage_part import Arrange, StagePart, stages
 from ..process.environment import Environment
 from ..process.host_connection import HostConnection
 from ..process.process_group import ProcessGroup
-from ..process.status import CONNECTING, Status
+from ..process.status import CONNECTING, RankProgress
 from .times import times
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ KEPT_OF_SPARE = 0.5
 class Prepared:
     """What a request runs on this rank."""
 
-    model: Model
+    model: StageModel
     """This rank's stage, with its weights."""
     forward: ModelForward
     """The model's forward under the request's plan."""
@@ -69,11 +69,11 @@ class Prepared:
     """What makes the rows of a batch with some conditioning change one another; empty where nothing does."""
 
 
-class Rank:
+class WorkerRank:
     """One rank's weights and communicators. One rank alone answers the host: the first of the last stage."""
 
     def __init__(
-        self, environment: Environment, group: ProcessGroup, host: HostConnection, status: Status, meter: Meter
+        self, environment: Environment, group: ProcessGroup, host: HostConnection, status: RankProgress, meter: Meter
     ) -> None:
         self.device = environment.device
         self.group = group
@@ -82,8 +82,8 @@ class Rank:
         self.meter = meter
         self.neighbours = group.neighbours(meter)
         machines = self.neighbours.machines
-        self.memory = Memory(environment.device, machines.count(machines[group.rank]))
-        self.holder = Holder(self.memory, group.all_true, status)
+        self.memory = RankMemory(environment.device, machines.count(machines[group.rank]))
+        self.holder = ModelHolder(self.memory, group.all_true, status)
         self.adapters = AdapterStore()
         self.expansion = Expansion(fused=environment.device.type == "cuda")
         self._networks = Networks(environment.device)

@@ -13,14 +13,14 @@ from ...errors import Refused
 from ...models.comfyui.rows import rows_a_unit, rows_of
 from ...models.comfyui.whole_family import WholeFamily
 from ...models.comfyui.whole_model import WholeModel
-from .example import Example
+from .example import ForwardExample
 from .random_weights import randomly_weighted
 
 ALIKE = 1e-3
 """Relative L2 error of rows in fp32 up to which they are the same alone and beside others."""
 
 
-def refuse_coupled_rows(family: WholeFamily, config: Any, example: Example) -> None:
+def refuse_coupled_rows(family: WholeFamily, config: Any, example: ForwardExample) -> None:
     """Run rows alone and beside others, which are given something else, in fp32: those that come first and those behind.
 
     Args:
@@ -59,7 +59,7 @@ def _in_fp32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in tensors.items()}
 
 
-def _run(model: WholeModel, example: Example) -> Tensor:
+def _run(model: WholeModel, example: ForwardExample) -> Tensor:
     out = model.compute(example.x, example.inputs("apart"))
     example.on_progress()
     return out

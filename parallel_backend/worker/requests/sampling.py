@@ -15,7 +15,7 @@ from ...denoise.patch_sampler import Inpaint, PatchSampler
 from ...denoise.pipeline import Callbacks, CancelSignal, Patch, Pipeline
 from ...denoise.process import process_of
 from ...denoise.prompts import Prompts
-from ...denoise.replay import Script, script_of
+from ...denoise.replay import DeviceProgram, script_of
 from ...denoise.shared_noise import SharedNoise
 from ...denoise.step_cache import step_cache
 from ...errors import Cancelled, Refused
@@ -27,10 +27,10 @@ from ...models.region import Region
 from ...wire.to_host import DeclinedReply, DoneReply, SampleStepReply
 from ...wire.to_worker import PROGRAM, SampleRequest
 from .previews import Previews
-from .rank import Prepared, Rank
+from .rank import Prepared, WorkerRank
 
 
-def sample(rank: Rank, message: SampleRequest, tensors: dict[str, Tensor]) -> None:
+def sample(rank: WorkerRank, message: SampleRequest, tensors: dict[str, Tensor]) -> None:
     """Answer with the final latent, and with what every step believes it to be.
 
     Args:
@@ -49,7 +49,7 @@ def sample(rank: Rank, message: SampleRequest, tensors: dict[str, Tensor]) -> No
         started = rank.start()
         shown = Previews(rank.device, rank.host.send) if mesh.replies_to_host else nullcontext()
         with shown as previews, rank.keeping():
-            run = _Run(rank, message, tensors, prepared, previews, script)
+            run = _SamplingRun(rank, message, tensors, prepared, previews, script)
             answer = run.whole(run.pipeline().run())
     except Cancelled:
         rank.cancelled(message, mesh.replies_to_host)
@@ -61,17 +61,17 @@ def sample(rank: Rank, message: SampleRequest, tensors: dict[str, Tensor]) -> No
         rank.host.send(DoneReply(message.request, run.skipped, uncompiled), answer)
 
 
-class _Run:
+class _SamplingRun:
     """One request on this rank."""
 
     def __init__(
         self,
-        rank: Rank,
+        rank: WorkerRank,
         message: SampleRequest,
         tensors: dict[str, Tensor],
         prepared: Prepared,
         previews: Previews | None,
-        script: Script,
+        script: DeviceProgram,
     ) -> None:
         self._rank = rank
         self._message = message

@@ -17,17 +17,17 @@ from ...models.comfyui.features.controlnet import distribute, shares
 from ...models.comfyui.model import ComfyForward, ComfyModel
 from ...models.comfyui.rows import rows_a_unit, rows_of, run_of
 from ...models.family import Conditioning
-from ...models.family import Forward as ModelForward
+from ...models.family import ModelForward as ModelForward
 from ...models.inputs import Inputs
 from ...plan import ResolvedPlan
 from ...wire.to_host import DoneReply
 from ...wire.to_worker import ForwardRequest
 from ..memory.stage_part import stages
-from .rank import Rank
+from .rank import WorkerRank
 
 
 def single_forward(
-    rank: Rank, message: ForwardRequest, tensors: Mapping[str, Tensor], residuals: Mapping[str, Tensor]
+    rank: WorkerRank, message: ForwardRequest, tensors: Mapping[str, Tensor], residuals: Mapping[str, Tensor]
 ) -> None:
     """One forward of the whole sequence for each call; calls, or the batch of one, are spread over data and cfg.
 
@@ -82,7 +82,7 @@ def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
 
 
 def _forward_piece(
-    rank: Rank,
+    rank: WorkerRank,
     number: int,
     tensors: Mapping[str, Tensor],
     values: Mapping[str, Value],

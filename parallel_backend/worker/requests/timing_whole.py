@@ -9,13 +9,13 @@ from ...models.comfyui.rows import rows_a_unit
 from ...models.comfyui.whole_family import WholeFamily
 from ...models.comfyui.whole_model import WholeModel
 from ...weights.layers.quantised import compute_in
-from .example import Example
+from .example import ForwardExample
 from .random_weights import randomly_weighted
 
 RUNS = 3
 
 
-def time_forward(family: WholeFamily, config: Any, example: Example) -> tuple[list[float], tuple[int, ...]]:
+def time_forward(family: WholeFamily, config: Any, example: ForwardExample) -> tuple[list[float], tuple[int, ...]]:
     """Seconds, the shortest of some runs, of a forward of so many rows of a batch, and of twice as many; and these numbers.
 
     The weights are all of the same few numbers, so that a model is timed that has no room beside the one in use.
@@ -27,7 +27,7 @@ def time_forward(family: WholeFamily, config: Any, example: Example) -> tuple[li
     return [_time(model, example.rows(count)) for count in counts], counts
 
 
-def _time(model: WholeModel, example: Example) -> float:
+def _time(model: WholeModel, example: ForwardExample) -> float:
     inputs, events, best = example.inputs("time"), DeviceEvents(example.device), float("inf")
     for _ in range(RUNS):
         events.record()

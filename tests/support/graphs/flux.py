@@ -6,7 +6,7 @@ import copy
 import re
 from typing import Any
 
-from scripts.comfyui import ComfyUI, Run
+from scripts.comfyui import ComfyUI, QueuedRun
 
 Graph = dict[str, Any]
 
@@ -125,7 +125,7 @@ def controlled(graph: Graph, *, strength: float = 1.0, start: float = 0.0, end: 
     return graph
 
 
-def queue_logged(server: ComfyUI, graph: Graph, timeout: float = 300) -> tuple[Run, str]:
+def queue_logged(server: ComfyUI, graph: Graph, timeout: float = 300) -> tuple[QueuedRun, str]:
     """Queue a graph; returns the run and what the server logged meanwhile."""
     before = len(server.log)
     run = server.queue(graph, timeout=timeout)

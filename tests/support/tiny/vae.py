@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from parallel_backend.vae import Autoencoder
-from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXConfig
+from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXAutoencoderConfig
 from parallel_backend.vae.rows import Slab
 
 SMALL = (32, 32, 64, 64)
@@ -21,7 +21,7 @@ REAL = (128, 256, 256, 512)
 
 def cogvideox_vae_tensors(widths: tuple[int, ...] = SMALL, layers: int = 1, seed: int = 0) -> dict[str, Tensor]:
     """A CogVideoX autoencoder's tensors."""
-    return random_weights(CogVideoXAutoencoder(CogVideoXConfig(widths, layers, 16)).module, seed)
+    return random_weights(CogVideoXAutoencoder(CogVideoXAutoencoderConfig(widths, layers, 16)).module, seed)
 
 
 def save_cogvideox_vae(path: Path, dtype: torch.dtype = torch.float32, **settings: object) -> Path:

@@ -73,7 +73,7 @@ class _Same:
 
 
 @dataclass(frozen=True)
-class Source:
+class ModuleBindings:
     """A file's bindings: those of the module, those of each class's body, and the modules of which it takes all names."""
 
     module: dict[str, list[Binding | _From | _Same]]
@@ -120,7 +120,7 @@ def methods(module: str, name: str, find: Find = imported_file) -> dict[str, lis
     return {} if source is None else source.classes.get(name, {})
 
 
-def source_of(module: str, find: Find = imported_file) -> Source | None:
+def source_of(module: str, find: Find = imported_file) -> ModuleBindings | None:
     """Return the bindings of a module; None if its source cannot be read."""
     file = find(module)
     if not file or not file.endswith(".py"):
@@ -153,22 +153,22 @@ def _followed(module: str, chain: tuple[str, ...], seen: frozenset[tuple[str, st
 
 
 @functools.cache
-def _read(file: str, module: str, package: bool) -> Source | None:
+def _read(file: str, module: str, package: bool) -> ModuleBindings | None:
     try:
         text = Path(file).read_bytes()
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError):
         return None
-    reader = _Reader(file, module, package)
+    reader = _StatementReader(file, module, package)
     reader.read(tree.body, "", reader.names)
     for node in ast.walk(tree) if b"global" in text else ():  # a walk takes as long as the parsing
         if isinstance(node, ast.Global):
             for name in node.names:
                 reader.names.setdefault(name, []).append(Computed(module))
-    return Source(reader.names, reader.classes, tuple(reader.stars))
+    return ModuleBindings(reader.names, reader.classes, tuple(reader.stars))
 
 
-class _Reader:
+class _StatementReader:
     """Reads the statements of a file."""
 
     def __init__(self, file: str, module: str, package: bool) -> None:

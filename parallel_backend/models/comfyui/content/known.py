@@ -12,7 +12,7 @@ from .files import changed_since, digest_of
 from .reached import Reached, Walk
 from .syntax import Sources
 from .tested import Table, same_files, tables
-from .things import THINGS, Kind, Thing
+from .things import THINGS, Kind, ReplacedFunction
 
 ABSENT = "absent"
 """The digest of a thing that a ComfyUI has not."""
@@ -28,14 +28,14 @@ class Unknown:
         why: what it is, behind the function's name.
     """
 
-    thing: Thing
+    thing: ReplacedFunction
     function: str
     digest: str
     why: str = "which no tested version has like this"
 
 
 @dataclass(frozen=True)
-class Measured:
+class FunctionDigests:
     """The digests of a thing and of the functions that it consists of."""
 
     thing: str
@@ -50,7 +50,7 @@ class Content:
         self._tables = tables() if known is None else known
         self._walk = Walk(folder)
         self._sources = Sources()
-        self._judged: dict[Thing, tuple[frozenset[int], Unknown | None]] = {}
+        self._judged: dict[ReplacedFunction, tuple[frozenset[int], Unknown | None]] = {}
         self._files: dict[str, str] = {}
 
     def unknown(self, kinds: Iterable[Kind], only: Collection[str] = ()) -> list[Unknown]:
@@ -71,7 +71,7 @@ class Content:
         things = {str(thing): each.thing for thing, each in measured.items()}
         return Table(version, how, *(dict(sorted(each.items())) for each in (files, things, functions)))  # type: ignore[arg-type]
 
-    def _judge(self, thing: Thing) -> Unknown | None:
+    def _judge(self, thing: ReplacedFunction) -> Unknown | None:
         reached = self._walk.of(thing)
         if reached.foreign:
             return Unknown(thing, reached.foreign[0], "", "which is another pack's")
@@ -81,7 +81,7 @@ class Content:
             self._judged[thing] = before = key, self._held_against(thing, reached)
         return before[1]
 
-    def _held_against(self, thing: Thing, reached: Reached) -> Unknown | None:
+    def _held_against(self, thing: ReplacedFunction, reached: Reached) -> Unknown | None:
         modules = {path: module for path in self._paths(reached) if (module := self._module(path)) is not None}
         if changed := changed_since(modules, self._folder):
             return Unknown(thing, str(thing), "", f"of which {changed[0]} has changed since ComfyUI was started")
@@ -97,14 +97,14 @@ class Content:
         function = str(thing) if not changed_ones or str(thing) in changed_ones else changed_ones[0]
         return Unknown(thing, function, measured.thing if all(measured.functions.values()) else "")
 
-    def measured(self, thing: Thing) -> Measured:
+    def measured(self, thing: ReplacedFunction) -> FunctionDigests:
         """The digests of a thing, as it is in this process."""
         reached = self._walk.of(thing)
         if reached.missing:
-            return Measured(ABSENT, {})
+            return FunctionDigests(ABSENT, {})
         functions = {name: self._sources.digest(each.__code__) for name, each in sorted(reached.functions.items())}
         parts = [*functions.items(), *sorted(reached.constants.items())]
-        return Measured(hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest(), functions)
+        return FunctionDigests(hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest(), functions)
 
     def _paths(self, reached: Reached) -> list[str]:
         files = {function.__code__.co_filename for function in reached.functions.values()}

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from .things import THINGS, Thing
+from .things import THINGS, ReplacedFunction
 
 WALKED = ("comfy.samplers", "comfy.k_diffusion", "comfy.extra_samplers", "comfy.model_sampling", "comfy.weight_adapter")
 """Where what is called is a part of what calls it; elsewhere only what is of the same file."""
@@ -47,7 +47,7 @@ class Walk:
         self._folder = folder
         self._names = {str(thing) for thing in THINGS}
 
-    def of(self, thing: Thing) -> Reached:
+    def of(self, thing: ReplacedFunction) -> Reached:
         """What a thing consists of; not what is a thing of its own."""
         reached = Reached()
         value = self._found(thing)
@@ -70,13 +70,13 @@ class Walk:
         file = str(self._folder.joinpath(*name.split(".")).with_suffix(".py"))
         return next((each for each in [*sys.modules.values()] if getattr(each, "__file__", None) == file), None)
 
-    def _found(self, thing: Thing) -> Any:
+    def _found(self, thing: ReplacedFunction) -> Any:
         value: Any = self.module(thing.module)
         for name in thing.name.split("."):
             value = None if value is None else inspect.getattr_static(value, name, None)
         return value
 
-    def _taken_in(self, name: str, value: Any, thing: Thing, reached: Reached) -> Iterator[tuple[str, Any]]:
+    def _taken_in(self, name: str, value: Any, thing: ReplacedFunction, reached: Reached) -> Iterator[tuple[str, Any]]:
         """Note what a value is; gives what it consists of and uses."""
         if isinstance(value, type):
             yield from ((f"{name}.{part}", each) for part, each in vars(value).items() if _calls(each))
@@ -91,7 +91,7 @@ class Walk:
             reached.functions[name] = function
             yield from self._used(function, thing, reached)
 
-    def _used(self, function: FunctionType, thing: Thing, reached: Reached) -> Iterator[tuple[str, Any]]:
+    def _used(self, function: FunctionType, thing: ReplacedFunction, reached: Reached) -> Iterator[tuple[str, Any]]:
         named, attributes = self._named(function.__code__)
         spaces: list[tuple[str, Mapping[str, Any], Set[str]]] = [
             (self._module_of(function) or "", function.__globals__, named)
@@ -118,11 +118,11 @@ class Walk:
     def _named(self, code: CodeType) -> tuple[Set[str], Set[str]]:
         return _names(code)
 
-    def _walked(self, value: Any, thing: Thing) -> bool:
+    def _walked(self, value: Any, thing: ReplacedFunction) -> bool:
         module = self._comfyui_module(value)
         return module is not None and self._inside(module, thing)
 
-    def _inside(self, module: str, thing: Thing) -> bool:
+    def _inside(self, module: str, thing: ReplacedFunction) -> bool:
         return module == thing.module or module.startswith(WALKED)
 
     def _stranger(self, value: Any) -> bool:

@@ -15,7 +15,7 @@ SAMPLING: tuple[Kind, ...] = "sampler driver", "guidance"
 
 
 @dataclass(frozen=True)
-class Thing:
+class ReplacedFunction:
     """A function or class: its module, its qualified name in there, and its kind."""
 
     module: str
@@ -26,13 +26,13 @@ class Thing:
         return f"{self.module}.{self.name}"
 
 
-def _of(kind: Kind, module: str, *names: str) -> tuple[Thing, ...]:
-    return tuple(Thing(module, name, kind) for name in names)
+def _of(kind: Kind, module: str, *names: str) -> tuple[ReplacedFunction, ...]:
+    return tuple(ReplacedFunction(module, name, kind) for name in names)
 
 
 SAMPLINGS = "calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling"
 
-THINGS: tuple[Thing, ...] = (
+THINGS: tuple[ReplacedFunction, ...] = (
     # the wrapper in the place of `KSAMPLER.sample`, and what it is given (nodes/model/run)
     *_of("sampler driver", "comfy.samplers", "KSAMPLER.sample", "Sampler.max_denoise", "CFGGuider.inner_sample"),
     # what a step makes of the prompts (parallel_backend/denoise, nodes/model/run/sides.py)
@@ -67,7 +67,7 @@ THINGS: tuple[Thing, ...] = (
     *_of("adapter", "comfy.lora", "calculate_weight"),
     *_of("adapter", "comfy.utils", "swap_scale_shift"),
     *(
-        Thing(f"comfy.weight_adapter.{name.lower()}", f"{name}Adapter.calculate_weight", "adapter")
+        ReplacedFunction(f"comfy.weight_adapter.{name.lower()}", f"{name}Adapter.calculate_weight", "adapter")
         for name in ("LoRA", "LoHa", "LoKr", "GLoRA", "OFT")
     ),
     # parallel_backend/models/comfyui/features: functions that workers make of a node's code and its values

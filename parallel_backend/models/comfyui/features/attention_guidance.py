@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ....diffusion import GuidanceFunction
-from ...spread.forward import Forward
+from ...spread.forward import RankForward
 from .guidance import guidance_function
 
 PLACE = "attn1_output_patch"
@@ -18,7 +18,7 @@ PICTURE = "img_slice"
 """The option that says where the picture lies behind the text."""
 
 
-def guided(functions: Sequence[Mapping[str, Any]], now: Forward) -> dict[str, list[Callable[..., Any]]]:
+def guided(functions: Sequence[Mapping[str, Any]], now: RankForward) -> dict[str, list[Callable[..., Any]]]:
     """The patches that do what such functions do on a rank's tokens; `functions` are theirs, as the host tells them."""
     return {place: [_on_local_tokens(each, now) for each in made] for place, made in guided_whole(functions).items()}
 
@@ -28,7 +28,7 @@ def guided_whole(functions: Sequence[Mapping[str, Any]]) -> dict[str, list[Calla
     return {PLACE: [guidance_function(GuidanceFunction(**guide)) for guide in functions]}
 
 
-def _on_local_tokens(function: Any, now: Forward) -> Callable[[Tensor, Mapping[str, Any]], Tensor]:
+def _on_local_tokens(function: Any, now: RankForward) -> Callable[[Tensor, Mapping[str, Any]], Tensor]:
     def guide(out: Tensor, options: Mapping[str, Any]) -> Tensor:
         block = now.attentions.block
         if block is not None and len(block.placements) == 1:  # text and picture in one stream, told in whole positions

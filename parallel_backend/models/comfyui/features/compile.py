@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...spread.arguments import OPTIONS
-from ...spread.compiled import OVERRIDE, Entry, attention
+from ...spread.compiled import OVERRIDE, CompiledEntry, attention
 
 
 def _with_override(
@@ -42,5 +42,5 @@ def _with_override(
     return module.forward(*args, **named, **{OPTIONS: {**options, OVERRIDE: override}})
 
 
-COMPILED = Entry(_with_override, OPTIONS)
+COMPILED = CompiledEntry(_with_override, OPTIONS)
 """How ComfyUI's blocks are run with their attention as an operator."""

@@ -17,7 +17,7 @@ from ...spread.placement import Placement
 
 
 @dataclass(frozen=True)
-class Share:
+class ControlShare:
     """One rank's part: the tensors of `blocks`, of the batch's `rows` the tokens at `positions`."""
 
     blocks: Mapping[int, str]
@@ -37,7 +37,7 @@ class Share:
 
 def shares(
     residuals: BlockResiduals, plan: ResolvedPlan, stages: Sequence[Stage], tokens: Placement, rows: Sequence[slice]
-) -> list[Share]:
+) -> list[ControlShare]:
     """Each rank's part.
 
     Args:
@@ -49,13 +49,13 @@ def shares(
         place = plan.place(rank)
         group, sequence = place.data * plan.cfg + place.cfg, place.ring * plan.ulysses + place.ulysses
         blocks = {block: name for block, name in residuals.blocks.items() if stage.start <= block < stage.stop}
-        parts.append(Share(blocks, rows[group], tokens.ranks[sequence]))
+        parts.append(ControlShare(blocks, rows[group], tokens.ranks[sequence]))
     return parts
 
 
 def distribute(
     everyone: Communicator,
-    parts: Sequence[Share],
+    parts: Sequence[ControlShare],
     tensors: Mapping[str, Tensor],
     residuals: BlockResiduals,
     features: int,

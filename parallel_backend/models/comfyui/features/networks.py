@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ....weights.adapters.lora import AdapterSet
-from ....weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, Network
+from ....weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, NetworkPatch
 from ...spread.arguments import positions_of
-from ...spread.call import Call
+from ...spread.call import CallLayout
 from ...spread.declaration import LatentTokens
 from ...spread.placement import Placement
 from ...spread.stream import HERE, Stream
@@ -29,10 +29,10 @@ SPEAKERS = "x_ref_attn_map"
 """ComfyUI's name among a call's options of how much each token attends to each speaker."""
 
 
-class Beside(Protocol):
+class NetworkCall(Protocol):
     """A network with what it is given."""
 
-    def patches(self, call: Call) -> Patches:
+    def patches(self, call: CallLayout) -> Patches:
         """What ComfyUI's model calls in one forward."""
 
 
@@ -41,10 +41,10 @@ class Networks:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._named: tuple[Network, ...] = ()
-        self._made: list[Beside] = []
+        self._named: tuple[NetworkPatch, ...] = ()
+        self._made: list[NetworkCall] = []
 
-    def of(self, adapters: AdapterSet) -> Sequence[Beside]:
+    def of(self, adapters: AdapterSet) -> Sequence[NetworkCall]:
         """The networks that a request names."""
         if adapters.networks != self._named:
             self._named, self._made = (), []
@@ -52,13 +52,13 @@ class Networks:
             self._named = adapters.networks
         return self._made
 
-    def _make(self, network: Network, adapters: AdapterSet) -> Beside:
+    def _make(self, network: NetworkPatch, adapters: AdapterSet) -> NetworkCall:
         import_comfyui()
         weights, inputs = (
             {name: adapters.tensors[id].to(self._device) for name, id in named.items()}
             for named in (network.weights, network.inputs)
         )
-        kinds: Mapping[str, Callable[..., Beside]] = {
+        kinds: Mapping[str, Callable[..., NetworkCall]] = {
             "AnimaLLLite": AnimaLLLite,
             "QwenDiffSynth": QwenDiffSynth,
             "ZImageControl": ZImageControl,
@@ -67,7 +67,7 @@ class Networks:
         return kinds[network.kind](weights, inputs, network.values)
 
 
-def patches_of(networks: Sequence[Beside], call: Call) -> Patches:
+def patches_of(networks: Sequence[NetworkCall], call: CallLayout) -> Patches:
     """What makes ComfyUI's model call networks, in their order."""
     joined: Patches = {}
     for network in networks:
@@ -101,7 +101,7 @@ class AnimaLLLite:
             "mlp_patch": [lllite.AnimaLLLiteMLPPatch(self._whole)],
         }
 
-    def patches(self, call: Call) -> Patches:
+    def patches(self, call: CallLayout) -> Patches:
         """What the picture makes of all tokens is computed on every rank, before the first block, and cut."""
 
         def prepare(args: Any) -> Any:
@@ -132,7 +132,7 @@ class QwenDiffSynth:
             self._blocks = nn.ModuleList([block(width, operations=operations) for _ in range(count)])
         self._blocks.load_state_dict(weights, assign=True)
 
-    def patches(self, call: Call) -> Patches:
+    def patches(self, call: CallLayout) -> Patches:
         """Called between blocks, where the picture is a stream; only the stage that has the tokens adds to them."""
 
         def add(args: Any) -> Any:
@@ -174,7 +174,7 @@ class ZImageControl:
             strength=values["strength"],
         )
 
-    def patches(self, call: Call) -> Patches:
+    def patches(self, call: CallLayout) -> Patches:
         """What is computed on the way from one block to the next begins anew."""
         patch = self._patch
         patch.temp_data = None
@@ -212,7 +212,7 @@ class InfiniteTalk:
         self._blocks = nn.ModuleList(blocks)
         self._blocks.load_state_dict(weights, assign=True)
 
-    def patches(self, call: Call) -> Patches:
+    def patches(self, call: CallLayout) -> Patches:
         """Called within blocks, with this rank's tokens: each run of one frame attends for itself."""
 
         def by_speaker(args: Any) -> Any:
@@ -246,7 +246,7 @@ class InfiniteTalk:
 
         return {"attn2_patch": [add]} | ({} if self._speakers is None else {"attn1_patch": [by_speaker]})
 
-    def _by_speaker(self, local: Tensor | None, call: Call, options: Any) -> tuple[Tensor, Tensor] | None:
+    def _by_speaker(self, local: Tensor | None, call: CallLayout, options: Any) -> tuple[Tensor, Tensor] | None:
         """How much each token attends to each speaker, `[2, tokens]`, and the most and least of all tokens, `[2, 2]`."""
         if local is None:
             return None
@@ -256,13 +256,13 @@ class InfiniteTalk:
         return local, torch.stack([whole.amax(0), whole.amin(0)], dim=1)
 
 
-def _placement(call: Call, options: Any) -> Placement:
+def _placement(call: CallLayout, options: Any) -> Placement:
     """Where a video's tokens are."""
     frames, height, width = options["grid_sizes"]
     return call.layout.of(frames * height * width, LatentTokens())
 
 
-def _frames(call: Call, options: Any) -> tuple[list[int], list[int]]:
+def _frames(call: CallLayout, options: Any) -> tuple[list[int], list[int]]:
     """The frames that this rank has tokens of, and how many of each."""
     placement, (_, height, width) = _placement(call, options), options["grid_sizes"]
 
@@ -274,7 +274,7 @@ def _frames(call: Call, options: Any) -> tuple[list[int], list[int]]:
     return call.layout.once(("frames", placement), find)
 
 
-def _in_block(tensor: Tensor, call: Call) -> Tensor:
+def _in_block(tensor: Tensor, call: CallLayout) -> Tensor:
     """Of a row for each of the picture's tokens, `[batch, tokens, features]`, those of the tokens that blocks have here."""
     placement = call.layout.of(tensor.shape[1], LatentTokens())
     chosen = call.selection(("in a block", placement), lambda: positions_of(placement, call.rank))

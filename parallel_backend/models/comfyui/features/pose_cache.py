@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...spread.call import Call
+from ...spread.call import CallLayout
 from ...spread.declaration import FirstPatchTokens
 from ...spread.stream import Stream
 
@@ -34,7 +34,7 @@ class PoseCaches:
             weakref.finalize(self, self._made.free)
         return self._made
 
-    def of_this_rank(self, settings: Mapping[str, Any], call: Call) -> RankPoses:
+    def of_this_rank(self, settings: Mapping[str, Any], call: CallLayout) -> RankPoses:
         """That of one forward of a model whose tokens are spread."""
         return RankPoses(self.whole(settings, call.device), call)
 
@@ -42,7 +42,7 @@ class PoseCaches:
 class RankPoses:
     """ComfyUI's cache as one forward sees it: streams go in and come out, this rank's tokens of them are kept."""
 
-    def __init__(self, cache: Any, call: Call) -> None:
+    def __init__(self, cache: Any, call: CallLayout) -> None:
         self._cache = cache
         self._call = call
 

@@ -20,7 +20,7 @@ from ....errors import Refused
 from ..importing import import_comfyui
 from ..small import Builder, small, small_with_inputs
 from ..small.kinds import cases_of
-from .asked import ASKED, Answer, Asked, class_name
+from .asked import ASKED, ProofReply, ProofRequest, class_name
 from .child import NICE, end_with_the_asker
 from .prove import prove
 from .ranks import RankFailed, in_a_line
@@ -37,7 +37,7 @@ def main() -> None:
         print(msgspec.json.encode(_answer(asked)).decode(), file=answers, flush=True)
 
 
-def _answer(asked: Asked) -> Answer:
+def _answer(asked: ProofRequest) -> ProofReply:
     begun = time.monotonic()
     try:
         configuration = asked.configuration
@@ -49,17 +49,17 @@ def _answer(asked: Asked) -> Answer:
         else:
             case = small_with_inputs(cases_of(asked.kind, configuration), builder, asked.kind, asked.inputs)
         if asked.model and asked.model != class_name(type(case.model)):
-            return Answer({}, 0.0, f"this pack has no small {asked.model}")
+            return ProofReply({}, 0.0, f"this pack has no small {asked.model}")
         errors = prove(case)
     except RankFailed as error:
         kind, _, said = error.line.partition(": ")
         refused = kind == Refused.__name__
-        return Answer({}, time.monotonic() - begun, said if refused else error.line, refused)
+        return ProofReply({}, time.monotonic() - begun, said if refused else error.line, refused)
     except Refused as error:
-        return Answer({}, time.monotonic() - begun, str(error))
+        return ProofReply({}, time.monotonic() - begun, str(error))
     except Exception as error:  # whatever a ComfyUI that nobody here has seen may raise
-        return Answer({}, time.monotonic() - begun, in_a_line(error))
-    return Answer(
+        return ProofReply({}, time.monotonic() - begun, in_a_line(error))
+    return ProofReply(
         {split: error if math.isfinite(error) else None for split, error in errors.items()}, time.monotonic() - begun
     )
 

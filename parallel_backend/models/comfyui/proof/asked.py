@@ -11,7 +11,7 @@ import msgspec
 from ..small.case import chooses
 
 
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProofRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One call of a small model to prove.
 
     Attributes:
@@ -29,7 +29,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: dict[str, bool | str | None] | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProofReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The result of one proof.
 
     Attributes:
@@ -56,8 +56,8 @@ def off(error: float) -> str:
     return f"{error:.1e} off" if math.isfinite(error) else "not finite"
 
 
-ASKED = msgspec.json.Decoder(list[Asked])
-ANSWER = msgspec.json.Decoder(Answer)
+ASKED = msgspec.json.Decoder(list[ProofRequest])
+ANSWER = msgspec.json.Decoder(ProofReply)
 
 
 def class_name(kind: type) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ....plan import ResolvedPlan
 from ..small.case import Case
 from .pairs import Pair, rows_of_a_batch, two_prompts
-from .rank import Rank, errors_of, plan_for, worst
+from .rank import ProofRank, errors_of, plan_for, worst
 from .ranks import run_in_turn
 
 RANKS = 3
@@ -75,7 +75,7 @@ def _splits(case: Case) -> Iterator[tuple[str, Split]]:
 
 def _spread(case: Case, plan: ResolvedPlan) -> OnRank:
     def on_rank(_: int) -> list[Tensor]:
-        rank = Rank(case, plan)
+        rank = ProofRank(case, plan)
         return [out for out in (rank.run(), rank.by_patch()) if out is not None]
 
     return on_rank
@@ -83,7 +83,7 @@ def _spread(case: Case, plan: ResolvedPlan) -> OnRank:
 
 def _apart(pair: Pair, plan: ResolvedPlan) -> OnRank:
     def on_rank(rank: int) -> list[Tensor]:
-        out = Rank(pair.apart[rank], plan).run()
+        out = ProofRank(pair.apart[rank], plan).run()
         return [] if out is None else [out]
 
     return on_rank

@@ -21,11 +21,11 @@ from ....plan.resolve import in_rows
 from ....weights.stores.block_access import BlockAccess
 from ...family import Execution, Stage
 from ...inputs import Inputs
-from ...spread.blocks import SpreadModel, blocks_of
+from ...spread.blocks import ParallelModel, blocks_of
 from ...spread.compiled import CompiledBlocks
 from ...spread.declaration import Declaration
 from ...spread.picture import Picture, as_patch_size
-from ...spread.run import SpreadForward
+from ...spread.run import ParallelForward
 from ..features.compile import COMPILED
 from ..small.case import Case, packed
 
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 ERRORS = msgspec.msgpack.Decoder(list[float])
 
 
-class Rank:
+class ProofRank:
     """One rank's part of a case."""
 
     def __init__(self, case: Case, plan: ResolvedPlan, declaration: Declaration | None = None) -> None:
@@ -45,7 +45,7 @@ class Rank:
         stage = self._mesh.pipefusion.rank
         part = Stage(ends[stage] - plan.stages[stage], ends[stage], ends[-1])
         shared = {id(weight): weight for weight in case.model.parameters()}
-        self.model = SpreadModel(copy.deepcopy(case.model, shared), declaration or case.declaration, part, COMPILED)
+        self.model = ParallelModel(copy.deepcopy(case.model, shared), declaration or case.declaration, part, COMPILED)
         self.module, self.blocks = self.model.module, self.model.blocks
         self.hold(BlockAccess())
         shape = case.shapes[0] if case.shapes else tuple(case.x.shape)
@@ -54,7 +54,7 @@ class Rank:
 
     def hold(self, access: BlockAccess, compiled: CompiledBlocks | None = None) -> None:
         """Make the blocks' weights usable in another way, or have the blocks compiled."""
-        self.forward = SpreadForward(self.model, Execution(self._mesh, self._plan, access, lambda: None), compiled)
+        self.forward = ParallelForward(self.model, Execution(self._mesh, self._plan, access, lambda: None), compiled)
 
     @torch.inference_mode()
     def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:

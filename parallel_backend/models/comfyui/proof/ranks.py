@@ -43,7 +43,7 @@ class RankFailed(RuntimeError):
         self.line = line
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _RankResult(msgspec.Struct, frozen=True):
     """A rank's results, or its error in a line and at length."""
 
     results: list[bytes]
@@ -103,11 +103,11 @@ def _follows_another(error: str) -> bool:
     return "onnection" in error or ENDED in error
 
 
-def _answers(forks: Sequence[_Fork], seconds: float) -> Mapping[int, _Answer]:
+def _answers(forks: Sequence[_Fork], seconds: float) -> Mapping[int, _RankResult]:
     """What each rank tells, until all have, or the time is over."""
     waiting = {fork.pipe: rank for rank, fork in enumerate(forks)}
     read = {pipe: bytearray() for pipe in waiting}
-    answers = {rank: _Answer([], f"no end within {seconds:.0f} s") for rank in waiting.values()}
+    answers = {rank: _RankResult([], f"no end within {seconds:.0f} s") for rank in waiting.values()}
     end = time.monotonic() + seconds
     while waiting and (ready := select.select([*waiting], [], [], max(0.0, end - time.monotonic()))[0]):
         for pipe in ready:
@@ -122,11 +122,11 @@ def _answers(forks: Sequence[_Fork], seconds: float) -> Mapping[int, _Answer]:
     return answers
 
 
-def _decoded(output: bytes) -> _Answer:
+def _decoded(output: bytes) -> _RankResult:
     try:
-        return msgspec.msgpack.decode(output, type=_Answer)
+        return msgspec.msgpack.decode(output, type=_RankResult)
     except msgspec.MsgspecError:
-        return _Answer([], ENDED)
+        return _RankResult([], ENDED)
 
 
 def _forked(rank: int, runs: Sequence[tuple[int, Work]], files: Sequence[int], timeout: float) -> _Fork:
@@ -145,7 +145,7 @@ def _forked(rank: int, runs: Sequence[tuple[int, Work]], files: Sequence[int], t
         os._exit(0)
 
 
-def _answer(rank: int, runs: Sequence[tuple[int, Work]], files: Sequence[int], timeout: float) -> _Answer:
+def _answer(rank: int, runs: Sequence[tuple[int, Work]], files: Sequence[int], timeout: float) -> _RankResult:
     torch.set_num_threads(1)
     results: list[bytes] = []
     try:
@@ -166,5 +166,5 @@ def _answer(rank: int, runs: Sequence[tuple[int, Work]], files: Sequence[int], t
             results[-1] = function(rank)
             dist.barrier()
     except BaseException as error:
-        return _Answer([], in_a_line(error), f"run {len(results)} of {len(runs)}: {traceback.format_exc()}")
-    return _Answer(results)
+        return _RankResult([], in_a_line(error), f"run {len(results)} of {len(runs)}: {traceback.format_exc()}")
+    return _RankResult(results)
