@@ -233,7 +233,7 @@ def measurements() -> list[Measurement]:
             f"{COG_PAGE}, chart latency-cogvideo1.5-5b-l40.png",
             replace(l40, software=XDIT_EAGER),
             cog15,
-            DenoiseJob(large, 226, two_sided=True, steps=50),
+            DenoiseJob(large, 226, has_uncond=True, steps=50),
             50,
             FIXED_COG15,
             rows(
@@ -258,7 +258,7 @@ def measurements() -> list[Measurement]:
             f"{COG_PAGE}, chart cogvideo-l40-5b.png",
             _with_ports(replace(l40, software=XDIT_EAGER), PORT_12_L40),
             cog,
-            DenoiseJob(small, 226, two_sided=True, steps=50),
+            DenoiseJob(small, 226, has_uncond=True, steps=50),
             1,
             0.0,
             rows(
@@ -296,7 +296,7 @@ def measurements() -> list[Measurement]:
 def _videos(h100: Profile, with_flash2: Profile, a100: Profile, l20: Profile) -> Iterator[Measurement]:
     """Series of videos, in which attention is most of the work."""
     cog, hunyuan, wan = published("cogvideox-5b"), published("hunyuan-video"), published("wan2.2-14b")
-    small = DenoiseJob(cog.image_tokens(720, 480, 49), 226, two_sided=True, steps=50)
+    small = DenoiseJob(cog.image_tokens(720, 480, 49), 226, has_uncond=True, steps=50)
     yield Measurement(
         "CogVideoX-5b 720x480, 49 frames, A100 NVLink, eager (s a step)",
         f"{COG_PAGE}, chart cogvideo-a100-5b.png",
@@ -353,7 +353,7 @@ def _videos(h100: Profile, with_flash2: Profile, a100: Profile, l20: Profile) ->
                 "hunyuan fixed",
             )
     large, less = (
-        DenoiseJob(wan.image_tokens(*size, 81), wan.text, two_sided=True, steps=40)
+        DenoiseJob(wan.image_tokens(*size, 81), wan.text, has_uncond=True, steps=40)
         for size in ((1280, 720), (832, 480))
     )
     part = less.image_tokens / large.image_tokens

@@ -32,7 +32,7 @@ PARTS = ("matmul", "attention", "other kernels", "exchange", "host")
 class Row:
     """A published time in seconds, for `steps` of a job on cards; `by` is whose it is.
 
-    `slower` is the part of the card's rates that the cards have, `two_sided` whether there is a negative prompt.
+    `slower` is the part of the card's rates that the cards have, `has_uncond` whether there is a negative prompt.
     """
 
     model: str
@@ -42,7 +42,7 @@ class Row:
     published: str
     by: str
     steps: int = 1
-    two_sided: bool = False
+    has_uncond: bool = False
     compiled: bool = False
     exchange: str = "exact"
     slower: float = 1.0
@@ -55,7 +55,7 @@ class Row:
         how = ", ".join(
             word
             for word, said in (
-                ("cfg", self.two_sided),
+                ("cfg", self.has_uncond),
                 ("compiled", self.compiled),
                 ("exchange fp8", self.exchange == "fp8"),
             )
@@ -70,15 +70,15 @@ PICTURE = (1024, 1024, 1)
 FIVE_SECONDS = (1344, 768, 121)
 
 ROWS: Sequence[Row] = (
-    Row("wan2.1-14b", VIDEO, "h100", 1, "5.18; 6.13", "LightX2V; SGLang", two_sided=True),
-    Row("wan2.1-14b", VIDEO, "h100", 8, "0.75; 1.19", "LightX2V; SGLang", two_sided=True),
+    Row("wan2.1-14b", VIDEO, "h100", 1, "5.18; 6.13", "LightX2V; SGLang", has_uncond=True),
+    Row("wan2.1-14b", VIDEO, "h100", 8, "0.75; 1.19", "LightX2V; SGLang", has_uncond=True),
     Row("wan2.1-14b", VIDEO, "4090", 8, "3.13", "LightX2V", slower=D),
     Row("wan2.1-14b", VIDEO, "4090", 8, "2.35", "LightX2V", slower=D, exchange="fp8"),
     Row("flux-dev", PICTURE, "l20", 2, "12.21", "cache-dit", steps=28, compiled=True),
     Row("flux-dev", PICTURE, "l20", 2, "11.54", "cache-dit", steps=28, compiled=True, exchange="fp8"),
     Row("qwen-image", PICTURE, "h100", 2, "12.81", "cache-dit", steps=50),
-    Row("wan2.2-14b", LARGE, "h100", 4, "206", "SGLang", steps=40, two_sided=True),
-    Row("wan2.2-14b", LARGE, "b200", 4, "105", "SGLang", steps=40, two_sided=True),
+    Row("wan2.2-14b", LARGE, "h100", 4, "206", "SGLang", steps=40, has_uncond=True),
+    Row("wan2.2-14b", LARGE, "b200", 4, "105", "SGLang", steps=40, has_uncond=True),
     Row("minimax-h3", FIVE_SECONDS, "h200", 4, "1.46", "a node pack"),
     Row("minimax-h3", FIVE_SECONDS, "pro-5000", 8, "3.25", "a node pack"),
     Row("minimax-h3", FIVE_SECONDS, "pro-5000", 4, "5.69", "a node pack"),
@@ -90,7 +90,7 @@ ROWS: Sequence[Row] = (
 def predicted(row: Row) -> tuple[str, float, float, dict[str, float]]:
     """The plan, its seconds, those with compiled blocks, and what the first are made of."""
     known, machine = known_model(row.model).shape, profile(row.card)
-    job = DenoiseJob(known.image_tokens(*row.size), known.text, two_sided=row.two_sided, steps=row.steps)
+    job = DenoiseJob(known.image_tokens(*row.size), known.text, has_uncond=row.has_uncond, steps=row.steps)
     device = replace(
         machine.device,
         matmul=machine.device.matmul * row.slower,
@@ -99,8 +99,8 @@ def predicted(row: Row) -> tuple[str, float, float, dict[str, float]]:
     )
     eager = replace(machine, device=device)
     compiled = replace(eager, software=software(COMPILER), compiled=None)
-    wish = ParallelPlan(data=0, exchange=row.exchange)
-    plans = candidates(wish, row.gpus, known.limits, Workload(1, row.two_sided, 1 << 20))
+    requested_plan = ParallelPlan(data=0, exchange=row.exchange)
+    plans = candidates(requested_plan, row.gpus, known.limits, Workload(1, row.has_uncond, 1 << 20))
     taken = compiled if row.compiled else eager
     best = rank(plans, known, job, taken)[0]
 
@@ -131,7 +131,7 @@ def least(row: Row) -> float:
     image = known.image_tokens(*row.size)
     tokens = image + (known.text if known.joint_text else 0)
     scores = 4 * tokens * (tokens if known.joint_text else image + known.text) * known.hidden
-    flops = known.blocks * (2 * tokens * known.token_weights + scores) * (2 if row.two_sided else 1)
+    flops = known.blocks * (2 * tokens * known.token_weights + scores) * (2 if row.has_uncond else 1)
     return row.steps * flops / (PEAKS[row.card] * 1e12 * row.slower * row.gpus)
 
 

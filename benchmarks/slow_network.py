@@ -29,7 +29,7 @@ from torch import Tensor
 
 from parallel_backend.diffusion import FlowSettings, ModelSpec, PromptSpec
 from parallel_backend.host import Backend
-from parallel_backend.host.workers.exchange import RequestContext
+from parallel_backend.host.workers.pending_request import RequestContext
 from parallel_backend.host.workers.remote import ask
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.wire.address import Address
@@ -262,7 +262,7 @@ def measure(network: Network, job: Job, rounds: int, megabits: int, only: str) -
     asked = {name: plan for name, plan in plans().items() if only in name}
     series = {name: Series() for name in asked}
     with network.workers(job.path.parent) as backend:
-        devices = tuple(backend.located(ParallelPlan(devices=str(ADDRESS))).devices.split(","))
+        devices = tuple(backend.placed_on_devices(ParallelPlan(devices=str(ADDRESS))).devices.split(","))
         for rate in (megabits, 0):
             network.shape(rate)
             for _ in range(rounds):

@@ -121,7 +121,7 @@ def fill_families(server: ComfyUI) -> None:
 def draw_graph(chance: random.Random, devices: int, whole: str | None = None) -> Graph:
     """A prompt at random on so many workers; if a model is given, of this one, and every worker holds it whole."""
     model = whole or chance.choice(list(HEADS))
-    two_sided = chance.random() < 0.5
+    has_uncond = chance.random() < 0.5
     batch = chance.choice((1, 1, 2))
     width, height = (8 * chance.randint(8, 24) for _ in "wh")
     graph = ksampler_graph(
@@ -133,7 +133,7 @@ def draw_graph(chance: random.Random, devices: int, whole: str | None = None) ->
         batch=batch,
         seed=chance.getrandbits(32),
         steps=chance.randint(1, 4),
-        cfg=2.0 if two_sided else 1.0,
+        cfg=2.0 if has_uncond else 1.0,
         sampler=chance.choice(LOCAL),
         scheduler=chance.choice(("simple", "normal", "beta", "sgm_uniform")),
     )
@@ -149,17 +149,17 @@ def draw_graph(chance: random.Random, devices: int, whole: str | None = None) ->
     plan = (
         {"ulysses": 1, "ring": devices}
         if whole
-        else chance.choice(list(plans(devices, HEADS[model], two_sided, batch)))
+        else chance.choice(list(plans(devices, HEADS[model], has_uncond, batch)))
     )
     graph = parallel(graph, f"cpu:{devices}", sampler=False, **plan)
     graph["model"]["class_type"] = LOADERS.get(model, "LoadParallelFlux")
     return graph
 
 
-def plans(devices: int, heads: int, two_sided: bool, batch: int) -> Iterator[Mapping[str, int | str]]:
+def plans(devices: int, heads: int, has_uncond: bool, batch: int) -> Iterator[Mapping[str, int | str]]:
     """All plans for a job on so many workers: an automatic one, and every product of degrees, whole and sharded."""
     yield dict.fromkeys(("cfg", "pipefusion", "ulysses", "ring", "data"), 0)
-    limits = {"cfg": 1 + two_sided, "pipefusion": 3, "ulysses": heads, "ring": devices, "data": batch}
+    limits = {"cfg": 1 + has_uncond, "pipefusion": 3, "ulysses": heads, "ring": devices, "data": batch}
     for degrees in itertools.product(*(range(1, min(limit, devices) + 1) for limit in limits.values())):
         if math.prod(degrees) == devices:
             plan = dict(zip(limits, degrees, strict=True))

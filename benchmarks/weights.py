@@ -32,7 +32,7 @@ from parallel_backend.models.comfyui.comfy_family import plan_shape
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
 from parallel_backend.models.comfyui.small.often_used import wan as small_wan
-from parallel_backend.models.spread.blocks import blocks_of
+from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.plan import ModelShape
 from parallel_backend.plan.predict.cost import DenoiseJob, needs
 from parallel_backend.weights.stores.block_access import BlockAccess
@@ -211,7 +211,7 @@ def wan_14b() -> ModelShape:
 def print_formula() -> None:
     """The peak of a rank by the formula, in bf16."""
     shape = wan_14b()
-    job = DenoiseJob(image_tokens=75_600, text_tokens=TEXT, two_sided=False, steps=20)
+    job = DenoiseJob(image_tokens=75_600, text_tokens=TEXT, has_uncond=False, steps=20)
     print("\n| plan | weights | gathered | activations | peak of a rank, GB |\n|---|---:|---:|---:|---:|")
     for name, settings in {
         "1 worker": {},

@@ -56,9 +56,9 @@ def plan_of(backend: Backend, plan: ParallelPlan | None, devices: str, preset: s
     """
     if plan is not None:
         return plan
-    wish = with_preset(preset, ParallelPlan(devices=devices))
+    requested_plan = with_preset(preset, ParallelPlan(devices=devices))
     try:
-        named_devices(backend.located(wish).devices, torch.cuda.device_count())
+        named_devices(backend.placed_on_devices(requested_plan).devices, torch.cuda.device_count())
     except PlanRefused as refusal:
         raise PlanRefused(f"{refusal} There is no Parallel Plan: devices are those of Settings > Parallel.") from None
-    return wish
+    return requested_plan

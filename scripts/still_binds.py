@@ -18,10 +18,10 @@ from pathlib import Path
 
 from parallel_backend.markdown import table
 from parallel_backend.models.comfyui.content.bindings import Binding, Computed, Defined, bound, methods
-from parallel_backend.models.comfyui.content.known import ABSENT
+from parallel_backend.models.comfyui.content.replaced_functions import REPLACED_FUNCTIONS
+from parallel_backend.models.comfyui.content.source_digests import ABSENT
 from parallel_backend.models.comfyui.content.syntax import digest_of
 from parallel_backend.models.comfyui.content.tested import tables
-from parallel_backend.models.comfyui.content.things import THINGS
 
 from .comfyui_uses import ROOTS, Function, Use, uses_in
 from .tested import comfyui_name
@@ -187,7 +187,9 @@ def uses_of_pack() -> list[Use]:
     files = [REPO / "__init__.py", *(path for folder in folders for path in sorted(folder.rglob("*.py")))]
     found = [use for path in files for use in uses_in(path.read_bytes(), path.relative_to(REPO).as_posix())]
     absent = {name for each in tables() for name, digest in each.things.items() if digest == ABSENT}
-    return found + [Use(str(each), f"things.py, {each.kind}", "replaced", None, str(each) in absent) for each in THINGS]
+    return found + [
+        Use(str(each), f"things.py, {each.kind}", "replaced", None, str(each) in absent) for each in REPLACED_FUNCTIONS
+    ]
 
 
 def changed(tree: Tree) -> list[str]:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from parallel_backend.layout import SequenceSplit, cut, cut_by, length
-from parallel_backend.models.spread.declaration import FirstPatchTokens, LatentTokens
-from parallel_backend.models.spread.picture import Picture
-from parallel_backend.models.spread.placement import Placement, slots_of
-from parallel_backend.models.spread.token_layout import TokenLayout
+from parallel_backend.models.sequence_parallel.declaration import FirstPatchTokens, LatentTokens
+from parallel_backend.models.sequence_parallel.picture import Picture
+from parallel_backend.models.sequence_parallel.placement import Placement, slots_of
+from parallel_backend.models.sequence_parallel.token_layout import TokenLayout
 
 numbers = st.integers(0, 5000)
 degrees = st.integers(1, 8)

@@ -22,7 +22,7 @@ from ...parallel_backend.models.comfyui.detection import running
 from ...parallel_backend.models.comfyui.file_values import file_values, named_values
 from ...parallel_backend.models.families import FAMILIES, family_of
 from ...parallel_backend.models.family import Family
-from ...parallel_backend.models.spread.declaration import Declaration
+from ...parallel_backend.models.sequence_parallel.declaration import Declaration
 from ...parallel_backend.plan import ModelLimits, ParallelPlan, check
 from ...parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.files.digest import file_digest
@@ -119,7 +119,7 @@ def load_model(
         model, load_device=device, offload_device=comfy.model_management.unet_offload_device()
     )
     patcher.add_sampling_wrapper()
-    backend.attend(model, spec)
+    backend.retain(model, spec)
     return patcher
 
 
@@ -158,7 +158,10 @@ def spread_by(precision: Precision, whole: RemoteModel, declaration: Declaration
     Raises:
         Refused: the plan cannot work.
     """
-    backend, plan = whole.backend, whole.wish if compiled else msgspec.structs.replace(whole.wish, compile="off")
+    backend, plan = (
+        whole.backend,
+        whole.requested_plan if compiled else msgspec.structs.replace(whole.requested_plan, compile="off"),
+    )
     spec = msgspec.structs.replace(whole.spec, family="comfyui", derived=declaration)
     family = family_of(spec)
     part, config = family.inspect(read_header(spec.path))
@@ -170,13 +173,13 @@ def _devices(
     backend: Backend, plan: ParallelPlan, limits: ModelLimits, later: ModelLimits | None = None
 ) -> tuple[str, ...]:
     """The devices of a plan that some run of a model can go on; `later` are the limits that it may come to have."""
-    located, gpus = backend.located(plan), torch.cuda.device_count()
+    placed_on_devices, gpus = backend.placed_on_devices(plan), torch.cuda.device_count()
     try:
-        return check(located, gpus, limits)
+        return check(placed_on_devices, gpus, limits)
     except PlanRefused:
         if later is None:
             raise
-        return check(located, gpus, later)
+        return check(placed_on_devices, gpus, later)
 
 
 def judge_model(path: str) -> Any:

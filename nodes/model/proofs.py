@@ -23,10 +23,10 @@ from ...parallel_backend.host.proofs import Prover
 from ...parallel_backend.host.proved import Sources, key_of, verdict_of
 from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.models.comfyui.comfy_family import ComfyConfig
-from ...parallel_backend.models.comfyui.content.kept import TrialVerdict, found, keep
 from ...parallel_backend.models.comfyui.content.sources import sources_of
 from ...parallel_backend.models.comfyui.content.tested import same_files, tables, versions
-from ...parallel_backend.models.comfyui.proof.asked import ProofRequest, chosen, class_name
+from ...parallel_backend.models.comfyui.content.verdict_cache import TrialVerdict, found, keep
+from ...parallel_backend.models.comfyui.proof.request import ProofRequest, chosen, class_name
 from ...parallel_backend.models.comfyui.small.graph_inputs import GraphInputs
 from ...parallel_backend.models.comfyui.small.kinds import KINDS, cases_of
 from .verdicts import FOLDER

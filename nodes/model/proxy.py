@@ -171,7 +171,7 @@ class DiffusionProxy(nn.Module):
         call = Conditioning({"x": x, **conditioning.tensors}, conditioning.values)
         run: StepByStep | None = transformer_options.get(STEP_BY_STEP)
         if run is None:
-            job = self.remote.job(call, x.dtype, two_sided=x.shape[0] > 1 and not compared, steps=1)
+            job = self.remote.job(call, x.dtype, has_uncond=x.shape[0] > 1 and not compared, steps=1)
             plan = self.remote.plan(job, call, x.dtype, all_tokens=bool(overriding))
             refuse_stages(plan, adapters.networks)
             refuse_quantised_prefix(plan, transformer_options, self.skeleton)
@@ -205,7 +205,7 @@ class DiffusionProxy(nn.Module):
             if recipe is None:
                 refuse_transformer_options({OVERRIDE: function}, self.skeleton)
             assert recipe is not None
-            refuse_split(function, self.remote.wish)
+            refuse_split(function, self.remote.requested_plan)
             self._overriding = function, dtype, values_of_override(tried(recipe, self.remote.shape, dtype))
         return self._overriding[2]
 
@@ -221,7 +221,9 @@ class DiffusionProxy(nn.Module):
         recipe = blocks_of(options, self.skeleton)
         if recipe is None:
             return {}
-        refuse_split(function_in(options), self.remote.wish, "attention that a node hands to the model's blocks")
+        refuse_split(
+            function_in(options), self.remote.requested_plan, "attention that a node hands to the model's blocks"
+        )
         refuse_other(recipe, self.skeleton)
         return values_of_blocks(recipe)
 
@@ -274,7 +276,7 @@ class DiffusionProxy(nn.Module):
         self.remote = remote
         self.shares = self.shares.of(remote)
         self.shares.enlist()
-        remote.backend.attend(self._model(), remote.spec)
+        remote.backend.retain(self._model(), remote.spec)
 
     def __deepcopy__(self, _: dict[int, Any]) -> DiffusionProxy:
         """Refuse a copy, which would have the patches of the MODEL that it was made of."""
@@ -284,7 +286,7 @@ class DiffusionProxy(nn.Module):
         """Take the patches of a run from the model that is sampled, which may be a copy (copy.copy) of this proxy's own."""
         if self._model() is not model:
             self._model = weakref.ref(model)
-            self.remote.backend.attend(model, self.remote.spec)
+            self.remote.backend.retain(model, self.remote.spec)
 
     def refuse_changes(self) -> None:
         """Raise Refused if another pack has changed the diffusion model or the code that its classes reach."""

@@ -18,7 +18,7 @@ from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.planner import PlanRequest
-from ...parallel_backend.host.workers.exchange import RequestContext
+from ...parallel_backend.host.workers.pending_request import RequestContext
 from ...parallel_backend.models.comfyui.rows import rows_a_unit
 from ...parallel_backend.models.comfyui.whole_family import WholeFamily
 from ...parallel_backend.models.family import Family
@@ -50,7 +50,7 @@ class RemoteModel:
     family: Family
     config: Any
     spec: ModelSpec
-    wish: ParallelPlan
+    requested_plan: ParallelPlan
     devices: tuple[str, ...]
     weight_bytes: int
     expanded: Expanded
@@ -58,7 +58,7 @@ class RemoteModel:
     trials: Trials = field(default_factory=Trials, compare=False)
     unspread: str = ""
 
-    def job(self, forward: Conditioning, dtype: torch.dtype, two_sided: bool, steps: int) -> DenoiseJob:
+    def job(self, forward: Conditioning, dtype: torch.dtype, has_uncond: bool, steps: int) -> DenoiseJob:
         """What is to be computed, as a plan sees it.
 
         Args:
@@ -72,7 +72,7 @@ class RemoteModel:
             image_tokens=self.family.image_tokens(self.config, shape),
             text_tokens=self.family.beside_tokens(self.config, forward.tensors),
             batch=max(1, shape[0] // rows_a_unit(forward.values)),
-            two_sided=two_sided,
+            has_uncond=has_uncond,
             steps=steps,
             element=dtype.itemsize,
             weight_element=self.weight_bytes / self.shape.parameters,
@@ -100,10 +100,10 @@ class RemoteModel:
             Refused: the wish cannot be met.
         """
         rows = self.family.token_rows(self.config, tuple(forward.tensors["x"].shape))
-        workload = Workload(job.batch, job.two_sided, rows)
-        wish = self.backend.located(self.wish)
+        workload = Workload(job.batch, job.has_uncond, rows)
+        requested_plan = self.backend.placed_on_devices(self.requested_plan)
         question = PlanRequest(
-            msgspec.structs.replace(wish, ring=1, pipefusion=1) if all_tokens else wish,
+            msgspec.structs.replace(requested_plan, ring=1, pipefusion=1) if all_tokens else requested_plan,
             torch.cuda.device_count(),
             self.spec,
             self.shape,
@@ -138,8 +138,8 @@ class RemoteModel:
             return "ComfyUI's own"
         machine, _, device = self.devices[0].rpartition("/")
         if machine and device != "cpu":  # what they can run only they know
-            return self.wish.attention
-        kernel = choose_kernel(self.wish.attention, torch.device(device), dtype, self.shape.head_dim)
+            return self.requested_plan.attention
+        kernel = choose_kernel(self.requested_plan.attention, torch.device(device), dtype, self.shape.head_dim)
         return f"{kernel.name} ({kernel.reason})"
 
     def check(self, latent: Tensor, conditioning: Conditioning) -> None:
@@ -168,7 +168,9 @@ class RemoteModel:
 
     def bytes_on(self, device: torch.device) -> int:
         """About how many bytes of weights all workers on a device of this process hold, once they are loaded."""
-        parts = len(self.devices) if self.wish.weights == "sharded" else max(1, self.wish.pipefusion)
+        parts = (
+            len(self.devices) if self.requested_plan.weights == "sharded" else max(1, self.requested_plan.pipefusion)
+        )
         return self.devices.count(device_name(device)) * self.weight_bytes // parts
 
     def sample(self, tensors: Mapping[str, Tensor], on_progress: Any, adapters: AdapterSet, **fields: Any) -> Frame:

@@ -18,11 +18,11 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import Tensor, nn
 
 from ...parallel_backend.conditioning import CROSS_ATTENTION, SIDES, Conditioning
-from ...parallel_backend.derive.asked import DeriveReply
 from ...parallel_backend.derive.call_kind import CallKind, kind_of
-from ...parallel_backend.derive.kept import key_of, unlike
+from ...parallel_backend.derive.declaration_cache import key_of, unlike
 from ...parallel_backend.derive.objects import as_dicts
 from ...parallel_backend.derive.prompt import PromptExample
+from ...parallel_backend.derive.request import DeriveReply
 from ...parallel_backend.errors import PlanRefused, Refused
 from ...parallel_backend.host import Deadlines
 from ...parallel_backend.host.deriving import Derivation
@@ -30,7 +30,7 @@ from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.models.comfyui.content.sources import sources_of
 from ...parallel_backend.models.comfyui.own_call import MASK
 from ...parallel_backend.models.comfyui.whole_family import SEQUENCES, WholeConfig
-from ...parallel_backend.models.spread.declaration import Declaration
+from ...parallel_backend.models.sequence_parallel.declaration import Declaration
 from ...parallel_backend.plan import ModelLimits, Workload
 from ...parallel_backend.plan.resolve import feasible, planned_devices
 from ..progress import say
@@ -103,8 +103,8 @@ class Undeclared:
             Refused: it is not known how to spread it, and the plan does not let it run whole.
             InterruptProcessingException: ComfyUI's Cancel, while it was waited for.
         """
-        wish = self.whole.backend.located(self.whole.wish)
-        if len(planned_devices(wish, torch.cuda.device_count())) < 2:
+        requested_plan = self.whole.backend.placed_on_devices(self.whole.requested_plan)
+        if len(planned_devices(requested_plan, torch.cuda.device_count())) < 2:
             self._kinds = ()
             return self.whole, []
         name, needed = self.whole.config.kind, self._why_not_whole(run)
@@ -119,7 +119,7 @@ class Undeclared:
                 f"New model: worked out how to split it ({each.seconds:.0f} s, once)."
                 for each in self._derivation.new_answers()
             ]
-            if self.whole.wish.compiler and not answer.compiled:
+            if self.whole.requested_plan.compiler and not answer.compiled:
                 took.append(f"The blocks are not compiled: {name} was not proved so.")
             return remote, took
         if needed:
@@ -156,7 +156,7 @@ class Undeclared:
         workload = Workload(run.noise.shape[0], two, 1)
         try:
             feasible(
-                self.whole.backend.located(self.whole.wish),
+                self.whole.backend.placed_on_devices(self.whole.requested_plan),
                 torch.cuda.device_count(),
                 self.whole.shape.limits,
                 workload,

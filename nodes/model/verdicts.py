@@ -14,10 +14,10 @@ import torch
 
 from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.identity import code_digest
-from ...parallel_backend.models.comfyui.content.kept import TrialVerdict, kept
-from ...parallel_backend.models.comfyui.content.known import Content, Unknown
+from ...parallel_backend.models.comfyui.content.replaced_functions import Kind
+from ...parallel_backend.models.comfyui.content.source_digests import Content, Unknown
 from ...parallel_backend.models.comfyui.content.tested import tables, versions
-from ...parallel_backend.models.comfyui.content.things import Kind
+from ...parallel_backend.models.comfyui.content.verdict_cache import TrialVerdict, kept
 from .conditioning import NotSupported
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from ...parallel_backend.doctor.observations import measured
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.gpus import ask_holders, visible_gpus
 from ...parallel_backend.host import Backend
-from .aside import aside
+from .background import run_in_background
 from .loaders import Loader, why_not
 from .sprites import copy_sprites
 from .turn import FAILED, Turn
@@ -112,13 +112,13 @@ class BenchRoute:
         """Prepare, which settles `begun`, and measure."""
         before, self.status = self.status, BenchStatus("beginning")
         try:
-            bench = await aside(lambda: bench_of(asked))
+            bench = await run_in_background(lambda: bench_of(asked))
         except Exception as error:
             self.status = before
             begun.set_exception(error)
             return
         begun.set_result(None)
-        await aside(lambda: self._measure(bench))
+        await run_in_background(lambda: self._measure(bench))
 
     def _measure(self, bench: Bench) -> None:
         output = Path(folder_paths.get_output_directory())

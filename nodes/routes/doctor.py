@@ -10,7 +10,7 @@ from aiohttp import web
 
 from ...parallel_backend.doctor import Finding, diagnose, diagnose_models
 from ..model.verdicts import FOLDER
-from .aside import aside
+from .background import run_in_background
 from .route import as_json
 from .turn import Turn, TurnTaken
 
@@ -54,7 +54,7 @@ class DoctorRoute:
             self.status = DoctorStatus(what, findings)
 
         try:
-            findings = await aside(lambda: look(report))
+            findings = await run_in_background(lambda: look(report))
         finally:
             self.status = DoctorStatus("", findings)
         return findings

@@ -61,7 +61,7 @@ class PlanInputs(ParallelPlan, frozen=True, forbid_unknown_fields=True):
 class ExpectationRequest(msgspec.Struct, frozen=True):
     """A loader's kind and file, the inputs of its Parallel Plan or what the settings say, and what is to be sampled.
 
-    `width` and `height` are pixels, `length` video frames; `two_sided` says whether a negative prompt takes part. `steps` is 0
+    `width` and `height` are pixels, `length` video frames; `has_uncond` says whether a negative prompt takes part. `steps` is 0
     where they are not known, `compute` is what Model Compute Dtype says, empty where there is none, and `prompts` are the files
     of Load Conditioning, empty where a prompt comes from elsewhere.
     """
@@ -73,7 +73,7 @@ class ExpectationRequest(msgspec.Struct, frozen=True):
     plan: PlanInputs
     length: Count = 1
     batch: Count = 1
-    two_sided: bool = False
+    has_uncond: bool = msgspec.field(default=False, name="two_sided")
     weight_dtype: Name = "default"
     steps: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
     compute: Name = ""
@@ -104,21 +104,27 @@ def tell_expectation(asked: ExpectationRequest) -> web.Response:
 def _answer(asked: ExpectationRequest) -> ExpectationReply:
     try:
         fields = {name: getattr(asked.plan, name) for name in ParallelPlan.__struct_fields__}
-        wish = with_preset(asked.plan.preset, ParallelPlan(**fields))
-        return ExpectationReply("") if wish.devices.strip().startswith(REMOTE) else _expected(asked, wish)
+        requested_plan = with_preset(asked.plan.preset, ParallelPlan(**fields))
+        return (
+            ExpectationReply("")
+            if requested_plan.devices.strip().startswith(REMOTE)
+            else _expected(asked, requested_plan)
+        )
     except PlanRefused as refusal:
         return ExpectationReply(str(refusal), refused=True)
     except (Refused, FileNotFoundError):  # a graph that is being made
         return ExpectationReply("")
 
 
-def _expected(asked: ExpectationRequest, wish: ParallelPlan) -> ExpectationReply:
+def _expected(asked: ExpectationRequest, requested_plan: ParallelPlan) -> ExpectationReply:
     """Raises PlanRefused where the run would be, and Refused where the file is none that the loader takes."""
     if asked.kind == LoadParallelCheckpoint.__name__:
         path = folder_paths.get_full_path_or_raise(CHECKPOINTS, asked.file)
-        patcher = load_model(backend(), LoadParallelDiffusionModel.FAMILY, path, asked.weight_dtype, wish)
+        patcher = load_model(backend(), LoadParallelDiffusionModel.FAMILY, path, asked.weight_dtype, requested_plan)
     elif loader := LOADERS.get(asked.kind):
-        patcher = load_model(backend(), loader.FAMILY, path_of(asked.file), asked.weight_dtype, wish, loader.KINDS)
+        patcher = load_model(
+            backend(), loader.FAMILY, path_of(asked.file), asked.weight_dtype, requested_plan, loader.KINDS
+        )
     else:
         return ExpectationReply("")
     model, remote = patcher.model, patcher.model.diffusion_model.remote
@@ -129,15 +135,17 @@ def _expected(asked: ExpectationRequest, wish: ParallelPlan) -> ExpectationReply
         image_tokens=remote.family.image_tokens(remote.config, latent),
         text_tokens=max(map(text_tokens, asked.prompts), default=shape.text),
         batch=asked.batch,
-        two_sided=asked.two_sided,
+        has_uncond=asked.has_uncond,
         steps=asked.steps or DenoiseJob.steps,
         element=compute.itemsize,
         weight_element=remote.weight_bytes / shape.parameters,
         expansion=remote.expanded.moved / shape.parameters,
         expanded=remote.expanded.largest,
     )
-    workload = Workload(asked.batch, asked.two_sided, remote.family.token_rows(remote.config, latent))
-    question = PlanRequest(backend().located(wish), torch.cuda.device_count(), remote.spec, shape, workload, job)
+    workload = Workload(asked.batch, asked.has_uncond, remote.family.token_rows(remote.config, latent))
+    question = PlanRequest(
+        backend().placed_on_devices(requested_plan), torch.cuda.device_count(), remote.spec, shape, workload, job
+    )
     groups = backend().status().groups
     devices = [_with_ours(each, groups) for each in device_memory()]
     try:

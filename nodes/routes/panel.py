@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 from server import PromptServer
 
-from ...parallel_backend.derive.kept import all_kept
+from ...parallel_backend.derive.declaration_cache import all_kept
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.doctor import Finding, diagnose, of_derived
 from ...parallel_backend.errors import Cancelled, Refused, RequestFailed, WorkerFailed

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from .aside import aside
+from .background import run_in_background
 from .body import Body, WrongBody, read
 from .guard import refusal_of
 
@@ -38,7 +38,7 @@ class Route:
         body = self.body
         try:
             content = await read(request, body.most)
-            asked = await aside(lambda: body.decoded(content))
+            asked = await run_in_background(lambda: body.decoded(content))
         except WrongBody as wrong:
             return web.Response(status=wrong.status, text=str(wrong))
         return await self.answer(asked)
@@ -48,7 +48,7 @@ def in_thread(work: Callable[..., web.Response]) -> Answer:
     """Return an answer that a thread makes, so that ComfyUI's event loop goes on meanwhile."""
 
     async def answer(*asked: Any) -> web.Response:
-        return await aside(lambda: work(*asked))
+        return await run_in_background(lambda: work(*asked))
 
     return answer
 

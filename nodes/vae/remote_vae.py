@@ -32,7 +32,7 @@ class RemoteVAE:
     family: AutoencoderFamily
     config: Any
     spec: ModelSpec
-    wish: ParallelPlan
+    requested_plan: ParallelPlan
     devices: tuple[str, ...]
     schedule: str
     weight_bytes: int
@@ -96,7 +96,7 @@ class RemoteVAE:
             working: bytes that a worker needs beside the weights.
         """
         with self._asking(working):
-            self.backend.decode(self.spec, self.wish, self.schedule, latent, on_pixels, caller(), working)
+            self.backend.decode(self.spec, self.requested_plan, self.schedule, latent, on_pixels, caller(), working)
 
     def encode(self, pixels: Tensor, working: int) -> Tensor:
         """The means of the latents of pixels `[batch, 3, (frames,) height, width]` from -1 to 1, in their dtype.
@@ -110,7 +110,7 @@ class RemoteVAE:
                 "file with an encoder."
             )
         with self._asking(working):
-            answer = self.backend.encode(self.spec, self.wish, self.schedule, pixels, caller(), working)
+            answer = self.backend.encode(self.spec, self.requested_plan, self.schedule, pixels, caller(), working)
         latent: Tensor = answer.frame.tensors["latent"]
         return latent
 

@@ -46,7 +46,7 @@ def load_vae(backend: Backend, path: str, plan: ParallelPlan, schedule: str) -> 
         Refused: the file holds no VAE of a supported kind, or the plan's devices are not there.
     """
     name, part, config = recognise(read_header(path))
-    devices = planned_devices(backend.located(plan), torch.cuda.device_count())
+    devices = planned_devices(backend.placed_on_devices(plan), torch.cuda.device_count())
     vae = ParallelVAE(part)
     spec = ModelSpec(name, str(path), *part.fingerprint(), dtype_name(vae.vae_dtype), file_digest(path))
     size = sum(tensor.numel() for tensor in part.meta_tensors().values()) * vae.vae_dtype.itemsize
@@ -215,7 +215,7 @@ class VAEProxy(nn.Module):
         self._skeleton = (skeleton,)  # in a tuple, so that it does not become a submodule
         self._snapshot = SkeletonSnapshot(skeleton, VAE)
         self._own = {*vars(self), "_own"}
-        self.remote.backend.attend(self, self.remote.spec)
+        self.remote.backend.retain(self, self.remote.spec)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -231,7 +231,7 @@ class VAEProxy(nn.Module):
     def __copy__(self) -> VAEProxy:
         """Another user of the same weights, with the same modules."""
         copied = self._blank()
-        copied.remote.backend.attend(copied, copied.remote.spec)
+        copied.remote.backend.retain(copied, copied.remote.spec)
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> VAEProxy:

@@ -18,7 +18,7 @@ from ..models.comfyui.importing import import_comfyui
 from .calls import Subject
 from .derive import Derived, derive
 from .measuring import with_costs
-from .narrow import derived_reduced
+from .reduced_config import derived_reduced
 from .small import Small, small_of, subjects_of
 from .writing import source_of
 

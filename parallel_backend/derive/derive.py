@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from msgspec.structs import replace
 
-from ..models.spread.declaration import Declaration, InterleavedBlocks
-from ..models.spread.picture import as_patch_size
+from ..models.sequence_parallel.declaration import Declaration, InterleavedBlocks
+from ..models.sequence_parallel.picture import as_patch_size
 from .calls import ModelCall, Sizes, Subject
 from .deriving import candidates
 from .lists import lengthen

@@ -10,15 +10,15 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from ..models.spread import declaration as d
-from ..models.spread.declaration import Constant
-from ..models.spread.picture import as_patch_size
+from ..models.sequence_parallel import declaration as d
+from ..models.sequence_parallel.declaration import Constant
+from ..models.sequence_parallel.picture import as_patch_size
+from .call_sites import ModelParts, Sites, find_parts, look_again, look_closely
 from .calls import FAILS, Sizes, Subject
 from .describing import Description
 from .groups import cut_by, fitting_additions, fitting_groups, fitting_heads, grouped
-from .looking import look
-from .sites import ModelParts, Sites, find_parts, look_again, look_closely
-from .turns import turns_of
+from .interleaved_blocks import interleaved_blocks_of
+from .tracing import trace
 from .undescribed import Undescribed
 
 SIZES = (((4, 4, 6), 7), ((6, 6, 8), 10), ((2, 7, 3), 5))
@@ -57,7 +57,7 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
     named: dict[str, Any] = {} if _names(model, step) else {"patch_size": Constant(step)}
     if not _pads(subject, sizes[0], step):
         named["divisible_latent"] = True
-    if turns := turns_of(subject, calls[0], blocks, order):
+    if turns := interleaved_blocks_of(subject, calls[0], blocks, order):
         named["units"] = turns
     text = calls[0].arguments.get("context")
     every = [[*fitting_groups(model, path, members)] for path, members in blocks.items()]
@@ -100,7 +100,7 @@ def _first_that_runs(subject: Subject, unit: int) -> tuple[list[Sizes], ModelPar
         try:
             parts = find_parts(subject.model, subject.call(sizes[0]))
             for each in sizes[1:]:
-                look(subject.model, subject.call(each))
+                trace(subject.model, subject.call(each))
             return sizes, parts
         except Undescribed as error:
             failed = failed or error

@@ -12,13 +12,13 @@ from typing import Any
 from msgspec.structs import replace
 from torch import Tensor
 
-from ..models.spread import declaration as d
-from ..models.spread.declaration import AlignedToEnd, TokensOfLatents
-from ..models.spread.picture import Picture
-from .looking import ModuleCall
+from ..models.sequence_parallel import declaration as d
+from ..models.sequence_parallel.declaration import AlignedToEnd, TokensOfLatents
+from ..models.sequence_parallel.picture import Picture
 from .probing import Followed, Probe
 from .rules import is_run, shared_heads, starts
 from .tokens import NOTHING, Tokens
+from .tracing import ModuleCall
 from .undescribed import Undescribed
 from .values import tensors_in, unreadable
 

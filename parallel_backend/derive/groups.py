@@ -9,11 +9,11 @@ from contextlib import suppress
 from msgspec.structs import replace
 from torch import nn
 
-from ..models.spread import declaration as d
-from ..models.spread.declaration import AttentionsBySubmodule
+from ..models.sequence_parallel import declaration as d
+from ..models.sequence_parallel.declaration import AttentionsBySubmodule
+from .call_sites import Sites
 from .describing import Description
 from .kinds import argument_kinds
-from .sites import Sites
 from .undescribed import Undescribed
 
 

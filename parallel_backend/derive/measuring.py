@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ..models.spread.declaration import BlockGroup, Declaration, LatentTokens
+from ..models.sequence_parallel.declaration import BlockGroup, Declaration, LatentTokens
+from .call_sites import changed_places, first_runs
 from .calls import FAILS, ModelCall, Sizes, Subject, noise_like
 from .derive import Derived
 from .deriving import unit_of
 from .groups import members_of
-from .looking import ModuleCall
-from .sites import changed_places, first_runs
 from .small import Small, unfilled
+from .tracing import ModuleCall
 from .undescribed import Undescribed
 from .values import called, mapped, tensors_in
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .calls import noise_like
-from .looking import Attention, ModuleCall
 from .tokens import codes, decoded, differs
+from .tracing import Attention, ModuleCall
 from .undescribed import Undescribed
 from .values import tensors_in
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..derive.asked import DeriveReply
-from ..derive.kept import DeclarationRecord
+from ..derive.declaration_cache import DeclarationRecord
+from ..derive.request import DeriveReply
 from .findings import Finding, FindingStatus
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ..host import Deadlines
 from ..host.proofs import Prover, Watched
-from ..models.comfyui.proof.asked import ProofRequest, off
 from ..models.comfyui.proof.prove import TOLERANCE
+from ..models.comfyui.proof.request import ProofRequest, off
 from ..models.comfyui.small.kinds import KINDS, all_cases
 from .findings import Finding, FindingStatus
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from ..derive import kept
+from ..derive import declaration_cache
 from ..errors import Refused, RequestFailed, WorkerFailed
 from ..gpus import Gpu, visible_gpus
 from ..host import Backend, Deadlines
 from ..host.workers.launcher import folder
-from ..models.comfyui.content.kept import TrialVerdict, all_kept
+from ..models.comfyui.content.verdict_cache import TrialVerdict, all_kept
 from ..plan import ParallelPlan
 from ..plan.predict.measure import Machine
 from ..plan.resolve import in_rows
@@ -74,7 +74,7 @@ class Observations:
     allocator: str
     measured: tuple[DeviceMeasurements, ...]
     verdicts: tuple[TrialVerdict, ...] = ()
-    derived: tuple[kept.DeclarationRecord, ...] = ()
+    derived: tuple[declaration_cache.DeclarationRecord, ...] = ()
     under_windows: bool = False
 
 
@@ -100,7 +100,7 @@ def look(report: Callable[[str], None] = lambda what: None) -> Observations:
         allocator=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
         measured=_measure(len(gpus), report),
         verdicts=all_kept(),
-        derived=kept.all_kept(),
+        derived=declaration_cache.all_kept(),
         under_windows=WINDOWS.exists(),
     )
 

@@ -48,9 +48,9 @@ from .runs.finite import FiniteCheck, caused_by_pipefusion, check_finite
 from .runs.journal import Journal, RunRecord
 from .runs.report import compiled, released, restored, table
 from .workers import diagnosis
-from .workers.exchange import IsCancelled, PendingRequest, Request, RequestContext, RequestReply
 from .workers.group import Deadlines, WorkerGroup
 from .workers.launcher import sweep_folders, wants_kernels_early, worker_environment
+from .workers.pending_request import IsCancelled, PendingRequest, Request, RequestContext, RequestReply
 from .workers.processes import ForkServer, ForkServerStuck
 from .workers.remote import is_remote
 from .workers.status import BackendStatus, starting
@@ -203,7 +203,7 @@ class Backend:
     def decode(
         self,
         vae: ModelSpec,
-        wish: ParallelPlan,
+        requested_plan: ParallelPlan,
         schedule: str,
         latent: Tensor,
         on_pixels: OnPixels,
@@ -220,7 +220,7 @@ class Backend:
             on_pixels(frame.message.item, frame.message.start, frame.tensors["pixels"])
 
         with self._lock:
-            plan = self._in_rows(wish)
+            plan = self._in_rows(requested_plan)
             shared = not is_remote(plan.devices[0])
             message = DecodeRequest(self._number(), vae, plan, schedule, shared, working_bytes)
             return self._request(PendingRequest(message, {"latent": latent}, NONE, caller, on_message))
@@ -228,7 +228,7 @@ class Backend:
     def encode(
         self,
         vae: ModelSpec,
-        wish: ParallelPlan,
+        requested_plan: ParallelPlan,
         schedule: str,
         pixels: Tensor,
         caller: RequestContext,
@@ -236,15 +236,15 @@ class Backend:
     ) -> RequestReply:
         """Encode a batch of pictures or clips; `latent` has their means. Raises as `sample` does."""
         with self._lock:
-            message = EncodeRequest(self._number(), vae, self._in_rows(wish), schedule, working_bytes)
+            message = EncodeRequest(self._number(), vae, self._in_rows(requested_plan), schedule, working_bytes)
             return self._request(PendingRequest(message, {"pixels": pixels}, NONE, caller))
 
-    def _in_rows(self, wish: ParallelPlan) -> ResolvedPlan:
+    def _in_rows(self, requested_plan: ParallelPlan) -> ResolvedPlan:
         """The plan of work that is cut in space. On automatic devices, workers that run already are the ones to take."""
-        devices = planned_devices(self.located(wish), torch.cuda.device_count())
-        if is_automatic(wish):
+        devices = planned_devices(self.placed_on_devices(requested_plan), torch.cuda.device_count())
+        if is_automatic(requested_plan):
             devices = next((running for running, group in self._groups.items() if group.alive()), devices)
-        return in_rows(wish, devices)
+        return in_rows(requested_plan, devices)
 
     def plan(
         self,
@@ -295,9 +295,9 @@ class Backend:
         """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
         return self._measurements.measure(plan, is_cancelled)
 
-    def located(self, plan: ParallelPlan) -> ParallelPlan:
+    def placed_on_devices(self, plan: ParallelPlan) -> ParallelPlan:
         """A plan with the devices named that stand behind its `devices`; see Devices.located."""
-        return self._devices.located(plan)
+        return self._devices.placed_on_devices(plan)
 
     def check_loadable(self, family: Family | AutoencoderFamily, devices: Sequence[str]) -> None:
         """Raises Refused where a family needs a diffusers that this machine's workers would not find.
@@ -394,7 +394,7 @@ class Backend:
         finally:
             self._lock.release()
 
-    def attend(self, user: object, model: ModelSpec) -> None:
+    def retain(self, user: object, model: ModelSpec) -> None:
         """Keep a model on the devices no longer than there are users of it: when the last is gone it is released."""
         with self._lock:
             self._users = [(reference, spec) for reference, spec in self._users if reference() is not None]
@@ -403,9 +403,9 @@ class Backend:
 
     def _begin_to_abandon(self, model: ModelSpec) -> None:
         """In a thread of its own, because a user may be collected anywhere, also in the middle of a request."""
-        threading.Thread(target=self._abandon, args=(model,), name="parallel-abandon", daemon=True).start()
+        threading.Thread(target=self._release_if_unused, args=(model,), name="parallel-abandon", daemon=True).start()
 
-    def _abandon(self, model: ModelSpec) -> None:
+    def _release_if_unused(self, model: ModelSpec) -> None:
         with self._lock:
             if not any(spec == model and reference() is not None for reference, spec in self._users):
                 self.release(model)

@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from ..derive.asked import ANSWER, DeriveReply, question
 from ..derive.call_kind import CallKind
-from ..derive.kept import DeclarationRecord, load, save, unlike
+from ..derive.declaration_cache import DeclarationRecord, load, save, unlike
 from ..derive.prompt import PromptExample
-from ..models.spread.declaration import Declaration
+from ..derive.request import ANSWER, DeriveReply, request_bytes
+from ..models.sequence_parallel.declaration import Declaration
 from ..temporary import memory_file, path_of
 from .proofs import Child
 
@@ -35,7 +35,7 @@ PAUSE = 60.0
 LOOK = 0.05
 """Seconds between two looks at Cancel."""
 
-COMMAND = "parallel_backend.derive.answer"
+COMMAND = "parallel_backend.derive.reply"
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Derivation:
     """One class with one configuration: what is known of how to spread it, and who finds out more.
 
     Args:
-        key: what that depends on; see `derive/kept.py`.
+        key: what that depends on; see `derive/declaration_cache.py`.
         kind: the class's name.
         file: one of its files.
         folder: ComfyUI's.
@@ -146,8 +146,8 @@ class Derivation:
         """The child's; None where it was stopped."""
         kinds = tuple(prompt.kind for prompt in prompts)
         memory = min(MEMORY, psutil.virtual_memory().available // 2)
-        asked = question(self._file, prompts, known, memory * WEIGHTS, self._seconds * PLAN)
-        with memory_file("question") as descriptor:
+        asked = request_bytes(self._file, prompts, known, memory * WEIGHTS, self._seconds * PLAN)
+        with memory_file("request_bytes") as descriptor:
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(asked)
             command = [COMMAND, str(path_of(descriptor))]

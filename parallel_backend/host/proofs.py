@@ -16,7 +16,7 @@ import psutil
 
 from ..clock import AwakeClock
 from ..comfyui_folder import ARGUMENTS, FOLDER
-from ..models.comfyui.proof.asked import ANSWER, ProofReply, ProofRequest
+from ..models.comfyui.proof.request import ANSWER, ProofReply, ProofRequest
 from .workers.launcher import worker_environment
 
 MEMORY = 2 << 30

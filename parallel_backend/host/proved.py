@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..identity import code_digest
-from ..models.comfyui.content.kept import TrialVerdict
-from ..models.comfyui.proof.asked import ProofReply, ProofRequest, off
+from ..models.comfyui.content.verdict_cache import TrialVerdict
 from ..models.comfyui.proof.prove import TOLERANCE
+from ..models.comfyui.proof.request import ProofReply, ProofRequest, off
 
 Sources = tuple[tuple[str, str], ...]
 """Files with their digests."""

@@ -118,7 +118,7 @@ def asked_for(options: argparse.Namespace) -> tuple[OfferRequest, KnownModel, li
         image_tokens=tokens,
         text_tokens=shape.text if options.text is None else options.text,
         batch=options.batch,
-        two_sided=cfg != 1.0,
+        has_uncond=cfg != 1.0,
         steps=steps,
         item_bytes=held,
     )
@@ -154,7 +154,7 @@ def asked_for(options: argparse.Namespace) -> tuple[OfferRequest, KnownModel, li
 def heading(asked: OfferRequest) -> str:
     """The job and the machine in one line."""
     job, machine = asked.job, asked.machine
-    sides = "with a negative prompt" if job.two_sided else "without a negative prompt"
+    sides = "with a negative prompt" if job.has_uncond else "without a negative prompt"
     return (
         f"{asked.model.name} in {asked.dtype} ({asked.model.parameters * job.weight_element / 1e9:.1f} GB of weights), "
         f"{job.image_tokens} image and {job.text_tokens} text tokens, batch {job.batch}, {job.steps} steps {sides}; "

@@ -47,9 +47,11 @@ class OfferRequest:
     def plans(self, gpus: int, weights: str) -> list[ResolvedPlan]:
         """Every plan for so many GPUs with the weights held in one way, approximate ones too."""
         stages = 0 if weights == "replicated" else 1
-        wish = ParallelPlan(pipefusion=stages, data=0, weights=weights, patches=self.patches, exchange=self.exchange)
-        workload = Workload(self.job.batch, self.job.two_sided, self.token_rows)
-        return candidates(wish, gpus, self.model.limits, workload)
+        requested_plan = ParallelPlan(
+            pipefusion=stages, data=0, weights=weights, patches=self.patches, exchange=self.exchange
+        )
+        workload = Workload(self.job.batch, self.job.has_uncond, self.token_rows)
+        return candidates(requested_plan, gpus, self.model.limits, workload)
 
     def as_dtype(self, dtype: str) -> OfferRequest:
         """The question for the same model with weights of another type."""

@@ -224,5 +224,5 @@ class Workload:
     """What a job allows a plan to be: its batch, whether a negative prompt takes part, and its rows of image tokens."""
 
     batch: int
-    two_sided: bool
+    has_uncond: bool
     token_rows: int

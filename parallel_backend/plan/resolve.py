@@ -53,17 +53,17 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Wor
         if plan.weights != "replicated":
             return []
         devices = devices[: usable(plan, len(devices), workload)] if is_automatic(plan) else devices
-    wish = [getattr(plan, axis) for axis in PLAN_AXES]
+    requested_plan = [getattr(plan, axis) for axis in PLAN_AXES]
     fits = []
     for degrees in _factorisations(len(devices), len(PLAN_AXES)):
         data, cfg, stages, ring, ulysses = degrees
-        if any(wanted not in (0, degree) for wanted, degree in zip(wish, degrees, strict=True)):
+        if any(wanted not in (0, degree) for wanted, degree in zip(requested_plan, degrees, strict=True)):
             continue
         if (
             ulysses > limits.heads
             or stages > limits.blocks
             or data > workload.batch
-            or cfg > (2 if workload.two_sided else 1)
+            or cfg > (2 if workload.has_uncond else 1)
             or (limits.whole and ring > 1)
         ):
             continue
@@ -121,8 +121,8 @@ def in_rows(plan: ParallelPlan, devices: tuple[str, ...]) -> ResolvedPlan:
 
 def is_automatic(plan: ParallelPlan) -> bool:
     """Whether the devices are chosen for the user."""
-    wish = plan.devices.strip().lower()
-    return wish == "auto" or wish.startswith(AUTOMATIC_AMONG)
+    requested_plan = plan.devices.strip().lower()
+    return requested_plan == "auto" or requested_plan.startswith(AUTOMATIC_AMONG)
 
 
 def _fixed(plan: ParallelPlan) -> bool:
@@ -180,7 +180,7 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
         raise PlanRefused(
             f"cfg {plan.cfg} is more than the 2 prompts, the positive and the negative one: use cfg 2 or 1."
         )
-    if plan.cfg == 2 and not workload.two_sided:
+    if plan.cfg == 2 and not workload.has_uncond:
         raise PlanRefused(
             "cfg 2 needs a negative prompt, and this sampling has none for this model (at cfg 1, or with BasicGuider, it is "
             "unused): set cfg to 0 or 1 in the plan, or the sampler's cfg above 1."

@@ -64,13 +64,13 @@ def usable(plan: ParallelPlan, workers: int, workload: Workload) -> int:
 
 def _splits(plan: ParallelPlan, workers: int, workload: Workload) -> bool:
     """Whether there are degrees that give so many workers something to do."""
-    sides = [plan.cfg] if plan.cfg else [1, 2] if workload.two_sided else [1]
+    sides = [plan.cfg] if plan.cfg else [1, 2] if workload.has_uncond else [1]
     parts = [workers // cfg for cfg in sides if workers % cfg == 0]
     return any(data <= workload.batch and plan.data in (0, data) for data in parts)
 
 
 def _most(plan: ParallelPlan, workload: Workload) -> int:
-    return (plan.data or workload.batch) * (plan.cfg or (2 if workload.two_sided else 1))
+    return (plan.data or workload.batch) * (plan.cfg or (2 if workload.has_uncond else 1))
 
 
 def _job(plan: ParallelPlan, workload: Workload) -> str:
@@ -78,7 +78,7 @@ def _job(plan: ParallelPlan, workload: Workload) -> str:
     batch = f"data {plan.data}" if plan.data else f"a batch of {workload.batch}"
     if plan.cfg:
         return f"with {batch} and cfg {plan.cfg}"
-    return f"with {batch}" + ("" if workload.two_sided else " and no negative prompt")
+    return f"with {batch}" + ("" if workload.has_uncond else " and no negative prompt")
 
 
 def _gpus(number: int) -> str:

@@ -10,7 +10,7 @@ from parallel_backend.attention.function_attention import FunctionAttention
 from parallel_backend.comm.meter import Meter
 from parallel_backend.layout import SequenceSplit
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models.spread.placement import Placement, order_of, spread_by
+from parallel_backend.models.sequence_parallel.placement import Placement, order_of, spread_by
 from tests.support.attention_functions import windowed
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks

@@ -15,7 +15,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.layout import SequenceSplit, cut
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models.spread.placement import Placement, slots_of, spread_by
+from parallel_backend.models.sequence_parallel.placement import Placement, slots_of, spread_by
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from parallel_backend.models.comfyui.content.files import changed_since, digest_of, imported, other_file, own_files
-from parallel_backend.models.comfyui.content.known import Content
 from parallel_backend.models.comfyui.content.reached import Walk
+from parallel_backend.models.comfyui.content.replaced_functions import REPLACED_FUNCTIONS, ReplacedFunction
+from parallel_backend.models.comfyui.content.source_digests import Content
 from parallel_backend.models.comfyui.content.tested import tables
-from parallel_backend.models.comfyui.content.things import THINGS, ReplacedFunction
 from tests.support.comfyuis import NewInComfyUI, name
 from tests.support.programs import recording  # imports ComfyUI
 
@@ -128,8 +128,8 @@ def test_another_packs_function_two_calls_down_is_named(monkeypatch: pytest.Monk
 
 
 def test_all_of_a_tested_comfyui_is_known_by_its_files_and_by_its_syntax() -> None:
-    kinds = {thing.kind for thing in THINGS}
-    loaded = {thing.module for thing in THINGS if Walk(FOLDER).module(thing.module) is not None}
+    kinds = {thing.kind for thing in REPLACED_FUNCTIONS}
+    loaded = {thing.module for thing in REPLACED_FUNCTIONS if Walk(FOLDER).module(thing.module) is not None}
     assert {"comfy.samplers", "comfy.lora", "comfy.model_base"} <= loaded
     by_syntax = tuple(
         table.__class__(table.version, table.how, {}, table.things, table.functions) for table in tables()
@@ -146,7 +146,7 @@ def test_all_of_a_tested_comfyui_is_known_by_its_files_and_by_its_syntax() -> No
 
 def test_without_tables_everything_is_unknown_and_has_a_digest() -> None:
     unknown = Content(FOLDER, ()).unknown(("guidance", "mask"))
-    assert len(unknown) == sum(thing.kind in ("guidance", "mask") for thing in THINGS)
+    assert len(unknown) == sum(thing.kind in ("guidance", "mask") for thing in REPLACED_FUNCTIONS)
     assert all(each.digest for each in unknown)
 
 

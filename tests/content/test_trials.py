@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from parallel_backend.models.comfyui.content.kept import all_kept
-from parallel_backend.models.comfyui.content.known import Content
+from parallel_backend.models.comfyui.content.source_digests import Content
+from parallel_backend.models.comfyui.content.verdict_cache import all_kept
 from tests.support.nodes_module import ForGood, nodes_module
 from tests.support.programs import recording  # imports ComfyUI
 

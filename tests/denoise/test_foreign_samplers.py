@@ -191,12 +191,12 @@ def test_one_is_recorded_at_a_time() -> None:
     assert len(compiled) == 1
 
 
-@pytest.mark.parametrize("name", ["both_sides", "in_the_place_of_cfgpp_ud10_ab", "the_other_side_if_asked"])
+@pytest.mark.parametrize("name", ["reads_both_branches", "in_the_place_of_cfgpp_ud10_ab", "the_other_side_if_asked"])
 def test_which_sides_there_are_at_cfg_1(pack: ModuleType, name: str) -> None:
     """As the function asks for them; where it does not, it is told that there is no negative."""
     function = pack.LOCAL[name]
     made = recorded(function, cfg=1.0)
-    assert made.both_sides == (name != "the_other_side_if_asked")
+    assert made.reads_both_branches == (name != "the_other_side_if_asked")
     x = start_latent(SAMPLING, SIGMAS, batch=2)
     model = RecordingModel(SAMPLING, SIGMAS, smooth, cfg=1.0)
     arguments: dict[str, Any] = {"model_options": {}, "seed": SEED, "denoise_mask": None}
@@ -211,7 +211,7 @@ def test_which_sides_there_are_at_cfg_1(pack: ModuleType, name: str) -> None:
             result = end.value
             break
         sides = sides_of(smooth, call.x, call.sigma.expand(2))
-        answer = Prediction(sides[0], sides if made.both_sides else sides[:1])
+        answer = Prediction(sides[0], sides if made.reads_both_branches else sides[:1])
     assert distance(result, expected) <= TOLERANCE
 
 

@@ -15,7 +15,7 @@ from parallel_backend.denoise.replay import DeviceProgram, Prediction
 from parallel_backend.denoise.shared_noise import SharedNoise
 from parallel_backend.layout import cut
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models.spread.picture import Picture
+from parallel_backend.models.sequence_parallel.picture import Picture
 from parallel_backend.plan import ResolvedPlan
 from tests.support.plans import cpu_plan
 from tests.support.programs import program_of

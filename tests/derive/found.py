@@ -8,7 +8,7 @@ from torch import Tensor
 from parallel_backend.conditioning import Conditioning
 from parallel_backend.derive.call_kind import CallKind, kind_of
 from parallel_backend.diffusion import Value
-from parallel_backend.models.spread.declaration import (
+from parallel_backend.models.sequence_parallel.declaration import (
     AlignedToEnd,
     AttentionsBySubmodule,
     BlockGroup,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_backend.derive.answer import answer
-from parallel_backend.derive.asked import DeriveReply, question
 from parallel_backend.derive.call_kind import kind_of
 from parallel_backend.derive.prompt import PromptExample
+from parallel_backend.derive.reply import answer
+from parallel_backend.derive.request import DeriveReply, request_bytes
 from tests.derive.asking import LIMIT, NAME, SECONDS, prompt_of
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import save_tiny
@@ -19,8 +19,8 @@ from tests.support.tiny.comfyui import save_tiny
 
 def answered(folder: Path, file: Path, *prompts: PromptExample, known: DeriveReply | None = None) -> DeriveReply:
     declarations = [known.declaration] if known is not None and known.declaration is not None else []
-    asked = folder / "question"
-    asked.write_bytes(question(str(file), prompts, declarations, LIMIT, SECONDS))
+    asked = folder / "request_bytes"
+    asked.write_bytes(request_bytes(str(file), prompts, declarations, LIMIT, SECONDS))
     return answer(asked)
 
 
@@ -58,8 +58,8 @@ def _conditioning(prompt: PromptExample) -> Any:
 @pytest.mark.parametrize("size", [1e3])
 def test_a_class_that_is_too_large_is_no_lasting_answer(tmp_path: Path, size: float) -> None:
     file = save_tiny(tmp_path, NAME)
-    asked = tmp_path / "question"
-    asked.write_bytes(question(str(file), [prompt_of(file, 7)], [], size, SECONDS))
+    asked = tmp_path / "request_bytes"
+    asked.write_bytes(request_bytes(str(file), [prompt_of(file, 7)], [], size, SECONDS))
     found = answer(asked)
     assert "is too large to derive" in found.failure
     assert not found.lasting

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_backend.derive.asked import DeriveReply
 from parallel_backend.derive.call_kind import CallKind
-from parallel_backend.derive.kept import MOST_KINDS, DeclarationRecord, all_kept, load, save, unlike
+from parallel_backend.derive.declaration_cache import MOST_KINDS, DeclarationRecord, all_kept, load, save, unlike
+from parallel_backend.derive.request import DeriveReply
 from tests.derive.found import FOUND, kind
 from tests.support.tiny.models import draw
 

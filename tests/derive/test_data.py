@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from parallel_backend.derive.writing import written
-from parallel_backend.models.spread.declaration import Declaration, DistributedAttention, PythonFunction
+from parallel_backend.models.sequence_parallel.declaration import Declaration, DistributedAttention, PythonFunction
 from tests.derive.found import FOUND
 
 

@@ -25,7 +25,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
-from parallel_backend.models.spread.declaration import (
+from parallel_backend.models.sequence_parallel.declaration import (
     Declaration,
     DistributedAttention,
     InterleavedBlocks,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallel_backend.derive.kept import key_of
+from parallel_backend.derive.declaration_cache import key_of
 from parallel_backend.derive.small import small_of
 from parallel_backend.models.comfyui.importing import import_comfyui
 from tests.derive.files import FORMS, save_forms

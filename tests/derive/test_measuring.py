@@ -11,16 +11,16 @@ import torch
 from parallel_backend.derive.derive import Derived, derive
 from parallel_backend.derive.deriving import candidates
 from parallel_backend.derive.groups import members_of
-from parallel_backend.derive.looking import ModuleCall
 from parallel_backend.derive.measuring import cost_of, references_of, with_costs
 from parallel_backend.derive.proof import DeclarationProof
 from parallel_backend.derive.small import Small, small_of, subjects_of
+from parallel_backend.derive.tracing import ModuleCall
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily, plan_shape
 from parallel_backend.models.comfyui.importing import import_comfyui
 from parallel_backend.models.comfyui.latents import reference_tokens
 from parallel_backend.models.declared import DECLARATIONS
-from parallel_backend.models.spread.blocks import blocks_of
-from parallel_backend.models.spread.declaration import Declaration
+from parallel_backend.models.sequence_parallel.blocks import blocks_of
+from parallel_backend.models.sequence_parallel.declaration import Declaration
 from parallel_backend.plan.predict.operations import of_a_block
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.derive.table import SUBJECTS

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from parallel_backend.derive.asked import asked, question
 from parallel_backend.derive.call_kind import CallKind
 from parallel_backend.derive.calls import Sizes
 from parallel_backend.derive.lists import keep_some
 from parallel_backend.derive.objects import as_dicts
 from parallel_backend.derive.prompt import PromptExample
+from parallel_backend.derive.request import read_request, request_bytes
 from tests.derive.found import kind
 
 
@@ -48,9 +48,9 @@ def test_objects_of_a_prompt_and_the_mask_reach_the_class(tmp_path: Path) -> Non
         "seen": as_dicts(Seen(), Seen),
         "denoise_mask": torch.ones(1, 1, 3, 8, 10),
     }
-    file = tmp_path / "question"
-    file.write_bytes(question("file", [PromptExample(entries, (1, 16, 3, 8, 10), kind())], [], 1e9, 1.0))
-    _, [prompt] = asked(file)
+    file = tmp_path / "request_bytes"
+    file.write_bytes(request_bytes("file", [PromptExample(entries, (1, 16, 3, 8, 10), kind())], [], 1e9, 1.0))
+    _, [prompt] = read_request(file)
     given = prompt.at(Sizes((5, 4, 6), 9))
     seen = given["seen"]
     assert isinstance(seen, SimpleNamespace)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from parallel_backend.derive.calls import ModelCall, Sizes, Subject
-from parallel_backend.models.spread.compiled import OVERRIDE
+from parallel_backend.models.sequence_parallel.compiled import OVERRIDE
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.models import draw, randomise
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from parallel_backend.derive.asked import DeriveReply
-from parallel_backend.derive.kept import DeclarationRecord
+from parallel_backend.derive.declaration_cache import DeclarationRecord
+from parallel_backend.derive.request import DeriveReply
 from parallel_backend.doctor import FindingStatus, Observations
 from parallel_backend.doctor.observations import DeviceMeasurements, Space
 from parallel_backend.gpus import Gpu
-from parallel_backend.models.comfyui.content.kept import TrialVerdict
+from parallel_backend.models.comfyui.content.verdict_cache import TrialVerdict
 from tests.derive.found import FOUND, kind
 from tests.support.plans import MEASURED
 

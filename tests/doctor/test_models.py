@@ -11,7 +11,7 @@ import pytest
 from parallel_backend.doctor.findings import FindingStatus
 from parallel_backend.doctor.models import finding_of
 from parallel_backend.host.proofs import Watched
-from parallel_backend.models.comfyui.proof.asked import ProofReply, ProofRequest
+from parallel_backend.models.comfyui.proof.request import ProofReply, ProofRequest
 from tests.support.sentences import known
 
 ASKED = ProofRequest("WAN21_T2V", "wan, text"), ProofRequest("WAN21_T2V", "wan, references behind")

@@ -206,7 +206,7 @@ def by_formula(name: str, plan: ResolvedPlan, expanded: int = 0) -> Needs:
     asked = PlanJob(
         image_tokens=family.image_tokens(config, picture_shape((1, *job.latent), job.values)),
         text_tokens=family.beside_tokens(config, {"context": text}),
-        two_sided=plan.cfg == 2,
+        has_uncond=plan.cfg == 2,
         expanded=expanded,
     )
     return needs(plan, family.shape(config), asked)

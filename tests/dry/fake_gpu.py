@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from parallel_backend.comm import communicator
-from parallel_backend.models.spread.stream import Stream
+from parallel_backend.models.sequence_parallel.stream import Stream
 from parallel_backend.vae.row_tensor import RowTensor
 
 aten = torch.ops.aten

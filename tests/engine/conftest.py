@@ -20,7 +20,7 @@ from parallel_backend.conditioning import Conditioning, flatten
 from parallel_backend.diffusion import FlowSettings, ModelSpec, PromptSpec, Value
 from parallel_backend.host import Backend
 from parallel_backend.host.backend import OnPixels
-from parallel_backend.host.workers.exchange import RequestContext, RequestReply
+from parallel_backend.host.workers.pending_request import RequestContext, RequestReply
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from parallel_backend.weights.files.digest import file_digest
@@ -122,11 +122,16 @@ class Runner:
         return self.answer.frame.tensors["result"]
 
     def decode(
-        self, path: Path, latent: Tensor, wish: ParallelPlan, working: int = 0, on_pixels: OnPixels = lambda *_: None
+        self,
+        path: Path,
+        latent: Tensor,
+        requested_plan: ParallelPlan,
+        working: int = 0,
+        on_pixels: OnPixels = lambda *_: None,
     ) -> None:
         """Decode clips with one of ComfyUI's VAEs."""
         spec = spec_of("comfyui vae", path)
-        self.answer = self.backend.decode(spec, wish, "", latent, on_pixels, RequestContext(), working)
+        self.answer = self.backend.decode(spec, requested_plan, "", latent, on_pixels, RequestContext(), working)
 
     def __call__(
         self,

@@ -169,9 +169,9 @@ def test_what_a_decode_computes_with_is_made_room_for(run, models, tmp_path):
     latent = torch.zeros(1, 16, 1, 8, 8)
     run.decode(vae, latent, ParallelPlan(devices="cpu:2"), 0)
     both = held + weights(run)
-    wish = ParallelPlan(devices="cpu:2", memory_limit=2 * (both + room) / 1e9)
+    requested_plan = ParallelPlan(devices="cpu:2", memory_limit=2 * (both + room) / 1e9)
     for working, on_host in [(room // 2, 0), (2 * room, held)]:
-        run.decode(vae, latent, wish, working)
+        run.decode(vae, latent, requested_plan, working)
         assert [2 * report.on_host for report in run.answer.reports] == [on_host] * 2
 
 

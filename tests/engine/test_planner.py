@@ -38,13 +38,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "comfyui-parallel"
 
 
-def question(path: Path, tokens: int = 64, text: int = 21, two_sided: bool = True, **wish: object) -> PlanRequest:
+def question(
+    path: Path, tokens: int = 64, text: int = 21, has_uncond: bool = True, **requested_plan: object
+) -> PlanRequest:
     _, config = FLUX.inspect(read_header(path))
     shape = FLUX.shape(config)
     status = path.stat()
     spec = ModelSpec("comfyui", str(path), status.st_mtime_ns, status.st_size, "float32")
-    job = DenoiseJob(tokens, text, two_sided=two_sided, element=4, weight_element=4)
-    return PlanRequest(ParallelPlan(**wish), 0, spec, shape, Workload(1, two_sided, 8), job)  # type: ignore[arg-type]
+    job = DenoiseJob(tokens, text, has_uncond=has_uncond, element=4, weight_element=4)
+    return PlanRequest(ParallelPlan(**requested_plan), 0, spec, shape, Workload(1, has_uncond, 8), job)  # type: ignore[arg-type]
 
 
 def example() -> dict[str, Tensor]:
@@ -97,7 +99,7 @@ def test_it_says_so_when_one_device_is_faster(backend, models, cache, caplog, wo
         machine, matmul=1e12, attention=1e12, bandwidth=1e11, launch=1e-5, link_bandwidth=1e6
     )
     kept.write_bytes(msgspec.json.encode(slow))
-    choose(backend, question(models[4], two_sided=False, devices="cpu:2"))
+    choose(backend, question(models[4], has_uncond=False, devices="cpu:2"))
     assert "one device alone is faster for this job: choose devices cpu in Parallel Plan" in caplog.text
 
 

@@ -60,10 +60,10 @@ def simulated() -> Simulated:
     return simulation
 
 
-def products(workers: int, heads: int, blocks: int = BLOCKS, **wish: object) -> list[ResolvedPlan]:
+def products(workers: int, heads: int, blocks: int = BLOCKS, **requested_plan: object) -> list[ResolvedPlan]:
     """All factorisations of a number of workers over cfg, pipefusion, ring and ulysses."""
-    plan = ParallelPlan(devices=f"cpu:{workers}", pipefusion=0, **wish)  # type: ignore[arg-type]
-    return candidates(plan, 0, ModelLimits(heads, 128, blocks), Workload(batch=1, two_sided=True, token_rows=8))
+    plan = ParallelPlan(devices=f"cpu:{workers}", pipefusion=0, **requested_plan)  # type: ignore[arg-type]
+    return candidates(plan, 0, ModelLimits(heads, 128, blocks), Workload(batch=1, has_uncond=True, token_rows=8))
 
 
 def ids(plans: list[ResolvedPlan]) -> list[str]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Cancelled, WorkerFailed
 from parallel_backend.host import Backend
-from parallel_backend.host.workers.exchange import RequestContext
+from parallel_backend.host.workers.pending_request import RequestContext
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.worker.process.environment import FAULT_FILE
 from parallel_backend.worker.process.faults import LATE_SECONDS

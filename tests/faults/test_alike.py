@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from parallel_backend.errors import Refused, RequestFailed, WorkerFailed
-from parallel_backend.host.workers.alike import failed_alike
-from parallel_backend.host.workers.exchange import RequestContext
+from parallel_backend.host.workers.equal_errors import raised_equal_errors
+from parallel_backend.host.workers.pending_request import RequestContext
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.adapters.lora import Adapter, AdapterSet
 from parallel_backend.wire.to_host import FailedReply, IssuedOperations
@@ -221,5 +221,5 @@ DIFFERENT: Mapping[str, list[FailedReply]] = {
 
 @pytest.mark.parametrize("reports", DIFFERENT.values(), ids=DIFFERENT)
 def test_ranks_whose_accounts_differ_do_not_go_on(reports):
-    assert failed_alike([report(0, BOTH, PAIR, OWN), report(1, BOTH, PAIR)], 2)
-    assert not failed_alike(reports, 2)
+    assert raised_equal_errors([report(0, BOTH, PAIR, OWN), report(1, BOTH, PAIR)], 2)
+    assert not raised_equal_errors(reports, 2)

@@ -61,11 +61,11 @@ WISHES = {"cfg 2": {"cfg": 2}, "automatic": {"cfg": 0, "ulysses": 1, "ring": 1}}
 """What the automatic plan is left to choose is cfg alone: of other plans it goes by what it measures."""
 
 
-@product(graph=TWO_SIDED, wish=WISHES)
+@product(graph=TWO_SIDED, requested_plan=WISHES)
 def test_the_sides_that_a_guider_asks_for_are_on_two_workers(
-    comfyui: ComfyUI, latent_of: LatentOf, graph: Graph, wish: dict[str, int]
+    comfyui: ComfyUI, latent_of: LatentOf, graph: Graph, requested_plan: dict[str, int]
 ) -> None:
-    run, log = queue_logged(comfyui, parallel(graph, "cpu:2", **wish))
+    run, log = queue_logged(comfyui, parallel(graph, "cpu:2", **requested_plan))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
     assert ways(log) != ["loop"]
     assert "one forward per model call on 2 workers (cpu): cfg 2, " in log

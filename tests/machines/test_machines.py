@@ -104,10 +104,10 @@ def reference(job: Job, known: dict[int, Tensor]) -> Tensor:
     return known[job.height]
 
 
-def planned(machines: Machines, **wish: int) -> ResolvedPlan:
+def planned(machines: Machines, **requested_plan: int) -> ResolvedPlan:
     """The plan for the group, as the nodes resolve it."""
-    plan = ParallelPlan(devices=str(machines.address), warmup_steps=STEPS, **wish)  # type: ignore[arg-type]
-    return resolve(Backend().located(plan), 0, ModelLimits(2, 128, BLOCKS), Workload(1, False, 64))
+    plan = ParallelPlan(devices=str(machines.address), warmup_steps=STEPS, **requested_plan)  # type: ignore[arg-type]
+    return resolve(Backend().placed_on_devices(plan), 0, ModelLimits(2, 128, BLOCKS), Workload(1, False, 64))
 
 
 @pytest.fixture
@@ -120,11 +120,11 @@ def assert_right(run: Runner, job: Job, plan: ResolvedPlan, references: dict[int
     assert relative_error(run(job, plan), reference(job, references)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("wish", WISHES, ids=str)
+@pytest.mark.parametrize("requested_plan", WISHES, ids=str)
 def test_two_machines_give_the_result_of_comfyui(
-    group: Machines, run: Runner, large: Job, references: dict[int, Tensor], wish: dict[str, int]
+    group: Machines, run: Runner, large: Job, references: dict[int, Tensor], requested_plan: dict[str, int]
 ) -> None:
-    plan = planned(group, **wish)
+    plan = planned(group, **requested_plan)
     first, second = (f"{group.address}/{name}/cpu" for name in group.names)
     assert plan.devices == (first, first, second, second)
     assert_right(run, large, plan, references)
@@ -353,11 +353,15 @@ def group_with_the_oldest(group: Machines, oldest: str) -> Machines:
     return group
 
 
-@pytest.mark.parametrize("wish", WISHES, ids=str)
+@pytest.mark.parametrize("requested_plan", WISHES, ids=str)
 def test_the_oldest_diffusers_gives_the_same(
-    group_with_the_oldest: Machines, run: Runner, large: Job, references: dict[int, Tensor], wish: dict[str, int]
+    group_with_the_oldest: Machines,
+    run: Runner,
+    large: Job,
+    references: dict[int, Tensor],
+    requested_plan: dict[str, int],
 ) -> None:
-    assert_right(run, large, planned(group_with_the_oldest, **wish), references)
+    assert_right(run, large, planned(group_with_the_oldest, **requested_plan), references)
 
 
 def oldest_version(folder: str) -> str:

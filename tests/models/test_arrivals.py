@@ -9,7 +9,7 @@ from torch import Tensor
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.inputs import PatchForward
-from parallel_backend.models.spread.arrivals import Arrivals
+from parallel_backend.models.sequence_parallel.arrivals import Arrivals
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
 

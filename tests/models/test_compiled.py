@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.sequence_paralleling import TOLERANCE, worst
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -20,14 +21,13 @@ from parallel_backend.models.comfyui.features.compile import COMPILED
 from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
-from parallel_backend.models.spread.compiled import CompiledBlocks
-from parallel_backend.models.spread.picture import Picture
+from parallel_backend.models.sequence_parallel.compiled import CompiledBlocks
+from parallel_backend.models.sequence_parallel.picture import Picture
 from parallel_backend.weights.adapters.lora import Adapter, AdapterSet
 from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
 from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.whole import Whole
-from tests.models.spreading import TOLERANCE, worst
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw

@@ -11,7 +11,7 @@ from parallel_backend.models.comfyui.comfy_family import plan_shape
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.comfyui.small.case import HEADS, WIDTH
-from parallel_backend.models.spread.blocks import blocks_of
+from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.plan import ModelShape
 from parallel_backend.plan.predict.cost import DenoiseJob, needs
 from tests.support.ranks import run_ranks

@@ -19,9 +19,9 @@ from parallel_backend.models.comfyui.small.pictures import sd3
 from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.family import Execution, Stage
 from parallel_backend.models.inputs import Inputs
-from parallel_backend.models.spread.blocks import blocks_of
-from parallel_backend.models.spread.module_attention import answered
-from parallel_backend.models.spread.picture import as_patch_size
+from parallel_backend.models.sequence_parallel.blocks import blocks_of
+from parallel_backend.models.sequence_parallel.module_attention import answered
+from parallel_backend.models.sequence_parallel.picture import as_patch_size
 from parallel_backend.weights.stores.block_access import BlockAccess
 from tests.support.classes import only_where_declared, only_where_small, small_or_skipped
 from tests.support.plans import cpu_plan

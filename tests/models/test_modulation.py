@@ -12,7 +12,7 @@ from torch.nn.functional import linear, silu
 
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import small
-from parallel_backend.models.spread.modulation import Vector
+from parallel_backend.models.sequence_parallel.modulation import Vector
 from tests.support.ranks import run_ranks
 from tests.support.tiny.models import draw
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from parallel_backend.models.comfyui.proof.rank import ProofRank, error_of, plan_for
-from parallel_backend.models.spread.compiled import OVERRIDE
-from parallel_backend.models.spread.overriding import OfHeads
+from parallel_backend.models.sequence_parallel.compiled import OVERRIDE
+from parallel_backend.models.sequence_parallel.function_override import OfHeads
 from tests.support.attention_functions import block_sparse, causal, windowed
 from tests.support.classes import small_or_skipped
 from tests.support.comfy_oracle import comfy_on_path

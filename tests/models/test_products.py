@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.models.sequence_paralleling import TOLERANCE, worst
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
@@ -22,11 +23,10 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.models.comfyui.proof.rank import CPU, ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
-from parallel_backend.models.spread.blocks import blocks_of
+from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.streamed import Streamed
-from tests.models.spreading import TOLERANCE, worst
 from tests.support.pipefusion_simulation import patch_rows
 from tests.support.ranks import run_in_turn
 from tests.support.selection import thorough

@@ -14,6 +14,7 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 from msgspec.structs import replace as redeclare
+from tests.models.sequence_paralleling import PLANS, TOLERANCE, worst
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -21,11 +22,10 @@ from parallel_backend.distance import error_of
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import SMALL, Case
-from parallel_backend.models.spread.blocks import blocks_of
-from parallel_backend.models.spread.declaration import Declaration, Replicated
-from parallel_backend.models.spread.picture import Picture, as_patch_size
+from parallel_backend.models.sequence_parallel.blocks import blocks_of
+from parallel_backend.models.sequence_parallel.declaration import Declaration, Replicated
+from parallel_backend.models.sequence_parallel.picture import Picture, as_patch_size
 from parallel_backend.plan import ResolvedPlan
-from tests.models.spreading import PLANS, TOLERANCE, worst
 from tests.support.classes import small_or_skipped
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_in_turn, run_ranks

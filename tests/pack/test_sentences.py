@@ -85,8 +85,8 @@ def test_a_plan_whose_batch_is_cut_by_speed() -> None:
 @pytest.mark.parametrize("devices", [1, 2, 4])
 @pytest.mark.parametrize("approximate", [False, True])
 def test_why_a_plan_was_chosen(card: str, job: DenoiseJob, limit: float, devices: int, approximate: bool) -> None:
-    wish = plans(devices, **({"weights": "streamed"} if limit < 40e9 else {}))
-    why = best(wish, FLUX, job, with_memory(profile(card), limit), approximate).why
+    requested_plan = plans(devices, **({"weights": "streamed"} if limit < 40e9 else {}))
+    why = best(requested_plan, FLUX, job, with_memory(profile(card), limit), approximate).why
     assert known(why, "sentences"), why
 
 

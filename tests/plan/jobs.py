@@ -15,9 +15,9 @@ FLUX = known_model("flux-dev").shape
 JOB = DenoiseJob(image_tokens=4096, text_tokens=512)
 
 
-def plans(devices: int, two_sided: bool = False, **wish: Any) -> list[ResolvedPlan]:
+def plans(devices: int, has_uncond: bool = False, **requested_plan: Any) -> list[ResolvedPlan]:
     limits = ModelLimits(FLUX.heads, FLUX.head_dim, FLUX.blocks)
-    return candidates(ParallelPlan(**{"pipefusion": 0, **wish}), devices, limits, Workload(1, two_sided, 64))
+    return candidates(ParallelPlan(**{"pipefusion": 0, **requested_plan}), devices, limits, Workload(1, has_uncond, 64))
 
 
 def plan(**degrees: int | str) -> ResolvedPlan:

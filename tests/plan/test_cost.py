@@ -69,8 +69,8 @@ def test_more_of_anything_is_never_slower(name: str) -> None:
         ),
         replace(machine, device=replace(device, launch=device.launch / 2)),
     ]
-    job = replace(JOB, two_sided=True)
-    for each in plans(8, two_sided=True):
+    job = replace(JOB, has_uncond=True)
+    for each in plans(8, has_uncond=True):
         now = cost(each, FLUX, job, machine).seconds
         assert all(cost(each, FLUX, job, other).seconds <= now * (1 + 1e-9) for other in better), each.describe()
         assert cost(each, FLUX, replace(job, image_tokens=5000), machine).seconds >= now * (
@@ -216,8 +216,8 @@ def test_a_kernel_with_few_heads_takes_as_long_as_one_that_fills_the_device() ->
 
 def test_cfg_over_ranks_halves_the_batch_for_one_exchange() -> None:
     machine = profile("h100")
-    both = cost(plan(), FLUX, replace(JOB, two_sided=True), machine)
-    split = cost(plan(cfg=2), FLUX, replace(JOB, two_sided=True), machine)
+    both = cost(plan(), FLUX, replace(JOB, has_uncond=True), machine)
+    split = cost(plan(cfg=2), FLUX, replace(JOB, has_uncond=True), machine)
     assert split.device == pytest.approx(both.device / 2)
     assert 0 < split.cfg < 0.01 * split.device
 
@@ -282,7 +282,7 @@ def test_it_says_when_one_device_is_faster() -> None:
 def test_ulysses_wins_inside_a_node_and_crosses_slow_networks_last() -> None:
     inside = best(plans(8), FLUX, JOB, profile("h100"))
     assert inside.plan.ulysses == 8
-    across = best(plans(16, two_sided=True), FLUX, replace(JOB, two_sided=True), profile("a100-10gbit"))
+    across = best(plans(16, has_uncond=True), FLUX, replace(JOB, has_uncond=True), profile("a100-10gbit"))
     assert across.plan.cfg == 2
 
 

@@ -24,9 +24,9 @@ FLUX = known_model("flux-dev").shape
 TOTAL = 25.3e9
 
 
-def question(job: DenoiseJob = DenoiseJob(image_tokens=4096, text_tokens=512), **wish: object) -> PlanRequest:  # noqa: B008  (frozen)
+def question(job: DenoiseJob = DenoiseJob(image_tokens=4096, text_tokens=512), **requested_plan: object) -> PlanRequest:  # noqa: B008  (frozen)
     spec = ModelSpec("comfyui", "flux.safetensors", 1, 2, "bfloat16")
-    return PlanRequest(ParallelPlan(**wish), 2, spec, FLUX, Workload(job.batch, job.two_sided, 64), job)  # type: ignore[arg-type]
+    return PlanRequest(ParallelPlan(**requested_plan), 2, spec, FLUX, Workload(job.batch, job.has_uncond, 64), job)  # type: ignore[arg-type]
 
 
 def two(name: str = "NVIDIA GeForce RTX 4090", free: float | None = TOTAL) -> list[DeviceMemory]:
@@ -35,11 +35,11 @@ def two(name: str = "NVIDIA GeForce RTX 4090", free: float | None = TOTAL) -> li
     return [*gpus, DeviceMemory("cpu", "", 64 << 30, 32 << 30)]
 
 
-@pytest.mark.parametrize("wish", [{}, {"ring": 2}, {"weights": "sharded"}, {"devices": "0"}])
-def test_it_is_what_the_planner_chooses_on_the_measured_machine(wish: dict[str, object]) -> None:
-    asked = question(**wish)
+@pytest.mark.parametrize("requested_plan", [{}, {"ring": 2}, {"weights": "sharded"}, {"devices": "0"}])
+def test_it_is_what_the_planner_chooses_on_the_measured_machine(requested_plan: dict[str, object]) -> None:
+    asked = question(**requested_plan)
     times = BlockTimes(((1.0, 1.0),) * 2, (FLUX.double_blocks, FLUX.single_blocks))
-    each = (TOTAL,) * (1 if wish.get("devices") else 2)
+    each = (TOTAL,) * (1 if requested_plan.get("devices") else 2)
     choice = Planner().choose(asked, lambda _: each, lambda _: MEASURED, lambda _: times).choice
     expected = expect(asked, two(), lambda _: MEASURED)
     (chosen,) = (entry for entry in choice.ranking if entry.plan == choice.plan)

@@ -33,9 +33,9 @@ TAKEN = 1.4e9
 CARD = msgspec.structs.replace(MEASURED, connection=3e7)
 
 
-def question(**wish: object) -> PlanRequest:
+def question(**requested_plan: object) -> PlanRequest:
     spec = ModelSpec("comfyui", "flux.safetensors", 1, 2, "bfloat16")
-    return PlanRequest(ParallelPlan(**wish), 2, spec, FLUX, Workload(1, False, 64), JOB)  # type: ignore[arg-type]
+    return PlanRequest(ParallelPlan(**requested_plan), 2, spec, FLUX, Workload(1, False, 64), JOB)  # type: ignore[arg-type]
 
 
 def choose(planner: Planner, free: float | Sequence[float], asked: PlanRequest) -> ResolvedPlan:
@@ -188,7 +188,7 @@ def test_a_model_whose_rows_meet_takes_one_of_automatic_devices():
     """And where the devices are said, the refusal stands."""
     shape = plan_shape("Whole", 10**9, 4)
     whole = dataclasses.replace(
-        question(), shape=shape, workload=Workload(1, True, 1), job=DenoiseJob(64, 8, two_sided=True)
+        question(), shape=shape, workload=Workload(1, True, 1), job=DenoiseJob(64, 8, has_uncond=True)
     )
     measured: list[int] = []
 
@@ -209,4 +209,4 @@ def test_a_model_whose_rows_meet_takes_one_of_automatic_devices():
     assert measured == [2, 1]
     assert planner.couples_rows(whole.spec)
     with pytest.raises(Refused, match="its rows meet"):
-        chosen(Planner(), dataclasses.replace(whole, wish=ParallelPlan(devices="0,1")))
+        chosen(Planner(), dataclasses.replace(whole, requested_plan=ParallelPlan(devices="0,1")))

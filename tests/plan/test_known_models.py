@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from parallel_backend.models.comfyui.comfy_family import plan_shape
 from parallel_backend.models.declared import DECLARATIONS
-from parallel_backend.models.spread.blocks import blocks_of
-from parallel_backend.models.spread.compiled import OVERRIDE
+from parallel_backend.models.sequence_parallel.blocks import blocks_of
+from parallel_backend.models.sequence_parallel.compiled import OVERRIDE
 from parallel_backend.plan.predict.known_models import known_model, model_names
 from tests.support.comfy_oracle import comfy_on_path
 

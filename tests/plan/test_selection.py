@@ -56,6 +56,6 @@ def test_what_is_left_out_is_said_with_the_way_to_use_it():
 
 @pytest.mark.parametrize(("degrees", "devices"), [({}, ("cuda:1", "cuda:2")), ({"ulysses": 1, "ring": 1}, ("cuda:1",))])
 def test_automatic_devices_among_some_gpus(degrees, devices):
-    wish = ParallelPlan(devices="auto:1,2", **degrees)
-    assert is_automatic(wish)
-    assert resolve(wish, 3, ModelLimits(24, 128, 57), Workload(1, False, 64)).devices == devices
+    requested_plan = ParallelPlan(devices="auto:1,2", **degrees)
+    assert is_automatic(requested_plan)
+    assert resolve(requested_plan, 3, ModelLimits(24, 128, 57), Workload(1, False, 64)).devices == devices

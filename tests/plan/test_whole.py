@@ -18,11 +18,11 @@ from parallel_backend.plan.split.tokens import forward_times, share_batch
 from tests.support.plans import MEASURED, cpu_plan
 
 SDXL: ModelShape = plan_shape("SDXL", 2_600_000_000, 4)
-JOB = DenoiseJob(image_tokens=128 * 128, text_tokens=77, batch=1, two_sided=True, item_bytes=2e9)
+JOB = DenoiseJob(image_tokens=128 * 128, text_tokens=77, batch=1, has_uncond=True, item_bytes=2e9)
 
 
-def degrees(wish: ParallelPlan, batch: int, *, two_sided: bool, gpus: int = 0) -> list[tuple[int, int, int]]:
-    found = feasible(wish, gpus, SDXL.limits, Workload(batch, two_sided, 1))
+def degrees(requested_plan: ParallelPlan, batch: int, *, has_uncond: bool, gpus: int = 0) -> list[tuple[int, int, int]]:
+    found = feasible(requested_plan, gpus, SDXL.limits, Workload(batch, has_uncond, 1))
     return [(plan.world_size, plan.data, plan.cfg) for plan in found]
 
 
@@ -31,17 +31,17 @@ def profile(*forwards: ForwardTime, memory: float = 80e9) -> Profile:
 
 
 def test_automatic_devices_are_as_many_as_have_something_to_do() -> None:
-    assert degrees(ParallelPlan(), 1, two_sided=True, gpus=8) == [(2, 1, 2)]
-    assert degrees(ParallelPlan(), 1, two_sided=False, gpus=8) == [(1, 1, 1)]
-    assert degrees(ParallelPlan(), 3, two_sided=True, gpus=8) == [(6, 3, 2)]
-    assert degrees(ParallelPlan(cfg=1), 3, two_sided=True, gpus=8) == [(3, 3, 1)]
-    assert set(degrees(ParallelPlan(), 4, two_sided=True, gpus=4)) == {(4, 2, 2), (4, 4, 1)}
+    assert degrees(ParallelPlan(), 1, has_uncond=True, gpus=8) == [(2, 1, 2)]
+    assert degrees(ParallelPlan(), 1, has_uncond=False, gpus=8) == [(1, 1, 1)]
+    assert degrees(ParallelPlan(), 3, has_uncond=True, gpus=8) == [(6, 3, 2)]
+    assert degrees(ParallelPlan(cfg=1), 3, has_uncond=True, gpus=8) == [(3, 3, 1)]
+    assert set(degrees(ParallelPlan(), 4, has_uncond=True, gpus=4)) == {(4, 2, 2), (4, 4, 1)}
 
 
 def test_devices_that_are_named_are_all_used_or_refused() -> None:
-    assert set(degrees(ParallelPlan(devices="cpu:2"), 2, two_sided=True)) == {(2, 1, 2), (2, 2, 1)}
+    assert set(degrees(ParallelPlan(devices="cpu:2"), 2, has_uncond=True)) == {(2, 1, 2), (2, 2, 1)}
     with pytest.raises(Refused, match="with a batch of 1, two GPUs at most; use 2 of them, or a larger batch"):
-        degrees(ParallelPlan(devices="cpu:4"), 1, two_sided=True)
+        degrees(ParallelPlan(devices="cpu:4"), 1, has_uncond=True)
 
 
 def test_a_plan_is_checked_before_a_job_is_known() -> None:
@@ -77,8 +77,8 @@ def test_rows_of_one_call_go_to_every_group() -> None:
 
 def test_the_faster_plan_is_chosen_and_one_gpu_named_where_it_is_as_good() -> None:
     def chosen(start: float, item: float) -> tuple[ResolvedPlan, bool]:
-        wish = feasible(ParallelPlan(), 2, SDXL.limits, Workload(1, True, 1))
-        choice = best(wish, SDXL, JOB, profile(ForwardTime(start, item), ForwardTime(start, item)))
+        requested_plan = feasible(ParallelPlan(), 2, SDXL.limits, Workload(1, True, 1))
+        choice = best(requested_plan, SDXL, JOB, profile(ForwardTime(start, item), ForwardTime(start, item)))
         return choice.plan, choice.better_alone
 
     plan, alone = chosen(0.01, 0.2)
@@ -88,11 +88,11 @@ def test_the_faster_plan_is_chosen_and_one_gpu_named_where_it_is_as_good() -> No
 
 
 def test_memory_is_what_comfyui_takes_a_forward_to_need() -> None:
-    wish = feasible(ParallelPlan(), 2, SDXL.limits, Workload(1, True, 1))
+    requested_plan = feasible(ParallelPlan(), 2, SDXL.limits, Workload(1, True, 1))
     time = ForwardTime(0.0, 0.1)
-    choice = best(wish, SDXL, JOB, profile(time, time))
+    choice = best(requested_plan, SDXL, JOB, profile(time, time))
     weights, both = 2 * SDXL.parameters, 2 * JOB.item_bytes
     assert choice.single.breakdown.memory == pytest.approx(weights + both, rel=0.2)
     assert choice.ranking[0].breakdown.memory == pytest.approx(weights + JOB.item_bytes, rel=0.2)
     with pytest.raises(Refused, match=r"Not enough GPU memory: the smallest plan, cfg 2, needs"):
-        best(wish, SDXL, JOB, profile(time, time, memory=6e9))
+        best(requested_plan, SDXL, JOB, profile(time, time, memory=6e9))

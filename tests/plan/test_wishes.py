@@ -17,8 +17,8 @@ from parallel_backend.plan import resolve as resolve_for
 
 FLUX = ModelLimits(heads=24, head_dim=128, blocks=57)
 FOUR_HEADS = ModelLimits(heads=4, head_dim=128, blocks=3)
-ONE_SIDED = Workload(batch=1, two_sided=False, token_rows=64)
-TWO_SIDED = Workload(batch=1, two_sided=True, token_rows=64)
+ONE_SIDED = Workload(batch=1, has_uncond=False, token_rows=64)
+TWO_SIDED = Workload(batch=1, has_uncond=True, token_rows=64)
 NO_GPU = "asks for GPU 0, but no GPU is visible: use cpu:2 "
 HIDDEN = "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out)."
 NOT_UNDERSTOOD = 'is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".'
@@ -28,14 +28,14 @@ def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Worklo
     return resolve_for(plan, gpus, limits, workload)
 
 
-def refusal(gpus: int, limits: ModelLimits = FOUR_HEADS, **wish: Any) -> str:
+def refusal(gpus: int, limits: ModelLimits = FOUR_HEADS, **requested_plan: Any) -> str:
     with pytest.raises(Refused) as refused:
-        resolve(ParallelPlan(**wish), gpus, limits)
+        resolve(ParallelPlan(**requested_plan), gpus, limits)
     return str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("wish", "gpus", "limits", "devices", "ring", "ulysses"),
+    ("requested_plan", "gpus", "limits", "devices", "ring", "ulysses"),
     [
         pytest.param({}, 8, FLUX, 8, 1, 8, id="automatic takes every GPU, and Ulysses alone where the heads allow it"),
         pytest.param({}, 8, FOUR_HEADS, 8, 2, 4, id="automatic adds a ring where the heads do not"),
@@ -49,8 +49,8 @@ def refusal(gpus: int, limits: ModelLimits = FOUR_HEADS, **wish: Any) -> str:
         pytest.param({"devices": "CPU:3", "ring": 3}, 0, FLUX, 3, 3, 1, id="workers on the CPU"),
     ],
 )
-def test_a_plan_that_can_work_resolves(wish, gpus, limits, devices, ring, ulysses):
-    plan = resolve(ParallelPlan(**wish), gpus, limits)
+def test_a_plan_that_can_work_resolves(requested_plan, gpus, limits, devices, ring, ulysses):
+    plan = resolve(ParallelPlan(**requested_plan), gpus, limits)
     assert (plan.world_size, plan.ring, plan.ulysses) == (devices, ring, ulysses)
 
 
@@ -63,7 +63,7 @@ def test_ranks_that_share_a_gpu_or_have_none_talk_through_gloo(devices, gpus, tr
 
 
 @pytest.mark.parametrize(
-    ("wish", "gpus", "message"),
+    ("requested_plan", "gpus", "message"),
     [
         ({"devices": "0"}, 0, f"devices '0' {NO_GPU}{HIDDEN}"),
         ({"devices": "0,2"}, 2, f"devices '0,2' asks for GPU 2, but GPUs 0 to 1 are visible: use 0,1 {HIDDEN}"),
@@ -135,18 +135,18 @@ def test_ranks_that_share_a_gpu_or_have_none_talk_through_gloo(devices, gpus, tr
         ({"ring": -2}, 2, "ring -2 is negative: use 0 (automatic), or 1 and more."),
     ],
 )
-def test_a_plan_that_cannot_work_is_refused_with_the_numbers(wish, gpus, message):
-    assert refusal(gpus, **wish) == message
+def test_a_plan_that_cannot_work_is_refused_with_the_numbers(requested_plan, gpus, message):
+    assert refusal(gpus, **requested_plan) == message
 
 
 def test_a_model_that_needs_the_whole_picture_takes_no_pipefusion():
     limits = replace(FLUX, whole_picture=True)
-    for wish in ({"pipefusion": 2}, {"patches": 2, "pipefusion": 1}, {"pipefusion": 2, "patches": 1}):
+    for requested_plan in ({"pipefusion": 2}, {"patches": 2, "pipefusion": 1}, {"pipefusion": 2, "patches": 1}):
         with pytest.raises(
             Refused,
             match=r"^pipefusion . with patches . cannot be used with this model, which needs the whole picture at once: ",
         ):
-            resolve(ParallelPlan(devices="cpu:2", **wish), 0, limits)
+            resolve(ParallelPlan(devices="cpu:2", **requested_plan), 0, limits)
     assert resolve(ParallelPlan(devices="cpu:2"), 0, limits).pipefusion == 1
 
 
@@ -170,12 +170,12 @@ LIMITS = st.builds(
 )
 
 
-@given(wish=WISHES, gpus=GPUS, limits=LIMITS)
-def test_what_resolves_can_run_and_what_does_not_names_a_plan_that_does(wish, gpus, limits):
+@given(requested_plan=WISHES, gpus=GPUS, limits=LIMITS)
+def test_what_resolves_can_run_and_what_does_not_names_a_plan_that_does(requested_plan, gpus, limits):
     try:
-        plan = resolve(wish, gpus, limits, TWO_SIDED)
+        plan = resolve(requested_plan, gpus, limits, TWO_SIDED)
     except Refused as refused:
-        for devices, ring, ulysses in suggestions(str(refused), wish, limits):
+        for devices, ring, ulysses in suggestions(str(refused), requested_plan, limits):
             suggested = resolve(ParallelPlan(devices=devices, ring=ring, ulysses=ulysses), gpus, limits, TWO_SIDED)
             assert (suggested.ring, suggested.ulysses) == (ring or suggested.ring, ulysses or suggested.ulysses)
         return
@@ -185,16 +185,16 @@ def test_what_resolves_can_run_and_what_does_not_names_a_plan_that_does(wish, gp
     assert len(plan.stages) == plan.pipefusion
     assert plan.pipefusion == 1 or not limits.whole_picture
     assert 1 <= plan.ulysses <= limits.heads
-    assert wish.ulysses in (0, plan.ulysses)
-    assert wish.ring in (0, plan.ring)
+    assert requested_plan.ulysses in (0, plan.ulysses)
+    assert requested_plan.ring in (0, plan.ring)
     assert all(device == "cpu" or int(device.removeprefix("cuda:")) < gpus for device in plan.devices)
 
 
-def suggestions(message: str, wish: ParallelPlan, limits: ModelLimits) -> list[tuple[str, int, int]]:
+def suggestions(message: str, requested_plan: ParallelPlan, limits: ModelLimits) -> list[tuple[str, int, int]]:
     """The plans (devices, ring, ulysses) that a refusal suggests; 0 where it leaves the choice."""
     found = []
     if match := re.search(r"use ring (\d+) x ulysses (\d+)", message):
-        found.append((wish.devices, int(match[1]), int(match[2])))
+        found.append((requested_plan.devices, int(match[1]), int(match[2])))
     if match := re.search(r"write (cpu:\d+) into devices", message):
         found.append((match[1], 0, 0))
     if match := re.search(r"visible: use (\S+) \(", message):
@@ -202,18 +202,18 @@ def suggestions(message: str, wish: ParallelPlan, limits: ModelLimits) -> list[t
     return found
 
 
-@given(wish=WISHES, gpus=GPUS, limits=LIMITS)
-def test_a_refusal_is_one_sentence(wish, gpus, limits):
+@given(requested_plan=WISHES, gpus=GPUS, limits=LIMITS)
+def test_a_refusal_is_one_sentence(requested_plan, gpus, limits):
     try:
-        resolve(wish, gpus, limits)
+        resolve(requested_plan, gpus, limits)
     except Refused as refused:
-        message = str(refused).replace(repr(wish.devices), "")
+        message = str(refused).replace(repr(requested_plan.devices), "")
         assert message.endswith(".")
         assert not re.search(r"[.!?]\s|\n", message)
 
 
 @pytest.mark.parametrize(
-    ("wish", "job", "message"),
+    ("requested_plan", "job", "message"),
     [
         ({"cfg": 2}, ONE_SIDED, "cfg 2 needs a negative prompt"),
         ({"cfg": 3}, TWO_SIDED, "use cfg 2 or 1"),
@@ -240,9 +240,9 @@ def test_a_refusal_is_one_sentence(wish, gpus, limits):
         ),
     ],
 )
-def test_every_parallel_form_is_refused_where_it_cannot_work(wish, job, message):
+def test_every_parallel_form_is_refused_where_it_cannot_work(requested_plan, job, message):
     with pytest.raises(Refused, match=re.escape(message)):
-        resolve(ParallelPlan(devices="cpu:4", **wish), 0, FOUR_HEADS, job)
+        resolve(ParallelPlan(devices="cpu:4", **requested_plan), 0, FOUR_HEADS, job)
 
 
 def test_shards_want_a_gpu_for_each_worker():
@@ -265,8 +265,8 @@ def test_a_plan_for_two_of_four_gpus_simply_works():
 
 @pytest.mark.parametrize(("rows", "patches"), [(64, 3), (2, 2), (1, 1)])
 def test_automatic_patches_are_as_many_as_stages_or_rows(rows, patches):
-    wish = ParallelPlan(devices="cpu:3", pipefusion=3)
-    assert resolve(wish, 0, FOUR_HEADS, replace(ONE_SIDED, token_rows=rows)).patches == patches
+    requested_plan = ParallelPlan(devices="cpu:3", pipefusion=3)
+    assert resolve(requested_plan, 0, FOUR_HEADS, replace(ONE_SIDED, token_rows=rows)).patches == patches
 
 
 def test_every_rank_has_its_place():

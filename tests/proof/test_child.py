@@ -15,7 +15,7 @@ import pytest
 from parallel_backend.doctor.findings import FindingStatus
 from parallel_backend.doctor.models import diagnose_models
 from parallel_backend.host.proofs import COMMAND, Child, Prover
-from parallel_backend.models.comfyui.proof.asked import ProofRequest
+from parallel_backend.models.comfyui.proof.request import ProofRequest
 from parallel_backend.models.comfyui.small.kinds import KINDS
 from tests.support.selection import thorough
 
@@ -82,7 +82,7 @@ def test_a_pause_of_the_asker_costs_the_child_no_time() -> None:
 def test_a_child_ends_with_whoever_asked_it() -> None:
     """However that ends."""
     asks = (
-        "import sys, time; from parallel_backend.host.proofs import Prover; from parallel_backend.models.comfyui.proof.asked "
+        "import sys, time; from parallel_backend.host.proofs import Prover; from parallel_backend.models.comfyui.proof.request "
         "import Asked; prover = Prover(sys.argv[1], [Asked('WAN21_T2V', 'wan, text')] * 99, 600.0); "
         "print(prover._process.pid, flush=True); time.sleep(600)"
     )

@@ -13,9 +13,9 @@ import torch
 
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
-from parallel_backend.models.comfyui.content.kept import TrialVerdict, all_kept
 from parallel_backend.models.comfyui.content.sources import sources_of
-from parallel_backend.models.comfyui.proof.asked import ProofReply, ProofRequest
+from parallel_backend.models.comfyui.content.verdict_cache import TrialVerdict, all_kept
+from parallel_backend.models.comfyui.proof.request import ProofReply, ProofRequest
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.support.nodes_module import ForGood, nodes_module
 from tests.support.programs import recording  # imports ComfyUI

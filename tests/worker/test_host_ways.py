@@ -12,11 +12,16 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from parallel_backend.host.planning.measurements import Measurements
-from parallel_backend.host.workers.exchange import RequestReply
+from parallel_backend.host.workers.pending_request import RequestReply
 from parallel_backend.wire.frames import Frame
 from parallel_backend.wire.to_host import MeasureMachineReply
 from parallel_backend.worker.process.environment import Environment, LaunchedWorker
-from parallel_backend.worker.process.host_ways import has_ways, kept_way, through_host, try_ways
+from parallel_backend.worker.process.nccl_transport import (
+    benchmark_transports,
+    cached_transport,
+    has_transports,
+    through_host,
+)
 from parallel_backend.worker.process.process_group import ProcessGroup
 from scripts.comfyui import REPO
 from tests.support.plans import MEASURED, cpu_plan
@@ -50,9 +55,9 @@ def test_the_fastest_is_kept(tmp_path: Path, ways: tuple[Mapping[str, str], ...]
 
     def tried(rank: int) -> tuple[dict[str, str], list[float], int, bool, bool]:
         group = group_of(rank, tmp_path)
-        way = try_ways(group, CPU, mark, ways)
+        way = benchmark_transports(group, CPU, mark, ways)
         group.broadcast_flag(True)  # rank 0 has kept it
-        return way.settings, [*way.speeds], marks, kept_way(2) == way, has_ways(group, (0, 0), CPU)
+        return way.settings, [*way.speeds], marks, cached_transport(2) == way, has_transports(group, (0, 0), CPU)
 
     for settings, speeds, progress, kept, more in run_ranks(2, tried, joined=False):
         assert settings == expected
@@ -108,7 +113,7 @@ def test_what_workers_measure_on_a_slower_way_is_not_taken() -> None:
 def test_gpus_that_reach_each_other_have_none(tmp_path: Path) -> None:
     def asked(rank: int) -> tuple[bool, bool]:
         reaches = torch.cuda.can_device_access_peer(0, 1)
-        return has_ways(group_of(rank, tmp_path), (0, 0), torch.device("cuda", rank)), reaches
+        return has_transports(group_of(rank, tmp_path), (0, 0), torch.device("cuda", rank)), reaches
 
     for tries, reaches in run_ranks(2, asked, joined=False):
         assert tries != reaches

@@ -78,9 +78,9 @@ def recipe_of(function: Any) -> OverrideRecipe | None:
     return OverrideRecipe(module, function.__qualname__, values, functions, objects, function.__defaults__ or (), ())
 
 
-def refuse_split(function: Any, wish: ParallelPlan, what: str = "an attention override") -> None:
+def refuse_split(function: Any, requested_plan: ParallelPlan, what: str = "an attention override") -> None:
     """Raise Refused where a plan asks for what an override, or `what` else attends, cannot be used with."""
-    asked = {"ring": wish.ring, "pipefusion": wish.pipefusion, "patches": wish.patches}
+    asked = {"ring": requested_plan.ring, "pipefusion": requested_plan.pipefusion, "patches": requested_plan.patches}
     if names := [f"{name} {degree}" for name, degree in asked.items() if degree > 1]:
         raise Refused(
             f"{what} ({name_of(function)}) sees all tokens of some heads, which it cannot with "

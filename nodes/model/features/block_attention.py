@@ -24,7 +24,7 @@ from ....parallel_backend.models.comfyui.features.block_attention import (
     BlockAttentionRecipe,
     handing_attention,
 )
-from ....parallel_backend.models.spread.declaration import Declaration, InjectedAttention
+from ....parallel_backend.models.sequence_parallel.declaration import Declaration, InjectedAttention
 from ..conditioning import is_plain
 from .attention_override import OPTION as OVERRIDE
 from .attention_override import filled, is_importable, object_recipe, place_of

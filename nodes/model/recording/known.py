@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from ..own_code import LIBRARIES, own
-from .kept import names_in
+from .snapshot import names_in
 
 
 def is_comfyuis(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:

@@ -23,11 +23,11 @@ from ....parallel_backend.denoise.program import Program, encoded
 from ....parallel_backend.errors import Refused
 from ..conditioning import NotSupported
 from ..sampler_run import SamplerRun
-from .kept import FunctionStateSnapshot, Generators, StateSnapshot
 from .latent import Recorded, number_of, spoilt, value_of
 from .noise import recorded_noise
+from .recording_model import RecordingModel, no_network, recorded_answers
 from .rules import RecordingRules
-from .standing_in import RecordingModel, no_network, recorded_answers
+from .snapshot import FunctionStateSnapshot, Generators, StateSnapshot
 from .tape import Cell, NotRecordable, Tape
 
 OTHER_SAMPLER = "another sampler, such as euler or dpmpp_2m"
@@ -41,14 +41,14 @@ ONE_AT_A_TIME = threading.RLock()
 class Recording:
     """What has become of a sampler's function.
 
-    `program` is None where the workers cannot replay it, and `reason` says why. `both_sides` is whether it asks for both
+    `program` is None where the workers cannot replay it, and `reason` says why. `reads_both_branches` is whether it asks for both
     prompts whatever the cfg, as far as it came. `sigmas` are those that it was given, with what it wrote into them.
     """
 
     name: str
     program: Program | None
     reason: str
-    both_sides: bool
+    reads_both_branches: bool
     sigmas: Tensor
 
     def needed(self) -> Program:
@@ -129,7 +129,7 @@ def _recorded(run: SamplerRun, generators: Generators) -> Recording:
         if tape.refused is not None:
             word = tape.refused.word
     reason = _reason(name, word) if word else ""
-    return Recording(name, None if word else program, reason, bool(stand_in.both_sides), sigmas)
+    return Recording(name, None if word else program, reason, bool(stand_in.reads_both_branches), sigmas)
 
 
 def _reason(name: str, word: str) -> str:
@@ -166,7 +166,7 @@ def left_alone(run: SamplerRun, fixed: StateSnapshot, generators: Generators) ->
             raise NotRecordable("changes the guider or the model")
     finally:
         for each in (memory, fixed, generators):
-            each.put_back()
+            each.restore()
 
 
 def options_of(run: SamplerRun) -> Mapping[str, Any]:

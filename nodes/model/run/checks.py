@@ -92,5 +92,5 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
         remote.check_numbers("noise mask", run.mask, OF_A_MASK)
     compared = attention_guidance_functions(run.transformer_options)
     coupling = coupling_of(compared, prompts, remote)
-    refuse_split(remote.wish, coupling)
+    refuse_split(remote.requested_plan, coupling)
     return Checked(adapters, attention, compared, coupling, overridden or handed is not None, handed)

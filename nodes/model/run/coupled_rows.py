@@ -41,10 +41,19 @@ def shared_calls(prompts: Sequence[Conditioning]) -> Iterator[Mapping[str, Tenso
         yield {name: torch.cat([each[name] for each in group]) for name, first in group[0].items() if first.ndim}
 
 
-def refuse_split(wish: ParallelPlan, coupling: str) -> None:
-    """Raise Refused where a plan cuts a call between rows that change one another; `coupling` says why."""
-    if coupling and (wish.cfg > 1 or wish.data > 1):
+def refuse_split(requested_plan: ParallelPlan, coupling: str) -> None:
+    """Refuse a plan that computes rows separately which change one another.
+
+    Args:
+        requested_plan: the plan.
+        coupling: the reason why the rows change one another, or an empty text.
+
+    Raises:
+        Refused: the plan has a degree of cfg or data above 1.
+    """
+    cfg, data = max(1, requested_plan.cfg), max(1, requested_plan.data)
+    if coupling and (cfg > 1 or data > 1):
         raise Refused(
-            f"{coupling}, so they cannot be computed apart, as cfg {max(1, wish.cfg)} and data {max(1, wish.data)} would: choose "
+            f"{coupling}, so they cannot be computed apart, as cfg {cfg} and data {data} would: choose "
             "cfg 1 and data 1 in Parallel Plan, and ulysses, ring or pipefusion."
         )

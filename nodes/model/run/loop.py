@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ....parallel_backend.models.comfyui.content.things import Kind
+from ....parallel_backend.models.comfyui.content.replaced_functions import Kind
 from ..conditioning import STRICT, NotSupported
 from ..features.attention_guidance import name_of
 from ..features.compile import compiler_of
@@ -53,7 +53,7 @@ def message_of(run: SamplerRun, checked: Checked, recording: Recording, *, wrapp
     if checked.compared:
         raise NotSupported(name_of(checked.compared[0]))
     fields, tensors = fields_of(run, recording)
-    fields["compiler"] = fields["compiler"] or run.guider.inner_model.diffusion_model.remote.wish.compiler
+    fields["compiler"] = fields["compiler"] or run.guider.inner_model.diffusion_model.remote.requested_plan.compiler
     if checked.adapters.networks:
         if compiler_of(run.model_options):
             raise NotSupported("compiled blocks with a model patch", "a graph without TorchCompileModel")

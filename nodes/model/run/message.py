@@ -27,7 +27,7 @@ from ..noise_process import sampling_of
 from ..recording.record import Recording
 from ..refusals import refuse_prompts, refuse_transformer_options
 from ..sampler_run import SamplerRun
-from .sides import kept_together, two_sided
+from .branches import has_uncond, kept_together
 
 
 def refuse_what_cannot_work(run: SamplerRun) -> None:
@@ -79,7 +79,7 @@ def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], di
     """
     program = recording.needed()
     model_sampling = run.guider.inner_model.model_sampling
-    prompts, tensors = _prompts(run, recording.both_sides)
+    prompts, tensors = _prompts(run, recording.reads_both_branches)
     sampling = sampling_of(model_sampling, tensors)
     cache = cache_of(run.transformer_options, run.noise, run.guider.inner_model.diffusion_model.skeleton)
     if cache is not None and not program.shows_steps:
@@ -107,7 +107,7 @@ def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], di
 
 def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[PromptSpec]], dict[str, Tensor]]:
     sides = dict(run.guider.conds)
-    if not two_sided(run, keeps_negative):
+    if not has_uncond(run, keeps_negative):
         sides.pop("negative", None)
     tensors: dict[str, Tensor] = {}
     dtype = run.guider.inner_model.get_dtype_inference()

@@ -33,7 +33,7 @@ from ....parallel_backend.denoise.step_cache import step_cache
 from ....parallel_backend.diffusion import Value
 from ....parallel_backend.mesh import Mesh
 from ....parallel_backend.mesh_axes import MeshAxis
-from ....parallel_backend.models.comfyui.content.things import Kind
+from ....parallel_backend.models.comfyui.content.replaced_functions import Kind
 from ....parallel_backend.models.inputs import Inputs
 from ....parallel_backend.models.region import Region
 from ....parallel_backend.weights.stores.block_access import BlockAccess

@@ -20,12 +20,12 @@ from ..recording.chosen import recording_of
 from ..refusals import refuse_weights
 from ..sampler_run import SamplerRun
 from ..verdicts import NotKnown, verdicts
+from .branches import has_uncond
 from .callbacks import changing_callbacks
 from .checks import Checked, check_run
 from .loop import message_of, run_in_loop, whole_picture_only
 from .message import calls_of, example_of
 from .planned import PlannedRun
-from .sides import two_sided
 from .single_calls import run_by_calls
 from .steps import Steps
 
@@ -88,9 +88,9 @@ def run_in_workers(
         if remote.unspread:
             shown.warnings.append(remote.unspread)
         example, dtype = example_of(run), guider.inner_model.get_dtype_inference()
-        job = remote.job(example, dtype, two_sided(run, recording.both_sides), len(sigmas) - 1)
+        job = remote.job(example, dtype, has_uncond(run, recording.reads_both_branches), len(sigmas) - 1)
         # of a call whose rows change one another no worker can have some alone
-        planned_for = replace(job, batch=1, two_sided=False) if checked.coupling else job
+        planned_for = replace(job, batch=1, has_uncond=False) if checked.coupling else job
         plan = remote.plan(planned_for, example, dtype, compiler, all_tokens=checked.overridden)
         if message is not None and ALONE not in example.values and remote.backend.couples_rows(remote.spec):
             reason = _taken(NotSupported(ROWS_MEET, "a model that does not"), run, checked)
@@ -108,7 +108,7 @@ def run_in_workers(
         refuse_quantised_prefix(plan, run.transformer_options, proxy.skeleton)
         if plan.world_size > 1 and any(network.kind == WHOLE for network in networks):
             shown.warnings.append(RUN_WHOLE)
-        if remote.wish.compiler and (reason is not None or not compiler):
+        if remote.requested_plan.compiler and (reason is not None or not compiler):
             shown.warnings.append(NOT_COMPILED)
         working = remote.make_room(plan, job, checked.adapters)
         planned = PlannedRun(

@@ -14,7 +14,7 @@ from ...plan import ResolvedPlan
 from ...plan.advice import gigabytes
 from ...plan.choose import single_device
 from ...wire.to_worker import SampleRequest
-from ..workers.exchange import IsCancelled, PendingRequest, RequestContext, RequestReply
+from ..workers.pending_request import IsCancelled, PendingRequest, RequestContext, RequestReply
 from .planner import MeasuredChoice
 
 STEPS = 6

@@ -24,7 +24,7 @@ class Devices:
     def __init__(self) -> None:
         self._remote: dict[Address, tuple[str, ...]] = {}
 
-    def located(self, plan: ParallelPlan) -> ParallelPlan:
+    def placed_on_devices(self, plan: ParallelPlan) -> ParallelPlan:
         """A plan with the devices named that stand behind its `devices`: those of a group on other machines, by its address,
         and of automatic ones those that are worth using together.
 

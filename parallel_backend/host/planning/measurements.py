@@ -13,7 +13,7 @@ from ...plan import ResolvedPlan
 from ...plan.predict.measure import BlockTimes, Machine, cached, machine_key
 from ...wire.to_host import MeasureBlocksReply, MeasureMachineReply, MeasureMemoryReply
 from ...wire.to_worker import MeasureBlocksRequest, MeasureMachineRequest, MeasureMemoryRequest
-from ..workers.exchange import IsCancelled, PendingRequest, RequestContext, RequestReply
+from ..workers.pending_request import IsCancelled, PendingRequest, RequestContext, RequestReply
 from ..workers.remote import is_remote
 from .events import MeasuringEvent, OnEvent
 

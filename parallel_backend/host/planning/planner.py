@@ -36,7 +36,7 @@ class PlanRequest:
     `alone` says that no plan parts the rows that ComfyUI puts into one call.
     """
 
-    wish: ParallelPlan
+    requested_plan: ParallelPlan
     gpus: int
     spec: ModelSpec
     shape: ModelShape
@@ -99,12 +99,12 @@ class Planner:
         """
         if question.spec in self._together and not question.alone:
             question = _on_one_device(question) or question
-        wish, shape, job = question.wish, question.shape, question.job
-        found = feasible(wish, question.gpus, shape.limits, question.workload)
+        requested_plan, shape, job = question.requested_plan, question.shape, question.job
+        found = feasible(requested_plan, question.gpus, shape.limits, question.workload)
         devices = found[0].devices
         memory = tuple(measure_memory(found[0]))
-        if wish.memory_limit:
-            allowed = (wish.memory_limit * GIGABYTE / devices.count(device) for device in devices)
+        if requested_plan.memory_limit:
+            allowed = (requested_plan.memory_limit * GIGABYTE / devices.count(device) for device in devices)
             memory = tuple(map(min, memory, allowed))
         answer = self._answers.get(question)
         if answer is None or not answer.holds(memory):
@@ -132,13 +132,13 @@ class Planner:
                 found, others = ([share_by(paces, plan) for plan in plans] for plans in (found, others))
             profile = measured_profile(machine, memory, "cuda" in devices[0], paces, question.compiler)
             profile = replace(profile, forwards=forwards)
-            if not wish.stages:
+            if not requested_plan.stages:
                 found = [_cut(plan, question, profile, measure_blocks) for plan in found]
                 others = [_cut(plan, question, profile, _all_alike(shape)) for plan in others]
             found, others = (
                 [share_by_memory(plan, shape, job, profile) for plan in plans] for plans in (found, others)
             )
-            approximate = wish.pipefusion != 1 or wish.patches > 1
+            approximate = requested_plan.pipefusion != 1 or requested_plan.patches > 1
             choice = best(found, shape, job, profile, approximate=approximate, others=others)
             self._log(question, choice)
             answer = self._answers[question] = MeasuredChoice(choice, memory)
@@ -166,12 +166,12 @@ class Planner:
 
 def _on_one_device(question: PlanRequest) -> PlanRequest | None:
     """The same on the first of several automatic devices, where nothing asks for more."""
-    wish = question.wish
-    devices = feasible(wish, question.gpus, question.shape.limits, question.workload)[0].devices
-    if not is_automatic(wish) or len(devices) < 2 or max(wish.cfg, wish.data) > 1:
+    requested_plan = question.requested_plan
+    devices = feasible(requested_plan, question.gpus, question.shape.limits, question.workload)[0].devices
+    if not is_automatic(requested_plan) or len(devices) < 2 or max(requested_plan.cfg, requested_plan.data) > 1:
         return None
     first = AUTOMATIC_AMONG + devices[0].removeprefix("cuda:")
-    return replace(question, wish=msgspec.structs.replace(wish, devices=first))
+    return replace(question, requested_plan=msgspec.structs.replace(requested_plan, devices=first))
 
 
 def _fitting(choice: PlanChoice, memory: Sequence[float]) -> set[ResolvedPlan]:
@@ -196,8 +196,8 @@ def _all_alike(shape: ModelShape) -> Callable[[ResolvedPlan], BlockTimes]:
 
 def _leaner(question: PlanRequest) -> list[ResolvedPlan]:
     """Plans on the same devices that hold less on each."""
-    free = ParallelPlan(devices=question.wish.devices, attention=question.wish.attention, data=0)
+    free = ParallelPlan(devices=question.requested_plan.devices, attention=question.requested_plan.attention, data=0)
     kinds = ({"pipefusion": 0}, {"weights": "sharded"}, {"weights": "streamed"})
     wishes = [msgspec.structs.replace(free, **kind) for kind in kinds]
     limits, workload = question.shape.limits, question.workload
-    return [plan for wish in wishes for plan in candidates(wish, question.gpus, limits, workload)]
+    return [plan for requested_plan in wishes for plan in candidates(requested_plan, question.gpus, limits, workload)]

@@ -47,18 +47,18 @@ def expect(
     Raises:
         Refused: no plan can work, by what is free now.
     """
-    wish, shape, job = question.wish, question.shape, question.job
-    found = feasible(wish, question.gpus, shape.limits, question.workload)
+    requested_plan, shape, job = question.requested_plan, question.shape, question.job
+    found = feasible(requested_plan, question.gpus, shape.limits, question.workload)
     used = found[0].devices
     if shape.whole:  # what a forward takes is measured alone
         return Expected(used, None, job.weight_element * shape.parameters)
     here = {each.device: each for each in devices}
     memory = tuple((here[device].free or here[device].total) / used.count(device) for device in used)
-    if wish.memory_limit:
-        allowed = (wish.memory_limit * GIGABYTE / used.count(device) for device in used)
+    if requested_plan.memory_limit:
+        allowed = (requested_plan.memory_limit * GIGABYTE / used.count(device) for device in used)
         memory = tuple(map(min, memory, allowed))
     known = _profile(measured(found[0]), used, here[used[0]].name, memory)
-    approximate = wish.pipefusion != 1 or wish.patches > 1
+    approximate = requested_plan.pipefusion != 1 or requested_plan.patches > 1
     choice = best(found, shape, job, known or replace(profile("4090"), free=memory), approximate=approximate)
     (chosen,) = (entry for entry in choice.ranking if entry.plan == choice.plan)
     alone = choice.single.breakdown.fits_into(memory)

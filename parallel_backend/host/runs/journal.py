@@ -15,7 +15,7 @@ from ...wire.to_host import RankCostReply
 from ...wire.to_worker import DecodeRequest, EncodeRequest, ForwardRequest, SampleRequest
 from ..planning.comparison import Denoise
 from ..planning.planner import MeasuredChoice
-from ..workers.exchange import PendingRequest, RequestReply
+from ..workers.pending_request import PendingRequest, RequestReply
 from ..workers.status import Failure, model_name
 from .calls import Calls
 from .timeline import RunTimeline, timeline_of

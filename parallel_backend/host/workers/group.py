@@ -47,11 +47,11 @@ from ...wire.to_worker import (
 )
 from ...worker.process.status import CONNECTING
 from . import diagnosis
-from .alike import failed_alike, request_error
 from .channel import Channel, Disconnected, LocalChannel, Received
-from .exchange import IsCancelled, PendingRequest, RequestReply
+from .equal_errors import raised_equal_errors, request_error
 from .known_adapters import KnownAdapters
 from .launcher import WorkerProcesses, launch, make_folder, socket_path
+from .pending_request import IsCancelled, PendingRequest, RequestReply
 from .processes import ForkServer
 from .remote import RemoteChannel, RemoteProcesses, address_of, device_names, is_remote
 from .status import GroupStatus, model_name, rank_statuses
@@ -337,7 +337,7 @@ class WorkerGroup:
             case Received(frame=Frame(message=FailedReply() as report) as frame):
                 self._reports.append(report)
                 failure = self._failure()
-                if self.state is State.RUNNING and failed_alike(self._reports, len(self.devices)):
+                if self.state is State.RUNNING and raised_equal_errors(self._reports, len(self.devices)):
                     return frame
                 raise failure
             case Received(frame=frame):

@@ -23,9 +23,9 @@ from ...weights.files.keymap import KeyMap, Piece
 from ..declared import DECLARATIONS
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
-from ..spread.blocks import Block, attentions_of, blocks_of, control_blocks
-from ..spread.declaration import Declaration, DistributedAttention, HeadParallelAttention, PrefixedAttention
-from ..spread.picture import Picture, as_patch_size
+from ..sequence_parallel.blocks import Block, attentions_of, blocks_of, control_blocks
+from ..sequence_parallel.declaration import Declaration, DistributedAttention, HeadParallelAttention, PrefixedAttention
+from ..sequence_parallel.picture import Picture, as_patch_size
 from .computed_buffers import CPU, compute_buffers, made_elsewhere
 from .detection import DAMAGE, detect, unmakable
 from .file_values import file_values, named_values

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from ...errors import Refused
-from ..spread.declaration import Declaration
-from ..spread.picture import Picture, by
+from ..sequence_parallel.declaration import Declaration
+from ..sequence_parallel.picture import Picture, by
 
 REFERENCE = "ref_latents"
 """The conditioning that has latents of the model's own VAE as references."""

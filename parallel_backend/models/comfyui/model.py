@@ -26,12 +26,12 @@ from ...plan import ResolvedPlan
 from ..family import Conditioning, Execution, Stage
 from ..inputs import Inputs
 from ..region import Region
-from ..spread.blocks import ParallelModel, blocks_of, control_blocks
-from ..spread.declaration import Declaration
-from ..spread.picture import Picture, as_patch_size
-from ..spread.placement import Placement
-from ..spread.run import ParallelForward
-from ..spread.stream import Stream
+from ..sequence_parallel.blocks import ParallelModel, blocks_of, control_blocks
+from ..sequence_parallel.declaration import Declaration
+from ..sequence_parallel.picture import Picture, as_patch_size
+from ..sequence_parallel.placement import Placement
+from ..sequence_parallel.run import ParallelForward
+from ..sequence_parallel.stream import Stream
 from .features.attention_guidance import guided
 from .features.attention_override import override_in
 from .features.block_attention import BlockAttention

@@ -26,15 +26,15 @@ from ...conditioning import (
 from ..family import Execution
 from ..inputs import Inputs
 from ..region import Region
-from ..spread.compiled import OVERRIDE
+from ..sequence_parallel.compiled import OVERRIDE
 from .features.attention_guidance import guided_whole
 from .features.attention_override import override_in
 from .features.free_u import free_u_patches
 from .features.pose_cache import OPTION, PoseCaches
 from .features.skipped_blocks import REPLACED, replacements
-from .left_behind import StateLeak
 from .model_run import ModelRun, end_run
 from .rows import CONTROL
+from .state_leak import StateLeak
 
 NOT_COMPILED = "this model is not compiled: it runs whole, and blocks alone are compiled."
 
@@ -51,7 +51,7 @@ class WholeModel:
         self.block_modules: Sequence[nn.Module] = ()
         self.features = 0
         self.unknown: Sequence[str] = ()
-        self.left_behind = StateLeak(self.module)
+        self.state_leak = StateLeak(self.module)
         self._base = base
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
@@ -66,7 +66,7 @@ class WholeModel:
     def run_on(self, device: torch.device) -> ModelRun:
         """Tell ComfyUI's BaseModel that a run begins, after removing the attributes that the last run left on modules."""
         end_run(self._base)
-        self.left_behind.put_back()
+        self.state_leak.restore()
         return ModelRun(self._base, self.module, device)
 
     def compute(self, latent: Tensor, inputs: Inputs, poses: PoseCaches | None = None) -> Tensor:
@@ -128,10 +128,10 @@ class WholeForward:
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
         """The output for the whole latent."""
         assert latent is not None and patch is None, "there is one stage and one patch"
-        before = self._model.left_behind.state() if self._first else None
+        before = self._model.state_leak.state() if self._first else None
         out = self._model.compute(latent, inputs, self._poses)
         if before is not None:
-            self._model.left_behind.find(before)
+            self._model.state_leak.find(before)
         self._first = False
         self._on_progress()
         return out

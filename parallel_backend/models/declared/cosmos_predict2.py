@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..spread.declaration import (
+from ..sequence_parallel.declaration import (
     Argument,
     BlockGroup,
     Declaration,

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..spread.declaration import (
+from ..sequence_parallel.declaration import (
     AlignedToEnd,
     BlockGroup,
     Declaration,

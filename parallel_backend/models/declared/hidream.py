@@ -5,7 +5,7 @@ Each block gets text of its own, which is cut off again behind it.
 
 from __future__ import annotations
 
-from ..spread.declaration import (
+from ..sequence_parallel.declaration import (
     BlockGroup,
     Declaration,
     DistributedAttention,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..spread.declaration import (
+from ..sequence_parallel.declaration import (
     BlockGroup,
     Declaration,
     DistributedAttention,

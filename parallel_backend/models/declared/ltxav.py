@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..spread.declaration import (
+from ..sequence_parallel.declaration import (
     AttentionBias,
     BlockGroup,
     Declaration,

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..spread.arguments import MASKED
-from ..spread.declaration import (
+from ..sequence_parallel.arguments import MASKED
+from ..sequence_parallel.declaration import (
     AttentionBias,
     BlockGroup,
     Declaration,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..spread.declaration import (
+from ..sequence_parallel.declaration import (
     AlignedToEnd,
     Argument,
     Attention,

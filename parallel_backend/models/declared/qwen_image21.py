@@ -8,7 +8,7 @@ computed with each patch.
 from __future__ import annotations
 
 from ...conditioning import PREFIX_CACHE
-from ..spread.declaration import (
+from ..sequence_parallel.declaration import (
     BlockGroup,
     Declaration,
     LatentTokens,

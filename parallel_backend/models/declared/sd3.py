@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ..spread.declaration import (
+from ..sequence_parallel.declaration import (
     Attention,
     BlockGroup,
     Declaration,

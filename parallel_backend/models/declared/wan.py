@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 from torch import nn
 
-from ..spread.declaration import (
+from ..sequence_parallel.declaration import (
     AlignedToEnd,
     Attention,
     BlockGroup,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 from torch import nn
 
-from ..spread.declaration import (
+from ..sequence_parallel.declaration import (
     Argument,
     Attention,
     BlockGroup,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 from torch import nn
 
-from ..spread.declaration import (
+from ..sequence_parallel.declaration import (
     Argument,
     Attention,
     BlockGroup,

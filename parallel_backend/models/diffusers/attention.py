@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...errors import Refused
-from ..spread.attentions import Attentions
-from ..spread.compiled import CompiledEntry, attention
+from ..sequence_parallel.attentions import Attentions
+from ..sequence_parallel.compiled import CompiledEntry, attention
 
 Answer = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """Stands in for a scaled dot product: given q, k, v and the mask."""

@@ -24,7 +24,7 @@ from ..declared.cogvideox import COGVIDEOX
 from ..family import Conditioning
 from ..inputs import Inputs
 from ..inspection import check_tensors, count_blocks, find_prefix, sizes
-from ..spread.blocks import ParallelModel
+from ..sequence_parallel.blocks import ParallelModel
 from .cogvideox_keys import PATCH, cogvideox_keys, comfy_name
 from .cogvideox_positions import LEARNED, LEARNED_TEXT, SAMPLE, positions_for, rotary
 from .diffusers_family import DiffusersFamily, padded

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from ...errors import Refused
 from ...weights.files.keymap import KeyMap
 from ..family import Conditioning, Stage
-from ..spread.declaration import Declaration
-from ..spread.picture import Picture
+from ..sequence_parallel.declaration import Declaration
+from ..sequence_parallel.picture import Picture
 from .model import Call, DiffusersModel
 
 

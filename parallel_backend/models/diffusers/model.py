@@ -10,10 +10,10 @@ from ...weights.layers.cast import use_cast_layers
 from ..family import Execution, Stage
 from ..inputs import Inputs
 from ..region import Region
-from ..spread.blocks import ParallelModel
-from ..spread.declaration import Declaration
-from ..spread.picture import Picture, as_patch_size
-from ..spread.run import ParallelForward
+from ..sequence_parallel.blocks import ParallelModel
+from ..sequence_parallel.declaration import Declaration
+from ..sequence_parallel.picture import Picture, as_patch_size
+from ..sequence_parallel.run import ParallelForward
 from .attention import ENTRY, answer_attention
 
 Call = Callable[[ParallelModel, Tensor, Inputs], Tensor]

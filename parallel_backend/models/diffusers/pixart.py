@@ -24,7 +24,7 @@ from ..declared.pixart import PIXART
 from ..family import Conditioning
 from ..inputs import Inputs
 from ..inspection import check_tensors, count_blocks, find_prefix, sizes
-from ..spread.blocks import ParallelModel
+from ..sequence_parallel.blocks import ParallelModel
 from .diffusers_family import DiffusersFamily, padded
 from .model import Call
 from .pixart_keys import PATCH, TIME_FEATURES, pixart_keys

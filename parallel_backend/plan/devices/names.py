@@ -22,17 +22,17 @@ def named_devices(text: str, gpus: int) -> tuple[str, ...]:
     """
     if text.strip().startswith("tcp://"):  # workers elsewhere: Backend.located has asked them
         return tuple(text.strip().split(","))
-    wish = text.strip().lower()
-    if wish in ("auto", "all"):
+    requested_plan = text.strip().lower()
+    if requested_plan in ("auto", "all"):
         return tuple(f"cuda:{index}" for index in range(gpus)) or ("cpu",)
-    if wish.startswith("cpu"):
-        count = wish.removeprefix("cpu").removeprefix(":") or "1"
+    if requested_plan.startswith("cpu"):
+        count = requested_plan.removeprefix("cpu").removeprefix(":") or "1"
         if not count.isdecimal() or not 1 <= _number(count) <= MAX_WORLD_SIZE:
             raise PlanRefused(
                 f"devices {_short(text)!r}: write cpu:N with N from 1 to {MAX_WORLD_SIZE}, such as cpu:2."
             )
         return ("cpu",) * _number(count)
-    parts = [part.strip() for part in wish.removeprefix(AUTOMATIC_AMONG).split(",") if part.strip()]
+    parts = [part.strip() for part in requested_plan.removeprefix(AUTOMATIC_AMONG).split(",") if part.strip()]
     indices = [index for part in parts for index in _indices(part, text)]
     if not indices:
         raise _not_understood(text)

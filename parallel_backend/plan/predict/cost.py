@@ -51,7 +51,7 @@ class DenoiseJob:
     image_tokens: int
     text_tokens: int
     batch: int = 1
-    two_sided: bool = False
+    has_uncond: bool = False
     steps: int = 28
     element: int = 2
     weight_element: float = 2
@@ -262,7 +262,7 @@ def items(plan: ResolvedPlan, job: DenoiseJob) -> int:
 
 def sides(plan: ResolvedPlan, job: DenoiseJob) -> int:
     """The sides that a rank computes together."""
-    return 2 if job.two_sided and plan.cfg == 1 else 1
+    return 2 if job.has_uncond and plan.cfg == 1 else 1
 
 
 def whole_bytes(plan: ResolvedPlan, job: DenoiseJob) -> float:

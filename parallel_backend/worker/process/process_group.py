@@ -20,7 +20,7 @@ from ...weights.loading.reading import Neighbours
 from ...wire.frames import Frame, encode, worker_decoder
 from ...wire.to_worker import RESIDUAL
 from .environment import Environment
-from .host_ways import kept_way
+from .nccl_transport import cached_transport
 
 TEXT_BYTES = 1024
 
@@ -40,7 +40,7 @@ class ProcessGroup:
         backend = "gloo"
         if environment.device.type == "cuda":
             torch.cuda.set_device(environment.device)
-            way = kept_way(environment.world_size)
+            way = cached_transport(environment.world_size)
             for name, value in {**nccl_settings(torch.__version__), **(way.settings if way else {})}.items():
                 os.environ.setdefault(name, value)
             backend = "cpu:gloo,cuda:nccl"  # NCCL opens no connection until a plan's communicators use it

@@ -30,7 +30,7 @@ from ...weights.stores.block_access import BlockAccess
 from ...wire.to_host import DeclinedReply, MeasureBlocksReply, MeasureMachineReply, MeasureMemoryReply
 from ...wire.to_worker import MeasureBlocksRequest, MeasureMachineRequest, MeasureMemoryRequest
 from ..memory.stage_part import STORAGE_DTYPES
-from ..process.host_ways import has_ways, try_ways
+from ..process.nccl_transport import benchmark_transports, has_transports
 from .example import ForwardExample
 from .rank import WorkerRank
 from .row_coupling import refuse_coupled_rows
@@ -51,8 +51,8 @@ def measure_machine(rank: WorkerRank, message: MeasureMachineRequest) -> None:
     per_connection = rank.mesh_bytes / max(1, connections(message.plan))
     machine = measure(rank.device, mesh.ulysses, per_connection, kinds, kernel.attend)
     restart_is_faster = False
-    if has_ways(rank.group, rank.neighbours.machines, rank.device):
-        restart_is_faster = bool(try_ways(rank.group, rank.device, rank.status.on_progress).settings)
+    if has_transports(rank.group, rank.neighbours.machines, rank.device):
+        restart_is_faster = bool(benchmark_transports(rank.group, rank.device, rank.status.on_progress).settings)
     if mesh.replies_to_host:
         rank.host.send(MeasureMachineReply(message.request, machine, restart_is_faster))
 

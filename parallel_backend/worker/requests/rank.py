@@ -22,7 +22,7 @@ from ...models.comfyui.features.networks import Networks
 from ...models.comfyui.model import ComfyForward
 from ...models.family import Conditioning, Execution, Stage, StageModel
 from ...models.family import ModelForward as ModelForward
-from ...models.spread.attentions import attends_alone, attention_refused
+from ...models.sequence_parallel.attentions import attends_alone, attention_refused
 from ...plan import ResolvedPlan
 from ...weights.adapters.merging import Keep
 from ...weights.layers.expansion import Expansion, expand_by

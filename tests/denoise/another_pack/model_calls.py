@@ -12,7 +12,7 @@ def around_comfyuis(model, x, sigmas, extra_args=None, callback=None, disable=No
     return sampling.sample_dpmpp_2m(model, x * 1.01, sigmas, extra_args=extra_args, callback=callback, disable=disable)
 
 
-def both_sides(model, x, sigmas, extra_args=None, callback=None, disable=None):
+def reads_both_branches(model, x, sigmas, extra_args=None, callback=None, disable=None):
     seen = {}
 
     def hook(args):
@@ -115,7 +115,7 @@ def in_the_place_of_cfgpp_ud10_ab(both):
 
 LOCAL = {
     "around_comfyuis": around_comfyuis,
-    "both_sides": both_sides,
+    "reads_both_branches": reads_both_branches,
     "in_the_place_of_cfgpp_ud10_ab": in_the_place_of_cfgpp_ud10_ab(both=True),
     "the_other_side_if_asked": in_the_place_of_cfgpp_ud10_ab(both=False),
 }

@@ -13,10 +13,10 @@ from ....comfyui_folder import FOLDER, comfyui_version
 from ..importing import import_comfyui
 from ..small import SMALL, Builder, small_model
 from ..small.kinds import KINDS, all_cases
-from .known import Content
+from .replaced_functions import REPLACED_FUNCTIONS
+from .source_digests import Content
 from .sources import sources_of
 from .tested import write
-from .things import THINGS
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder.resolve()
     import_comfyui({**os.environ, FOLDER: str(folder)})
-    for name in sorted({thing.module for thing in THINGS}):
+    for name in sorted({thing.module for thing in REPLACED_FUNCTIONS}):
         importlib.import_module(name)
     found = Content(folder, ()).table(
         options.version or comfyui_version(str(folder)), "read" if options.read else "tested"

@@ -12,13 +12,13 @@ from typing import Any
 
 import psutil
 
-from .things import THINGS
+from .replaced_functions import REPLACED_FUNCTIONS
 
 PACKAGE = "comfy"
 """What workers import of ComfyUI, but for single functions of its nodes."""
 
 OF_NODES = frozenset(
-    f"{thing.module.replace('.', '/')}.py" for thing in THINGS if not thing.module.startswith("comfy.")
+    f"{thing.module.replace('.', '/')}.py" for thing in REPLACED_FUNCTIONS if not thing.module.startswith("comfy.")
 )
 """The files of nodes that single functions are imported from."""
 

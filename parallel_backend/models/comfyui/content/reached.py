@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from .things import THINGS, ReplacedFunction
+from .replaced_functions import REPLACED_FUNCTIONS, ReplacedFunction
 
 WALKED = ("comfy.samplers", "comfy.k_diffusion", "comfy.extra_samplers", "comfy.model_sampling", "comfy.weight_adapter")
 """Where what is called is a part of what calls it; elsewhere only what is of the same file."""
@@ -45,7 +45,7 @@ class Walk:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._names = {str(thing) for thing in THINGS}
+        self._names = {str(thing) for thing in REPLACED_FUNCTIONS}
 
     def of(self, thing: ReplacedFunction) -> Reached:
         """What a thing consists of; not what is a thing of its own."""

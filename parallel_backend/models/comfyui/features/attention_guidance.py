@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ....diffusion import GuidanceFunction
-from ...spread.forward import RankForward
+from ...sequence_parallel.forward import RankForward
 from .guidance import guidance_function
 
 PLACE = "attn1_output_patch"

@@ -10,7 +10,7 @@ from typing import Any
 
 from ....conditioning import ATTENTION_OVERRIDE, OPTIONS, arguments
 from ....diffusion import Value
-from ...spread.overriding import Function, OfHeads
+from ...sequence_parallel.function_override import Function, OfHeads
 from ..importing import import_comfyui
 from .guidance import made_again
 

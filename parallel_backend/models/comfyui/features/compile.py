@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...spread.arguments import OPTIONS
-from ...spread.compiled import OVERRIDE, CompiledEntry, attention
+from ...sequence_parallel.arguments import OPTIONS
+from ...sequence_parallel.compiled import OVERRIDE, CompiledEntry, attention
 
 
 def _with_override(

@@ -13,7 +13,7 @@ from ....layout import length
 from ....plan import ResolvedPlan
 from ....wire.to_worker import BlockResiduals
 from ...family import Stage
-from ...spread.placement import Placement
+from ...sequence_parallel.placement import Placement
 
 
 @dataclass(frozen=True)

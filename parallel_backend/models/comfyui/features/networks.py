@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from ....weights.adapters.lora import AdapterSet
 from ....weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, NetworkPatch
-from ...spread.arguments import positions_of
-from ...spread.call import CallLayout
-from ...spread.declaration import LatentTokens
-from ...spread.placement import Placement
-from ...spread.stream import HERE, Stream
+from ...sequence_parallel.arguments import positions_of
+from ...sequence_parallel.call_layout import CallLayout
+from ...sequence_parallel.declaration import LatentTokens
+from ...sequence_parallel.placement import Placement
+from ...sequence_parallel.stream import HERE, Stream
 from ..importing import import_comfyui
 
 Patches = dict[str, list[Callable[..., Any]]]

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...spread.call import CallLayout
-from ...spread.declaration import FirstPatchTokens
-from ...spread.stream import Stream
+from ...sequence_parallel.call_layout import CallLayout
+from ...sequence_parallel.declaration import FirstPatchTokens
+from ...sequence_parallel.stream import Stream
 
 OPTION = "animate2_cache"
 """Where the model looks for it among its options."""

@@ -20,10 +20,10 @@ from ....errors import Refused
 from ..importing import import_comfyui
 from ..small import Builder, small, small_with_inputs
 from ..small.kinds import cases_of
-from .asked import ASKED, ProofReply, ProofRequest, class_name
 from .child import NICE, end_with_the_asker
 from .prove import prove
 from .ranks import RankFailed, in_a_line
+from .request import ASKED, ProofReply, ProofRequest, class_name
 
 
 def main() -> None:

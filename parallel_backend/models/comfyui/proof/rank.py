@@ -21,11 +21,11 @@ from ....plan.resolve import in_rows
 from ....weights.stores.block_access import BlockAccess
 from ...family import Execution, Stage
 from ...inputs import Inputs
-from ...spread.blocks import ParallelModel, blocks_of
-from ...spread.compiled import CompiledBlocks
-from ...spread.declaration import Declaration
-from ...spread.picture import Picture, as_patch_size
-from ...spread.run import ParallelForward
+from ...sequence_parallel.blocks import ParallelModel, blocks_of
+from ...sequence_parallel.compiled import CompiledBlocks
+from ...sequence_parallel.declaration import Declaration
+from ...sequence_parallel.picture import Picture, as_patch_size
+from ...sequence_parallel.run import ParallelForward
 from ..features.compile import COMPILED
 from ..small.case import Case, packed
 

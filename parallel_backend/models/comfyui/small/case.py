@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ...declared import DECLARATIONS
-from ...spread.declaration import Declaration
+from ...sequence_parallel.declaration import Declaration
 from ..own_call import own_call, own_class
 from .drawn import draw, randomise
 

@@ -18,7 +18,7 @@ from ....parallel_backend.diffusion import Value
 from ..features.step_cache import known_wrappers
 from ..named_options import named_by
 from ..own_code import own, put_back
-from ..recording.standing_in import KEEPS_NEGATIVE
+from ..recording.recording_model import KEEPS_NEGATIVE
 from ..sampler_run import SamplerRun
 from ..supported import GUIDER_METHODS, plain_guider
 
@@ -28,7 +28,7 @@ INSTEAD = ("sampler_calc_cond_batch_function", "context_handler")
 """What stands between a guider and the function that is asked here, and does not change the sides."""
 
 
-def two_sided(run: SamplerRun, keeps_negative: bool) -> bool:
+def has_uncond(run: SamplerRun, keeps_negative: bool) -> bool:
     """Whether more than one side of a guider's prompts takes part in a call.
 
     `keeps_negative` says that the sampler itself uses the negative whatever the cfg.

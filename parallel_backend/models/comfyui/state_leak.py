@@ -30,7 +30,7 @@ class StateLeak:
         self._module = module
         self._changed: dict[Place, Any] = {}
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Make what was changed what it was."""
         for (module, name), before in self._changed.items():
             if before is _ABSENT:

@@ -11,7 +11,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-async def aside(work: Callable[[], Result]) -> Result:
+async def run_in_background(work: Callable[[], Result]) -> Result:
     """What a thread comes to that ComfyUI does not wait for when it ends, as it would for one of asyncio's."""
     done: Future[Result] = Future()
 

@@ -49,22 +49,24 @@ class TransportRanks(Protocol):
         """Return rank 0's flag on every rank."""
 
 
-class HostWay(msgspec.Struct, frozen=True):
+class HostTransport(msgspec.Struct, frozen=True):
     """The settings that were the fastest, and the bytes/s of each way; 0 for one that failed."""
 
     settings: dict[str, str]
     speeds: tuple[float, ...]
 
 
-def kept_way(world_size: int) -> HostWay | None:
+def cached_transport(world_size: int) -> HostTransport | None:
     """What was found for so many workers on this machine's GPUs; None if nothing was."""
     return _store().read(_key(world_size))
 
 
-def has_ways(group: TransportRanks, machines: Sequence[int], device: torch.device) -> bool:
+def has_transports(group: TransportRanks, machines: Sequence[int], device: torch.device) -> bool:
     """Whether there are ways to try, and none was tried before. A collective."""
     devices = group.all_gather_text(str(device))
-    return group.broadcast_flag(through_host(devices, machines, os.environ, _reach) and kept_way(group.size) is None)
+    return group.broadcast_flag(
+        through_host(devices, machines, os.environ, _reach) and cached_transport(group.size) is None
+    )
 
 
 def through_host(
@@ -83,12 +85,12 @@ def through_host(
     return alike and not chosen and not any(reach(*pair) for pair in permutations(sorted(gpus), 2))
 
 
-def try_ways(
+def benchmark_transports(
     group: TransportRanks,
     device: torch.device,
     on_progress: Callable[[], None],
     ways: Sequence[Mapping[str, str]] = WAYS,
-) -> HostWay:
+) -> HostTransport:
     """Try each way, the first being NCCL's own choice, and keep the fastest. A collective; all ranks get the same."""
     speeds = []
     for settings in ways:
@@ -98,7 +100,7 @@ def try_ways(
         speeds.append(min(map(float, every)) if all(every) else 0.0)
         on_progress()
     best = max(range(len(ways)), key=speeds.__getitem__)
-    way = HostWay(dict(ways[best if speeds[best] >= FASTER * speeds[0] else 0]), tuple(speeds))
+    way = HostTransport(dict(ways[best if speeds[best] >= FASTER * speeds[0] else 0]), tuple(speeds))
     if group.rank == 0:
         _store().write(_key(group.size), way)
         log.info("NCCL's ways through host memory: %s GB/s", ", ".join(f"{speed / 1e9:.1f}" for speed in speeds))
@@ -130,8 +132,8 @@ def _reach(one: str, other: str) -> bool:
     return torch.cuda.can_device_access_peer(torch.device(one), torch.device(other))
 
 
-def _store() -> DiskCache[HostWay]:
-    return DiskCache("hostway", HostWay)
+def _store() -> DiskCache[HostTransport]:
+    return DiskCache("hostway", HostTransport)
 
 
 def _key(world_size: int) -> str:

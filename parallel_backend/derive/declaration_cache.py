@@ -11,9 +11,9 @@ import torch
 
 from ..cache import DiskCache
 from ..identity import code_digest
-from ..models.spread.declaration import Declaration
-from .asked import DeriveReply
+from ..models.sequence_parallel.declaration import Declaration
 from .call_kind import CallKind
+from .request import DeriveReply
 
 MOST_KINDS = 8
 """So many kinds of calls are kept of a file, the newest."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from .calls import ModelCall, noise_like
 from .describing import CallSite, Place
-from .looking import ModuleCall, look
 from .tokens import Tokens, differs, find_tokens, moved
+from .tracing import ModuleCall, trace
 from .undescribed import Undescribed
 from .values import tensors_in
 
@@ -49,7 +49,7 @@ def find_parts(model: nn.Module, call: ModelCall) -> ModelParts:
     Raises:
         Undescribed: attention is called outside of all modules, or does next to nothing, so that no proof would tell.
     """
-    seen = look(model, call)
+    seen = trace(model, call)
     plain = call.of(model)
     if not float((seen.out - plain).norm() / plain.norm()) > LEAST:
         raise Undescribed("attention hardly changes what it gives with random weights")
@@ -140,7 +140,7 @@ def _sites(
 def first_runs(model: nn.Module, call: ModelCall, paths: Sequence[str]) -> dict[str, ModuleCall]:
     """The first call of each module. Raises Undescribed: there is none, or the forward fails."""
     runs: dict[str, ModuleCall] = {}
-    for run in look(model, call, paths).runs:
+    for run in trace(model, call, paths).runs:
         runs.setdefault(run.path, run)
     if len(runs) < len(paths):
         raise Undescribed("the model calls other modules for another latent")

@@ -10,9 +10,9 @@ from types import ModuleType
 
 from .files import changed_since, digest_of
 from .reached import Reached, Walk
+from .replaced_functions import REPLACED_FUNCTIONS, Kind, ReplacedFunction
 from .syntax import Sources
 from .tested import Table, same_files, tables
-from .things import THINGS, Kind, ReplacedFunction
 
 ABSENT = "absent"
 """The digest of a thing that a ComfyUI has not."""
@@ -59,13 +59,17 @@ class Content:
         Args:
             only: the names of those that are looked at; by default all of the kinds.
         """
-        found = (self._judge(thing) for thing in THINGS if thing.kind in kinds and (not only or str(thing) in only))
+        found = (
+            self._judge(thing)
+            for thing in REPLACED_FUNCTIONS
+            if thing.kind in kinds and (not only or str(thing) in only)
+        )
         return [each for each in found if each is not None]
 
     def table(self, version: str, how: str) -> Table:
         """The table of the ComfyUI that is imported here."""
-        reached = {thing: self._walk.of(thing) for thing in THINGS}
-        measured = {thing: self.measured(thing) for thing in THINGS}
+        reached = {thing: self._walk.of(thing) for thing in REPLACED_FUNCTIONS}
+        measured = {thing: self.measured(thing) for thing in REPLACED_FUNCTIONS}
         files = {path: digest_of(self._folder / path) for of in reached.values() for path in self._paths(of)}
         functions = {name: digest for each in measured.values() for name, digest in each.functions.items()}
         things = {str(thing): each.thing for thing, each in measured.items()}

@@ -32,10 +32,10 @@ def _of(kind: Kind, module: str, *names: str) -> tuple[ReplacedFunction, ...]:
 
 SAMPLINGS = "calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling"
 
-THINGS: tuple[ReplacedFunction, ...] = (
+REPLACED_FUNCTIONS: tuple[ReplacedFunction, ...] = (
     # the wrapper in the place of `KSAMPLER.sample`, and what it is given (nodes/model/run)
     *_of("sampler driver", "comfy.samplers", "KSAMPLER.sample", "Sampler.max_denoise", "CFGGuider.inner_sample"),
-    # what a step makes of the prompts (parallel_backend/denoise, nodes/model/run/sides.py)
+    # what a step makes of the prompts (parallel_backend/denoise, nodes/model/run/branches.py)
     *_of(
         "guidance", "comfy.samplers", "CFGGuider.__call__", "CFGGuider.outer_predict_noise", "CFGGuider.predict_noise"
     ),

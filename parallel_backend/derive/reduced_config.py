@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from msgspec.structs import replace
 
-from ..models.spread import declaration as d
+from ..models.sequence_parallel import declaration as d
 from .calls import FAILS, Subject
 from .derive import LIMIT, Derived, first_proved, proved
-from .looking import look
 from .small import MARKS, Small, narrowed
+from .tracing import trace
 from .undescribed import Undescribed
 
 LARGE = 100_000_000
@@ -87,7 +87,7 @@ def _subjects(small: Small, each: ReducedConfig, made: Callable[[Small], Sequenc
 
 def reduced_configs(small: Small, subject: Subject) -> Iterator[ReducedConfig]:
     """What may make a model narrower, by the heads of its attention to the most tokens, the narrowest first."""
-    seen = [each.operands for each in look(subject.model, subject.call(subject.sizes)).attentions]
+    seen = [each.operands for each in trace(subject.model, subject.call(subject.sizes)).attentions]
     if not seen:
         return
     _, heads, _, width = max((each.q for each in seen), key=lambda q: q.shape[2]).shape

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..models.comfyui.proof.ranks import in_a_line
-from ..models.spread.blocks import BlockHook
-from ..models.spread.declaration import InterleavedBlocks
+from ..models.sequence_parallel.blocks import BlockHook
+from ..models.sequence_parallel.declaration import InterleavedBlocks
 from .calls import FAILS, ModelCall, Subject
 from .describing import Description
 from .groups import members_of, not_apart
@@ -21,7 +21,7 @@ from .values import by_name
 
 
 @torch.inference_mode()
-def turns_of(
+def interleaved_blocks_of(
     subject: Subject, call: ModelCall, blocks: Mapping[str, Sequence[Description]], order: Sequence[str]
 ) -> InterleavedBlocks | None:
     """Which blocks run as one: those of the first list, each with those of the other one that run right behind it.

@@ -19,7 +19,7 @@ from ...errors import Refused
 from ...layout import SequenceSplit
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
-from .call import CallLayout
+from .call_layout import CallLayout
 from .declaration import (
     Attention,
     DistributedAttention,

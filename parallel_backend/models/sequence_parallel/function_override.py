@@ -18,7 +18,7 @@ from ...layout import SequenceSplit
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
 from .attentions import BlockCall, Kernel, Operands, shared_heads, with_idle, without_idle, without_prefix
-from .call import CallLayout
+from .call_layout import CallLayout
 from .declaration import (
     Attention,
     DistributedAttention,

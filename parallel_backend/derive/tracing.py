@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ..models.comfyui.proof.ranks import in_a_line
-from ..models.spread.arguments import OPTIONS
-from ..models.spread.attentions import Operands
-from ..models.spread.compiled import OVERRIDE
-from ..models.spread.module_attention import NAME, answered
+from ..models.sequence_parallel.arguments import OPTIONS
+from ..models.sequence_parallel.attentions import Operands
+from ..models.sequence_parallel.compiled import OVERRIDE
+from ..models.sequence_parallel.module_attention import NAME, answered
 from .calls import FAILS, ModelCall
 from .undescribed import Undescribed
 from .values import by_name, called, mapped
@@ -95,7 +95,7 @@ class ForwardTrace:
 
 
 @torch.inference_mode()
-def look(model: nn.Module, call: ModelCall, recorded: Sequence[str] = ()) -> ForwardTrace:
+def trace(model: nn.Module, call: ModelCall, recorded: Sequence[str] = ()) -> ForwardTrace:
     """One forward. What the modules `recorded` are given is kept.
 
     Raises:

@@ -9,7 +9,7 @@ from ...wire.to_host import FailedReply
 from .causes import LOST_PEER, known_cause
 
 
-def failed_alike(reports: Sequence[FailedReply], ranks: int) -> bool:
+def raised_equal_errors(reports: Sequence[FailedReply], ranks: int) -> bool:
     """Return whether the ranks can go on after a failure.
 
     All of them must have raised an error of the same type at the same point of the request. For each kind of operation, the

@@ -1,4 +1,4 @@
-"""`python -m parallel_backend.derive.answer FILE`: derive for ComfyUI, and answer in a line.
+"""`python -m parallel_backend.derive.reply FILE`: derive for ComfyUI, and answer in a line.
 
 A process of its own, started by `parallel_backend.host.deriving`: it imports ComfyUI alone, and ends when its input closes.
 """
@@ -22,14 +22,14 @@ from ..errors import Refused
 from ..models.comfyui.importing import import_comfyui
 from ..models.comfyui.proof.child import NICE, end_with_the_asker
 from ..models.comfyui.proof.ranks import in_a_line
-from ..models.spread.declaration import Declaration
-from .asked import DeriveReply, DeriveRequest, asked
+from ..models.sequence_parallel.declaration import Declaration
 from .call_kind import CallKind
 from .calls import Subject
 from .derive import Derived, first_proved, proved, proved_compiled
 from .measuring import with_costs
-from .narrow import derived_reduced
 from .prompt import PromptExample, subject_of_prompt
+from .reduced_config import derived_reduced
+from .request import DeriveReply, DeriveRequest, read_request
 from .small import KEEPINGS, Small, small_of
 from .undescribed import Undescribed
 
@@ -49,7 +49,7 @@ def answer(file: Path) -> DeriveReply:
     try:
         import_comfyui()
         logging.getLogger().setLevel(logging.WARNING)
-        question, prompts = asked(file)
+        question, prompts = read_request(file)
         small, found = _small(question, prompts)
         subjects = [subject for subject, _ in found]
         proved_so = (

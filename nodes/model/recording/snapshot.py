@@ -51,7 +51,7 @@ class StateSnapshot:
             or any(names.get(name, _MISSING) is not then for names, name, then in self._globals)
         )
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Give every container that has changed the contents that it had."""
         for now, then in self._containers:
             if _same(now, then):
@@ -149,9 +149,9 @@ class FunctionStateSnapshot(StateSnapshot):
             or any(not _equal(read(), then) for read, _, then in self._states)
         )
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Give everything that has changed what it had."""
-        super().put_back()
+        super().restore()
         for now, elements in self._sets:
             now.clear()
             now.update(elements)
@@ -337,7 +337,7 @@ class Generators:
         """Whether numbers had been drawn, or a seed given, when they were put back."""
         return any(self._moved())
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Set all generators as if nothing had been drawn."""
         self._left = self._states()
         self._set(self._then)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...errors import Refused
 from ...transfers import to_device
-from .call import CallLayout
+from .call_layout import CallLayout
 from .declaration import (
     Argument,
     AttentionBias,

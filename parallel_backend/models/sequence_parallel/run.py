@@ -14,11 +14,11 @@ from ..inputs import Inputs, PatchForward
 from .arrivals import Arrivals
 from .attentions import Attentions, Caches
 from .blocks import ParallelModel
-from .call import CallLayout, StageOver
+from .call_layout import CallLayout, StageOver
 from .compiled import OVERRIDE, CompiledBlocks
 from .declaration import LatentTokens
 from .forward import RankForward
-from .overriding import FunctionOverride, OfHeads
+from .function_override import FunctionOverride, OfHeads
 from .picture import Picture, by
 from .placement import Placement
 from .token_layout import TokenLayout

@@ -15,8 +15,7 @@ from ...errors import Refused
 from ..family import Stage
 from .arguments import OPTIONS, Arguments
 from .attentions import BlockCall
-from .by_heads import OfSomeHeads
-from .call import StageOver
+from .call_layout import StageOver
 from .compiled import CompiledBlocks, CompiledEntry
 from .declaration import (
     Attention,
@@ -28,7 +27,8 @@ from .declaration import (
     TokenPosition,
 )
 from .forward import RankForward
-from .handed import BlockOfSomeHeads, InjectedFunction, SomeHeads
+from .head_parallel import OfSomeHeads
+from .injected_attention import BlockOfSomeHeads, InjectedFunction, SomeHeads
 from .layer_operator import LayerOperator, layer_operators
 from .modulation import of_vectors
 from .module_attention import answered

@@ -12,8 +12,8 @@ import comfy.samplers
 from torch import Tensor
 
 from ..features.guidance import OPTION as GUIDANCE
-from .kept import StateSnapshot
 from .latent import Recorded, number_of, spoilt, value_of
+from .snapshot import StateSnapshot
 from .tape import Cell, NotRecordable, Tape
 
 KEEPS_NEGATIVE = "disable_cfg1_optimization"
@@ -42,7 +42,7 @@ class RecordingModel(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
         self._arguments = dict(extra_args)
         self._kept = kept
         self._answering = answering
-        self.both_sides: bool | None = None
+        self.reads_both_branches: bool | None = None
         """Whether the function asks for both prompts whatever the cfg; None before it has called the model."""
 
     def __call__(self, x: Any, sigma: Any, **extra_args: Any) -> Any:
@@ -57,9 +57,9 @@ class RecordingModel(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
         options = extra_args["model_options"]
         hooks = self._hooks(options)
         asks = bool(options.get(KEEPS_NEGATIVE, False))
-        if self.both_sides not in (None, asks):
+        if self.reads_both_branches not in (None, asks):
             raise NotRecordable("asks for both prompts in some model calls only")
-        self.both_sides = asks
+        self.reads_both_branches = asks
         return self._answering(x, sigma, options, hooks)
 
     def _hooks(self, options: Mapping[str, Any]) -> Hooks:

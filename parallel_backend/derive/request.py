@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..conditioning import arguments, flatten
 from ..diffusion import Value
-from ..models.spread.declaration import Declaration
+from ..models.sequence_parallel.declaration import Declaration
 from .call_kind import CallKind
 from .prompt import PromptExample
 
-QUESTION = "question"
+QUESTION = "request_bytes"
 """The entry of the file's metadata that holds the question but for the tensors."""
 
 
@@ -55,14 +55,14 @@ class DeriveReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compiled: bool = False
 
 
-def question(
+def request_bytes(
     file: str,
     prompts: Sequence[PromptExample],
     known: Sequence[Declaration],
     limit: float,
     seconds: float,
 ) -> bytes:
-    """Return a question with its tensors, as `asked` reads it from a file.
+    """Return a question with its tensors, as `read_request` reads it from a file.
 
     Raises:
         Refused: a prompt holds something that is neither tensor nor plain.
@@ -80,17 +80,17 @@ def question(
     return save(tensors, metadata={QUESTION: words})
 
 
-def asked(path: Path) -> tuple[DeriveRequest, list[PromptExample]]:
+def read_request(path: Path) -> tuple[DeriveRequest, list[PromptExample]]:
     """Return the question in a file, and its prompts."""
     prompts = []
     with safe_open(path, framework="pt") as file:
-        question = msgspec.json.decode(file.metadata()[QUESTION], type=DeriveRequest)
+        request_bytes = msgspec.json.decode(file.metadata()[QUESTION], type=DeriveRequest)
         names = list(file.keys())
-        for number, call in enumerate(question.calls):
+        for number, call in enumerate(request_bytes.calls):
             begin = f"{number}."
             tensors = {name.removeprefix(begin): file.get_tensor(name) for name in names if name.startswith(begin)}
             prompts.append(PromptExample(arguments(tensors, call.values), call.latent, call.kind))
-    return question, prompts
+    return request_bytes, prompts
 
 
 ANSWER = msgspec.json.Decoder(DeriveReply)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ...mesh import Mesh
 from .arrivals import Arrivals
 from .attentions import Attentions
-from .call import CallLayout
+from .call_layout import CallLayout
 from .compiled import CompiledBlocks
 from .modulation import Vector
 from .stream import HERE, RIGHT, Stream
