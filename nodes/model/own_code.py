@@ -36,8 +36,8 @@ def foreign_class(kind: type) -> Iterator[str]:
             yield from (f"{name} of another pack" for name, value in vars(base).items() if not own(value))
 
 
-def put_back(thing: Any, name: str) -> bool:
-    """Whether an object's attribute is only its class's method, put back where it had been replaced."""
+def is_own_method(thing: Any, name: str) -> bool:
+    """Return true if an attribute of an object is the method of its class, as after a replacement that was undone."""
     value = vars(thing)[name]
     return inspect.ismethod(value) and value.__self__ is thing and value.__func__ is getattr(type(thing), name, None)
 
@@ -46,7 +46,7 @@ def foreign(thing: Any, what: str) -> Iterator[str]:
     """What another pack has put into an object: into its class, or a method of the object's own."""
     yield from (f"{name} in the {what}" for name in foreign_class(type(thing)))
     for name in vars(thing):
-        if callable(getattr(type(thing), name, None)) and not put_back(thing, name):
+        if callable(getattr(type(thing), name, None)) and not is_own_method(thing, name):
             yield f"a {what} with its own {name}"
 
 
