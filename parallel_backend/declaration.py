@@ -73,7 +73,7 @@ class AlignedToEnd(DeclarationPart, frozen=True):
         multiple: the model pads the number of latent tokens to a multiple of this one.
     """
 
-    multiple: Positive
+    multiple: Positive = 1
 
     def __call__(self, length: int, latent_tokens: int) -> int:
         """Return the position in a stream of `length` tokens."""

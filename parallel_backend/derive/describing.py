@@ -154,7 +154,7 @@ class Description:
         placed = d.LatentTokens(grid=first.grid, dim=first.dim)
         for rule in starts([(each.length, each.count, each.start) for each in tokens]):
             if rule == placed.start:
-                yield from (replace(placed, start=AlignedToEnd(1), trailing=each) for each in self._behind(tokens))
+                yield from (replace(placed, start=AlignedToEnd(), trailing=each) for each in self._behind(tokens))
             yield replace(placed, start=rule)
 
     def _behind(self, tokens: Sequence[Tokens]) -> Iterator[TokensOfLatents]:

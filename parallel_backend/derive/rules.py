@@ -20,7 +20,7 @@ def starts(seen: Sequence[tuple[int, int, int]]) -> Iterator[StartAt | AlignedTo
     The last rule fits whatever was seen: no rule is asked for tokens that a block gets as another block left them.
     """
     if all(start == length - picture for length, picture, start in seen) and any(start for *_, start in seen):
-        yield AlignedToEnd(1)
+        yield AlignedToEnd()
         return
     if any(start for *_, start in seen):
         for multiple in MULTIPLES:

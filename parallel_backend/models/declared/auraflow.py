@@ -33,7 +33,7 @@ AURAFLOW = Declaration(
         ),
         BlockGroup(
             "single_layers",
-            streams={"cx": LatentTokens(AlignedToEnd(1))},
+            streams={"cx": LatentTokens(AlignedToEnd())},
             arguments={"global_cond": Replicated()},
             attentions=(DistributedAttention(("cx",)),),
             modulations=("modCX",),

@@ -32,7 +32,7 @@ DOUBLE = BlockGroup(
 )
 SINGLE = BlockGroup(
     "single_blocks",
-    streams={"x": LatentTokens(AlignedToEnd(1))},
+    streams={"x": LatentTokens(AlignedToEnd())},
     arguments={"pe": PerToken(("x",), dim=2), "vec": ONE_OR_TWO, "modulation_dims": TokenRanges("x")},
     attentions=(DistributedAttention(("x",)),),
     modulations=("modulation",),

@@ -15,7 +15,7 @@ from . import flux
 
 DOUBLE = replace(
     flux.DOUBLE,
-    streams={**flux.DOUBLE.streams, "img": LatentTokens(AlignedToEnd(1))},
+    streams={**flux.DOUBLE.streams, "img": LatentTokens(AlignedToEnd())},
     arguments={
         **flux.DOUBLE.arguments,
         "modulation_dims_txt": TokenRanges("txt"),

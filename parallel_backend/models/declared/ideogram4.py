@@ -15,7 +15,7 @@ from ...declaration import (
     Replicated,
 )
 
-PICTURE = LatentTokens(AlignedToEnd(1))
+PICTURE = LatentTokens(AlignedToEnd())
 
 
 def _heads(model: Any) -> tuple[int, int]:

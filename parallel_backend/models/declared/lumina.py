@@ -61,5 +61,5 @@ def _heads(model: Any) -> tuple[int, int]:
     return model.n_heads, model.dim // model.n_heads
 
 
-LUMINA = _declaration(LatentTokens(AlignedToEnd(1)))
+LUMINA = _declaration(LatentTokens(AlignedToEnd()))
 Z_IMAGE = _declaration(LatentTokens(AlignedToEnd(MULTIPLE)))

@@ -17,7 +17,7 @@ from ...declaration import (
     TokenRanges,
 )
 
-SEQUENCE = LatentTokens(AlignedToEnd(1), dim=0)
+SEQUENCE = LatentTokens(AlignedToEnd(), dim=0)
 
 SPARSE = InjectedAttention("attn", "x", ("qkv_proj", "to_gate_compress"), "out_proj", ("head_dim", "q_norm", "k_norm"))
 """What BlockSparseAttention hands to blocks, from ComfyUI 0.36 on."""

@@ -22,7 +22,7 @@ from ...declaration import (
     StreamKind,
 )
 
-LAST = LatentTokens(AlignedToEnd(1))
+LAST = LatentTokens(AlignedToEnd())
 """References come before the picture."""
 
 

@@ -31,7 +31,7 @@ BEHIND = ("time_dim_concat", "context_latents")
 """Latents that become tokens behind the video: Phantom's and Bernini's references."""
 
 
-LAST = AlignedToEnd(1)
+LAST = AlignedToEnd()
 """Before the video comes a reference frame (Fun's `ref_conv`)."""
 
 VIDEO = LatentTokens(LAST, trailing=TokensOfLatents(BEHIND, STEP))
