@@ -82,7 +82,7 @@ def memory_of(card: Card) -> str:
     asked, _, _ = asked_for(parser().parse_args(["--model", card.model, "--dtype", card.dtype, "--card", "h100"]))
     if card.pruned:
         asked = replace(asked, model=replace(asked.model, single_weights=asked.model.token_weights))
-    whole = next(offer for offer in offered(asked, 2) if offer.held == "replicated")
+    whole = next(offer for offer in offered(asked, 2) if offer.storage == "replicated")
     return f"{whole.memory / 1e9:.0f} GB on each of 2 GPUs"
 
 

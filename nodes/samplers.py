@@ -53,8 +53,8 @@ def sample_cogvideox_ddim(
     for step, (sigma, sigma_next) in enumerate(tqdm([*pairwise(sigmas.cpu())], disable=disable)):
         clean = _clean(model, y, step, sigma, extra_args, callback)
         here, then = _level(sigma), _level(sigma_next)
-        kept = then.spread / here.spread
-        y = kept * y + (then.alpha - here.alpha * kept) * clean
+        ratio = then.spread / here.spread
+        y = ratio * y + (then.alpha - here.alpha * ratio) * clean
     return y * _norm(sigmas[-1])
 
 

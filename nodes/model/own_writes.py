@@ -121,14 +121,14 @@ def _copy(module: nn.Module, parts: Parts) -> Any:
         module: the original. The copy shares its submodules.
         parts: the original's attributes at construction.
     """
-    made: Any = object.__new__(parts["__class__", ""])
+    duplicate: Any = object.__new__(parts["__class__", ""])
     tables: dict[str, Any] = {
         name: {} for name, value in vars(module).items() if name.startswith("_") and isinstance(value, dict)
     }
-    made.__dict__ = {"training": module.training, **tables}
+    duplicate.__dict__ = {"training": module.training, **tables}
     for (name, key), value in parts.items():
         if key:
-            made.__dict__.setdefault(name, {})[key] = value
+            duplicate.__dict__.setdefault(name, {})[key] = value
         elif name != "__class__":
-            made.__dict__[name] = value
-    return made
+            duplicate.__dict__[name] = value
+    return duplicate

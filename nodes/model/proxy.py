@@ -259,16 +259,16 @@ class DiffusionProxy(nn.Module):
         return self._undeclared is not None
 
     def choose(self, run: SamplerRun) -> list[str]:
-        """Have a run of a class that nobody declared go as far spread as it is known to be right; what is to be said of that.
+        """Choose how far a run of an undeclared class is parallelised. Return notes for the user.
 
         Raises as `Undeclared.choose` does.
         """
         if self._undeclared is None:
             return []
-        remote, said = self._undeclared.choose(run)
+        remote, notes = self._undeclared.choose(run)
         if remote is not self.remote:
             self._exchange(remote)
-        return said
+        return notes
 
     def _exchange(self, remote: RemoteModel) -> None:
         """Have the workers run the model another way from here on."""

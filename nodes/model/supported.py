@@ -131,9 +131,9 @@ def _unknown_in_model(model: Any) -> Iterator[str]:
     if patcher.forced_hooks is not None:
         yield "hooks on the whole model"
     yield from foreign(model, "model")
-    asked = model.diffusion_model.remote.family.asks
+    known_methods = model.diffusion_model.remote.family.asks
     for name in MODEL_METHODS:
-        if name not in asked and getattr(type(model), name) is not getattr(plain, name):
+        if name not in known_methods and getattr(type(model), name) is not getattr(plain, name):
             yield f"{name} of {type(model).__name__}"
     yield from foreign(model.model_sampling, "model sampling")
     yield from foreign(model.diffusion_model, "diffusion model")

@@ -45,7 +45,7 @@ class Verdicts:
     def __init__(self, content: Content, folder: Path | None = None) -> None:
         self._content = content
         self._folder = folder
-        self._found: dict[str, TrialVerdict] = {}
+        self._known: dict[str, TrialVerdict] = {}
         self._reports: list[str] = []
 
     def fault(self, kind: Kind, attempt: Attempt, only: Collection[str] = ()) -> str | None:
@@ -68,7 +68,7 @@ class Verdicts:
         """Whether something of a kind is not known, and has not been found equal."""
         unknown = self._content.unknown((kind,))
         key = self._key(kind, unknown)
-        return bool(unknown) and (key not in self._found or bool(self._found[key].fault))
+        return bool(unknown) and (key not in self._known or bool(self._known[key].fault))
 
     def reports(self) -> list[str]:
         """What was tried since this was last asked, and found equal: a sentence for each."""
@@ -77,20 +77,20 @@ class Verdicts:
 
     def _verdict(self, kind: Kind, unknown: Collection[Unknown], attempt: Attempt) -> TrialVerdict:
         key = self._key(kind, unknown)
-        if key not in self._found:
+        if key not in self._known:
             names = tuple(dict.fromkeys(each.function for each in unknown))
             try:
-                self._found[key], new = kept(
+                self._known[key], new = kept(
                     key, lambda: TrialVerdict(kind, names, own_comfyui_version(), attempt()), self._folder
                 )
             except comfy.model_management.InterruptProcessingException:
                 raise
             except Exception as error:  # which is not kept: the next start tries again
-                word = f"which could not be tried ({type(error).__name__}: {error})"
-                self._found[key], new = TrialVerdict(kind, names, own_comfyui_version(), word), True
+                reason = f"which could not be tried ({type(error).__name__}: {error})"
+                self._known[key], new = TrialVerdict(kind, names, own_comfyui_version(), reason), True
             if new:
-                self._report(self._found[key])
-        return self._found[key]
+                self._report(self._known[key])
+        return self._known[key]
 
     def _key(self, kind: Kind, unknown: Collection[Unknown]) -> str:
         digests = sorted(f"{each.thing} {each.digest}" for each in unknown)

@@ -31,8 +31,8 @@ Name = Annotated[str, msgspec.Meta(max_length=4096)]
 class WrongBody(ValueError):
     """A body that a route does not take: the sentence that says why, and the answer's HTTP status."""
 
-    def __init__(self, said: str, status: int = 400) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -121,8 +121,8 @@ async def read(request: web.Request, most: int) -> bytes:
     async for part in request.content.iter_any():
         content += part
         if len(content) > most:
-            said = f"The body has more than {most / 1e6:.1f} MB, which is all that this address takes: send less."
-            raise WrongBody(said, 413)
+            message = f"The body has more than {most / 1e6:.1f} MB, which is all that this address takes: send less."
+            raise WrongBody(message, 413)
     return bytes(content)
 
 

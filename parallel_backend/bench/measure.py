@@ -54,13 +54,13 @@ class MeasuredSide:
 
 
 def measure(
-    client: Client, name: str, graph: Graph, devices: int, beside: Tensor | None, show: Show = in_a_bar
+    client: Client, name: str, graph: Graph, devices: int, reference: Tensor | None, show: Show = in_a_bar
 ) -> MeasuredSide:
     """Do a graph's job twice in a ComfyUI that has nothing loaded.
 
     Args:
         devices: of the plan; 0 for stock ComfyUI.
-        beside: stock ComfyUI's latent, None where there is none.
+        reference: stock ComfyUI's latent, None where there is none.
 
     Raises:
         ComfyUIError: it fails, with the reason.
@@ -72,7 +72,7 @@ def measure(
     then = follow(client, f"{name}, then", graph, names, show)
     (file,) = client.files(then, LATENT)
     latent = load_file(file)["latent_tensor"].double()
-    error = error_of(latent, beside) if devices and beside is not None else None
+    error = error_of(latent, reference) if devices and reference is not None else None
     if error is not None and not math.isfinite(error):
         raise ComfyUIError(f"{name}: the latent has another shape than stock ComfyUI's, or holds what is no number")
     outcomes = _outcomes(client, then, names)

@@ -29,9 +29,9 @@ KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def guidance_functions(model_options: Mapping[str, Any]) -> list[GuidanceFunction] | None:
-    """The functions behind the guidance, in ComfyUI's order; None if one of them is not known."""
-    found = [known_function(function, KNOWN) for function in model_options.get(OPTION, ())]
-    return None if None in found else [guide for guide in found if guide is not None]
+    """Return the functions that change the guidance, in ComfyUI's order; None if any function is unknown."""
+    known = [known_function(function, KNOWN) for function in model_options.get(OPTION, ())]
+    return None if None in known else [guide for guide in known if guide is not None]
 
 
 def known_function(function: Any, known: Mapping[str, Collection[str]]) -> GuidanceFunction | None:

@@ -13,7 +13,7 @@ from .tape import Cell, Tape
 
 
 def stacked(tape: Tape, parts: Sequence[Any], dim: int = 0) -> Recorded:
-    """What torch.stack makes."""
+    """Return the result of torch.stack."""
     if not all(isinstance(part, Recorded) and not part.cell.count for part in parts):
         raise tape.refuse("stacks the latent with others")
     first = parts[0]
@@ -21,8 +21,8 @@ def stacked(tape: Tape, parts: Sequence[Any], dim: int = 0) -> Recorded:
     shape = [*first.shape[:dim], len(parts), *first.shape[dim:]]
     if any(part.shape != tape.shape or part.dtype != first.dtype for part in parts):
         raise tape.refuse("stacks latents of several shapes or types")
-    if word := next((part.cell.spoilt for part in parts if part.cell.spoilt), ""):
-        return spoilt(tape, word, shape, first.dtype)
+    if reason := next((part.cell.spoilt for part in parts if part.cell.spoilt), ""):
+        return spoilt(tape, reason, shape, first.dtype)
     value = tape.operation("stack", [Ref(part.cell.value) for part in parts], {"dim": dim})
     return Recorded(tape, Cell(value, count=len(parts), dim=dim), shape, first.dtype)
 
@@ -71,12 +71,15 @@ def combined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recor
 
 
 def _einsum_axes(formula: Any, operands: Sequence[Any]) -> list[int]:
-    """Where in each of two operands the one letter is that is summed over, all others keeping their order; else nothing."""
+    """Return the position of the summed letter in each of two operands.
+
+    Return an empty list unless one letter is summed and all others keep their order.
+    """
     if not isinstance(formula, str) or len(operands) != 2:
         return []
-    inputs, _, kept = formula.replace(" ", "").partition("->")
+    inputs, _, output = formula.replace(" ", "").partition("->")
     letters = inputs.split(",")
     vector = min(letters, key=len)
-    if len(letters) != 2 or len(vector) != 1 or max(letters, key=len).replace(vector, "", 1) != kept:
+    if len(letters) != 2 or len(vector) != 1 or max(letters, key=len).replace(vector, "", 1) != output:
         return []
-    return [each.index(vector) for each in letters]
+    return [letters_of_operand.index(vector) for letters_of_operand in letters]

@@ -42,9 +42,9 @@ def check_sampled(latent: Tensor, when: str, sigmas: Tensor, compute_dtype: str)
     wrong = int((~torch.isfinite(latent)).sum())
     if wrong == 0:
         return
-    if place := odd_sigmas(sigmas):
+    if problem := odd_sigmas(sigmas):
         cause = (
-            f"the sigmas, which {place}: this sampler needs sigmas that fall with every step and end at 0 or above it"
+            f"the sigmas, which {problem}: this sampler needs sigmas that fall with every step and end at 0 or above it"
         )
     else:
         cause = f"that {_models_fault(compute_dtype)}; a setting of the sampler too large does it too"

@@ -26,11 +26,11 @@ def dotted(parts: tuple[int, ...]) -> str:
     return ".".join(map(str, parts))
 
 
-def check_torch(found: str = str(torch.__version__)) -> None:
-    """Raises Refused for a version of torch, by default this process's, that is too old for the workers."""
-    if _major_minor(found) < OLDEST_TORCH:
+def check_torch(installed: str = str(torch.__version__)) -> None:
+    """Raise Refused if a version of torch, by default this process's, is too old for the workers."""
+    if _major_minor(installed) < OLDEST_TORCH:
         raise Refused(
-            f"torch {found} is installed and the workers need {dotted(OLDEST_TORCH)} or newer: {TORCH_REMEDY}."
+            f"torch {installed} is installed and the workers need {dotted(OLDEST_TORCH)} or newer: {TORCH_REMEDY}."
         )
 
 
@@ -105,5 +105,5 @@ def own_comfyui_version() -> str:
     return "" if module is None else str(module.__version__)
 
 
-def _major_minor(found: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", found)[:2])
+def _major_minor(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])

@@ -86,10 +86,10 @@ class Autoencoding:
             rank.host.send(DoneReply(message.request), answer)
 
     def _part(self, message: DecodeRequest | EncodeRequest, watch: Watch) -> AutoencoderPart:
-        """This rank's. A collective."""
+        """Return this rank's part of the autoencoder. A collective."""
         rank = self._rank
-        found, sharers = rank.files.find(message.model), rank.group.split_by_value(rank.neighbours.machines, rank.meter)
-        return AutoencoderPart(found, rank.device, sharers, rank.linked(message.plan.transport), watch)
+        model, sharers = rank.files.find(message.model), rank.group.split_by_value(rank.neighbours.machines, rank.meter)
+        return AutoencoderPart(model, rank.device, sharers, rank.linked(message.plan.transport), watch)
 
     def _decode(self, message: DecodeRequest, latent: Tensor, autoencoder: Autoencoder, axis: Communicator) -> None:
         """Send the pixels of `[batch, channels, (frames,) height, width]` piece by piece. A collective.

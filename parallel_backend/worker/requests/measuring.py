@@ -60,7 +60,7 @@ def measure_machine(rank: WorkerRank, message: MeasureMachineRequest) -> None:
 def measure_memory(rank: WorkerRank, message: MeasureMemoryRequest) -> None:
     """Answer with what a job may take of each rank's device. A collective."""
     rank.status.enter("measuring free memory")
-    free = [int(said) for said in rank.group.all_gather_text(str(rank.available(message.plan)))]
+    free = [int(text) for text in rank.group.all_gather_text(str(rank.available(message.plan)))]
     if rank.group.rank == 0:
         rank.host.send(MeasureMemoryReply(message.request, tuple(free)))
 

@@ -55,9 +55,9 @@ def single_forward(
         rows = [slice(edges[part.start], edges[part.stop]) for part in parts]
         assert isinstance(model, ComfyModel) and isinstance(forward, ComfyForward), "no other family takes residuals"
         tokens = forward.picture_tokens(pieces[0]["x"].shape, pieces[0], every[0])
-        each = shares(message.residuals, message.plan, stages(message.plan), tokens, rows)
-        found = distribute(rank.neighbours.everyone, each, residuals, message.residuals, model.features)
-        added = {block: tensor.to(rank.device) for block, tensor in found.items()}
+        split = shares(message.residuals, message.plan, stages(message.plan), tokens, rows)
+        residual_parts = distribute(rank.neighbours.everyone, split, residuals, message.residuals, model.features)
+        added = {block: tensor.to(rank.device) for block, tensor in residual_parts.items()}
     start, outputs = edges[run.start], []
     with prepared.access.model_call(len(mine)):
         for number, (piece, values) in enumerate(mine):
@@ -67,7 +67,7 @@ def single_forward(
     mesh.finish_sending()
     output = None
     if mesh.is_last_stage:
-        output = torch.cat([tensors["0.x"][:0], *(one for one in outputs if one is not None)])
+        output = torch.cat([tensors["0.x"][:0], *(result for result in outputs if result is not None)])
         if len(pieces) > 1:
             output = _from_groups(output, [sum(sizes[part]) for part in parts], mesh)
     rank.report(message.request, message.model, started, forward.cache_bytes)
@@ -108,17 +108,17 @@ def _pieces(
 
     One whose rows change one another stays whole, and so do the frames of a video that are rows.
     """
-    found = [
+    calls_tensors = [
         {name.removeprefix(f"{call}."): tensor for name, tensor in tensors.items() if name.startswith(f"{call}.")}
         for call in range(calls)
     ]
-    batch = found[0]["x"].shape[0]
+    batch = calls_tensors[0]["x"].shape[0]
     compared = any(name.startswith(f"{OPTIONS}.{ATTENTION_GUIDANCE}.") for name in values[0])
     unit = rows_a_unit(values[0])
     runs = plan.groups(batch // unit)
-    if calls > 1 or not all(map(length, runs)) or compared or couples_rows(found[0]) or batch % unit:
-        return found
-    return [rows_of(found[0], values[0], run_of(slice(unit * run.start, unit * run.stop))) for run in runs]
+    if calls > 1 or not all(map(length, runs)) or compared or couples_rows(calls_tensors[0]) or batch % unit:
+        return calls_tensors
+    return [rows_of(calls_tensors[0], values[0], run_of(slice(unit * run.start, unit * run.stop))) for run in runs]
 
 
 def _from_groups(local: Tensor, counts: list[int], mesh: Mesh) -> Tensor:
