@@ -75,9 +75,9 @@ def as_html() -> str:
 
 
 def _quoted(text: str) -> tuple[tuple[str, ...], ...]:
-    """What stands in bold: messages within quotation marks, and titles."""
-    bold = [" ".join(each.split()) for each in re.findall(r"\*\*(.+?)\*\*", text, re.DOTALL)]
-    return tuple(words_of(each.strip('"')) if each.startswith('"') else (each,) for each in bold)
+    """Return the phrases in bold: messages within quotation marks, and titles."""
+    bold = [" ".join(phrase.split()) for phrase in re.findall(r"\*\*(.+?)\*\*", text, re.DOTALL)]
+    return tuple(words_of(phrase.strip('"')) if phrase.startswith('"') else (phrase,) for phrase in bold)
 
 
 def words_of(quotation: str) -> tuple[str, ...]:

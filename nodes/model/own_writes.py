@@ -58,8 +58,10 @@ class OwnWrites:
         """Run `ModelPatcher.pre_run` on a copy of the model as it was built, and return the attributes that changed."""
         copies = {path: _copy(module, parts) for path, module, parts in self._modules}
         by_original = {id(module): copies[path] for path, module, _ in self._modules}
-        for each in copies.values():
-            each._modules = {name: by_original.get(id(inside), inside) for name, inside in each._modules.items()}
+        for duplicate in copies.values():
+            duplicate._modules = {
+                name: by_original.get(id(inside), inside) for name, inside in duplicate._modules.items()
+            }
         twin = copy.copy(model)
         twin._modules = {**model._modules, "diffusion_model": copies[""]}
         before = {path: {**vars(module)} for path, module in copies.items()}

@@ -209,8 +209,9 @@ class DiffusionProxy(nn.Module):
             self._overriding = function, dtype, values_of_override(tried(recipe, self.remote.shape, dtype))
         return self._overriding[2]
 
-    def handed(self, options: Mapping[str, Any]) -> dict[str, Value]:
-        """What has the workers hand blocks the options' attention, as values that go with a call; empty where that is unknown.
+    def injected_attention(self, options: Mapping[str, Any]) -> dict[str, Value]:
+        """Return values for the workers' calls that describe the attention injected by the options; empty if it is
+        unknown.
 
         Raises:
             Refused: they cannot, or not under the plan that is wished for.

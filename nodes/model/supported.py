@@ -119,7 +119,7 @@ def _unknown_hooks(model_options: Mapping[str, Any], known: Collection[tuple[str
         if (
             every
             and kind not in CALLBACKS
-            and not (prepares and all(changes_nothing(each, model_options) for each in every))
+            and not (prepares and all(changes_nothing(function, model_options) for function in every))
         ):
             yield f"the callback {kind}"
 

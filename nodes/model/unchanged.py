@@ -110,8 +110,8 @@ class SkeletonSnapshot:
 
 
 def classes_of(module: nn.Module) -> frozenset[type]:
-    """The classes of a module and of all modules in it."""
-    return frozenset(type(each) for each in module.modules())
+    """Return the classes of a module and of all modules in it."""
+    return frozenset(type(submodule) for submodule in module.modules())
 
 
 def refuse_replaced(classes: frozenset[type], guarded: Guarded = MODEL) -> None:

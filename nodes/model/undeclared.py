@@ -116,8 +116,8 @@ class Undeclared:
         if answer is not None and answer.declaration is not None:
             remote, self._kinds = self._spread_by(answer.declaration, answer.compiled), answer.kinds
             took = [
-                f"New model: worked out how to split it ({each.seconds:.0f} s, once)."
-                for each in self._derivation.new_answers()
+                f"New model: worked out how to split it ({derived.seconds:.0f} s, once)."
+                for derived in self._derivation.new_answers()
             ]
             if self.whole.requested_plan.compiler and not answer.compiled:
                 took.append(f"The blocks are not compiled: {name} was not proved so.")
@@ -176,7 +176,7 @@ def _other_than_proved(run: SamplerRun, config: WholeConfig) -> str:
         return "its latent is several ones packed together"
     if any(CROSS_ATTENTION not in entry["model_conds"] for entry in entries):
         return "its prompts have no text"
-    if any(map(is_constant_tensor, (each for entry in entries for each in entry["model_conds"].values()))):
+    if any(map(is_constant_tensor, (value for entry in entries for value in entry["model_conds"].values()))):
         return "its prompts hold a tensor for the whole batch"
     if any(entry.get("control") is not None for entry in entries):
         return "a ControlNet is for written declarations only"

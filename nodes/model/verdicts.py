@@ -58,7 +58,7 @@ class Verdicts:
         unknown = self._content.unknown((kind,), only)
         if not unknown:
             return None
-        unreadable = next((each for each in unknown if not each.digest), None)
+        unreadable = next((function for function in unknown if not function.digest), None)
         if unreadable is not None:
             return f"{unreadable.function}, {unreadable.why}"
         verdict = self._verdict(kind, unknown, attempt)
@@ -78,7 +78,7 @@ class Verdicts:
     def _verdict(self, kind: Kind, unknown: Collection[Unknown], attempt: Attempt) -> TrialVerdict:
         key = self._key(kind, unknown)
         if key not in self._known:
-            names = tuple(dict.fromkeys(each.function for each in unknown))
+            names = tuple(dict.fromkeys(function.function for function in unknown))
             try:
                 self._known[key], new = kept(
                     key, lambda: TrialVerdict(kind, names, own_comfyui_version(), attempt()), self._folder
@@ -93,7 +93,7 @@ class Verdicts:
         return self._known[key]
 
     def _key(self, kind: Kind, unknown: Collection[Unknown]) -> str:
-        digests = sorted(f"{each.thing} {each.digest}" for each in unknown)
+        digests = sorted(f"{function.thing} {function.digest}" for function in unknown)
         return "\n".join([kind, *digests, code_digest(), _own_digest(), torch.__version__])
 
     def _report(self, verdict: TrialVerdict) -> None:

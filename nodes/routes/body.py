@@ -101,9 +101,9 @@ def check_extent(value: Any) -> None:
         count += len(level)
         if count > VALUES:
             raise WrongBody(f"The body has more than {VALUES} values: send fewer values.")
-        if any(isinstance(each, int) and abs(each) >= LARGEST for each in level):
+        if any(isinstance(entry, int) and abs(entry) >= LARGEST for entry in level):
             raise WrongBody("The body has an integer of more than 64 bits: send a smaller number.")
-        level = [inner for each in level for inner in _inside(each)]
+        level = [inner for entry in level for inner in _inside(entry)]
         if not level:
             return
     raise WrongBody(_TOO_DEEP)

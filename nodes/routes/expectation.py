@@ -37,8 +37,8 @@ from .body import Count, Name, check_name
 from .route import as_json
 
 LOADERS = {
-    each.__name__: each
-    for each in (LoadParallelDiffusionModel, LoadParallelFlux, LoadParallelCogVideoX, LoadParallelPixArt)
+    loader.__name__: loader
+    for loader in (LoadParallelDiffusionModel, LoadParallelFlux, LoadParallelCogVideoX, LoadParallelPixArt)
 }
 
 REMOTE = "tcp://"
@@ -149,7 +149,7 @@ def _expected(request: ExpectationRequest, requested_plan: ParallelPlan) -> Expe
         backend().placed_on_devices(requested_plan), torch.cuda.device_count(), remote.spec, shape, workload, job
     )
     groups = backend().status().groups
-    devices = [_with_ours(each, groups) for each in device_memory()]
+    devices = [_with_ours(memory, groups) for memory in device_memory()]
     try:
         expected = expect(question, devices, measured_before)
     except PlanRefused:

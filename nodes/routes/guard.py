@@ -51,7 +51,7 @@ def is_ours(host: str, names: set[str]) -> bool:
         names: what this machine is called, besides localhost; each also with .local behind it.
     """
     name = host_of(f"//{host}")
-    ours = {each.strip().lower().rstrip(".") for each in names} - {""}
+    ours = {own_name.strip().lower().rstrip(".") for own_name in names} - {""}
     if name == "localhost" or name.endswith(".localhost") or name.removesuffix(".local") in ours or name in ours:
         return True
     try:

@@ -147,8 +147,8 @@ class Panel:
         def report(what: str) -> None:
             self._comparison = msgspec.structs.replace(before, doing=what, said="")
 
-        def make_room(model: ModelSpec, devices: tuple[str, ...], each: float) -> None:
-            free_devices(backend, model, devices, each)
+        def make_room(model: ModelSpec, devices: tuple[str, ...], worker_bytes: float) -> None:
+            free_devices(backend, model, devices, worker_bytes)
 
         report("beginning")
         try:
@@ -168,7 +168,7 @@ class Panel:
     def _is_busy(self) -> bool:
         """Return True if a prompt runs or waits, or if a job runs whose load would falsify time measurements."""
         groups = self._backend().status().groups
-        return self._turn.taken or _is_queued() or any(group.state in ("running", "starting") for group in groups)
+        return self._turn.is_running or _is_queued() or any(group.state in ("running", "starting") for group in groups)
 
     async def _answer_after(self, action: Callable[[], None], text: str) -> web.Response:
         try:

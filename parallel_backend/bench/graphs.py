@@ -91,8 +91,8 @@ def stock(graph: Graph) -> Graph:
     for node in graph.values():
         if node["class_type"] in BACK:
             node["class_type"] = BACK[node["class_type"]]
-            for each in OURS_ALONE:
-                node["inputs"].pop(each, None)
+            for input_name in OURS_ALONE:
+                node["inputs"].pop(input_name, None)
         if node["class_type"] == "UNETLoader" and str(node["inputs"].get("unet_name")).endswith(".gguf"):
             node["class_type"] = GGUF  # ComfyUI's own does not read these
             node["inputs"].pop("weight_dtype", None)

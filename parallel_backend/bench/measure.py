@@ -79,11 +79,11 @@ def measure(
     side = Side(
         name=name,
         devices=devices,
-        plan=", ".join(dict.fromkeys(each["plan"] for each in outcomes)),
+        plan=", ".join(dict.fromkeys(outcome["plan"] for outcome in outcomes)),
         step=pace(step_times(then, names)),
         first=phases(first, names),
         then=phases(then, names),
-        sent=sum(each["sent"] for each in outcomes),
+        sent=sum(outcome["sent"] for outcome in outcomes),
         error=error,
     )
     return MeasuredSide(side, latent)
@@ -103,7 +103,10 @@ def follow(client: Client, title: str, graph: Graph, names: Collection[str], sho
             if progress.node in names:
                 reached[progress.node] = progress
                 every = reached.values()
-                tell(sum(each.value for each in every), max(steps, sum(each.max for each in every)))
+                tell(
+                    sum(node.value for node in every),
+                    max(steps, sum(node.max for node in every)),
+                )
 
         run = client.queue(graph, on_progress=on_progress, timeout=PATIENCE)
     if run.status == "interrupted":
@@ -127,8 +130,8 @@ def step_times(run: QueuedRun, names: Collection[str]) -> list[list[float]]:
 
 
 def pace(times: Sequence[Sequence[float]]) -> float:
-    """The median seconds of a step, of the moments at which the steps of each sampler were done; 0 where none has two."""
-    return statistics.median([b - a for each in times for a, b in pairwise(each)] or [0.0])
+    """Return the median seconds between the steps of each sampler; 0 if no sampler has two steps."""
+    return statistics.median([b - a for moments in times for a, b in pairwise(moments)] or [0.0])
 
 
 def phases(run: QueuedRun, names: Collection[str]) -> Phases:

@@ -136,7 +136,7 @@ def sides(
         except (ComfyUIError, TimeoutError) as error:
             side = Side(name, len(devices), failed=str(error).splitlines()[0])
             say(side.failed)
-        side = msgspec.structs.replace(side, peak=peaks.taken)
+        side = msgspec.structs.replace(side, peak=peaks.growth)
         record = msgspec.structs.replace(record, sides=[*record.sides, side])
         yield record
 

@@ -86,7 +86,7 @@ def _shapes(value: Any) -> object:
     if isinstance(value, list | tuple):
         return tuple(map(_shapes, value))
     if isinstance(value, Mapping):
-        return tuple((name, _shapes(each)) for name, each in value.items())
+        return tuple((name, _shapes(entry)) for name, entry in value.items())
     return (type(value), _shapes(value.weights)) if hasattr(value, "weights") else value
 
 

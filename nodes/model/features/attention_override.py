@@ -96,8 +96,8 @@ def values_of(recipe: OverrideRecipe) -> dict[str, Value]:
     """A recipe as values that go with a call."""
     prefix, values = f"{OPTIONS}.{ATTENTION_OVERRIDE}", dict[str, Value]()
     flatten(prefix, filled(replace(recipe, objects={})), {}, values)
-    for name, each in recipe.objects.items():
-        flatten(f"{prefix}.objects.{name}", filled(each), {}, values)
+    for name, recipe_of_object in recipe.objects.items():
+        flatten(f"{prefix}.objects.{name}", filled(recipe_of_object), {}, values)
     return values
 
 
@@ -239,8 +239,10 @@ def object_recipe(instance: Any, function: Any) -> ObjectRecipe | None:
 
 
 def _remembers(value: Any, function: Any) -> bool:
-    """Whether a collection holds a function, or others made by the same code, and nothing else."""
-    return isinstance(value, (set, list)) and {getattr(each, "__code__", None) for each in value} == {function.__code__}
+    """Return True if a value is a set or list that holds only the function, or functions of the same code."""
+    return isinstance(value, (set, list)) and {getattr(member, "__code__", None) for member in value} == {
+        function.__code__
+    }
 
 
 def _changed_attributes(instance: Any, recipe: OverrideRecipe, name: str) -> list[str]:

@@ -32,8 +32,10 @@ from .skipped_blocks import OPTION
 
 
 def takes_attention(declaration: Declaration) -> bool:
-    """Whether the blocks of a model take attention that is handed to them."""
-    return any(isinstance(each, InjectedAttention) for group in declaration.groups for each in group.arguments.values())
+    """Return True if the blocks of a model take injected attention."""
+    return any(
+        isinstance(argument, InjectedAttention) for group in declaration.groups for argument in group.arguments.values()
+    )
 
 
 def recipe_of(transformer_options: Mapping[str, Any], model: nn.Module) -> BlockAttentionRecipe | None:
@@ -83,8 +85,8 @@ def values_of(recipe: BlockAttentionRecipe) -> dict[str, Value]:
     prefix, values = f"{OPTIONS}.{BLOCK_ATTENTION}", dict[str, Value]()
     flatten(prefix, {"maker": recipe.maker, "block": recipe.block}, {}, values)
     flatten(f"{prefix}.blocks", [[part for part in block if part != {}] for block in recipe.blocks], {}, values)
-    for name, each in recipe.objects.items():
-        flatten(f"{prefix}.objects.{name}", filled(each), {}, values)
+    for name, recipe_of_object in recipe.objects.items():
+        flatten(f"{prefix}.objects.{name}", filled(recipe_of_object), {}, values)
     return values
 
 

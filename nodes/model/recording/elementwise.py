@@ -92,8 +92,10 @@ def _broadcast(plain: Tensor, like: Recorded) -> bool:
 
 
 def _promotes(like: Recorded, args: Sequence[Any], dtype: torch.dtype) -> bool:
-    """Whether a plain tensor with dimensions makes the result wider, which a number would not."""
-    plain = any(isinstance(each, Tensor) and not isinstance(each, Recorded) and each.ndim for each in args)
+    """Return True if a plain tensor with dimensions makes the result wider, as a number would not."""
+    plain = any(
+        isinstance(argument, Tensor) and not isinstance(argument, Recorded) and argument.ndim for argument in args
+    )
     return plain and like.dtype.is_floating_point and dtype != like.dtype
 
 

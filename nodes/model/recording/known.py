@@ -18,7 +18,9 @@ def is_comfyuis(function: Callable[..., Any], options: Mapping[str, Any]) -> boo
         not isinstance(value, bool | int | float | str | None) and not callable(value) for value in options.values()
     ):
         return False
-    return all(inspect.isfunction(each) and own(each) and next(_changed(each), None) is None for each in functions)
+    return all(
+        inspect.isfunction(member) and own(member) and next(_changed(member), None) is None for member in functions
+    )
 
 
 def _changed(function: Callable[..., Any]) -> Iterator[str]:

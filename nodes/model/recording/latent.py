@@ -86,9 +86,9 @@ class Deviation(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         tape, name = tape_of(args, kwargs), func.overloadpacket.__name__
-        ours = [each for each in args if isinstance(each, cls)]
-        numbers = [number for each in args if (number := plain_number(each)) is not None]
-        if any(isinstance(each, Recorded) for each in args):
+        ours = [argument for argument in args if isinstance(argument, cls)]
+        numbers = [number for argument in args if (number := plain_number(argument)) is not None]
+        if any(isinstance(argument, Recorded) for argument in args):
             return tape.rules.done(func, args, kwargs)
         if len(ours) == 1 and len(ours) + len(numbers) == len(args) and not kwargs:
             this = ours[0]

@@ -165,8 +165,8 @@ def left_alone(run: SamplerRun, fixed: StateSnapshot, generators: Generators) ->
         if fixed.changed:
             raise NotRecordable("changes the guider or the model")
     finally:
-        for each in (memory, fixed, generators):
-            each.restore()
+        for state in (memory, fixed, generators):
+            state.restore()
 
 
 def options_of(run: SamplerRun) -> Mapping[str, Any]:

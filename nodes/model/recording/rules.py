@@ -63,7 +63,7 @@ def _done(tape: Tape, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
             and (result := of_stack(tape, this, name, args, kwargs)) is not None
         ):
             return result
-        if name == "clamp" and any(isinstance(each, Deviation) for each in args):
+        if name == "clamp" and any(isinstance(argument, Deviation) for argument in args):
             return _clipped(tape, this, *args[1:])
     if name.rstrip("_") in ELEMENTWISE and func._overloadname != "out":
         return elementwise(tape, func, name, args, kwargs)
@@ -111,7 +111,10 @@ def _overwritten(tape: Tape, this: Recorded, source: Any) -> Recorded:
 
 def _clipped(tape: Tape, noise: Recorded, low: Any = None, high: Any = None) -> Recorded:
     bounds = low, high
-    if not all(isinstance(each, Deviation) and each.cell is noise.cell for each in bounds) or -low.times != high.times:
+    if (
+        not all(isinstance(bound, Deviation) and bound.cell is noise.cell for bound in bounds)
+        or -low.times != high.times
+    ):
         raise tape.refuse(word_of("std"))
     if noise.cell.drawn is None:
         raise tape.refuse("clamps noise that it has changed")

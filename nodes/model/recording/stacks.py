@@ -52,8 +52,16 @@ def combined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recor
     else:
         operands = list(args[:2])
         dims = kwargs.get("dims", args[2] if len(args) > 2 else None)
-        pairs = [list(each) for each in dims] if isinstance(dims, list | tuple) and len(dims) == 2 else []
-        axes = [each[0] for each in pairs] if all(len(each) == 1 for each in pairs) else []
+        pairs = (
+            [list(dims_of_operand) for dims_of_operand in dims]
+            if isinstance(dims, list | tuple) and len(dims) == 2
+            else []
+        )
+        axes = (
+            [dims_of_operand[0] for dims_of_operand in pairs]
+            if all(len(dims_of_operand) == 1 for dims_of_operand in pairs)
+            else []
+        )
     if len(operands) != 2 or len(axes) != 2:
         return None
     (stack, dim), (weights, _) = sorted(

@@ -106,9 +106,9 @@ class Tape:
             raise self.refuse("takes too long on a latent without data")
 
     def operation(self, name: str, arguments: Sequence[Argument], keywords: dict[str, Argument] | None = None) -> int:
-        """The value that an operation makes."""
+        """Record an operation and return the number of the value that the operation makes."""
         keywords = keywords or {}
-        self._used |= {each.value for each in (*arguments, *keywords.values()) if isinstance(each, Ref)}
+        self._used |= {argument.value for argument in (*arguments, *keywords.values()) if isinstance(argument, Ref)}
         return self._write(Operation(name, tuple(arguments), keywords), 1)
 
     def call(self, x: int, sigma: float, both_branches: bool) -> int:

@@ -79,11 +79,11 @@ class WatchedSteps:
         for name, received, copy in zip(("x0", "x"), (denoised, x), copies, strict=True):
             self._history.append(_Shown(name, step, received, weakref.ref(copy)))
         self._steps.show(step, *copies, total)
-        for each in self._history:
-            if each.changed:
+        for entry in self._history:
+            if entry.changed:
                 self._remember()
                 raise Refused(
-                    f"The callback {name_of(_innermost(self._steps.callback))} changed {each.name} of step {each.step + 1} of "
+                    f"The callback {name_of(_innermost(self._steps.callback))} changed {entry.name} of step {entry.step + 1} of "
                     f"{total}, which the workers' loop does not take back: {self._way_out}."
                 )
 
@@ -110,9 +110,11 @@ def changing_callbacks() -> ChangingCallbacks:
 
 
 def _innermost(callback: Any) -> Any:
-    """The callback that was given to ComfyUI, which puts its own function around it where latents are packed."""
+    """Return the callback that was given to ComfyUI, without the function that ComfyUI wraps around it for packed
+    latents.
+    """
     while own(callback):
-        inner = next((each for each in _closure_values(callback) if callable(each)), None)
+        inner = next((value for value in _closure_values(callback) if callable(value)), None)
         if inner is None:
             return callback
         callback = inner

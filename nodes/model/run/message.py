@@ -37,7 +37,7 @@ def refuse_what_cannot_work(run: SamplerRun) -> None:
     """
     remaining = pose_cache.without_it(run.transformer_options)
     known = {PATCHES, OVERRIDE}
-    if run.guider.inner_model.diffusion_model.handed(run.transformer_options):
+    if run.guider.inner_model.diffusion_model.injected_attention(run.transformer_options):
         known.add(REPLACED)
     options = {name: value for name, value in remaining.items() if name not in known}
     refuse_transformer_options(options, run.guider.inner_model.diffusion_model.skeleton)
@@ -115,7 +115,7 @@ def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[Prom
     options = options_of(run.transformer_options) | free_u.values_of(run.transformer_options, skeleton)
     options |= pose_cache.values_of(run.transformer_options, skeleton)
     options |= run.guider.inner_model.diffusion_model.override(run.transformer_options, dtype)
-    options |= run.guider.inner_model.diffusion_model.handed(run.transformer_options)
+    options |= run.guider.inner_model.diffusion_model.injected_attention(run.transformer_options)
     options |= kept_together(run)
     conds = [entry["model_conds"] for entries in branches.values() for entry in entries or ()]
     kinds = repeated_text(run.guider.inner_model, conds)

@@ -154,8 +154,8 @@ class TrialNetwork(nn.Module):
         """Nothing in attention's place: it has none."""
         return {}
 
-    def handed(self, options: Mapping[str, Any]) -> dict[str, Value]:
-        """Nothing for blocks to attend by: it has none."""
+    def injected_attention(self, options: Mapping[str, Any]) -> dict[str, Value]:
+        """Return nothing: the network has no blocks that take attention."""
         return {}
 
     def forward(
@@ -179,8 +179,10 @@ class TrialNetwork(nn.Module):
 
 
 def computed(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
-    """What the network makes of `x` `[batch, channels, height, width]`, `timestep` `[batch]` and `[batch, tokens, features]`."""
-    time, text = (each.view(-1, 1, 1, 1) for each in (timestep / (1 + timestep), context.mean(dim=(1, 2))))
+    """Return the network's output for `x` `[batch, channels, height, width]`, `timestep` `[batch]` and `context` `[batch,
+    tokens, features]`.
+    """
+    time, text = (tensor.view(-1, 1, 1, 1) for tensor in (timestep / (1 + timestep), context.mean(dim=(1, 2))))
     return x * (1.1 - time) / (1 + x * x) + 0.3 * text * (1 - time)
 
 

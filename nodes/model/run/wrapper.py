@@ -126,9 +126,9 @@ def run_in_workers(
 
 def _accepted(reason: NotSupported, run: SamplerRun, checked: Checked) -> NotSupported:
     """Return the reason why a run calls the model one forward at a time. Raises Refused if the run cannot go on that way."""
-    if checked.handed is not None:
+    if checked.injected is not None:
         raise Refused(
-            f"attention that a node hands to the model's blocks ({name_of(checked.handed)}) is kept from step to step in the "
+            f"attention that a node hands to the model's blocks ({name_of(checked.injected)}) is kept from step to step in the "
             f"workers' loop, which does not support {reason}: choose {reason.instead}, or remove the node that hands it."
         )
     if run.transformer_options.get(STRICT):

@@ -63,7 +63,7 @@ def outcome(
         warnings: what the user should know besides.
     """
     plan = ran[-1].plan
-    reports = [report for each in ran for report in each.reports]
+    reports = [report for event in ran for report in event.reports]
     peaks: dict[tuple[str, int], int] = {}
     for report in reports:
         device_rank = plan.devices[report.rank], report.rank

@@ -64,9 +64,9 @@ def timeline_of(plan: ResolvedPlan, reports: Sequence[RankCostReply]) -> RunTime
         sending = [0.0] * bins
         for kind in spent[report.rank]:
             if kind not in ONE_WAY and len(peers) > 1:
-                least = [min(each) for each in zip(*(peer.get(kind, [0.0] * bins) for peer in peers), strict=True)]
+                least = [min(in_bin) for in_bin in zip(*(peer.get(kind, [0.0] * bins) for peer in peers), strict=True)]
                 sending = [a + b for a, b in zip(sending, least, strict=True)]
-        total = [sum(each) for each in zip([0.0] * bins, *spent[report.rank].values(), strict=True)]
+        total = [sum(in_bin) for in_bin in zip([0.0] * bins, *spent[report.rank].values(), strict=True)]
         waiting = [a - b for a, b in zip(total, sending, strict=True)]
         ranks.append(
             RankTimeline(
@@ -92,4 +92,4 @@ def _rebinned(times: RankTimings, width: float, bins: int) -> dict[str, Bins]:
 
 
 def _thousandths(bins: Bins, width: float) -> list[int]:
-    return [max(0, min(1000, round(1000 * each / width))) for each in bins]
+    return [max(0, min(1000, round(1000 * seconds / width))) for seconds in bins]

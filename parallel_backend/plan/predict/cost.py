@@ -347,8 +347,10 @@ class _Estimate:
         first = [self._pass(stage, largest, self.text, True) for stage in range(plan.pipefusion)]
         later_passes = [self._pass(stage, largest, 0, True) for stage in range(plan.pipefusion)]
         hop = self._stage_transfer(largest + self.text)
-        busy = [one.seconds + (plan.patches - 1) * rest.seconds for one, rest in zip(first, later_passes, strict=True)]
-        round_trip = sum(one.seconds for one in first) + plan.pipefusion * hop
+        busy = [
+            start.seconds + (plan.patches - 1) * rest.seconds for start, rest in zip(first, later_passes, strict=True)
+        ]
+        round_trip = sum(start.seconds for start in first) + plan.pipefusion * hop
         slowest = max(range(plan.pipefusion), key=lambda stage: busy[stage])
         step = max(busy[slowest], round_trip)
         warm_up = sum(stage.seconds for stage in whole) + plan.pipefusion * self._stage_transfer(

@@ -42,7 +42,7 @@ def share_batch(forwards: Sequence[ForwardTime], plan: ResolvedPlan) -> Resolved
         slowest[part] = max(slowest[part], time.item)
     if max(slowest) < ALIKE * min(slowest):
         return plan
-    shares = tuple(max(1, round(FASTEST * min(slowest) / each)) for each in slowest)
+    shares = tuple(max(1, round(FASTEST * min(slowest) / seconds)) for seconds in slowest)
     return msgspec.structs.replace(plan, batch_shares=shares)
 
 
@@ -77,7 +77,7 @@ def share_by_memory(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, prof
         return [min(free[rank::ranks]) for rank in range(ranks)]
 
     def lack(spare: Sequence[float]) -> float:
-        return -sum(min(0.0, each) for each in spare)
+        return -sum(min(0.0, free) for free in spare)
 
     spare = free_bytes(plan.shares)
     if min(spare) >= 0:

@@ -87,7 +87,7 @@ def measure_blocks(rank: WorkerRank, message: MeasureBlocksRequest, tensors: dic
     local = torch.tensor(seconds, device=rank.device)[None, :, None]
     everyone = mesh.ulysses.all_gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
     if mesh.replies_to_host:
-        times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts, bool(coupling))
+        times = BlockTimes(tuple(tuple(row) for row in everyone.tolist()), counts, bool(coupling))
         rank.host.send(MeasureBlocksReply(message.request, times))
 
 

@@ -281,7 +281,7 @@ class WorkerRank:
         """Return the operations of ranks that this one has issued since `begin`."""
         everyone = tuple(range(self.group.size))
         pairs = [*self.meter.tally.issued.items(), (OperationKind(CONTROL, everyone), self.group.issued)]
-        return [IssuedOperations(each.name, each.ranks, count) for each, count in pairs]
+        return [IssuedOperations(operation.name, operation.ranks, count) for operation, count in pairs]
 
     def recover(
         self, message: SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest | MeasureBlocksRequest

@@ -84,7 +84,7 @@ class _SamplingRun:
         self._process = process_of(message.sampling, tensors)
         self._regions = prepared.model.patches(self._x.shape, message.plan.patches)
         prompts = _prompts(message, tensors, mesh)
-        functions = [guidance_function(each) for each in message.guidance_functions]
+        functions = [guidance_function(entry) for entry in message.guidance_functions]
         self._cache = step_cache(message.cache, prompts, mesh, rank.broadcast_flag)
         self._model = ModelCalls(
             forward=prepared.forward,
