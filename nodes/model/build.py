@@ -142,7 +142,7 @@ def remote_of(
     devices: tuple[str, ...],
     precision: Precision,
 ) -> RemoteModel:
-    """A model in the workers."""
+    """Return a model in the workers."""
     dtype, names = precision.storage, family.comfyui_keys(config)
     reader = AdapterReader(tensor_sizes(names), packed_starts(part, family.keys(config), dtype, names))
     expanded = expanded_bytes(part, dtype, precision.compute.itemsize, precision.in_fp8)

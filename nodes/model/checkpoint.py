@@ -37,7 +37,7 @@ class CheckpointTensors:
 
 
 def load_checkpoint(backend: Backend, path: str, plan: ParallelPlan) -> tuple[Any, Any, Any]:
-    """The MODEL, the CLIP and the VAE of a checkpoint; no worker is started yet.
+    """Return the MODEL, the CLIP and the VAE of a checkpoint. Start no worker yet.
 
     Raises:
         Refused: the file or the plan cannot work.

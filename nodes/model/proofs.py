@@ -134,7 +134,7 @@ class Proofs:
         return proofs
 
     def _prove(self, proofs: Sequence[ClassProof]) -> None:
-        """In a thread: have a child prove them one after the other; where it ends early the rest is not made either."""
+        """Have a child prove the requests one after the other, in a thread. If the child ends early, drop the rest."""
         failure = ""
         waiting = list(proofs)
         try:

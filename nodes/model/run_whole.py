@@ -21,7 +21,8 @@ from .undeclared import PREPARES_TEXT, SpreadBy, Undeclared, may_be_derived
 def whole_instead(
     remote: RemoteModel, skeleton: Any, mismatch: AnotherResult, spread_by: SpreadBy
 ) -> tuple[RemoteModel, Undeclared | None]:
-    """The same file's model, run whole, and where the plan has several workers how it may come to be spread.
+    """Return the same file's model, run unsharded. If the plan has several workers, also return how it may be
+    parallelised later.
 
     Args:
         skeleton: the diffusion model, on the meta device.

@@ -118,7 +118,7 @@ class StepByStep:
 
 
 def _going_twice_would_show(executor: Any, model: Any, conds: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Whether something else takes part in a step, which must happen once, or there is but one side."""
+    """Return True if a step has only one branch, or if another function takes part that must run once."""
     transformer = options["transformer_options"]
     wrapped = (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
     called = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)

@@ -169,7 +169,7 @@ class Undeclared:
 
 
 def _other_than_proved(run: SamplerRun, config: WholeConfig) -> str:
-    """What a run has that is proved for no class which was derived, as a reason; empty if nothing."""
+    """Return the feature of a run that no derived class is proved for, as a reason; empty if there is none."""
     options = run.transformer_options
     entries = [entry for entries in run.guider.conds.values() for entry in entries or ()]
     if run.noise.ndim != config.latent_dims + 2:

@@ -49,7 +49,8 @@ class Verdicts:
         self._reports: list[str] = []
 
     def fault(self, kind: Kind, attempt: Attempt, only: Collection[str] = ()) -> str | None:
-        """The first function of a kind that the workers do not stand in for, and why; None if they may stand in for all.
+        """Return the first function of a kind that the workers cannot replace, with the reason; None if they can replace
+        all.
 
         Args:
             attempt: what tries them, the first time that some of them are not known.
@@ -65,7 +66,7 @@ class Verdicts:
         return f"{verdict.functions[0]}, {verdict.fault}" if verdict.fault else None
 
     def doubtful(self, kind: Kind) -> bool:
-        """Whether something of a kind is not known, and has not been found equal."""
+        """Return True if a function of a kind is unknown and no trial found it equal."""
         unknown = self._content.unknown((kind,))
         key = self._key(kind, unknown)
         return bool(unknown) and (key not in self._known or bool(self._known[key].fault))

@@ -45,7 +45,8 @@ def is_foreign(origin: str | None, fetch_site: str | None, host: str) -> bool:
 
 
 def is_ours(host: str, names: set[str]) -> bool:
-    """Whether a Host header means this machine: an IP address, which no name server can have turned, or one of its names.
+    """Return True if a Host header means this machine: an IP address, which no name server can redirect, or one of its
+    names.
 
     Args:
         names: what this machine is called, besides localhost; each also with .local behind it.

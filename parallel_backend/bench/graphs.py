@@ -83,7 +83,7 @@ def is_graph(content: Any) -> bool:
 
 
 def stock(graph: Graph) -> Graph:
-    """The same graph with ComfyUI's own loaders and samplers, without plans.
+    """Return the same graph with ComfyUI's own loaders and samplers, without plans.
 
     Raises NotMeasured where nothing is to be measured: it has no loader of a model, or no sampler that is the last.
     """

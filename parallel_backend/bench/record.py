@@ -122,7 +122,7 @@ def machine_of(record: Record) -> str:
 
 
 def row(record: Record) -> tuple[str, ...]:
-    """A record in the words of HEAD. Steps and jobs are the second ones, whose models are loaded."""
+    """Return a record in the words of HEAD. Steps and jobs are the second ones, whose models are loaded."""
     done = [side for side in record.sides if not side.failed]
     by_count = {side.devices: side for side in record.sides}
     steps = [_cell(by_count.get(count)) for count in (0, *COUNTS)]

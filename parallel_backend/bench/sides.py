@@ -105,7 +105,8 @@ def sides(
     say: Callable[[str], None],
     show: Show,
 ) -> Iterator[Record]:
-    """The record after each side: stock ComfyUI, then each plan. A side that fails is in it with its reason.
+    """Yield the record after each side: stock ComfyUI, then each plan. A side that fails is in the record with its
+    reason.
 
     Args:
         idle: makes the server of one side, as often as there are sides.

@@ -193,7 +193,7 @@ def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Se
 
 
 def _available(least: Ranked) -> str:
-    """What a worker may use, the tightest where they differ, and whether the user has said so."""
+    """Return in words the memory that the tightest worker may use, and whether the user set the limit."""
     plan, allowance = least.plan, least.breakdown.allowance
     sharers = max(plan.devices.count(device) for device in plan.devices)
     if plan.memory_limit and math.isclose(allowance * sharers, plan.memory_limit * 1e9):

@@ -47,7 +47,7 @@ def feasible(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workl
 
 
 def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> list[ResolvedPlan]:
-    """Every plan that does what is asked for, with the automatic degrees chosen in every possible way."""
+    """Return every plan that meets the request, with the automatic degrees chosen in every possible way."""
     devices = planned_devices(plan, gpus)
     if limits.whole:
         if plan.weights != "replicated":
@@ -242,7 +242,7 @@ def _check_stages(plan: ParallelPlan, limits: ModelLimits) -> None:
 
 
 def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> str:
-    """The refusal of degrees that do not come to the number of workers."""
+    """Return the refusal of degrees whose product is not the number of workers."""
     count = len(named_devices(plan.devices, gpus))
     axes = [axis for axis in PLAN_AXES if getattr(plan, axis) > 1] or [
         axis for axis in SEQUENCE_AXES if getattr(plan, axis)

@@ -93,7 +93,7 @@ def refuse_split(function: Any, requested_plan: ParallelPlan, what: str = "an at
 
 
 def values_of(recipe: OverrideRecipe) -> dict[str, Value]:
-    """A recipe as values that go with a call."""
+    """Return a recipe as values that go with a call."""
     prefix, values = f"{OPTIONS}.{ATTENTION_OVERRIDE}", dict[str, Value]()
     flatten(prefix, filled(replace(recipe, objects={})), {}, values)
     for name, recipe_of_object in recipe.objects.items():

@@ -81,7 +81,7 @@ def function_in(transformer_options: Mapping[str, Any]) -> Any:
 
 
 def values_of(recipe: BlockAttentionRecipe) -> dict[str, Value]:
-    """A recipe as values that go with a call."""
+    """Return a recipe as values that go with a call."""
     prefix, values = f"{OPTIONS}.{BLOCK_ATTENTION}", dict[str, Value]()
     flatten(prefix, {"maker": recipe.maker, "block": recipe.block}, {}, values)
     flatten(f"{prefix}.blocks", [[part for part in block if part != {}] for block in recipe.blocks], {}, values)

@@ -23,7 +23,7 @@ class KeptControl:
         self._again = False
 
     def get_control(self, *args: Any) -> Any:
-        """What the ControlNet gives for a call: lists of tensors; each caller gets copies."""
+        """Return the ControlNet's output for a call: lists of tensors. Every caller gets copies."""
         question = compared_leaves(args)
         if self._again:
             return self._outputs.take(question, lambda: self._get_control(args))

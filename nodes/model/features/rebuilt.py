@@ -21,7 +21,7 @@ ARGUMENTS = "denoised", "cond_denoised", "uncond_denoised", "input"
 
 
 def fault_of(function: Any) -> str | None:
-    """A function of a node that the workers cannot make again, and why; None if they can, or if it is no such function."""
+    """Return the name of a node's function that the workers cannot rebuild, with the reason; None if they can rebuild it."""
     module = Path(getattr(getattr(function, "__code__", None), "co_filename", "")).stem
     node = getattr(function, "__qualname__", "").partition(".<locals>")[0]
     if module not in TRIALS or not node:

@@ -12,7 +12,9 @@ from .snapshot import names_in
 
 
 def is_comfyuis(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    """Whether a function and those among its options are ComfyUI's or this pack's own, and all that they call there."""
+    """Return True if ComfyUI or this pack defines a function, the functions among its options, and everything that they
+    call there.
+    """
     functions = [function, *(value for value in options.values() if callable(value))]
     if any(
         not isinstance(value, bool | int | float | str | None) and not callable(value) for value in options.values()

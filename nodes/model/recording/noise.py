@@ -30,7 +30,7 @@ def default_noise_sampler(x: Any, seed: Any = None) -> NoiseSampler:
 def brownian_noise_sampler(
     x: Any, sigma_min: Any, sigma_max: Any, seed: Any = None, transform: Any = None, cpu: bool = False
 ) -> NoiseSampler:
-    """In the place of ComfyUI's BrownianTreeNoiseSampler: one path over the sigmas."""
+    """Replace ComfyUI's BrownianTreeNoiseSampler: record one path over the sigmas."""
     tape = _tape_of(x)
     if transform is not None:
         raise tape.refuse("draws noise over a transformed schedule")
@@ -61,7 +61,7 @@ def recorded_noise(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def _standing_in(value: Any) -> Callable[..., NoiseSampler] | None:
-    """What stands in for one of ComfyUI's, also where another pack has reloaded its module."""
+    """Return the replacement for a ComfyUI noise class, also if another pack has reloaded its module."""
     if not isinstance(value, FunctionType | type) or value.__qualname__ not in STANDING_IN:
         return None
     functions = [value] if isinstance(value, FunctionType) else filter(isfunction, vars(value).values())

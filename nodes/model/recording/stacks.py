@@ -44,7 +44,7 @@ def of_stack(tape: Tape, this: Recorded, name: str, args: Sequence[Any], kwargs:
 
 
 def combined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recorded | None:
-    """A sum of stacked latents with plain weights; None if it is something else."""
+    """Return a sum of stacked latents with plain weights; None for any other operation."""
     if func is torch.einsum:
         formula, *operands = args
         operands = list(operands[0]) if len(operands) == 1 else operands
@@ -53,14 +53,10 @@ def combined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recor
         operands = list(args[:2])
         dims = kwargs.get("dims", args[2] if len(args) > 2 else None)
         pairs = (
-            [list(dims_of_operand) for dims_of_operand in dims]
-            if isinstance(dims, list | tuple) and len(dims) == 2
-            else []
+            [list(operand_dims) for operand_dims in dims] if isinstance(dims, list | tuple) and len(dims) == 2 else []
         )
         axes = (
-            [dims_of_operand[0] for dims_of_operand in pairs]
-            if all(len(dims_of_operand) == 1 for dims_of_operand in pairs)
-            else []
+            [operand_dims[0] for operand_dims in pairs] if all(len(operand_dims) == 1 for operand_dims in pairs) else []
         )
     if len(operands) != 2 or len(axes) != 2:
         return None

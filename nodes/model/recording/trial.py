@@ -41,7 +41,9 @@ class Trials:
         self._known: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 
     def clause(self, run: SamplerRun) -> str:
-        """Why the program of a run's sampler is not to be trusted, behind "which"; empty if it is."""
+        """Return why the program of a run's sampler cannot be trusted, as a clause after "which"; empty if the program is
+        right.
+        """
         options = options_of(run)
         plain = all(isinstance(value, bool | int | float | str | None) for value in options.values())
         if not plain:

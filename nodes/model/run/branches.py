@@ -59,7 +59,7 @@ def kept_together(run: SamplerRun) -> dict[str, Value]:
 
 
 def _known(run: SamplerRun) -> bool:
-    """Whether what decides about a guider's sides is ComfyUI's own code."""
+    """Return True if only ComfyUI's own code decides about a guider's branches."""
     guider = run.guider
     return all(
         own(getattr(type(guider), name)) and (name not in vars(guider) or put_back(guider, name))

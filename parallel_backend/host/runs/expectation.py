@@ -52,7 +52,7 @@ def expect(
     used = candidates[0].devices
     if shape.whole:  # what a forward takes is measured alone
         return Expected(used, None, job.weight_element * shape.parameters)
-    here = {each.device: each for each in devices}
+    here = {memory_of_device.device: memory_of_device for memory_of_device in devices}
     memory = tuple((here[device].free or here[device].total) / used.count(device) for device in used)
     if requested_plan.memory_limit:
         allowed = (requested_plan.memory_limit * GIGABYTE / used.count(device) for device in used)

@@ -105,7 +105,7 @@ def _all_wait_for(rank: int, heard: Mapping[int, Heard]) -> bool:
 def late(
     launched: WorkerProcesses | RemoteProcesses, devices: Sequence[str], ready: Sequence[int], seconds: float
 ) -> WorkerFailed:
-    """The error for workers that did not come up in time."""
+    """Return the error for workers that did not start in time."""
     missing = [rank for rank in range(len(devices)) if rank not in ready]
     names = ", ".join(f"{rank} ({devices[rank]})" for rank in missing)
     tail = launched.log_tail(missing[0])

@@ -94,7 +94,7 @@ class StepCost:
 
     @property
     def weights(self) -> float:
-        """The tightest rank's share of weights."""
+        """Return the tightest rank's share of weights."""
         return self.rank_weights[self.tightest]
 
     @property
@@ -282,7 +282,8 @@ def cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profil
 
 
 def _whole_cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> StepCost:
-    """Of forwards that are not spread, each on one rank: as long as the slowest takes, and both sides' exchange.
+    """Return the cost of forwards that each run on one rank: the slowest rank's time, and the exchange between the
+    branches.
 
     `rank_weights`, `needed` and `free` are those of all plans.
     """
@@ -416,7 +417,7 @@ class _Estimate:
         return [min(map(self.profile.pace, ranks[at :: len(self.plan.shares)])) for at in range(len(self.plan.shares))]
 
     def _added_operations(self, patched: bool) -> int:
-        """How many operations the plan adds to one attention."""
+        """Return the number of operations that the plan adds to one attention."""
         soft, plan = self.profile.software, self.plan
         count = (soft.ulysses + (plan.head_chunks - 1) * soft.chunk) * (plan.ulysses > 1) + soft.patched * patched
         count += FP8 * plan.head_chunks * plan.exchanges_approximately
@@ -434,7 +435,9 @@ class _Estimate:
     def _ulysses(
         self, layout: SequenceSplit, runs: Sequence[Sequence[HeadSlices]], attentions: Sequence[float]
     ) -> float:
-        """Seconds of one attention's all-to-alls (q, k, v there, the output back) that other chunks' attention does not hide."""
+        """Return the seconds of one attention's all-to-alls (q, k, v there, the output back) that other chunks' attention
+        does not hide.
+        """
         if layout.ulysses == 1:
             return 0.0
         row = self.batch * self._row()
@@ -464,7 +467,9 @@ class _Estimate:
         return width + SCALE_BYTES if self.plan.exchanges_approximately else width * self.job.element
 
     def _ring(self, layout: SequenceSplit, attention: float, patched: bool) -> float:
-        """Seconds of one block's hops that attention does not hide; patches send queries and outputs, not keys."""
+        """Return the seconds of one block's hops that attention does not hide. Patches send queries and outputs, not
+        keys.
+        """
         if layout.ring == 1:
             return 0.0
         heads, blocks = layout.head_counts() if patched else layout.kv_counts(), layout.ring_tokens()
@@ -486,7 +491,7 @@ class _Estimate:
         return ((rank, self.plan.place(rank)) for rank in range(self.plan.world_size))
 
     def _stage_transfer(self, tokens: int) -> float:
-        """Seconds to hand a patch's tokens to the next stage, all stages at once."""
+        """Return the seconds to hand a patch's tokens to the next stage, all stages at once."""
         plan = self.plan
         if plan.pipefusion == 1:
             return 0.0
@@ -498,7 +503,7 @@ class _Estimate:
         return transfer_seconds(flows, self.profile.levels)
 
     def _cfg(self) -> float:
-        """Seconds of the one exchange of predictions a step between the two branches."""
+        """Return the seconds of the one exchange of predictions per step between the two branches."""
         plan = self.plan
         if plan.cfg == 1:
             return 0.0
@@ -510,7 +515,7 @@ class _Estimate:
         return transfer_seconds(flows, self.profile.levels)
 
     def _gather(self, block_seconds: float, stage: int) -> float:
-        """Seconds of fetching weights, from other ranks or from the host, that do not hide behind the block before."""
+        """Return the seconds of fetching weights, from other ranks or the host, that the previous block does not hide."""
         plan, blocks = self.plan, self.plan.stages[stage]
         stage_weights = self.model.weights(self.stage_starts[stage], blocks) * self.job.weight_element
         if plan.weights == "streamed":
@@ -523,7 +528,7 @@ class _Estimate:
         return transfer + (blocks - 1) * (transfer - self.profile.overlap * min(transfer, block_seconds))
 
     def _stream(self, stage_weights: float, seconds: float, stage: int) -> float:
-        """Seconds of copying the blocks that do not stay, beyond those of computing all of them."""
+        """Return the seconds of copying the blocks that do not stay, beyond the seconds of computing all blocks."""
         device = self.profile.device
         largest = max(self.model.double_weights, self.model.single_weights) * self.job.weight_element
         spare = min(self.free[rank] - self.needed[rank] for rank in self.plan.stage_ranks(stage))

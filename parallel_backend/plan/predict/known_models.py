@@ -28,7 +28,9 @@ class WholeWork:
     operations: int
 
     def on(self, device: Device, positions: int) -> ForwardTime:
-        """Seconds on a device, as a start and what each further batch item takes; the host may be slower than the device."""
+        """Return seconds on a device, as a start and the time per further batch item. The host may be slower than the
+        device.
+        """
         item = positions * (
             self.flops / device.matmul + self.scores / device.attention + self.traffic / device.bandwidth
         )

@@ -35,7 +35,7 @@ def forward_times(times: BlockTimes) -> tuple[ForwardTime, ...]:
 
 
 def share_batch(forwards: Sequence[ForwardTime], plan: ResolvedPlan) -> ResolvedPlan:
-    """The plan with its batch cut by the speed of the slowest rank that computes each part."""
+    """Return the plan with its batch split by the speed of the slowest rank that computes each part."""
     slowest = [0.0] * plan.data
     for rank, time in enumerate(forwards[: plan.world_size]):
         part = plan.place(rank).data
@@ -64,7 +64,7 @@ def share_by(paces: Sequence[float], plan: ResolvedPlan) -> ResolvedPlan:
 
 
 def share_by_memory(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> ResolvedPlan:
-    """The plan with tokens moved away from ranks that lack memory for theirs, to those that have most left.
+    """Return the plan with tokens moved from ranks that lack memory for them to the ranks with the most free memory.
 
     It is what it was where all have room, and where that does not help: every rank holds its weights whatever its tokens are.
     """

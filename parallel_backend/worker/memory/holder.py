@@ -224,7 +224,9 @@ class ModelHolder:
         entry.somewhere = not self._all_true(not entry.on_device)
 
     def _keep_what_is_idle(self) -> None:
-        """Of host memory, as long as as much is free beside it: others on the machine may need that. A collective."""
+        """Keep idle host memory only while the same amount is free: other programs on the machine may need it. A
+        collective.
+        """
         for entry in self._entries.values():
             idle = entry.store.idle
             if not self._all_true(not idle or self._memory.has_host_room(idle)):

@@ -29,7 +29,8 @@ from .rank import WorkerRank
 def single_forward(
     rank: WorkerRank, message: ForwardRequest, tensors: Mapping[str, Tensor], residuals: Mapping[str, Tensor]
 ) -> None:
-    """One forward of the whole sequence for each call; calls, or the batch of one, are spread over data and cfg.
+    """Run one forward of the whole sequence for each call. Divide the calls, or one call's batch, over the data and cfg
+    axes.
 
     `residuals` are on the CPU of rank 0; their batch is that of all calls, one behind the other.
     """
@@ -104,9 +105,9 @@ def _pieces(
     values: Sequence[Mapping[str, Value]],
     couples_rows: Callable[[Conditioning], str],
 ) -> list[dict[str, Tensor]]:
-    """The tensors of each call; of a single one with a large enough batch, those of a run of its rows for each group.
+    """Return the tensors of each call. Divide a single call with a large enough batch into a run of rows for each group.
 
-    One whose rows change one another stays whole, and so do the frames of a video that are rows.
+    A call whose rows influence one another is not divided, and neither are the frames of a video that are rows.
     """
     calls_tensors = [
         {name.removeprefix(f"{call}."): tensor for name, tensor in tensors.items() if name.startswith(f"{call}.")}
