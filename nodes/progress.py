@@ -82,7 +82,7 @@ class NodeProgress:
 
     def __init__(self) -> None:
         self._run: NodeRun | None = None
-        self._shown_start = (0, 0)
+        self._displayed_start = (0, 0)
         self._alone: dict[object, float] = {}
         """Measured seconds a step on one device, by the job."""
 
@@ -101,8 +101,8 @@ class NodeProgress:
                 self._run.ran.append(event)
 
     def _starting(self, workers: int, seconds: int) -> None:
-        if (workers, seconds) != self._shown_start:  # it is told more often than its text changes
-            self._shown_start = workers, seconds
+        if (workers, seconds) != self._displayed_start:  # it is told more often than its text changes
+            self._displayed_start = workers, seconds
             say(f"Starting {workers} worker{'s' if workers > 1 else ''}, {seconds} s")
 
     def advance(self, count: int) -> None:

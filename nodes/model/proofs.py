@@ -73,7 +73,7 @@ class Proofs:
 
     def __init__(self, folder: Path, kept_in: Path | None = None) -> None:
         self._seconds = Deadlines.read(os.environ).proof
-        self._folder, self._kept_in, self._tables = folder, kept_in, tables()
+        self._folder, self._cache_folder, self._tables = folder, kept_in, tables()
         self._sources: dict[str, Sources] = {}
         self._proofs: dict[str, ClassProof] = {}
         self._done = threading.Condition()
@@ -126,7 +126,7 @@ class Proofs:
             new = [proof for proof in proofs if proof.key not in self._proofs]
             for proof in new:
                 self._proofs[proof.key] = proof
-                proof.verdict = found(proof.key, self._kept_in)
+                proof.verdict = found(proof.key, self._cache_folder)
                 proof.reported = proof.verdict is not None
         missing = [proof for proof in new if proof.verdict is None]
         if missing:
@@ -148,7 +148,7 @@ class Proofs:
                 )  # fmt: skip
                 verdict = None if failure else verdict_of(proof.request, answer, own_comfyui_version())
                 if verdict is not None:
-                    keep(proof.key, verdict, self._kept_in)
+                    keep(proof.key, verdict, self._cache_folder)
                 self._tell(proof, verdict, failure)
         except OSError as error:
             failure = str(error)

@@ -249,8 +249,8 @@ class DiffusionProxy(nn.Module):
             return []
         try:
             return proofs().check(self.remote.config, self.skeleton, calls, say)
-        except AnotherResult as fault:
-            remote, self._undeclared = whole_instead(self.remote, self.skeleton, fault, self._spread_by)
+        except AnotherResult as mismatch:
+            remote, self._undeclared = whole_instead(self.remote, self.skeleton, mismatch, self._spread_by)
             self._exchange(remote)
             return []
 

@@ -104,8 +104,8 @@ class SkeletonSnapshot:
             for part in _differing(module, original, of_module):
                 where = ".".join(filter(None, (self._guarded.inside, name, part)))
                 raise self._guarded.refusal(f"Changing {where}")
-        for name, values, made_of in self._buffers:
-            if not torch.equal(values, made_of):
+        for name, values, original_values in self._buffers:
+            if not torch.equal(values, original_values):
                 raise self._guarded.refusal(f"Changing {self._guarded.inside}.{name}")
 
 

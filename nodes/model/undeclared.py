@@ -108,7 +108,7 @@ class Undeclared:
             self._kinds = ()
             return self.whole, []
         name, needed = self.whole.config.kind, self._why_not_whole(run)
-        answer, reason, note = None, _other_than_proved(run, self.whole.config), ""
+        answer, reason, note = None, _unproved_feature(run, self.whole.config), ""
         if not reason:
             answer, reason, note = self._derived(_prompts(run), wait=bool(needed))
         if answer is not None and not answer.compiled and compiler_of(run.model_options):
@@ -168,7 +168,7 @@ class Undeclared:
         return ""
 
 
-def _other_than_proved(run: SamplerRun, config: WholeConfig) -> str:
+def _unproved_feature(run: SamplerRun, config: WholeConfig) -> str:
     """Return the feature of a run that no derived class is proved for, as a reason; empty if there is none."""
     options = run.transformer_options
     entries = [entry for entries in run.guider.conds.values() for entry in entries or ()]

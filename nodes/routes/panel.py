@@ -72,7 +72,7 @@ class Panel:
         self._bench = BenchRoute(backend, turn)
         self._memory: list[DeviceMemory] = []
         self._derived: list[Finding] = []
-        self._looked_at = self._wanted_until = float("-inf")
+        self._looked_at = self._watched_until = float("-inf")
         self._broadcasting: asyncio.Task[None] | None = None
         self._comparison = ComparisonStatus()
 
@@ -92,7 +92,7 @@ class Panel:
 
     async def _status(self) -> web.Response:
         """The state now; changes of the next minute are told as events."""
-        self._wanted_until = time.monotonic() + ATTENTION_SECONDS
+        self._watched_until = time.monotonic() + ATTENTION_SECONDS
         if self._broadcasting is None or self._broadcasting.done():
             self._broadcasting = asyncio.create_task(self._broadcast())
         return as_json(self._now())
@@ -192,7 +192,7 @@ class Panel:
     async def _broadcast(self) -> None:
         """Send the state to all pages whenever it has changed, for as long as one wants to know."""
         sent: PanelStatus | None = None
-        while time.monotonic() < self._wanted_until:
+        while time.monotonic() < self._watched_until:
             if time.monotonic() - self._looked_at > LOOK_SECONDS:
                 self._memory = await asyncio.to_thread(device_memory)
                 self._derived = await asyncio.to_thread(lambda: of_derived(all_kept()))

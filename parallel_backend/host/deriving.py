@@ -66,7 +66,7 @@ class Derivation:
         pause: float = PAUSE,
     ) -> None:
         self._seconds, self._pause = seconds, pause
-        self._key, self._file, self._folder, self._kept_in = key, file, folder, kept_in
+        self._key, self._file, self._folder, self._cache_folder = key, file, folder, kept_in
         self._kind = kind
         self._record = load(key, kept_in) or DeclarationRecord(kind, comfyui)
         self._trouble: DeriveReply | None = None
@@ -166,8 +166,8 @@ class Derivation:
             self._again_at = time.monotonic() + max(self._pause, answer.seconds)
             log.info("Parallel: %s was not derived: %s", self._kind, answer.failure)
             return
-        self._record = (load(self._key, self._kept_in) or self._record).with_answer(answer)
-        save(self._key, self._record, self._kept_in)
+        self._record = (load(self._key, self._cache_folder) or self._record).with_answer(answer)
+        save(self._key, self._record, self._cache_folder)
         if answer.declaration:
             self._new.append(answer)
             log.info(

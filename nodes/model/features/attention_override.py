@@ -218,7 +218,7 @@ def object_recipe(instance: Any, function: Any) -> ObjectRecipe | None:
     A class is asked for the arguments that its objects have under the same names. Besides these an object may remember the
     functions themselves that were put in attention's place.
     """
-    path = _place_of_class(type(instance))
+    path = _path_of_class(type(instance))
     if path is None:
         return None
     arguments = [name for name in inspect.signature(type(instance)).parameters if name in vars(instance)]
@@ -259,7 +259,7 @@ def _same(first: Any, second: Any) -> bool:
         return False
 
 
-def _place_of_class(kind: type) -> str | None:
+def _path_of_class(kind: type) -> str | None:
     """Return `module:name` of a class in a ComfyUI module that workers can import; None for other classes."""
     methods = [value for value in vars(kind).values() if inspect.isfunction(value)]
     if kind.__bases__ != (object,) or not methods or not all(is_importable(method) for method in methods):

@@ -52,9 +52,9 @@ def module_of(function: Any, known: Mapping[str, Collection[str]]) -> str | None
     owner, method, _, _ = function.__qualname__.split(".")
     if getattr(module, "__file__", None) != str(FOLDER / f"{name}.py") or function.__globals__ is not vars(module):
         return None
-    made_by = inspect.unwrap(inspect.getattr_static(vars(module)[owner], method).__func__)
+    maker = inspect.unwrap(inspect.getattr_static(vars(module)[owner], method).__func__)
     helpers = [vars(module)[used] for used in function.__code__.co_names if used in vars(module)]
-    unchanged = function.__code__ in made_by.__code__.co_consts and all(_of(module, helper) for helper in helpers)
+    unchanged = function.__code__ in maker.__code__.co_consts and all(_of(module, helper) for helper in helpers)
     return name if unchanged and fault_of(function) is None else None
 
 

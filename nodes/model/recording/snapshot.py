@@ -332,7 +332,7 @@ class Generators:
 
     def __init__(self) -> None:
         self._devices = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self._then = self._states_left = self._states()
+        self._then = self._states_after = self._states()
 
     @property
     def moved(self) -> bool:
@@ -341,7 +341,7 @@ class Generators:
 
     def restore(self) -> None:
         """Set all generators as if nothing had been drawn."""
-        self._states_left = self._states()
+        self._states_after = self._states()
         self._set(self._then)
 
     @contextlib.contextmanager
@@ -361,11 +361,11 @@ class Generators:
         """Return True if the code seeded all generators that it used: a run from another state left them in the same
         state.
         """
-        pairs = zip(self._moved(), self._states_left, rerun._states_left, strict=True)
+        pairs = zip(self._moved(), self._states_after, rerun._states_after, strict=True)
         return all(_equal(first, second) for moved, first, second in pairs if moved)
 
     def _moved(self) -> list[bool]:
-        return [not _equal(*pair) for pair in zip(self._states_left, self._then, strict=True)]
+        return [not _equal(*pair) for pair in zip(self._states_after, self._then, strict=True)]
 
     def _set(self, states: tuple[Any, Any, Any, Any]) -> None:
         here, legacy, python, devices = states

@@ -102,6 +102,6 @@ def _count_branches(run: SamplerRun, sigma: Tensor, wrappers: Mapping[str, list[
     try:
         x = torch.zeros_like(run.noise)
         guider(x, sigma.expand(x.shape[0]), model_options=options, seed=run.extra_args.get("seed"))
-    except _BranchesFound as asked:
-        return asked.count
+    except _BranchesFound as branches:
+        return branches.count
     return 0

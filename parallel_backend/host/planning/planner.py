@@ -138,7 +138,7 @@ class Planner:
             profile = replace(profile, forwards=forwards)
             if not requested_plan.stages:
                 candidates = [_cut(plan, question, profile, measure_blocks) for plan in candidates]
-                alternatives = [_cut(plan, question, profile, _all_alike(shape)) for plan in alternatives]
+                alternatives = [_cut(plan, question, profile, _equal_blocks(shape)) for plan in alternatives]
             candidates, alternatives = (
                 [share_by_memory(plan, shape, job, profile) for plan in plans] for plans in (candidates, alternatives)
             )
@@ -192,8 +192,8 @@ def _cut(
     return msgspec.structs.replace(plan, stages=cut_by_time(plan, measure_blocks(plan), lacks))
 
 
-def _all_alike(shape: ModelShape) -> Callable[[ResolvedPlan], BlockTimes]:
-    """Times of plans that were not asked for, for which nothing is measured: all blocks take equally long."""
+def _equal_blocks(shape: ModelShape) -> Callable[[ResolvedPlan], BlockTimes]:
+    """Return block times for plans without measurements: all blocks take equally long."""
     counts = shape.double_blocks, shape.single_blocks
     return lambda plan: BlockTimes(((1.0, 1.0),) * plan.world_size, counts)
 

@@ -36,7 +36,7 @@ def check_torch(installed: str = str(torch.__version__)) -> None:
 
 def check_members_diffusers(members: Sequence[RankFacts]) -> None:
     """Raises Refused where ranks that are to load a model of diffusers' have other versions of it, or one out of range."""
-    _check_alike(members, {"diffusers": "diffusers"})
+    _check_equal(members, {"diffusers": "diffusers"})
     if not in_range(members[0].diffusers):
         raise Refused(
             f"{NEEDED}, and the workers on {members[0].host} have {members[0].diffusers or 'none'}: run pip install -r "
@@ -55,7 +55,7 @@ def check_members(members: Sequence[RankFacts]) -> None:
             f"the workers on {first.host} run another version of this pack ({first.code}) than ComfyUI ({code_digest()}): "
             "install the same version of the pack on both, and restart both."
         )
-    _check_alike(members, {"code": "the pack's code", "torch": "torch", "comfyui": "ComfyUI"})
+    _check_equal(members, {"code": "the pack's code", "torch": "torch", "comfyui": "ComfyUI"})
     ours = own_comfyui_version()
     if first.comfyui and ours and first.comfyui != ours:
         raise Refused(
@@ -86,8 +86,8 @@ def _check_files(members: Sequence[RankFacts]) -> None:
             )
 
 
-def _check_alike(members: Sequence[RankFacts], names: Mapping[str, str]) -> None:
-    """Raises Refused where a rank's facts differ from rank 0's; `names` are those compared, with what users call them."""
+def _check_equal(members: Sequence[RankFacts], names: Mapping[str, str]) -> None:
+    """Raise Refused if a rank's facts differ from rank 0's. `names` maps the compared facts to the users' names for them."""
     first = members[0]
     for rank, member in enumerate(members):
         for what, name in names.items():

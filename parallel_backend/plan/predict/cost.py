@@ -177,13 +177,13 @@ def needs_by_rank(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> lis
 
 def needed_by_rank(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> tuple[float, ...]:
     """Return the bytes that each rank needs of its device in total."""
-    extra = _beside_the_model(plan, profile)
+    extra = _overhead_bytes(plan, profile)
     return tuple(entry.weights + entry.working + extra for entry in needs_by_rank(plan, model, job))
 
 
 def lacking(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> Lacking:
     """Return a function of the bytes that a plan's stage lacks, however the blocks are cut."""
-    working, extra = _working(plan, model, job), _beside_the_model(plan, profile)
+    working, extra = _working(plan, model, job), _overhead_bytes(plan, profile)
 
     def free_bytes(rank: int) -> tuple[float, float]:
         """Return bytes for blocks and their caches, and bytes of one block's cache."""
@@ -194,7 +194,7 @@ def lacking(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Pro
 
     def lacks(stage: int, first: int, count: int) -> float:
         weights = sum(_weight_bytes(plan, model, job, first, count))
-        return max(0.0, *(weights + cache * count - left_over for left_over, cache in spare[stage]))
+        return max(0.0, *(weights + cache * count - free for free, cache in spare[stage]))
 
     return lacks
 
@@ -253,14 +253,14 @@ def rows_connections(plan: ResolvedPlan) -> int:
     return plan.world_size - 1 if plan.transport == "nccl" else 0
 
 
-def _beside_the_model(plan: ResolvedPlan, profile: Profile) -> float:
-    """Bytes that a worker needs besides the model and what it computes with."""
+def _overhead_bytes(plan: ResolvedPlan, profile: Profile) -> float:
+    """Return the bytes that a worker needs besides the model and its computation."""
     device = profile.device
     return device.context + (connections(plan) + rows_connections(plan)) * device.connection
 
 
 def items(plan: ResolvedPlan, job: DenoiseJob) -> int:
-    """Batch items, of both sides where they are computed together, that a rank computes at once, at the most."""
+    """Return the most batch items that a rank computes at once, counting both branches if a rank computes them together."""
     return max(map(length, plan.parts(job.batch))) * branches_together(plan, job)
 
 

@@ -155,15 +155,15 @@ class Autoencoding:
             since += layers
             if since >= LAYERS_BETWEEN_WORDS:
                 since = 0
-                self._cancel_if_asked(request)
+                self._raise_if_cancelled(request)
 
         return on_progress
 
     def _next(self, request: int, phase: str) -> None:
         self._rank.status.enter(phase, self._rank.status.step + 1)
-        self._cancel_if_asked(request)
+        self._raise_if_cancelled(request)
 
-    def _cancel_if_asked(self, request: int) -> None:
-        """A collective. Raises Cancelled on all ranks."""
+    def _raise_if_cancelled(self, request: int) -> None:
+        """Raise Cancelled on all ranks if the request was cancelled. A collective."""
         if self._rank.group.broadcast_flag(self._rank.host.cancelled(request)):
             raise Cancelled
