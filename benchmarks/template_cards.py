@@ -78,7 +78,9 @@ CARDS = {
 
 
 def memory_of(card: Card) -> str:
-    """What each of two GPUs needs for the model whole, in words, as the plan command predicts it; of two models, the larger."""
+    """Return in words what each of two GPUs needs for the unsharded model, as the plan command predicts; of two models
+    the larger.
+    """
     asked, _, _ = asked_for(parser().parse_args(["--model", card.model, "--dtype", card.dtype, "--card", "h100"]))
     if card.pruned:
         asked = replace(asked, model=replace(asked.model, single_weights=asked.model.token_weights))

@@ -91,7 +91,7 @@ class Panel:
         )
 
     async def _status(self) -> web.Response:
-        """The state now; changes of the next minute are told as events."""
+        """Return the state now. Changes of the next minute are sent as events."""
         self._watched_until = time.monotonic() + ATTENTION_SECONDS
         if self._broadcasting is None or self._broadcasting.done():
             self._broadcasting = asyncio.create_task(self._broadcast())

@@ -103,10 +103,7 @@ def follow(client: Client, title: str, graph: Graph, names: Collection[str], sho
             if progress.node in names:
                 reached[progress.node] = progress
                 every = reached.values()
-                tell(
-                    sum(node.value for node in every),
-                    max(steps, sum(node.max for node in every)),
-                )
+                tell(sum(node.value for node in every), max(steps, sum(node.max for node in every)))
 
         run = client.queue(graph, on_progress=on_progress, timeout=PATIENCE)
     if run.status == "interrupted":

@@ -44,7 +44,7 @@ def known_function(function: Any, known: Mapping[str, Collection[str]]) -> Guida
 
 
 def module_of(function: Any, known: Mapping[str, Collection[str]]) -> str | None:
-    """The module of a node's function; None unless it is one of those known by module, unchanged."""
+    """Return the module of a node's function; None unless the module is known and unchanged."""
     module = sys.modules.get(getattr(function, "__module__", ""))
     name = Path(getattr(module, "__file__", None) or "").stem
     if not inspect.isfunction(function) or function.__qualname__ not in known.get(name, ()):

@@ -36,9 +36,9 @@ def elementwise(tape: Tape, func: Any, name: str, args: Sequence[Any], kwargs: d
     else:
         promoted = dtype if dtype.is_floating_point and _promotes(like, args, dtype) else None
         argument = _Argument(tape, like, promoted)
-        arguments = [argument(latent) for latent in args]
+        arguments = [argument(value) for value in args]
         keywords = {key: argument(value) for key, value in kwargs.items()}
-        if name.rstrip("_") == "lerp" and not all(isinstance(latent, Ref) for latent in arguments[:2]):
+        if name.rstrip("_") == "lerp" and not all(isinstance(operand, Ref) for operand in arguments[:2]):
             raise tape.refuse("interpolates between the latent and a number")
         value = tape.operation(name.rstrip("_"), arguments, keywords)
         result = Recorded(tape, Cell(value, count=like.cell.count, dim=like.cell.dim), like.shape, dtype)

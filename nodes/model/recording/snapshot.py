@@ -273,9 +273,8 @@ def _state_of(value: Any, most: int) -> tuple[Callable[[], Any], Callable[[Any],
 
     Return None for other objects, and for tensors and arrays above `most` bytes.
     """
-    if any(
-        value is shared for shared in (torch.default_generator, random._inst, np.random.mtrand._rand)
-    ):  # see Generators
+    global_generators = (torch.default_generator, random._inst, np.random.mtrand._rand)  # see Generators
+    if any(value is generator for generator in global_generators):
         return None
     if type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_meta and value.nbytes <= most:
         return lambda: value.detach().clone(), functools.partial(_write, value)

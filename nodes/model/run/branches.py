@@ -29,7 +29,7 @@ INSTEAD = ("sampler_calc_cond_batch_function", "context_handler")
 
 
 def has_uncond(run: SamplerRun, keeps_negative: bool) -> bool:
-    """Whether more than one side of a guider's prompts takes part in a call.
+    """Return True if more than one branch of a guider's prompts takes part in a call.
 
     `keeps_negative` says that the sampler itself uses the negative whatever the cfg.
 

@@ -35,7 +35,7 @@ def check_torch(installed: str = str(torch.__version__)) -> None:
 
 
 def check_members_diffusers(members: Sequence[RankFacts]) -> None:
-    """Raises Refused where ranks that are to load a model of diffusers' have other versions of it, or one out of range."""
+    """Raise Refused if ranks that load a diffusers model have different versions of diffusers, or a version out of range."""
     _check_equal(members, {"diffusers": "diffusers"})
     if not in_range(members[0].diffusers):
         raise Refused(
@@ -45,7 +45,7 @@ def check_members_diffusers(members: Sequence[RankFacts]) -> None:
 
 
 def check_members(members: Sequence[RankFacts]) -> None:
-    """Raises Refused where a rank differs from rank 0, or the workers from this process; it is named with its host.
+    """Raise Refused if a rank differs from rank 0, or the workers from this process. The message names the rank's host.
 
     Only a model of diffusers' asks which diffusers they have (`check_members_diffusers`).
     """

@@ -155,10 +155,7 @@ class ModelHolder:
         self._status.enter("making room for the model")
         self.requested_bytes = entry.store.nbytes
         while not self._all_true(self._fits(entry, allowance)):
-            oldest = next(
-                (spec for spec, part in self._entries.items() if part.somewhere and part is not entry),
-                None,
-            )
+            oldest = next((spec for spec, part in self._entries.items() if part.somewhere and part is not entry), None)
             if oldest is None:
                 break
             self._take_off(oldest)

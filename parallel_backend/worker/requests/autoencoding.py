@@ -146,7 +146,7 @@ class Autoencoding:
         return torch.cat(items)
 
     def _beat(self, request: int) -> OnProgress:
-        """What an autoencoder calls whenever it got something done. Raises Cancelled now and then."""
+        """Report progress of an autoencoder. Raise Cancelled at some calls if the request was cancelled."""
         since = 0
 
         def on_progress(layers: int = 1) -> None:
