@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-Thing = TypeVar("Thing", bound=msgspec.Struct)
+Cached = TypeVar("Cached", bound=msgspec.Struct)
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def write_whole(path: Path, data: bytes) -> None:
             own.unlink(missing_ok=True)
 
 
-class DiskCache(Generic[Thing]):
+class DiskCache(Generic[Cached]):
     """Things of one kind.
 
     Args:
@@ -46,14 +46,14 @@ class DiskCache(Generic[Thing]):
         folder: where they are kept; by default the cache folder.
     """
 
-    def __init__(self, name: str, kind: type[Thing], folder: Path | None = None) -> None:
+    def __init__(self, name: str, kind: type[Cached], folder: Path | None = None) -> None:
         self._name, self._kind, self._folder = name, kind, folder or cache_folder()
 
-    def read(self, key: str) -> Thing | None:
+    def read(self, key: str) -> Cached | None:
         """What is kept under a key; None if nothing is. A damaged file is ignored, and the log says so."""
         return self._read(self._path(key))
 
-    def write(self, key: str, thing: Thing) -> None:
+    def write(self, key: str, thing: Cached) -> None:
         """Keep it if that can be: where the folder cannot be written to, it is found out again next time."""
         path = self._path(key)
         try:
@@ -62,7 +62,7 @@ class DiskCache(Generic[Thing]):
         except OSError as error:
             log.info("Parallel: %s cannot be kept (%s).", path, error)
 
-    def all(self) -> tuple[Thing, ...]:
+    def all(self) -> tuple[Cached, ...]:
         """All that can be read, the newest last."""
         paths = sorted(self._paths(), key=lambda path: path.stat().st_mtime)
         return tuple(thing for path in paths if (thing := self._read(path)) is not None)
@@ -78,7 +78,7 @@ class DiskCache(Generic[Thing]):
     def _path(self, key: str) -> Path:
         return self._folder / f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
-    def _read(self, path: Path) -> Thing | None:
+    def _read(self, path: Path) -> Cached | None:
         try:
             return msgspec.json.decode(path.read_bytes(), type=self._kind)
         except FileNotFoundError:

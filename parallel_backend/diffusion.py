@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from .models.sequence_parallel.declaration import Declaration
+from .declaration import Declaration
 
 Value = bool | int | float | str | None
 """What conditioning may hold besides tensors."""

@@ -11,7 +11,7 @@ import pytest
 from parallel_backend.cache import DiskCache, write_whole
 
 
-class Thing(msgspec.Struct, frozen=True):
+class Sample(msgspec.Struct, frozen=True):
     """One that is kept."""
 
     text: str
@@ -20,17 +20,17 @@ class Thing(msgspec.Struct, frozen=True):
 @pytest.mark.parametrize("room", [0, 100])
 def test_a_full_disk_leaves_what_was_kept_and_nothing_else(tmp_path: Path, room: int) -> None:
     """Files are limited to so many bytes, as a full disk does it."""
-    store = DiskCache("machine", Thing, tmp_path)
-    store.write("key", Thing("before"))
+    store = DiskCache("machine", Sample, tmp_path)
+    store.write("key", Sample("before"))
     (kept,) = tmp_path.iterdir()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
-        store.write("key", Thing("x" * 1000))
-        store.write("another key", Thing("x" * 1000))
+        store.write("key", Sample("x" * 1000))
+        store.write("another key", Sample("x" * 1000))
         with pytest.raises(OSError, match="File too large"):
             write_whole(tmp_path / "file", b"x" * 1000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [*tmp_path.iterdir()] == [kept]
-    assert store.read("key") == Thing("before")
+    assert store.read("key") == Sample("before")

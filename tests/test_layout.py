@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from parallel_backend.declaration import FirstPatchTokens, LatentTokens
 from parallel_backend.layout import SequenceSplit, cut, cut_by, length
-from parallel_backend.models.sequence_parallel.declaration import FirstPatchTokens, LatentTokens
 from parallel_backend.models.sequence_parallel.picture import Picture
 from parallel_backend.models.sequence_parallel.placement import Placement, slots_of
 from parallel_backend.models.sequence_parallel.token_layout import TokenLayout

@@ -15,6 +15,7 @@ import torch
 from comfy.cli_args import PerformanceFeature, args
 from torch import Tensor
 
+from ...parallel_backend.declaration import Declaration
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import PlanRefused, Refused
 from ...parallel_backend.host import Backend
@@ -22,7 +23,6 @@ from ...parallel_backend.models.comfyui.detection import running
 from ...parallel_backend.models.comfyui.file_values import file_values, named_values
 from ...parallel_backend.models.families import FAMILIES, family_of
 from ...parallel_backend.models.family import Family
-from ...parallel_backend.models.sequence_parallel.declaration import Declaration
 from ...parallel_backend.plan import ModelLimits, ParallelPlan, check
 from ...parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.files.digest import file_digest

@@ -36,7 +36,7 @@ def foreign_class(kind: type) -> Iterator[str]:
             yield from (f"{name} of another pack" for name, value in vars(base).items() if not own(value))
 
 
-def put_back(instance: Any, name: str) -> bool:
+def is_own_method(instance: Any, name: str) -> bool:
     """Return True if an object's attribute is its class's own method, restored after a replacement."""
     value = vars(instance)[name]
     return (
@@ -48,7 +48,7 @@ def foreign(instance: Any, what: str) -> Iterator[str]:
     """Yield another pack's changes to an object's class or methods, in words."""
     yield from (f"{name} in the {what}" for name in foreign_class(type(instance)))
     for name in vars(instance):
-        if callable(getattr(type(instance), name, None)) and not put_back(instance, name):
+        if callable(getattr(type(instance), name, None)) and not is_own_method(instance, name):
             yield f"a {what} with its own {name}"
 
 

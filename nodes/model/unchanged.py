@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...parallel_backend.models.comfyui.content.replaced import ReachedCode
-from .own_code import put_back
+from .own_code import is_own_method
 from .own_writes import NOTHING, OwnWrites, is_written
 from .refusals import MODEL, VAE, Guarded
 
@@ -162,7 +162,7 @@ def _differing(module: nn.Module, original: dict[tuple[str, str], Any], written:
         elif (table, name) in original:
             same = value is original[table, name]
         else:  # data that no code of the model's reads, or a method that was put back
-            same = not name and (not hasattr(type(module), table) or put_back(module, table))
+            same = not name and (not hasattr(type(module), table) or is_own_method(module, table))
         if not same:
             yield "forward" if "hooks" in table else name or table
     yield from (name or table for table, name in original.keys() - parts.keys())

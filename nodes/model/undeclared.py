@@ -18,6 +18,7 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import Tensor, nn
 
 from ...parallel_backend.conditioning import CROSS_ATTENTION, SIDES, Conditioning
+from ...parallel_backend.declaration import Declaration
 from ...parallel_backend.derive.call_kind import CallKind, kind_of
 from ...parallel_backend.derive.declaration_cache import key_of, unlike
 from ...parallel_backend.derive.objects import as_dicts
@@ -30,7 +31,6 @@ from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.models.comfyui.content.sources import sources_of
 from ...parallel_backend.models.comfyui.own_call import MASK
 from ...parallel_backend.models.comfyui.whole_family import SEQUENCES, WholeConfig
-from ...parallel_backend.models.sequence_parallel.declaration import Declaration
 from ...parallel_backend.plan import ModelLimits, Workload
 from ...parallel_backend.plan.resolve import feasible, planned_devices
 from ..progress import say

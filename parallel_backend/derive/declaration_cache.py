@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from ..cache import DiskCache
+from ..declaration import Declaration
 from ..identity import code_digest
-from ..models.sequence_parallel.declaration import Declaration
 from .call_kind import CallKind
 from .request import DeriveReply
 

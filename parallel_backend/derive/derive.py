@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from msgspec.structs import replace
 
-from ..models.sequence_parallel.declaration import Declaration, InterleavedBlocks
+from ..declaration import Declaration, InterleavedBlocks
 from ..models.sequence_parallel.picture import as_patch_size
 from .calls import ModelCall, Sizes, Subject
 from .deriving import candidates

@@ -10,8 +10,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from ..models.sequence_parallel import declaration as d
-from ..models.sequence_parallel.declaration import Constant
+from .. import declaration as d
+from ..declaration import Constant
 from ..models.sequence_parallel.picture import as_patch_size
 from .call_sites import ModelParts, Sites, find_parts, look_again, look_closely
 from .calls import FAILS, Sizes, Subject

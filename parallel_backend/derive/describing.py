@@ -12,8 +12,8 @@ from typing import Any
 from msgspec.structs import replace
 from torch import Tensor
 
-from ..models.sequence_parallel import declaration as d
-from ..models.sequence_parallel.declaration import AlignedToEnd, TokensOfLatents
+from .. import declaration as d
+from ..declaration import AlignedToEnd, TokensOfLatents
 from ..models.sequence_parallel.picture import Picture
 from .probing import Followed, Probe
 from .rules import is_run, shared_heads, starts

@@ -9,8 +9,8 @@ from contextlib import suppress
 from msgspec.structs import replace
 from torch import nn
 
-from ..models.sequence_parallel import declaration as d
-from ..models.sequence_parallel.declaration import AttentionsBySubmodule
+from .. import declaration as d
+from ..declaration import AttentionsBySubmodule
 from .call_sites import Sites
 from .describing import Description
 from .kinds import argument_kinds

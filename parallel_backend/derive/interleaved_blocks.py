@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from ..declaration import InterleavedBlocks
 from ..models.comfyui.proof.ranks import in_a_line
 from ..models.sequence_parallel.blocks import BlockHook
-from ..models.sequence_parallel.declaration import InterleavedBlocks
 from .calls import FAILS, ModelCall, Subject
 from .describing import Description
 from .groups import members_of, not_apart

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.sequence_parallel import declaration as d
+from .. import declaration as d
 from .describing import Description
 from .probing import Followed
 from .rules import is_repeated, is_run, rows

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ..models.sequence_parallel.declaration import BlockGroup, Declaration, LatentTokens
+from ..declaration import BlockGroup, Declaration, LatentTokens
 from .call_sites import changed_places, first_runs
 from .calls import FAILS, ModelCall, Sizes, Subject, noise_like
 from .derive import Derived

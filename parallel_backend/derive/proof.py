@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..declaration import Declaration
 from ..models.comfyui.features import compile as features
 from ..models.comfyui.proof.prove import TOLERANCE
 from ..models.comfyui.proof.rank import ProofRank, errors_of, plan_for, worst
 from ..models.comfyui.proof.ranks import RankFailed, in_a_line, run_in_turn
 from ..models.comfyui.small import Case
 from ..models.sequence_parallel.compiled import CompiledBlocks
-from ..models.sequence_parallel.declaration import Declaration
 from ..plan import ResolvedPlan
 from ..weights.stores.block_access import BlockAccess
 from .calls import FAILS, ModelCall, Subject

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from msgspec.structs import replace
 
-from ..models.sequence_parallel import declaration as d
+from .. import declaration as d
 from .calls import FAILS, Subject
 from .derive import LIMIT, Derived, first_proved, proved
 from .small import MARKS, Small, narrowed

@@ -18,11 +18,11 @@ from pathlib import Path
 import msgspec
 import torch
 
+from ..declaration import Declaration
 from ..errors import Refused
 from ..models.comfyui.importing import import_comfyui
 from ..models.comfyui.proof.child import NICE, end_with_the_asker
 from ..models.comfyui.proof.ranks import in_a_line
-from ..models.sequence_parallel.declaration import Declaration
 from .call_kind import CallKind
 from .calls import Subject
 from .derive import Derived, first_proved, proved, proved_compiled

@@ -11,8 +11,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..conditioning import arguments, flatten
+from ..declaration import Declaration
 from ..diffusion import Value
-from ..models.sequence_parallel.declaration import Declaration
 from .call_kind import CallKind
 from .prompt import PromptExample
 

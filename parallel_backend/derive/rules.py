@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..models.sequence_parallel.declaration import AlignedToEnd, StartAt
+from ..declaration import AlignedToEnd, StartAt
 
 MULTIPLES = [2**power for power in range(1, 10)]
 """To which models may pad the picture's tokens."""

@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import NODEFAULT
 from msgspec.structs import FieldInfo, fields
 
-from ..models.sequence_parallel import declaration
-from ..models.sequence_parallel.declaration import Declaration, DeclarationPart
+from .. import declaration
+from ..declaration import Declaration, DeclarationPart
 
 WIDTH = 120
 """Of lines of words."""

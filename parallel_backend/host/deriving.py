@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from ..declaration import Declaration
 from ..derive.call_kind import CallKind
 from ..derive.declaration_cache import DeclarationRecord, load, save, unlike
 from ..derive.prompt import PromptExample
 from ..derive.request import ANSWER, DeriveReply, request_bytes
-from ..models.sequence_parallel.declaration import Declaration
 from ..temporary import memory_file, path_of
 from .proofs import Child
 

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from parallel_backend.conditioning import Conditioning
-from parallel_backend.derive.call_kind import CallKind, kind_of
-from parallel_backend.diffusion import Value
-from parallel_backend.models.sequence_parallel.declaration import (
+from parallel_backend.declaration import (
     AlignedToEnd,
     AttentionsBySubmodule,
     BlockGroup,
@@ -31,6 +29,8 @@ from parallel_backend.models.sequence_parallel.declaration import (
     TokenRanges,
     TokensOfLatents,
 )
+from parallel_backend.derive.call_kind import CallKind, kind_of
+from parallel_backend.diffusion import Value
 from tests.support.tiny.models import draw
 
 FOUND = Declaration(

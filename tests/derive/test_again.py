@@ -12,7 +12,7 @@ import pytest
 
 from parallel_backend.comfyui_folder import comfyui_version
 from parallel_backend.host.deriving import COMMAND, Derivation
-from tests.derive.asking import NAME, prompt_of
+from tests.derive.requesting import NAME, prompt_of
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import save_tiny
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from parallel_backend.declaration import Declaration, DistributedAttention, PythonFunction
 from parallel_backend.derive.writing import written
-from parallel_backend.models.sequence_parallel.declaration import Declaration, DistributedAttention, PythonFunction
 from tests.derive.found import FOUND
 
 

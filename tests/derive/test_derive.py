@@ -13,6 +13,17 @@ import pytest
 import torch
 from msgspec.structs import replace as redeclare
 
+from parallel_backend.declaration import (
+    Declaration,
+    DistributedAttention,
+    InterleavedBlocks,
+    LatentTokens,
+    PerFramePart,
+    PerToken,
+    PythonFunction,
+    Replicated,
+    ReplicatedKeys,
+)
 from parallel_backend.derive import child
 from parallel_backend.derive.__main__ import main
 from parallel_backend.derive.calls import Subject
@@ -25,17 +36,6 @@ from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
-from parallel_backend.models.sequence_parallel.declaration import (
-    Declaration,
-    DistributedAttention,
-    InterleavedBlocks,
-    LatentTokens,
-    PerFramePart,
-    PerToken,
-    PythonFunction,
-    Replicated,
-    ReplicatedKeys,
-)
 from tests.derive.subjects import subject_of
 from tests.derive.table import SUBJECTS
 from tests.derive.toys import toy, unheard

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_backend.declaration import Declaration
 from parallel_backend.derive.derive import Derived, derive
 from parallel_backend.derive.deriving import candidates
 from parallel_backend.derive.groups import members_of
@@ -20,7 +21,6 @@ from parallel_backend.models.comfyui.importing import import_comfyui
 from parallel_backend.models.comfyui.latents import reference_tokens
 from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
-from parallel_backend.models.sequence_parallel.declaration import Declaration
 from parallel_backend.plan.predict.operations import of_a_block
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.derive.table import SUBJECTS

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import torch
 from msgspec.structs import fields
 
+from parallel_backend.declaration import Declaration
 from parallel_backend.derive.deriving import candidates
 from parallel_backend.derive.undescribed import Undescribed
 from parallel_backend.derive.writing import is_default
 from parallel_backend.models.comfyui.small import SMALL, small
-from parallel_backend.models.sequence_parallel.declaration import Declaration
 from tests.derive.table import SUBJECTS
 from tests.support.comfy_oracle import comfy_on_path
 

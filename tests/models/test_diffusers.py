@@ -15,12 +15,12 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from parallel_backend.comm.meter import Meter
+from parallel_backend.declaration import Replicated, ReplicatedKeys
 from parallel_backend.errors import Refused
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.models.family import Execution
 from parallel_backend.models.inputs import Inputs
-from parallel_backend.models.sequence_parallel.declaration import Replicated, ReplicatedKeys
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.layers.packing import shape_parameters

@@ -14,12 +14,12 @@ import torch
 from tests.models.sequence_paralleling import TOLERANCE, worst
 from torch import Tensor, nn
 
+from parallel_backend.declaration import DistributedAttention, ReplicatedKeys
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.features.compile import COMPILED
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.sequence_parallel.compiled import CompiledBlocks
-from parallel_backend.models.sequence_parallel.declaration import DistributedAttention, ReplicatedKeys
 from parallel_backend.models.sequence_parallel.sources import unknown_arguments
 from parallel_backend.weights.stores.block_access import BlockAccess
 from tests.support.ranks import run_ranks

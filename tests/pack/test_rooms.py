@@ -13,7 +13,7 @@ from scripts.comfyui import REPO
 
 ENGINE = "parallel_backend"
 FLOORS = (
-    ("derived",),
+    ("declaration",),
     (
         "errors",
         "cache",

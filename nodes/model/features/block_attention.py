@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ....parallel_backend.conditioning import BLOCK_ATTENTION, OPTIONS, flatten
+from ....parallel_backend.declaration import Declaration, InjectedAttention
 from ....parallel_backend.diffusion import Value
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.models.comfyui.features.attention_override import ObjectRecipe
@@ -24,7 +25,6 @@ from ....parallel_backend.models.comfyui.features.block_attention import (
     BlockAttentionRecipe,
     handing_attention,
 )
-from ....parallel_backend.models.sequence_parallel.declaration import Declaration, InjectedAttention
 from ..conditioning import is_plain
 from .attention_override import OPTION as OVERRIDE
 from .attention_override import filled, is_importable, object_recipe, place_of

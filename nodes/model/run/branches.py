@@ -17,7 +17,7 @@ from ....parallel_backend.conditioning import ALONE, SIDES, TOGETHER
 from ....parallel_backend.diffusion import Value
 from ..features.step_cache import known_wrappers
 from ..named_options import named_by
-from ..own_code import own, put_back
+from ..own_code import is_own_method, own
 from ..recording.recording_model import KEEPS_NEGATIVE
 from ..sampler_run import SamplerRun
 from ..supported import GUIDER_METHODS, plain_guider
@@ -62,7 +62,7 @@ def _known(run: SamplerRun) -> bool:
     """Return True if only ComfyUI's own code decides about a guider's branches."""
     guider = run.guider
     return all(
-        own(getattr(type(guider), name)) and (name not in vars(guider) or put_back(guider, name))
+        own(getattr(type(guider), name)) and (name not in vars(guider) or is_own_method(guider, name))
         for name in GUIDER_METHODS
     )
 

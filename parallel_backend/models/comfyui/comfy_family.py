@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...conditioning import packed_shapes
+from ...declaration import Declaration, DistributedAttention, HeadParallelAttention, PrefixedAttention
 from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
@@ -24,7 +25,6 @@ from ..declared import DECLARATIONS
 from ..family import Conditioning, Stage
 from ..inspection import check_tensors
 from ..sequence_parallel.blocks import Block, attentions_of, blocks_of, control_blocks
-from ..sequence_parallel.declaration import Declaration, DistributedAttention, HeadParallelAttention, PrefixedAttention
 from ..sequence_parallel.picture import Picture, as_patch_size
 from .computed_buffers import CPU, compute_buffers, made_elsewhere
 from .detection import DAMAGE, detect, unmakable

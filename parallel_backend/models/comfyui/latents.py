@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from ...declaration import Declaration
 from ...errors import Refused
-from ..sequence_parallel.declaration import Declaration
 from ..sequence_parallel.picture import Picture, by
 
 REFERENCE = "ref_latents"

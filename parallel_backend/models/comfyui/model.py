@@ -21,13 +21,13 @@ from ...conditioning import (
     arguments,
     picture_shape,
 )
+from ...declaration import Declaration
 from ...diffusion import Value
 from ...plan import ResolvedPlan
 from ..family import Conditioning, Execution, Stage
 from ..inputs import Inputs
 from ..region import Region
 from ..sequence_parallel.blocks import ParallelModel, blocks_of, control_blocks
-from ..sequence_parallel.declaration import Declaration
 from ..sequence_parallel.picture import Picture, as_patch_size
 from ..sequence_parallel.placement import Placement
 from ..sequence_parallel.run import ParallelForward

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ..sequence_parallel.declaration import Declaration
+from ...declaration import Declaration
 from .auraflow import AURAFLOW
 from .cosmos_predict2 import COSMOS_PREDICT2
 from .ernie_image import ERNIE_IMAGE

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     AlignedToEnd,
     BlockGroup,
     Declaration,

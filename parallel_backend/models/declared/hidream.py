@@ -5,7 +5,7 @@ Each block gets text of its own, which is cut off again behind it.
 
 from __future__ import annotations
 
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     BlockGroup,
     Declaration,
     DistributedAttention,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 from torch import Tensor
 
-from ..sequence_parallel.declaration import AlignedToEnd, Declaration, LatentTokens, TextMask, TokenRanges, rows_differ
+from ...declaration import AlignedToEnd, Declaration, LatentTokens, TextMask, TokenRanges, rows_differ
 from . import flux
 
 DOUBLE = replace(

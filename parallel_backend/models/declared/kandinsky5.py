@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     REMOVE,
     BlockGroup,
     Declaration,

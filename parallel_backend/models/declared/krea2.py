@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     Attention,
     BlockGroup,
     Declaration,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     BlockGroup,
     Declaration,
     DistributedAttention,

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     AttentionBias,
     BlockGroup,
     Declaration,

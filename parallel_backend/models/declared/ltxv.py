@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..sequence_parallel.arguments import MASKED
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     AttentionBias,
     BlockGroup,
     Declaration,
@@ -21,6 +20,7 @@ from ..sequence_parallel.declaration import (
     ReplicatedContext,
     ReplicatedKeys,
 )
+from ..sequence_parallel.arguments import MASKED
 
 
 def _text_width(model: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     AlignedToEnd,
     Argument,
     Attention,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     AlignedToEnd,
     BlockGroup,
     Declaration,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     BlockGroup,
     Declaration,
     DistributedAttention,

@@ -8,7 +8,7 @@ computed with each patch.
 from __future__ import annotations
 
 from ...conditioning import PREFIX_CACHE
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     BlockGroup,
     Declaration,
     LatentTokens,

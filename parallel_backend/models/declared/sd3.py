@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     Attention,
     BlockGroup,
     Declaration,

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 from torch import nn
 
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     AlignedToEnd,
     Attention,
     BlockGroup,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 from torch import nn
 
-from ..sequence_parallel.declaration import (
+from ...declaration import (
     Argument,
     Attention,
     BlockGroup,

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...declaration import Declaration
 from ...errors import Refused
 from ...weights.files.keymap import KeyMap
 from ..family import Conditioning, Stage
-from ..sequence_parallel.declaration import Declaration
 from ..sequence_parallel.picture import Picture
 from .model import Call, DiffusersModel
 

@@ -13,10 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ...errors import Refused
-from ...transfers import to_device
-from .call_layout import CallLayout
-from .declaration import (
+from ...declaration import (
     Argument,
     AttentionBias,
     BlockGroup,
@@ -33,6 +30,9 @@ from .declaration import (
     TokenPosition,
     TokenRanges,
 )
+from ...errors import Refused
+from ...transfers import to_device
+from .call_layout import CallLayout
 from .placement import Placement
 from .stream import Stream
 

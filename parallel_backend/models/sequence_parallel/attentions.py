@@ -15,12 +15,7 @@ from ...attention.kernels import choose_kernel, is_approximate
 from ...attention.packages import AttentionKernel, package_failures
 from ...attention.patches import KVCache, patch_attention
 from ...attention.sequence_parallel import UspLayout, replicated_query_attention, usp_attention
-from ...errors import Refused
-from ...layout import SequenceSplit
-from ...mesh import Mesh
-from ...plan import ResolvedPlan
-from .call_layout import CallLayout
-from .declaration import (
+from ...declaration import (
     Attention,
     DistributedAttention,
     HeadParallelAttention,
@@ -28,6 +23,11 @@ from .declaration import (
     ReplicatedKeys,
     ReplicatedQueries,
 )
+from ...errors import Refused
+from ...layout import SequenceSplit
+from ...mesh import Mesh
+from ...plan import ResolvedPlan
+from .call_layout import CallLayout
 from .placement import Placement, slots_of
 from .token_layout import TokenLayout
 

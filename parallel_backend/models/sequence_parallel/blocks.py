@@ -11,13 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...errors import Refused
-from ..family import Stage
-from .arguments import OPTIONS, Arguments
-from .attentions import BlockCall
-from .call_layout import StageOver
-from .compiled import CompiledBlocks, CompiledEntry
-from .declaration import (
+from ...declaration import (
     Attention,
     BlockGroup,
     Declaration,
@@ -26,6 +20,12 @@ from .declaration import (
     PrefixedTokens,
     TokenPosition,
 )
+from ...errors import Refused
+from ..family import Stage
+from .arguments import OPTIONS, Arguments
+from .attentions import BlockCall
+from .call_layout import StageOver
+from .compiled import CompiledBlocks, CompiledEntry
 from .forward import RankForward
 from .head_parallel import OfSomeHeads
 from .injected_attention import BlockOfSomeHeads, InjectedFunction, SomeHeads

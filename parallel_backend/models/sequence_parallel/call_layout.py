@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...comm.communicator import Communicator
-from .declaration import FirstPatchTokens, LatentTokens, StreamKind
+from ...declaration import FirstPatchTokens, LatentTokens, StreamKind
 from .placement import Placement, Selection
 from .stream import HERE, Stream
 from .token_layout import TokenLayout

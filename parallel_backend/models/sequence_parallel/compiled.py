@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...declaration import ReplicatedKeys
 from .arguments import Arguments
 from .attentions import LOW_PRECISION, SCALE, Attentions
-from .declaration import ReplicatedKeys
 from .layer_operator import RUNNING
 
 OVERRIDE = "optimized_attention_override"

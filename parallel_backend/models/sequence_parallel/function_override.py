@@ -13,13 +13,7 @@ from torch import Tensor
 
 from ...attention.codec import EXACT, FP8, SCALE_BYTES, Codec
 from ...attention.function_attention import FunctionAttention
-from ...errors import Refused
-from ...layout import SequenceSplit
-from ...mesh import Mesh
-from ...plan import ResolvedPlan
-from .attentions import BlockCall, Kernel, Operands, shared_heads, with_idle, without_idle, without_prefix
-from .call_layout import CallLayout
-from .declaration import (
+from ...declaration import (
     Attention,
     DistributedAttention,
     HeadParallelAttention,
@@ -27,6 +21,12 @@ from .declaration import (
     ReplicatedKeys,
     ReplicatedQueries,
 )
+from ...errors import Refused
+from ...layout import SequenceSplit
+from ...mesh import Mesh
+from ...plan import ResolvedPlan
+from .attentions import BlockCall, Kernel, Operands, shared_heads, with_idle, without_idle, without_prefix
+from .call_layout import CallLayout
 from .placement import Placement, order_of
 
 Function = Callable[..., Tensor]

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ...declaration import HeadParallelAttention
 from ...errors import Refused
 from .arguments import OPTIONS
 from .compiled import OVERRIDE
-from .declaration import HeadParallelAttention
 from .every_token import all_tokens, back_here, here
 from .forward import RankForward
 

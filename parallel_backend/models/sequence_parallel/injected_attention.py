@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...declaration import InjectedAttention
 from ...errors import Refused
 from ...layout import SequenceSplit, length
-from .declaration import InjectedAttention
 from .every_token import all_tokens, back_here, here
 from .forward import RankForward
 from .placement import Placement

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...declaration import LatentTokens
 from ...errors import Refused
 from ..family import Execution
 from ..inputs import Inputs, PatchForward
@@ -16,7 +17,6 @@ from .attentions import Attentions, Caches
 from .blocks import ParallelModel
 from .call_layout import CallLayout, StageOver
 from .compiled import OVERRIDE, CompiledBlocks
-from .declaration import LatentTokens
 from .forward import RankForward
 from .function_override import FunctionOverride, OfHeads
 from .picture import Picture, by

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from ...declaration import Attention, ReplicatedKeys
 from .attentions import CHANGES_NOTHING, Attentions, unknown
-from .declaration import Attention, ReplicatedKeys
 from .module_attention import NAME
 
 OPERANDS = frozenset(inspect.signature(Attentions.__call__).parameters)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ...declaration import LatentTokens, PrefixedTokens, ReplicatedTokens, StreamKind
 from ...errors import Refused
-from .declaration import LatentTokens, PrefixedTokens, ReplicatedTokens, StreamKind
 from .picture import Picture
 from .placement import Placement, after_prefix, everywhere, joined, spread_by
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ....declaration import LatentTokens
 from ....weights.adapters.lora import AdapterSet
 from ....weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, NetworkPatch
 from ...sequence_parallel.arguments import positions_of
 from ...sequence_parallel.call_layout import CallLayout
-from ...sequence_parallel.declaration import LatentTokens
 from ...sequence_parallel.placement import Placement
 from ...sequence_parallel.stream import HERE, Stream
 from ..importing import import_comfyui

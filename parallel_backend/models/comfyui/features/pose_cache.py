@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....declaration import FirstPatchTokens
 from ...sequence_parallel.call_layout import CallLayout
-from ...sequence_parallel.declaration import FirstPatchTokens
 from ...sequence_parallel.stream import Stream
 
 OPTION = "animate2_cache"

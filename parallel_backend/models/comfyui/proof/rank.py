@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ....comm.meter import Meter
+from ....declaration import Declaration
 from ....distance import error_of
 from ....mesh import build_mesh
 from ....mesh_axes import mesh_degrees
@@ -23,7 +24,6 @@ from ...family import Execution, Stage
 from ...inputs import Inputs
 from ...sequence_parallel.blocks import ParallelModel, blocks_of
 from ...sequence_parallel.compiled import CompiledBlocks
-from ...sequence_parallel.declaration import Declaration
 from ...sequence_parallel.picture import Picture, as_patch_size
 from ...sequence_parallel.run import ParallelForward
 from ..features.compile import COMPILED

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from ....declaration import Declaration
 from ...declared import DECLARATIONS
-from ...sequence_parallel.declaration import Declaration
 from ..own_call import own_call, own_class
 from .drawn import draw, randomise
 

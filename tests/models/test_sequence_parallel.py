@@ -18,12 +18,12 @@ from tests.models.sequence_paralleling import PLANS, TOLERANCE, worst
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from parallel_backend.declaration import Declaration, Replicated
 from parallel_backend.distance import error_of
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import SMALL, Case
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
-from parallel_backend.models.sequence_parallel.declaration import Declaration, Replicated
 from parallel_backend.models.sequence_parallel.picture import Picture, as_patch_size
 from parallel_backend.plan import ResolvedPlan
 from tests.support.classes import small_or_skipped

@@ -12,7 +12,7 @@ from parallel_backend.derive.call_kind import kind_of
 from parallel_backend.derive.prompt import PromptExample
 from parallel_backend.derive.reply import answer
 from parallel_backend.derive.request import DeriveReply, request_bytes
-from tests.derive.asking import LIMIT, NAME, SECONDS, prompt_of
+from tests.derive.requesting import LIMIT, NAME, SECONDS, prompt_of
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import save_tiny
 

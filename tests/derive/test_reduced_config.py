@@ -10,12 +10,12 @@ import msgspec
 import pytest
 import torch
 
+from parallel_backend import declaration as d
 from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive
 from parallel_backend.derive.reduced_config import derived_reduced, reduced_configs, widened
 from parallel_backend.derive.small import Small, small_of, subjects_of
 from parallel_backend.models.comfyui.importing import import_comfyui
-from parallel_backend.models.sequence_parallel import declaration as d
 from tests.derive.found import FOUND
 from tests.derive.toys import toy
 from tests.support.selection import thorough

@@ -33,11 +33,11 @@ def test_it_is_put_back() -> None:
     model = nn.Sequential(Keeps(), Keeps())
     left = StateLeak(model)
     for _ in range(2):
-        left.put_back()
+        left.restore()
         before = left.state()
         model(torch.ones(2))
         left.find(before)
-    left.put_back()
+    left.restore()
     for part in model:
         assert isinstance(part, Keeps)
         assert (part.entries, part.found, part.last, part.size) == ([], {"first": 1}, None, 3)
@@ -53,5 +53,5 @@ def test_what_was_changed_between_requests_stays() -> None:
     part(torch.ones(2))
     left.find(before)
     part.size = 5
-    left.put_back()
+    left.restore()
     assert part.size == 5

@@ -9,14 +9,13 @@ A `PythonFunction` and the other functions in a declaration cannot be sent. Only
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 import msgspec
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-
-from .picture import Picture
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]
 Names: TypeAlias = Annotated[tuple[Name, ...], msgspec.Meta(max_length=64)]
@@ -96,7 +95,11 @@ class TokensOfLatents(DeclarationPart, frozen=True):
     def __call__(self, arguments: Mapping[str, Any]) -> int:
         """Return the number of tokens for a call with these arguments, which have neither latent nor timestep."""
         latents = tree_leaves([arguments.get(name) for name in self.latents])
-        return sum(Picture(tuple(latent.shape), self.patch_size).tokens for latent in latents if latent is not None)
+        return sum(
+            math.prod(-(-size // step) for size, step in zip(latent.shape[2:], self.patch_size, strict=True))
+            for latent in latents
+            if latent is not None
+        )
 
 
 class InterleavedBlocks(DeclarationPart, frozen=True):
