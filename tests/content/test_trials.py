@@ -46,7 +46,7 @@ def test_comfyuis_own_and_the_workers_agree(kind: str) -> None:
 
 @pytest.mark.parametrize("cache", trial.CACHES)
 def test_a_step_cache_has_something_to_skip_there(cache: str) -> None:
-    case = trial.Case(cache=cache)
+    case = trial.TrialCase(cache=cache)
     cached, ours = trial.Trial(case, caches).both()
     plain, _ = trial.Trial(replace(case, cache=""), caches).both()
     assert float((cached - ours).norm()) == 0.0 < float((plain - cached).norm())
