@@ -78,11 +78,13 @@ CARDS = {
 
 
 def memory_of(card: Card) -> str:
-    """What each of two GPUs needs for the model whole, in words, as the plan command predicts it; of two models, the larger."""
+    """Return in words what each of two GPUs needs for the unsharded model, as the plan command predicts; of two models
+    the larger.
+    """
     asked, _, _ = asked_for(parser().parse_args(["--model", card.model, "--dtype", card.dtype, "--card", "h100"]))
     if card.pruned:
         asked = replace(asked, model=replace(asked.model, single_weights=asked.model.token_weights))
-    whole = next(offer for offer in offered(asked, 2) if offer.held == "replicated")
+    whole = next(offer for offer in offered(asked, 2) if offer.storage == "replicated")
     return f"{whole.memory / 1e9:.0f} GB on each of 2 GPUs"
 
 

@@ -85,5 +85,5 @@ class SaveConditioning(io.ComfyNode):
     def execute(cls, conditioning: list[Any], filename_prefix: str) -> io.NodeOutput:
         """Write the file; it appears whole or not at all."""
         file, subfolder = write(conditioning, filename_prefix)
-        shown = [{"filename": file, "subfolder": subfolder, "type": "input"}]
-        return io.NodeOutput(ui={"conditioning": shown})
+        saved_files = [{"filename": file, "subfolder": subfolder, "type": "input"}]
+        return io.NodeOutput(ui={"conditioning": saved_files})

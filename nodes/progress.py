@@ -82,7 +82,7 @@ class NodeProgress:
 
     def __init__(self) -> None:
         self._run: NodeRun | None = None
-        self._shown_start = (0, 0)
+        self._displayed_start = (0, 0)
         self._alone: dict[object, float] = {}
         """Measured seconds a step on one device, by the job."""
 
@@ -101,8 +101,8 @@ class NodeProgress:
                 self._run.ran.append(event)
 
     def _starting(self, workers: int, seconds: int) -> None:
-        if (workers, seconds) != self._shown_start:  # it is told more often than its text changes
-            self._shown_start = workers, seconds
+        if (workers, seconds) != self._displayed_start:  # it is told more often than its text changes
+            self._displayed_start = workers, seconds
             say(f"Starting {workers} worker{'s' if workers > 1 else ''}, {seconds} s")
 
     def advance(self, count: int) -> None:
@@ -147,16 +147,16 @@ def left_in_words(seconds: float) -> list[str]:
 
 
 def loading() -> Callable[[int, int], None]:
-    """Says on the node how much of a model's weights has been loaded."""
+    """Return a function that shows on the node how much of a model's weights is loaded."""
     began: list[float] = []
-    said: list[str] = []
+    texts: list[str] = []
 
     def show(done: int, total: int) -> None:
         if not began:
             began.append(time.monotonic())
         text = f"Loading {part_of(done, total)}"
-        if text not in said[-1:]:  # it is told more often than its text changes
-            said.append(text)
+        if text not in texts[-1:]:  # it is told more often than its text changes
+            texts.append(text)
             say(text)
         if done == total:
             seconds = time.monotonic() - began[0]
@@ -178,18 +178,18 @@ def executing() -> tuple[str, str] | None:
 
 def say(text: str) -> None:
     """Show a text on the node that is executed, to the page that queued it."""
-    found = executing()
-    if found is not None and (page := PromptServer.instance.client_id) is not None:
-        PromptServer.instance.send_progress_text(text, found[1], page)
+    execution = executing()
+    if execution is not None and (page := PromptServer.instance.client_id) is not None:
+        PromptServer.instance.send_progress_text(text, execution[1], page)
 
 
 def publish(result: Outcome) -> None:
     """Show on the node what its run came to, tell the page, and put it into ComfyUI's history."""
     say(in_words(result))
-    found = executing()
-    if found is None:
+    execution = executing()
+    if execution is None:
         return
-    prompt, node = found
+    prompt, node = execution
     server, record = PromptServer.instance, msgspec.to_builtins(result)
     if server.client_id is not None:
         message = {"prompt_id": prompt, "node": node, "outcome": record}

@@ -14,10 +14,10 @@ CATEGORY = "Parallel"
 
 @functools.cache
 def backend() -> Backend:
-    """The Backend that all nodes share; its workers end with ComfyUI."""
-    made = Backend(Deadlines.read(os.environ), progress().hear)
-    atexit.register(made.close)
-    return made
+    """Return the Backend that all nodes share; its workers end with ComfyUI."""
+    shared = Backend(Deadlines.read(os.environ), progress().hear)
+    atexit.register(shared.close)
+    return shared
 
 
 @functools.cache

@@ -48,13 +48,13 @@ def sample_cogvideox_ddim(
     disable: bool | None = None,
 ) -> Tensor:
     """DDIM (arXiv 2010.02502) as CogVideoX's code writes it."""
-    _refuse_others(model, "cogvideox_ddim")
+    _refuse_other_models(model, "cogvideox_ddim")
     y = x / _norm(sigmas[0])
     for step, (sigma, sigma_next) in enumerate(tqdm([*pairwise(sigmas.cpu())], disable=disable)):
         clean = _clean(model, y, step, sigma, extra_args, callback)
         here, then = _level(sigma), _level(sigma_next)
-        kept = then.spread / here.spread
-        y = kept * y + (then.alpha - here.alpha * kept) * clean
+        ratio = then.spread / here.spread
+        y = ratio * y + (then.alpha - here.alpha * ratio) * clean
     return y * _norm(sigmas[-1])
 
 
@@ -68,7 +68,7 @@ def sample_cogvideox_dpm(
     disable: bool | None = None,
 ) -> Tensor:
     """SDE-DPM-Solver++(2M) (arXiv 2211.01095) as CogVideoX's code writes it, with fresh noise in every step but the last."""
-    _refuse_others(model, "cogvideox_dpm")
+    _refuse_other_models(model, "cogvideox_dpm")
     noise = comfy.k_diffusion.sampling.default_noise_sampler(x, seed=(extra_args or {}).get("seed"))
     y = x / _norm(sigmas[0])
     before: tuple[Tensor, Tensor] | None = None
@@ -119,8 +119,8 @@ def _clean(model: Any, y: Tensor, step: int, sigma: Tensor, extra_args: Any, cal
     return (denoised - y / norm) / (sigma.double() / norm)
 
 
-def _refuse_others(model: Any, name: str) -> None:
-    """Raises Refused for a model that they are not made for."""
+def _refuse_other_models(model: Any, name: str) -> None:
+    """Raise Refused for a model that this sampler is not made for."""
     try:
         sampling = sampling_of(model.inner_model.inner_model.model_sampling, {})
     except NotSupported as reason:

@@ -48,10 +48,10 @@ def entries() -> tuple[TroubleshootingEntry, ...]:
 
 
 def entry_of(message: str) -> str:
-    """The id of the entry that speaks of a message or a title, by the longest words that they share; empty for none."""
-    said = " ".join(message.split())
-    best = max(entries(), key=lambda entry: entry.fits(said))
-    return best.id if best.fits(said) >= LEAST or any((said,) in entry.quoted for entry in entries()) else ""
+    """Return the id of the entry that shares the longest words with a message or title; empty if there is none."""
+    text = " ".join(message.split())
+    best = max(entries(), key=lambda entry: entry.fits(text))
+    return best.id if best.fits(text) >= LEAST or any((text,) in entry.quoted for entry in entries()) else ""
 
 
 def as_html() -> str:
@@ -75,9 +75,9 @@ def as_html() -> str:
 
 
 def _quoted(text: str) -> tuple[tuple[str, ...], ...]:
-    """What stands in bold: messages within quotation marks, and titles."""
-    bold = [" ".join(each.split()) for each in re.findall(r"\*\*(.+?)\*\*", text, re.DOTALL)]
-    return tuple(words_of(each.strip('"')) if each.startswith('"') else (each,) for each in bold)
+    """Return the phrases in bold: messages within quotation marks, and titles."""
+    bold = [" ".join(phrase.split()) for phrase in re.findall(r"\*\*(.+?)\*\*", text, re.DOTALL)]
+    return tuple(words_of(phrase.strip('"')) if phrase.startswith('"') else (phrase,) for phrase in bold)
 
 
 def words_of(quotation: str) -> tuple[str, ...]:
@@ -87,10 +87,10 @@ def words_of(quotation: str) -> tuple[str, ...]:
 
 
 def _inline(text: str) -> str:
-    """Markdown within a paragraph: bold, code, emphasis, and links, which lead to this page or nowhere."""
-    made = html.escape(text.strip(), quote=False)
-    made = re.sub(r"`([^`]+)`", r"<code>\1</code>", made)
-    made = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", made, flags=re.DOTALL)
-    made = re.sub(r"\*(.+?)\*", r"<i>\1</i>", made, flags=re.DOTALL)
-    made = re.sub(r"\[([^\]]+)\]\((#[^)]+)\)", r'<a href="\2">\1</a>', made)
-    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", made)
+    """Convert Markdown within a paragraph to HTML: bold, code, emphasis, and links, which lead to this page or nowhere."""
+    markup = html.escape(text.strip(), quote=False)
+    markup = re.sub(r"`([^`]+)`", r"<code>\1</code>", markup)
+    markup = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", markup, flags=re.DOTALL)
+    markup = re.sub(r"\*(.+?)\*", r"<i>\1</i>", markup, flags=re.DOTALL)
+    markup = re.sub(r"\[([^\]]+)\]\((#[^)]+)\)", r'<a href="\2">\1</a>', markup)
+    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", markup)

@@ -21,7 +21,7 @@ def reclaimable_bytes(device: str) -> int:
     return sum(model.loaded_size() for model in loaded if model is not None and not hasattr(model, "remote"))
 
 
-def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], each: float) -> None:
+def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], worker_bytes: float) -> None:
     """Ask ComfyUI for room on every device of this machine that workers use; models there leave as far as it takes.
 
     ComfyUI does so by itself for the device that it computes on, and only for that one. Where none of its models is, it is
@@ -31,7 +31,7 @@ def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], eac
     Args:
         model: the one that stays.
         workers: each worker's device.
-        each: bytes that a worker needs, weights that it may hold already included.
+        worker_bytes: bytes that a worker needs, weights that it may hold already included.
     """
     loaded = [(entry, entry.model) for entry in comfy.model_management.current_loaded_models]
     # held in `loaded`, no model is garbage collected while ComfyUI goes through them
@@ -40,9 +40,9 @@ def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], eac
         if "/" in name:
             continue  # of another machine
         device, count = torch.device(name), workers.count(name)
-        held = backend.held_bytes(model, name)
-        contexts = count * CONTEXT_BYTES if device.type == "cuda" and not held else 0
-        needed = count * each - held + contexts
+        held_bytes = backend.held_bytes(model, name)
+        contexts = count * CONTEXT_BYTES if device.type == "cuda" and not held_bytes else 0
+        needed = count * worker_bytes - held_bytes + contexts
         if device.type == "cuda" and _keeps(device) and torch.cuda.mem_get_info(device)[0] < needed:
             comfy.model_management.soft_empty_cache()  # what torch keeps looks free to ComfyUI, but only to it
         if any(

@@ -108,9 +108,11 @@ class Shares:
 
     def __init__(self, remote: Remote, main: torch.device, devices: Iterable[torch.device]) -> None:
         self._remote, self._main, self._devices = remote, main, tuple(devices)
-        others = {device_name(device): device for device in self._devices if device != main}
+        other_devices = {device_name(device): device for device in self._devices if device != main}
         self._shares = {
-            name: DeviceShare(remote, others[name]) for name in dict.fromkeys(remote.devices) if name in others
+            name: DeviceShare(remote, other_devices[name])
+            for name in dict.fromkeys(remote.devices)
+            if name in other_devices
         }
 
     def __deepcopy__(self, _: dict[int, Any]) -> Shares:

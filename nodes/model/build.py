@@ -58,14 +58,14 @@ def load_model(
     weight_dtype: str,
     plan: ParallelPlan,
     kinds: Collection[str] = (),
-    beside: Mapping[str, Tensor] = MappingProxyType({}),
+    other_tensors: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> ParallelModelPatcher:
-    """A MODEL for a file; reads the file's header only.
+    """Return a MODEL for a file. Read only the file's header.
 
     Args:
         kinds: the models of the family that are taken; all if empty.
-        beside: what a checkpoint holds beside its diffusion model, where ComfyUI's class is to look into it (a v-prediction's
-            mark, embedders of its own), as Load Checkpoint has it look and Load Diffusion Model has not.
+        other_tensors: the checkpoint's tensors outside its diffusion model, for ComfyUI's class to read (such as the mark
+            of a v-prediction model, or embedders). Load Checkpoint passes them, Load Diffusion Model does not.
 
     Raises:
         Refused: the file is not one of these, or the plan cannot work on this machine.
@@ -107,7 +107,7 @@ def load_model(
     in_fp8 = spec.fast_fp8 and comfy.model_management.supports_fp8_compute(device)
     precision = Precision(dtype, cast or dtype, in_fp8)
     remote = remote_of(backend, family, config, part, spec, plan, devices, precision)
-    whole_file = replace(config, tensors={**config.tensors, **beside}) if beside else config
+    whole_file = replace(config, tensors={**config.tensors, **other_tensors}) if other_tensors else config
     model = SKELETONS[family_name].make(model_config, tensors, whole_file)
     proofs().begin(config, model.diffusion_model)
     shares = Shares(remote, device, comfy.model_management.get_all_torch_devices())
@@ -127,7 +127,7 @@ def load_model(
 class Precision:
     """What weights are held in, what is computed in, and whether products are in fp8."""
 
-    held: torch.dtype
+    storage: torch.dtype
     compute: torch.dtype
     in_fp8: bool
 
@@ -142,8 +142,8 @@ def remote_of(
     devices: tuple[str, ...],
     precision: Precision,
 ) -> RemoteModel:
-    """A model in the workers."""
-    dtype, names = precision.held, family.comfyui_keys(config)
+    """Return a model in the workers."""
+    dtype, names = precision.storage, family.comfyui_keys(config)
     reader = AdapterReader(tensor_sizes(names), packed_starts(part, family.keys(config), dtype, names))
     expanded = expanded_bytes(part, dtype, precision.compute.itemsize, precision.in_fp8)
     return RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), expanded, reader)

@@ -33,17 +33,17 @@ class CheckpointTensors:
 
     checkpoint: Checkpoint
     model: Mapping[str, Tensor]
-    beside: Mapping[str, Tensor]
+    other_tensors: Mapping[str, Tensor]
 
 
 def load_checkpoint(backend: Backend, path: str, plan: ParallelPlan) -> tuple[Any, Any, Any]:
-    """The MODEL, the CLIP and the VAE of a checkpoint; no worker is started yet.
+    """Return the MODEL, the CLIP and the VAE of a checkpoint. Start no worker yet.
 
     Raises:
         Refused: the file or the plan cannot work.
     """
     parts = parts_of(path)
-    model = load_model(backend, "comfyui", path, "default", plan, beside=parts.beside)
+    model = load_model(backend, "comfyui", path, "default", plan, other_tensors=parts.other_tensors)
     refuse_another_class(read_header(path), model.model.model_config)
     return model, *clip_and_vae(path, parts)
 
@@ -58,12 +58,12 @@ def parts_of(path: str) -> CheckpointTensors:
     tensors = checkpoint.meta_tensors()
     prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
     inside = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    beside = {
+    other_tensors = {
         name: values_of(entry) if entry.storage.readable else tensors[name]
         for name, entry in checkpoint.entries.items()
         if name not in inside
     }
-    return CheckpointTensors(checkpoint, inside, beside)
+    return CheckpointTensors(checkpoint, inside, other_tensors)
 
 
 def refuse_another_class(checkpoint: Checkpoint, alone: Any) -> None:
@@ -82,10 +82,10 @@ def refuse_another_class(checkpoint: Checkpoint, alone: Any) -> None:
         return
     with file_values(named_values(tensors, checkpoint.entries)):
         every, metadata = comfy.utils.convert_old_quants(dict(tensors), prefix, metadata=dict(checkpoint.metadata))
-        found = type(comfy.model_detection.model_config_from_unet(every, prefix, metadata=metadata))
-    if found is not type(alone):
+        detected = type(comfy.model_detection.model_config_from_unet(every, prefix, metadata=metadata))
+    if detected is not type(alone):
         raise Refused(
-            f"{checkpoint.path.name} is a {found.__name__} checkpoint, whose diffusion model alone is a "
+            f"{checkpoint.path.name} is a {detected.__name__} checkpoint, whose diffusion model alone is a "
             f"{type(alone).__name__}, which is not supported: use Load Checkpoint."
         )
 
@@ -95,7 +95,7 @@ def clip_and_vae(path: str, parts: CheckpointTensors) -> tuple[Any, Any]:
     if not parts.model:  # a file of a diffusion model alone
         return None, comfy.sd.VAE(sd={})
     embeddings = folder_paths.get_folder_paths(EMBEDDINGS)
-    tensors = {**parts.model, **parts.beside}
+    tensors = {**parts.model, **parts.other_tensors}
     with file_values(named_values(tensors, parts.checkpoint.entries)):
         _, clip, vae, _ = comfy.sd.load_state_dict_guess_config(
             tensors, output_model=False, embedding_directory=embeddings, metadata=dict(parts.checkpoint.metadata)

@@ -122,15 +122,19 @@ def of_call(context: Tensor | None, inputs: Mapping[str, Any]) -> Conditioning:
 
 
 def repeated_text(model: Any, prompts: Sequence[Mapping[str, Any]]) -> tuple[type, ...]:
-    """The kind of text that ComfyUI repeats to the length of another, where that changes nothing but how it is rounded: a UNet
-    only attends to it, and the workers run texts of two lengths apart. Or where it repeats none of a model's that runs whole.
+    """Return the conditioning classes whose texts ComfyUI may repeat to the length of a longer text.
+
+    A UNet only attends to the text: repeating changes only its rounding, and the workers run each length separately. A
+    model that runs unsharded qualifies if ComfyUI repeats none of its texts.
 
     Args:
         prompts: what ComfyUI's class has made of each.
     """
     proxy, kinds = model.diffusion_model, (comfy.conds.CONDCrossAttn,)
     texts = [conds[CROSS_ATTENTION] for conds in prompts if CROSS_ATTENTION in conds]
-    repeats = any(one.can_concat(other) and one.size() != other.size() for one, other in combinations(texts, 2))
+    repeats = any(
+        first.can_concat(second) and first.size() != second.size() for first, second in combinations(texts, 2)
+    )
     return kinds if isinstance(proxy.skeleton, UNetModel) or (proxy.whole and not repeats) else ()
 
 

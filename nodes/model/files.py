@@ -23,13 +23,13 @@ def choices() -> list[str]:
 
 
 def path_of(name: str) -> str:
-    """Where a choice lies. Raises Refused if it is not there any more."""
-    found = folder_paths.get_full_path(MODELS, name) or _folders().get(name)
-    if found is None and name.startswith(f"{CHECKPOINTS}/"):
-        found = folder_paths.get_full_path(CHECKPOINTS, name.removeprefix(f"{CHECKPOINTS}/"))
-    if found is None:
+    """Return the path of a choice. Raises Refused if the file is gone."""
+    path = folder_paths.get_full_path(MODELS, name) or _folders().get(name)
+    if path is None and name.startswith(f"{CHECKPOINTS}/"):
+        path = folder_paths.get_full_path(CHECKPOINTS, name.removeprefix(f"{CHECKPOINTS}/"))
+    if path is None:
         raise Refused(f"{name} is in none of ComfyUI's model folders: put it there or pick another checkpoint.")
-    return str(found)
+    return str(path)
 
 
 def fingerprint_of(name: str) -> str:
@@ -47,12 +47,12 @@ def _gguf_files() -> Iterator[str]:
 
 
 def _folders() -> dict[str, Path]:
-    """Diffusers folders by name, in both kinds of folders that may hold them."""
-    found: dict[str, Path] = {}
+    """Return Diffusers folders by name, from both kinds of model folders."""
+    folders: dict[str, Path] = {}
     for kind, prefix in ((MODELS, ""), (DIFFUSERS, f"{DIFFUSERS}/")):
         for directory in map(Path, folder_paths.get_folder_paths(kind)):
             if directory.is_dir():
                 for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
                     if is_diffusers_folder(folder):
-                        found.setdefault(prefix + folder.name, folder)
-    return found
+                        folders.setdefault(prefix + folder.name, folder)
+    return folders

@@ -32,16 +32,16 @@ def _named_in(module: ModuleType) -> frozenset[str]:
 
 
 def _keys(tree: ast.AST) -> Iterator[str]:
-    """The words used to look something up in anything called options."""
+    """Yield the keys that code looks up in any object called options."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=where, attr=method), args=[ast.Constant(value=str(key)), *_]):
-                found = method in ASKING
+                is_lookup = method in ASKING
             case ast.Subscript(value=where, slice=ast.Constant(value=str(key)), ctx=ast.Load()):
-                found = True
+                is_lookup = True
             case ast.Compare(left=ast.Constant(value=str(key)), ops=[ast.In() | ast.NotIn()], comparators=[where]):
-                found = True
+                is_lookup = True
             case _:
                 continue
-        if found and "options" in ast.unparse(where):
+        if is_lookup and "options" in ast.unparse(where):
             yield key

@@ -36,17 +36,19 @@ def foreign_class(kind: type) -> Iterator[str]:
             yield from (f"{name} of another pack" for name, value in vars(base).items() if not own(value))
 
 
-def is_own_method(thing: Any, name: str) -> bool:
-    """Return true if an attribute of an object is the method of its class, as after a replacement that was undone."""
-    value = vars(thing)[name]
-    return inspect.ismethod(value) and value.__self__ is thing and value.__func__ is getattr(type(thing), name, None)
+def is_own_method(instance: Any, name: str) -> bool:
+    """Return True if an object's attribute is its class's own method, restored after a replacement."""
+    value = vars(instance)[name]
+    return (
+        inspect.ismethod(value) and value.__self__ is instance and value.__func__ is getattr(type(instance), name, None)
+    )
 
 
-def foreign(thing: Any, what: str) -> Iterator[str]:
-    """What another pack has put into an object: into its class, or a method of the object's own."""
-    yield from (f"{name} in the {what}" for name in foreign_class(type(thing)))
-    for name in vars(thing):
-        if callable(getattr(type(thing), name, None)) and not is_own_method(thing, name):
+def foreign(instance: Any, what: str) -> Iterator[str]:
+    """Yield another pack's changes to an object's class or methods, in words."""
+    yield from (f"{name} in the {what}" for name in foreign_class(type(instance)))
+    for name in vars(instance):
+        if callable(getattr(type(instance), name, None)) and not is_own_method(instance, name):
             yield f"a {what} with its own {name}"
 
 
@@ -69,9 +71,9 @@ def own(value: Any) -> bool:
     return _own_module(module)
 
 
-def of_another_pack(thing: Any) -> bool:
-    """Whether a module, or the module of a class or function, is neither ComfyUI's nor this pack's nor an installed library."""
-    name = thing.__name__ if isinstance(thing, ModuleType) else getattr(thing, "__module__", None)
+def of_another_pack(definition: Any) -> bool:
+    """Return True if another pack defines a module, class or function: not ComfyUI, this pack or an installed library."""
+    name = definition.__name__ if isinstance(definition, ModuleType) else getattr(definition, "__module__", None)
     if not name or name.partition(".")[0] in (*LIBRARIES, "torch", "einops", *sys.stdlib_module_names):
         return False
     file = getattr(sys.modules.get(name), "__file__", None) or ""

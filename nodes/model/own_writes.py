@@ -58,8 +58,10 @@ class OwnWrites:
         """Run `ModelPatcher.pre_run` on a copy of the model as it was built, and return the attributes that changed."""
         copies = {path: _copy(module, parts) for path, module, parts in self._modules}
         by_original = {id(module): copies[path] for path, module, _ in self._modules}
-        for each in copies.values():
-            each._modules = {name: by_original.get(id(inside), inside) for name, inside in each._modules.items()}
+        for duplicate in copies.values():
+            duplicate._modules = {
+                name: by_original.get(id(inside), inside) for name, inside in duplicate._modules.items()
+            }
         twin = copy.copy(model)
         twin._modules = {**model._modules, "diffusion_model": copies[""]}
         before = {path: {**vars(module)} for path, module in copies.items()}
@@ -121,14 +123,14 @@ def _copy(module: nn.Module, parts: Parts) -> Any:
         module: the original. The copy shares its submodules.
         parts: the original's attributes at construction.
     """
-    made: Any = object.__new__(parts["__class__", ""])
+    duplicate: Any = object.__new__(parts["__class__", ""])
     tables: dict[str, Any] = {
         name: {} for name, value in vars(module).items() if name.startswith("_") and isinstance(value, dict)
     }
-    made.__dict__ = {"training": module.training, **tables}
+    duplicate.__dict__ = {"training": module.training, **tables}
     for (name, key), value in parts.items():
         if key:
-            made.__dict__.setdefault(name, {})[key] = value
+            duplicate.__dict__.setdefault(name, {})[key] = value
         elif name != "__class__":
-            made.__dict__[name] = value
-    return made
+            duplicate.__dict__[name] = value
+    return duplicate

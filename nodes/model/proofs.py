@@ -57,10 +57,10 @@ class ClassProof:
     """One call of a small model: its verdict once there is one, or why it could not be made."""
 
     key: str
-    asked: ProofRequest
+    request: ProofRequest
     verdict: TrialVerdict | None = None
     failure: str = ""
-    said: bool = False
+    reported: bool = False
 
 
 class Proofs:
@@ -73,7 +73,7 @@ class Proofs:
 
     def __init__(self, folder: Path, kept_in: Path | None = None) -> None:
         self._seconds = Deadlines.read(os.environ).proof
-        self._folder, self._kept_in, self._tables = folder, kept_in, tables()
+        self._folder, self._cache_folder, self._tables = folder, kept_in, tables()
         self._sources: dict[str, Sources] = {}
         self._proofs: dict[str, ClassProof] = {}
         self._done = threading.Condition()
@@ -113,40 +113,42 @@ class Proofs:
         if same_files(sources, self._tables):
             return []
         plain = cases_of(config.kind, configuration)[0]
-        asked = [
-            ProofRequest(config.kind, plain, name, chosen(configuration), None if given is None else dict(given))
-            for given in calls
+        requests = [
+            ProofRequest(config.kind, plain, name, chosen(configuration), None if inputs is None else dict(inputs))
+            for inputs in calls
         ]
         with self._done:
-            wanted = [
-                self._proofs.get(key) or ClassProof(key, each) for each in asked for key in [key_of(each, sources)]
+            proofs = [
+                self._proofs.get(key) or ClassProof(key, request)
+                for request in requests
+                for key in [key_of(request, sources)]
             ]
-            new = [proof for proof in wanted if proof.key not in self._proofs]
+            new = [proof for proof in proofs if proof.key not in self._proofs]
             for proof in new:
                 self._proofs[proof.key] = proof
-                proof.verdict = found(proof.key, self._kept_in)
-                proof.said = proof.verdict is not None
+                proof.verdict = found(proof.key, self._cache_folder)
+                proof.reported = proof.verdict is not None
         missing = [proof for proof in new if proof.verdict is None]
         if missing:
             threading.Thread(target=self._prove, args=(missing,), daemon=True).start()
-        return wanted
+        return proofs
 
     def _prove(self, proofs: Sequence[ClassProof]) -> None:
-        """In a thread: have a child prove them one after the other; where it ends early the rest is not made either."""
+        """Have a child prove the requests one after the other, in a thread. If the child ends early, drop the rest."""
         failure = ""
         waiting = list(proofs)
         try:
-            for watched in Prover(str(self._folder), [proof.asked for proof in proofs], self._seconds).answers():
+            for watched in Prover(str(self._folder), [proof.request for proof in proofs], self._seconds).answers():
                 proof, answer = waiting.pop(0), watched.answer
                 failure = "" if answer.refused else answer.failure
                 log.info(
                     "Parallel: %s (%s) on ComfyUI %s: %s, %.1f s, %d MiB",
-                    proof.asked.kind, proof.asked.case, own_comfyui_version(), answer.failure or answer.errors, answer.seconds,
-                    watched.memory >> 20,
+                    proof.request.kind, proof.request.case, own_comfyui_version(), answer.failure or answer.errors,
+                    answer.seconds, watched.memory >> 20,
                 )  # fmt: skip
-                verdict = None if failure else verdict_of(proof.asked, answer, own_comfyui_version())
+                verdict = None if failure else verdict_of(proof.request, answer, own_comfyui_version())
                 if verdict is not None:
-                    keep(proof.key, verdict, self._kept_in)
+                    keep(proof.key, verdict, self._cache_folder)
                 self._tell(proof, verdict, failure)
         except OSError as error:
             failure = str(error)
@@ -160,7 +162,7 @@ class Proofs:
             self._done.notify_all()
 
     def _outcome(self, proof: ClassProof, say: Callable[[str], None]) -> Iterator[str]:
-        kind, of = proof.asked.kind, f"ComfyUI {own_comfyui_version()}"
+        kind, of = proof.request.kind, f"ComfyUI {own_comfyui_version()}"
         with self._done:
             if proof.verdict is None and not proof.failure:
                 say(f"Checking {kind} on {of}, once")
@@ -168,17 +170,17 @@ class Proofs:
                 comfy.model_management.throw_exception_if_processing_interrupted()
                 self._done.wait(LOOK)
         if proof.verdict is not None and proof.verdict.fault:
-            fault = proof.verdict.fault
+            mismatch = proof.verdict.fault
             raise AnotherResult(
-                f"{kind} of {of} gives another result on several devices than on one, {fault}: use devices with one GPU in "
+                f"{kind} of {of} gives another result on several devices than on one, {mismatch}: use devices with one GPU in "
                 "Parallel Plan, on which it runs whole, Load Diffusion Model, or a ComfyUI that was tested "
                 f"({versions(self._tables)}).",
-                split=f"the split that this pack has for it gives another result with {of}, {fault}",
-                unspread=f"{kind} runs whole on one device: {of} gives another result of it on several, {fault}.",
+                split=f"the split that this pack has for it gives another result with {of}, {mismatch}",
+                unspread=f"{kind} runs whole on one device: {of} gives another result of it on several, {mismatch}.",
             )
-        if proof.said:
+        if proof.reported:
             return
-        proof.said = True
+        proof.reported = True
         if proof.failure:
             yield (
                 f"Whether {kind} of {of} is right on several devices could not be checked here ({proof.failure}): compare a "

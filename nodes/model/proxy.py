@@ -209,8 +209,9 @@ class DiffusionProxy(nn.Module):
             self._overriding = function, dtype, values_of_override(tried(recipe, self.remote.shape, dtype))
         return self._overriding[2]
 
-    def handed(self, options: Mapping[str, Any]) -> dict[str, Value]:
-        """What has the workers hand blocks the options' attention, as values that go with a call; empty where that is unknown.
+    def injected_attention(self, options: Mapping[str, Any]) -> dict[str, Value]:
+        """Return values for the workers' calls that describe the attention injected by the options; empty if it is
+        unknown.
 
         Raises:
             Refused: they cannot, or not under the plan that is wished for.
@@ -248,8 +249,8 @@ class DiffusionProxy(nn.Module):
             return []
         try:
             return proofs().check(self.remote.config, self.skeleton, calls, say)
-        except AnotherResult as fault:
-            remote, self._undeclared = whole_instead(self.remote, self.skeleton, fault, self._spread_by)
+        except AnotherResult as mismatch:
+            remote, self._undeclared = whole_instead(self.remote, self.skeleton, mismatch, self._spread_by)
             self._exchange(remote)
             return []
 
@@ -259,16 +260,16 @@ class DiffusionProxy(nn.Module):
         return self._undeclared is not None
 
     def choose(self, run: SamplerRun) -> list[str]:
-        """Have a run of a class that nobody declared go as far spread as it is known to be right; what is to be said of that.
+        """Choose how far a run of an undeclared class is parallelised. Return notes for the user.
 
         Raises as `Undeclared.choose` does.
         """
         if self._undeclared is None:
             return []
-        remote, said = self._undeclared.choose(run)
+        remote, notes = self._undeclared.choose(run)
         if remote is not self.remote:
             self._exchange(remote)
-        return said
+        return notes
 
     def _exchange(self, remote: RemoteModel) -> None:
         """Have the workers run the model another way from here on."""

@@ -48,12 +48,14 @@ def compared_leaves(tree: Any) -> list[Any]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, (Tensor, *PLAIN))]
 
 
-def _equal(one: Any, other: Any) -> bool:
-    (leaves, structure), (other_leaves, other_structure) = tree_flatten(one), tree_flatten(other)
-    return structure == other_structure and all(map(_equal_leaves, leaves, other_leaves))
+def _equal(first: Any, second: Any) -> bool:
+    (leaves, structure), (second_leaves, second_structure) = tree_flatten(first), tree_flatten(second)
+    return structure == second_structure and all(map(_equal_leaves, leaves, second_leaves))
 
 
-def _equal_leaves(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one is other or (one.dtype == other.dtype and one.device == other.device and torch.equal(one, other))
-    return one is other or (isinstance(one, PLAIN) and type(one) is type(other) and one == other)
+def _equal_leaves(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first is second or (
+            first.dtype == second.dtype and first.device == second.device and torch.equal(first, second)
+        )
+    return first is second or (isinstance(first, PLAIN) and type(first) is type(second) and first == second)

@@ -194,12 +194,14 @@ class RemoteModel:
         Returns what it needs beside the model's weights: what it computes with, and the networks that each rank holds.
         """
         needed = needs(plan, self.shape, job)
-        beside = {id for network in adapters.networks for id in (*network.weights.values(), *network.inputs.values())}
-        working = int(needed.working) + sum(adapters.tensors[id].nbytes for id in beside)
-        wanted = needed.weights
+        network_tensors = {
+            id for network in adapters.networks for id in (*network.weights.values(), *network.inputs.values())
+        }
+        working = int(needed.working) + sum(adapters.tensors[id].nbytes for id in network_tensors)
+        weight_bytes = needed.weights
         if plan.weights == "streamed":  # the more of it stays on the device, the faster
-            wanted = needs(msgspec.structs.replace(plan, weights="replicated"), self.shape, job).weights
-        free_devices(self.backend, self.spec, plan.devices, wanted + working)
+            weight_bytes = needs(msgspec.structs.replace(plan, weights="replicated"), self.shape, job).weights
+        free_devices(self.backend, self.spec, plan.devices, weight_bytes + working)
         return working
 
     def forward(

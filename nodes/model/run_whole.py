@@ -19,24 +19,25 @@ from .undeclared import PREPARES_TEXT, SpreadBy, Undeclared, may_be_derived
 
 
 def whole_instead(
-    remote: RemoteModel, skeleton: Any, fault: AnotherResult, spread_by: SpreadBy
+    remote: RemoteModel, skeleton: Any, mismatch: AnotherResult, spread_by: SpreadBy
 ) -> tuple[RemoteModel, Undeclared | None]:
-    """The same file's model, run whole, and where the plan has several workers how it may come to be spread.
+    """Return the same file's model, run unsharded. If the plan has several workers, also return how it may be
+    parallelised later.
 
     Args:
         skeleton: the diffusion model, on the meta device.
-        fault: the verdict of the proof, which is raised where that cannot be: the class has its text prepared by its weights, or
-            several workers would share a forward of a class that cannot be derived.
+        mismatch: the verdict of the proof, raised where the model cannot run whole: the class prepares its text by its
+            weights, or several workers would share a forward of a class that cannot be derived.
     """
     if hasattr(skeleton, PREPARES_TEXT):
-        raise fault
+        raise mismatch
     family = FAMILIES[NAME]
     _, config = family.inspect(read_header(remote.spec.path))
     spec = msgspec.structs.replace(remote.spec, family=NAME)
-    whole = replace(remote, family=family, config=config, spec=spec, unspread=fault.unspread)
+    whole = replace(remote, family=family, config=config, spec=spec, unspread=mismatch.unspread)
     if len(remote.devices) < 2:
         return whole, None
     if not may_be_derived(config):
-        raise fault
-    whole = replace(whole, unspread=f"{config.kind} runs whole for now: {fault.split}.")
-    return whole, Undeclared(whole, spread_by, fault.split)
+        raise mismatch
+    whole = replace(whole, unspread=f"{config.kind} runs whole for now: {mismatch.split}.")
+    return whole, Undeclared(whole, spread_by, mismatch.split)

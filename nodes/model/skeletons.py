@@ -32,8 +32,8 @@ class CogVideoXSampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_
     def __init__(self, snr_shift: float) -> None:
         super().__init__()
         betas = torch.linspace(0.00085**0.5, 0.012**0.5, self.num_timesteps, dtype=torch.float64) ** 2
-        kept = (1 - betas).cumprod(dim=0)
-        sigmas = (snr_shift * (1 - kept) / kept).sqrt()
+        alphas = (1 - betas).cumprod(dim=0)
+        sigmas = (snr_shift * (1 - alphas) / alphas).sqrt()
         self.zsnr = True
         self.set_sigmas(comfy.model_sampling.rescale_zero_terminal_snr_sigmas(sigmas))
 

@@ -85,10 +85,10 @@ class StepByStep:
     ) -> Any:
         if _going_twice_would_show(executor, model, conds, options):
             return executor(model, conds, x, timestep, options)
-        conds, kept = with_kept_controls(conds, self.costs)
+        conds, controls = with_kept_controls(conds, self.costs)
         with model.current_patcher.one_free_memory():
             calls = self._collect(lambda: executor(model, conds, x, timestep, options))
-            for control in kept:
+            for control in controls:
                 control.begin_again()
             proxy = model.diffusion_model
             one_size = len({call.tensors["x"].shape[1:] for call in calls}) == 1  # areas may differ in size
@@ -97,8 +97,8 @@ class StepByStep:
                     first = batch[0].tensors["x"]
                     adapters = proxy.adapters(options["transformer_options"], first.shape)
                     with self.costs.request(batch):
-                        found = proxy.remote.forward(batch, first.dtype, adapters, self.plan, self._working)
-                    for call, output in zip(batch, found, strict=True):
+                        outputs = proxy.remote.forward(batch, first.dtype, adapters, self.plan, self._working)
+                    for call, output in zip(batch, outputs, strict=True):
                         self._outputs.add((call.tensors, call.values), output)
                 result = executor(model, conds, x, timestep, options)
                 self.unused += len(self._outputs)
@@ -118,12 +118,12 @@ class StepByStep:
 
 
 def _going_twice_would_show(executor: Any, model: Any, conds: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Whether something else takes part in a step, which must happen once, or there is but one side."""
+    """Return True if a step has only one branch, or if another function takes part that must run once."""
     transformer = options["transformer_options"]
     wrapped = (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
     called = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
     return (
-        sum(bool(side) for side in conds) < 2
+        sum(bool(branch) for branch in conds) < 2
         or executor.idx + 1 < len(executor.wrappers)
         or "model_function_wrapper" in options
         or (_controlled(conds) and not model.diffusion_model.remote.shape.whole)
@@ -135,5 +135,5 @@ def _going_twice_would_show(executor: Any, model: Any, conds: Sequence[Any], opt
 
 
 def _controlled(conds: Sequence[Any]) -> bool:
-    """Whether a ControlNet takes part; where a model is spread, its output goes with single calls alone."""
-    return any(entry.get("control") is not None for side in conds for entry in side or ())
+    """Return True if a ControlNet takes part. On a parallelised model its output goes only with single calls."""
+    return any(entry.get("control") is not None for branch in conds for entry in branch or ())

@@ -119,7 +119,7 @@ def _unknown_hooks(model_options: Mapping[str, Any], known: Collection[tuple[str
         if (
             every
             and kind not in CALLBACKS
-            and not (prepares and all(changes_nothing(each, model_options) for each in every))
+            and not (prepares and all(changes_nothing(function, model_options) for function in every))
         ):
             yield f"the callback {kind}"
 
@@ -131,9 +131,9 @@ def _unknown_in_model(model: Any) -> Iterator[str]:
     if patcher.forced_hooks is not None:
         yield "hooks on the whole model"
     yield from foreign(model, "model")
-    asked = model.diffusion_model.remote.family.asks
+    known_methods = model.diffusion_model.remote.family.asks
     for name in MODEL_METHODS:
-        if name not in asked and getattr(type(model), name) is not getattr(plain, name):
+        if name not in known_methods and getattr(type(model), name) is not getattr(plain, name):
             yield f"{name} of {type(model).__name__}"
     yield from foreign(model.model_sampling, "model sampling")
     yield from foreign(model.diffusion_model, "diffusion model")

@@ -79,7 +79,7 @@ class SkeletonSnapshot:
             for name, weight in module._parameters.items():
                 if weight is not None and not isinstance(weight, RemoteWeight):  # of a copy they are
                     module._parameters[name] = torch.Tensor._make_subclass(WEIGHTS[guarded], weight.data)  # type: ignore[assignment]
-        self._made = [
+        self._originals = [
             (name, module, _signature(module), dict(_parts(module))) for name, module in skeleton.named_modules()
         ]
         self._buffers = [
@@ -88,7 +88,7 @@ class SkeletonSnapshot:
             if not values.is_meta and values.numel() <= STATISTICS
         ]
         self._classes = classes_of(skeleton)
-        self.own_writes = OwnWrites((name, module, made) for name, module, _, made in self._made)
+        self.own_writes = OwnWrites((name, module, parts) for name, module, _, parts in self._originals)
 
     def refuse_changes(self, written: Mapping[str, Mapping[str, Any]] = NOTHING) -> None:
         """Raise Refused if a module, weight, hook, method or reachable function is not the original one.
@@ -97,21 +97,21 @@ class SkeletonSnapshot:
             written: the values that ComfyUI's own code has written since construction, by module path and attribute name.
         """
         refuse_replaced(self._classes, self._guarded)
-        for name, module, signature, made in self._made:
+        for name, module, signature, original in self._originals:
             of_module = written.get(name, {})
             if not of_module and _signature(module) == signature:
                 continue
-            for part in _differing(module, made, of_module):
+            for part in _differing(module, original, of_module):
                 where = ".".join(filter(None, (self._guarded.inside, name, part)))
                 raise self._guarded.refusal(f"Changing {where}")
-        for name, values, made_of in self._buffers:
-            if not torch.equal(values, made_of):
+        for name, values, original_values in self._buffers:
+            if not torch.equal(values, original_values):
                 raise self._guarded.refusal(f"Changing {self._guarded.inside}.{name}")
 
 
 def classes_of(module: nn.Module) -> frozenset[type]:
-    """The classes of a module and of all modules in it."""
-    return frozenset(type(each) for each in module.modules())
+    """Return the classes of a module and of all modules in it."""
+    return frozenset(type(submodule) for submodule in module.modules())
 
 
 def refuse_replaced(classes: frozenset[type], guarded: Guarded = MODEL) -> None:
@@ -126,9 +126,9 @@ def _code_of(classes: frozenset[type]) -> ReachedCode:
 
 
 def _in_words(file: str) -> str:
-    """A file as a user knows it: of a pack, from ComfyUI's folder of packs on."""
-    _, found, rest = file.rpartition(f"{os.sep}{PACKS}{os.sep}")
-    return f"{PACKS}{os.sep}{rest}" if found else file
+    """Return a file path as a user knows it: the path of a pack's file starts at ComfyUI's folder of packs."""
+    _, separator, rest = file.rpartition(f"{os.sep}{PACKS}{os.sep}")
+    return f"{PACKS}{os.sep}{rest}" if separator else file
 
 
 def _signature(module: nn.Module) -> list[int]:
@@ -148,21 +148,21 @@ def _parts(module: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
             yield (name, ""), value
 
 
-def _differing(module: nn.Module, made: dict[tuple[str, str], Any], written: Mapping[str, Any]) -> Iterator[str]:
+def _differing(module: nn.Module, original: dict[tuple[str, str], Any], written: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of changed attributes: neither the value at construction nor the value that ComfyUI's own code wrote.
 
     Args:
-        made: the module's attributes at construction.
+        original: the module's attributes at construction.
         written: the values that ComfyUI's own code has written, by attribute name.
     """
     parts = dict(_parts(module))
     for (table, name), value in parts.items():
         if not name and table in written:
             same = is_written(value, written[table])
-        elif (table, name) in made:
-            same = value is made[table, name]
+        elif (table, name) in original:
+            same = value is original[table, name]
         else:  # data that no code of the model's reads, or a method that was put back
             same = not name and (not hasattr(type(module), table) or is_own_method(module, table))
         if not same:
             yield "forward" if "hooks" in table else name or table
-    yield from (name or table for table, name in made.keys() - parts.keys())
+    yield from (name or table for table, name in original.keys() - parts.keys())

@@ -87,9 +87,9 @@ class Undeclared:
         fault: what is wrong with the declaration that there is, if there is one.
     """
 
-    def __init__(self, whole: RemoteModel, spread_by: SpreadBy, fault: str = "") -> None:
+    def __init__(self, whole: RemoteModel, spread_by: SpreadBy, mismatch: str = "") -> None:
         self.whole = whole
-        self._fault = fault
+        self._mismatch = mismatch
         self._spread_by = functools.lru_cache(maxsize=1)(functools.partial(spread_by, whole))
         model, described = whole.config.base_model.diffusion_model, whole.config.described
         key = key_of(whole.config.kind, described.unet_config, sources_of(model, FOLDER))
@@ -97,7 +97,7 @@ class Undeclared:
         self._kinds: tuple[CallKind, ...] = ()
 
     def choose(self, run: SamplerRun) -> tuple[RemoteModel, list[str]]:
-        """How a run goes, and what is to be said of that.
+        """Return the model that a run uses, and notes for the user.
 
         Raises:
             Refused: it is not known how to spread it, and the plan does not let it run whole.
@@ -108,25 +108,25 @@ class Undeclared:
             self._kinds = ()
             return self.whole, []
         name, needed = self.whole.config.kind, self._why_not_whole(run)
-        answer, reason, said = None, _other_than_proved(run, self.whole.config), ""
+        answer, reason, note = None, _unproved_feature(run, self.whole.config), ""
         if not reason:
-            answer, reason, said = self._found(_prompts(run), wait=bool(needed))
+            answer, reason, note = self._derived(_prompts(run), wait=bool(needed))
         if answer is not None and not answer.compiled and compiler_of(run.model_options):
             answer, reason = None, "its compiled blocks were not proved to give the same"
         if answer is not None and answer.declaration is not None:
             remote, self._kinds = self._spread_by(answer.declaration, answer.compiled), answer.kinds
             took = [
-                f"New model: worked out how to split it ({each.seconds:.0f} s, once)."
-                for each in self._derivation.new_answers()
+                f"New model: worked out how to split it ({derived.seconds:.0f} s, once)."
+                for derived in self._derivation.new_answers()
             ]
             if self.whole.requested_plan.compiler and not answer.compiled:
                 took.append(f"The blocks are not compiled: {name} was not proved so.")
             return remote, took
         if needed:
-            reason = f"{self._fault}, and {reason}" if self._fault else reason
+            reason = f"{self._mismatch}, and {reason}" if self._mismatch else reason
             raise Refused(f"{name} cannot be run under this plan, because {reason}: {WAY_OUT}.")
         self._kinds = ()
-        return self.whole, [said or f"New model: this picture runs unsplit, because {reason}."]
+        return self.whole, [note or f"New model: this picture runs unsplit, because {reason}."]
 
     def check(self, latent: Tensor, conditioning: Conditioning) -> None:
         """Raise Refused for a call of a kind that what is chosen was not proved for."""
@@ -136,8 +136,10 @@ class Undeclared:
                 "that adds it, or use Load Diffusion Model."
             )
 
-    def _found(self, prompts: list[PromptExample], wait: bool) -> tuple[DeriveReply | None, str, str]:
-        """What was proved for all of these, or else why nothing was, or what is being done about it."""
+    def _derived(self, prompts: list[PromptExample], wait: bool) -> tuple[DeriveReply | None, str, str]:
+        """Return the reply that covers all prompts, or else the reason why there is none or a note about the work in
+        progress.
+        """
         kinds = [prompt.kind for prompt in prompts]
         answer, reason = self._derivation.found(kinds), self._derivation.failed(kinds)
         if answer is None and not reason and not wait:
@@ -166,15 +168,15 @@ class Undeclared:
         return ""
 
 
-def _other_than_proved(run: SamplerRun, config: WholeConfig) -> str:
-    """What a run has that is proved for no class which was derived, as a reason; empty if nothing."""
+def _unproved_feature(run: SamplerRun, config: WholeConfig) -> str:
+    """Return the feature of a run that no derived class is proved for, as a reason; empty if there is none."""
     options = run.transformer_options
     entries = [entry for entries in run.guider.conds.values() for entry in entries or ()]
     if run.noise.ndim != config.latent_dims + 2:
         return "its latent is several ones packed together"
     if any(CROSS_ATTENTION not in entry["model_conds"] for entry in entries):
         return "its prompts have no text"
-    if any(map(is_constant_tensor, (each for entry in entries for each in entry["model_conds"].values()))):
+    if any(map(is_constant_tensor, (value for entry in entries for value in entry["model_conds"].values()))):
         return "its prompts hold a tensor for the whole batch"
     if any(entry.get("control") is not None for entry in entries):
         return "a ControlNet is for written declarations only"
@@ -186,14 +188,14 @@ def _other_than_proved(run: SamplerRun, config: WholeConfig) -> str:
 
 
 def _prompts(run: SamplerRun) -> list[PromptExample]:
-    """Of each kind of call that a run makes a prompt."""
+    """Return one example prompt for each kind of call in a run."""
     dtype = run.guider.inner_model.get_dtype_inference()
-    found: dict[CallKind, PromptExample] = {}
+    examples: dict[CallKind, PromptExample] = {}
     for entries in run.guider.conds.values():
         for entry in entries or ():
             kind = kind_of(run.noise, of_prompt(entry["model_conds"], dtype, run.noise.shape[0]))
-            found.setdefault(kind, PromptExample(_entries(entry, run.mask), tuple(run.noise.shape), kind))
-    return [*found.values()]
+            examples.setdefault(kind, PromptExample(_entries(entry, run.mask), tuple(run.noise.shape), kind))
+    return [*examples.values()]
 
 
 def _entries(entry: Mapping[str, Any], mask: Tensor | None) -> dict[str, Any]:

@@ -45,11 +45,12 @@ class Verdicts:
     def __init__(self, content: Content, folder: Path | None = None) -> None:
         self._content = content
         self._folder = folder
-        self._found: dict[str, TrialVerdict] = {}
+        self._known: dict[str, TrialVerdict] = {}
         self._reports: list[str] = []
 
     def fault(self, kind: Kind, attempt: Attempt, only: Collection[str] = ()) -> str | None:
-        """The first function of a kind that the workers do not stand in for, and why; None if they may stand in for all.
+        """Return the first function of a kind that the workers cannot replace, with the reason; None if they can replace
+        all.
 
         Args:
             attempt: what tries them, the first time that some of them are not known.
@@ -58,17 +59,17 @@ class Verdicts:
         unknown = self._content.unknown((kind,), only)
         if not unknown:
             return None
-        unreadable = next((each for each in unknown if not each.digest), None)
+        unreadable = next((function for function in unknown if not function.digest), None)
         if unreadable is not None:
             return f"{unreadable.function}, {unreadable.why}"
         verdict = self._verdict(kind, unknown, attempt)
         return f"{verdict.functions[0]}, {verdict.fault}" if verdict.fault else None
 
     def doubtful(self, kind: Kind) -> bool:
-        """Whether something of a kind is not known, and has not been found equal."""
+        """Return True if a function of a kind is unknown and no trial found it equal."""
         unknown = self._content.unknown((kind,))
         key = self._key(kind, unknown)
-        return bool(unknown) and (key not in self._found or bool(self._found[key].fault))
+        return bool(unknown) and (key not in self._known or bool(self._known[key].fault))
 
     def reports(self) -> list[str]:
         """What was tried since this was last asked, and found equal: a sentence for each."""
@@ -77,23 +78,23 @@ class Verdicts:
 
     def _verdict(self, kind: Kind, unknown: Collection[Unknown], attempt: Attempt) -> TrialVerdict:
         key = self._key(kind, unknown)
-        if key not in self._found:
-            names = tuple(dict.fromkeys(each.function for each in unknown))
+        if key not in self._known:
+            names = tuple(dict.fromkeys(function.function for function in unknown))
             try:
-                self._found[key], new = kept(
+                self._known[key], new = kept(
                     key, lambda: TrialVerdict(kind, names, own_comfyui_version(), attempt()), self._folder
                 )
             except comfy.model_management.InterruptProcessingException:
                 raise
             except Exception as error:  # which is not kept: the next start tries again
-                word = f"which could not be tried ({type(error).__name__}: {error})"
-                self._found[key], new = TrialVerdict(kind, names, own_comfyui_version(), word), True
+                reason = f"which could not be tried ({type(error).__name__}: {error})"
+                self._known[key], new = TrialVerdict(kind, names, own_comfyui_version(), reason), True
             if new:
-                self._report(self._found[key])
-        return self._found[key]
+                self._report(self._known[key])
+        return self._known[key]
 
     def _key(self, kind: Kind, unknown: Collection[Unknown]) -> str:
-        digests = sorted(f"{each.thing} {each.digest}" for each in unknown)
+        digests = sorted(f"{function.thing} {function.digest}" for function in unknown)
         return "\n".join([kind, *digests, code_digest(), _own_digest(), torch.__version__])
 
     def _report(self, verdict: TrialVerdict) -> None:

@@ -98,21 +98,21 @@ class BenchRoute:
         self._backend = backend
         self._turn = turn
 
-    async def begin(self, asked: BenchRequest) -> str:
-        """Begin what a request asks for; why it cannot be measured, empty where it has begun. Raises TurnTaken."""
+    async def begin(self, request: BenchRequest) -> str:
+        """Begin the benchmark of a request. Return why it cannot be measured; empty if it has begun. Raises TurnTaken."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._turn.begin(lambda: self._run(asked, begun))
+        self._turn.begin(lambda: self._run(request, begun))
         try:
             await begun
         except (NotMeasured, Refused, OSError, msgspec.ValidationError) as error:
             return str(error)
         return ""
 
-    async def _run(self, asked: BenchRequest, begun: asyncio.Future[None]) -> None:
+    async def _run(self, request: BenchRequest, begun: asyncio.Future[None]) -> None:
         """Prepare, which settles `begun`, and measure."""
         before, self.status = self.status, BenchStatus("beginning")
         try:
-            bench = await run_in_background(lambda: bench_of(asked))
+            bench = await run_in_background(lambda: bench_of(request))
         except Exception as error:
             self.status = before
             begun.set_exception(error)
@@ -122,7 +122,7 @@ class BenchRoute:
 
     def _measure(self, bench: Bench) -> None:
         output = Path(folder_paths.get_output_directory())
-        said = ""
+        reason = ""
         try:
             with Running(own_url(), output) as client:
                 self._report("measuring the links")
@@ -131,18 +131,18 @@ class BenchRoute:
                 for record in sides(bench, begun, lambda: self._idle(bench, client), self._report, self._show):
                     file = file_of(record, output / FOLDER)
                     file.write_bytes(encoded(record))
-                    shown = [SideStatus.of(side) for side in record.sides]
-                    self.status = BenchStatus(self.status.doing, shown, line(record), file.name)
+                    statuses = [SideStatus.of(side) for side in record.sides]
+                    self.status = BenchStatus(self.status.doing, statuses, line(record), file.name)
         except Cancelled as why:
-            said = f"ended early, because {why}"
+            reason = f"ended early, because {why}"
         except (NotMeasured, Refused, ComfyUIError, OSError) as error:
-            said = str(error)
+            reason = str(error)
         except Exception:
             log.exception("Parallel: the benchmark has failed")
-            said = FAILED
+            reason = FAILED
         finally:
             shutil.rmtree(output / JOBS, ignore_errors=True)
-            self.status = msgspec.structs.replace(self.status, doing="", said=said)
+            self.status = msgspec.structs.replace(self.status, doing="", said=reason)
 
     @contextlib.contextmanager
     def _idle(self, bench: Bench, client: Running) -> Iterator[IdleServer]:
@@ -168,18 +168,18 @@ class BenchRoute:
         yield lambda done, of: self._report(f"{title}: step {done} of {of}")
 
 
-def bench_of(asked: BenchRequest) -> Bench:
-    """What is to be measured. Raises NotMeasured, Refused, OSError."""
+def bench_of(request: BenchRequest) -> Bench:
+    """Return the benchmark of a request. Raises NotMeasured, Refused, OSError."""
     if args.tls_keyfile:
         raise NotMeasured("ComfyUI answers by TLS (--tls-keyfile): run python -m parallel_backend.bench instead.")
-    if not is_graph(asked.graph):
+    if not is_graph(request.graph):
         raise NotMeasured("this is no graph in ComfyUI's API format: send one.")
-    if not asked.graph:
+    if not request.graph:
         copy_sprites()
-    graph = put_aside(stock(asked.graph or read_graph(GRAPH)))
-    staying(graph, lambda loaders: [why_not(msgspec.convert(each, Loader)) for each in loaders])
+    graph = put_aside(stock(request.graph or read_graph(GRAPH)))
+    staying(graph, lambda loaders: [why_not(msgspec.convert(loader, Loader)) for loader in loaders])
     gpus = visible_gpus() if torch.cuda.is_available() and not args.cpu else ()
-    return Bench(graph, asked.name or GRAPH.stem, plans_of(usual_devices(len(gpus)), len(gpus)), gpus)
+    return Bench(graph, request.name or GRAPH.stem, plans_of(usual_devices(len(gpus)), len(gpus)), gpus)
 
 
 def own_url() -> str:

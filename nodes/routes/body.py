@@ -31,8 +31,8 @@ Name = Annotated[str, msgspec.Meta(max_length=4096)]
 class WrongBody(ValueError):
     """A body that a route does not take: the sentence that says why, and the answer's HTTP status."""
 
-    def __init__(self, said: str, status: int = 400) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -101,9 +101,9 @@ def check_extent(value: Any) -> None:
         count += len(level)
         if count > VALUES:
             raise WrongBody(f"The body has more than {VALUES} values: send fewer values.")
-        if any(isinstance(each, int) and abs(each) >= LARGEST for each in level):
+        if any(isinstance(entry, int) and abs(entry) >= LARGEST for entry in level):
             raise WrongBody("The body has an integer of more than 64 bits: send a smaller number.")
-        level = [inner for each in level for inner in _inside(each)]
+        level = [inner for entry in level for inner in _inside(entry)]
         if not level:
             return
     raise WrongBody(_TOO_DEEP)
@@ -121,8 +121,8 @@ async def read(request: web.Request, most: int) -> bytes:
     async for part in request.content.iter_any():
         content += part
         if len(content) > most:
-            said = f"The body has more than {most / 1e6:.1f} MB, which is all that this address takes: send less."
-            raise WrongBody(said, 413)
+            message = f"The body has more than {most / 1e6:.1f} MB, which is all that this address takes: send less."
+            raise WrongBody(message, 413)
     return bytes(content)
 
 

@@ -37,8 +37,8 @@ from .body import Count, Name, check_name
 from .route import as_json
 
 LOADERS = {
-    each.__name__: each
-    for each in (LoadParallelDiffusionModel, LoadParallelFlux, LoadParallelCogVideoX, LoadParallelPixArt)
+    loader.__name__: loader
+    for loader in (LoadParallelDiffusionModel, LoadParallelFlux, LoadParallelCogVideoX, LoadParallelPixArt)
 }
 
 REMOTE = "tcp://"
@@ -96,19 +96,19 @@ class ExpectationReply(msgspec.Struct, frozen=True):
     refused: bool = False
 
 
-def tell_expectation(asked: ExpectationRequest) -> web.Response:
-    """One loader's."""
-    return as_json(_answer(asked))
+def tell_expectation(request: ExpectationRequest) -> web.Response:
+    """Answer a loader's request with what to expect of its run."""
+    return as_json(_answer(request))
 
 
-def _answer(asked: ExpectationRequest) -> ExpectationReply:
+def _answer(request: ExpectationRequest) -> ExpectationReply:
     try:
-        fields = {name: getattr(asked.plan, name) for name in ParallelPlan.__struct_fields__}
-        requested_plan = with_preset(asked.plan.preset, ParallelPlan(**fields))
+        fields = {name: getattr(request.plan, name) for name in ParallelPlan.__struct_fields__}
+        requested_plan = with_preset(request.plan.preset, ParallelPlan(**fields))
         return (
             ExpectationReply("")
             if requested_plan.devices.strip().startswith(REMOTE)
-            else _expected(asked, requested_plan)
+            else _expected(request, requested_plan)
         )
     except PlanRefused as refusal:
         return ExpectationReply(str(refusal), refused=True)
@@ -116,45 +116,47 @@ def _answer(asked: ExpectationRequest) -> ExpectationReply:
         return ExpectationReply("")
 
 
-def _expected(asked: ExpectationRequest, requested_plan: ParallelPlan) -> ExpectationReply:
-    """Raises PlanRefused where the run would be, and Refused where the file is none that the loader takes."""
-    if asked.kind == LoadParallelCheckpoint.__name__:
-        path = folder_paths.get_full_path_or_raise(CHECKPOINTS, asked.file)
-        patcher = load_model(backend(), LoadParallelDiffusionModel.FAMILY, path, asked.weight_dtype, requested_plan)
-    elif loader := LOADERS.get(asked.kind):
+def _expected(request: ExpectationRequest, requested_plan: ParallelPlan) -> ExpectationReply:
+    """Return what to expect. Raises PlanRefused where the run would be refused, and Refused for a file the loader does
+    not take.
+    """
+    if request.kind == LoadParallelCheckpoint.__name__:
+        path = folder_paths.get_full_path_or_raise(CHECKPOINTS, request.file)
+        patcher = load_model(backend(), LoadParallelDiffusionModel.FAMILY, path, request.weight_dtype, requested_plan)
+    elif loader := LOADERS.get(request.kind):
         patcher = load_model(
-            backend(), loader.FAMILY, path_of(asked.file), asked.weight_dtype, requested_plan, loader.KINDS
+            backend(), loader.FAMILY, path_of(request.file), request.weight_dtype, requested_plan, loader.KINDS
         )
     else:
         return ExpectationReply("")
     model, remote = patcher.model, patcher.model.diffusion_model.remote
-    latent = _latent(asked, model.latent_format)
+    latent = _latent(request, model.latent_format)
     shape = remote.shape
-    compute = node_helpers.string_to_torch_dtype(asked.compute) or getattr(torch, remote.spec.compute)
+    compute = node_helpers.string_to_torch_dtype(request.compute) or getattr(torch, remote.spec.compute)
     job = DenoiseJob(
         image_tokens=remote.family.image_tokens(remote.config, latent),
-        text_tokens=max(map(text_tokens, asked.prompts), default=shape.text),
-        batch=asked.batch,
-        has_uncond=asked.has_uncond,
-        steps=asked.steps or DenoiseJob.steps,
+        text_tokens=max(map(text_tokens, request.prompts), default=shape.text),
+        batch=request.batch,
+        has_uncond=request.has_uncond,
+        steps=request.steps or DenoiseJob.steps,
         element=compute.itemsize,
         weight_element=remote.weight_bytes / shape.parameters,
         expansion=remote.expanded.moved / shape.parameters,
         expanded=remote.expanded.largest,
     )
-    workload = Workload(asked.batch, asked.has_uncond, remote.family.token_rows(remote.config, latent))
+    workload = Workload(request.batch, request.has_uncond, remote.family.token_rows(remote.config, latent))
     question = PlanRequest(
         backend().placed_on_devices(requested_plan), torch.cuda.device_count(), remote.spec, shape, workload, job
     )
     groups = backend().status().groups
-    devices = [_with_ours(each, groups) for each in device_memory()]
+    devices = [_with_ours(memory, groups) for memory in device_memory()]
     try:
         expected = expect(question, devices, measured_before)
     except PlanRefused:
         if not model.diffusion_model.may_be_spread:
             raise
         return ExpectationReply("")
-    if not asked.prompts:  # their length is known once they are encoded
+    if not request.prompts:  # their length is known once they are encoded
         short = replace(question, job=replace(job, text_tokens=SHORT))
         expected = expected.or_else(expect(short, devices, measured_before))
     line = in_words(expected)
@@ -164,19 +166,19 @@ def _expected(asked: ExpectationRequest, requested_plan: ParallelPlan) -> Expect
     return ExpectationReply(f"{line}; the first run starts workers", sign=f"{line}; not started")
 
 
-def _latent(asked: ExpectationRequest, form: Any) -> tuple[int, ...]:
-    """The shape of what would be sampled."""
-    side = form.spacial_downscale_ratio
-    place = (-(-asked.height // side), -(-asked.width // side))
-    frames = () if form.latent_dimensions < 3 else ((asked.length - 1) // form.temporal_downscale_ratio + 1,)
-    return (asked.batch, form.latent_channels, *frames, *place)
+def _latent(request: ExpectationRequest, form: Any) -> tuple[int, ...]:
+    """Return the shape of the latent that the run would sample."""
+    scale = form.spacial_downscale_ratio
+    size = (-(-request.height // scale), -(-request.width // scale))
+    frames = () if form.latent_dimensions < 3 else ((request.length - 1) // form.temporal_downscale_ratio + 1,)
+    return (request.batch, form.latent_channels, *frames, *size)
 
 
 def _with_ours(memory: DeviceMemory, groups: Sequence[GroupStatus]) -> DeviceMemory:
-    """A device with what would make way for the run counted as free: what workers hold, and ComfyUI's models."""
+    """Count memory that makes way for the run as free: the workers' models and ComfyUI's models."""
     if memory.free is None:
         return memory
     ranks = [rank for group in groups for rank in group.ranks if rank.device == memory.device]
-    held = sum(model.nbytes for rank in ranks for model in rank.held)
-    free = min(memory.total, memory.free + held + reclaimable_bytes(memory.device))
+    held_bytes = sum(model.nbytes for rank in ranks for model in rank.held)
+    free = min(memory.total, memory.free + held_bytes + reclaimable_bytes(memory.device))
     return msgspec.structs.replace(memory, free=free)

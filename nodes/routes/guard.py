@@ -45,13 +45,14 @@ def is_foreign(origin: str | None, fetch_site: str | None, host: str) -> bool:
 
 
 def is_ours(host: str, names: set[str]) -> bool:
-    """Whether a Host header means this machine: an IP address, which no name server can have turned, or one of its names.
+    """Return True if a Host header means this machine: an IP address, which no name server can redirect, or one of its
+    names.
 
     Args:
         names: what this machine is called, besides localhost; each also with .local behind it.
     """
     name = host_of(f"//{host}")
-    ours = {each.strip().lower().rstrip(".") for each in names} - {""}
+    ours = {own_name.strip().lower().rstrip(".") for own_name in names} - {""}
     if name == "localhost" or name.endswith(".localhost") or name.removesuffix(".local") in ours or name in ours:
         return True
     try:

@@ -35,9 +35,9 @@ LoaderList = Annotated[list[Loader], msgspec.Meta(max_length=1000)]
 
 
 def judge_loaders(loaders: list[Loader]) -> web.Response:
-    """For each loader of a list why it has to stay, in a sentence; empty where its file runs. Nothing is loaded."""
-    whys = {each: why_not(each) for each in set(loaders)}
-    return as_json([whys[each] for each in loaders])
+    """Return for each loader of a list why it has to stay, in a sentence; empty if its file runs. Load nothing."""
+    whys = {loader: why_not(loader) for loader in set(loaders)}
+    return as_json([whys[loader] for loader in loaders])
 
 
 def why_not(loader: Loader) -> str:

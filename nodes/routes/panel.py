@@ -72,7 +72,7 @@ class Panel:
         self._bench = BenchRoute(backend, turn)
         self._memory: list[DeviceMemory] = []
         self._derived: list[Finding] = []
-        self._looked_at = self._wanted_until = float("-inf")
+        self._looked_at = self._watched_until = float("-inf")
         self._broadcasting: asyncio.Task[None] | None = None
         self._comparison = ComparisonStatus()
 
@@ -91,8 +91,8 @@ class Panel:
         )
 
     async def _status(self) -> web.Response:
-        """The state now; changes of the next minute are told as events."""
-        self._wanted_until = time.monotonic() + ATTENTION_SECONDS
+        """Return the state now. Changes of the next minute are sent as events."""
+        self._watched_until = time.monotonic() + ATTENTION_SECONDS
         if self._broadcasting is None or self._broadcasting.done():
             self._broadcasting = asyncio.create_task(self._broadcast())
         return as_json(self._now())
@@ -133,51 +133,51 @@ class Panel:
         self._turn.begin(self._compare)
         return as_json({"said": ""})
 
-    async def _begin_bench(self, asked: BenchRequest) -> web.Response:
-        """Answers at once, with why there is nothing to measure, if so; the sides come with the status."""
+    async def _begin_bench(self, request: BenchRequest) -> web.Response:
+        """Answer at once: empty, or why there is nothing to measure. The sides come with the status."""
         if self._is_busy():
             return as_json({"said": "a run is going on: measure once it is done."}, 409)
-        said = await self._bench.begin(asked)
-        return as_json({"said": said}, 409 if said else 200)
+        reason = await self._bench.begin(request)
+        return as_json({"said": reason}, 409 if reason else 200)
 
     async def _compare(self) -> None:
         before = self._comparison
-        said = FAILED
+        message = FAILED
 
         def report(what: str) -> None:
             self._comparison = msgspec.structs.replace(before, doing=what, said="")
 
-        def make_room(model: ModelSpec, devices: tuple[str, ...], each: float) -> None:
-            free_devices(backend, model, devices, each)
+        def make_room(model: ModelSpec, devices: tuple[str, ...], worker_bytes: float) -> None:
+            free_devices(backend, model, devices, worker_bytes)
 
         report("beginning")
         try:
             backend = self._backend()
             run = backend.status().runs
             result = await asyncio.to_thread(backend.compare, make_room, report, _is_queued)
-            before, said = ComparisonStatus("", result, run=run), ""
+            before, message = ComparisonStatus("", result, run=run), ""
         except (Refused, RequestFailed, WorkerFailed) as error:
-            said = str(error)
+            message = str(error)
         except Cancelled:
-            said = "stopped, because a run was queued."
+            message = "stopped, because a run was queued."
         except Exception:
             log.exception("Parallel: the comparison has failed")
         finally:
-            self._comparison = msgspec.structs.replace(before, doing="", said=said)
+            self._comparison = msgspec.structs.replace(before, doing="", said=message)
 
     def _is_busy(self) -> bool:
         """Return True if a prompt runs or waits, or if a job runs whose load would falsify time measurements."""
         groups = self._backend().status().groups
-        return self._turn.taken or _is_queued() or any(group.state in ("running", "starting") for group in groups)
+        return self._turn.is_running or _is_queued() or any(group.state in ("running", "starting") for group in groups)
 
-    async def _answer_after(self, action: Callable[[], None], said: str) -> web.Response:
+    async def _answer_after(self, action: Callable[[], None], text: str) -> web.Response:
         try:
             await asyncio.to_thread(action)
         except Refused as refusal:
             return as_json({"said": str(refusal)}, 409)
         except (RequestFailed, WorkerFailed, Cancelled) as failure:
             return as_json({"said": str(failure)}, 500)
-        return as_json({"said": said})
+        return as_json({"said": text})
 
     def _now(self) -> PanelStatus:
         return PanelStatus(
@@ -192,7 +192,7 @@ class Panel:
     async def _broadcast(self) -> None:
         """Send the state to all pages whenever it has changed, for as long as one wants to know."""
         sent: PanelStatus | None = None
-        while time.monotonic() < self._wanted_until:
+        while time.monotonic() < self._watched_until:
             if time.monotonic() - self._looked_at > LOOK_SECONDS:
                 self._memory = await asyncio.to_thread(device_memory)
                 self._derived = await asyncio.to_thread(lambda: of_derived(all_kept()))

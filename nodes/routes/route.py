@@ -31,24 +31,24 @@ class Route:
 
     async def handle(self, request: web.Request) -> web.Response:
         """Answer a request: 403 to a page that may not ask, 400 or 413 to a wrong body, each with a sentence."""
-        if said := await refusal_of(request):
-            return web.Response(status=403, text=said)
+        if refusal := await refusal_of(request):
+            return web.Response(status=403, text=refusal)
         if self.body is None:
             return await self.answer()
         body = self.body
         try:
             content = await read(request, body.most)
-            asked = await run_in_background(lambda: body.decoded(content))
+            decoded = await run_in_background(lambda: body.decoded(content))
         except WrongBody as wrong:
             return web.Response(status=wrong.status, text=str(wrong))
-        return await self.answer(asked)
+        return await self.answer(decoded)
 
 
 def in_thread(work: Callable[..., web.Response]) -> Answer:
     """Return an answer that a thread makes, so that ComfyUI's event loop goes on meanwhile."""
 
-    async def answer(*asked: Any) -> web.Response:
-        return await run_in_background(lambda: work(*asked))
+    async def answer(*arguments: Any) -> web.Response:
+        return await run_in_background(lambda: work(*arguments))
 
     return answer
 

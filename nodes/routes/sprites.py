@@ -13,12 +13,14 @@ from .route import as_json
 
 
 def put_sprites() -> web.Response:
-    """Copy what is not there yet; the answer says how many files that were, or why none."""
+    """Copy the missing files. The answer says how many files those were, or why none could be copied."""
     try:
         count = copy_sprites()
     except OSError as error:
-        said = f"the files could not be copied ({error}): make room, or look at the permissions of ComfyUI's folders."
-        return as_json({"said": said}, 500)
+        message = (
+            f"the files could not be copied ({error}): make room, or look at the permissions of ComfyUI's folders."
+        )
+        return as_json({"said": message}, 500)
     return as_json({"copied": count})
 
 

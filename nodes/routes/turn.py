@@ -26,13 +26,13 @@ class Turn:
         self._task: asyncio.Task[Any] | None = None
 
     @property
-    def taken(self) -> bool:
+    def is_running(self) -> bool:
         """Return True if a job is running."""
         return self._task is not None and not self._task.done()
 
     def begin(self, job: Callable[[], Coroutine[Any, Any, Result]]) -> asyncio.Task[Result]:
         """Take the turn and start a job. Raises TurnTaken."""
-        if self.taken:
+        if self.is_running:
             raise TurnTaken
         task = asyncio.create_task(job())
         self._task = task

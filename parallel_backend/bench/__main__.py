@@ -96,7 +96,7 @@ class Servers:
 
 
 def bench_of(options: argparse.Namespace) -> Bench:
-    """What a command line asks for. Raises NotMeasured, Refused."""
+    """Return the benchmark of a command line. Raises NotMeasured, Refused."""
     if not (options.comfyui / "main.py").is_file():
         raise NotMeasured(f"{options.comfyui} is not ComfyUI's folder: name it with --comfyui.")
     if not options.out.is_dir():
@@ -106,11 +106,11 @@ def bench_of(options: argparse.Namespace) -> Bench:
     graph = changed(stock(read_graph(path)), model=options.model, size=shape, steps=options.steps)
     gpus = visible_gpus() if torch.cuda.is_available() else ()
     texts = options.devices or usual_devices(len(gpus))
-    if others := [text for text in texts if "://" in text]:
-        raise NotMeasured(f"{others[0]} are other machines' devices: name some of this machine with --devices.")
-    found = Bench(graph, path.stem, plans_of(texts, len(gpus)), gpus)
-    check_free(gpus, found.used)
-    return found
+    if remote_devices := [text for text in texts if "://" in text]:
+        raise NotMeasured(f"{remote_devices[0]} are other machines' devices: name some of this machine with --devices.")
+    bench = Bench(graph, path.stem, plans_of(texts, len(gpus)), gpus)
+    check_free(gpus, bench.used)
+    return bench
 
 
 def link_speeds(bench: Bench) -> Machine | None:

@@ -25,7 +25,7 @@ def make_base(base: Path, comfyui: Path, files: Sequence[tuple[str, Path]]) -> N
         (base / "models").symlink_to(comfyui / "models", target_is_directory=True)
     packs = base / "custom_nodes"
     packs.mkdir()
-    for each in (comfyui / "custom_nodes").glob("*"):
-        (packs / each.name).symlink_to(each.resolve())
-    if PACK not in (each.resolve() for each in packs.iterdir()):
+    for pack in (comfyui / "custom_nodes").glob("*"):
+        (packs / pack.name).symlink_to(pack.resolve())
+    if PACK not in (pack.resolve() for pack in packs.iterdir()):
         (packs / "ComfyUI-Parallel").symlink_to(PACK, target_is_directory=True)

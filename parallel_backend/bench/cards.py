@@ -67,8 +67,8 @@ def processor() -> str:
 
 
 def versions(comfyui: Path) -> dict[str, str]:
-    """Of all that a result may depend on, where it is installed."""
-    found = {
+    """Return the versions of all software that may affect a result, where it is installed."""
+    installed = {
         "comfyui": comfyui_version(str(comfyui)),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or "",
@@ -78,19 +78,19 @@ def versions(comfyui: Path) -> dict[str, str]:
     }
     for package in ("flash-attn", "sageattention", "diffusers", "comfy-kitchen"):
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             pass
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in installed.items() if value}
 
 
 def driver(root: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """NVIDIA's driver's version; empty where its module is not loaded."""
+    """Return the version of NVIDIA's driver; empty if its module is not loaded."""
     try:
-        words = root.read_text(encoding="utf-8").split()
+        fields = root.read_text(encoding="utf-8").split()
     except OSError:
         return ""
-    return next((word for word in words if word[0].isdigit() and "." in word), "")
+    return next((field for field in fields if field[0].isdigit() and "." in field), "")
 
 
 def commit(pack: Path = PACK) -> str:

@@ -117,8 +117,10 @@ class Client(ABC):
         """A message with what is known besides."""
         return f"{message}."
 
-    def _taken_out(self, prompt_id: str) -> bool:
-        """Whether somebody else has taken a graph out of the queue that has told nothing for LOOK seconds."""
+    def _was_removed(self, prompt_id: str) -> bool:
+        """Return True if another client removed a graph from the queue. Asked when the graph has reported nothing for
+        LOOK seconds.
+        """
         return False
 
     @abstractmethod
@@ -186,7 +188,7 @@ class Client(ABC):
             try:
                 event = events.get(timeout=min(LOOK, max(0.0, deadline - time.monotonic())))
             except Empty:
-                if self._taken_out(prompt_id):
+                if self._was_removed(prompt_id):
                     raise Cancelled("its job was taken out of the queue.") from None
                 if time.monotonic() < deadline:
                     continue

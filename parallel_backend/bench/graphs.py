@@ -83,7 +83,7 @@ def is_graph(content: Any) -> bool:
 
 
 def stock(graph: Graph) -> Graph:
-    """The same graph with ComfyUI's own loaders and samplers, without plans.
+    """Return the same graph with ComfyUI's own loaders and samplers, without plans.
 
     Raises NotMeasured where nothing is to be measured: it has no loader of a model, or no sampler that is the last.
     """
@@ -91,8 +91,8 @@ def stock(graph: Graph) -> Graph:
     for node in graph.values():
         if node["class_type"] in BACK:
             node["class_type"] = BACK[node["class_type"]]
-            for each in OURS_ALONE:
-                node["inputs"].pop(each, None)
+            for input_name in OURS_ALONE:
+                node["inputs"].pop(input_name, None)
         if node["class_type"] == "UNETLoader" and str(node["inputs"].get("unet_name")).endswith(".gguf"):
             node["class_type"] = GGUF  # ComfyUI's own does not read these
             node["inputs"].pop("weight_dtype", None)
@@ -135,17 +135,17 @@ def model_files(graph: Graph) -> list[str]:
 
 
 def samplers(graph: Graph) -> list[str]:
-    """The ids of the nodes that denoise. Raises NotMeasured where there is none."""
-    found = [name for name, node in graph.items() if node["class_type"] in SAMPLERS]
-    if not found:
+    """Return the ids of the nodes that denoise. Raises NotMeasured if there is none."""
+    ids = [name for name, node in graph.items() if node["class_type"] in SAMPLERS]
+    if not ids:
         raise NotMeasured(f"The graph has none of {', '.join(SAMPLERS)}: choose one that samples by one of them.")
-    return found
+    return ids
 
 
 def last_sampler(graph: Graph) -> str:
-    """The id of the sampler behind which there is no other. Raises NotMeasured where there is none, or several are."""
-    found = samplers(graph)
-    last = [name for name in found if not any(name in _before(graph, other) for other in found)]
+    """Return the id of the sampler that no other sampler follows. Raises NotMeasured if there is none, or more than one."""
+    ids = samplers(graph)
+    last = [name for name in ids if not any(name in _before(graph, later) for later in ids)]
     if len(last) != 1:
         raise NotMeasured(f"The graph has {len(last)} samplers behind which there is no other: leave it with one.")
     return last[0]
@@ -251,15 +251,15 @@ def _is_number(value: object) -> bool:
 
 
 def _before(graph: Graph, name: str) -> set[str]:
-    """The ids of all nodes that a node depends on."""
-    found: set[str] = set()
+    """Return the ids of all nodes that a node depends on."""
+    ids: set[str] = set()
     waiting = [name]
     while waiting:
         for value in graph[waiting.pop()]["inputs"].values():
-            if isinstance(value, list) and value and isinstance(value[0], str) and value[0] in graph.keys() - found:
-                found.add(value[0])
+            if isinstance(value, list) and value and isinstance(value[0], str) and value[0] in graph.keys() - ids:
+                ids.add(value[0])
                 waiting.append(value[0])
-    return found
+    return ids
 
 
 Ask = Callable[[list[dict[str, str]]], list[str]]
@@ -267,11 +267,13 @@ Ask = Callable[[list[dict[str, str]]], list[str]]
 
 
 def staying(graph: Graph, ask: Ask) -> dict[str, str]:
-    """The ids of a stock graph's loaders that stay ComfyUI's, with the reason. Raises NotMeasured where a model's has to."""
-    found = list(loaders(graph))
-    whys = ask([{"kind": kind, "file": file} for _, kind, file in found])
-    stays = {name: why for (name, _, _), why in zip(found, whys, strict=True) if why}
-    models = [name for name, kind, _ in found if kind != "VAELoader"]
+    """Return the ids of a stock graph's loaders that stay ComfyUI's, with the reason. Raises NotMeasured for a model's
+    loader.
+    """
+    entries = list(loaders(graph))
+    whys = ask([{"kind": kind, "file": file} for _, kind, file in entries])
+    stays = {name: why for (name, _, _), why in zip(entries, whys, strict=True) if why}
+    models = [name for name, kind, _ in entries if kind != "VAELoader"]
     if refused := [stays[name] for name in models if name in stays]:
         raise NotMeasured(f"This pack has to leave the graph's model to one GPU: {refused[0]}")
     return stays

@@ -54,13 +54,13 @@ class MeasuredSide:
 
 
 def measure(
-    client: Client, name: str, graph: Graph, devices: int, beside: Tensor | None, show: Show = in_a_bar
+    client: Client, name: str, graph: Graph, devices: int, reference: Tensor | None, show: Show = in_a_bar
 ) -> MeasuredSide:
     """Do a graph's job twice in a ComfyUI that has nothing loaded.
 
     Args:
         devices: of the plan; 0 for stock ComfyUI.
-        beside: stock ComfyUI's latent, None where there is none.
+        reference: stock ComfyUI's latent, None where there is none.
 
     Raises:
         ComfyUIError: it fails, with the reason.
@@ -72,18 +72,18 @@ def measure(
     then = follow(client, f"{name}, then", graph, names, show)
     (file,) = client.files(then, LATENT)
     latent = load_file(file)["latent_tensor"].double()
-    error = error_of(latent, beside) if devices and beside is not None else None
+    error = error_of(latent, reference) if devices and reference is not None else None
     if error is not None and not math.isfinite(error):
         raise ComfyUIError(f"{name}: the latent has another shape than stock ComfyUI's, or holds what is no number")
     outcomes = _outcomes(client, then, names)
     side = Side(
         name=name,
         devices=devices,
-        plan=", ".join(dict.fromkeys(each["plan"] for each in outcomes)),
+        plan=", ".join(dict.fromkeys(outcome["plan"] for outcome in outcomes)),
         step=pace(step_times(then, names)),
         first=phases(first, names),
         then=phases(then, names),
-        sent=sum(each["sent"] for each in outcomes),
+        sent=sum(outcome["sent"] for outcome in outcomes),
         error=error,
     )
     return MeasuredSide(side, latent)
@@ -103,7 +103,7 @@ def follow(client: Client, title: str, graph: Graph, names: Collection[str], sho
             if progress.node in names:
                 reached[progress.node] = progress
                 every = reached.values()
-                tell(sum(each.value for each in every), max(steps, sum(each.max for each in every)))
+                tell(sum(node.value for node in every), max(steps, sum(node.max for node in every)))
 
         run = client.queue(graph, on_progress=on_progress, timeout=PATIENCE)
     if run.status == "interrupted":
@@ -127,8 +127,8 @@ def step_times(run: QueuedRun, names: Collection[str]) -> list[list[float]]:
 
 
 def pace(times: Sequence[Sequence[float]]) -> float:
-    """The median seconds of a step, of the moments at which the steps of each sampler were done; 0 where none has two."""
-    return statistics.median([b - a for each in times for a, b in pairwise(each)] or [0.0])
+    """Return the median seconds between the steps of each sampler; 0 if no sampler has two steps."""
+    return statistics.median([b - a for moments in times for a, b in pairwise(moments)] or [0.0])
 
 
 def phases(run: QueuedRun, names: Collection[str]) -> Phases:

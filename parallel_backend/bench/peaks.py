@@ -36,8 +36,8 @@ class Peaks:
         self._most[device] = max(self._most.get(device, 0), used)
 
     @property
-    def taken(self) -> dict[str, int]:
-        """By device."""
+    def growth(self) -> dict[str, int]:
+        """Return the most bytes that each device used beyond its first reading."""
         return {device: most - self._first[device] for device, most in self._most.items()}
 
 

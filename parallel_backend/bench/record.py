@@ -122,7 +122,7 @@ def machine_of(record: Record) -> str:
 
 
 def row(record: Record) -> tuple[str, ...]:
-    """A record in the words of HEAD. Steps and jobs are the second ones, whose models are loaded."""
+    """Return a record in the words of HEAD. Steps and jobs are the second ones, whose models are loaded."""
     done = [side for side in record.sides if not side.failed]
     by_count = {side.devices: side for side in record.sides}
     steps = [_cell(by_count.get(count)) for count in (0, *COUNTS)]
@@ -133,8 +133,8 @@ def row(record: Record) -> tuple[str, ...]:
         machine_of(record),
         f"{', '.join(job.files)}, {job.size}, {job.steps} steps",
         *steps,
-        _beside(done, lambda side: f"{side.then.whole:.1f} s" if side.then else ""),
-        _beside(done, lambda side: amount(max(side.peak.values())) if side.peak else ""),
+        _stock_and_fastest(done, lambda side: f"{side.then.whole:.1f} s" if side.then else ""),
+        _stock_and_fastest(done, lambda side: amount(max(side.peak.values())) if side.peak else ""),
         amount(max((side.sent for side in done), default=0)),
         f"{max(errors):.1e}" if errors else "",
         f"ComfyUI {versions.get('comfyui', '')}, torch {versions.get('torch', '')}, {record.commit}",
@@ -153,11 +153,11 @@ def _cell(side: Side | None) -> str:
     return "cannot" if side.failed else f"{side.step:.3g} s"
 
 
-def _beside(sides: Sequence[Side], said: Callable[[Side], str]) -> str:
-    """What is said of stock ComfyUI, and of the fastest of the others."""
+def _stock_and_fastest(sides: Sequence[Side], text_of: Callable[[Side], str]) -> str:
+    """Return the texts of stock ComfyUI and of the fastest plan."""
     own = [side for side in sides if not side.devices]
-    others = sorted((side for side in sides if side.devices), key=lambda side: side.step)
-    return " → ".join(said(side) for side in (*own[:1], *others[:1]))
+    plans = sorted((side for side in sides if side.devices), key=lambda side: side.step)
+    return " → ".join(text_of(side) for side in (*own[:1], *plans[:1]))
 
 
 def table(record: Record) -> str:
@@ -170,9 +170,9 @@ def table(record: Record) -> str:
 
 
 def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
-    """The first cell to the left, the others to the right."""
-    first, *others = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-    return "  ".join((first.lstrip().ljust(widths[0]), *others)).rstrip()
+    """Align the first cell to the left and the other cells to the right."""
+    first, *rest = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+    return "  ".join((first.lstrip().ljust(widths[0]), *rest)).rstrip()
 
 
 def _line(side: Side) -> tuple[str, ...]:

@@ -49,8 +49,10 @@ class Running(Client):
         self._done.append(run.prompt_id)
         return run
 
-    def _taken_out(self, prompt_id: str) -> bool:
-        """Whether it was gone when it was last looked at: its last events may have been on their way then."""
+    def _was_removed(self, prompt_id: str) -> bool:
+        """Return True if the graph was already gone at the last look: its last events may still have been on their way
+        then.
+        """
         gone = prompt_id in self._gone
         if prompt_id not in self.queued():
             self._gone.add(prompt_id)

@@ -105,7 +105,8 @@ def sides(
     say: Callable[[str], None],
     show: Show,
 ) -> Iterator[Record]:
-    """The record after each side: stock ComfyUI, then each plan. A side that fails is in it with its reason.
+    """Yield the record after each side: stock ComfyUI, then each plan. A side that fails is in the record with its
+    reason.
 
     Args:
         idle: makes the server of one side, as often as there are sides.
@@ -116,7 +117,7 @@ def sides(
         NotMeasured: a GPU is not free, or the graph's model has to stay on one GPU.
         Cancelled: a job was interrupted.
     """
-    beside: Tensor | None = None
+    reference: Tensor | None = None
     stays: dict[str, str] = {}
     for text, devices in (("", ()), *bench.plans):
         name = text or STOCK
@@ -130,23 +131,23 @@ def sides(
                     job = msgspec.structs.replace(record.job, left=list(stays.values()))
                     record = msgspec.structs.replace(record, job=job)
                 graph = ours(bench.graph, text, stays) if text else bench.graph
-                done = measure(at.client, name, graph, len(devices), beside, show)
+                done = measure(at.client, name, graph, len(devices), reference, show)
             side = done.side
-            beside = beside if text else done.latent
+            reference = reference if text else done.latent
         except (ComfyUIError, TimeoutError) as error:
             side = Side(name, len(devices), failed=str(error).splitlines()[0])
             say(side.failed)
-        side = msgspec.structs.replace(side, peak=peaks.taken)
+        side = msgspec.structs.replace(side, peak=peaks.growth)
         record = msgspec.structs.replace(record, sides=[*record.sides, side])
         yield record
 
 
 def _judge(client: Client) -> Ask:
-    """Has a ComfyUI's pack say which loaders have to stay."""
-    return lambda asked: list(client.ask("/parallel/loaders", asked))
+    """Return a function that asks a ComfyUI's pack which loaders have to stay."""
+    return lambda loaders: list(client.ask("/parallel/loaders", loaders))
 
 
 def file_of(record: Record, out: Path) -> Path:
-    """Where a record is kept; one of the same day, machine and job takes its place."""
-    words = f"{record.day} {machine_of(record)} {' '.join(record.job.files)} {record.job.size}"
-    return out / f"{re.sub('[^a-z0-9]+', '-', words.lower()).strip('-')}.json"
+    """Return the path of a record's file. A record of the same day, machine and job replaces it."""
+    title = f"{record.day} {machine_of(record)} {' '.join(record.job.files)} {record.job.size}"
+    return out / f"{re.sub('[^a-z0-9]+', '-', title.lower()).strip('-')}.json"

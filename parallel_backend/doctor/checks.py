@@ -155,8 +155,8 @@ def _packages(facts: Observations) -> Iterator[Finding]:
     elif _parts(flash) < OLDEST_FLASH_ATTN:
         text = f"{flash}; {dotted(OLDEST_FLASH_ATTN)} or newer is supported"
         yield Finding("flash-attn", FindingStatus.WARNING, text, REMEDIES["flash-attn"])
-    elif fault := next(filter(None, (measured.kernel_faults.get("flash-attn") for measured in facts.measured)), ""):
-        text = f"{flash}; {fault}: attention auto takes torch's own instead"
+    elif failure := next(filter(None, (measured.kernel_faults.get("flash-attn") for measured in facts.measured)), ""):
+        text = f"{flash}; {failure}: attention auto takes torch's own instead"
         yield Finding("flash-attn", FindingStatus.WARNING, text, REMEDIES["flash-attn"])
     else:
         yield Finding("flash-attn", FindingStatus.OK, flash)

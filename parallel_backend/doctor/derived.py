@@ -10,12 +10,16 @@ from .findings import Finding, FindingStatus
 
 
 def of_derived(classes: Iterable[DeclarationRecord]) -> list[Finding]:
-    """What each was proved to be split by, or why it is not; what was found twice the same, as by two versions, is said once."""
-    found = [Finding(each.kind, FindingStatus.OK, _said(each, answer)) for each in classes for answer in each.answers]
-    return [*dict.fromkeys(found)]
+    """Return a finding for each derived class: its declaration, or why it runs unsharded. Skip duplicates."""
+    findings = [
+        Finding(record.kind, FindingStatus.OK, _text_of(record, answer))
+        for record in classes
+        for answer in record.answers
+    ]
+    return [*dict.fromkeys(findings)]
 
 
-def _said(known: DeclarationRecord, answer: DeriveReply) -> str:
+def _text_of(known: DeclarationRecord, answer: DeriveReply) -> str:
     if answer.declaration is None:
         return f"in ComfyUI {known.comfyui} it runs whole, because {answer.failure}"
     kinds = "one kind" if len(answer.kinds) == 1 else f"{len(answer.kinds)} kinds"

@@ -26,24 +26,24 @@ NOT_MADE = "Compare a picture with Load Diffusion Model's."
 def diagnose_models(
     folder: str, report: Callable[[str], None] = lambda what: None, kinds: Sequence[str] = tuple(KINDS)
 ) -> list[Finding]:
-    """A finding for each class, from children that import the ComfyUI of a folder; it takes a few seconds each.
+    """Return a finding for each class. Child processes import the folder's ComfyUI; every class takes a few seconds.
 
     Args:
         report: told which class is proved, in words.
         kinds: the classes; by default all that are declared.
     """
     there = classes_in(Path(folder))
-    asked = [ProofRequest(kind, case) for kind in kinds if kind in there for case in all_cases(kind)]
-    made: dict[str, list[tuple[ProofRequest, Watched]]] = {kind: [] for kind in kinds}
-    for each, watched in _proved(
-        folder, asked, lambda kind: report(f"{kind}, {[*kinds].index(kind) + 1} of {len(kinds)}")
+    requests = [ProofRequest(kind, case) for kind in kinds if kind in there for case in all_cases(kind)]
+    answers_by_kind: dict[str, list[tuple[ProofRequest, Watched]]] = {kind: [] for kind in kinds}
+    for request, watched in _proved(
+        folder, requests, lambda kind: report(f"{kind}, {[*kinds].index(kind) + 1} of {len(kinds)}")
     ):
-        made[each.kind].append((each, watched))
+        answers_by_kind[request.kind].append((request, watched))
     return [
         finding_of(kind, answers)
         if kind in there
         else Finding(kind, FindingStatus.OK, "this ComfyUI has no such class")
-        for kind, answers in made.items()
+        for kind, answers in answers_by_kind.items()
     ]
 
 
@@ -53,30 +53,30 @@ def classes_in(folder: Path) -> frozenset[str]:
 
 
 def _proved(
-    folder: str, asked: Sequence[ProofRequest], begin: Callable[[str], None]
+    folder: str, requests: Sequence[ProofRequest], begin: Callable[[str], None]
 ) -> Iterator[tuple[ProofRequest, Watched]]:
-    """Each question with its answer; a child that ended before its last one is followed by another."""
-    left = [*asked]
-    while left:
-        begin(left[0].kind)
-        for watched in Prover(folder, left, Deadlines.read(os.environ).proof).answers():
-            yield left.pop(0), watched
-            if left:
-                begin(left[0].kind)
+    """Yield each request with its answer. Start another child if one ends before its last request."""
+    pending = [*requests]
+    while pending:
+        begin(pending[0].kind)
+        for watched in Prover(folder, pending, Deadlines.read(os.environ).proof).answers():
+            yield pending.pop(0), watched
+            if pending:
+                begin(pending[0].kind)
 
 
 def finding_of(kind: str, answers: Sequence[tuple[ProofRequest, Watched]]) -> Finding:
-    """What the answers to a class's questions come to."""
+    """Return the finding for a class from the answers to its requests."""
     seconds = sum(watched.answer.seconds for _, watched in answers)
     cost = f"{len(answers)} inputs, {seconds:.1f} s, {max(watched.memory for _, watched in answers) // MIB} MiB"
     errors: Mapping[str, tuple[str, float]] = {
-        asked.case: watched.answer.worst for asked, watched in answers if watched.answer.errors
+        request.case: watched.answer.worst for request, watched in answers if watched.answer.errors
     }
     wrong = [f"{case}: {off(error)} under {split}" for case, (split, error) in errors.items() if not error <= TOLERANCE]
-    wrong += [f"{asked.case}: {watched.answer.failure}" for asked, watched in answers if watched.answer.refused]
+    wrong += [f"{request.case}: {watched.answer.failure}" for request, watched in answers if watched.answer.refused]
     if wrong:
         return Finding(kind, FindingStatus.FAILURE, "; ".join([*wrong, cost]), WRONG)
-    failed = [f"{asked.case}: {watched.answer.failure}" for asked, watched in answers if watched.answer.failure]
+    failed = [f"{request.case}: {watched.answer.failure}" for request, watched in answers if watched.answer.failure]
     if failed:
         return Finding(kind, FindingStatus.WARNING, "; ".join([*failed, cost]), NOT_MADE)
     return Finding(kind, FindingStatus.OK, f"{cost}, at most {max(error for _, error in errors.values()):.1e} off")

@@ -141,13 +141,13 @@ def _space(path: str) -> Space:
 
 
 def _versions(*packages: str) -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in packages:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             pass
-    return found
+    return versions
 
 
 def _torchaudio_error() -> str:
@@ -162,15 +162,15 @@ def _torchaudio_error() -> str:
 
 
 def _measure(gpus: int, report: Callable[[str], None]) -> tuple[DeviceMeasurements, ...]:
-    """Two workers on the CPU, which talk through gloo, and one on each GPU, which talk through NCCL."""
+    """Measure two workers on the CPU, which use gloo, and one worker on each GPU, which use NCCL."""
     backend = Backend(Deadlines(silence=30, stall=60))
     try:
         groups = [CPU_PAIR, *([tuple(f"cuda:{index}" for index in range(gpus))] if gpus else [])]
-        found = []
+        measurements = []
         for devices in groups:
             report(f"{len(devices)} workers on {', '.join(dict.fromkeys(devices))}: starting and measuring them")
-            found.append(measured(backend, devices))
-        return tuple(found)
+            measurements.append(measured(backend, devices))
+        return tuple(measurements)
     finally:
         backend.close()
 

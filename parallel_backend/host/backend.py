@@ -288,8 +288,10 @@ class Backend:
         return self._planner.couples_rows(spec)
 
     def kernel_faults(self, devices: tuple[str, ...]) -> Mapping[str, str]:
-        """How packages of attention kernels failed for running workers on these devices, by name."""
-        return {name: fault for member in self._groups[devices].members for name, fault in member.kernel_faults.items()}
+        """Return how attention kernel packages failed for the running workers on these devices, by name."""
+        return {
+            name: failure for member in self._groups[devices].members for name, failure in member.kernel_faults.items()
+        }
 
     def measure(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
         """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""

@@ -66,9 +66,9 @@ class Derivation:
         pause: float = PAUSE,
     ) -> None:
         self._seconds, self._pause = seconds, pause
-        self._key, self._file, self._folder, self._kept_in = key, file, folder, kept_in
+        self._key, self._file, self._folder, self._cache_folder = key, file, folder, kept_in
         self._kind = kind
-        self._kept = load(key, kept_in) or DeclarationRecord(kind, comfyui)
+        self._record = load(key, kept_in) or DeclarationRecord(kind, comfyui)
         self._trouble: DeriveReply | None = None
         self._again_at = 0.0
         self._running: tuple[CallKind, ...] = ()
@@ -77,19 +77,19 @@ class Derivation:
         self._new: list[DeriveReply] = []
 
     def found(self, kinds: Sequence[CallKind]) -> DeriveReply | None:
-        """The declaration that was proved for all these kinds of calls; None if there is none yet."""
+        """Return the declaration that was proved for all these kinds of calls; None if there is none yet."""
         with self._changed:
-            return self._kept.found(kinds)
+            return self._record.found(kinds)
 
     def failed(self, kinds: Sequence[CallKind]) -> str:
-        """Why there is none for these; empty while that is not known, or may be another now."""
+        """Return why these calls have no declaration; empty if that is unknown or may have changed."""
         with self._changed:
-            if (answer := self._kept.failed(kinds)) is not None:
+            if (answer := self._record.failed(kinds)) is not None:
                 return answer.failure
-            left = self._again_at - time.monotonic()
-            if self._trouble is None or left <= 0 or unlike(self._trouble.kinds, kinds):
+            remaining = self._again_at - time.monotonic()
+            if self._trouble is None or remaining <= 0 or unlike(self._trouble.kinds, kinds):
                 return ""
-            why = f"{self._trouble.failure}; a prompt in {math.ceil(left / 60)} min tries again"
+            why = f"{self._trouble.failure}; a prompt in {math.ceil(remaining / 60)} min tries again"
             return f"working out how to split it failed ({why})"
 
     def new_answers(self) -> list[DeriveReply]:
@@ -105,7 +105,7 @@ class Derivation:
             if self._running:
                 return not unlike(self._running, kinds)
             self._running, self._stopped = kinds, False
-            known = self._kept.declarations
+            known = self._record.declarations
         threading.Thread(target=self._derive, args=(prompts, known), daemon=True).start()
         return True
 
@@ -143,20 +143,20 @@ class Derivation:
                 self._changed.notify_all()
 
     def _answer(self, prompts: Sequence[PromptExample], known: Sequence[Declaration]) -> DeriveReply | None:
-        """The child's; None where it was stopped."""
+        """Return the child's reply; None if the child was stopped."""
         kinds = tuple(prompt.kind for prompt in prompts)
         memory = min(MEMORY, psutil.virtual_memory().available // 2)
-        asked = request_bytes(self._file, prompts, known, memory * WEIGHTS, self._seconds * PLAN)
+        request = request_bytes(self._file, prompts, known, memory * WEIGHTS, self._seconds * PLAN)
         with memory_file("request_bytes") as descriptor:
             with open(descriptor, "wb", closefd=False) as file:
-                file.write(asked)
+                file.write(request)
             command = [COMMAND, str(path_of(descriptor))]
             child = Child(self._folder, command, 1, self._seconds, memory, (descriptor,))
             for line in child.lines(lambda: self._stopped):
                 log.info("Parallel: deriving %s took %.1f s and %d MiB", self._kind, line.seconds, line.memory >> 20)
                 if line.failure:
                     return DeriveReply(line.seconds, kinds=kinds, failure=line.failure)
-                answer = ANSWER.decode(line.said)
+                answer = ANSWER.decode(line.text)
                 return answer if answer.declaration else msgspec.structs.replace(answer, kinds=kinds)
         return None
 
@@ -166,8 +166,8 @@ class Derivation:
             self._again_at = time.monotonic() + max(self._pause, answer.seconds)
             log.info("Parallel: %s was not derived: %s", self._kind, answer.failure)
             return
-        self._kept = (load(self._key, self._kept_in) or self._kept).with_answer(answer)
-        save(self._key, self._kept, self._kept_in)
+        self._record = (load(self._key, self._cache_folder) or self._record).with_answer(answer)
+        save(self._key, self._record, self._cache_folder)
         if answer.declaration:
             self._new.append(answer)
             log.info(

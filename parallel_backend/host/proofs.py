@@ -49,7 +49,7 @@ class Watched(msgspec.Struct, frozen=True):
 class Line(msgspec.Struct, frozen=True):
     """What a child has said, or else why it said no more, after so many seconds; and the most memory in use until then."""
 
-    said: bytes
+    text: bytes
     failure: str
     seconds: float
     memory: int
@@ -76,7 +76,7 @@ class Child:
         descriptors: Sequence[int] = (),
     ) -> None:
         self._seconds, self._memory = seconds, memory
-        self._left = lines
+        self._remaining = lines
         self._clock = AwakeClock(LONGEST_LOOK)
         self._process = subprocess.Popen(
             [sys.executable, "-m", *command],
@@ -101,7 +101,7 @@ class Child:
 
     def _lines(self, stopped: Callable[[], bool]) -> Iterator[Line]:
         read, begun, most = b"", self._clock.now(), 0
-        while self._left:
+        while self._remaining:
             if stopped():
                 return
             most = max(most, self._bytes())
@@ -119,7 +119,7 @@ class Child:
             *lines, read = (read + more).split(b"\n")
             for line in lines:
                 yield Line(line, "", self._clock.now() - begun, most)
-                self._left, begun, most = self._left - 1, self._clock.now(), 0
+                self._remaining, begun, most = self._remaining - 1, self._clock.now(), 0
 
     def _over(self, begun: float, memory: int) -> str:
         if self._clock.now() - begun > self._seconds:
@@ -158,8 +158,8 @@ class Prover(Child):
         seconds, memory: its limits; seconds for each answer.
     """
 
-    def __init__(self, folder: str, asked: Sequence[ProofRequest], seconds: float, memory: int = MEMORY) -> None:
-        super().__init__(folder, [COMMAND, msgspec.json.encode(asked).decode()], len(asked), seconds, memory)
+    def __init__(self, folder: str, requests: Sequence[ProofRequest], seconds: float, memory: int = MEMORY) -> None:
+        super().__init__(folder, [COMMAND, msgspec.json.encode(requests).decode()], len(requests), seconds, memory)
 
     def answers(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Watched]:
         """Its answers as they come; where it ends before, one more that says why. It has ended when they have.
@@ -168,5 +168,5 @@ class Prover(Child):
             stopped: asked again and again whether to end it, without another answer.
         """
         for line in self.lines(stopped):
-            answer = ProofReply({}, line.seconds, line.failure) if line.failure else ANSWER.decode(line.said)
+            answer = ProofReply({}, line.seconds, line.failure) if line.failure else ANSWER.decode(line.text)
             yield Watched(answer, line.memory)

@@ -13,22 +13,33 @@ Sources = tuple[tuple[str, str], ...]
 """Files with their digests."""
 
 
-def key_of(asked: ProofRequest, sources: Sources) -> str:
-    """What a verdict depends on."""
-    configuration = sorted((asked.configuration or {}).items())
-    inputs = sorted((asked.inputs or {}).items())
-    parts = (asked.kind, asked.case, asked.model, configuration, inputs, sources, code_digest(), torch.__version__)
+def key_of(request: ProofRequest, sources: Sources) -> str:
+    """Return the key of a verdict: everything that the verdict depends on."""
+    configuration = sorted((request.configuration or {}).items())
+    inputs = sorted((request.inputs or {}).items())
+    parts = (
+        request.kind,
+        request.case,
+        request.model,
+        configuration,
+        inputs,
+        sources,
+        code_digest(),
+        torch.__version__,
+    )
     return "\n".join(["model class", *map(str, parts)])
 
 
-def verdict_of(asked: ProofRequest, answer: ProofReply, comfyui: str) -> TrialVerdict:
-    """The verdict that an answer with numbers, or of a model that workers refuse, comes to.
+def verdict_of(request: ProofRequest, answer: ProofReply, comfyui: str) -> TrialVerdict:
+    """Return the verdict for an answer with errors, or for a model that the workers refuse.
 
-    The fault names the worst split, with its figure, or what is refused, without what to do about it.
+    The mismatch names the worst split with its error, or the refused feature without the remedy.
     """
     if answer.refused:
-        fault = f"or none, because {answer.failure.rpartition(': ')[0] or answer.failure}"
+        mismatch = f"or none, because {answer.failure.rpartition(': ')[0] or answer.failure}"
     else:
         split, error = answer.worst
-        fault = "" if error <= TOLERANCE else f"which is {off(error)} under {split}, where {TOLERANCE:.0e} is allowed"
-    return TrialVerdict(asked.kind, (f"{asked.kind} ({asked.case})",), comfyui, fault)
+        mismatch = (
+            "" if error <= TOLERANCE else f"which is {off(error)} under {split}, where {TOLERANCE:.0e} is allowed"
+        )
+    return TrialVerdict(request.kind, (f"{request.kind} ({request.case})",), comfyui, mismatch)

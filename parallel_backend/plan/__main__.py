@@ -46,11 +46,11 @@ def size(text: str) -> Size:
 
 
 def memory(text: str) -> float:
-    """`24GB` (or MB, GiB, MiB) in bytes."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper())
-    if found is None or found[2] not in UNITS:
+    """Return the bytes of an amount such as `24GB` (or MB, GiB, MiB)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper())
+    if match is None or match[2] not in UNITS:
         raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory: write a number and MB, GB, MiB or GiB")
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * UNITS[match[2]]
 
 
 def positive(text: str) -> int:
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def asked_for(options: argparse.Namespace) -> tuple[OfferRequest, KnownModel, list[str]]:
-    """What is asked for, its model, and in words what was assumed because nothing was said."""
+    """Return the request of a command line, its model, and the assumptions about missing options in words."""
     known = known_model(options.model or "flux-dev")
     shape = known.shape
     area = options.size or Size(*known.size)
@@ -113,14 +113,14 @@ def asked_for(options: argparse.Namespace) -> tuple[OfferRequest, KnownModel, li
     if known.work is not None:
         forward = known.work.on(machine.device, tokens)
         machine = replace(machine, forwards=(forward,) * MAX_WORLD_SIZE, compiled=None)
-    held = 0.0 if known.work is None else known.work.held * tokens
+    item_bytes = 0.0 if known.work is None else known.work.working * tokens
     job = DenoiseJob(
         image_tokens=tokens,
         text_tokens=shape.text if options.text is None else options.text,
         batch=options.batch,
         has_uncond=cfg != 1.0,
         steps=steps,
-        item_bytes=held,
+        item_bytes=item_bytes,
     )
     values = {
         "model": shape.name,
@@ -151,13 +151,13 @@ def asked_for(options: argparse.Namespace) -> tuple[OfferRequest, KnownModel, li
     )
 
 
-def heading(asked: OfferRequest) -> str:
-    """The job and the machine in one line."""
-    job, machine = asked.job, asked.machine
-    sides = "with a negative prompt" if job.has_uncond else "without a negative prompt"
+def heading(request: OfferRequest) -> str:
+    """Return the job and the machine in one line."""
+    job, machine = request.job, request.machine
+    prompts = "with a negative prompt" if job.has_uncond else "without a negative prompt"
     return (
-        f"{asked.model.name} in {asked.dtype} ({asked.model.parameters * job.weight_element / 1e9:.1f} GB of weights), "
-        f"{job.image_tokens} image and {job.text_tokens} text tokens, batch {job.batch}, {job.steps} steps {sides}; "
+        f"{request.model.name} in {request.dtype} ({request.model.parameters * job.weight_element / 1e9:.1f} GB of weights), "
+        f"{job.image_tokens} image and {job.text_tokens} text tokens, batch {job.batch}, {job.steps} steps {prompts}; "
         f"{machine.name} with {machine.device.memory / 1e9:.1f} GB, links of {machine.levels[0].bandwidth / 1e9:.1f} GB/s"
     )
 
@@ -168,20 +168,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.recipe:
         print(recipe_table(options), end="")
         return 0
-    asked, known, assumed = asked_for(options)
+    request, known, assumed = asked_for(options)
     if assumed:
         print("Assumed:", " ".join(assumed))
-    print(heading(asked))
+    print(heading(request))
     if known.note:
         print(known.note)
     counts = COUNTS if options.devices is None else (options.devices,)
     print("\nPredicted, not measured: seconds of the denoise, without text encoder, VAE and loading.")
     if options.devices is not None:
-        return ranking(asked, options.devices)
-    print(by_count(asked, counts))
-    if not offered(asked, 1)[0].fits:
-        print(f"\n{asked.model.name} in {asked.dtype} does not fit whole into one GPU. The choices, in seconds:")
-        print(by_way(asked, counts))
+        return ranking(request, options.devices)
+    print(by_count(request, counts))
+    if not offered(request, 1)[0].fits:
+        print(f"\n{request.model.name} in {request.dtype} does not fit whole into one GPU. The choices, in seconds:")
+        print(by_way(request, counts))
     return 0
 
 
@@ -194,14 +194,14 @@ def recipe_table(options: argparse.Namespace) -> str:
     return markdown.table(HEAD, recipe(ask, options.devices or 2))
 
 
-def ranking(asked: OfferRequest, devices: int) -> int:
+def ranking(request: OfferRequest, devices: int) -> int:
     """Print every plan for so many GPUs and the choice; 2 where none fits."""
-    found = [plan for weights in asked.weights for plan in asked.plans(devices, weights)]
+    plans = [plan for weights in request.weights for plan in request.plans(devices, weights)]
     try:
-        choice = best(found, asked.model, asked.job, asked.machine, asked.approximate)
+        choice = best(plans, request.model, request.job, request.machine, request.approximate)
     except Refused as refusal:
         print(refusal, file=sys.stderr)
-        print(f"The choices on {devices} GPUs, in seconds:\n{by_way(asked, (devices,))}", file=sys.stderr)
+        print(f"The choices on {devices} GPUs, in seconds:\n{by_way(request, (devices,))}", file=sys.stderr)
         return 2
     print(table(choice.ranking, choice.plan))
     print(f"Chosen: {choice.plan.degrees}, weights {choice.plan.weights}. {choice.why}")

@@ -5,20 +5,18 @@ from __future__ import annotations
 from .plan import ResolvedPlan, share_a_gpu
 
 
-def memory_advice(plan: ResolvedPlan, part: int, others: int, missing: int) -> str:
+def memory_advice(plan: ResolvedPlan, part: int, other_models: int, missing: int) -> str:
     """Advice in words: the mildest change that frees `missing` bytes on a worker.
 
     Args:
         part: bytes of weights that the job's model takes, or would take, on the worker.
-        others: bytes of weights of other models there.
+        other_models: bytes of weights of other models there.
         missing: bytes asked for beyond what was free.
     """
-    if others >= max(missing, 1):
+    if other_models >= max(missing, 1):
         sharers = max(plan.devices.count(device) for device in plan.devices)
         limit = -(-part * sharers // 10**8) / 10
-        return (
-            f"set memory_limit to {limit} in Parallel Plan, so that other models make way ({gigabytes(others)} of them)"
-        )
+        return f"set memory_limit to {limit} in Parallel Plan, so that other models make way ({gigabytes(other_models)} of them)"
     if not plan.stages:
         return (
             "use more devices, a smaller picture or fewer frames, or tiles, which are approximate (VAE Decode (Tiled), VAE "

@@ -41,19 +41,19 @@ def measured(lines: Sequence[ReportLine]) -> dict[str, float]:
     wrong = [f"{name} {value:g}" for name, numbers in values.items() for value in numbers if value <= 0]
     if wrong:
         raise Refused(f"the report has figures that cannot be ({', '.join(wrong)}): take their lines out of it.")
-    found = {name: float(f"{statistics.median(numbers):.{DIGITS}g}") for name, numbers in values.items() if numbers}
-    if not found:
+    medians = {name: float(f"{statistics.median(numbers):.{DIGITS}g}") for name, numbers in values.items() if numbers}
+    if not medians:
         raise Refused(f"the report measured none of {', '.join(FIGURES)}: run the lists one and shares on the card.")
-    return found
+    return medians
 
 
-def calibrated(before: CardProfile, found: Mapping[str, float], origin: str) -> CardProfile:
+def calibrated(before: CardProfile, figures: Mapping[str, float], origin: str) -> CardProfile:
     """Return a card's profile with new figures.
 
     Args:
         origin: the card on which they were measured, and when.
     """
-    return msgspec.structs.replace(before, **found, measured={**before.measured, **dict.fromkeys(found, origin)})
+    return msgspec.structs.replace(before, **figures, measured={**before.measured, **dict.fromkeys(figures, origin)})
 
 
 def card_for(device: str, named: str | None) -> str:
@@ -80,20 +80,20 @@ def origin_of(lines: Sequence[ReportLine], device: str) -> str:
     return f"{device}, torch {versions[-1].torch}, {versions[-1].day}" if versions else device
 
 
-def table(before: CardProfile, found: Mapping[str, float], lines: Sequence[ReportLine]) -> str:
+def table(before: CardProfile, figures: Mapping[str, float], lines: Sequence[ReportLine]) -> str:
     """Return a Markdown table with a row for each figure: its value before, its new value, and how many lines have it."""
 
     def row(name: str) -> tuple[str, ...]:
         old = getattr(before, name)
         count = sum(name in line.figures for line in lines)
-        return name, _amount(name, old), _amount(name, found.get(name, old)), str(count) if count else "kept"
+        return name, _amount(name, old), _amount(name, figures.get(name, old)), str(count) if count else "kept"
 
     return markdown.table(("figure", "before", "now", "lines"), map(row, FIGURES))
 
 
 def _amount(name: str, value: float) -> str:
-    unit, word = UNITS[name]
-    return f"{value / unit:.4g} {word}"
+    unit, symbol = UNITS[name]
+    return f"{value / unit:.4g} {symbol}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -112,14 +112,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = lines_of(options.report)
         device = device_of(lines)
         card = card_for(device, options.card)
-        found = measured(lines)
+        figures = measured(lines)
         known = {**cards(), **(read_cards(options.into) if options.into.exists() else {})}
     except Refused as refusal:
         print(refusal, file=sys.stderr)
         return 2
     origin = origin_of(lines, device)
-    write_cards(options.into, {**known, card: calibrated(known[card], found, origin)})
-    print(f"{card}, measured on {origin}:\n\n{table(known[card], found, lines)}\nWritten into {options.into}.")
+    write_cards(options.into, {**known, card: calibrated(known[card], figures, origin)})
+    print(f"{card}, measured on {origin}:\n\n{table(known[card], figures, lines)}\nWritten into {options.into}.")
     return 0
 
 

@@ -72,13 +72,13 @@ def best(
     job: DenoiseJob,
     profile: Profile,
     approximate: bool = False,
-    others: Sequence[ResolvedPlan] = (),
+    alternatives: Sequence[ResolvedPlan] = (),
 ) -> PlanChoice:
-    """The fastest candidate that fits, with the reason.
+    """Return the fastest candidate that fits, with the reason.
 
     Args:
         approximate: also choose among plans with PipeFusion patches, which change the picture.
-        others: plans that were not asked for, to name one of them where no candidate fits.
+        alternatives: plans that were not asked for, to name one of them where no candidate fits.
 
     Raises:
         Refused: no candidate fits into memory; with the numbers and a plan that does.
@@ -87,7 +87,7 @@ def best(
     fitting = [entry for entry in ranking if entry.breakdown.fits]
     allowed = [entry for entry in fitting if approximate or not is_approximate(entry.plan)]
     if not allowed:
-        instead = [entry for entry in rank(others, model, job, profile) if entry.breakdown.fits]
+        instead = [entry for entry in rank(alternatives, model, job, profile) if entry.breakdown.fits]
         instead.sort(key=lambda entry: entry.plan.weights == "streamed")  # where nothing else fits
         raise PlanRefused(_none_fits(ranking, fitting, instead, job))
     chosen = allowed[0]
@@ -121,7 +121,9 @@ def single_device(plan: ResolvedPlan) -> ResolvedPlan:
 
 
 def table(ranking: Sequence[Ranked], chosen: ResolvedPlan | None = None) -> str:
-    """The ranking as plain text: milliseconds a step, with compiled blocks too, their parts, gigabytes on the tightest device."""
+    """Return the ranking as plain text: milliseconds per step, also with compiled blocks, their parts, and gigabytes on
+    the tightest device.
+    """
     heads = ("", "plan", "ms/step", "compiled", *PARTS, "GB", "")
     rows: list[tuple[str, ...]] = [heads]
     for entry in ranking:
@@ -143,15 +145,15 @@ def table(ranking: Sequence[Ranked], chosen: ResolvedPlan | None = None) -> str:
         rows.append(
             (star, entry.plan.degrees, f"{1e3 * entry.seconds:.1f}", compiled, *parts, memory, ", ".join(notes))
         )
-    shown = [
+    columns = [
         column for column in range(len(heads)) if column < 3 or any(row[column] not in ("", "0.0") for row in rows[1:])
     ]
-    widths = {column: max(len(row[column]) for row in rows) for column in shown}
+    widths = {column: max(len(row[column]) for row in rows) for column in columns}
     text = {0, 1, len(heads) - 1}
     lines = (
         "  ".join(
             row[column].ljust(widths[column]) if column in text else row[column].rjust(widths[column])
-            for column in shown
+            for column in columns
         )
         for row in rows
     )
@@ -171,36 +173,36 @@ def _none_fits(ranking: Sequence[Ranked], fitting: Sequence[Ranked], instead: Se
     need, weights = least.breakdown.memory, least.breakdown.weights
     ways_out = []
     if instead:
-        other = instead[0]
-        how = "" if other.plan.weights == "replicated" else f" with weights {other.plan.weights}"
-        ways_out.append(f"use {other.plan.degrees}{how}, which needs {gigabytes(other.breakdown.memory)}")
-    saved = tuple(held * (1 - 1 / max(1, job.weight_element)) for held in least.breakdown.held)
+        alternative = instead[0]
+        how = "" if alternative.plan.weights == "replicated" else f" with weights {alternative.plan.weights}"
+        ways_out.append(f"use {alternative.plan.degrees}{how}, which needs {gigabytes(alternative.breakdown.memory)}")
+    saved = tuple(share * (1 - 1 / max(1, job.weight_element)) for share in least.breakdown.rank_weights)
     in_fp8 = replace(least.breakdown, needed=tuple(map(sub, least.breakdown.needed, saved)))
     if any(saved) and in_fp8.fits:
         ways_out.append(f"try weight_dtype fp8_e4m3fn ({gigabytes(in_fp8.memory)})")
     if not ways_out:
         ways_out = ["use more devices, smaller weights (fp8, GGUF) or a smaller size, length or batch"]
     one_each = least.plan.devices[0].startswith("cuda") and not share_a_gpu(least.plan.devices)
-    memory, place = ("GPU memory", "on each GPU") if one_each else ("memory", "for each worker")
-    if not _alike(least):
-        place = f"on {_tightest(least)}"
+    memory, where = ("GPU memory", "on each GPU") if one_each else ("memory", "for each worker")
+    if not _equal_memory(least):
+        where = f"on {_tightest(least)}"
     return (
-        f"Not enough {memory}: the smallest plan, {least.plan.degrees}, needs {gigabytes(need)} {place} ({gigabytes(weights)} "
+        f"Not enough {memory}: the smallest plan, {least.plan.degrees}, needs {gigabytes(need)} {where} ({gigabytes(weights)} "
         f"of it weights), and {_available(least)}: {', or '.join(ways_out)}."
     )
 
 
 def _available(least: Ranked) -> str:
-    """What a worker may use, the tightest where they differ, and whether the user has said so."""
+    """Return in words the memory that the tightest worker may use, and whether the user set the limit."""
     plan, allowance = least.plan, least.breakdown.allowance
     sharers = max(plan.devices.count(device) for device in plan.devices)
     if plan.memory_limit and math.isclose(allowance * sharers, plan.memory_limit * 1e9):
         return f"each may use {gigabytes(allowance)} (memory_limit {plan.memory_limit:g})"
-    return f"{'each' if _alike(least) else _tightest(least)} has {gigabytes(allowance)} free"
+    return f"{'each' if _equal_memory(least) else _tightest(least)} has {gigabytes(allowance)} free"
 
 
-def _alike(entry: Ranked) -> bool:
-    """Whether about as much is free to every rank."""
+def _equal_memory(entry: Ranked) -> bool:
+    """Return True if about the same memory is free to every rank."""
     return min(entry.breakdown.free) > ALIKE * max(entry.breakdown.free)
 
 
@@ -214,9 +216,9 @@ def _why(chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], s
     sentences = []
     if chosen.plan.world_size > 1:
         sentences.append(_against_single(chosen, single))
-    others = [entry for entry in allowed if entry.plan.degrees != chosen.plan.degrees]
-    if others:
-        second = others[0]
+    alternatives = [entry for entry in allowed if entry.plan.degrees != chosen.plan.degrees]
+    if alternatives:
+        second = alternatives[0]
         gain = second.seconds / chosen.seconds - 1
         percent = f"{100 * gain:.0f}" if gain >= 0.01 else "less than 1"
         sentences.append(f"The next best plan, {second.plan.degrees}, takes {percent} % longer.")

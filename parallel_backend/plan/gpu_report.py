@@ -84,8 +84,8 @@ def _content(report: Path) -> bytes:
     if report.is_dir() or not tarfile.is_tarfile(report):
         return (report / FILE if report.is_dir() else report).read_bytes()
     with tarfile.open(report) as archive:
-        found = [member for member in archive if member.isfile() and PurePosixPath(member.name).name == FILE]
-        files = [file for member in found if (file := archive.extractfile(member))]
+        members = [member for member in archive if member.isfile() and PurePosixPath(member.name).name == FILE]
+        files = [file for member in members if (file := archive.extractfile(member))]
         if len(files) != 1:
             raise tarfile.TarError(f"it holds {len(files)} files called {FILE}")
         return files[0].read()

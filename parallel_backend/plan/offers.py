@@ -61,60 +61,69 @@ class OfferRequest:
 class Offer(NamedTuple):
     """The best plan of a way to hold the weights: its degrees, seconds a picture, bytes on a GPU, and whether they are there."""
 
-    held: str
+    storage: str
     degrees: str
     seconds: float
     memory: float
     fits: bool
 
 
-def offered(asked: OfferRequest, gpus: int) -> list[Offer]:
-    """Of each way to hold the weights, the exact ones first, the fastest plan that fits, or else the smallest."""
-    found = []
+def offered(request: OfferRequest, gpus: int) -> list[Offer]:
+    """Return the fastest plan that fits for each way to hold the weights, exact ways first; else the smallest plan."""
+    offers = []
     for approximate in (False, True):
-        for weights in asked.weights:
-            plans = [plan for plan in asked.plans(gpus, weights) if is_approximate(plan) == approximate]
-            ranking = rank(plans, asked.model, asked.job, asked.machine)
+        for weights in request.weights:
+            plans = [plan for plan in request.plans(gpus, weights) if is_approximate(plan) == approximate]
+            ranking = rank(plans, request.model, request.job, request.machine)
             if not ranking:
                 continue
             fits = ranking[0].breakdown.fits
             best = ranking[0] if fits else min(ranking, key=lambda entry: entry.breakdown.memory)
-            held = "PipeFusion" if approximate else weights
-            found.append(Offer(held, best.plan.degrees, best.seconds * asked.job.steps, best.breakdown.memory, fits))
-    return found
+            storage = "PipeFusion" if approximate else weights
+            offers.append(
+                Offer(storage, best.plan.degrees, best.seconds * request.job.steps, best.breakdown.memory, fits)
+            )
+    return offers
 
 
-def by_count(asked: OfferRequest, counts: Sequence[int]) -> str:
-    """A table of the fastest plan on each number of GPUs."""
+def by_count(request: OfferRequest, counts: Sequence[int]) -> str:
+    """Return a table of the fastest plan on each number of GPUs."""
     rows = [("GPUs", "seconds", "gain", "GB a GPU", "weights", "plan")]
     alone: float | None = None
     for gpus in counts:
-        offers = [offer for offer in offered(asked, gpus) if asked.approximate or offer.held != "PipeFusion"]
+        offers = [offer for offer in offered(request, gpus) if request.approximate or offer.storage != "PipeFusion"]
         fitting = [offer for offer in offers if offer.fits]
         if not fitting:
             smallest = min(offers, key=lambda offer: offer.memory)
-            there = f"not enough GPU memory: each GPU has {asked.machine.device.memory / 1e9:.1f} GB"
-            rows.append((str(gpus), "-", "", f"{smallest.memory / 1e9:.1f}", smallest.held, there))
+            there = f"not enough GPU memory: each GPU has {request.machine.device.memory / 1e9:.1f} GB"
+            rows.append((str(gpus), "-", "", f"{smallest.memory / 1e9:.1f}", smallest.storage, there))
             continue
         fastest = min(fitting, key=lambda offer: offer.seconds)
         alone = fastest.seconds if gpus == 1 else alone
         gain = f"{alone / fastest.seconds:.2f}x" if alone and gpus > 1 else ""
         rows.append(
-            (str(gpus), _seconds(fastest.seconds), gain, f"{fastest.memory / 1e9:.1f}", fastest.held, fastest.degrees)
+            (
+                str(gpus),
+                _seconds(fastest.seconds),
+                gain,
+                f"{fastest.memory / 1e9:.1f}",
+                fastest.storage,
+                fastest.degrees,
+            )
         )
     return _aligned(rows, 4)
 
 
-def by_way(asked: OfferRequest, counts: Sequence[int]) -> str:
-    """A table of seconds by the number of GPUs and by what holds the model: its type, whole, in parts or in stages."""
-    dtypes = list(dict.fromkeys((asked.dtype, "fp8" if asked.dtype == "bf16" else "q4_k")))
-    ways = [(dtype, held) for dtype in dtypes for held in (*WEIGHTS, "PipeFusion")]
-    rows = [("GPUs", *(f"{dtype} {held}" for dtype, held in ways))]
+def by_way(request: OfferRequest, counts: Sequence[int]) -> str:
+    """Return a table of seconds by the number of GPUs and by the dtype and storage of the weights."""
+    dtypes = list(dict.fromkeys((request.dtype, "fp8" if request.dtype == "bf16" else "q4_k")))
+    ways = [(dtype, storage) for dtype in dtypes for storage in (*WEIGHTS, "PipeFusion")]
+    rows = [("GPUs", *(f"{dtype} {storage}" for dtype, storage in ways))]
     for gpus in counts:
         cells = {
-            (dtype, offer.held): _seconds(offer.seconds) if offer.fits else f"needs {offer.memory / 1e9:.1f} GB"
+            (dtype, offer.storage): _seconds(offer.seconds) if offer.fits else f"needs {offer.memory / 1e9:.1f} GB"
             for dtype in dtypes
-            for offer in offered(replace(asked.as_dtype(dtype), weights=WEIGHTS), gpus)
+            for offer in offered(replace(request.as_dtype(dtype), weights=WEIGHTS), gpus)
         }
         rows.append((str(gpus), *(cells.get(way, "-") for way in ways)))
     return _aligned(rows, len(ways) + 1) + "\nPipeFusion is approximate: it changes the picture slightly."

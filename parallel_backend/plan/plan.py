@@ -123,17 +123,17 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(getattr(self, axis) for axis in PLAN_AXES)
 
     def place(self, rank: int) -> Place:
-        """Where a world rank is; neighbours along the last axis have neighbouring numbers."""
+        """Return the mesh coordinates of a world rank. Neighbours along the last axis have neighbouring numbers."""
         along = []
         for degree in reversed(self.mesh_shape):
             rank, at = divmod(rank, degree)
             along.append(at)
         return Place(*reversed(along))
 
-    def rank_at(self, place: Place) -> int:
-        """The world rank at a place."""
+    def rank_at(self, coordinates: Place) -> int:
+        """Return the world rank at a rank's coordinates in the mesh."""
         rank = 0
-        for degree, at in zip(self.mesh_shape, place, strict=True):
+        for degree, at in zip(self.mesh_shape, coordinates, strict=True):
             rank = rank * degree + at
         return rank
 

@@ -20,17 +20,17 @@ Ask = Callable[[str, str], OfferRequest]
 
 
 def recipe(ask: Ask, gpus: int) -> Iterator[Sequence[str]]:
-    """A line of each model in bf16, and in fp8 where bf16 does not fit whole into one GPU; in the words of HEAD."""
+    """Yield a line for each model in bf16, and in fp8 if bf16 does not fit whole into one GPU; in the words of HEAD."""
     for name in MODELS:
-        asked = ask(name, "bf16")
-        yield _line(name, asked, gpus)
-        if not offered(asked, 1)[0].fits:
+        request = ask(name, "bf16")
+        yield _line(name, request, gpus)
+        if not offered(request, 1)[0].fits:
             yield _line(f"{name}, fp8", ask(name, "fp8"), gpus)
 
 
-def _line(title: str, asked: OfferRequest, gpus: int) -> Sequence[str]:
-    alone, together = (_best(asked, count, exact=True) for count in (1, gpus))
-    streaming = _best(asked, gpus, exact=False)
+def _line(title: str, request: OfferRequest, gpus: int) -> Sequence[str]:
+    alone, together = (_best(request, count, exact=True) for count in (1, gpus))
+    streaming = _best(request, gpus, exact=False)
     if together is None:
         return title, _seconds(alone), "nothing fits", "", "", "", _seconds(streaming)
     gain = alone.seconds / together.seconds if alone else None
@@ -48,17 +48,17 @@ def _line(title: str, asked: OfferRequest, gpus: int) -> Sequence[str]:
     )
 
 
-def _best(asked: OfferRequest, gpus: int, *, exact: bool) -> Offer | None:
-    """The plainest of the fastest plans that fit, of those that keep the picture or of those that change it slightly."""
-    fitting = [each for each in offered(asked, gpus) if each.fits and (each.held == "PipeFusion") != exact]
-    least = min((each.seconds for each in fitting), default=0.0)
-    return next((each for each in fitting if each.seconds <= AS_FAST * least), None)
+def _best(request: OfferRequest, gpus: int, *, exact: bool) -> Offer | None:
+    """Return the plainest of the fastest plans that fit: exact plans, or plans that change the picture slightly."""
+    fitting = [offer for offer in offered(request, gpus) if offer.fits and (offer.storage == "PipeFusion") != exact]
+    least = min((offer.seconds for offer in fitting), default=0.0)
+    return next((offer for offer in fitting if offer.seconds <= AS_FAST * least), None)
 
 
 def _choice(offer: Offer) -> str:
-    """An offer in the words of Parallel Plan."""
-    held = {"streamed": f"*{SMALLEST}*", "sharded": f"*{AUTOMATIC}* with `weights` sharded"}
-    return f"{held.get(offer.held, f'*{AUTOMATIC}*')}: {offer.degrees}"
+    """Return an offer in the words of Parallel Plan."""
+    settings = {"streamed": f"*{SMALLEST}*", "sharded": f"*{AUTOMATIC}* with `weights` sharded"}
+    return f"{settings.get(offer.storage, f'*{AUTOMATIC}*')}: {offer.degrees}"
 
 
 def _seconds(offer: Offer | None) -> str:

@@ -38,16 +38,16 @@ def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Worklo
 
 
 def feasible(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> list[ResolvedPlan]:
-    """The candidates, at least one. Raises Refused as `resolve` does."""
+    """Return the candidates, at least one. Raises Refused as `resolve` does."""
     _check_fields(plan, gpus, limits, workload)
-    found = candidates(plan, gpus, limits, workload)
-    if not found:
+    plans = candidates(plan, gpus, limits, workload)
+    if not plans:
         raise PlanRefused(_why_none(plan, gpus, limits, workload))
-    return found
+    return plans
 
 
 def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> list[ResolvedPlan]:
-    """Every plan that does what is asked for, with the automatic degrees chosen in every possible way."""
+    """Return every plan that meets the request, with the automatic degrees chosen in every possible way."""
     devices = planned_devices(plan, gpus)
     if limits.whole:
         if plan.weights != "replicated":
@@ -57,7 +57,7 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Wor
     fits = []
     for degrees in _factorisations(len(devices), len(PLAN_AXES)):
         data, cfg, stages, ring, ulysses = degrees
-        if any(wanted not in (0, degree) for wanted, degree in zip(requested_plan, degrees, strict=True)):
+        if any(requested not in (0, degree) for requested, degree in zip(requested_plan, degrees, strict=True)):
             continue
         if (
             ulysses > limits.heads
@@ -242,26 +242,26 @@ def _check_stages(plan: ParallelPlan, limits: ModelLimits) -> None:
 
 
 def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> str:
-    """The refusal of degrees that do not come to the number of workers."""
+    """Return the refusal of degrees whose product is not the number of workers."""
     count = len(named_devices(plan.devices, gpus))
     axes = [axis for axis in PLAN_AXES if getattr(plan, axis) > 1] or [
         axis for axis in SEQUENCE_AXES if getattr(plan, axis)
     ]
     product = math.prod(max(1, getattr(plan, axis)) for axis in PLAN_AXES)
-    asked = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in axes)
-    asked += f" = {product}" if len(axes) > 1 else ""
+    degrees = " x ".join(f"{axis} {getattr(plan, axis)}" for axis in axes)
+    degrees += f" = {product}" if len(axes) > 1 else ""
     instead = _instead(plan, gpus, limits, workload)
     if is_automatic(plan) and product > count:
         trial = f", or write cpu:{product} into devices to try it without GPUs" if product <= MAX_WORLD_SIZE else ""
-        return f"{asked}, but {visible(gpus)}: {instead}{trial}."
+        return f"{degrees}, but {visible(gpus)}: {instead}{trial}."
     workers = f"there are {count} workers" if count != 1 else "there is 1 worker"
     if count % product == 0 and plan.ring and not plan.ulysses:
         share = f"{count} / {product} = {count // product}" if product > 1 else f"{count}"
         return (
-            f"{asked}, and {workers}: that leaves ulysses {share}, more than the model's {limits.heads} attention "
+            f"{degrees}, and {workers}: that leaves ulysses {share}, more than the model's {limits.heads} attention "
             f"heads; {instead}."
         )
-    return f"{asked}, but {workers} (devices {plan.devices!r}): {instead}, or choose other devices."
+    return f"{degrees}, but {workers} (devices {plan.devices!r}): {instead}, or choose other devices."
 
 
 def _instead(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> str:

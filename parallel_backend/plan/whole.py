@@ -63,9 +63,9 @@ def usable(plan: ParallelPlan, workers: int, workload: Workload) -> int:
 
 
 def _splits(plan: ParallelPlan, workers: int, workload: Workload) -> bool:
-    """Whether there are degrees that give so many workers something to do."""
-    sides = [plan.cfg] if plan.cfg else [1, 2] if workload.has_uncond else [1]
-    parts = [workers // cfg for cfg in sides if workers % cfg == 0]
+    """Return True if some degrees give this number of workers something to do."""
+    degrees = [plan.cfg] if plan.cfg else [1, 2] if workload.has_uncond else [1]
+    parts = [workers // cfg for cfg in degrees if workers % cfg == 0]
     return any(data <= workload.batch and plan.data in (0, data) for data in parts)
 
 

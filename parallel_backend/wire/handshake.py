@@ -185,10 +185,10 @@ def _listener_proof(secret: bytes, verdict: HandshakeVerdict, generation: int, l
 def _receive(connection: socket.socket, size: int, until: float) -> bytes:
     data = b""
     while len(data) < size:
-        left = until - time.monotonic()
-        if left <= 0:
+        remaining = until - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError(f"no handshake within {SECONDS:.0f} s")
-        connection.settimeout(left)
+        connection.settimeout(remaining)
         piece = connection.recv(size - len(data))
         if not piece:
             raise ConnectionResetError("the connection was closed during the handshake")

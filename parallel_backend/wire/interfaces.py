@@ -17,10 +17,10 @@ def check_interfaces(variables: Mapping[str, str], *, nccl: bool) -> None:
         Refused: a variable names no interface of this machine.
     """
     ours = [name for _, name in socket.if_nameindex()]
-    asked = {GLOO: _missing_to_gloo(variables.get(GLOO, ""), ours)}
+    missing_by_variable = {GLOO: _missing_to_gloo(variables.get(GLOO, ""), ours)}
     if nccl:
-        asked[NCCL] = _missing_to_nccl(variables.get(NCCL, ""), ours)
-    for variable, missing in asked.items():
+        missing_by_variable[NCCL] = _missing_to_nccl(variables.get(NCCL, ""), ours)
+    for variable, missing in missing_by_variable.items():
         if missing:
             raise Refused(
                 f"{variable} is {variables[variable]!r} and this machine's network interfaces are {', '.join(ours)}: unset "
@@ -35,11 +35,11 @@ def _missing_to_gloo(names: str, ours: list[str]) -> bool:
 
 def _missing_to_nccl(names: str, ours: list[str]) -> bool:
     """Return True if the names match no interface. Names are prefixes; after `=` exact names, after `^` exclusions."""
-    others, names = names.startswith("^"), names.removeprefix("^")
+    excludes, names = names.startswith("^"), names.removeprefix("^")
     whole, names = names.startswith("="), names.removeprefix("=")
     listed = [name.partition(":")[0] for name in names.split(",") if name]
 
     def is_listed(interface: str) -> bool:
         return any(interface == name if whole else interface.startswith(name) for name in listed)
 
-    return bool(listed) and all(is_listed(interface) == others for interface in ours)
+    return bool(listed) and all(is_listed(interface) == excludes for interface in ours)

@@ -130,7 +130,7 @@ class ForkLoop:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
-        if not any(other == group for _, other, _ in self._children.values()):
+        if not any(child_group == group for _, child_group, _ in self._children.values()):
             self._directories.pop(group, None)
         self._report(Ended(group, rank, os.waitstatus_to_exitcode(status)))
 

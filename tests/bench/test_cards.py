@@ -73,9 +73,9 @@ def test_a_gpus_peak_is_what_was_taken_beside_what_was_in_use(tmp_path: Path) ->
     used = "".join(f"{FIRST}, {count}\n{SECOND}, 5\nother, 9000\n" for count in (300, 9000, 700))
     with watched_gpus({FIRST: "cuda:0", SECOND: "cuda:1"}, answering(tmp_path, used)) as peaks:
         deadline = time.monotonic() + 60
-        while len(peaks.taken) < 2 and time.monotonic() < deadline:
+        while len(peaks.growth) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
-    assert peaks.taken == {"cuda:0": 8700 * MEBIBYTE, "cuda:1": 0}
+    assert peaks.growth == {"cuda:0": 8700 * MEBIBYTE, "cuda:1": 0}
 
 
 def test_the_computers_memory_that_a_child_takes_is_seen() -> None:
@@ -84,10 +84,10 @@ def test_the_computers_memory_that_a_child_takes_is_seen() -> None:
     with watched_memory() as peaks, subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stdout.readline()
         deadline = time.monotonic() + 60
-        while peaks.taken["cpu"] < size and time.monotonic() < deadline:
+        while peaks.growth["cpu"] < size and time.monotonic() < deadline:
             time.sleep(0.05)
         child.kill()
-    assert peaks.taken["cpu"] >= size
+    assert peaks.growth["cpu"] >= size
 
 
 def test_versions_of_driver_and_pack(tmp_path: Path) -> None:

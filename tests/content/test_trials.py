@@ -46,7 +46,7 @@ def test_comfyuis_own_and_the_workers_agree(kind: str) -> None:
 
 @pytest.mark.parametrize("cache", trial.CACHES)
 def test_a_step_cache_has_something_to_skip_there(cache: str) -> None:
-    case = trial.Case(cache=cache)
+    case = trial.TrialCase(cache=cache)
     cached, ours = trial.Trial(case, caches).both()
     plain, _ = trial.Trial(replace(case, cache=""), caches).both()
     assert float((cached - ours).norm()) == 0.0 < float((plain - cached).norm())
@@ -229,7 +229,7 @@ def test_functions_of_guidance_nodes_are_tried_as_workers_run_them(node: Any, gi
     model = Patched()
     node.execute(model, *given)
     assert rebuilt.fault_of(model.function) is None
-    assert rebuilt._fault(model.function, node.__module__.rpartition(".")[2]) == ""
+    assert rebuilt._difference(model.function, node.__module__.rpartition(".")[2]) == ""
 
 
 def test_a_function_of_a_guidance_node_that_looks_at_the_whole_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,4 +237,4 @@ def test_a_function_of_a_guidance_node_that_looks_at_the_whole_batch_is_found(mo
     monkeypatch.setattr(nodes_cfg, "optimized_scale", lambda a, b: own(a, b).mean() + 0 * own(a, b))
     model = Patched()
     nodes_cfg.CFGZeroStar.execute(model)
-    assert rebuilt._fault(model.function, "nodes_cfg").startswith("which gives something else")
+    assert rebuilt._difference(model.function, "nodes_cfg").startswith("which gives something else")

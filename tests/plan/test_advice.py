@@ -12,7 +12,7 @@ from tests.support.plans import cpu_plan
 
 def test_a_vae_is_not_sharded() -> None:
     plan = in_rows(ParallelPlan(), ("cuda:0", "cuda:1"))
-    advice = memory_advice(plan, part=400_000_000, others=0, missing=1)
+    advice = memory_advice(plan, part=400_000_000, other_models=0, missing=1)
     assert advice.startswith("use more devices, a smaller picture or fewer frames, or tiles, which are approximate")
 
 

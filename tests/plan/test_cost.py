@@ -129,9 +129,9 @@ def test_streamed_weights_are_proposed_where_nothing_else_fits() -> None:
     with pytest.raises(
         Refused, match=r"each has 6\.00 GB free: use .* 2 with weights streamed, which needs [\d.]+ GB[.,]"
     ):
-        best(plans(2, pipefusion=1), FLUX, JOB, machine, others=others)
+        best(plans(2, pipefusion=1), FLUX, JOB, machine, alternatives=others)
     with pytest.raises(Refused, match=r"use (pipefusion 2|.* 2 with weights sharded), which needs"):
-        best(plans(2, pipefusion=1), FLUX, JOB, with_memory(machine, 20e9), others=others)
+        best(plans(2, pipefusion=1), FLUX, JOB, with_memory(machine, 20e9), alternatives=others)
 
 
 def test_sharded_weights_are_gathered_behind_compute_where_links_allow() -> None:

@@ -75,7 +75,7 @@ def test_a_pause_of_the_asker_costs_the_child_no_time() -> None:
     subprocess.Popen(["sh", "-c", 'sleep 0.3; kill -STOP "$0"; sleep 4; kill -CONT "$0"', str(os.getpid())])
     (line,) = child.lines()
     assert line.failure == ""
-    assert b"sec per loop" in line.said
+    assert b"sec per loop" in line.text
 
 
 @thorough

@@ -118,7 +118,7 @@ def test_a_part_larger_than_the_limit_runs_out_of_memory_and_the_next_fits():
     held.hold(B, "whole", lambda: Rows(2), PLENTY)
     with pytest.raises(OutOfMemory, match=f"{4 * ROW} bytes under a limit of {3 * ROW} bytes"):
         held.hold(A, "whole", lambda: Rows(4), Allowance(limit=3 * ROW))
-    assert held.wanted == 4 * ROW
+    assert held.requested_bytes == 4 * ROW
     assert held.free() == 3 * ROW
     assert on_device(held) == {}
     held.hold(B, "whole", pytest.fail, Allowance(limit=3 * ROW))

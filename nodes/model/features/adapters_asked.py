@@ -36,7 +36,7 @@ class AdapterQuestions:
 
     def __init__(self) -> None:
         self._fitting: set[object] = set()
-        self._left_out: dict[object, tuple[str, ...]] = {}
+        self._skipped: dict[object, tuple[str, ...]] = {}
 
     def left_out(self, key: str, size: Sequence[int], patch: Sequence[Any]) -> tuple[str, ...] | None:
         """Return what ComfyUI logs when it leaves out an adapter of the parameter `key`; None where it applies the adapter.
@@ -47,13 +47,13 @@ class AdapterQuestions:
         question = tuple(size), patch[0] == 0.0, _shapes(patch[1]), *patch[3:]
         if question in self._fitting:
             return None
-        if (key, question) not in self._left_out:
+        if (key, question) not in self._skipped:
             sentences = _ask(key, size, patch)
             if sentences is None:
                 self._fitting.add(question)
                 return None
-            self._left_out[key, question] = sentences
-        return self._left_out[key, question]
+            self._skipped[key, question] = sentences
+        return self._skipped[key, question]
 
 
 def _ask(key: str, size: Sequence[int], patch: Sequence[Any]) -> tuple[str, ...] | None:
@@ -86,7 +86,7 @@ def _shapes(value: Any) -> object:
     if isinstance(value, list | tuple):
         return tuple(map(_shapes, value))
     if isinstance(value, Mapping):
-        return tuple((name, _shapes(each)) for name, each in value.items())
+        return tuple((name, _shapes(entry)) for name, entry in value.items())
     return (type(value), _shapes(value.weights)) if hasattr(value, "weights") else value
 
 

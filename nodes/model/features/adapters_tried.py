@@ -70,10 +70,10 @@ def _values(kind: str, size: tuple[int, ...]) -> Iterator[Any]:
             yield kinds.LoHaAdapter(set(), (up, down, None, left, right, None, None, dora))
         case "lokr":
             wide = min(channels, 2)
-            one, other = _random(5, (2, wide)), _random(6, (3, channels // wide, *size[2:]))
-            yield kinds.LoKrAdapter(set(), (one, other, None, None, None, None, None, None, None))
+            first, second = _random(5, (2, wide)), _random(6, (3, channels // wide, *size[2:]))
+            yield kinds.LoKrAdapter(set(), (first, second, None, None, None, None, None, None, None))
             factors = _random(7, (3, 1)), _random(8, (1, columns // wide))
-            yield kinds.LoKrAdapter(set(), (one, None, 1.5, None, None, *factors, None, dora))
+            yield kinds.LoKrAdapter(set(), (first, None, 1.5, None, None, *factors, None, dora))
         case "glora":
             if len(size) > 1:  # ComfyUI takes none for a vector
                 a1, a2 = _random(5, (channels, rank)), _random(6, (rank, channels))

@@ -18,10 +18,10 @@ KNOWN = MappingProxyType({"nodes_nag": ("NAGuidance.execute.<locals>.nag_attenti
 
 
 def attention_guidance_functions(transformer_options: Mapping[str, Any]) -> list[GuidanceFunction]:
-    """Those functions, in order, if all at their place are known; else none."""
+    """Return the attention guidance functions in order. Return an empty list if any function is unknown."""
     patches = transformer_options.get("patches") or {}
-    found = [known_function(function, KNOWN) for function in patches.get(PLACE, ())]
-    return [] if None in found else [function for function in found if function is not None]
+    functions = [known_function(function, KNOWN) for function in patches.get(PLACE, ())]
+    return [] if None in functions else [function for function in functions if function is not None]
 
 
 def values_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:

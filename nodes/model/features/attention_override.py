@@ -50,8 +50,11 @@ ROUGH = 1e-2
 
 
 def recipe_of(function: Any) -> OverrideRecipe | None:
-    """What the workers make the function again by; None unless it is ComfyUI's own, and holds nothing but plain values,
-    functions of ComfyUI's, and objects of its classes that are as they were made."""
+    """Return the recipe by which the workers rebuild a function, or None.
+
+    The function must be ComfyUI's own, and hold only plain values, ComfyUI functions and unchanged objects of ComfyUI's
+    classes.
+    """
     if not is_importable(function):
         return None
     if (whole := place_of(function)) is not None:
@@ -65,11 +68,11 @@ def recipe_of(function: Any) -> OverrideRecipe | None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     }
     values = {name: value for name, value in holds.items() if is_plain(value)}
-    functions = {name: place for name, value in holds.items() if (place := place_of(value)) is not None}
+    functions = {name: path for name, value in holds.items() if (path := place_of(value)) is not None}
     objects = {
-        name: made
+        name: recipe
         for name, value in holds.items()
-        if name not in values and (made := object_recipe(value, function)) is not None
+        if name not in values and (recipe := object_recipe(value, function)) is not None
     }
     if function.__code__ not in codes_of(sys.modules[function.__module__], function.__qualname__):
         return None
@@ -80,21 +83,21 @@ def recipe_of(function: Any) -> OverrideRecipe | None:
 
 def refuse_split(function: Any, requested_plan: ParallelPlan, what: str = "an attention override") -> None:
     """Raise Refused where a plan asks for what an override, or `what` else attends, cannot be used with."""
-    asked = {"ring": requested_plan.ring, "pipefusion": requested_plan.pipefusion, "patches": requested_plan.patches}
-    if names := [f"{name} {degree}" for name, degree in asked.items() if degree > 1]:
+    degrees = {"ring": requested_plan.ring, "pipefusion": requested_plan.pipefusion, "patches": requested_plan.patches}
+    if names := [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]:
         raise Refused(
             f"{what} ({name_of(function)}) sees all tokens of some heads, which it cannot with "
-            f"{' and '.join(names)}: set {' and '.join(name for name, degree in asked.items() if degree > 1)} to 0 or 1 in "
+            f"{' and '.join(names)}: set {' and '.join(name for name, degree in degrees.items() if degree > 1)} to 0 or 1 in "
             "Parallel Plan, or remove the node that adds it."
         )
 
 
 def values_of(recipe: OverrideRecipe) -> dict[str, Value]:
-    """A recipe as values that go with a call."""
+    """Return a recipe as values that go with a call."""
     prefix, values = f"{OPTIONS}.{ATTENTION_OVERRIDE}", dict[str, Value]()
     flatten(prefix, filled(replace(recipe, objects={})), {}, values)
-    for name, each in recipe.objects.items():
-        flatten(f"{prefix}.objects.{name}", filled(each), {}, values)
+    for name, recipe_of_object in recipe.objects.items():
+        flatten(f"{prefix}.objects.{name}", filled(recipe_of_object), {}, values)
     return values
 
 
@@ -104,7 +107,7 @@ def filled(recipe: OverrideRecipe | ObjectRecipe) -> dict[str, Any]:
 
 
 def tried(recipe: OverrideRecipe, shape: ModelShape, dtype: torch.dtype) -> OverrideRecipe:
-    """The recipe, with the names of what it holds for each head, by what it gives for some heads and for all of them.
+    """Return the recipe with the names of its per-head values. Compare its results for some heads and for all heads.
 
     Raises:
         Refused: it gives something else for some heads than for all, keeps something, or reads what workers are not told; or it
@@ -113,42 +116,44 @@ def tried(recipe: OverrideRecipe, shape: ModelShape, dtype: torch.dtype) -> Over
     lists = tuple(
         name for name, value in recipe.values.items() if isinstance(value, list | tuple) and len(value) == shape.heads
     )
-    said = "it gives something else for some of the heads than for all of them at once"
+    reason = "it gives something else for some of the heads than for all of them at once"
     for by_head in dict.fromkeys((lists, ())):
         objects = recipe.made()
         candidate = replace(recipe, by_head=by_head)
         try:
             whole, parts = _answers(candidate, objects, shape, dtype)
         except Exception as error:  # whatever another's code comes to
-            said = f"it cannot be tried ({type(error).__name__}: {error})"
+            reason = f"it cannot be tried ({type(error).__name__}: {error})"
             continue
-        if kept := [
-            f"{type(each).__name__}.{field}" for name, each in objects.items() for field in _kept(each, recipe, name)
+        if changed := [
+            f"{type(instance).__name__}.{field}"
+            for name, instance in objects.items()
+            for field in _changed_attributes(instance, recipe, name)
         ]:
-            said = f"it keeps something from call to call ({', '.join(kept)})"
+            reason = f"it keeps something from call to call ({', '.join(changed)})"
             continue
-        if unsent := sorted(UNSENT & {*_words(recipe)}):
-            said = f"it reads {' and '.join(unsent)}, which the workers are not told"
+        if unsent := sorted(UNSENT & {*_strings_in_code(recipe)}):
+            reason = f"it reads {' and '.join(unsent)}, which the workers are not told"
             continue
         off = (parts - whole).norm() / whole.norm().clamp(min=1e-30)
         if float(off) <= TOLERANCES.get(dtype, ROUGH):
             return candidate
     raise Refused(
-        f"an attention override ({recipe.module}.{recipe.function}) cannot be applied to a parallel MODEL, because {said}: "
+        f"an attention override ({recipe.module}.{recipe.function}) cannot be applied to a parallel MODEL, because {reason}: "
         "remove that node, or use Load Diffusion Model."
     )
 
 
-def _words(recipe: OverrideRecipe) -> Iterator[str]:
-    """The words in the code of a function, of those that it calls, and of the classes of its objects."""
-    made = recipe.of_heads(slice(None), recipe.made())
-    functions = [made, *(named(place) for place in recipe.functions.values())]
-    functions += [each for held in recipe.objects.values() for each in vars(named(held.place)).values()]
-    codes = [each.__code__ for each in functions if inspect.isfunction(each)]
+def _strings_in_code(recipe: OverrideRecipe) -> Iterator[str]:
+    """Yield the strings in the code of a function, of the functions that it calls and of its objects' classes."""
+    function = recipe.of_heads(slice(None), recipe.made())
+    functions = [function, *(named(path) for path in recipe.functions.values())]
+    functions += [value for entry in recipe.objects.values() for value in vars(named(entry.place)).values()]
+    codes = [value.__code__ for value in functions if inspect.isfunction(value)]
     while codes:
         constants = codes.pop().co_consts
-        yield from (each for each in constants if isinstance(each, str))
-        codes += [each for each in constants if isinstance(each, CodeType)]
+        yield from (value for value in constants if isinstance(value, str))
+        codes += [value for value in constants if isinstance(value, CodeType)]
 
 
 @torch.no_grad()
@@ -206,54 +211,59 @@ def place_of(function: Any) -> str | None:
     return f"{module}:{function.__qualname__}"
 
 
-def object_recipe(thing: Any, function: Any) -> ObjectRecipe | None:
-    """What makes an object of a class of ComfyUI's that a function holds; None where it is not as its class would make it.
+def object_recipe(instance: Any, function: Any) -> ObjectRecipe | None:
+    """Return the recipe that rebuilds an object of a ComfyUI class. Return None if the class would make a different
+    object.
 
     A class is asked for the arguments that its objects have under the same names. Besides these an object may remember the
     functions themselves that were put in attention's place.
     """
-    place = _place_of_class(type(thing))
-    if place is None:
+    path = _path_of_class(type(instance))
+    if path is None:
         return None
-    asked = [name for name in inspect.signature(type(thing)).parameters if name in vars(thing)]
-    values = {name: vars(thing)[name] for name in asked}
+    arguments = [name for name in inspect.signature(type(instance)).parameters if name in vars(instance)]
+    values = {name: vars(instance)[name] for name in arguments}
     if not is_plain([*values.values()]):
         return None
     try:
-        new = vars(type(thing)(**values))
+        new = vars(type(instance)(**values))
     except Exception:  # whatever its class has against them
         return None
-    others = {
-        name for name in {*new, *vars(thing)} if name not in asked and not _remembers(vars(thing).get(name), function)
+    remaining = {
+        name
+        for name in {*new, *vars(instance)}
+        if name not in arguments and not _remembers(vars(instance).get(name), function)
     }
-    unchanged = all(name in new and _same(new[name], vars(thing).get(name)) for name in (*asked, *others))
-    return ObjectRecipe(place, values) if unchanged else None
+    unchanged = all(name in new and _same(new[name], vars(instance).get(name)) for name in (*arguments, *remaining))
+    return ObjectRecipe(path, values) if unchanged else None
 
 
 def _remembers(value: Any, function: Any) -> bool:
-    """Whether a collection holds a function, or others made by the same code, and nothing else."""
-    return isinstance(value, (set, list)) and {getattr(each, "__code__", None) for each in value} == {function.__code__}
+    """Return True if a value is a set or list that holds only the function, or functions of the same code."""
+    return isinstance(value, (set, list)) and {getattr(member, "__code__", None) for member in value} == {
+        function.__code__
+    }
 
 
-def _kept(thing: Any, recipe: OverrideRecipe, name: str) -> list[str]:
-    """The attributes that an object, tried under this name in a recipe, has otherwise than as new."""
+def _changed_attributes(instance: Any, recipe: OverrideRecipe, name: str) -> list[str]:
+    """Return the attributes in which an object differs from a new object of its recipe."""
     new = vars(recipe.objects[name].make())
-    return sorted(field for field, value in vars(thing).items() if field not in new or not _same(new[field], value))
+    return sorted(field for field, value in vars(instance).items() if field not in new or not _same(new[field], value))
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two values are equal, as far as they can be compared."""
+def _same(first: Any, second: Any) -> bool:
+    """Return True if two values can be compared and are equal."""
     try:
-        return bool(one == other)
+        return bool(first == second)
     except Exception:  # tensors of several values, and what else has no answer
         return False
 
 
-def _place_of_class(kind: type) -> str | None:
-    """`module:name` of a class that lies in a module of ComfyUI's that workers can import; None for any other."""
+def _path_of_class(kind: type) -> str | None:
+    """Return `module:name` of a class in a ComfyUI module that workers can import; None for other classes."""
     methods = [value for value in vars(kind).values() if inspect.isfunction(value)]
     if kind.__bases__ != (object,) or not methods or not all(is_importable(method) for method in methods):
         return None
-    place = f"{_module_of(methods[0])}:{kind.__qualname__}"
+    path = f"{_module_of(methods[0])}:{kind.__qualname__}"
     module = sys.modules[kind.__module__]
-    return place if vars(module).get(kind.__qualname__) is kind else None
+    return path if vars(module).get(kind.__qualname__) is kind else None

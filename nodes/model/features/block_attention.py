@@ -32,12 +32,15 @@ from .skipped_blocks import OPTION
 
 
 def takes_attention(declaration: Declaration) -> bool:
-    """Whether the blocks of a model take attention that is handed to them."""
-    return any(isinstance(each, InjectedAttention) for group in declaration.groups for each in group.arguments.values())
+    """Return True if the blocks of a model take injected attention."""
+    return any(
+        isinstance(argument, InjectedAttention) for group in declaration.groups for argument in group.arguments.values()
+    )
 
 
 def recipe_of(transformer_options: Mapping[str, Any], model: nn.Module) -> BlockAttentionRecipe | None:
-    """What the workers make again what stands in for blocks by; None unless all of it is made by one function of ComfyUI's.
+    """Return the recipe by which the workers rebuild the blocks' replacements; None unless one ComfyUI function made all
+    of them.
 
     That must be given the model's own block, and else nothing but plain values and objects of ComfyUI's classes that are as
     they were made, the same ones for each block.
@@ -48,12 +51,12 @@ def recipe_of(transformer_options: Mapping[str, Any], model: nn.Module) -> Block
         return None
     paths = {id(module): path for path, module in model.named_modules()}
     overriding = transformer_options.get(OVERRIDE)
-    made = [_made(place, function, paths, overriding) for place, function in functions.items()]
-    first = made[0]
-    if first is None or not all(each is not None and each[:-1] == first[:-1] for each in made):
+    entries = [_entry_of(key, function, paths, overriding) for key, function in functions.items()]
+    first = entries[0]
+    if first is None or not all(entry is not None and entry[:-1] == first[:-1] for entry in entries):
         return None
     maker, block, objects, _, _ = first
-    return BlockAttentionRecipe(maker, block, objects, [each[-1] for each in made if each is not None])
+    return BlockAttentionRecipe(maker, block, objects, [entry[-1] for entry in entries if entry is not None])
 
 
 def refuse_other(recipe: BlockAttentionRecipe, model: nn.Module) -> None:
@@ -62,10 +65,10 @@ def refuse_other(recipe: BlockAttentionRecipe, model: nn.Module) -> None:
     It is tried with the numbers of tokens alone: what it hands over, workers hold to its own rules.
     """
     tokens = torch.empty(1 << 20, 1 << 10, dtype=torch.bfloat16, device="meta")
-    for place, function in recipe.make(model.get_submodule).items():
-        told = {"sigmas": torch.tensor([0.5]), "block_index": place[1]}
+    for key, function in recipe.make(model.get_submodule).items():
+        options = {"sigmas": torch.tensor([0.5]), "block_index": key[1]}
         try:
-            handing_attention(function)({TOKENS: tokens, "transformer_options": told}, {BLOCK: dict})
+            handing_attention(function)({TOKENS: tokens, "transformer_options": options}, {BLOCK: dict})
         except Refused:
             raise
         except Exception:  # whatever it comes to without all that it is told in a model
@@ -78,70 +81,73 @@ def function_in(transformer_options: Mapping[str, Any]) -> Any:
 
 
 def values_of(recipe: BlockAttentionRecipe) -> dict[str, Value]:
-    """A recipe as values that go with a call."""
+    """Return a recipe as values that go with a call."""
     prefix, values = f"{OPTIONS}.{BLOCK_ATTENTION}", dict[str, Value]()
     flatten(prefix, {"maker": recipe.maker, "block": recipe.block}, {}, values)
     flatten(f"{prefix}.blocks", [[part for part in block if part != {}] for block in recipe.blocks], {}, values)
-    for name, each in recipe.objects.items():
-        flatten(f"{prefix}.objects.{name}", filled(each), {}, values)
+    for name, recipe_of_object in recipe.objects.items():
+        flatten(f"{prefix}.objects.{name}", filled(recipe_of_object), {}, values)
     return values
 
 
 Made = tuple[str, str, dict[str, ObjectRecipe], list[int], tuple[str, str, int, dict[str, Any]]]
 
 
-def _made(place: tuple[str, int], function: Any, paths: Mapping[int, str], overriding: Any) -> Made | None:
-    """Of what stands in for a block its maker, which of that one's arguments the block is, the objects among them and which
-    these are, and what a recipe says of the block."""
+def _entry_of(key: tuple[str, int], function: Any, paths: Mapping[int, str], overriding: Any) -> Made | None:
+    """Return the maker, the name of its block argument, its objects and their ids, and the block's entry in the recipe.
+
+    Return None if the workers cannot rebuild the replacement.
+    """
     maker = _maker_of(function)
     if maker is None:
         return None
-    given = _given(function, maker)
-    if given is None or given.keys() != inspect.signature(maker).parameters.keys():
+    arguments = _arguments_of(function, maker)
+    if arguments is None or arguments.keys() != inspect.signature(maker).parameters.keys():
         return None
-    blocks = [name for name, value in given.items() if id(value) in paths]
-    values = {name: value for name, value in given.items() if is_plain(value)}
+    blocks = [name for name, value in arguments.items() if id(value) in paths]
+    values = {name: value for name, value in arguments.items() if is_plain(value)}
     objects = {
         name: recipe
-        for name, value in given.items()
+        for name, value in arguments.items()
         if name not in {*blocks, *values} and (recipe := object_recipe(value, overriding or function)) is not None
     }
-    if len(blocks) != 1 or len(values) + len(objects) + 1 < len(given):
+    if len(blocks) != 1 or len(values) + len(objects) + 1 < len(arguments):
         return None
     (block,) = blocks
     where = place_of(maker)
     assert where is not None
-    which = [id(given[name]) for name in objects]
-    return where, block, objects, which, (paths[id(given[block])], *place, values)
+    which = [id(arguments[name]) for name in objects]
+    return where, block, objects, which, (paths[id(arguments[block])], *key, values)
 
 
-def _given(function: Any, maker: Any) -> dict[str, Any] | None:
-    """What a maker was given, of which a function that it made holds all, itself or by another one that it made beside it.
+def _arguments_of(function: Any, maker: Any) -> dict[str, Any] | None:
+    """Return the arguments of the maker, read from the closure of a function that it made.
 
-    None where it holds anything else.
+    Other functions that the same call made may hold some of the arguments. Return None if the closure holds anything
+    else.
     """
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         value = cell.cell_contents
         if name in inspect.signature(maker).parameters:
-            given[name] = value
+            arguments[name] = value
         elif getattr(value, "__code__", None) in maker.__code__.co_consts and value is not function:
-            inner = _given(value, maker)
+            inner = _arguments_of(value, maker)
             if inner is None:
                 return None
-            given |= inner
+            arguments |= inner
         else:
             return None
-    return given
+    return arguments
 
 
 def _maker_of(function: Any) -> Any:
-    """The function of ComfyUI's that makes another one inside of it; None unless workers can call it."""
+    """Return the ComfyUI function that defines another function inside it; None unless workers can call it."""
     if not is_importable(function) or function.__defaults__ or function.__kwdefaults__:
         return None
     names = function.__qualname__.split(".")
     if len(names) != 3 or names[1] != "<locals>":
         return None
     maker = vars(sys.modules[function.__module__]).get(names[0])
-    made = function.__code__ in getattr(getattr(maker, "__code__", None), "co_consts", ())
-    return maker if made and place_of(maker) is not None else None
+    is_nested = function.__code__ in getattr(getattr(maker, "__code__", None), "co_consts", ())
+    return maker if is_nested and place_of(maker) is not None else None

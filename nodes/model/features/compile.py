@@ -28,17 +28,19 @@ GUARDS = "guard_filter_fn"
 
 
 def compiles(model_options: Mapping[str, Any]) -> bool:
-    """Whether a run's compilation is the whole diffusion model's, asked for by ComfyUI's own function."""
-    asked = model_options.get(OPTION)
+    """Return True if ComfyUI's own function compiles the run's entire diffusion model."""
+    settings = model_options.get(OPTION)
     wrappers = model_options.get("transformer_options", {}).get("wrappers", {})
     functions = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(KEY, [])
-    if asked is None or len(functions) != 1 or set(asked) != KNOWN:
+    if settings is None or len(functions) != 1 or set(settings) != KNOWN:
         return False
     (wrapper,) = functions
     module = sys.modules.get(getattr(wrapper, "__module__", ""))
     own = getattr(module, "__file__", None) == str(SOURCE) and wrapper.__qualname__.startswith(f"{FACTORY}.")
     compiled = inspect.getclosurevars(wrapper).nonlocals.get("compiled_module_dict", {}) if own else {}
-    plain = isinstance(asked["backend"], str) and asked["mode"] is None and set(asked["options"] or ()) <= {GUARDS}
+    plain = (
+        isinstance(settings["backend"], str) and settings["mode"] is None and set(settings["options"] or ()) <= {GUARDS}
+    )
     return set(compiled) == {"diffusion_model"} and plain
 
 

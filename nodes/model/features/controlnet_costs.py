@@ -49,23 +49,23 @@ class ControlCosts:
         self.sent += sum(tensor.nbytes for call in calls for tensor in _of_controls(call.tensors))
 
     def sending(self, ran: Sequence[CostEvent]) -> float:
-        """Seconds of a request in which no rank computed; without the first, for which weights are loaded.
+        """Return the mean seconds of a request in which no rank computed. Skip the first request, which loads weights.
 
         Args:
             ran: what the workers say of each.
         """
-        beside = [
-            seconds - max((report.seconds for report in each.reports), default=0.0)
-            for seconds, each in zip(self.requests, ran, strict=False)
+        gaps = [
+            seconds - max((report.seconds for report in event.reports), default=0.0)
+            for seconds, event in zip(self.requests, ran, strict=False)
         ][1:]
-        return max(0.0, sum(beside) / len(beside)) if beside else 0.0
+        return max(0.0, sum(gaps) / len(gaps)) if gaps else 0.0
 
     def in_words(self, steps: int, sending: float, saved: float | None) -> str:
-        """All of it, for the log."""
-        beside = "" if saved is None else f", where the plan saves {saved:.3f} s a step (predicted)"
+        """Return all costs in words, for the log."""
+        comparison = "" if saved is None else f", where the plan saves {saved:.3f} s a step (predicted)"
         return (
             f"the ControlNet ran {self.forwards} times in ComfyUI's process, {self.making / steps:.3f} s a step; "
-            f"{amount(self.sent / steps)} a step went to the workers, {sending:.3f} s beside their work{beside}"
+            f"{amount(self.sent / steps)} a step went to the workers, {sending:.3f} s beside their work{comparison}"
         )
 
     def warning(self, steps: int, sending: float, saved: float | None) -> str | None:

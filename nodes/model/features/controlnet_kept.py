@@ -23,11 +23,11 @@ class KeptControl:
         self._again = False
 
     def get_control(self, *args: Any) -> Any:
-        """What the ControlNet gives for a call: lists of tensors; each caller gets copies."""
+        """Return the ControlNet's output for a call: lists of tensors. Every caller gets copies."""
         question = compared_leaves(args)
         if self._again:
-            return self._outputs.take(question, lambda: self._made(args))
-        output = self._made(args)
+            return self._outputs.take(question, lambda: self._get_control(args))
+        output = self._get_control(args)
         self._outputs.add(question, output)
         return output and {kind: list(tensors) for kind, tensors in output.items()}
 
@@ -35,7 +35,7 @@ class KeptControl:
         """From here on give what was given."""
         self._again = True
 
-    def _made(self, args: Sequence[Any]) -> Any:
+    def _get_control(self, args: Sequence[Any]) -> Any:
         with self._costs.made():
             return self._control.get_control(*args)
 
@@ -43,15 +43,15 @@ class KeptControl:
 def with_kept_controls(
     conds: Sequence[Sequence[Mapping[str, Any]] | None], costs: ControlCosts
 ) -> tuple[list[list[dict[str, Any]] | None], list[KeptControl]]:
-    """The prompts of all sides with such in the place of their ControlNets; prompts that share one share its stand-in."""
-    kept: dict[int, KeptControl] = {}
+    """Replace the ControlNets in the prompts of all branches. Prompts that share a ControlNet share its replacement."""
+    stand_ins: dict[int, KeptControl] = {}
 
     def changed(entry: Mapping[str, Any]) -> dict[str, Any]:
         control = entry.get("control")
         return {
             **entry,
-            "control": None if control is None else kept.setdefault(id(control), KeptControl(control, costs)),
+            "control": None if control is None else stand_ins.setdefault(id(control), KeptControl(control, costs)),
         }
 
-    sides = [None if side is None else [changed(entry) for entry in side] for side in conds]
-    return sides, list(kept.values())
+    branches = [None if branch is None else [changed(entry) for entry in branch] for branch in conds]
+    return branches, list(stand_ins.values())

@@ -16,25 +16,25 @@ Shapes = Mapping[str, Sequence[torch.Size]]
 
 
 def shapes_in(unet: Any, x: Tensor, inputs: Mapping[str, Tensor]) -> Shapes:
-    """Those of a forward of ComfyUI's UNet, found without computing it.
+    """Return the shapes in a forward of ComfyUI's UNet without computing it.
 
     Args:
         unet: on the meta device.
         x: `[batch, channels, height, width]`, with what is concatenated.
         inputs: `timestep`, `context` and what else it takes that is a tensor.
     """
-    found: dict[str, list[torch.Size]] = {"input": [], "middle": [], "output": []}
+    shapes: dict[str, list[torch.Size]] = {"input": [], "middle": [], "output": []}
 
     def of_input(h: Tensor, _: Any) -> Tensor:
-        found["input"].append(h.shape)
+        shapes["input"].append(h.shape)
         return h
 
     def of_middle(args: Mapping[str, Any]) -> Mapping[str, Any]:
-        found["middle"].append(args["h"].shape)
+        shapes["middle"].append(args["h"].shape)
         return args
 
     def of_output(h: Tensor, skipped: Tensor, _: Any) -> tuple[Tensor, Tensor]:
-        found["output"].append(skipped.shape)
+        shapes["output"].append(skipped.shape)
         return h, skipped
 
     patches = {
@@ -45,7 +45,7 @@ def shapes_in(unet: Any, x: Tensor, inputs: Mapping[str, Tensor]) -> Shapes:
     options = {"patches": patches, "optimized_attention_override": lambda _, query, *rest, **more: query}
     tensors = {name: tensor.to("meta") for name, tensor in inputs.items()}
     unet(x.to("meta"), tensors.pop("timestep"), transformer_options=options, **tensors)
-    return found
+    return shapes
 
 
 def refuse_other_control(control: Control, shapes: Shapes) -> None:
@@ -64,6 +64,8 @@ def refuse_other_control(control: Control, shapes: Shapes) -> None:
             raise Refused(f"the ControlNet gives {wrong} of this model: {OTHER}")
 
 
-def _fits(shape: torch.Size, place: torch.Size) -> bool:
-    """Whether it can be added in place, one item for all of a batch too."""
-    return len(shape) == len(place) and all(size in (1, wanted) for size, wanted in zip(shape, place, strict=True))
+def _fits(shape: torch.Size, target: torch.Size) -> bool:
+    """Return True if a tensor of this shape can be added in place to a tensor of the target shape."""
+    return len(shape) == len(target) and all(
+        size in (1, expected) for size, expected in zip(shape, target, strict=True)
+    )

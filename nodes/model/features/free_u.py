@@ -24,7 +24,7 @@ KNOWN = MappingProxyType(
 
 
 def free_u(transformer_options: Mapping[str, Any], model: nn.Module) -> list[dict[str, Any]]:
-    """Of each such function, in order, what it is called and its scales, if all at their place are known; else none.
+    """Return the name and scales of each FreeU function, in order. Return an empty list if any function is unknown.
 
     Args:
         model: ComfyUI's diffusion model.
@@ -32,8 +32,8 @@ def free_u(transformer_options: Mapping[str, Any], model: nn.Module) -> list[dic
     functions = (transformer_options.get("patches") or {}).get(PLACE, ())
     if not isinstance(model, UNetModel):
         return []
-    found = [_settings(function) for function in functions]
-    return [] if None in found else [each for each in found if each is not None]
+    settings = [_settings(function) for function in functions]
+    return [] if None in settings else [entry for entry in settings if entry is not None]
 
 
 def values_of(transformer_options: Mapping[str, Any], model: nn.Module) -> dict[str, Value]:

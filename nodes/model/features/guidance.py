@@ -29,9 +29,9 @@ KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def guidance_functions(model_options: Mapping[str, Any]) -> list[GuidanceFunction] | None:
-    """The functions behind the guidance, in ComfyUI's order; None if one of them is not known."""
-    found = [known_function(function, KNOWN) for function in model_options.get(OPTION, ())]
-    return None if None in found else [guide for guide in found if guide is not None]
+    """Return the functions that change the guidance, in ComfyUI's order; None if any function is unknown."""
+    known = [known_function(function, KNOWN) for function in model_options.get(OPTION, ())]
+    return None if None in known else [guide for guide in known if guide is not None]
 
 
 def known_function(function: Any, known: Mapping[str, Collection[str]]) -> GuidanceFunction | None:
@@ -44,7 +44,7 @@ def known_function(function: Any, known: Mapping[str, Collection[str]]) -> Guida
 
 
 def module_of(function: Any, known: Mapping[str, Collection[str]]) -> str | None:
-    """The module of a node's function; None unless it is one of those known by module, unchanged."""
+    """Return the module of a node's function; None unless the module is known and unchanged."""
     module = sys.modules.get(getattr(function, "__module__", ""))
     name = Path(getattr(module, "__file__", None) or "").stem
     if not inspect.isfunction(function) or function.__qualname__ not in known.get(name, ()):
@@ -52,9 +52,9 @@ def module_of(function: Any, known: Mapping[str, Collection[str]]) -> str | None
     owner, method, _, _ = function.__qualname__.split(".")
     if getattr(module, "__file__", None) != str(FOLDER / f"{name}.py") or function.__globals__ is not vars(module):
         return None
-    made_by = inspect.unwrap(inspect.getattr_static(vars(module)[owner], method).__func__)
+    maker = inspect.unwrap(inspect.getattr_static(vars(module)[owner], method).__func__)
     helpers = [vars(module)[used] for used in function.__code__.co_names if used in vars(module)]
-    unchanged = function.__code__ in made_by.__code__.co_consts and all(_of(module, helper) for helper in helpers)
+    unchanged = function.__code__ in maker.__code__.co_consts and all(_of(module, helper) for helper in helpers)
     return name if unchanged and fault_of(function) is None else None
 
 

@@ -128,9 +128,9 @@ def _first(of: Sequence[str]) -> str:
     return of[0] if len(of) == 1 else f"{of[0]}, and {len(of) - 1} more"
 
 
-def _refuse_unknown(found: Iterable[str]) -> None:
+def _refuse_unknown(kinds: Iterable[str]) -> None:
     """Raise Refused for kinds of adapter that this ComfyUI handles differently than the workers."""
-    for kind in sorted(found):
+    for kind in sorted(kinds):
         attempt = functools.partial(
             fault, kind, lambda size, patches: AdapterReader({"w": size}, {}).translate(patches)
         )

@@ -54,7 +54,7 @@ Name = Callable[[Tensor], str]
 def networks_of(
     options: Mapping[str, Any], skeleton: nn.Module, shape: Sequence[int], name: Name
 ) -> tuple[NetworkPatch, ...]:
-    """The networks that a MODEL's options put beside its blocks, in order.
+    """Return the networks that a MODEL's options add to its blocks, in order.
 
     Args:
         skeleton: ComfyUI's diffusion model.
@@ -64,7 +64,7 @@ def networks_of(
     Raises:
         Refused: patches are there that the workers do not know, or that do not fit the model.
     """
-    patches = {place: functions for place, functions in (options.get(PATCHES) or {}).items() if functions}
+    patches = {point: functions for point, functions in (options.get(PATCHES) or {}).items() if functions}
     if attention_guidance_functions(options):
         del patches[ATTENTION_GUIDANCE_PATCH]
     if free_u(options, skeleton):
@@ -84,7 +84,7 @@ def networks_of(
 
 
 def _all_lllite(patches: PatchTable) -> bool:
-    """Whether all are what Apply Anima LLLite puts there, once or several times over."""
+    """Return True if all patches are those of Apply Anima LLLite, applied once or several times."""
     wholes = patches.get("post_input", ())
     inside: dict[str, tuple[type, Mapping[str, str] | None]] = {
         "attn1_patch": (lllite.AnimaLLLiteAttentionPatch, SELF_ATTENTION),
@@ -94,8 +94,8 @@ def _all_lllite(patches: PatchTable) -> bool:
     if set(patches) != {"post_input", *inside} or not all(_own(p, lllite.AnimaLLLitePatch) for p in wholes):
         return False
     return all(_own(p.model_patch.model, lllite.AnimaLLLite) for p in wholes) and all(
-        [_part_of(p, kind) for p in patches[place]] == [(id(whole), targets) for whole in wholes]
-        for place, (kind, targets) in inside.items()
+        [_part_of(p, kind) for p in patches[point]] == [(id(whole), targets) for whole in wholes]
+        for point, (kind, targets) in inside.items()
     )
 
 
@@ -136,8 +136,8 @@ def _all_diffsynth(patches: PatchTable) -> bool:
 def _diffsynth(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> NetworkPatch:
     module = patch.model_patch.model
     _check_width(module.img_in.out_features, skeleton.inner_dim)
-    blocks, wanted = len(module.controlnet_blocks), len(skeleton.transformer_blocks)
-    _check_blocks(blocks, wanted)
+    blocks, depth = len(module.controlnet_blocks), len(skeleton.transformer_blocks)
+    _check_blocks(blocks, depth)
     _fit(patch, shape)
     _check_single([patch.encoded_image])
     values: dict[str, Any] = {"strength": float(patch.strength)}
@@ -146,12 +146,12 @@ def _diffsynth(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> N
 
 
 def _all_zimage(patches: PatchTable) -> bool:
-    """Whether all are what Apply Z-Image Fun ControlNet puts there."""
-    behind, refining = (patches.get(place, ()) for place in ("double_block", "noise_refiner"))
+    """Return True if all patches are those of Apply Z-Image Fun ControlNet."""
+    double_blocks, refining = (patches.get(point, ()) for point in ("double_block", "noise_refiner"))
     return (
         set(patches) == {"double_block", "noise_refiner"}
-        and [*map(id, behind)] == [*map(id, refining)]
-        and all(_of_nodes(p, "ZImageControlPatch") and _own(p.model_patch.model, ZImage_Control) for p in behind)
+        and [*map(id, double_blocks)] == [*map(id, refining)]
+        and all(_of_nodes(p, "ZImageControlPatch") and _own(p.model_patch.model, ZImage_Control) for p in double_blocks)
     )
 
 
@@ -179,11 +179,11 @@ def _zimage(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Netw
 
 
 def _all_infinitetalk(patches: PatchTable) -> bool:
-    """Whether they are what one WanInfiniteTalkToVideo puts there, for one speaker or two."""
+    """Return True if the patches are those of one WanInfiniteTalkToVideo, for one speaker or two."""
     kinds = {"attn2_patch": MultiTalkCrossAttnPatch, "attn1_patch": MultiTalkGetAttnMapPatch}
     return (
         patches.keys() <= kinds.keys()
-        and all(len(functions) == 1 and _own(functions[0], kinds[place]) for place, functions in patches.items())
+        and all(len(functions) == 1 and _own(functions[0], kinds[point]) for point, functions in patches.items())
         and "attn2_patch" in patches
         and _of_nodes(patches["attn2_patch"][0].model_patch.model, "MultiTalkModelPatch")
     )
@@ -232,15 +232,15 @@ def _fit(patch: Any, shape: Sequence[int]) -> None:
     patch.encoded_image_size = (height, width)
 
 
-def _own(thing: Any, kind: type) -> bool:
-    """Whether something is of a class of ComfyUI's, and no other pack has changed it."""
-    return type(thing) is kind and next(foreign(thing, ""), None) is None
+def _own(instance: Any, kind: type) -> bool:
+    """Return True if an object has exactly this ComfyUI class and no other pack has changed it."""
+    return type(instance) is kind and next(foreign(instance, ""), None) is None
 
 
-def _of_nodes(thing: Any, name: str) -> bool:
-    """Whether something is of a class of ComfyUI's file of such nodes, which it imports under a name of its own."""
-    module = sys.modules.get(type(thing).__module__)
-    return getattr(module, "__file__", None) == str(NODES) and _own(thing, vars(module)[name])
+def _of_nodes(instance: Any, name: str) -> bool:
+    """Return True if an object's class is in ComfyUI's file of these nodes, which ComfyUI imports under its own name."""
+    module = sys.modules.get(type(instance).__module__)
+    return getattr(module, "__file__", None) == str(NODES) and _own(instance, vars(module)[name])
 
 
 def _weights(patch: Any, module: nn.Module, name: Name) -> dict[str, str]:
@@ -258,18 +258,18 @@ def _changed(module: nn.Module) -> Iterator[str]:
         yield from (table for table, hooks in vars(part).items() if table.endswith("_hooks") and hooks)
 
 
-def _check_width(found: int, wanted: int) -> None:
-    if found != wanted:
+def _check_width(width: int, model_width: int) -> None:
+    if width != model_width:
         raise Refused(
-            f"the model patch is made for a width of {found} and the model has {wanted}: choose a patch that was made for "
+            f"the model patch is made for a width of {width} and the model has {model_width}: choose a patch that was made for "
             "this model."
         )
 
 
-def _check_blocks(found: int, wanted: int) -> None:
-    if found < wanted:
+def _check_blocks(blocks: int, model_blocks: int) -> None:
+    if blocks < model_blocks:
         raise Refused(
-            f"the model patch has {found} blocks and the model {wanted}: choose a patch that was made for this model."
+            f"the model patch has {blocks} blocks and the model {model_blocks}: choose a patch that was made for this model."
         )
 
 

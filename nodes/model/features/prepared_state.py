@@ -28,11 +28,13 @@ def changes_nothing(callback: Any, model_options: Mapping[str, Any]) -> bool:
 
 
 def _same(ours: Any, theirs: Any) -> bool:
-    """Whether two trees of dicts hold the very same things."""
+    """Return True if two trees of dicts hold identical objects."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return ours.keys() == theirs.keys() and all(_same(ours[name], theirs[name]) for name in ours)
-    left, right = tree_leaves(ours), tree_leaves(theirs)
-    return len(left) == len(right) and all(one is other for one, other in zip(left, right, strict=True))
+    our_leaves, their_leaves = tree_leaves(ours), tree_leaves(theirs)
+    return len(our_leaves) == len(their_leaves) and all(
+        first is second for first, second in zip(our_leaves, their_leaves, strict=True)
+    )
 
 
 class _Unseen:

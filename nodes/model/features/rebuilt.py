@@ -21,44 +21,46 @@ ARGUMENTS = "denoised", "cond_denoised", "uncond_denoised", "input"
 
 
 def fault_of(function: Any) -> str | None:
-    """A function of a node that the workers cannot make again, and why; None if they can, or if it is no such function."""
+    """Return the name of a node's function that the workers cannot rebuild, with the reason; None if they can rebuild it."""
     module = Path(getattr(getattr(function, "__code__", None), "co_filename", "")).stem
     node = getattr(function, "__qualname__", "").partition(".<locals>")[0]
     if module not in TRIALS or not node:
         return None
     name = f"comfy_extras.{module}.{node}"
-    return verdicts().fault("closure", lambda: _fault(function, module), {name})
+    return verdicts().fault("closure", lambda: _difference(function, module), {name})
 
 
-def _fault(function: Any, module: str) -> str:
+def _difference(function: Any, module: str) -> str:
     with torch.inference_mode(False), torch.no_grad():
         equal = TRIALS[module](function, module)
     return "" if equal else "which gives something else where it was tried as the workers run it"
 
 
 def _guidance(function: Any, module: str) -> bool:
-    """Each latent of a batch for itself, from what the workers know, and the same again."""
+    """Return True if the rebuilt function treats each latent of a batch separately and repeats its results."""
     arguments = {name: _random(number, (2, 4, 6, 5)) for number, name in enumerate(ARGUMENTS)}
-    made = function_of(module, function.__qualname__, inspect.getclosurevars(function).nonlocals)
+    rebuilt = function_of(module, function.__qualname__, inspect.getclosurevars(function).nonlocals)
     more: dict[str, Any] = {"sigma": torch.ones(2), "model": None, "model_options": {}, "cond": None, "uncond": None}
     whole = [function({**_copies(arguments), "cond_scale": 3.0, **more}) for _ in range(2)]
     rows = [
-        made({name: value[row : row + 1].clone() for name, value in arguments.items()} | {"cond_scale": 3.0})
+        rebuilt({name: value[row : row + 1].clone() for name, value in arguments.items()} | {"cond_scale": 3.0})
         for row in (0, 1)
     ]
     return _close(whole[0], torch.cat(rows)) and _close(*whole)
 
 
 def _attention(function: Any, module: str) -> bool:
-    """Each token for itself: text before the picture, and all as one."""
+    """Return True if the rebuilt function treats each token separately, with text before the picture or as one stream."""
     out = _random(0, (2, 8, 4))
-    made = function_of(module, function.__qualname__, inspect.getclosurevars(function).nonlocals)
-    sides = {"cond_or_uncond": [1, 0]}
+    rebuilt = function_of(module, function.__qualname__, inspect.getclosurevars(function).nonlocals)
+    branches = {"cond_or_uncond": [1, 0]}
     equal = True
     for whole, parts in ((None, (None, None)), ([3, 8], ([3, 4], [0, 4]))):
         runs = zip((out[:, :4], out[:, 4:]), parts, strict=True)
-        output = function(out.clone(), sides if whole is None else {**sides, "img_slice": whole})
-        local = [made(part.clone(), sides if own is None else {**sides, "img_slice": own}) for part, own in runs]
+        output = function(out.clone(), branches if whole is None else {**branches, "img_slice": whole})
+        local = [
+            rebuilt(part.clone(), branches if own is None else {**branches, "img_slice": own}) for part, own in runs
+        ]
         equal = equal and _close(output, torch.cat(local, dim=1))
     return equal
 
@@ -72,14 +74,14 @@ def _skip(function: Any, module: str) -> bool:
 
 
 def _free_u(function: Any, module: str) -> bool:
-    """Each row of a batch for itself."""
+    """Return True if the rebuilt function treats each row of a batch separately."""
     scales = inspect.getclosurevars(function).nonlocals["scale_dict"]
-    made = function_made(function.__qualname__, scales)
+    rebuilt = function_made(function.__qualname__, scales)
     equal = True
     for channels in scales:
         h, skipped = (_random(number, (2, channels, 4, 4)) for number in range(2))
         whole = function(h.clone(), skipped.clone(), {})
-        rows = [made(h[row : row + 1].clone(), skipped[row : row + 1].clone(), {}) for row in (0, 1)]
+        rows = [rebuilt(h[row : row + 1].clone(), skipped[row : row + 1].clone(), {}) for row in (0, 1)]
         equal = equal and all(
             _close(*pair) for pair in zip(whole, map(torch.cat, zip(*rows, strict=True)), strict=True)
         )

@@ -31,10 +31,10 @@ def recording_of(run: SamplerRun, trials: Trials) -> Recording:
     recording = recorded(run)
     if recording.program is None:
         return recording
-    word = _refused_by_workers(recording.program, run)
-    if not word and not is_comfyuis(function, options_of(run)):
-        word = trials.word(run)
-    return without_program(recording, word) if word else recording
+    reason = _refused_by_workers(recording.program, run)
+    if not reason and not is_comfyuis(function, options_of(run)):
+        reason = trials.clause(run)
+    return without_program(recording, reason) if reason else recording
 
 
 def _refused_by_workers(program: Program, run: SamplerRun) -> str:

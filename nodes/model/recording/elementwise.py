@@ -17,35 +17,35 @@ NOT_OF_THE_LATENT = "computes with a tensor that is not made of the latent"
 
 
 def elementwise(tape: Tape, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Recorded:
-    """What one makes; in place it makes another value of the same latent."""
-    latents = [each for each in (*args, *kwargs.values()) if isinstance(each, Recorded)]
+    """Return the result of an elementwise operation. An in-place operation replaces the latent's value."""
+    latents = [latent for latent in (*args, *kwargs.values()) if isinstance(latent, Recorded)]
     if not latents:
         raise tape.refuse(word_of("std"))
     like = latents[0]
     in_place = name.endswith("_")
-    if any(each.cell.count != like.cell.count or each.cell.dim != like.cell.dim for each in latents):
+    if any(latent.cell.count != like.cell.count or latent.cell.dim != like.cell.dim for latent in latents):
         raise tape.refuse("computes with stacked latents and others")
     if in_place and args[0] is not like:
         raise tape.refuse(NOT_OF_THE_LATENT)
-    if any(each.shape != like.shape for each in latents):
+    if any(latent.shape != like.shape for latent in latents):
         raise tape.refuse("computes with latents of several shapes")
     dtype = _dtype(tape, func, args, kwargs)
-    word = next((each.cell.spoilt for each in latents if each.cell.spoilt), "")
-    if word:
-        made = spoilt(tape, word, like.shape, dtype)
+    reason = next((latent.cell.spoilt for latent in latents if latent.cell.spoilt), "")
+    if reason:
+        result = spoilt(tape, reason, like.shape, dtype)
     else:
         promoted = dtype if dtype.is_floating_point and _promotes(like, args, dtype) else None
         argument = _Argument(tape, like, promoted)
-        arguments = [argument(each) for each in args]
-        keywords = {key: argument(each) for key, each in kwargs.items()}
-        if name.rstrip("_") == "lerp" and not all(isinstance(each, Ref) for each in arguments[:2]):
+        arguments = [argument(value) for value in args]
+        keywords = {key: argument(value) for key, value in kwargs.items()}
+        if name.rstrip("_") == "lerp" and not all(isinstance(operand, Ref) for operand in arguments[:2]):
             raise tape.refuse("interpolates between the latent and a number")
         value = tape.operation(name.rstrip("_"), arguments, keywords)
-        made = Recorded(tape, Cell(value, count=like.cell.count, dim=like.cell.dim), like.shape, dtype)
+        result = Recorded(tape, Cell(value, count=like.cell.count, dim=like.cell.dim), like.shape, dtype)
     if not in_place:
-        return made
+        return result
     target: Recorded = args[0]
-    target.cell.__dict__.update(vars(copied(tape, made, target.dtype).cell))
+    target.cell.__dict__.update(vars(copied(tape, result, target.dtype).cell))
     return target
 
 
@@ -77,8 +77,8 @@ class _Argument:
     def _along(self, weights: Tensor) -> StackWeights:
         stack, ndim = self._like.cell, self._like.ndim
         shape = (1,) * (ndim - weights.ndim) + tuple(weights.shape)
-        wanted = tuple(stack.count if place == stack.dim else 1 for place in range(ndim))
-        if not stack.count or shape != wanted:
+        expected = tuple(stack.count if axis == stack.dim else 1 for axis in range(ndim))
+        if not stack.count or shape != expected:
             raise self._tape.refuse(NOT_OF_THE_LATENT)
         return StackWeights(self._tape.weigh(weights.flatten().tolist(), weights.dtype), stack.dim)
 
@@ -92,25 +92,27 @@ def _broadcast(plain: Tensor, like: Recorded) -> bool:
 
 
 def _promotes(like: Recorded, args: Sequence[Any], dtype: torch.dtype) -> bool:
-    """Whether a plain tensor with dimensions makes the result wider, which a number would not."""
-    plain = any(isinstance(each, Tensor) and not isinstance(each, Recorded) and each.ndim for each in args)
+    """Return True if a plain tensor with dimensions makes the result wider, as a number would not."""
+    plain = any(
+        isinstance(argument, Tensor) and not isinstance(argument, Recorded) and argument.ndim for argument in args
+    )
     return plain and like.dtype.is_floating_point and dtype != like.dtype
 
 
 def _dtype(tape: Tape, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:
-    """Of a result, by what torch makes of tensors of these types."""
+    """Return the dtype that torch gives a result of tensors of these dtypes."""
 
-    def described(each: Any) -> object:
-        return (each.dtype, min(each.ndim, 1)) if isinstance(each, Tensor) else type(each)
+    def described(value: Any) -> object:
+        return (value.dtype, min(value.ndim, 1)) if isinstance(value, Tensor) else type(value)
 
-    key = func, *map(described, args), *((name, described(each)) for name, each in kwargs.items())
+    key = func, *map(described, args), *((name, described(value)) for name, value in kwargs.items())
     if key not in tape.dtypes:
 
-        def small(each: Any) -> Any:
-            if not isinstance(each, Tensor):
-                return each
-            return torch.ones((1,) * min(each.ndim, 1), dtype=each.dtype)
+        def small(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return torch.ones((1,) * min(value.ndim, 1), dtype=value.dtype)
 
-        made = func(*map(small, args), **{name: small(each) for name, each in kwargs.items()})
-        tape.dtypes[key] = made.dtype
+        result = func(*map(small, args), **{name: small(value) for name, value in kwargs.items()})
+        tape.dtypes[key] = result.dtype
     return tape.dtypes[key]

@@ -12,13 +12,17 @@ from .snapshot import names_in
 
 
 def is_comfyuis(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    """Whether a function and those among its options are ComfyUI's or this pack's own, and all that they call there."""
+    """Return True if ComfyUI or this pack defines a function, the functions among its options, and everything that they
+    call there.
+    """
     functions = [function, *(value for value in options.values() if callable(value))]
     if any(
         not isinstance(value, bool | int | float | str | None) and not callable(value) for value in options.values()
     ):
         return False
-    return all(inspect.isfunction(each) and own(each) and next(_changed(each), None) is None for each in functions)
+    return all(
+        inspect.isfunction(member) and own(member) and next(_changed(member), None) is None for member in functions
+    )
 
 
 def _changed(function: Callable[..., Any]) -> Iterator[str]:

@@ -35,9 +35,9 @@ class Recorded(torch.Tensor):
 
     @staticmethod
     def __new__(cls, tape: Tape, cell: Cell, shape: Sequence[int], dtype: torch.dtype) -> Recorded:
-        made = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=torch.device("cpu"))
-        made.tape, made.cell = tape, cell
-        return made
+        tensor = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=torch.device("cpu"))
+        tensor.tape, tensor.cell = tape, cell
+        return tensor
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"Recorded({tuple(self.shape)}, {self.dtype})"
@@ -50,8 +50,8 @@ class Recorded(torch.Tensor):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             tape = tape_of(args, kwargs)
-            if (made := tape.rules.before(func, args, kwargs)) is not None:
-                return made
+            if (result := tape.rules.before(func, args, kwargs)) is not None:
+                return result
             try:
                 return func(*args, **kwargs)
             except Exception:
@@ -76,9 +76,9 @@ class Deviation(torch.Tensor):
 
     @staticmethod
     def __new__(cls, tape: Tape, cell: Cell, times: float, dtype: torch.dtype) -> Deviation:
-        made = torch.Tensor._make_wrapper_subclass(cls, (), dtype=dtype, device=torch.device("cpu"))
-        made.tape, made.cell, made.times = tape, cell, times
-        return made
+        tensor = torch.Tensor._make_wrapper_subclass(cls, (), dtype=dtype, device=torch.device("cpu"))
+        tensor.tape, tensor.cell, tensor.times = tape, cell, times
+        return tensor
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -86,9 +86,9 @@ class Deviation(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         tape, name = tape_of(args, kwargs), func.overloadpacket.__name__
-        ours = [each for each in args if isinstance(each, cls)]
-        numbers = [number for each in args if (number := plain_number(each)) is not None]
-        if any(isinstance(each, Recorded) for each in args):
+        ours = [argument for argument in args if isinstance(argument, cls)]
+        numbers = [number for argument in args if (number := plain_number(argument)) is not None]
+        if any(isinstance(argument, Recorded) for argument in args):
             return tape.rules.done(func, args, kwargs)
         if len(ours) == 1 and len(ours) + len(numbers) == len(args) and not kwargs:
             this = ours[0]
@@ -101,9 +101,9 @@ class Deviation(torch.Tensor):
         raise tape.refuse(word_of("std"))
 
 
-def spoilt(tape: Tape, word: str, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Recorded:
-    """What may be held, and is refused with this word where it would show."""
-    return Recorded(tape, Cell(-1, spoilt=word), tape.shape if shape is None else shape, dtype or tape.dtype)
+def spoilt(tape: Tape, reason: str, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> Recorded:
+    """Return a latent that code may hold. Using its value raises a refusal with this reason."""
+    return Recorded(tape, Cell(-1, spoilt=reason), tape.shape if shape is None else shape, dtype or tape.dtype)
 
 
 def value_of(latent: Any, what: str) -> int:
@@ -123,13 +123,13 @@ def value_of(latent: Any, what: str) -> int:
 
 
 def number_of(value: Any) -> float | int | bool | None:
-    """The one number that a plain value or a plain tensor has everywhere; None if there is none."""
+    """Return the number that a plain value, or every element of a plain tensor, has; None if there is none."""
     if isinstance(value, Tensor):
         if isinstance(value, Recorded | Deviation) or value.numel() == 0:
             return None
         first = value.detach().flatten()[0]
-        one = value.numel() == 1 or bool(((value == first) | (value.isnan() & first.isnan())).all())
-        return first.item() if one else None  # type: ignore[no-any-return]
+        is_uniform = value.numel() == 1 or bool(((value == first) | (value.isnan() & first.isnan())).all())
+        return first.item() if is_uniform else None  # type: ignore[no-any-return]
     return plain_number(value)
 
 
@@ -143,11 +143,11 @@ def plain_number(value: Any) -> float | int | bool | None:
 
 
 def tape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tape:
-    """That of the one recorded latent among some arguments."""
-    for each in (*args, *kwargs.values()):
-        for one in each if isinstance(each, list | tuple) else (each,):
-            if isinstance(one, Recorded | Deviation):
-                return one.tape
+    """Return the tape of the first recorded latent among some arguments."""
+    for argument in (*args, *kwargs.values()):
+        for value in argument if isinstance(argument, list | tuple) else (argument,):
+            if isinstance(value, Recorded | Deviation):
+                return value.tape
     raise AssertionError("torch asks a recorded latent about others")
 
 

@@ -30,11 +30,11 @@ def default_noise_sampler(x: Any, seed: Any = None) -> NoiseSampler:
 def brownian_noise_sampler(
     x: Any, sigma_min: Any, sigma_max: Any, seed: Any = None, transform: Any = None, cpu: bool = False
 ) -> NoiseSampler:
-    """In the place of ComfyUI's BrownianTreeNoiseSampler: one path over the sigmas."""
+    """Replace ComfyUI's BrownianTreeNoiseSampler: record one path over the sigmas."""
     tape = _tape_of(x)
     if transform is not None:
         raise tape.refuse("draws noise over a transformed schedule")
-    low, high = (_sigma(tape, each) for each in (sigma_min, sigma_max))
+    low, high = (_sigma(tape, limit) for limit in (sigma_min, sigma_max))
     if not low <= high:
         raise tape.refuse("draws noise over a schedule that rises")
     return _source(tape, NoiseSource("brownian", _seed(tape, seed), low, high, bool(cpu)))
@@ -61,11 +61,11 @@ def recorded_noise(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def _standing_in(value: Any) -> Callable[..., NoiseSampler] | None:
-    """What stands in for one of ComfyUI's, also where another pack has reloaded its module."""
+    """Return the replacement for a ComfyUI noise class, also if another pack has reloaded its module."""
     if not isinstance(value, FunctionType | type) or value.__qualname__ not in STANDING_IN:
         return None
     functions = [value] if isinstance(value, FunctionType) else filter(isfunction, vars(value).values())
-    comfyuis = all(each.__globals__ is vars(comfy_sampling) for each in functions)
+    comfyuis = all(method.__globals__ is vars(comfy_sampling) for method in functions)
     return STANDING_IN[value.__qualname__] if comfyuis else None
 
 
@@ -103,7 +103,7 @@ def _source(tape: Tape, source: NoiseSource) -> NoiseSampler:
 
     def sampler(sigma: Any, sigma_next: Any) -> Recorded:
         brownian = source.kind == "brownian"
-        start, end = (_sigma(tape, each) if brownian else 0.0 for each in (sigma, sigma_next))
+        start, end = (_sigma(tape, level) if brownian else 0.0 for level in (sigma, sigma_next))
         if brownian and start == end:
             raise tape.refuse("draws noise for a step of no length")
         return Recorded(tape, tape.draw(number, start, end), tape.shape, tape.dtype)

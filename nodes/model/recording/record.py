@@ -86,17 +86,17 @@ def recorded(run: SamplerRun) -> Recording:
         recording = _recorded(run, generators)
         if recording.program is None or not generators.moved:
             return recording
-        with generators.another_state() as others:
-            again = _recorded(run, others)
+        with generators.another_state() as reseeded:
+            again = _recorded(run, reseeded)
         same = again.program is not None and torch.equal(encoded(again.program), encoded(recording.program))
-        if same and generators.seeded_like(others):
+        if same and generators.seeded_like(reseeded):
             return recording
         return without_program(recording, "draws numbers of its own")
 
 
-def without_program(recording: Recording, word: str) -> Recording:
-    """The same, refused with a word behind "which"."""
-    return replace(recording, program=None, reason=_reason(recording.name, word))
+def without_program(recording: Recording, clause: str) -> Recording:
+    """Return the recording without its program. The clause completes "the sampler …, which"."""
+    return replace(recording, program=None, reason=_reason(recording.name, clause))
 
 
 def _recorded(run: SamplerRun, generators: Generators) -> Recording:
@@ -114,7 +114,7 @@ def _recorded(run: SamplerRun, generators: Generators) -> Recording:
         stand_in.noise = spoilt(tape, "uses the noise")
         stand_in.latent_image = spoilt(tape, "uses the latent before the noise")
         stand_in.denoise_mask = masked
-        program, word = None, ""
+        program, clause = None, ""
         try:
             with left_alone(run, fixed, generators) as options, _Watched(tape):
                 x = Recorded(tape, Cell(0), tape.shape, tape.dtype)
@@ -123,17 +123,17 @@ def _recorded(run: SamplerRun, generators: Generators) -> Recording:
         except (comfy.model_management.InterruptProcessingException, Refused):
             raise
         except NotRecordable as refusal:
-            word = refusal.word
+            clause = refusal.clause
         except Exception as error:
-            word = f"raises {type(error).__name__} on a latent without data"
+            clause = f"raises {type(error).__name__} on a latent without data"
         if tape.refused is not None:
-            word = tape.refused.word
-    reason = _reason(name, word) if word else ""
-    return Recording(name, None if word else program, reason, bool(stand_in.reads_both_branches), sigmas)
+            clause = tape.refused.clause
+    reason = _reason(name, clause) if clause else ""
+    return Recording(name, None if clause else program, reason, bool(stand_in.reads_both_branches), sigmas)
 
 
-def _reason(name: str, word: str) -> str:
-    return f"the sampler {name}, which {word}"
+def _reason(name: str, clause: str) -> str:
+    return f"the sampler {name}, which {clause}"
 
 
 def fixed_of(run: SamplerRun) -> list[Any]:
@@ -165,8 +165,8 @@ def left_alone(run: SamplerRun, fixed: StateSnapshot, generators: Generators) ->
         if fixed.changed:
             raise NotRecordable("changes the guider or the model")
     finally:
-        for each in (memory, fixed, generators):
-            each.restore()
+        for state in (memory, fixed, generators):
+            state.restore()
 
 
 def options_of(run: SamplerRun) -> Mapping[str, Any]:
@@ -180,16 +180,16 @@ def copied_options(run: SamplerRun) -> dict[str, Any]:
 
 
 def memories(function: Any, options: Mapping[str, Any]) -> list[Any]:
-    """Where a function, and what it is given, may remember what has happened."""
-    made: list[Any] = [options]
-    for each in (function, *options.values()):
-        if isinstance(each, functools.partial):
-            made += memories(each.func, each.keywords)
-        elif isinstance(each, FunctionType | MethodType):
-            made.append(each)
-        elif hasattr(each, "__dict__") and not isinstance(each, type | Tensor):
-            made += [vars(each), each]
-    return made
+    """Return the objects in which a function and its arguments may remember earlier calls."""
+    containers: list[Any] = [options]
+    for value in (function, *options.values()):
+        if isinstance(value, functools.partial):
+            containers += memories(value.func, value.keywords)
+        elif isinstance(value, FunctionType | MethodType):
+            containers.append(value)
+        elif hasattr(value, "__dict__") and not isinstance(value, type | Tensor):
+            containers += [vars(value), value]
+    return containers
 
 
 def call(
@@ -206,11 +206,11 @@ def call(
 
 
 def _callback(tape: Tape) -> Callable[[Mapping[str, Any]], None]:
-    def callback(shown: Mapping[str, Any]) -> None:
-        step = number_of(shown["i"])
+    def callback(event: Mapping[str, Any]) -> None:
+        step = number_of(event["i"])
         if not isinstance(step, int) or not 0 <= step < 2**31:
             raise tape.refuse("tells a step that is no number")
-        tape.show(step, value_of(shown["x"], "tells"), value_of(shown["denoised"], "tells"))
+        tape.show(step, value_of(event["x"], "tells"), value_of(event["denoised"], "tells"))
 
     return callback
 

@@ -36,23 +36,23 @@ class RecordingModel(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
     """
 
     def __init__(
-        self, guider: Any, sigmas: Tensor, extra_args: Mapping[str, Any], kept: StateSnapshot, answering: Answering
+        self, guider: Any, sigmas: Tensor, extra_args: Mapping[str, Any], snapshot: StateSnapshot, answering: Answering
     ) -> None:
         super().__init__(guider, sigmas)
         self._arguments = dict(extra_args)
-        self._kept = kept
+        self._snapshot = snapshot
         self._answering = answering
         self.reads_both_branches: bool | None = None
         """Whether the function asks for both prompts whatever the cfg; None before it has called the model."""
 
     def __call__(self, x: Any, sigma: Any, **extra_args: Any) -> Any:
         comfy.model_management.throw_exception_if_processing_interrupted()
-        if self._kept.changed:
+        if self._snapshot.changed:
             raise NotRecordable("changes the guider or the model's options on its way")
         if set(extra_args) != set(self._arguments):
             raise NotRecordable("gives the model other arguments than it was given")
         for name, value in extra_args.items():
-            if name != "model_options" and not _alike(value, self._arguments[name]):
+            if name != "model_options" and not _same_values(value, self._arguments[name]):
                 raise NotRecordable(f"gives the model another {name}")
         options = extra_args["model_options"]
         hooks = self._hooks(options)
@@ -64,30 +64,30 @@ class RecordingModel(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
 
     def _hooks(self, options: Mapping[str, Any]) -> Hooks:
         own = self._arguments["model_options"]
-        other = {
+        changed = {
             name
             for name in {*own, *options} - {GUIDANCE, KEEPS_NEGATIVE}
-            if name not in own or name not in options or not _alike(options[name], own[name])
+            if name not in own or name not in options or not _same_values(options[name], own[name])
         }
-        if other:
-            raise NotRecordable(f"changes the model option {min(other)}")
+        if changed:
+            raise NotRecordable(f"changes the model option {min(changed)}")
         before, now = own.get(GUIDANCE, []), list(options.get(GUIDANCE, []))
-        if len(now) < len(before) or any(one is not other for one, other in zip(now, before, strict=False)):
+        if len(now) < len(before) or any(new is not old for new, old in zip(now, before, strict=False)):
             raise NotRecordable(f"changes the model option {GUIDANCE}")
         if own.get(KEEPS_NEGATIVE, False) and not options.get(KEEPS_NEGATIVE, False):
             raise NotRecordable(f"changes the model option {KEEPS_NEGATIVE}")
         return now[len(before) :]
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two things are the same, or collections and plain values of the same."""
-    if one is other:
+def _same_values(first: Any, second: Any) -> bool:
+    """Return True if two values are identical, or equal collections and plain values."""
+    if first is second:
         return True
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
-    if isinstance(one, list | tuple) and type(one) is type(other):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return isinstance(one, bool | int | float | str) and type(one) is type(other) and one == other
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_same_values(first[name], second[name]) for name in first)
+    if isinstance(first, list | tuple) and type(first) is type(second):
+        return len(first) == len(second) and all(map(_same_values, first, second))
+    return isinstance(first, bool | int | float | str) and type(first) is type(second) and first == second
 
 
 def recorded_answers(tape: Tape, guider: Any, masked: bool) -> Answering:
@@ -99,19 +99,19 @@ def recorded_answers(tape: Tape, guider: Any, masked: bool) -> Answering:
         if level is None:
             raise tape.refuse("gives the model a sigma that differs by picture, or is made of the latent")
         seen = value_of(x, "gives the model")
-        first = tape.call(seen, float(level), sides=bool(hooks))
+        first = tape.call(seen, float(level), both_branches=bool(hooks))
 
         def latent(number: int) -> Recorded:
             return Recorded(tape, Cell(tape.cast(number, tape.dtype, x.dtype)), tape.shape, x.dtype)
 
         denoised = latent(first)
         if hooks:
-            behind = "uses the latent inside of the mask" if masked else ""
+            reason = "uses the latent inside of the mask" if masked else ""
             arguments = arguments_of_hook(guider, options, sigma) | {
-                "denoised": spoilt(tape, behind, dtype=x.dtype) if masked else denoised,
+                "denoised": spoilt(tape, reason, dtype=x.dtype) if masked else denoised,
                 "cond_denoised": latent(first + 1),
                 "uncond_denoised": latent(first + 2),
-                "input": spoilt(tape, behind, dtype=x.dtype) if masked else latent(seen),
+                "input": spoilt(tape, reason, dtype=x.dtype) if masked else latent(seen),
             }
             call_hooks(hooks, arguments)
         return denoised

@@ -37,7 +37,7 @@ class RecordingRules:
 
 
 def _done(tape: Tape, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What an operation of torch's makes, once it has been written down."""
+    """Record one operation of torch's and return its result."""
     name = func.overloadpacket.__name__
     this = args[0] if args else None
     if torch.Tag.nondeterministic_seeded in func.tags:
@@ -57,18 +57,22 @@ def _done(tape: Tape, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
             return _overwritten(tape, this, args[1] if len(args) > 1 else 0.0)
         if name == "std" and this.cell.drawn is not None and len(args) == 1 and kwargs in ({}, {"correction": 1}):
             return Deviation(tape, this.cell, 1.0, this.dtype)
-        if this.cell.count and not this.cell.spoilt and (made := of_stack(tape, this, name, args, kwargs)) is not None:
-            return made
-        if name == "clamp" and any(isinstance(each, Deviation) for each in args):
+        if (
+            this.cell.count
+            and not this.cell.spoilt
+            and (result := of_stack(tape, this, name, args, kwargs)) is not None
+        ):
+            return result
+        if name == "clamp" and any(isinstance(argument, Deviation) for argument in args):
             return _clipped(tape, this, *args[1:])
     if name.rstrip("_") in ELEMENTWISE and func._overloadname != "out":
         return elementwise(tape, func, name, args, kwargs)
-    made = func.decompose(*args, **kwargs) if torch._C._dispatch_has_kernel_for_dispatch_key(
+    result = func.decompose(*args, **kwargs) if torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), "CompositeImplicitAutograd"
     ) else NotImplemented  # fmt: skip
-    if made is NotImplemented:
+    if result is NotImplemented:
         raise tape.refuse(word_of(name))
-    return made
+    return result
 
 
 def _same_memory(tape: Tape, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Recorded:
@@ -107,7 +111,10 @@ def _overwritten(tape: Tape, this: Recorded, source: Any) -> Recorded:
 
 def _clipped(tape: Tape, noise: Recorded, low: Any = None, high: Any = None) -> Recorded:
     bounds = low, high
-    if not all(isinstance(each, Deviation) and each.cell is noise.cell for each in bounds) or -low.times != high.times:
+    if (
+        not all(isinstance(bound, Deviation) and bound.cell is noise.cell for bound in bounds)
+        or -low.times != high.times
+    ):
         raise tape.refuse(word_of("std"))
     if noise.cell.drawn is None:
         raise tape.refuse("clamps noise that it has changed")

@@ -34,13 +34,13 @@ class StateSnapshot:
     Tensors and other objects are told apart by identity alone, but for those that hold a prompt's conditioning.
     """
 
-    def __init__(self, things: Iterable[Any]) -> None:
+    def __init__(self, roots: Iterable[Any]) -> None:
         self._seen: dict[int, Any] = {}  # with the things, whose numbers no others get meanwhile
         self._containers: list[tuple[dict[Any, Any] | list[Any] | deque[Any], dict[Any, Any] | list[Any]]] = []
         self._cells: list[tuple[CellType, Any]] = []
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
-        for thing in things:
-            self._keep(thing)
+        for root in roots:
+            self._keep(root)
 
     @property
     def changed(self) -> bool:
@@ -74,29 +74,29 @@ class StateSnapshot:
             else:
                 names[name] = value
 
-    def _keep(self, thing: Any) -> None:
-        if id(thing) in self._seen:
+    def _keep(self, value: Any) -> None:
+        if id(value) in self._seen:
             return
-        self._seen[id(thing)] = thing
-        if isinstance(thing, dict):
-            self._containers.append((thing, dict(thing)))
-            self._keep_all(thing.values())
-        elif isinstance(thing, list):
-            self._containers.append((thing, list(thing)))
-            self._keep_all(thing)
-        elif isinstance(thing, tuple):
-            self._keep_all(thing)
-        elif isinstance(thing, FunctionType):
-            self._keep_function(thing)
-        elif isinstance(thing, MethodType):
-            self._keep(thing.__func__)
-            self._keep(vars(thing.__self__) if hasattr(thing.__self__, "__dict__") else None)
-        elif type(thing).__module__ == "comfy.conds":
-            self._keep(vars(thing))
+        self._seen[id(value)] = value
+        if isinstance(value, dict):
+            self._containers.append((value, dict(value)))
+            self._keep_all(value.values())
+        elif isinstance(value, list):
+            self._containers.append((value, list(value)))
+            self._keep_all(value)
+        elif isinstance(value, tuple):
+            self._keep_all(value)
+        elif isinstance(value, FunctionType):
+            self._keep_function(value)
+        elif isinstance(value, MethodType):
+            self._keep(value.__func__)
+            self._keep(vars(value.__self__) if hasattr(value.__self__, "__dict__") else None)
+        elif type(value).__module__ == "comfy.conds":
+            self._keep(vars(value))
 
-    def _keep_all(self, things: Iterable[Any]) -> None:
-        for each in list(things):
-            self._keep(each)
+    def _keep_all(self, values: Iterable[Any]) -> None:
+        for value in list(values):
+            self._keep(value)
 
     def _keep_function(self, function: Any) -> None:
         for cell in function.__closure__ or ():
@@ -125,14 +125,14 @@ class FunctionStateSnapshot(StateSnapshot):
             object, `itertools.count`, an open file) cannot be restored.
     """
 
-    def __init__(self, things: Iterable[Any]) -> None:
+    def __init__(self, roots: Iterable[Any]) -> None:
         self._states: list[tuple[Callable[[], Any], Callable[[Any], object], Any]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._slots: list[tuple[Any, str, Any]] = []
         self._bytes = 0
         self._waiting: list[Any] = []
-        super().__init__(things)
+        super().__init__(roots)
         while self._waiting:
             if len(self._seen) > MOST:
                 raise NotRecordable(f"reaches more than {MOST} things in which it might remember something")
@@ -144,20 +144,20 @@ class FunctionStateSnapshot(StateSnapshot):
         return (
             super().changed
             or any(now != then for now, then in self._sets)
-            or any(getattr(thing, name, _MISSING) is not then for thing, name, then in self._slots)
+            or any(getattr(instance, name, _MISSING) is not then for instance, name, then in self._slots)
             or any(not _same(dict(vars(kind)), then) for kind, then in self._classes)
             or any(not _equal(read(), then) for read, _, then in self._states)
         )
 
     def restore(self) -> None:
-        """Give everything that has changed what it had."""
+        """Restore everything that has changed."""
         super().restore()
         for now, elements in self._sets:
             now.clear()
             now.update(elements)
-        for thing, name, value in self._slots:
-            if getattr(thing, name, _MISSING) is not value:
-                delattr(thing, name) if value is _MISSING else setattr(thing, name, value)
+        for instance, name, value in self._slots:
+            if getattr(instance, name, _MISSING) is not value:
+                delattr(instance, name) if value is _MISSING else setattr(instance, name, value)
         for kind, attributes in self._classes:
             now_has = dict(vars(kind))
             for name in now_has.keys() - attributes.keys():
@@ -169,50 +169,50 @@ class FunctionStateSnapshot(StateSnapshot):
             if not _equal(read(), state):
                 write(state)
 
-    def _keep(self, thing: Any) -> None:
-        self._waiting.append(thing)  # and not at once: they may hold one another to any depth
+    def _keep(self, value: Any) -> None:
+        self._waiting.append(value)  # and not at once: they may hold one another to any depth
 
-    def _keep_now(self, thing: Any) -> None:
-        if id(thing) in self._seen or thing is None or isinstance(thing, bool | int | float | str):
+    def _keep_now(self, value: Any) -> None:
+        if id(value) in self._seen or value is None or isinstance(value, bool | int | float | str):
             return
-        if isinstance(thing, set | frozenset | deque | functools.partial):
-            self._seen[id(thing)] = thing
-        if isinstance(thing, set):
-            self._sets.append((thing, set(thing)))
-            self._keep_all(thing)
-        elif isinstance(thing, frozenset):
-            self._keep_all(thing)
-        elif isinstance(thing, deque):
-            self._containers.append((thing, list(thing)))
-            self._keep_all(thing)
-        elif isinstance(thing, functools.partial):
-            self._keep_all([thing.func, thing.args, thing.keywords])
-        elif (state := _state_of(thing, MOST_BYTES - self._bytes)) is not None:
-            self._bytes += getattr(thing, "nbytes", 0)
-            self._seen[id(thing)] = thing
+        if isinstance(value, set | frozenset | deque | functools.partial):
+            self._seen[id(value)] = value
+        if isinstance(value, set):
+            self._sets.append((value, set(value)))
+            self._keep_all(value)
+        elif isinstance(value, frozenset):
+            self._keep_all(value)
+        elif isinstance(value, deque):
+            self._containers.append((value, list(value)))
+            self._keep_all(value)
+        elif isinstance(value, functools.partial):
+            self._keep_all([value.func, value.args, value.keywords])
+        elif (state := _state_of(value, MOST_BYTES - self._bytes)) is not None:
+            self._bytes += getattr(value, "nbytes", 0)
+            self._seen[id(value)] = value
             read, write = state
             self._states.append((read, write, read()))
-        elif isinstance(thing, type):
-            self._keep_class(thing)
-        elif isinstance(thing, FunctionType) and _of_a_library(thing):
-            self._seen[id(thing)] = thing
-        elif isinstance(thing, MethodType):
-            self._keep_all([thing.__func__, thing.__self__, getattr(thing.__self__, "__dict__", None)])
-        elif isinstance(thing, BuiltinMethodType):  # such as a list's append
-            self._keep(thing.__self__)
-        elif isinstance(thing, functools._lru_cache_wrapper):
-            self._keep(thing.__wrapped__)
-        elif _has_own_attributes(thing):
-            self._seen[id(thing)] = thing
-            self._keep(getattr(thing, "__dict__", None))
-            self._keep(type(thing))
-            for name in _slots(type(thing)):
-                self._slots.append((thing, name, getattr(thing, name, _MISSING)))
-                self._keep(getattr(thing, name, None))
-        elif isinstance(thing, Iterator):
-            raise NotRecordable(f"goes on with a {type(thing).__name__}, which cannot be put back")
+        elif isinstance(value, type):
+            self._keep_class(value)
+        elif isinstance(value, FunctionType) and _of_a_library(value):
+            self._seen[id(value)] = value
+        elif isinstance(value, MethodType):
+            self._keep_all([value.__func__, value.__self__, getattr(value.__self__, "__dict__", None)])
+        elif isinstance(value, BuiltinMethodType):  # such as a list's append
+            self._keep(value.__self__)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._keep(value.__wrapped__)
+        elif _has_own_attributes(value):
+            self._seen[id(value)] = value
+            self._keep(getattr(value, "__dict__", None))
+            self._keep(type(value))
+            for name in _slots(type(value)):
+                self._slots.append((value, name, getattr(value, name, _MISSING)))
+                self._keep(getattr(value, name, None))
+        elif isinstance(value, Iterator):
+            raise NotRecordable(f"goes on with a {type(value).__name__}, which cannot be put back")
         else:
-            super()._keep(thing)
+            super()._keep(value)
 
     def _keep_class(self, kind: type) -> None:
         self._seen[id(kind)] = kind
@@ -255,11 +255,11 @@ def _may_remember(function: FunctionType) -> bool:
     return not own(function) or str(function.__globals__.get("__name__")).startswith(samplers)
 
 
-def _has_own_attributes(thing: Any) -> bool:
+def _has_own_attributes(value: Any) -> bool:
     """Return True if another pack defines the object's class, or if it is a SimpleNamespace or a threading.local."""
-    if isinstance(thing, dict | list | tuple | FunctionType | ModuleType):
+    if isinstance(value, dict | list | tuple | FunctionType | ModuleType):
         return False
-    return of_another_pack(type(thing)) or isinstance(thing, SimpleNamespace | threading.local)
+    return of_another_pack(type(value)) or isinstance(value, SimpleNamespace | threading.local)
 
 
 def _slots(kind: type) -> Iterator[str]:
@@ -268,28 +268,29 @@ def _slots(kind: type) -> Iterator[str]:
         yield from (name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))
 
 
-def _state_of(thing: Any, most: int) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
+def _state_of(value: Any, most: int) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
     """Return functions that read and restore the state of a tensor, array or random generator.
 
     Return None for other objects, and for tensors and arrays above `most` bytes.
     """
-    if any(thing is each for each in (torch.default_generator, random._inst, np.random.mtrand._rand)):  # see Generators
+    global_generators = (torch.default_generator, random._inst, np.random.mtrand._rand)  # see Generators
+    if any(value is generator for generator in global_generators):
         return None
-    if type(thing) in (torch.Tensor, torch.nn.Parameter) and not thing.is_meta and thing.nbytes <= most:
-        return lambda: thing.detach().clone(), functools.partial(_write, thing)
-    if isinstance(thing, np.ndarray) and thing.nbytes <= most:
-        return thing.copy, lambda then: np.copyto(thing, then)
-    if isinstance(thing, bytearray):
-        return lambda: bytes(thing), lambda then: thing.__setitem__(slice(None), then)
-    if isinstance(thing, random.Random) and not isinstance(thing, random.SystemRandom):
-        return thing.getstate, thing.setstate
-    if isinstance(thing, torch.Generator):
-        return thing.get_state, thing.set_state
-    if isinstance(thing, np.random.RandomState):
-        return thing.get_state, thing.set_state
-    if isinstance(thing, np.random.Generator):
-        return lambda: copy.deepcopy(thing.bit_generator.state), lambda then: setattr(
-            thing.bit_generator, "state", then
+    if type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_meta and value.nbytes <= most:
+        return lambda: value.detach().clone(), functools.partial(_write, value)
+    if isinstance(value, np.ndarray) and value.nbytes <= most:
+        return value.copy, lambda then: np.copyto(value, then)
+    if isinstance(value, bytearray):
+        return lambda: bytes(value), lambda then: value.__setitem__(slice(None), then)
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return value.getstate, value.setstate
+    if isinstance(value, torch.Generator):
+        return value.get_state, value.set_state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state, value.set_state
+    if isinstance(value, np.random.Generator):
+        return lambda: copy.deepcopy(value.bit_generator.state), lambda then: setattr(
+            value.bit_generator, "state", then
         )
     return None
 
@@ -311,7 +312,7 @@ def _same(now: Any, then: Any) -> bool:
         return False
     if isinstance(now, dict):
         return all(now.get(key, _MISSING) is value for key, value in then.items())
-    return all(one is other for one, other in zip(now, then, strict=True))
+    return all(current is previous for current, previous in zip(now, then, strict=True))
 
 
 def names_in(code: CodeType) -> Iterator[str]:
@@ -330,7 +331,7 @@ class Generators:
 
     def __init__(self) -> None:
         self._devices = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self._then = self._left = self._states()
+        self._then = self._states_after = self._states()
 
     @property
     def moved(self) -> bool:
@@ -339,7 +340,7 @@ class Generators:
 
     def restore(self) -> None:
         """Set all generators as if nothing had been drawn."""
-        self._left = self._states()
+        self._states_after = self._states()
         self._set(self._then)
 
     @contextlib.contextmanager
@@ -355,13 +356,15 @@ class Generators:
         finally:
             self._set(self._then)
 
-    def seeded_like(self, other: Generators) -> bool:
-        """Whether those that were moved were left where the same code left them from elsewhere: it had given them a seed."""
-        pairs = zip(self._moved(), self._left, other._left, strict=True)
-        return all(_equal(one, another) for moved, one, another in pairs if moved)
+    def seeded_like(self, rerun: Generators) -> bool:
+        """Return True if the code seeded all generators that it used: a run from another state left them in the same
+        state.
+        """
+        pairs = zip(self._moved(), self._states_after, rerun._states_after, strict=True)
+        return all(_equal(first, second) for moved, first, second in pairs if moved)
 
     def _moved(self) -> list[bool]:
-        return [not _equal(*pair) for pair in zip(self._left, self._then, strict=True)]
+        return [not _equal(*pair) for pair in zip(self._states_after, self._then, strict=True)]
 
     def _set(self, states: tuple[Any, Any, Any, Any]) -> None:
         here, legacy, python, devices = states
@@ -376,13 +379,13 @@ class Generators:
         return torch.get_rng_state(), np.random.get_state(), random.getstate(), devices
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return bool(np.array_equal(one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(value, other[name]) for name, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(_equal(*pair) for pair in zip(one, other, strict=True))
-    return bool(one == other)
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, np.ndarray):
+        return bool(np.array_equal(first, second))
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_equal(value, second[name]) for name, value in first.items())
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(_equal(*pair) for pair in zip(first, second, strict=True))
+    return bool(first == second)

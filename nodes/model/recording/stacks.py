@@ -13,7 +13,7 @@ from .tape import Cell, Tape
 
 
 def stacked(tape: Tape, parts: Sequence[Any], dim: int = 0) -> Recorded:
-    """What torch.stack makes."""
+    """Return the result of torch.stack."""
     if not all(isinstance(part, Recorded) and not part.cell.count for part in parts):
         raise tape.refuse("stacks the latent with others")
     first = parts[0]
@@ -21,8 +21,8 @@ def stacked(tape: Tape, parts: Sequence[Any], dim: int = 0) -> Recorded:
     shape = [*first.shape[:dim], len(parts), *first.shape[dim:]]
     if any(part.shape != tape.shape or part.dtype != first.dtype for part in parts):
         raise tape.refuse("stacks latents of several shapes or types")
-    if word := next((part.cell.spoilt for part in parts if part.cell.spoilt), ""):
-        return spoilt(tape, word, shape, first.dtype)
+    if reason := next((part.cell.spoilt for part in parts if part.cell.spoilt), ""):
+        return spoilt(tape, reason, shape, first.dtype)
     value = tape.operation("stack", [Ref(part.cell.value) for part in parts], {"dim": dim})
     return Recorded(tape, Cell(value, count=len(parts), dim=dim), shape, first.dtype)
 
@@ -44,7 +44,7 @@ def of_stack(tape: Tape, this: Recorded, name: str, args: Sequence[Any], kwargs:
 
 
 def combined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recorded | None:
-    """A sum of stacked latents with plain weights; None if it is something else."""
+    """Return a sum of stacked latents with plain weights; None for any other operation."""
     if func is torch.einsum:
         formula, *operands = args
         operands = list(operands[0]) if len(operands) == 1 else operands
@@ -52,8 +52,12 @@ def combined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recor
     else:
         operands = list(args[:2])
         dims = kwargs.get("dims", args[2] if len(args) > 2 else None)
-        pairs = [list(each) for each in dims] if isinstance(dims, list | tuple) and len(dims) == 2 else []
-        axes = [each[0] for each in pairs] if all(len(each) == 1 for each in pairs) else []
+        pairs = (
+            [list(operand_dims) for operand_dims in dims] if isinstance(dims, list | tuple) and len(dims) == 2 else []
+        )
+        axes = (
+            [operand_dims[0] for operand_dims in pairs] if all(len(operand_dims) == 1 for operand_dims in pairs) else []
+        )
     if len(operands) != 2 or len(axes) != 2:
         return None
     (stack, dim), (weights, _) = sorted(
@@ -71,12 +75,15 @@ def combined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recor
 
 
 def _einsum_axes(formula: Any, operands: Sequence[Any]) -> list[int]:
-    """Where in each of two operands the one letter is that is summed over, all others keeping their order; else nothing."""
+    """Return the position of the summed letter in each of two operands.
+
+    Return an empty list unless one letter is summed and all others keep their order.
+    """
     if not isinstance(formula, str) or len(operands) != 2:
         return []
-    inputs, _, kept = formula.replace(" ", "").partition("->")
+    inputs, _, output = formula.replace(" ", "").partition("->")
     letters = inputs.split(",")
     vector = min(letters, key=len)
-    if len(letters) != 2 or len(vector) != 1 or max(letters, key=len).replace(vector, "", 1) != kept:
+    if len(letters) != 2 or len(vector) != 1 or max(letters, key=len).replace(vector, "", 1) != output:
         return []
-    return [each.index(vector) for each in letters]
+    return [letters_of_operand.index(vector) for letters_of_operand in letters]

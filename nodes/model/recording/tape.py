@@ -32,14 +32,14 @@ SECONDS_FOR_A_SIGMA = 0.5
 
 
 class NotRecordable(BaseException):
-    """A sampler does what cannot be done to each element of a latent for itself; `word` says what, behind "which".
+    """A sampler does what cannot be done to each element of a latent for itself; `clause` says what, behind "which".
 
     No Exception, which a function may catch and go on for ever.
     """
 
-    def __init__(self, word: str) -> None:
-        super().__init__(word)
-        self.word = word
+    def __init__(self, clause: str) -> None:
+        super().__init__(clause)
+        self.clause = clause
 
 
 @dataclass
@@ -93,9 +93,9 @@ class Tape:
         self._used: set[int] = set()
         self._ends = time.monotonic() + SECONDS + SECONDS_FOR_A_SIGMA * self.sigmas
 
-    def refuse(self, word: str) -> NotRecordable:
-        """The refusal of something, for good."""
-        self.refused = self.refused or NotRecordable(word)
+    def refuse(self, clause: str) -> NotRecordable:
+        """Store a refusal, permanently, and return it."""
+        self.refused = self.refused or NotRecordable(clause)
         return self.refused
 
     def look(self) -> None:
@@ -106,15 +106,17 @@ class Tape:
             raise self.refuse("takes too long on a latent without data")
 
     def operation(self, name: str, arguments: Sequence[Argument], keywords: dict[str, Argument] | None = None) -> int:
-        """The value that an operation makes."""
+        """Record an operation and return the number of the value that the operation makes."""
         keywords = keywords or {}
-        self._used |= {each.value for each in (*arguments, *keywords.values()) if isinstance(each, Ref)}
+        self._used |= {argument.value for argument in (*arguments, *keywords.values()) if isinstance(argument, Ref)}
         return self._write(Operation(name, tuple(arguments), keywords), 1)
 
-    def call(self, x: int, sigma: float, sides: bool) -> int:
-        """The first of the values that a model call makes: the denoised, and with `sides` the positive and the negative."""
+    def call(self, x: int, sigma: float, both_branches: bool) -> int:
+        """Record a model call. Return the number of its first value: denoised, and with `both_branches` the positive and the
+        negative.
+        """
         self._used.add(x)
-        return self._write(ModelEvaluation(x, sigma, sides), 3 if sides else 1)
+        return self._write(ModelEvaluation(x, sigma, both_branches), 3 if both_branches else 1)
 
     def show(self, step: int, x: int, denoised: int) -> None:
         """What the function tells of a step."""
@@ -146,9 +148,9 @@ class Tape:
             self.weights.append(weights)
         return self.weights.index(weights)
 
-    def cast(self, value: int, dtype: torch.dtype, wanted: torch.dtype) -> int:
-        """A value in another type."""
-        return value if dtype == wanted else self.operation("to", (Ref(value), str(wanted).removeprefix("torch.")))
+    def cast(self, value: int, dtype: torch.dtype, target: torch.dtype) -> int:
+        """Return a value converted to another dtype."""
+        return value if dtype == target else self.operation("to", (Ref(value), str(target).removeprefix("torch.")))
 
     def program(self, name: str, result: int) -> Program:
         """What has been recorded, of a function by its name; `result` is the value that it returns."""

@@ -40,8 +40,10 @@ class Trials:
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 
-    def word(self, run: SamplerRun) -> str:
-        """Why the program of a run's sampler is not to be trusted, behind "which"; empty if it is."""
+    def clause(self, run: SamplerRun) -> str:
+        """Return why the program of a run's sampler cannot be trusted, as a clause after "which"; empty if the program is
+        right.
+        """
         options = options_of(run)
         plain = all(isinstance(value, bool | int | float | str | None) for value in options.values())
         if not plain:
@@ -70,7 +72,7 @@ def _tried(run: SamplerRun) -> str:
     except (comfy.model_management.InterruptProcessingException, Refused):
         raise
     except NotRecordable as refusal:
-        return refusal.word
+        return refusal.clause
     except Exception as error:
         return f"raises {type(error).__name__}"
     try:
@@ -93,15 +95,15 @@ def _close(ours: Tensor, theirs: Tensor) -> bool:
     return float((ours - theirs).norm()) <= TOLERANCE * float(theirs.norm())
 
 
-def _sides(x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """What the model would say of both prompts: made of x and sigma element by element."""
+def _predictions(x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """Return fixed predictions for both prompts, computed element by element from x and sigma."""
     sigma = sigma.to(x).view(-1, *[1] * (x.ndim - 1)).clamp(max=1)
     positive, negative = (x * (slope - sigma / 2) / (1 + x * x) for slope in (1.1, 0.8))
     return positive, negative
 
 
-def _guided(sides: tuple[Tensor, Tensor], cfg: float) -> Tensor:
-    positive, negative = sides
+def _guided(branches: tuple[Tensor, Tensor], cfg: float) -> Tensor:
+    positive, negative = branches
     return negative + (positive - negative) * cfg
 
 
@@ -111,9 +113,9 @@ def _plain_answers(run: SamplerRun) -> Answering:
     def answer(x: Tensor, sigma: Tensor, options: Mapping[str, Any], hooks: Hooks) -> Tensor:
         if time.monotonic() > ends:
             raise NotRecordable("takes too long")
-        sides = _sides(x, sigma)
-        denoised = _guided(sides, cfg_of(run.guider))
-        arguments = {"denoised": denoised, "cond_denoised": sides[0], "uncond_denoised": sides[1], "input": x}
+        branches = _predictions(x, sigma)
+        denoised = _guided(branches, cfg_of(run.guider))
+        arguments = {"denoised": denoised, "cond_denoised": branches[0], "uncond_denoised": branches[1], "input": x}
         call_hooks(hooks, arguments_of_hook(run.guider, options, sigma) | arguments)
         return denoised
 
@@ -121,7 +123,7 @@ def _plain_answers(run: SamplerRun) -> Answering:
 
 
 def _plain(run: SamplerRun, x: Tensor) -> Tensor:
-    """What the function itself makes of it; nothing is left behind."""
+    """Return the latent that the function itself samples. Restore all state afterwards."""
     with torch.inference_mode(False), torch.no_grad(), no_network(run.guider):
         sigmas = run.sigmas.detach().to("cpu", copy=True)
         extra_args = {**run.extra_args, "denoise_mask": None}
@@ -129,25 +131,27 @@ def _plain(run: SamplerRun, x: Tensor) -> Tensor:
         stand_in = RecordingModel(run.guider, sigmas, extra_args, fixed, _plain_answers(run))
         stand_in.noise, stand_in.latent_image, stand_in.denoise_mask = torch.zeros_like(x), torch.zeros_like(x), None
         with left_alone(run, fixed, Generators()) as options:
-            made: Tensor = call(run.sampler.sampler_function, stand_in, x.clone(), sigmas, extra_args, _silent, options)
-            result = made.to(x.dtype)
+            output: Tensor = call(
+                run.sampler.sampler_function, stand_in, x.clone(), sigmas, extra_args, _silent, options
+            )
+            result = output.to(x.dtype)
     return result
 
 
-def _silent(shown: Mapping[str, Any]) -> None:
-    """What a function tells, which nobody sees."""
+def _silent(event: Mapping[str, Any]) -> None:
+    """Ignore a step that the function reports."""
 
 
 def _replayed(run: SamplerRun, program: Program, x: Tensor, columns: slice) -> Tensor:
-    """What the program makes of some columns."""
+    """Return the result of the program for some columns of the latent."""
     share: Callable[[Callable[[], Tensor]], Tensor] = lambda draw: draw()[..., columns]  # noqa: E731
     script = DeviceProgram(program, x.ndim, x.device)
     steps = script.replay(x[..., columns], LatentNoise(tuple(x.shape), x.device, share))
     try:
-        wanted = next(steps)
+        request = next(steps)
         while True:
-            sides = _sides(wanted.x, wanted.sigma.expand(len(x)))
-            wanted = steps.send(Prediction(_guided(sides, cfg_of(run.guider)), sides))
+            branches = _predictions(request.x, request.sigma.expand(len(x)))
+            request = steps.send(Prediction(_guided(branches, cfg_of(run.guider)), branches))
     except StopIteration as end:
         result: Tensor = end.value
         return result

@@ -29,7 +29,7 @@ INSTEAD = ("sampler_calc_cond_batch_function", "context_handler")
 
 
 def has_uncond(run: SamplerRun, keeps_negative: bool) -> bool:
-    """Whether more than one side of a guider's prompts takes part in a call.
+    """Return True if more than one branch of a guider's prompts takes part in a call.
 
     `keeps_negative` says that the sampler itself uses the negative whatever the cfg.
 
@@ -41,7 +41,7 @@ def has_uncond(run: SamplerRun, keeps_negative: bool) -> bool:
         return sum(bool(entries) for entries in run.guider.conds.values()) > 1
     if not (wrappers := _wrappers(run)) and plain_guider(run.guider):
         return _negative_counts(run, keeps_negative)
-    return any(_asked(run, sigma, wrappers, keeps_negative) > 1 for sigma in run.sigmas[:-1])
+    return any(_count_branches(run, sigma, wrappers, keeps_negative) > 1 for sigma in run.sigmas[:-1])
 
 
 def kept_together(run: SamplerRun) -> dict[str, Value]:
@@ -59,7 +59,7 @@ def kept_together(run: SamplerRun) -> dict[str, Value]:
 
 
 def _known(run: SamplerRun) -> bool:
-    """Whether what decides about a guider's sides is ComfyUI's own code."""
+    """Return True if only ComfyUI's own code decides about a guider's branches."""
     guider = run.guider
     return all(
         own(getattr(type(guider), name)) and (name not in vars(guider) or is_own_method(guider, name))
@@ -68,9 +68,9 @@ def _known(run: SamplerRun) -> bool:
 
 
 def _negative_counts(run: SamplerRun, keeps_negative: bool) -> bool:
-    """At cfg 1 ComfyUI leaves the negative out, but for nodes and samplers that use it themselves."""
-    kept = keeps_negative or bool(run.model_options.get(KEEPS_NEGATIVE, False))
-    return run.guider.conds.get("negative") is not None and (kept or not math.isclose(run.guider.cfg, 1.0))
+    """Return True if the negative prompt matters. At cfg 1 ComfyUI skips it unless a node or sampler uses it."""
+    is_used = keeps_negative or bool(run.model_options.get(KEEPS_NEGATIVE, False))
+    return run.guider.conds.get("negative") is not None and (is_used or not math.isclose(run.guider.cfg, 1.0))
 
 
 def _wrappers(run: SamplerRun) -> Mapping[str, list[Any]]:
@@ -84,24 +84,24 @@ class _BranchesFound(BaseException):
     """Ends a guider's function as soon as it has said what it asks for."""
 
     def __init__(self, conds: Sequence[Any]) -> None:
-        self.sides = sum(bool(side) for side in conds)
+        self.count = sum(bool(branch) for branch in conds)
 
 
-def _asked(run: SamplerRun, sigma: Tensor, wrappers: Mapping[str, list[Any]], keeps_negative: bool) -> int:
-    """For how many sides a guider asks the model at once in its first call at a sigma; nothing is computed."""
+def _count_branches(run: SamplerRun, sigma: Tensor, wrappers: Mapping[str, list[Any]], keeps_negative: bool) -> int:
+    """Return how many branches a guider evaluates at once in its first model call at a sigma. Compute nothing."""
 
     def ask(executor: Any, model: Any, conds: Sequence[Any], *_: Any) -> Any:
         raise _BranchesFound(conds)
 
-    kept = {WrappersMP.PREDICT_NOISE: dict(wrappers), WrappersMP.CALC_COND_BATCH: {KEY: [ask]}}
+    functions = {WrappersMP.PREDICT_NOISE: dict(wrappers), WrappersMP.CALC_COND_BATCH: {KEY: [ask]}}
     options = {name: value for name, value in run.model_options.items() if name not in INSTEAD}
     options[KEEPS_NEGATIVE] = keeps_negative or bool(run.model_options.get(KEEPS_NEGATIVE, False))
-    options["transformer_options"] = {**run.transformer_options, "wrappers": kept, "callbacks": {}}
+    options["transformer_options"] = {**run.transformer_options, "wrappers": functions, "callbacks": {}}
     guider = copy.copy(run.guider)
     guider.model_options = options
     try:
         x = torch.zeros_like(run.noise)
         guider(x, sigma.expand(x.shape[0]), model_options=options, seed=run.extra_args.get("seed"))
-    except _BranchesFound as asked:
-        return asked.sides
+    except _BranchesFound as branches:
+        return branches.count
     return 0

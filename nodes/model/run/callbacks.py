@@ -64,7 +64,7 @@ class WatchedSteps:
     def __init__(self, steps: Steps, device: torch.device, remember: Callable[[], None], way_out: str) -> None:
         self._steps, self._device = steps, device
         self._remember, self._way_out = remember, way_out
-        self._shown: deque[_Shown] = deque(maxlen=2 * STEPS_BACK)
+        self._history: deque[_Shown] = deque(maxlen=2 * STEPS_BACK)
 
     def show(self, step: int, denoised: Tensor, x: Tensor, total: int) -> None:
         """Show a step, from 0, with its latents on the CPU.
@@ -77,13 +77,13 @@ class WatchedSteps:
             return
         copies = [tensor.to(self._device, copy=True) for tensor in (denoised, x)]
         for name, received, copy in zip(("x0", "x"), (denoised, x), copies, strict=True):
-            self._shown.append(_Shown(name, step, received, weakref.ref(copy)))
+            self._history.append(_Shown(name, step, received, weakref.ref(copy)))
         self._steps.show(step, *copies, total)
-        for each in self._shown:
-            if each.changed:
+        for entry in self._history:
+            if entry.changed:
                 self._remember()
                 raise Refused(
-                    f"The callback {name_of(_innermost(self._steps.callback))} changed {each.name} of step {each.step + 1} of "
+                    f"The callback {name_of(_innermost(self._steps.callback))} changed {entry.name} of step {entry.step + 1} of "
                     f"{total}, which the workers' loop does not take back: {self._way_out}."
                 )
 
@@ -110,16 +110,18 @@ def changing_callbacks() -> ChangingCallbacks:
 
 
 def _innermost(callback: Any) -> Any:
-    """The callback that was given to ComfyUI, which puts its own function around it where latents are packed."""
+    """Return the callback that was given to ComfyUI, without the function that ComfyUI wraps around it for packed
+    latents.
+    """
     while own(callback):
-        inner = next((each for each in _held(callback) if callable(each)), None)
+        inner = next((value for value in _closure_values(callback) if callable(value)), None)
         if inner is None:
             return callback
         callback = inner
     return callback
 
 
-def _held(function: Any) -> Iterator[Any]:
+def _closure_values(function: Any) -> Iterator[Any]:
     """Yield the values in a function's closure."""
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # it is empty
@@ -128,15 +130,15 @@ def _held(function: Any) -> Iterator[Any]:
 
 def _kind(callback: Any) -> object:
     """Return a key for a callback: its code, and the bool and str values among its arguments, closure and defaults."""
-    given: list[Any] = []
+    values: list[Any] = []
     callback = _innermost(callback)
     while isinstance(callback, functools.partial):
-        given += [*callback.args, *callback.keywords.values()]
+        values += [*callback.args, *callback.keywords.values()]
         callback = callback.func
     if isinstance(callback, MethodType):
         callback = callback.__func__
     elif not hasattr(callback, "__code__"):
         callback = type(callback).__call__
-    given += _held(callback)
-    given += getattr(callback, "__defaults__", None) or ()
-    return getattr(callback, "__code__", callback), tuple(each for each in given if isinstance(each, bool | str))
+    values += _closure_values(callback)
+    values += getattr(callback, "__defaults__", None) or ()
+    return getattr(callback, "__code__", callback), tuple(value for value in values if isinstance(value, bool | str))

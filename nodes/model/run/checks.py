@@ -31,7 +31,7 @@ def refuse_rebuilt(transformer_options: Mapping[str, Any]) -> None:
     """Raise Refused for a function of a node that goes into the model, and that workers would make otherwise than it is."""
     patches = (transformer_options.get("patches") or {}).values()
     replaced = (transformer_options.get("patches_replace") or {}).values()
-    for functions in (*patches, *(each.values() for each in replaced)):
+    for functions in (*patches, *(replacements.values() for replacements in replaced)):
         for function in functions:
             if what := fault_of(function):
                 raise Refused(f"What a node does by {what}, cannot be done with a parallel MODEL: {WAY_OUT}.")
@@ -46,7 +46,7 @@ class Checked:
         attention: the choice of kernels, in words.
         compared: functions that compare the rows of an attention.
         overridden: whether a node's function stands in attention's place, or blocks are handed attention.
-        handed: what hands blocks attention; None if nothing does.
+        injected: what hands blocks attention; None if nothing does.
         coupling: why no worker can have some of a call's rows alone, as a sentence begins; empty where each can.
     """
 
@@ -55,7 +55,7 @@ class Checked:
     compared: Sequence[GuidanceFunction]
     coupling: str
     overridden: bool
-    handed: Any
+    injected: Any
 
 
 def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
@@ -74,9 +74,9 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
     overridden = bool(proxy.override(run.transformer_options, dtype))
     if overridden:
         attention = f"by {name_of(run.transformer_options[OVERRIDE])}"
-    handed = function_in(run.transformer_options) if proxy.handed(run.transformer_options) else None
-    if handed is not None:
-        attention = f"by {name_of(handed)}"
+    injected = function_in(run.transformer_options) if proxy.injected_attention(run.transformer_options) else None
+    if injected is not None:
+        attention = f"by {name_of(injected)}"
     adapters = proxy.adapters(run.transformer_options, run.noise.shape)
     prompts = []
     for entries in guider.conds.values():
@@ -93,4 +93,4 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
     compared = attention_guidance_functions(run.transformer_options)
     coupling = coupling_of(compared, prompts, remote)
     refuse_split(remote.requested_plan, coupling)
-    return Checked(adapters, attention, compared, coupling, overridden or handed is not None, handed)
+    return Checked(adapters, attention, compared, coupling, overridden or injected is not None, injected)

@@ -31,14 +31,14 @@ def coupling_of(compared: Sequence[GuidanceFunction], prompts: Sequence[Conditio
 
 
 def shared_calls(prompts: Sequence[Conditioning]) -> Iterator[Mapping[str, Tensor]]:
-    """The tensors of prompts that ComfyUI can run as one, joined along the batch."""
+    """Yield the tensors of prompts that ComfyUI can run as one batch, joined along the batch."""
     groups: dict[object, list[Mapping[str, Tensor]]] = {}
     for number, prompt in enumerate(prompts):
         shapes = sorted((name, tensor.shape) for name, tensor in prompt.tensors.items())
-        alike = number if runs_alone(prompt.tensors, prompt.values) else (*shapes, *sorted(prompt.values.items()))
-        groups.setdefault(alike, []).append(prompt.tensors)
+        key = number if runs_alone(prompt.tensors, prompt.values) else (*shapes, *sorted(prompt.values.items()))
+        groups.setdefault(key, []).append(prompt.tensors)
     for group in groups.values():
-        yield {name: torch.cat([each[name] for each in group]) for name, first in group[0].items() if first.ndim}
+        yield {name: torch.cat([tensors[name] for tensors in group]) for name, first in group[0].items() if first.ndim}
 
 
 def refuse_split(requested_plan: ParallelPlan, coupling: str) -> None:

@@ -35,11 +35,11 @@ def refuse_what_cannot_work(run: SamplerRun) -> None:
 
     `networks_of` does so for patches, `DiffusionProxy.override` for a function in attention's place.
     """
-    asked = pose_cache.without_it(run.transformer_options)
+    remaining = pose_cache.without_it(run.transformer_options)
     known = {PATCHES, OVERRIDE}
-    if run.guider.inner_model.diffusion_model.handed(run.transformer_options):
+    if run.guider.inner_model.diffusion_model.injected_attention(run.transformer_options):
         known.add(REPLACED)
-    options = {name: value for name, value in asked.items() if name not in known}
+    options = {name: value for name, value in remaining.items() if name not in known}
     refuse_transformer_options(options, run.guider.inner_model.diffusion_model.skeleton)
     refuse_prompts(run.guider.conds)
     if "multigpu_clones" in run.model_options:
@@ -63,8 +63,8 @@ def example_of(run: SamplerRun) -> Conditioning:
 def calls_of(guider: Any) -> list[GraphInputs]:
     """Return the model inputs that ComfyUI's `extra_conds` made of each prompt, without duplicates."""
     entries = (entry["model_conds"] for entries in guider.conds.values() for entry in entries or ())
-    calls = [graph_inputs_of({name: each.cond for name, each in made.items()}) for made in entries]
-    return [given for number, given in enumerate(calls) if given not in calls[:number]]
+    calls = [graph_inputs_of({name: condition.cond for name, condition in conds.items()}) for conds in entries]
+    return [call for number, call in enumerate(calls) if call not in calls[:number]]
 
 
 def _text_length(conds: Mapping[str, Any]) -> int:
@@ -106,28 +106,28 @@ def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], di
 
 
 def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[PromptSpec]], dict[str, Tensor]]:
-    sides = dict(run.guider.conds)
+    branches = dict(run.guider.conds)
     if not has_uncond(run, keeps_negative):
-        sides.pop("negative", None)
+        branches.pop("negative", None)
     tensors: dict[str, Tensor] = {}
     dtype = run.guider.inner_model.get_dtype_inference()
     skeleton = run.guider.inner_model.diffusion_model.skeleton
     options = options_of(run.transformer_options) | free_u.values_of(run.transformer_options, skeleton)
     options |= pose_cache.values_of(run.transformer_options, skeleton)
     options |= run.guider.inner_model.diffusion_model.override(run.transformer_options, dtype)
-    options |= run.guider.inner_model.diffusion_model.handed(run.transformer_options)
+    options |= run.guider.inner_model.diffusion_model.injected_attention(run.transformer_options)
     options |= kept_together(run)
-    made = [entry["model_conds"] for entries in sides.values() for entry in entries or ()]
-    kinds = repeated_text(run.guider.inner_model, made)
+    conds = [entry["model_conds"] for entries in branches.values() for entry in entries or ()]
+    kinds = repeated_text(run.guider.inner_model, conds)
     return {
-        side: _side(side, entries, (dtype, run.noise.shape[0]), tensors, options, kinds)
-        for side, entries in sides.items()
+        branch: _branch_prompts(branch, entries, (dtype, run.noise.shape[0]), tensors, options, kinds)
+        for branch, entries in branches.items()
         if entries is not None
     }, tensors
 
 
-def _side(
-    side: str,
+def _branch_prompts(
+    branch: str,
     entries: Sequence[Mapping[str, Any]],
     latents: tuple[torch.dtype, int],
     tensors: dict[str, Tensor],
@@ -140,7 +140,7 @@ def _side(
             raise NotSupported("ControlNet")
         check_prompt(entry, more_kinds)
         own = of_prompt(entry["model_conds"], *latents)
-        names = {name: f"prompt.{side}.{index}.{name}" for name in own.tensors}
+        names = {name: f"prompt.{branch}.{index}.{name}" for name in own.tensors}
         tensors |= {names[name]: tensor for name, tensor in own.tensors.items()}
         prompts.append(
             PromptSpec(
@@ -159,7 +159,8 @@ def _number(value: Any) -> float | None:
 
 
 def _shows_clean_latent(run: SamplerRun, noise: Tensor) -> bool:
-    """Whether a model is shown what is outside the mask without noise; by what its class gives at the run's sigmas.
+    """Return True if the model sees the latent without noise outside the mask, by its class's results at the run's
+    sigmas.
 
     Raises:
         NotSupported: it is shown anything else than that, or than the latent with the sigma's noise.
@@ -168,13 +169,15 @@ def _shows_clean_latent(run: SamplerRun, noise: Tensor) -> bool:
     clean = noised = True
     for sigma in run.sigmas:
         at = sigma.to(noise).expand(noise.shape[0])
-        shown = model.scale_latent_inpaint(
+        model_latent = model.scale_latent_inpaint(
             x=noise, sigma=at, noise=noise, latent_image=run.latent, denoise_mask=run.mask
         )
-        clean = clean and shown is run.latent
+        clean = clean and model_latent is run.latent
         scales = at.reshape(-1, *[1] * (noise.ndim - 1))
         noised = (
-            noised and not clean and torch.equal(shown, model.model_sampling.noise_scaling(scales, noise, run.latent))
+            noised
+            and not clean
+            and torch.equal(model_latent, model.model_sampling.noise_scaling(scales, noise, run.latent))
         )
         if not clean and not noised:
             raise NotSupported(f"a mask with the model {type(model).__name__}")

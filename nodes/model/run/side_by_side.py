@@ -154,8 +154,8 @@ class TrialNetwork(nn.Module):
         """Nothing in attention's place: it has none."""
         return {}
 
-    def handed(self, options: Mapping[str, Any]) -> dict[str, Value]:
-        """Nothing for blocks to attend by: it has none."""
+    def injected_attention(self, options: Mapping[str, Any]) -> dict[str, Value]:
+        """Return nothing: the network has no blocks that take attention."""
         return {}
 
     def forward(
@@ -179,8 +179,10 @@ class TrialNetwork(nn.Module):
 
 
 def computed(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
-    """What the network makes of `x` `[batch, channels, height, width]`, `timestep` `[batch]` and `[batch, tokens, features]`."""
-    time, text = (each.view(-1, 1, 1, 1) for each in (timestep / (1 + timestep), context.mean(dim=(1, 2))))
+    """Return the network's output for `x` `[batch, channels, height, width]`, `timestep` `[batch]` and `context` `[batch,
+    tokens, features]`.
+    """
+    time, text = (tensor.view(-1, 1, 1, 1) for tensor in (timestep / (1 + timestep), context.mean(dim=(1, 2))))
     return x * (1.1 - time) / (1 + x * x) + 0.3 * text * (1 - time)
 
 
@@ -232,8 +234,8 @@ class Trial:
             patcher.model_options["transformer_options"]["easycache"] = kind(
                 0.3, 0.1, 0.95, 2, False, False, output_channels=SHAPE[1]
             )
-            for place, (key, name) in CACHES[case.cache].items():
-                around.setdefault(place, {})[key] = [getattr(self._caches, name)]
+            for point, (key, name) in CACHES[case.cache].items():
+                around.setdefault(point, {})[key] = [getattr(self._caches, name)]
         guider = comfy.samplers.CFGGuider(patcher)
         positive: list[list[Any]] = [
             [_random(20 + number, (1, tokens, 4)), {}] for number, tokens in enumerate(case.texts)
@@ -244,7 +246,9 @@ class Trial:
         guider.set_conds(positive, [[_random(30, (1, 3, 4)), {}]])
         guider.set_cfg(case.cfg)
         guider.inner_model = self._model
-        guider.conds = {side: [entry.copy() for entry in entries] for side, entries in guider.original_conds.items()}
+        guider.conds = {
+            branch: [entry.copy() for entry in entries] for branch, entries in guider.original_conds.items()
+        }
         sampler = comfy.samplers.sampler_object(case.sampler)
         latent = torch.zeros(SHAPE) if case.denoise == 1.0 and not case.masked else self._latent
 
@@ -285,9 +289,9 @@ def _denoised(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], program:
     """Return the result of a SampleRequest on one worker, with the network in the model's place."""
     x, here = tensors["x"], torch.device("cpu")
     mesh = Mesh(groups=(), **{axis.value: Communicator(axis.traffic, None, here, False, Meter()) for axis in MeshAxis})
-    sides = {0: fields["positive"]} if fields["negative"] is None else {0: fields["positive"], 1: fields["negative"]}
+    branches = {0: fields["positive"]} if fields["negative"] is None else {0: fields["positive"], 1: fields["negative"]}
     rows = slice(0, x.shape[0])
-    prompts = Prompts(sides, [*sides], tensors, torch.float32, x.shape[0], rows)
+    prompts = Prompts(branches, [*branches], tensors, torch.float32, x.shape[0], rows)
     process = process_of(fields["sampling"], tensors)
     cache = step_cache(fields["cache"], prompts, mesh, bool)
     script = DeviceProgram(program, x.ndim, here)

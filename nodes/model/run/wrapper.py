@@ -61,7 +61,7 @@ def run_in_workers(
     proxy.refuse_changes()
     assert latent_image is not None
     run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent_image, denoise_mask)
-    said = proxy.choose(run)
+    notes = proxy.choose(run)
     checked = check_run(run, proxy)
 
     def loop(arguments: dict[str, Any], on_step: Any) -> Tensor:
@@ -75,41 +75,43 @@ def run_in_workers(
         changing_callbacks().refuse(callback)
         message = message_of(run, checked, recording, wrapped=executor.idx + 1 < len(executor.wrappers))
     except NotSupported as error:
-        reason = _taken(error, run, checked)
+        reason = _accepted(error, run, checked)
     compiler = "" if message is None else message[0]["compiler"]
-    with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as shown:
-        remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(shown, callback)
-        shown.warnings.extend((*said, *checked.adapters.left_out))
-        shown.warnings.extend(proxy.prove(calls_of(guider)))
+    with progress().run("Step", steps=len(sigmas) - 1, first="Preparing") as node_progress:
+        remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(node_progress, callback)
+        node_progress.warnings.extend((*notes, *checked.adapters.left_out))
+        node_progress.warnings.extend(proxy.prove(calls_of(guider)))
         if proxy.remote is not remote:  # what was looked at goes for a model that is spread
             return run_in_workers(
                 executor, guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar
             )
         if remote.unspread:
-            shown.warnings.append(remote.unspread)
+            node_progress.warnings.append(remote.unspread)
         example, dtype = example_of(run), guider.inner_model.get_dtype_inference()
         job = remote.job(example, dtype, has_uncond(run, recording.reads_both_branches), len(sigmas) - 1)
         # of a call whose rows change one another no worker can have some alone
         planned_for = replace(job, batch=1, has_uncond=False) if checked.coupling else job
         plan = remote.plan(planned_for, example, dtype, compiler, all_tokens=checked.overridden)
         if message is not None and ALONE not in example.values and remote.backend.couples_rows(remote.spec):
-            reason = _taken(NotSupported(ROWS_MEET, "a model that does not"), run, checked)
+            reason = _accepted(NotSupported(ROWS_MEET, "a model that does not"), run, checked)
         if message is not None and plan.uses_pipefusion:
             whole = whole_picture_only(message[0], recording)
             if whole is not None:
-                reason = _taken(NotSupported(f"{whole} with PipeFusion", "pipefusion 1 in Parallel Plan"), run, checked)
+                reason = _accepted(
+                    NotSupported(f"{whole} with PipeFusion", "pipefusion 1 in Parallel Plan"), run, checked
+                )
         if isinstance(reason, NotKnown) and plan.pipefusion > 1:
             raise Refused(
                 f"The workers' loop does not run with {reason}, and one model call at a time leaves all of pipefusion "
                 f"{plan.pipefusion}'s stages but one without work: choose pipefusion 1 in Parallel Plan, or {reason.instead}."
             )
-        shown.warnings.extend(verdicts().reports())
+        node_progress.warnings.extend(verdicts().reports())
         refuse_stages(plan, networks)
         refuse_quantised_prefix(plan, run.transformer_options, proxy.skeleton)
         if plan.world_size > 1 and any(network.kind == WHOLE for network in networks):
-            shown.warnings.append(RUN_WHOLE)
+            node_progress.warnings.append(RUN_WHOLE)
         if remote.requested_plan.compiler and (reason is not None or not compiler):
-            shown.warnings.append(NOT_COMPILED)
+            node_progress.warnings.append(NOT_COMPILED)
         working = remote.make_room(plan, job, checked.adapters)
         planned = PlannedRun(
             remote, plan, checked.adapters, working, f"{describe(plan)}, attention {checked.attention}"
@@ -122,11 +124,11 @@ def run_in_workers(
     return result
 
 
-def _taken(reason: NotSupported, run: SamplerRun, checked: Checked) -> NotSupported:
-    """The reason why a run goes one forward at a time. Raises Refused where that is not enough."""
-    if checked.handed is not None:
+def _accepted(reason: NotSupported, run: SamplerRun, checked: Checked) -> NotSupported:
+    """Return the reason why a run calls the model one forward at a time. Raises Refused if the run cannot go on that way."""
+    if checked.injected is not None:
         raise Refused(
-            f"attention that a node hands to the model's blocks ({name_of(checked.handed)}) is kept from step to step in the "
+            f"attention that a node hands to the model's blocks ({name_of(checked.injected)}) is kept from step to step in the "
             f"workers' loop, which does not support {reason}: choose {reason.instead}, or remove the node that hands it."
         )
     if run.transformer_options.get(STRICT):

@@ -86,16 +86,16 @@ def compare(
     steps = min(of, STEPS + (plan.warmup_steps if plan.patches > 1 else 0))
 
     def timed(plan: ResolvedPlan, working_bytes: int) -> float:
-        """Seconds a step; a first run, which loads the model and the kernels, does not count."""
-        taken = 0.0
+        """Return seconds per step. The first run loads the model and the kernels and does not count."""
+        step_seconds = 0.0
         for count in (1, steps):
             tensors = {**denoise.tensors, "sigmas": denoise.tensors["sigmas"][: count + 1]}
             message = msgspec.structs.replace(
                 denoise.message, request=number(), plan=plan, adapters="", working_bytes=working_bytes
             )
             answer = ask(PendingRequest(message, tensors, caller=RequestContext(is_cancelled)))
-            taken = max(report.seconds for report in answer.reports) / count
-        return taken
+            step_seconds = max(report.seconds for report in answer.reports) / count
+        return step_seconds
 
     report(f"{steps} steps on {plan.degrees}")
     shared = timed(plan, denoise.message.working_bytes)

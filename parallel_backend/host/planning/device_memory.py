@@ -24,14 +24,17 @@ class DeviceMemory(msgspec.Struct, frozen=True):
 
 
 def device_memory() -> list[DeviceMemory]:
-    """All GPUs that torch sees and the computer's memory. Opens no GPU; asking the driver may take a second or two."""
+    """Return the memory of all GPUs that torch sees and of the computer.
+
+    This opens no GPU; asking the driver may take a second or two.
+    """
     try:
         gpus = visible_gpus() if torch.version.cuda is not None else ()
     except (RuntimeError, AssertionError):  # no driver, or one that is too old
         gpus = ()
     host = psutil.virtual_memory()
-    found = [
+    gpu_memory = [
         DeviceMemory(f"cuda:{index}", gpu.name, gpu.memory, gpu.free, gpu.load, gpu.temperature)
         for index, gpu in enumerate(gpus)
     ]
-    return [*found, DeviceMemory("cpu", "", host.total, host.available)]
+    return [*gpu_memory, DeviceMemory("cpu", "", host.total, host.available)]

@@ -86,7 +86,8 @@ class Planner:
         measure_machine: Callable[[ResolvedPlan], Machine],
         measure_blocks: Callable[[ResolvedPlan], BlockTimes],
     ) -> MeasuredChoice:
-        """The fastest plan that does what is asked for and fits into memory, and what it was chosen from.
+        """Return the fastest plan that meets the request and fits into memory, with the candidates that it was chosen
+        from.
 
         Args:
             measure_memory: bytes that a job may take now of each rank's device of a plan.
@@ -100,21 +101,21 @@ class Planner:
         if question.spec in self._together and not question.alone:
             question = _on_one_device(question) or question
         requested_plan, shape, job = question.requested_plan, question.shape, question.job
-        found = feasible(requested_plan, question.gpus, shape.limits, question.workload)
-        devices = found[0].devices
-        memory = tuple(measure_memory(found[0]))
+        candidates = feasible(requested_plan, question.gpus, shape.limits, question.workload)
+        devices = candidates[0].devices
+        memory = tuple(measure_memory(candidates[0]))
         if requested_plan.memory_limit:
             allowed = (requested_plan.memory_limit * GIGABYTE / devices.count(device) for device in devices)
             memory = tuple(map(min, memory, allowed))
         answer = self._answers.get(question)
         if answer is None or not answer.holds(memory):
-            machine = measure_machine(found[0])
-            others = _leaner(question)
+            machine = measure_machine(candidates[0])
+            alternatives = _leaner(question)
             paces: tuple[float, ...] = ()
             forwards: tuple[ForwardTime, ...] = ()
             if shape.whole:
                 try:
-                    times = measure_blocks(found[0])
+                    times = measure_blocks(candidates[0])
                 except Refused as refusal:  # the rows of a batch cannot be computed apart
                     if _on_one_device(question) is None:
                         raise
@@ -124,22 +125,25 @@ class Planner:
                 if times.together:
                     self._together.add(question.spec)
                 forwards = forward_times(times)
-                found = [share_batch(forwards, plan) for plan in found]
-                others = [plan for plan in others if plan.devices == devices]
+                candidates = [share_batch(forwards, plan) for plan in candidates]
+                alternatives = [plan for plan in alternatives if plan.devices == devices]
             elif len(set(machine.kinds)) > 1:
-                paces = paces_by(measure_blocks(found[0]))
-                others = [plan for plan in others if plan.devices == devices]  # the others' paces are not known
-                found, others = ([share_by(paces, plan) for plan in plans] for plans in (found, others))
+                paces = paces_by(measure_blocks(candidates[0]))
+                # the paces of other devices are not known
+                alternatives = [plan for plan in alternatives if plan.devices == devices]
+                candidates, alternatives = (
+                    [share_by(paces, plan) for plan in plans] for plans in (candidates, alternatives)
+                )
             profile = measured_profile(machine, memory, "cuda" in devices[0], paces, question.compiler)
             profile = replace(profile, forwards=forwards)
             if not requested_plan.stages:
-                found = [_cut(plan, question, profile, measure_blocks) for plan in found]
-                others = [_cut(plan, question, profile, _all_alike(shape)) for plan in others]
-            found, others = (
-                [share_by_memory(plan, shape, job, profile) for plan in plans] for plans in (found, others)
+                candidates = [_cut(plan, question, profile, measure_blocks) for plan in candidates]
+                alternatives = [_cut(plan, question, profile, _equal_blocks(shape)) for plan in alternatives]
+            candidates, alternatives = (
+                [share_by_memory(plan, shape, job, profile) for plan in plans] for plans in (candidates, alternatives)
             )
             approximate = requested_plan.pipefusion != 1 or requested_plan.patches > 1
-            choice = best(found, shape, job, profile, approximate=approximate, others=others)
+            choice = best(candidates, shape, job, profile, approximate=approximate, alternatives=alternatives)
             self._log(question, choice)
             answer = self._answers[question] = MeasuredChoice(choice, memory)
         self.latest = answer
@@ -188,8 +192,8 @@ def _cut(
     return msgspec.structs.replace(plan, stages=cut_by_time(plan, measure_blocks(plan), lacks))
 
 
-def _all_alike(shape: ModelShape) -> Callable[[ResolvedPlan], BlockTimes]:
-    """Times of plans that were not asked for, for which nothing is measured: all blocks take equally long."""
+def _equal_blocks(shape: ModelShape) -> Callable[[ResolvedPlan], BlockTimes]:
+    """Return block times for plans without measurements: all blocks take equally long."""
     counts = shape.double_blocks, shape.single_blocks
     return lambda plan: BlockTimes(((1.0, 1.0),) * plan.world_size, counts)
 

@@ -31,8 +31,8 @@ class Calls:
     def add(self, reports: Sequence[RankCostReply]) -> None:
         """Note a call that has just ended."""
         longest = max(report.times.seconds for report in reports)
-        kept = [msgspec.structs.replace(report, times=coarse(report.times)) for report in reports]
-        self._calls.append((time.monotonic() - longest, kept))
+        coarse_reports = [msgspec.structs.replace(report, times=coarse(report.times)) for report in reports]
+        self._calls.append((time.monotonic() - longest, coarse_reports))
 
     def reports(self) -> list[RankCostReply]:
         """One for each rank, as if the calls had been one request; `seconds` leaves out what is between them."""

@@ -28,17 +28,17 @@ class Expected:
     gain: tuple[float, float] | None
     memory: float
 
-    def or_else(self, other: Expected) -> Expected:
-        """What to expect where it may as well be another job on these devices."""
-        gains = (*(self.gain or ()), *(other.gain or ()))
-        gain = (min(gains), max(gains)) if self.gain and other.gain else None
-        return Expected(self.devices, gain, max(self.memory, other.memory))
+    def or_else(self, alternative: Expected) -> Expected:
+        """Return what to expect if either of two jobs may run on these devices."""
+        gains = (*(self.gain or ()), *(alternative.gain or ()))
+        gain = (min(gains), max(gains)) if self.gain and alternative.gain else None
+        return Expected(self.devices, gain, max(self.memory, alternative.memory))
 
 
 def expect(
     question: PlanRequest, devices: Sequence[DeviceMemory], measured: Callable[[ResolvedPlan], Machine | None]
 ) -> Expected:
-    """What a question's answer should come to.
+    """Return what to expect of the run that answers a question.
 
     Args:
         devices: this machine's, with what is free now.
@@ -48,18 +48,18 @@ def expect(
         Refused: no plan can work, by what is free now.
     """
     requested_plan, shape, job = question.requested_plan, question.shape, question.job
-    found = feasible(requested_plan, question.gpus, shape.limits, question.workload)
-    used = found[0].devices
+    candidates = feasible(requested_plan, question.gpus, shape.limits, question.workload)
+    used = candidates[0].devices
     if shape.whole:  # what a forward takes is measured alone
         return Expected(used, None, job.weight_element * shape.parameters)
-    here = {each.device: each for each in devices}
+    here = {memory_of_device.device: memory_of_device for memory_of_device in devices}
     memory = tuple((here[device].free or here[device].total) / used.count(device) for device in used)
     if requested_plan.memory_limit:
         allowed = (requested_plan.memory_limit * GIGABYTE / used.count(device) for device in used)
         memory = tuple(map(min, memory, allowed))
-    known = _profile(measured(found[0]), used, here[used[0]].name, memory)
+    known = _profile(measured(candidates[0]), used, here[used[0]].name, memory)
     approximate = requested_plan.pipefusion != 1 or requested_plan.patches > 1
-    choice = best(found, shape, job, known or replace(profile("4090"), free=memory), approximate=approximate)
+    choice = best(candidates, shape, job, known or replace(profile("4090"), free=memory), approximate=approximate)
     (chosen,) = (entry for entry in choice.ranking if entry.plan == choice.plan)
     alone = choice.single.breakdown.fits_into(memory)
     gain = (predicted_gain(choice),) * 2 if known and alone and choice.plan.world_size > 1 else None

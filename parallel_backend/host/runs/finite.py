@@ -26,7 +26,7 @@ def check_finite(tensor: Tensor, when: str, compute_dtype: str) -> None:
     raise NotFinite(
         f"{when}: the model's output holds {wrong} values of {tensor.numel()} that are NaN or infinite, computed in "
         f"{compute_dtype}",
-        f": likely {_models_fault(compute_dtype)}.",
+        f": likely {_model_cause(compute_dtype)}.",
     )
 
 
@@ -42,12 +42,12 @@ def check_sampled(latent: Tensor, when: str, sigmas: Tensor, compute_dtype: str)
     wrong = int((~torch.isfinite(latent)).sum())
     if wrong == 0:
         return
-    if place := odd_sigmas(sigmas):
+    if problem := odd_sigmas(sigmas):
         cause = (
-            f"the sigmas, which {place}: this sampler needs sigmas that fall with every step and end at 0 or above it"
+            f"the sigmas, which {problem}: this sampler needs sigmas that fall with every step and end at 0 or above it"
         )
     else:
-        cause = f"that {_models_fault(compute_dtype)}; a setting of the sampler too large does it too"
+        cause = f"that {_model_cause(compute_dtype)}; a setting of the sampler too large does it too"
     raise NotFinite(
         f"{when}: the sampler's step gives {wrong} values of {latent.numel()} that are NaN or infinite",
         f", likely because of {cause}.",
@@ -104,7 +104,7 @@ def odd_sigmas(sigmas: Tensor) -> str:
     return ""
 
 
-def _models_fault(compute_dtype: str) -> str:
+def _model_cause(compute_dtype: str) -> str:
     if compute_dtype == "float16":
         return (
             "fp16 overflows in this model: compute in bf16 or fp32 (a ModelComputeDtype node, or another weight_dtype)"

@@ -200,4 +200,6 @@ def _decision(chosen: MeasuredChoice) -> Decision:
             changes=is_approximate(entry.plan) or entry.plan.exchanges_approximately,
         )
 
-    return Decision(choice.why, min(memory), alternative(choice.single), [alternative(each) for each in choice.ranking])
+    return Decision(
+        choice.why, min(memory), alternative(choice.single), [alternative(ranked) for ranked in choice.ranking]
+    )

@@ -54,7 +54,7 @@ def outcome(
     alone: float | None = None,
     warnings: Sequence[str] = (),
 ) -> Outcome:
-    """The outcome of a run.
+    """Return the outcome of a run.
 
     Args:
         ran: its requests, at least one.
@@ -63,11 +63,11 @@ def outcome(
         warnings: what the user should know besides.
     """
     plan = ran[-1].plan
-    reports = [report for each in ran for report in each.reports]
+    reports = [report for event in ran for report in event.reports]
     peaks: dict[tuple[str, int], int] = {}
     for report in reports:
-        place = plan.devices[report.rank], report.rank
-        peaks[place] = max(peaks.get(place, 0), report.peak)
+        device_rank = plan.devices[report.rank], report.rank
+        peaks[device_rank] = max(peaks.get(device_rank, 0), report.peak)
     peak: dict[str, int] = dict.fromkeys(plan.devices, 0)
     for (device, _), count in peaks.items():
         peak[device] += count

@@ -39,11 +39,11 @@ def restored(model: ModelSpec, reports: Sequence[RankCostReply]) -> str:
 
 
 def released(model: ModelSpec, reports: Sequence[RankCostReply]) -> str:
-    """What the workers hold after a model has left their devices, in words."""
-    held = sum(other.nbytes for report in reports for other in report.models_on_device)
+    """Describe the memory that the workers use after a model has left their devices."""
+    on_device = sum(entry.nbytes for report in reports for entry in report.models_on_device)
     on_host = sum(report.on_host for report in reports)
     return (
-        f"{Path(model.path).name} released; the workers hold {_mebibytes(held)} on their devices and keep "
+        f"{Path(model.path).name} released; the workers hold {_mebibytes(on_device)} on their devices and keep "
         f"{_mebibytes(on_host)} in host memory"
     )
 

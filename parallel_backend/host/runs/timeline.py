@@ -42,7 +42,7 @@ class RunTimeline(msgspec.Struct, frozen=True):
 
 
 def timeline_of(plan: ResolvedPlan, reports: Sequence[RankCostReply]) -> RunTimeline:
-    """The timeline of a request that is done.
+    """Return the timeline of a finished request.
 
     In an exchange all ranks of a stage send and receive at once, and all are done at once. Who comes last does not wait, so
     the least that any of them spent on it in a bin is taken for sending, and what others spent more for waiting.
@@ -60,13 +60,13 @@ def timeline_of(plan: ResolvedPlan, reports: Sequence[RankCostReply]) -> RunTime
     ranks = []
     for report in ordered:
         stage = plan.place(report.rank).pipefusion
-        peers = [spent[other] for other in spent if plan.place(other).pipefusion == stage]
+        peers = [spent[neighbour] for neighbour in spent if plan.place(neighbour).pipefusion == stage]
         sending = [0.0] * bins
         for kind in spent[report.rank]:
             if kind not in ONE_WAY and len(peers) > 1:
-                least = [min(each) for each in zip(*(peer.get(kind, [0.0] * bins) for peer in peers), strict=True)]
+                least = [min(in_bin) for in_bin in zip(*(peer.get(kind, [0.0] * bins) for peer in peers), strict=True)]
                 sending = [a + b for a, b in zip(sending, least, strict=True)]
-        total = [sum(each) for each in zip([0.0] * bins, *spent[report.rank].values(), strict=True)]
+        total = [sum(in_bin) for in_bin in zip([0.0] * bins, *spent[report.rank].values(), strict=True)]
         waiting = [a - b for a, b in zip(total, sending, strict=True)]
         ranks.append(
             RankTimeline(
@@ -82,14 +82,14 @@ def timeline_of(plan: ResolvedPlan, reports: Sequence[RankCostReply]) -> RunTime
 
 
 def _rebinned(times: RankTimings, width: float, bins: int) -> dict[str, Bins]:
-    """A rank's seconds in bins of another width, which is its own times a power of two."""
+    """Return a rank's seconds in bins of another width: a power of two times the original width."""
     factor = round(width / times.width)
-    found = {}
+    by_kind = {}
     for kind, spent in times.waiting.items():
         sums = [sum(spent[at : at + factor]) / 1e6 for at in range(0, len(spent), factor)]
-        found[kind] = sums + [0.0] * (bins - len(sums))
-    return found
+        by_kind[kind] = sums + [0.0] * (bins - len(sums))
+    return by_kind
 
 
 def _thousandths(bins: Bins, width: float) -> list[int]:
-    return [max(0, min(1000, round(1000 * each / width))) for each in bins]
+    return [max(0, min(1000, round(1000 * seconds / width))) for seconds in bins]

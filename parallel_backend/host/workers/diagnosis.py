@@ -99,18 +99,18 @@ def _unconnected(devices: Sequence[str], heard: Heard) -> str:
 
 
 def _all_wait_for(rank: int, heard: Mapping[int, Heard]) -> bool:
-    return len(heard) > 1 and all(heard[other].heartbeat.waiting != (other == rank) for other in heard)
+    return len(heard) > 1 and all(heard[peer].heartbeat.waiting != (peer == rank) for peer in heard)
 
 
 def late(
     launched: WorkerProcesses | RemoteProcesses, devices: Sequence[str], ready: Sequence[int], seconds: float
 ) -> WorkerFailed:
-    """The error for workers that did not come up in time."""
+    """Return the error for workers that did not start in time."""
     missing = [rank for rank in range(len(devices)) if rank not in ready]
     names = ", ".join(f"{rank} ({devices[rank]})" for rank in missing)
     tail = launched.log_tail(missing[0])
     return WorkerFailed(
-        f"Worker {names} did not start within {seconds:.0f} s. {_remedy(tail)}{AFTERWARDS}{_said(tail)}"
+        f"Worker {names} did not start within {seconds:.0f} s. {_remedy(tail)}{AFTERWARDS}{_log_text(tail)}"
     )
 
 
@@ -126,7 +126,7 @@ def _from_report(
     tail, lines = launched.log_tail(report.rank), report.trace.strip().splitlines()
     trace = "" if lines[-1] in tail else "\n" + "\n".join(lines[-8:])  # the log has it where the rank could not go on
     remedy = _remedy(f"{report.reason}\n{tail}")
-    return WorkerFailed(f"{where} failed{when}: {report.reason}. {remedy}{AFTERWARDS}{trace}{_said(tail)}")
+    return WorkerFailed(f"{where} failed{when}: {report.reason}. {remedy}{AFTERWARDS}{trace}{_log_text(tail)}")
 
 
 def _from_end(
@@ -137,7 +137,7 @@ def _from_end(
     how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
     tail = launched.log_tail(rank)
     remedy = MEMORY_REMEDY if code == -signal.SIGKILL else _remedy(tail)
-    return WorkerFailed(f"{_who(rank, devices)} {how}{_doing(heard.get(rank))}. {remedy}{AFTERWARDS}{_said(tail)}")
+    return WorkerFailed(f"{_who(rank, devices)} {how}{_doing(heard.get(rank))}. {remedy}{AFTERWARDS}{_log_text(tail)}")
 
 
 def _remedy(text: str) -> str:
@@ -146,7 +146,7 @@ def _remedy(text: str) -> str:
     return f"{cause.remedy} " if cause else ""
 
 
-def _said(tail: str) -> str:
+def _log_text(tail: str) -> str:
     return f"\nThe last lines of its log:\n{tail}" if tail else ""
 
 

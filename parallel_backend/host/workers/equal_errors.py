@@ -22,10 +22,10 @@ def raised_equal_errors(reports: Sequence[FailedReply], ranks: int) -> bool:
     if any(report.issued is None or LOST_PEER.search(report.reason) for report in reports):
         return False
     counts = {
-        (report.rank, each.name, each.ranks): each.count
+        (report.rank, operation.name, operation.ranks): operation.count
         for report in reports
-        for each in report.issued or ()
-        if each.count
+        for operation in report.issued or ()
+        if operation.count
     }
     return all(
         counts.get((rank, name, members)) == count for (_, name, members), count in counts.items() for rank in members

@@ -181,11 +181,11 @@ class WorkerGroup:
         channel = RemoteChannel(address, is_cancelled)
         self._channel, self._launched = channel, RemoteProcesses(address)
         self._members = dict(enumerate(channel.members))
-        found = device_names(address, channel.members)
-        if found != self.devices:
+        current_devices = device_names(address, channel.members)
+        if current_devices != self.devices:
             self._end(State.STOPPED)
             raise Refused(
-                f"the workers at {address} have changed since the plan was made ({len(found)} on "
+                f"the workers at {address} have changed since the plan was made ({len(current_devices)} on "
                 f"{', '.join(dict.fromkeys(member.host for member in channel.members))}; {len(self.devices)} then): "
                 "queue again."
             )
@@ -205,13 +205,13 @@ class WorkerGroup:
         return self.state is State.READY
 
     def held_bytes(self, model: ModelSpec, device: str) -> int:
-        """Bytes of a model's weights that the workers on a device hold there."""
+        """Return the bytes of a model's weights that the workers on a device hold there."""
         reports = (report for report in self._latest.values() if self.devices[report.rank] == device)
-        return sum(held.nbytes for report in reports for held in report.models_on_device if held.model == model)
+        return sum(entry.nbytes for report in reports for entry in report.models_on_device if entry.model == model)
 
     def models(self) -> set[ModelSpec]:
-        """The models whose weights the workers hold on their devices."""
-        return {held.model for report in self._latest.values() for held in report.models_on_device}
+        """Return the models whose weights the workers hold on their devices."""
+        return {entry.model for report in self._latest.values() for entry in report.models_on_device}
 
     def status(self) -> GroupStatus:
         """What the ranks do and hold, as far as is known now; any thread may ask at any time."""
@@ -370,9 +370,9 @@ class WorkerGroup:
             return diagnosis.unstartable(self._channel.broken)
         now = self._channel.clock.now
         until = now() + self._deadlines.report
-        while len(self._reports) < len(self.devices) and (left := until - now()) > 0:
+        while len(self._reports) < len(self.devices) and (remaining := until - now()) > 0:
             try:
-                event = self._channel.events.get(timeout=min(left, POLL_SECONDS))
+                event = self._channel.events.get(timeout=min(remaining, POLL_SECONDS))
             except queue.Empty:
                 event = None
             if isinstance(event, Received) and isinstance(event.frame.message, FailedReply):
@@ -430,8 +430,8 @@ class WorkerGroup:
             if self._channel.clock.now() - started > self._deadlines.start:
                 raise diagnosis.late(self._launched, self.devices, sorted(ready), self._deadlines.start)
         check_members(self.members)
-        for fault in dict.fromkeys(fault for member in self.members for fault in member.kernel_faults.values()):
-            log.warning("Parallel: %s; attention auto does without it there", fault)
+        for failure in dict.fromkeys(failure for member in self.members for failure in member.kernel_faults.values()):
+            log.warning("Parallel: %s; attention auto does without it there", failure)
 
     def _end(self, state: State) -> None:
         self.state = state

@@ -89,10 +89,12 @@ def sweep_folders() -> None:
 
 
 def folder() -> str:
-    """Where it is made: the temporary folder, or another one where a socket's path in that would be too long."""
+    """Return the temporary folder, or another folder if a socket's path in it would be too long."""
     usual, short = tempfile.gettempdir(), "/tmp"
-    others = [other for other in (os.environ.get("XDG_RUNTIME_DIR", ""), short) if os.access(other, os.W_OK | os.X_OK)]
-    return next((each for each in (usual, *others) if _takes_a_socket(each)), short)
+    alternatives = [
+        path for path in (os.environ.get("XDG_RUNTIME_DIR", ""), short) if os.access(path, os.W_OK | os.X_OK)
+    ]
+    return next((path for path in (usual, *alternatives) if _takes_a_socket(path)), short)
 
 
 def _takes_a_socket(folder: str) -> bool:
@@ -170,11 +172,11 @@ def group_environment(workers: int, kernels_early: bool) -> dict[str, str]:
 
 
 def worker_environment() -> dict[str, str]:
-    """Ours, with the pack and ComfyUI importable, and sockets on the loopback interface."""
+    """Return our environment with the pack and ComfyUI importable, and with sockets on the loopback interface."""
     inherited = {name: value for name, value in os.environ.items() if name not in FOR_REMOTE_WORKERS}
     for name in ALLOCATOR_SETTINGS & inherited.keys():
-        kept = BACKEND.sub("", inherited.pop(name)).strip(", ")
-        inherited |= {name: kept} if kept else {}  # expandable_segments and the like stay
+        setting = BACKEND.sub("", inherited.pop(name)).strip(", ")
+        inherited |= {name: setting} if setting else {}  # expandable_segments and the like stay
     paths = [str(PACK_ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
     defaults = {GLOO: "lo", NCCL: "lo"}
     return defaults | own_comfyui() | inherited | {"PYTHONPATH": os.pathsep.join(paths)}

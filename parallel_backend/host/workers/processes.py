@@ -122,7 +122,7 @@ class ForkServer:
         """Have a worker forked for each of `variables`, once these modules are imported. Raises OSError."""
         self._alive_at = self._clock.now()
         processes = [WorkerProcess(self) for _ in variables]
-        in_bytes = [_in_bytes(one) for one in variables]
+        in_bytes = [_in_bytes(own) for own in variables]
         start = Start(group, str(directory), _in_bytes(environment), in_bytes, list(imports))
         send_start(self._socket, start, death_pipe)
         self._processes |= {(group, rank): process for rank, process in enumerate(processes)}

@@ -82,6 +82,6 @@ def _rank_status(rank: int, device: str, heard: Heard | None, report: RankCostRe
         phase=heartbeat.phase if heartbeat else "starting",
         step=heartbeat.step if heartbeat else 0,
         waiting=heartbeat.waiting if heartbeat else False,
-        held=[Held(model_name(held.model), held.nbytes) for held in report.models_on_device] if report else [],
+        held=[Held(model_name(entry.model), entry.nbytes) for entry in report.models_on_device] if report else [],
         on_host=report.on_host if report else 0,
     )

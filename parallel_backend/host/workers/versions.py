@@ -26,17 +26,17 @@ def dotted(parts: tuple[int, ...]) -> str:
     return ".".join(map(str, parts))
 
 
-def check_torch(found: str = str(torch.__version__)) -> None:
-    """Raises Refused for a version of torch, by default this process's, that is too old for the workers."""
-    if _major_minor(found) < OLDEST_TORCH:
+def check_torch(installed: str = str(torch.__version__)) -> None:
+    """Raise Refused if a version of torch, by default this process's, is too old for the workers."""
+    if _major_minor(installed) < OLDEST_TORCH:
         raise Refused(
-            f"torch {found} is installed and the workers need {dotted(OLDEST_TORCH)} or newer: {TORCH_REMEDY}."
+            f"torch {installed} is installed and the workers need {dotted(OLDEST_TORCH)} or newer: {TORCH_REMEDY}."
         )
 
 
 def check_members_diffusers(members: Sequence[RankFacts]) -> None:
-    """Raises Refused where ranks that are to load a model of diffusers' have other versions of it, or one out of range."""
-    _check_alike(members, {"diffusers": "diffusers"})
+    """Raise Refused if ranks that load a diffusers model have different versions of diffusers, or a version out of range."""
+    _check_equal(members, {"diffusers": "diffusers"})
     if not in_range(members[0].diffusers):
         raise Refused(
             f"{NEEDED}, and the workers on {members[0].host} have {members[0].diffusers or 'none'}: run pip install -r "
@@ -45,7 +45,7 @@ def check_members_diffusers(members: Sequence[RankFacts]) -> None:
 
 
 def check_members(members: Sequence[RankFacts]) -> None:
-    """Raises Refused where a rank differs from rank 0, or the workers from this process; it is named with its host.
+    """Raise Refused if a rank differs from rank 0, or the workers from this process. The message names the rank's host.
 
     Only a model of diffusers' asks which diffusers they have (`check_members_diffusers`).
     """
@@ -55,7 +55,7 @@ def check_members(members: Sequence[RankFacts]) -> None:
             f"the workers on {first.host} run another version of this pack ({first.code}) than ComfyUI ({code_digest()}): "
             "install the same version of the pack on both, and restart both."
         )
-    _check_alike(members, {"code": "the pack's code", "torch": "torch", "comfyui": "ComfyUI"})
+    _check_equal(members, {"code": "the pack's code", "torch": "torch", "comfyui": "ComfyUI"})
     ours = own_comfyui_version()
     if first.comfyui and ours and first.comfyui != ours:
         raise Refused(
@@ -86,8 +86,8 @@ def _check_files(members: Sequence[RankFacts]) -> None:
             )
 
 
-def _check_alike(members: Sequence[RankFacts], names: Mapping[str, str]) -> None:
-    """Raises Refused where a rank's facts differ from rank 0's; `names` are those compared, with what users call them."""
+def _check_equal(members: Sequence[RankFacts], names: Mapping[str, str]) -> None:
+    """Raise Refused if a rank's facts differ from rank 0's. `names` maps the compared facts to the users' names for them."""
     first = members[0]
     for rank, member in enumerate(members):
         for what, name in names.items():
@@ -105,5 +105,5 @@ def own_comfyui_version() -> str:
     return "" if module is None else str(module.__version__)
 
 
-def _major_minor(found: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", found)[:2])
+def _major_minor(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])

@@ -38,12 +38,12 @@ def pace(gpu: Gpu) -> float:
 
 
 def why(gpus: Sequence[Gpu], used: Sequence[int]) -> str:
-    """Why some are left out, as a sentence."""
-    left = ", ".join(_described(index, gpu) for index, gpu in enumerate(gpus) if index not in used)
+    """Return a sentence on why some GPUs are left out."""
+    excluded = ", ".join(_described(index, gpu) for index, gpu in enumerate(gpus) if index not in used)
     everyone = ",".join(str(index) for index in range(len(gpus)))
     return (
-        f"devices auto leaves out {left}: a GPU that is less than a third as fast as the fastest, or has less than half of the "
-        f"largest one's memory, would hold up {_listed(used)}; write {everyone} into devices of Parallel Plan to use all."
+        f"devices auto leaves out {excluded}: a GPU that is less than a third as fast as the fastest, or has less than half of "
+        f"the largest one's memory, would hold up {_listed(used)}; write {everyone} into devices of Parallel Plan to use all."
     )
 
 

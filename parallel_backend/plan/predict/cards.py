@@ -108,6 +108,6 @@ def card_of(name: str) -> str | None:
     A word too many is another card: those for laptops, with D, Ti or Super, or on PCIe where the known one has NVLink are slower
     or faster, and parts of one (MIG) are smaller.
     """
-    words = re.findall(r"[a-z0-9]+", name.lower())
-    found = "-".join(word for word in words if not FOR_ALL.fullmatch(word))
-    return found if found in cards() else None
+    tokens = re.findall(r"[a-z0-9]+", name.lower())
+    card = "-".join(token for token in tokens if not FOR_ALL.fullmatch(token))
+    return card if card in cards() else None

@@ -19,7 +19,7 @@ PAYS = 0.99
 def in_chunks(
     plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile
 ) -> tuple[ResolvedPlan, StepCost]:
-    """The plan with as many chunks as it is predicted to be fastest with, and its cost.
+    """Return the plan with the number of head chunks that is predicted to be fastest, and its cost.
 
     One, where it is little faster with more, and under Ring, whose hops hide behind the same attention and would each come
     once a chunk; patches find all heads of their keys kept together.
@@ -32,7 +32,7 @@ def in_chunks(
     fastest = whole, alone
     for chunks in range(2, min(MOST, *split.kv_counts()) + 1):
         cut = msgspec.structs.replace(plan, head_chunks=chunks)
-        found = cost(cut, model, job, profile)
-        if found.seconds < min(fastest[1].seconds, PAYS * alone.seconds):
-            fastest = cut, found
+        prediction = cost(cut, model, job, profile)
+        if prediction.seconds < min(fastest[1].seconds, PAYS * alone.seconds):
+            fastest = cut, prediction
     return fastest

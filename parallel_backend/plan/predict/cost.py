@@ -66,7 +66,7 @@ class StepCost:
 
     `device` is matmul, attention and memory traffic; `ulysses`, `ring`, `pipeline`, `cfg` and `gather` are the parts of
     communication that do not hide behind it; `launch` is what the host is slower than all of that; `fill` is the
-    warm-up and the filling of the pipeline. `held` is each rank's share of weights, `needed` what it needs in all, `free`
+    warm-up and the filling of the pipeline. `rank_weights` is each rank's share of weights, `needed` what it needs in all, `free`
     what it may take.
     """
 
@@ -78,7 +78,7 @@ class StepCost:
     gather: float
     launch: float
     fill: float
-    held: tuple[float, ...]
+    rank_weights: tuple[float, ...]
     needed: tuple[float, ...]
     free: tuple[float, ...]
 
@@ -94,8 +94,8 @@ class StepCost:
 
     @property
     def weights(self) -> float:
-        """The tightest rank's share of weights."""
-        return self.held[self.tightest]
+        """Return the tightest rank's share of weights."""
+        return self.rank_weights[self.tightest]
 
     @property
     def allowance(self) -> float:
@@ -158,62 +158,66 @@ class Needs:
 
 
 def needs(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> Needs:
-    """What any rank needs of its device for a job, each part by itself, besides the context of the device."""
+    """Return the largest need of any rank for a job, part by part, without the device's context."""
     every = needs_by_rank(plan, model, job)
-    return Needs(*(max(getattr(one, part) for one in every) for part in ("weights", "gathered", "activations")))
+    return Needs(*(max(getattr(entry, part) for entry in every) for part in ("weights", "gathered", "activations")))
 
 
 def needs_by_rank(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> list[Needs]:
-    """What each rank needs: it holds its stage's blocks, and computes with its own tokens."""
+    """Return each rank's memory needs: weights of its stage's blocks, and computation on its own tokens."""
     starts = [sum(plan.stages[:stage]) for stage in range(plan.pipefusion)]
-    held = [_held(plan, model, job, first, count) for first, count in zip(starts, plan.stages, strict=True)]
+    weights = [_weight_bytes(plan, model, job, first, count) for first, count in zip(starts, plan.stages, strict=True)]
     working = _working(plan, model, job)
-    found = []
+    result = []
     for rank in range(plan.world_size):
         stage, (activations, cache) = plan.place(rank).pipefusion, working[rank % len(working)]
-        found.append(Needs(*held[stage], activations + cache * plan.stages[stage]))
-    return found
+        result.append(Needs(*weights[stage], activations + cache * plan.stages[stage]))
+    return result
 
 
 def needed_by_rank(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> tuple[float, ...]:
-    """Bytes that each rank needs of its device in all."""
-    beside = _beside_the_model(plan, profile)
-    return tuple(one.weights + one.working + beside for one in needs_by_rank(plan, model, job))
+    """Return the bytes that each rank needs of its device in total."""
+    extra = _overhead_bytes(plan, profile)
+    return tuple(entry.weights + entry.working + extra for entry in needs_by_rank(plan, model, job))
 
 
 def lacking(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> Lacking:
-    """What the ranks of a plan's stages lack, however the blocks are cut."""
-    working, beside = _working(plan, model, job), _beside_the_model(plan, profile)
+    """Return a function of the bytes that a plan's stage lacks, however the blocks are cut."""
+    working, extra = _working(plan, model, job), _overhead_bytes(plan, profile)
 
-    def left(rank: int) -> tuple[float, float]:
-        """Bytes for blocks and their caches, and those of a block's cache."""
+    def free_bytes(rank: int) -> tuple[float, float]:
+        """Return bytes for blocks and their caches, and bytes of one block's cache."""
         activations, cache = working[rank % len(working)]
-        return profile.memory(rank) - beside - activations, cache
+        return profile.memory(rank) - extra - activations, cache
 
-    spare = [set(map(left, plan.stage_ranks(stage))) for stage in range(plan.pipefusion)]
+    spare = [set(map(free_bytes, plan.stage_ranks(stage))) for stage in range(plan.pipefusion)]
 
     def lacks(stage: int, first: int, count: int) -> float:
-        held = sum(_held(plan, model, job, first, count))
-        return max(0.0, *(held + cache * count - left_over for left_over, cache in spare[stage]))
+        weights = sum(_weight_bytes(plan, model, job, first, count))
+        return max(0.0, *(weights + cache * count - free for free, cache in spare[stage]))
 
     return lacks
 
 
-def _held(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, first: int, count: int) -> tuple[float, float]:
-    """Bytes of weights of a rank whose stage has these blocks, and of those that it gathers."""
-    held = model.weights(first, count)
-    weights, gathered = float(held + model.other_weights), 0.0
-    two = float(min(2 * max(model.double_weights, model.single_weights), held))
+def _weight_bytes(
+    plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, first: int, count: int
+) -> tuple[float, float]:
+    """Return the bytes of weights of a rank whose stage has these blocks, and the bytes that it gathers."""
+    block_weights = model.weights(first, count)
+    weights, gathered = float(block_weights + model.other_weights), 0.0
+    two = float(min(2 * max(model.double_weights, model.single_weights), block_weights))
     if plan.weights == "sharded":
         gathered = two  # the block in use and the one being gathered
-        weights = held / plan.world_size + model.other_weights
+        weights = block_weights / plan.world_size + model.other_weights
     elif plan.weights == "streamed":
         weights = two + model.other_weights  # the rest is in host memory, as far as it has no room here
     return weights * job.weight_element, gathered * job.weight_element
 
 
 def _working(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> list[tuple[float, float]]:
-    """Bytes of each sequence rank's activations and an expanded matrix, and of a block's keys and values if patches keep them."""
+    """Return each sequence rank's bytes of activations with an expanded matrix, and of a block's keys and values if
+    patches keep them.
+    """
     if model.whole:
         return [(LATENTS * job.batch * job.image_tokens * model.channels * 4 + whole_bytes(plan, job), 0.0)]
     text = job.text_tokens if model.joint_text else 0
@@ -222,16 +226,16 @@ def _working(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> list[tup
     copies = model.copies + EXCHANGED * (plan.ulysses > 1) + CIRCULATED * (plan.ring > 1)
     copies += PACKED * plan.exchanges_approximately
     split = SequenceSplit.of((tokens,), model.heads, plan.ring, plan.ulysses, plan.shares, model.kv_heads)
-    kept = itertools.product(split.ring_tokens(), split.kv_counts())  # keys and values of all tokens are split so
+    cached = itertools.product(split.ring_tokens(), split.kv_counts())  # keys and values of all tokens are split so
     latents = LATENTS * job.batch * job.image_tokens * model.channels * 4
-    found = []
-    for share, (keys, heads) in zip(plan.shares, kept, strict=True):
+    result = []
+    for share, (keys, heads) in zip(plan.shares, cached, strict=True):
         activations = copies * math.ceil(tokens * share / sum(plan.shares)) * row
         if model.embeds_whole:  # held until the first block returns; made in fp32, before there is anything else
             activations = max(tokens * (row + 4 * model.hidden), tokens * row + activations)
         cache = 2 * keys * heads * model.head_dim * job.element * model.attentions if plan.patches > 1 else 0.0
-        found.append((latents + activations + job.expanded, cache))
-    return found
+        result.append((latents + activations + job.expanded, cache))
+    return result
 
 
 def connections(plan: ResolvedPlan) -> int:
@@ -249,19 +253,19 @@ def rows_connections(plan: ResolvedPlan) -> int:
     return plan.world_size - 1 if plan.transport == "nccl" else 0
 
 
-def _beside_the_model(plan: ResolvedPlan, profile: Profile) -> float:
-    """Bytes that a worker needs besides the model and what it computes with."""
+def _overhead_bytes(plan: ResolvedPlan, profile: Profile) -> float:
+    """Return the bytes that a worker needs besides the model and its computation."""
     device = profile.device
     return device.context + (connections(plan) + rows_connections(plan)) * device.connection
 
 
 def items(plan: ResolvedPlan, job: DenoiseJob) -> int:
-    """Batch items, of both sides where they are computed together, that a rank computes at once, at the most."""
-    return max(map(length, plan.parts(job.batch))) * sides(plan, job)
+    """Return the most batch items that a rank computes at once, counting both branches if a rank computes them together."""
+    return max(map(length, plan.parts(job.batch))) * branches_together(plan, job)
 
 
-def sides(plan: ResolvedPlan, job: DenoiseJob) -> int:
-    """The sides that a rank computes together."""
+def branches_together(plan: ResolvedPlan, job: DenoiseJob) -> int:
+    """Return the number of branches that a rank computes together."""
     return 2 if job.has_uncond and plan.cfg == 1 else 1
 
 
@@ -278,14 +282,15 @@ def cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profil
 
 
 def _whole_cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> StepCost:
-    """Of forwards that are not spread, each on one rank: as long as the slowest takes, and both sides' exchange.
+    """Return the cost of forwards that each run on one rank: the slowest rank's time, and the exchange between the
+    branches.
 
-    `held`, `needed` and `free` are those of all plans.
+    `rank_weights`, `needed` and `free` are those of all plans.
     """
     seconds = []
     for rank in range(plan.world_size):
         time, rows = profile.forwards[rank], plan.parts(job.batch)[plan.place(rank).data]
-        seconds.append(time.start + time.item * length(rows) * sides(plan, job))
+        seconds.append(time.start + time.item * length(rows) * branches_together(plan, job))
     latent = 4.0 * math.ceil(job.batch / plan.data) * job.image_tokens * model.channels
     flows = [(0, 1, latent), (1, 0, latent)] if plan.cfg > 1 else []
     every = needs_by_rank(plan, model, job)
@@ -293,7 +298,7 @@ def _whole_cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile:
         device=max(seconds),
         **dict.fromkeys(("ulysses", "ring", "pipeline", "gather", "launch", "fill"), 0.0),
         cfg=transfer_seconds(flows, profile.levels),
-        held=tuple(one.weights + one.gathered for one in every),
+        rank_weights=tuple(entry.weights + entry.gathered for entry in every),
         needed=needed_by_rank(plan, model, job, profile),
         free=tuple(map(profile.memory, range(plan.world_size))),
     )
@@ -322,7 +327,7 @@ class _Estimate:
         self.batch = items(plan, job)
         self.text = job.text_tokens if model.joint_text else 0
         self.stage_starts = [sum(plan.stages[:stage]) for stage in range(plan.pipefusion)]
-        self.held = tuple(one.weights + one.gathered for one in needs_by_rank(plan, model, job))
+        self.rank_weights = tuple(entry.weights + entry.gathered for entry in needs_by_rank(plan, model, job))
         self.needed = needed_by_rank(plan, model, job, profile)
         self.free = tuple(map(profile.memory, range(plan.world_size)))
 
@@ -331,9 +336,9 @@ class _Estimate:
         whole = [self._pass(stage, job.image_tokens, self.text, False) for stage in range(plan.pipefusion)]
         cfg = self._cfg()
         if plan.patches == 1 and plan.pipefusion == 1:
-            (one,) = whole
-            seconds = one.device, one.ulysses, one.ring, 0, cfg, one.gather, one.launch, 0
-            return StepCost(*seconds, self.held, self.needed, self.free)
+            (only,) = whole
+            seconds = only.device, only.ulysses, only.ring, 0, cfg, only.gather, only.launch, 0
+            return StepCost(*seconds, self.rank_weights, self.needed, self.free)
         return self._piped(whole, cfg)
 
     def _piped(self, whole: list[_Pass], cfg: float) -> StepCost:
@@ -341,10 +346,12 @@ class _Estimate:
         plan, job = self.plan, self.job
         largest = max(length(run) for run in cut(job.image_tokens, plan.patches))
         first = [self._pass(stage, largest, self.text, True) for stage in range(plan.pipefusion)]
-        others = [self._pass(stage, largest, 0, True) for stage in range(plan.pipefusion)]
+        later_passes = [self._pass(stage, largest, 0, True) for stage in range(plan.pipefusion)]
         hop = self._stage_transfer(largest + self.text)
-        busy = [one.seconds + (plan.patches - 1) * rest.seconds for one, rest in zip(first, others, strict=True)]
-        round_trip = sum(one.seconds for one in first) + plan.pipefusion * hop
+        busy = [
+            start.seconds + (plan.patches - 1) * rest.seconds for start, rest in zip(first, later_passes, strict=True)
+        ]
+        round_trip = sum(start.seconds for start in first) + plan.pipefusion * hop
         slowest = max(range(plan.pipefusion), key=lambda stage: busy[stage])
         step = max(busy[slowest], round_trip)
         warm_up = sum(stage.seconds for stage in whole) + plan.pipefusion * self._stage_transfer(
@@ -354,7 +361,7 @@ class _Estimate:
         steady = 1 - warm_steps / job.steps
 
         def part(name: str) -> float:
-            patches = (plan.patches - 1) * getattr(others[slowest], name)
+            patches = (plan.patches - 1) * getattr(later_passes[slowest], name)
             return float(getattr(first[slowest], name) + patches) * steady
 
         fill = (warm_steps * warm_up + (round_trip - round_trip / plan.pipefusion) * bool(steady)) / job.steps
@@ -367,7 +374,7 @@ class _Estimate:
             gather=part("gather"),
             launch=part("launch"),
             fill=fill,
-            held=self.held,
+            rank_weights=self.rank_weights,
             needed=self.needed,
             free=self.free,
         )
@@ -410,11 +417,11 @@ class _Estimate:
         return [min(map(self.profile.pace, ranks[at :: len(self.plan.shares)])) for at in range(len(self.plan.shares))]
 
     def _added_operations(self, patched: bool) -> int:
-        """How many operations the plan adds to one attention."""
+        """Return the number of operations that the plan adds to one attention."""
         soft, plan = self.profile.software, self.plan
-        found = (soft.ulysses + (plan.head_chunks - 1) * soft.chunk) * (plan.ulysses > 1) + soft.patched * patched
-        found += FP8 * plan.head_chunks * plan.exchanges_approximately
-        return found + (soft.ring + (plan.ring - 1) * soft.ring_hop) * (plan.ring > 1)
+        count = (soft.ulysses + (plan.head_chunks - 1) * soft.chunk) * (plan.ulysses > 1) + soft.patched * patched
+        count += FP8 * plan.head_chunks * plan.exchanges_approximately
+        return count + (soft.ring + (plan.ring - 1) * soft.ring_hop) * (plan.ring > 1)
 
     def _by_chunk(self, layout: SequenceSplit, runs: Sequence[Sequence[HeadSlices]], attention: float) -> list[float]:
         """Seconds of each chunk of heads, of an attention that takes so long at once: few heads do not fill a device."""
@@ -428,18 +435,20 @@ class _Estimate:
     def _ulysses(
         self, layout: SequenceSplit, runs: Sequence[Sequence[HeadSlices]], attentions: Sequence[float]
     ) -> float:
-        """Seconds of one attention's all-to-alls (q, k, v there, the output back) that other chunks' attention does not hide."""
+        """Return the seconds of one attention's all-to-alls (q, k, v there, the output back) that other chunks' attention
+        does not hide.
+        """
         if layout.ulysses == 1:
             return 0.0
         row = self.batch * self._row()
 
         def flows(chunk: Sequence[HeadSlices], back: bool) -> Iterator[Flow]:
             heads, kv = [length(run.q) for run in chunk], [length(run.kv) for run in chunk]
-            for rank, place in self._coordinates():
-                tokens, one = layout.ulysses_tokens(place.ring), place.ulysses
-                for other in range(layout.ulysses):
-                    size = tokens[other] * heads[one] if back else tokens[one] * (heads[other] + 2 * kv[other])
-                    yield rank, self.plan.rank_at(place._replace(ulysses=other)), row * size
+            for rank, coordinates in self._coordinates():
+                tokens, index = layout.ulysses_tokens(coordinates.ring), coordinates.ulysses
+                for peer in range(layout.ulysses):
+                    size = tokens[peer] * heads[index] if back else tokens[index] * (heads[peer] + 2 * kv[peer])
+                    yield rank, self.plan.rank_at(coordinates._replace(ulysses=peer)), row * size
 
         levels = self.profile.levels
         if len(runs) == 1:
@@ -458,67 +467,72 @@ class _Estimate:
         return width + SCALE_BYTES if self.plan.exchanges_approximately else width * self.job.element
 
     def _ring(self, layout: SequenceSplit, attention: float, patched: bool) -> float:
-        """Seconds of one block's hops that attention does not hide; patches send queries and outputs, not keys."""
+        """Return the seconds of one block's hops that attention does not hide. Patches send queries and outputs, not
+        keys.
+        """
         if layout.ring == 1:
             return 0.0
         heads, blocks = layout.head_counts() if patched else layout.kv_counts(), layout.ring_tokens()
         row = 2 * self.batch * self._row()
 
         def flows(hop: int) -> Iterator[Flow]:
-            for rank, place in self._coordinates():
-                size = row * blocks[(place.ring - hop) % layout.ring] * heads[place.ulysses]
-                yield rank, self.plan.rank_at(place._replace(ring=(place.ring + 1) % layout.ring)), size
+            for rank, coordinates in self._coordinates():
+                size = row * blocks[(coordinates.ring - hop) % layout.ring] * heads[coordinates.ulysses]
+                yield rank, self.plan.rank_at(coordinates._replace(ring=(coordinates.ring + 1) % layout.ring)), size
 
         hidden = attention / layout.ring
         exposed = 0.0
         for hop in range(layout.ring - 1):
-            taken = transfer_seconds(flows(hop), self.profile.levels)
-            exposed += taken - self.profile.overlap * min(taken, hidden) + self.profile.software.hop
+            hop_seconds = transfer_seconds(flows(hop), self.profile.levels)
+            exposed += hop_seconds - self.profile.overlap * min(hop_seconds, hidden) + self.profile.software.hop
         return exposed
 
     def _coordinates(self) -> Iterator[tuple[int, Place]]:
         return ((rank, self.plan.place(rank)) for rank in range(self.plan.world_size))
 
     def _stage_transfer(self, tokens: int) -> float:
-        """Seconds to hand a patch's tokens to the next stage, all stages at once."""
+        """Return the seconds to hand a patch's tokens to the next stage, all stages at once."""
         plan = self.plan
         if plan.pipefusion == 1:
             return 0.0
         size = self.batch * math.ceil(tokens / (plan.ring * plan.ulysses)) * self.model.hidden * self.job.element
         flows = (
-            (rank, plan.rank_at(place._replace(pipefusion=(place.pipefusion + 1) % plan.pipefusion)), size)
-            for rank, place in self._coordinates()
+            (rank, plan.rank_at(coordinates._replace(pipefusion=(coordinates.pipefusion + 1) % plan.pipefusion)), size)
+            for rank, coordinates in self._coordinates()
         )
         return transfer_seconds(flows, self.profile.levels)
 
     def _cfg(self) -> float:
-        """Seconds of the one exchange of predictions a step between the two branches."""
+        """Return the seconds of the one exchange of predictions per step between the two branches."""
         plan = self.plan
         if plan.cfg == 1:
             return 0.0
         size = self.batch * self.job.image_tokens * self.model.channels * self.job.element
-        flows = ((rank, plan.rank_at(place._replace(cfg=1 - place.cfg)), size) for rank, place in self._coordinates())
+        flows = (
+            (rank, plan.rank_at(coordinates._replace(cfg=1 - coordinates.cfg)), size)
+            for rank, coordinates in self._coordinates()
+        )
         return transfer_seconds(flows, self.profile.levels)
 
     def _gather(self, block_seconds: float, stage: int) -> float:
-        """Seconds of fetching weights, from other ranks or from the host, that do not hide behind the block before."""
+        """Return the seconds of fetching weights, from other ranks or the host, that the previous block does not hide."""
         plan, blocks = self.plan, self.plan.stages[stage]
-        held = self.model.weights(self.stage_starts[stage], blocks) * self.job.weight_element
+        stage_weights = self.model.weights(self.stage_starts[stage], blocks) * self.job.weight_element
         if plan.weights == "streamed":
-            return self._stream(held, blocks * block_seconds, stage)
+            return self._stream(stage_weights, blocks * block_seconds, stage)
         ranks = plan.world_size
         if plan.weights != "sharded" or ranks == 1:
             return 0.0
-        size = held / blocks * (ranks - 1) / ranks
-        taken = transfer_seconds(((rank, (rank + 1) % ranks, size) for rank in range(ranks)), self.profile.levels)
-        return taken + (blocks - 1) * (taken - self.profile.overlap * min(taken, block_seconds))
+        size = stage_weights / blocks * (ranks - 1) / ranks
+        transfer = transfer_seconds(((rank, (rank + 1) % ranks, size) for rank in range(ranks)), self.profile.levels)
+        return transfer + (blocks - 1) * (transfer - self.profile.overlap * min(transfer, block_seconds))
 
-    def _stream(self, held: float, seconds: float, stage: int) -> float:
-        """Seconds of copying the blocks that do not stay, beyond those of computing all of them."""
+    def _stream(self, stage_weights: float, seconds: float, stage: int) -> float:
+        """Return the seconds of copying the blocks that do not stay, beyond the seconds of computing all blocks."""
         device = self.profile.device
         largest = max(self.model.double_weights, self.model.single_weights) * self.job.weight_element
         spare = min(self.free[rank] - self.needed[rank] for rank in self.plan.stage_ranks(stage))
-        if spare + 2 * largest >= held:
+        if spare + 2 * largest >= stage_weights:
             return 0.0
-        copied = held - max(0.0, spare)
+        copied = stage_weights - max(0.0, spare)
         return max(largest / device.host_bandwidth * (spare < largest), copied / device.host_bandwidth - seconds)

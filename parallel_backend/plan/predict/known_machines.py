@@ -81,7 +81,7 @@ def _profiles() -> dict[str, Profile]:
     def nvlink(card: str, link: Level, network: Level = INFINIBAND, over: str = "") -> Profile:
         return Profile(card + over, cards()[card].device, (link, network), 1.0, EAGER, compiled=COMPILED)
 
-    found = (
+    profiles = (
         pcie("3090", HOST_COPY),
         pcie("4090", HOST_COPY),
         pcie("5060-ti", HOST_COPY),  # eight lanes
@@ -102,7 +102,7 @@ def _profiles() -> dict[str, Profile]:
         nvlink("a100", NVLINK3, ETHERNET_100, over="-100gbit"),
         nvlink("a100", NVLINK3, ETHERNET_10, over="-10gbit"),
     )
-    return {profile.name: profile for profile in found}
+    return {profile.name: profile for profile in profiles}
 
 
 def software(compiler: str) -> Software:

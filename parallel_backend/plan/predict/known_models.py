@@ -18,23 +18,25 @@ class WholeWork:
     """One forward of a model that runs whole, for a batch of one.
 
     `flops` of matmuls and convolutions, `scores` of attention, and the bytes that all else reads and writes, for each position
-    of the latent; `held` bytes that it computes with, likewise; `operations` that it starts.
+    of the latent; `working` bytes that it computes with, likewise; `operations` that it starts.
     """
 
     flops: float
     scores: float
     traffic: float
-    held: float
+    working: float
     operations: int
 
     def on(self, device: Device, positions: int) -> ForwardTime:
-        """Seconds on a device, as a start and what each further batch item takes; the host may be slower than the device."""
+        """Return seconds on a device, as a start and the time per further batch item. The host may be slower than the
+        device.
+        """
         item = positions * (
             self.flops / device.matmul + self.scores / device.attention + self.traffic / device.bandwidth
         )
         host = self.operations * device.launch
-        one, two = max(host, item), max(host, 2 * item)
-        return ForwardTime(2 * one - two, two - one)
+        single, double = max(host, item), max(host, 2 * item)
+        return ForwardTime(2 * single - double, double - single)
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,7 @@ def _models() -> dict[str, KnownModel]:
     )
     wan5 = _wan("wan2.2-5b", 3072, 30, 163_656_704, 90_086_592)
     wan14 = _wan("wan2.2-14b", 5120, 40, 351_394_304, 232_719_424)
-    found = (
+    models = (
         KnownModel(dev),
         KnownModel(replace(dev, name="flux-schnell", text=256), steps=4),
         KnownModel(_flux2("flux2-dev", 6144, (8, 48), 816_316_416)),
@@ -320,7 +322,7 @@ def _models() -> dict[str, KnownModel]:
         ),
         KnownModel(pixart),
     )
-    return {model.shape.name: model for model in found}
+    return {model.shape.name: model for model in models}
 
 
 def known_model(name: str) -> KnownModel:

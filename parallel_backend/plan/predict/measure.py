@@ -207,13 +207,15 @@ def measured_profile(
 
 
 def _of_all(value: float, device: torch.device, ranks: MeasuredRanks) -> list[float]:
-    """Every rank's value."""
+    """Return every rank's value."""
     local = torch.tensor([[[value]]], dtype=torch.float64, device=device)
-    return [float(one) for one in ranks.all_gather(local, [1] * ranks.size).flatten()]
+    return [float(entry) for entry in ranks.all_gather(local, [1] * ranks.size).flatten()]
 
 
 def link_speed(device: torch.device, link: MeasuredRanks) -> tuple[float, float]:
-    """Bytes/s out of one rank, and seconds of an all-to-all of one element; every rank runs the same number of times."""
+    """Return bytes/s out of one rank and the seconds of a one-element all-to-all. Every rank runs the same number of
+    times.
+    """
 
     def seconds(elements: int, runs: int) -> float:
         sizes = [elements] * link.size
@@ -228,8 +230,8 @@ def link_speed(device: torch.device, link: MeasuredRanks) -> tuple[float, float]
 
     elements = (1 << (24 if device.type == "cuda" else 18)) // link.size
     latency = seconds(1, 20)
-    taken = max(seconds(elements, 5) - latency, 1e-9)
-    return FLOAT * elements * (link.size - 1) / taken, latency
+    transfer = max(seconds(elements, 5) - latency, 1e-9)
+    return FLOAT * elements * (link.size - 1) / transfer, latency
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -248,15 +250,15 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def _host_seconds(work: Callable[[], object], device: torch.device, runs: int = 200) -> float:
-    """Host time of starting one operation."""
+    """Return the host time of starting one operation."""
     work()
     _finish(device)
     start = time.perf_counter()
     for _ in range(runs):
         work()
-    taken = time.perf_counter() - start
+    elapsed = time.perf_counter() - start
     _finish(device)
-    return taken / runs
+    return elapsed / runs
 
 
 def _finish(device: torch.device) -> None:

@@ -40,10 +40,10 @@ def cut_by_cost(costs: Sequence[Sequence[float]], lacks: Lacking) -> tuple[int, 
     # their cuts
     best: dict[int, tuple[float, float, float, tuple[int, ...]]] = {0: (0.0, 0.0, 0.0, ())}
     for stage, total in enumerate(sums):
-        left = len(costs) - stage - 1
+        stages_after = len(costs) - stage - 1
         ways: dict[int, tuple[float, float, float, tuple[int, ...]]] = {}
         for start, (lack, largest, squares, cuts) in best.items():
-            for stop in range(start + 1, blocks - left + 1):
+            for stop in range(start + 1, blocks - stages_after + 1):
                 seconds = total[stop] - total[start]
                 way = (lack, max(largest, seconds), squares + seconds**2, (*cuts, stop - start))
                 if stop not in ways or way < ways[stop]:  # at the best

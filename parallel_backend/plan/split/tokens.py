@@ -20,29 +20,29 @@ ALIKE = 1.05
 
 
 def paces_by(times: BlockTimes) -> tuple[float, ...]:
-    """Each rank's speed over a model's blocks, in units of the slowest's."""
-    seconds = [sum(count * one for count, one in zip(times.counts, own, strict=True)) for own in times.seconds]
+    """Return each rank's speed over a model's blocks, relative to the slowest rank."""
+    seconds = [sum(count * forward for count, forward in zip(times.counts, own, strict=True)) for own in times.seconds]
     return tuple(max(seconds) / own for own in seconds)
 
 
 def forward_times(times: BlockTimes) -> tuple[ForwardTime, ...]:
-    """Each rank's, by what it took for a forward of one item and of several (`BlockTimes.counts`)."""
-    (few, many), found = times.counts, []
+    """Return each rank's forward time, from its times for one item and for several items (`BlockTimes.counts`)."""
+    (few, many), forwards = times.counts, []
     for short, long in times.seconds:
         item = max(0.0, long - short) / (many - few)
-        found.append(ForwardTime(max(0.0, short - few * item), item or short))
-    return tuple(found)
+        forwards.append(ForwardTime(max(0.0, short - few * item), item or short))
+    return tuple(forwards)
 
 
 def share_batch(forwards: Sequence[ForwardTime], plan: ResolvedPlan) -> ResolvedPlan:
-    """The plan with its batch cut by the speed of the slowest rank that computes each part."""
+    """Return the plan with its batch split by the speed of the slowest rank that computes each part."""
     slowest = [0.0] * plan.data
     for rank, time in enumerate(forwards[: plan.world_size]):
         part = plan.place(rank).data
         slowest[part] = max(slowest[part], time.item)
     if max(slowest) < ALIKE * min(slowest):
         return plan
-    shares = tuple(max(1, round(FASTEST * min(slowest) / each)) for each in slowest)
+    shares = tuple(max(1, round(FASTEST * min(slowest) / seconds)) for seconds in slowest)
     return msgspec.structs.replace(plan, batch_shares=shares)
 
 
@@ -64,22 +64,22 @@ def share_by(paces: Sequence[float], plan: ResolvedPlan) -> ResolvedPlan:
 
 
 def share_by_memory(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> ResolvedPlan:
-    """The plan with tokens moved away from ranks that lack memory for theirs, to those that have most left.
+    """Return the plan with tokens moved from ranks that lack memory for them to the ranks with the most free memory.
 
     It is what it was where all have room, and where that does not help: every rank holds its weights whatever its tokens are.
     """
     ranks = len(plan.shares)
 
-    def left(shares: Sequence[int]) -> list[float]:
-        """Bytes left on the fullest rank at each place."""
+    def free_bytes(shares: Sequence[int]) -> list[float]:
+        """Return the bytes that remain on the fullest rank at each position."""
         cut = msgspec.structs.replace(plan, shares=tuple(shares))
-        each = [profile.memory(rank) - needed for rank, needed in enumerate(needed_by_rank(cut, model, job, profile))]
-        return [min(each[rank::ranks]) for rank in range(ranks)]
+        free = [profile.memory(rank) - needed for rank, needed in enumerate(needed_by_rank(cut, model, job, profile))]
+        return [min(free[rank::ranks]) for rank in range(ranks)]
 
     def lack(spare: Sequence[float]) -> float:
-        return -sum(min(0.0, each) for each in spare)
+        return -sum(min(0.0, free) for free in spare)
 
-    spare = left(plan.shares)
+    spare = free_bytes(plan.shares)
     if min(spare) >= 0:
         return plan
     shares = [max(1, FASTEST * share // max(plan.shares)) for share in plan.shares]
@@ -87,6 +87,6 @@ def share_by_memory(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, prof
         fullest, emptiest = spare.index(min(spare)), spare.index(max(spare))
         shares[fullest] -= 1
         shares[emptiest] += 1
-        if shares[fullest] < 1 or lack(spare := left(shares)) >= before:
+        if shares[fullest] < 1 or lack(spare := free_bytes(shares)) >= before:
             return plan
     return msgspec.structs.replace(plan, shares=tuple(shares))

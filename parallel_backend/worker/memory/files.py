@@ -29,7 +29,8 @@ class ModelFiles:
         self._known: dict[str, tuple[Path, ...]] = {}
 
     def find(self, model: ModelSpec) -> ModelSpec:
-        """The model with the path of this machine's file of this content; files of the same name are looked at first.
+        """Return the model with the path of this machine's file of the same content. Look at files of the same name
+        first.
 
         A file that is where ComfyUI's is, of the same time and size, is not read for it; nor is a model without a digest,
         on one machine.
@@ -39,35 +40,37 @@ class ModelFiles:
         """
         if not self._folders and (not model.digest or _is_there(model)):
             return model
-        wanted = PurePosixPath(model.path)
-        other = ""
+        requested = PurePosixPath(model.path)
+        same_name = ""
         known = (
             self._known.get(model.digest, ()) if self._folders else ()
         )  # else the path says which of two that are alike
-        for candidate in chain(known, self._candidates(wanted)):
+        for candidate in chain(known, self._candidates(requested)):
             try:
                 if self._digests.of(candidate) == model.digest:
                     self._known[model.digest] = (candidate,)
                     return msgspec.structs.replace(model, path=str(candidate))
             except OSError:
                 continue  # not there, or not ours to read
-            if candidate.name == wanted.name:
-                other = f" ({candidate} has its name and other contents)"
-        where = " or ".join(map(str, self._folders)) or str(wanted.parent)
-        raise Refused(f"{wanted.name} is not on {socket.gethostname()}{other}: copy ComfyUI's file into {where} there.")
+            if candidate.name == requested.name:
+                same_name = f" ({candidate} has its name and other contents)"
+        where = " or ".join(map(str, self._folders)) or str(requested.parent)
+        raise Refused(
+            f"{requested.name} is not on {socket.gethostname()}{same_name}: copy ComfyUI's file into {where} there."
+        )
 
-    def _candidates(self, wanted: PurePosixPath) -> Iterator[Path]:
+    def _candidates(self, requested: PurePosixPath) -> Iterator[Path]:
         if not self._folders:
-            yield Path(wanted)
+            yield Path(requested)
             return
-        found = [
-            Path(place, name)
+        paths = [
+            Path(directory, name)
             for folder in self._folders
-            for place, folders, files in os.walk(folder)
+            for directory, folders, files in os.walk(folder)
             for name in (*folders, *files)
         ]
-        yield from (file for file in found if file.name == wanted.name)
-        yield from (file for file in found if file.name != wanted.name and file.suffix == wanted.suffix != "")
+        yield from (file for file in paths if file.name == requested.name)
+        yield from (file for file in paths if file.name != requested.name and file.suffix == requested.suffix != "")
 
 
 def _is_there(model: ModelSpec) -> bool:

@@ -47,8 +47,8 @@ class _Held:
         return self.part.store  # type: ignore[no-any-return]
 
     @property
-    def taken(self) -> int:
-        """Bytes of the device that it takes now."""
+    def device_bytes(self) -> int:
+        """Return the bytes of the device that the part takes now."""
         return self.store.movable + self.store.beyond if self.on_device else 0
 
     @property
@@ -73,9 +73,9 @@ class ModelHolder:
         self._memory = memory
         self._all_true = all_true
         self._status = status
-        self._held: dict[ModelSpec, _Held] = {}  # from the least to the most recently used
+        self._entries: dict[ModelSpec, _Held] = {}  # from the least to the most recently used
         self._limit = 0
-        self.wanted = 0
+        self.requested_bytes = 0
         """Bytes of the part last asked for, held or not."""
         self.restored = 0
         """Bytes brought back from host memory since it was last set to 0."""
@@ -83,15 +83,15 @@ class ModelHolder:
         """Bytes of the device that neither the part last asked for takes nor its work is thought to need."""
 
     def on_device(self) -> dict[ModelSpec, int]:
-        """Bytes of weights on the device by model."""
-        return {model: held.taken for model, held in self._held.items() if held.on_device}
+        """Return the bytes of weights on the device by model."""
+        return {model: entry.device_bytes for model, entry in self._entries.items() if entry.on_device}
 
     def on_host(self) -> dict[ModelSpec, int]:
-        """Bytes of weights in host memory by model."""
-        return {model: held.on_host for model, held in self._held.items() if held.on_host}
+        """Return the bytes of weights in host memory by model."""
+        return {model: entry.on_host for model, entry in self._entries.items() if entry.on_host}
 
     def hold(self, model: ModelSpec, arrangement: Hashable, build: Callable[[], P], allowance: Allowance) -> P:
-        """A part on the device, ready for use. A collective.
+        """Return a part on the device, ready for use. A collective.
 
         Args:
             model: whose part it is.
@@ -104,30 +104,30 @@ class ModelHolder:
         """
         self._limit = allowance.limit
         self._memory.limit(allowance.limit)
-        held = self._held.pop(model, None)
-        if held is None or held.arrangement != arrangement:
-            held = None
+        entry = self._entries.pop(model, None)
+        if entry is None or entry.arrangement != arrangement:
+            entry = None
             self._memory.give_back()
             part: P = build()
-            held = _Held(part, arrangement)
-            self._make_room(held, allowance)
+            entry = _Held(part, arrangement)
+            self._make_room(entry, allowance)
             self._make_host_room(part.store.kept)
             self._status.enter("loading the model")
             part.fill()
             self._memory.give_back()
         else:
-            self._make_room(held, allowance)
-            if not held.on_device:
+            self._make_room(entry, allowance)
+            if not entry.on_device:
                 self._status.enter("restoring the model from host memory")
-                held.store.come_back()
-                self.restored += held.store.movable
-            held.store.stay()
-            held.aside = 0
-        held.on_device = held.somewhere = True
-        self._held[model] = held
+                entry.store.come_back()
+                self.restored += entry.store.movable
+            entry.store.stay()
+            entry.aside = 0
+        entry.on_device = entry.somewhere = True
+        self._entries[model] = entry
         self._keep_what_is_idle()
-        self.spare = held.store.fit(self._spare(held, allowance))
-        return held.part  # type: ignore[no-any-return]
+        self.spare = entry.store.fit(self._spare(entry, allowance))
+        return entry.part  # type: ignore[no-any-return]
 
     def free(self) -> int:
         """Bytes still to be had on the device, under the limit last given."""
@@ -141,96 +141,98 @@ class ModelHolder:
             here: whether off this rank's; some ranks may keep it.
         """
         self._status.enter("releasing the model")
-        if model in self._held and self._held[model].somewhere:
+        if model in self._entries and self._entries[model].somewhere:
             self._take_off(model, here)
 
     def drop(self, model: ModelSpec) -> None:
         """Forget a model's part, whose weights may not be those of its file any more. All ranks do it."""
         self._status.enter("releasing the model")
-        self._held.pop(model, None)
+        self._entries.pop(model, None)
         self._memory.give_back()
 
-    def _make_room(self, wanted: _Held, allowance: Allowance) -> None:
+    def _make_room(self, entry: _Held, allowance: Allowance) -> None:
         """Take other parts off the device, the least recently used first, until this one fits or is left alone."""
         self._status.enter("making room for the model")
-        self.wanted = wanted.store.nbytes
-        while not self._all_true(self._fits(wanted, allowance)):
-            oldest = next((spec for spec, held in self._held.items() if held.somewhere and held is not wanted), None)
+        self.requested_bytes = entry.store.nbytes
+        while not self._all_true(self._fits(entry, allowance)):
+            oldest = next((spec for spec, part in self._entries.items() if part.somewhere and part is not entry), None)
             if oldest is None:
                 break
             self._take_off(oldest)
-        if allowance.limit and wanted.store.nbytes > allowance.limit:
-            raise OutOfMemory(wanted.store.nbytes, allowance.limit)
+        if allowance.limit and entry.store.nbytes > allowance.limit:
+            raise OutOfMemory(entry.store.nbytes, allowance.limit)
 
-    def _make_host_room(self, kept: int) -> None:
+    def _make_host_room(self, host_bytes: int) -> None:
         """Drop parts that wait in host memory until what stays there fits.
 
         Raises:
             Refused: it does not even so.
         """
-        while kept and not self._all_true(self._memory.has_host_room(kept)):
+        while host_bytes and not self._all_true(self._memory.has_host_room(host_bytes)):
             if self._give_up_what_is_idle():
                 continue
-            oldest = next((spec for spec, held in self._held.items() if not held.somewhere), None)
+            oldest = next((spec for spec, entry in self._entries.items() if not entry.somewhere), None)
             if oldest is None:
                 raise Refused(
-                    f"weights streamed takes {gigabytes(kept)} of the computer's memory for each worker, and too little is "
+                    f"weights streamed takes {gigabytes(host_bytes)} of the computer's memory for each worker, and too little is "
                     "free: close other programs, or use smaller weights (fp8, GGUF) or more machines."
                 )
-            del self._held[oldest]
+            del self._entries[oldest]
             self._memory.give_back()
 
-    def _fits(self, wanted: _Held, allowance: Allowance) -> bool:
-        store, others = wanted.store, self._taken_by_others(wanted)
-        in_limit = not allowance.limit or others + store.nbytes + allowance.working <= allowance.limit
-        needed = allowance.working + store.nbytes - wanted.taken
+    def _fits(self, entry: _Held, allowance: Allowance) -> bool:
+        store, other_bytes = entry.store, self._other_bytes(entry)
+        in_limit = not allowance.limit or other_bytes + store.nbytes + allowance.working <= allowance.limit
+        needed = allowance.working + store.nbytes - entry.device_bytes
         return in_limit and needed <= self._memory.free_on_device() // allowance.sharers
 
-    def _spare(self, held: _Held, allowance: Allowance) -> int:
-        """Bytes that are left beyond what a part and its work need at the least."""
-        least = held.store.nbytes + allowance.working
-        spare = self._memory.free_on_device() // allowance.sharers + held.taken - least
+    def _spare(self, entry: _Held, allowance: Allowance) -> int:
+        """Return the bytes that remain beyond the least that a part and its work need."""
+        least = entry.store.nbytes + allowance.working
+        spare = self._memory.free_on_device() // allowance.sharers + entry.device_bytes - least
         if allowance.limit:
-            spare = min(spare, allowance.limit - self._taken_by_others(held) - least)
+            spare = min(spare, allowance.limit - self._other_bytes(entry) - least)
         return max(0, spare)
 
-    def _taken_by_others(self, than: _Held) -> int:
-        return sum(held.taken for held in self._held.values() if held is not than)
+    def _other_bytes(self, than: _Held) -> int:
+        return sum(entry.device_bytes for entry in self._entries.values() if entry is not than)
 
     def _take_off(self, model: ModelSpec, here: bool = True) -> None:
         """Move a part into host memory; parts there that are older leave it for this one.
 
         Without room it is dropped, by all ranks: loading it again is a joint affair.
         """
-        held = self._held[model]
-        leaves = here and held.on_device
-        idle = held.store.idle
-        needed = held.store.leaving(leaves)
-        more = needed - (idle - held.store.idle)
+        entry = self._entries[model]
+        leaves = here and entry.on_device
+        idle = entry.store.idle
+        needed = entry.store.leaving(leaves)
+        more = needed - (idle - entry.store.idle)
         while not self._all_true(more <= 0 or self._memory.has_host_room(more)):
             if self._give_up_what_is_idle():
                 continue
-            oldest = next((spec for spec, other in self._held.items() if not other.somewhere), model)
-            del self._held[oldest]
+            oldest = next((spec for spec, candidate in self._entries.items() if not candidate.somewhere), model)
+            del self._entries[oldest]
             self._memory.give_back()
             if oldest == model:
                 return
-        self._memory.to_host(held.store, leaves)
-        held.aside += needed
-        held.on_device = held.on_device and not leaves
-        held.somewhere = not self._all_true(not held.on_device)
+        self._memory.to_host(entry.store, leaves)
+        entry.aside += needed
+        entry.on_device = entry.on_device and not leaves
+        entry.somewhere = not self._all_true(not entry.on_device)
 
     def _keep_what_is_idle(self) -> None:
-        """Of host memory, as long as as much is free beside it: others on the machine may need that. A collective."""
-        for held in self._held.values():
-            idle = held.store.idle
+        """Keep idle host memory only while the same amount is free: other programs on the machine may need it. A
+        collective.
+        """
+        for entry in self._entries.values():
+            idle = entry.store.idle
             if not self._all_true(not idle or self._memory.has_host_room(idle)):
-                held.store.give_up()
+                entry.store.give_up()
 
     def _give_up_what_is_idle(self) -> bool:
-        """Whether any rank had host memory that was. A collective."""
-        if self._all_true(not any(held.store.idle for held in self._held.values())):
+        """Release idle host memory. Return True if any rank had some. A collective."""
+        if self._all_true(not any(entry.store.idle for entry in self._entries.values())):
             return False
-        for held in self._held.values():
-            held.store.give_up()
+        for entry in self._entries.values():
+            entry.store.give_up()
         return True

@@ -50,24 +50,24 @@ LOCKED = re.compile(r"ibv_\w+ failed", re.IGNORECASE)
 class OutOfMemory(torch.OutOfMemoryError):
     """The limit of the plan leaves no room for what is asked for; numbers are bytes."""
 
-    def __init__(self, asked: int, limit: int) -> None:
-        super().__init__(f"Tried to allocate {asked} bytes under a limit of {limit} bytes")
+    def __init__(self, requested: int, limit: int) -> None:
+        super().__init__(f"Tried to allocate {requested} bytes under a limit of {limit} bytes")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on the device or on the host."""
+    """Return True if memory ran out, on the device or on the host."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    said = str(error)
-    return isinstance(error, RuntimeError) and SHORTAGE.search(said) is not None and LOCKED.search(said) is None
+    message = str(error)
+    return isinstance(error, RuntimeError) and SHORTAGE.search(message) is not None and LOCKED.search(message) is None
 
 
 def asked_bytes(error: BaseException) -> int:
-    """How much was asked for when memory ran out; 0 where the error does not say."""
-    found = ALLOCATION.search(str(error))
-    return int(float(found[1]) * UNITS[found[2]]) if found else 0
+    """Return the bytes requested when memory ran out; 0 if the error does not say."""
+    match = ALLOCATION.search(str(error))
+    return int(float(match[1]) * UNITS[match[2]]) if match else 0
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class RankMemory:
         """
         if self._device.type != "cuda":
             return
-        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        if kept > KEPT_OF_FREE * torch.cuda.mem_get_info(self._device)[0]:
+        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        if cached > KEPT_OF_FREE * torch.cuda.mem_get_info(self._device)[0]:
             torch.cuda.empty_cache()
 
 

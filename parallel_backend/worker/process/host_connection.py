@@ -52,7 +52,7 @@ class HostConnection:
         self._inbox: queue.SimpleQueue[Frame | BadFrame] = queue.SimpleQueue()
         self._cancelled = self._newest = -1
         self._recoveries: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._taken = 0
+        self._frame_count = 0
         self._idle = threading.Event()
         self._sending = threading.Lock()
         self.send(hello)
@@ -72,7 +72,7 @@ class HostConnection:
         self._idle.clear()
         if isinstance(frame, BadFrame):
             raise frame
-        self._taken += 1
+        self._frame_count += 1
         return frame
 
     def hand_over(self, message: Message, tensor: Tensor) -> None:
@@ -125,7 +125,7 @@ class HostConnection:
                 self._recoveries.put(request)
             case AbandonRequest():
                 self._cancelled = self._newest
-                threading.Thread(target=self._give_up, args=(self._taken,), daemon=True).start()
+                threading.Thread(target=self._give_up, args=(self._frame_count,), daemon=True).start()
             case message:
                 self._newest = getattr(message, "request", self._newest)
                 self._inbox.put(frame)
@@ -136,9 +136,9 @@ class HostConnection:
         else:
             self.send(DeclinedReply(error.request, f"the workers cannot read what they are asked for: {error}."))
 
-    def _give_up(self, taken: int) -> None:
+    def _give_up(self, frame_count: int) -> None:
         """End the worker if the request that ran when the client left does not end."""
-        if not self._idle.wait(GIVE_UP_SECONDS) and self._taken == taken:
+        if not self._idle.wait(GIVE_UP_SECONDS) and self._frame_count == frame_count:
             self._leave()
 
     def _heartbeat(self) -> None:

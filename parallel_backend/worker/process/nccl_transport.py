@@ -72,17 +72,17 @@ def has_transports(group: TransportRanks, machines: Sequence[int], device: torch
 def through_host(
     devices: Sequence[str], machines: Sequence[int], variables: Iterable[str], reach: Callable[[str, str], bool]
 ) -> bool:
-    """Whether ranks are GPUs of one machine, none of which reaches another's memory, and nobody has chosen a way for NCCL.
+    """Return True if the ranks are GPUs of one machine without peer access and the environment chooses no NCCL transport.
 
     Args:
         devices, machines: of each rank.
         variables: the names in the environment.
         reach: whether the first GPU reaches the second one's memory.
     """
-    gpus = {each for each in devices if each.startswith("cuda")}
+    gpus = {device for device in devices if device.startswith("cuda")}
     chosen = any(name.startswith(("NCCL_SHM_", "NCCL_P2P_")) for name in variables)
-    alike = len(gpus) == len(devices) > 1 and len(set(machines)) == 1
-    return alike and not chosen and not any(reach(*pair) for pair in permutations(sorted(gpus), 2))
+    gpus_of_one_machine = len(gpus) == len(devices) > 1 and len(set(machines)) == 1
+    return gpus_of_one_machine and not chosen and not any(reach(*pair) for pair in permutations(sorted(gpus), 2))
 
 
 def benchmark_transports(
@@ -128,8 +128,8 @@ def _trial(rank: int, world_size: int, device: torch.device, file: str, settings
         return ""
 
 
-def _reach(one: str, other: str) -> bool:
-    return torch.cuda.can_device_access_peer(torch.device(one), torch.device(other))
+def _reach(device: str, peer: str) -> bool:
+    return torch.cuda.can_device_access_peer(torch.device(device), torch.device(peer))
 
 
 def _store() -> DiskCache[HostTransport]:

@@ -123,6 +123,6 @@ def _use_interface(address: str) -> None:
     """Have gloo and NCCL use the interface with this address, unless told otherwise: a host's own name often leads to
     the loopback interface, where no other machine is found."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
+        if any(entry.address == address for entry in addresses):
             for variable in (GLOO, NCCL):
                 os.environ.setdefault(variable, name)

@@ -33,29 +33,29 @@ class Agreement:
         self._agreed: tuple[ResolvedPlan, ModelSpec] | None = None
 
     def problem(self, plan: ResolvedPlan, model: ModelSpec) -> str:
-        """Why the ranks cannot do this together, the same on all of them; empty where they can.
+        """Return why the ranks cannot run this together, the same text on all ranks; empty if they can.
 
         A collective, unless it is what they last agreed on.
         """
-        wanted = plan, model
-        if self._agreed == wanted:
+        current = plan, model
+        if self._agreed == current:
             return ""
         self._status.enter("comparing plan and model")
-        digest = hashlib.sha256(msgspec.msgpack.encode(wanted)).hexdigest()[:16]
-        said = [
-            each.split(" ", 2)
-            for each in self._group.all_gather_text(f"{digest} {socket.gethostname()} {self._lack(plan, model)}")
+        digest = hashlib.sha256(msgspec.msgpack.encode(current)).hexdigest()[:16]
+        entries = [
+            text.split(" ", 2)
+            for text in self._group.all_gather_text(f"{digest} {socket.gethostname()} {self._lack(plan, model)}")
         ]
-        expected, first, _ = said[0]
-        for rank, (theirs, host, their_lack) in enumerate(said):
+        expected, first, _ = entries[0]
+        for rank, (theirs, host, their_lack) in enumerate(entries):
             if theirs != expected:
                 return (
-                    f"Worker {rank} of {len(said)} on {host} was asked for plan and model {theirs} and worker 0 on {first} "
+                    f"Worker {rank} of {len(entries)} on {host} was asked for plan and model {theirs} and worker 0 on {first} "
                     f"for {expected}: restart the workers."
                 )
             if their_lack:
-                return f"Worker {rank} of {len(said)}: {their_lack}"
-        self._agreed = wanted
+                return f"Worker {rank} of {len(entries)}: {their_lack}"
+        self._agreed = current
         return ""
 
     def _lack(self, plan: ResolvedPlan, model: ModelSpec) -> str:

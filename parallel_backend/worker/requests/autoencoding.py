@@ -86,10 +86,10 @@ class Autoencoding:
             rank.host.send(DoneReply(message.request), answer)
 
     def _part(self, message: DecodeRequest | EncodeRequest, watch: Watch) -> AutoencoderPart:
-        """This rank's. A collective."""
+        """Return this rank's part of the autoencoder. A collective."""
         rank = self._rank
-        found, sharers = rank.files.find(message.model), rank.group.split_by_value(rank.neighbours.machines, rank.meter)
-        return AutoencoderPart(found, rank.device, sharers, rank.linked(message.plan.transport), watch)
+        model, sharers = rank.files.find(message.model), rank.group.split_by_value(rank.neighbours.machines, rank.meter)
+        return AutoencoderPart(model, rank.device, sharers, rank.linked(message.plan.transport), watch)
 
     def _decode(self, message: DecodeRequest, latent: Tensor, autoencoder: Autoencoder, axis: Communicator) -> None:
         """Send the pixels of `[batch, channels, (frames,) height, width]` piece by piece. A collective.
@@ -146,7 +146,7 @@ class Autoencoding:
         return torch.cat(items)
 
     def _beat(self, request: int) -> OnProgress:
-        """What an autoencoder calls whenever it got something done. Raises Cancelled now and then."""
+        """Report progress of an autoencoder. Raise Cancelled at some calls if the request was cancelled."""
         since = 0
 
         def on_progress(layers: int = 1) -> None:
@@ -155,15 +155,15 @@ class Autoencoding:
             since += layers
             if since >= LAYERS_BETWEEN_WORDS:
                 since = 0
-                self._cancel_if_asked(request)
+                self._raise_if_cancelled(request)
 
         return on_progress
 
     def _next(self, request: int, phase: str) -> None:
         self._rank.status.enter(phase, self._rank.status.step + 1)
-        self._cancel_if_asked(request)
+        self._raise_if_cancelled(request)
 
-    def _cancel_if_asked(self, request: int) -> None:
-        """A collective. Raises Cancelled on all ranks."""
+    def _raise_if_cancelled(self, request: int) -> None:
+        """Raise Cancelled on all ranks if the request was cancelled. A collective."""
         if self._rank.group.broadcast_flag(self._rank.host.cancelled(request)):
             raise Cancelled

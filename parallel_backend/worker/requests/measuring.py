@@ -60,7 +60,7 @@ def measure_machine(rank: WorkerRank, message: MeasureMachineRequest) -> None:
 def measure_memory(rank: WorkerRank, message: MeasureMemoryRequest) -> None:
     """Answer with what a job may take of each rank's device. A collective."""
     rank.status.enter("measuring free memory")
-    free = [int(said) for said in rank.group.all_gather_text(str(rank.available(message.plan)))]
+    free = [int(text) for text in rank.group.all_gather_text(str(rank.available(message.plan)))]
     if rank.group.rank == 0:
         rank.host.send(MeasureMemoryReply(message.request, tuple(free)))
 
@@ -87,7 +87,7 @@ def measure_blocks(rank: WorkerRank, message: MeasureBlocksRequest, tensors: dic
     local = torch.tensor(seconds, device=rank.device)[None, :, None]
     everyone = mesh.ulysses.all_gather(local, [len(counts)] * mesh.ulysses.size).view(-1, len(counts))
     if mesh.replies_to_host:
-        times = BlockTimes(tuple(tuple(each) for each in everyone.tolist()), counts, bool(coupling))
+        times = BlockTimes(tuple(tuple(row) for row in everyone.tolist()), counts, bool(coupling))
         rank.host.send(MeasureBlocksReply(message.request, times))
 
 

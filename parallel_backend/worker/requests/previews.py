@@ -55,11 +55,11 @@ class Previews:
     def show(self, message: Message, tensors: Mapping[str, Tensor]) -> None:
         """Send these soon; they must not be written to. Raises what sending an earlier one raised."""
         self._check()
-        shown, wait = self._copied(tensors)
+        copies, wait = self._copied(tensors)
 
         def send() -> None:
             wait()
-            self._send(message, shown)
+            self._send(message, copies)
 
         self._waiting.put(send)
 

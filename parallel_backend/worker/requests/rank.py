@@ -149,7 +149,7 @@ class WorkerRank:
         return Allowance(int(plan.memory_limit * GIGABYTE) // sharers, working, sharers)
 
     def prepare(self, message: SampleRequest | ForwardRequest, mesh: Mesh) -> Prepared:
-        """This rank's part of the model, loaded if need be.
+        """Return this rank's part of the model; load it first if necessary.
 
         Raises:
             Cancelled: on all ranks alike, while loading.
@@ -158,18 +158,18 @@ class WorkerRank:
         spec, plan = message.model, message.plan
         stage_of = stages(plan)
         watch = self.watch(message.request, mesh.replies_to_host)
-        alike = len({*self._copies(plan)}) < self.group.size
-        neighbours = self.linked(plan.transport) if alike else self.neighbours  # before weights take what it needs
+        has_copies = len({*self._copies(plan)}) < self.group.size
+        neighbours = self.linked(plan.transport) if has_copies else self.neighbours  # before weights take what it needs
 
         def build() -> StagePart:
             stage = stage_of[self.group.rank]
             keep = Keep(self.memory.has_host_room, self.group.all_true)
-            found = self.files.find(spec)
-            made = StagePart(found, stage, self._arrange(plan), self.device, neighbours, watch, keep)
-            if made.model.unknown and not attends_alone(mesh, plan.patches, plan.attention):
-                raise attention_refused(made.model.unknown)
-            expand_by(made.module, self.expansion)
-            return made
+            local_spec = self.files.find(spec)
+            stage_part = StagePart(local_spec, stage, self._arrange(plan), self.device, neighbours, watch, keep)
+            if stage_part.model.unknown and not attends_alone(mesh, plan.patches, plan.attention):
+                raise attention_refused(stage_part.model.unknown)
+            expand_by(stage_part.module, self.expansion)
+            return stage_part
 
         part = self.holder.hold(spec, (stage_of, plan.weights), build, self.allowance(plan, message.working_bytes))
         self.status.enter("applying adapters")
@@ -281,7 +281,7 @@ class WorkerRank:
         """Return the operations of ranks that this one has issued since `begin`."""
         everyone = tuple(range(self.group.size))
         pairs = [*self.meter.tally.issued.items(), (OperationKind(CONTROL, everyone), self.group.issued)]
-        return [IssuedOperations(each.name, each.ranks, count) for each, count in pairs]
+        return [IssuedOperations(operation.name, operation.ranks, count) for operation, count in pairs]
 
     def recover(
         self, message: SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest | MeasureBlocksRequest
@@ -305,7 +305,9 @@ class WorkerRank:
 
     def shortage(self, error: BaseException) -> MemoryShortage:
         """Return the state of the device's memory when it ran out with this error."""
-        return MemoryShortage(asked_bytes(error), self.holder.free(), self.holder.wanted, self._models_on_device())
+        return MemoryShortage(
+            asked_bytes(error), self.holder.free(), self.holder.requested_bytes, self._models_on_device()
+        )
 
     def _models_on_device(self) -> list[ModelOnDevice]:
         return [ModelOnDevice(spec, nbytes) for spec, nbytes in self.holder.on_device().items()]

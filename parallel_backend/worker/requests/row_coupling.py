@@ -39,10 +39,10 @@ def refuse_coupled_rows(family: WholeFamily, config: Any, example: ForwardExampl
         if by_row and key != "timestep" and not _chooses(tensor):
             drawn = torch.randn(tensor[count:].shape, generator=generator)
             both[key] = torch.cat([tensor[:count], drawn.to(tensor)])
-    beside = _run(model, replace(example, tensors=both))
+    together = _run(model, replace(example, tensors=both))
     for rows in (torch.arange(count), torch.arange(count, 2 * count)):
         alone = _run(model, replace(example, tensors=rows_of(both, example.values, rows)))
-        error = (alone - beside[rows]).norm() / alone.norm()
+        error = (alone - together[rows]).norm() / alone.norm()
         if not error <= ALIKE:  # NaN is not
             raise Refused(
                 f"a {config.kind} model computes the rows of a batch together, so they cannot be computed apart: use devices "

@@ -47,8 +47,8 @@ def sample(rank: WorkerRank, message: SampleRequest, tensors: dict[str, Tensor])
     try:
         prepared = rank.prepare(message, mesh)
         started = rank.start()
-        shown = Previews(rank.device, rank.host.send) if mesh.replies_to_host else nullcontext()
-        with shown as previews, rank.keeping():
+        sender = Previews(rank.device, rank.host.send) if mesh.replies_to_host else nullcontext()
+        with sender as previews, rank.keeping():
             run = _SamplingRun(rank, message, tensors, prepared, previews, script)
             answer = run.whole(run.pipeline().run())
     except Cancelled:
@@ -84,7 +84,7 @@ class _SamplingRun:
         self._process = process_of(message.sampling, tensors)
         self._regions = prepared.model.patches(self._x.shape, message.plan.patches)
         prompts = _prompts(message, tensors, mesh)
-        functions = [guidance_function(each) for each in message.guidance_functions]
+        functions = [guidance_function(entry) for entry in message.guidance_functions]
         self._cache = step_cache(message.cache, prompts, mesh, rank.broadcast_flag)
         self._model = ModelCalls(
             forward=prepared.forward,
@@ -147,8 +147,8 @@ class _SamplingRun:
     def _step_done(self, step: int, denoised: Tensor, x: Tensor) -> None:
         if not _answers(self._mesh):
             return
-        shown = {"denoised": denoised, "x": x}
-        whole = {name: _whole_batch(part, self._mesh, self._runs) for name, part in shown.items()}
+        latents = {"denoised": denoised, "x": x}
+        whole = {name: _whole_batch(part, self._mesh, self._runs) for name, part in latents.items()}
         if self._previews is not None:
             self._previews.show(SampleStepReply(self._message.request, step), whole)
 
@@ -166,9 +166,9 @@ def _whole_batch(latent: Tensor, mesh: Mesh, rows: Sequence[slice]) -> Tensor:
 
 
 def _prompts(message: SampleRequest, tensors: dict[str, Tensor], mesh: Mesh) -> Prompts:
-    sides = {0: message.positive} if message.negative is None else {0: message.positive, 1: message.negative}
-    mine = list(sides) if mesh.cfg.size == 1 else [mesh.cfg.rank]
+    branches = {0: message.positive} if message.negative is None else {0: message.positive, 1: message.negative}
+    mine = list(branches) if mesh.cfg.size == 1 else [mesh.cfg.rank]
     batch = tensors["x"].shape[0]
     rows = parts_of(message.plan, batch, message.positive[0].values)[mesh.data.rank]
     own = {name: tensors.pop(name) for name in list(tensors) if name.startswith("prompt.")}
-    return Prompts(sides, mine, own, getattr(torch, message.compute_dtype), batch, rows)
+    return Prompts(branches, mine, own, getattr(torch, message.compute_dtype), batch, rows)

@@ -29,7 +29,8 @@ from .rank import WorkerRank
 def single_forward(
     rank: WorkerRank, message: ForwardRequest, tensors: Mapping[str, Tensor], residuals: Mapping[str, Tensor]
 ) -> None:
-    """One forward of the whole sequence for each call; calls, or the batch of one, are spread over data and cfg.
+    """Run one forward of the whole sequence for each call. Divide the calls, or one call's batch, over the data and cfg
+    axes.
 
     `residuals` are on the CPU of rank 0; their batch is that of all calls, one behind the other.
     """
@@ -55,9 +56,9 @@ def single_forward(
         rows = [slice(edges[part.start], edges[part.stop]) for part in parts]
         assert isinstance(model, ComfyModel) and isinstance(forward, ComfyForward), "no other family takes residuals"
         tokens = forward.picture_tokens(pieces[0]["x"].shape, pieces[0], every[0])
-        each = shares(message.residuals, message.plan, stages(message.plan), tokens, rows)
-        found = distribute(rank.neighbours.everyone, each, residuals, message.residuals, model.features)
-        added = {block: tensor.to(rank.device) for block, tensor in found.items()}
+        split = shares(message.residuals, message.plan, stages(message.plan), tokens, rows)
+        residual_parts = distribute(rank.neighbours.everyone, split, residuals, message.residuals, model.features)
+        added = {block: tensor.to(rank.device) for block, tensor in residual_parts.items()}
     start, outputs = edges[run.start], []
     with prepared.access.model_call(len(mine)):
         for number, (piece, values) in enumerate(mine):
@@ -67,7 +68,7 @@ def single_forward(
     mesh.finish_sending()
     output = None
     if mesh.is_last_stage:
-        output = torch.cat([tensors["0.x"][:0], *(one for one in outputs if one is not None)])
+        output = torch.cat([tensors["0.x"][:0], *(result for result in outputs if result is not None)])
         if len(pieces) > 1:
             output = _from_groups(output, [sum(sizes[part]) for part in parts], mesh)
     rank.report(message.request, message.model, started, forward.cache_bytes)
@@ -104,21 +105,21 @@ def _pieces(
     values: Sequence[Mapping[str, Value]],
     couples_rows: Callable[[Conditioning], str],
 ) -> list[dict[str, Tensor]]:
-    """The tensors of each call; of a single one with a large enough batch, those of a run of its rows for each group.
+    """Return the tensors of each call. Divide a single call with a large enough batch into a run of rows for each group.
 
-    One whose rows change one another stays whole, and so do the frames of a video that are rows.
+    A call whose rows influence one another is not divided, and neither are the frames of a video that are rows.
     """
-    found = [
+    calls_tensors = [
         {name.removeprefix(f"{call}."): tensor for name, tensor in tensors.items() if name.startswith(f"{call}.")}
         for call in range(calls)
     ]
-    batch = found[0]["x"].shape[0]
+    batch = calls_tensors[0]["x"].shape[0]
     compared = any(name.startswith(f"{OPTIONS}.{ATTENTION_GUIDANCE}.") for name in values[0])
     unit = rows_a_unit(values[0])
     runs = plan.groups(batch // unit)
-    if calls > 1 or not all(map(length, runs)) or compared or couples_rows(found[0]) or batch % unit:
-        return found
-    return [rows_of(found[0], values[0], run_of(slice(unit * run.start, unit * run.stop))) for run in runs]
+    if calls > 1 or not all(map(length, runs)) or compared or couples_rows(calls_tensors[0]) or batch % unit:
+        return calls_tensors
+    return [rows_of(calls_tensors[0], values[0], run_of(slice(unit * run.start, unit * run.stop))) for run in runs]
 
 
 def _from_groups(local: Tensor, counts: list[int], mesh: Mesh) -> Tensor:

@@ -27,7 +27,7 @@ def times(timeline: Timeline, entered: Entered) -> RankTimings:
     return RankTimings(
         seconds=seconds,
         width=timeline.width,
-        waiting={kind: [round(1e6 * each) for each in bins[:used]] for kind, bins in timeline.waiting.items()},
+        waiting={kind: [round(1e6 * in_bin) for in_bin in bins[:used]] for kind, bins in timeline.waiting.items()},
         phases=phases,
         steps=steps if len(steps) <= MOST_STEPS else [],
     )
