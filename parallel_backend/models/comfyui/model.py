@@ -87,7 +87,7 @@ class ComfyModel:
         """The tokens of a latent, and of one that the model lays beside it."""
         shape = picture_shape(latent_shape, values)
         picture = Picture(shape, as_patch_size(self._patch_size, len(shape) - PICTURE_ENDS))
-        return picture.beside(conditioning.get(self._beside))
+        return picture.with_concatenated(conditioning.get(self._beside))
 
     def forward_on(self, execution: Execution) -> ComfyForward:
         """The forward of this stage under a plan."""

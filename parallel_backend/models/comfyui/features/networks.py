@@ -19,7 +19,7 @@ from ...sequence_parallel.arguments import positions_of
 from ...sequence_parallel.call_layout import CallLayout
 from ...sequence_parallel.declaration import LatentTokens
 from ...sequence_parallel.placement import Placement
-from ...sequence_parallel.stream import HERE, Stream
+from ...sequence_parallel.stream import StagePosition, Stream
 from ..importing import import_comfyui
 
 Patches = dict[str, list[Callable[..., Any]]]
@@ -139,7 +139,7 @@ class QwenDiffSynth:
             img: Stream = args["img"]
             part = img[:, : self._encoded.shape[1]]
             assert isinstance(part, Stream), "it comes after a block"
-            if part.side == HERE:
+            if part.stage_position == StagePosition.LOCAL:
                 own = call.own(self._encoded.to(img.dtype), 1, part.placement)
                 part.local += self._blocks[args["block_index"]](part.local, own) * self._strength
             return args

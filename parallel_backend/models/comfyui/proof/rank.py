@@ -50,7 +50,7 @@ class ProofRank:
         self.hold(BlockAccess())
         shape = case.shapes[0] if case.shapes else tuple(case.x.shape)
         picture = Picture(shape, as_patch_size(case.declaration.patch_size(case.model), len(shape) - 2))
-        self.picture = picture.beside(case.arguments.get(case.declaration.concatenated_latent))
+        self.picture = picture.with_concatenated(case.arguments.get(case.declaration.concatenated_latent))
 
     def hold(self, access: BlockAccess, compiled: CompiledBlocks | None = None) -> None:
         """Make the blocks' weights usable in another way, or have the blocks compiled."""
