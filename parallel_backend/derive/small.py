@@ -43,8 +43,8 @@ MARKS = ("context", "text", "txt", "cap", "cond", "cross", "t5", "llm", "y_")
 class Small:
     """The class of a file by name, ComfyUI's configuration of it, and its BaseModel, small, on the CPU.
 
-    `lengths` are those that lists of its diffusion model have in the file, by their paths; `members_per_list` are as many as in `small_of`;
-    `tensors` are the file's, on the meta device, and `entries` says where they lie.
+    `lengths` are those that lists of its diffusion model have in the file, by their paths; `members_per_list` is that of
+    `small_of`; `tensors` are the file's, on the meta device, and `entries` says where they lie.
     """
 
     path: Path
@@ -85,8 +85,8 @@ def small_of(
     size = sum(tensor.numel() for tensor in model.state_dict().values()) * 4
     if size > limit:
         raise Refused(
-            f"{kind} is too large to derive: with {members_per_list[0]} blocks of a kind it has {size / 2**30:.1f} GiB of weights and "
-            f"{limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
+            f"{kind} is too large to derive: with {members_per_list[0]} blocks of a kind it has {size / 2**30:.1f} GiB of weights "
+            f"and {limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
         )
     randomise(model, tensors)
     return Small(path, members_per_list, tensors, part.entries, kind, described, base, lengths)

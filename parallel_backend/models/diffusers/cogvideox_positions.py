@@ -59,9 +59,11 @@ def positions_for(embed: Any, text: int) -> Iterator[None]:
     embed.max_text_seq_length = text
     learned = embed._parameters.get("pos_embedding")
     if learned is not None and text != LEARNED_TEXT:
-        words, picture = learned[:, :LEARNED_TEXT], learned[:, LEARNED_TEXT:]
+        text_positions, picture = learned[:, :LEARNED_TEXT], learned[:, LEARNED_TEXT:]
         # Where an attribute is looked for before it is among the parameters.
-        embed.__dict__["pos_embedding"] = torch.cat([F.pad(words, (0, 0, 0, text - LEARNED_TEXT)), picture], dim=1)
+        embed.__dict__["pos_embedding"] = torch.cat(
+            [F.pad(text_positions, (0, 0, 0, text - LEARNED_TEXT)), picture], dim=1
+        )
     try:
         yield
     finally:

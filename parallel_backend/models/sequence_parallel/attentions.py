@@ -367,7 +367,7 @@ class Attentions:
         exactly: bool,
         prefix: Tensor | None = None,
     ) -> Tensor:
-        """Return `[batch, local tokens, heads, head_dim]` of operands with as many tokens of each stream as are `padded_counts`."""
+        """Return `[batch, local tokens, heads, head_dim]`; the operands have `padded_counts` tokens of each stream."""
         counts = [placement.counts[self._call.rank] for placement in placements]
         q, k, v = (without_idle(x, padded_counts, counts).transpose(1, 2) for x in (operands.q, operands.k, operands.v))
         kernel, layout = self.kernel(q, operands.exact), self._call.layout

@@ -148,8 +148,8 @@ class FunctionOverride:
         padded_counts = [max(1, count) for count in counts] if prefix is None else [operands.q.shape[2]]
         if operands.q.shape[2] != sum(padded_counts):
             raise Refused(
-                f"the model's {block.name} attends with {operands.q.shape[2]} queries where this pack knows of {sum(padded_counts)}: "
-                "update the pack, or use Load Diffusion Model."
+                f"the model's {block.name} attends with {operands.q.shape[2]} queries where this pack knows of "
+                f"{sum(padded_counts)}: update the pack, or use Load Diffusion Model."
             )
         q, k, v = operands.q, operands.k, operands.v
         q = without_idle(q, padded_counts, counts).transpose(1, 2)

@@ -39,12 +39,12 @@ class Placement:
         """The positions of the tokens that some rank holds, ascending."""
         return torch.cat(self.ranks).unique()
 
-    def same_as(self, other: Placement) -> bool:
+    def same_as(self, placement: Placement) -> bool:
         """Whether every rank holds the same tokens of a stream of the same length."""
-        if self is other:
+        if self is placement:
             return True
-        same_shape = self.length == other.length and self.counts == other.counts
-        return same_shape and all(torch.equal(a, b) for a, b in zip(self.ranks, other.ranks, strict=True))
+        same_shape = self.length == placement.length and self.counts == placement.counts
+        return same_shape and all(torch.equal(a, b) for a, b in zip(self.ranks, placement.ranks, strict=True))
 
     def part(self, start: int, stop: int) -> Placement:
         """That of the tokens from `start` to `stop`."""

@@ -104,7 +104,7 @@ class ParallelForward:
             modulations,
             self._compiled,
         )
-        self._arrivals.enter(None if patch is None else PatchForward(key, patch), inputs.behind)
+        self._arrivals.enter(None if patch is None else PatchForward(key, patch), inputs.next_forward)
         try:
             with self._access.forward():
                 out = compute(latent, {OVERRIDE: attentions})

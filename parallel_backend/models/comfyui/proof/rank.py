@@ -82,8 +82,8 @@ class ProofRank:
             return None
         parts = [self.run(patch) for patch in range(self._plan.patches)]
         (region, *_) = self.picture.regions(self._plan.patches)
-        found = [part for part in parts if part is not None]
-        return torch.cat(found, dim=region.dim) if found else None
+        outputs = [part for part in parts if part is not None]
+        return torch.cat(outputs, dim=region.dim) if outputs else None
 
 
 def plan_for(case: Case, **degrees: Any) -> ResolvedPlan:
