@@ -29,7 +29,7 @@ Run = Callable[[Sequence[Batch]], list[Tensor | None]]
 
 
 Combine = Callable[..., Tensor]
-"""The guidance of a call's outputs; only `moved` (see `Guidance.sides`) is left to be given."""
+"""The guidance of a call's outputs; only `moved` (see `Guidance.averages`) is left to be given."""
 
 
 class StepCache(Protocol):

@@ -85,8 +85,8 @@ def small_of(
     size = sum(tensor.numel() for tensor in model.state_dict().values()) * 4
     if size > limit:
         raise Refused(
-            f"{kind} is too large to derive: with {members_per_list[0]} blocks of a kind it has {size / 2**30:.1f} GiB of weights "
-            f"and {limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
+            f"{kind} is too large to derive: with {members_per_list[0]} blocks of a kind it has {size / 2**30:.1f} GiB of "
+            f"weights and {limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
         )
     randomise(model, tensors)
     return Small(path, members_per_list, tensors, part.entries, kind, described, base, lengths)
