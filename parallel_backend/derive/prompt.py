@@ -52,7 +52,7 @@ class PromptExample:
     def at(self, sizes: Sizes) -> dict[str, Any]:
         """The same with another latent and another text, for ComfyUI's class."""
         own = Sizes(self.latent[2:], self.text)
-        resized: dict[str, Any] = tree_map_only(Tensor, lambda each: _resized(each, own, sizes), dict(self.entries))
+        resized: dict[str, Any] = tree_map_only(Tensor, lambda tensor: _resized(tensor, own, sizes), dict(self.entries))
         return as_objects(resized)  # type: ignore[no-any-return]
 
 

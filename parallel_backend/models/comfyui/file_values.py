@@ -118,7 +118,7 @@ class _Values(TorchDispatchMode):
             Refused: the file cannot be read.
         """
         try:
-            return tree_map(lambda each: self._value(each) if _on_meta(each) else each, arguments)
+            return tree_map(lambda argument: self._value(argument) if _on_meta(argument) else argument, arguments)
         except Exception as error:
             self.failure = self.failure or error
             raise
@@ -202,4 +202,6 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
 
 def _on_cpu(arguments: Any) -> Any:
     """Arguments that name the CPU where they named the meta device."""
-    return tree_map(lambda each: CPU if isinstance(each, torch.device) and each.type == "meta" else each, arguments)
+    return tree_map(
+        lambda argument: CPU if isinstance(argument, torch.device) and argument.type == "meta" else argument, arguments
+    )

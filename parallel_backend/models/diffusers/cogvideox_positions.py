@@ -49,8 +49,8 @@ def _crop(rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
         fitted = height, round(height / rows * columns)
     else:
         fitted = round(width / columns * rows), width
-    top, left = round((height - fitted[0]) / 2), round((width - fitted[1]) / 2)
-    return (top, left), (top + fitted[0], left + fitted[1])
+    top_row, left_column = round((height - fitted[0]) / 2), round((width - fitted[1]) / 2)
+    return (top_row, left_column), (top_row + fitted[0], left_column + fitted[1])
 
 
 @contextmanager

@@ -231,18 +231,22 @@ class _Walk:
         if (id(names), name) in self._named or full in PLACES:
             return value
         self._named.add((id(names), name))
-        candidates = [_as_compared(each) for each in bound(module, name)]
+        candidates = [_as_compared(binding) for binding in bound(module, name)]
         if value is not MISSING:
-            fits = [each for each in candidates if _is(value, each, name)]
+            fits = [binding for binding in candidates if _is(value, binding, name)]
             if not fits and (candidates or not _known(value, module) or _misnamed(value, module, name)):
                 raise _Other(full, value)
             self.bindings.dotted.add(full)
-            self.bindings.literals += [(value, each.value) for each in fits if isinstance(each, Literal)]
+            self.bindings.literals += [(value, binding.value) for binding in fits if isinstance(binding, Literal)]
         if len(candidates) > 1:  # what ComfyUI's options choose from
-            for each in candidates:
-                if isinstance(each, Defined) and (owner := sys.modules.get(each.module)) and each.name in vars(owner):
-                    self._value(vars(owner), each.module, each.name)
-        if callable(value) or not any(isinstance(each, Computed) for each in candidates):
+            for binding in candidates:
+                if (
+                    isinstance(binding, Defined)
+                    and (owner := sys.modules.get(binding.module))
+                    and binding.name in vars(owner)
+                ):
+                    self._value(vars(owner), binding.module, binding.name)
+        if callable(value) or not any(isinstance(binding, Computed) for binding in candidates):
             self._note(names, name, value)
         if _is_code(value) and not (isinstance(value, type) and not value.__module__.startswith(FOLLOWED)):
             self._waiting.append(value)

@@ -55,9 +55,13 @@ def case_with_inputs(
     Raises:
         Refused: nothing that is kept makes one of them.
     """
-    fits = [_Fitting(each, kind, configuration) for each in examples]
+    fits = [_Fitting(candidate, kind, configuration) for candidate in examples]
     best = max(
-        fits, key=lambda each: (len(each.inputs.items() & inputs.items()), -len(each.inputs.keys() - inputs.keys()))
+        fits,
+        key=lambda candidate: (
+            len(candidate.inputs.items() & inputs.items()),
+            -len(candidate.inputs.keys() - inputs.keys()),
+        ),
     )
     for name in inputs.keys() - best.inputs.keys():
         best.take(next((entry for entry in _entries(best.example, examples) if name in best.of(entry)), {}))

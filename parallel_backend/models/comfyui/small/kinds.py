@@ -129,9 +129,9 @@ def cases_of(kind: str, configuration: Mapping[str, Any]) -> tuple[str, ...]:
     Args:
         configuration: of the file, as ComfyUI detects it.
     """
-    versions = {each.of for each in KINDS[kind] if each.of and configuration.get(each.of)} or {""}
-    inputs = [each for each in KINDS[kind] if each.of in versions]
-    return tuple(each.case for each in sorted(inputs, key=lambda each: not each.plain))
+    versions = {entry.of for entry in KINDS[kind] if entry.of and configuration.get(entry.of)} or {""}
+    inputs = [entry for entry in KINDS[kind] if entry.of in versions]
+    return tuple(entry.case for entry in sorted(inputs, key=lambda entry: not entry.plain))
 
 
 def all_cases(kind: str) -> tuple[str, ...]:
