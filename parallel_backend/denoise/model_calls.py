@@ -35,7 +35,7 @@ class RunsStage(Protocol):
 
 
 def no_next_forward(batch: Batch) -> None:
-    """The forward behind one of a whole latent."""
+    """Return None: no forward follows one of a whole latent."""
 
 
 @dataclass(frozen=True)

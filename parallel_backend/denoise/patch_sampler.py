@@ -85,7 +85,7 @@ class PatchSampler:
         self._step(lambda: self._steps.send(answer))
 
     def take_events(self) -> list[Shown]:
-        """What has been shown since this was last asked."""
+        """Return the step events since the last call, and forget them."""
         events, self._events = self._events, []
         return events
 

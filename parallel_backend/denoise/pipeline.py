@@ -158,7 +158,7 @@ class Pipeline:
                 self._callbacks.step_done(events[0].step, denoised, x)
 
     def _next_forward(self, batches: Sequence[Batch], batch: Batch, patch: int | None) -> PatchForward | None:
-        """The forward of a patch of this call that comes behind this one; a step's first waits for the cancel flag."""
+        """Return the next patch forward of this call; the first of a step waits for the cancel flag."""
         if patch is None:
             return None
         keys = [each.key for each in batches]

@@ -222,7 +222,7 @@ def _check_latents(like: Tensor, *latents: Tensor) -> None:
 
 
 def _value_count(entry: Operation | Draw | ModelEvaluation | StepEvent) -> int:
-    """How many values an entry makes."""
+    """Return the number of values that an entry makes."""
     if isinstance(entry, ModelEvaluation):
         return 3 if entry.sides else 1
     return 0 if isinstance(entry, StepEvent) else 1

@@ -92,7 +92,7 @@ def look_closely(model: nn.Module, call: ModelCall, parts: ModelParts) -> Sites:
 def _tokens(
     model: nn.Module, call: ModelCall, parts: ModelParts, base: Mapping[str, ModuleCall], of: str
 ) -> dict[Placed, Tokens | None]:
-    """Where tokens of the latent are, or of an argument."""
+    """Find the tokens of the latent, or of an argument, at each location."""
     changes = [
         [
             changed_locations(base, first_runs(model, call.disturbed(axis, slice(at, at + 1), of), parts.every))
@@ -150,7 +150,7 @@ def first_runs(model: nn.Module, call: ModelCall, paths: Sequence[str]) -> dict[
 
 
 def changed_locations(base: Mapping[str, ModuleCall], runs: Mapping[str, ModuleCall]) -> dict[Placed, Tensor]:
-    """Where what a part is given is another."""
+    """Return the changed elements of each tensor that a part receives, by location."""
     changed = {}
     for path, run in base.items():
         for name, value in run.values.items():

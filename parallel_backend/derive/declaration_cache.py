@@ -78,7 +78,7 @@ def load(key: str, folder: Path | None = None) -> DeclarationRecord | None:
 
 
 def save(key: str, record: DeclarationRecord, folder: Path | None = None) -> None:
-    """Keep it if that can be."""
+    """Write the record to disk if the folder is writable."""
     _store(folder).write(key, record)
 
 

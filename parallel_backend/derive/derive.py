@@ -57,7 +57,7 @@ def proved(subjects: Sequence[Subject], declaration: Declaration, limit: float =
 
 @torch.inference_mode()
 def proved_compiled(subjects: Sequence[Subject], derived: Derived, limit: float = LIMIT) -> DeclarationProof:
-    """Of what was proved, whether it holds with its blocks compiled."""
+    """Prove a derived declaration again, with its blocks compiled."""
     return _proved(subjects, derived.declaration, COMPILED, limit, COMPILER).proof
 
 

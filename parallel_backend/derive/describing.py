@@ -162,7 +162,7 @@ class Description:
             yield replace(placed, start=rule)
 
     def _trailing_latents(self, tokens: Sequence[Tokens]) -> Iterator[TokensOfLatents]:
-        """Latents that fill what is behind the picture's tokens at all sizes."""
+        """Yield the latents whose tokens follow the picture's tokens at all sizes."""
         latents, first = self.sites[0].latents, tokens[0]
         for count in range(1, len(latents) + 1):
             for names in itertools.combinations(latents, count):
@@ -197,7 +197,7 @@ class Description:
         return is_run(run, run.numel() if name not in self.pictured and run.numel() else length)
 
     def _attention(self, number: int) -> None:
-        """What kind an attention is of, and whose tokens its queries are."""
+        """Determine the kind of an attention and the streams of its queries."""
         operands = self.probe.attentions[number].operands
         keys = self._laid({name: each.v[number] for name, each in self._follows.items()})
         queries = {name: each.q[number] for name, each in self._follows.items()}
@@ -225,7 +225,7 @@ class Description:
         self.queries.append(self._laid(queries))
 
     def _is_carried(self, name: str) -> bool:
-        """Whether text is given back token by token."""
+        """Return true if the block returns the text token by token."""
         returned = self._follows[name].returned
         return (name, 0) in self.sites[0].text and any(is_run(positions, self.length(name)) for positions in returned)
 

@@ -51,12 +51,12 @@ def shared_heads(q: Tensor, k: Tensor, v: Tensor) -> int:
 
 
 def is_run(positions: Tensor, length: int) -> bool:
-    """Whether so many places follow the indices one by one."""
+    """Return true if `length` positions follow the indices in order."""
     return positions.numel() == length and torch.equal(positions, torch.arange(length))
 
 
 def is_repeated(positions: Tensor, count: int) -> bool:
-    """Whether places follow so many indices one by one, equally many each."""
+    """Return true if positions follow `count` indices in order, each equally often."""
     repeats = positions.numel() // count
     return repeats * count == positions.numel() and torch.equal(
         positions, torch.arange(count).repeat_interleave(repeats)

@@ -211,7 +211,7 @@ def stacked(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 
 def _aligned_rows(first: RowTensor, tensors: Sequence[Tensor]) -> list[Tensor] | None:
-    """The rows of tensors like the first one's; None if they lie otherwise."""
+    """Return the rows of all tensors as the first tensor has them; None if their shapes differ."""
     same_height = all(
         tensor.ndim == first.ndim
         and tensor.shape[first.along] == first.shape[first.along]

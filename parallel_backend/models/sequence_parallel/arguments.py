@@ -109,14 +109,14 @@ class Arguments:
         return values
 
     def call(self, forward: Callable[..., Any], local: Mapping[str, Any]) -> Any:
-        """What the block's forward gives for these values."""
+        """Call the block's forward with these values."""
         named = {name: value for name, value in local.items() if name not in self._unnamed}
         for name, names in self._group.tuples.items():
             named[name] = tuple(named.pop(each) for each in names)
         return forward(*(local[name] for name in self._unnamed), **named)
 
     def unmasked(self, values: Mapping[str, Any], stream: str) -> Tensor | None:
-        """The positions of a stream that no mask hides and no length leaves out; None for all."""
+        """Return the positions of a stream that no mask hides and no length leaves out; None for all."""
         for name, argument in self._group.arguments.items():
             value = values.get(name)
             if value is None:
@@ -146,7 +146,7 @@ class Arguments:
         return torch.arange(length)[~text.cpu()]
 
     def local(self, values: Mapping[str, Any], streams: Mapping[str, Stream], call: CallLayout) -> dict[str, Any]:
-        """What the block is called with on this rank.
+        """Return the arguments of the block on this rank.
 
         Raises:
             Refused: what should be the same on all ranks is not.

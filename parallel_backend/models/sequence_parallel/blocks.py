@@ -210,7 +210,7 @@ def _block_hook(block: Block, way: Callable[[Block], Callable[..., Any]]) -> Blo
 
 
 def _with_hooks(module: nn.Module, hooks: Mapping[str, nn.Module]) -> nn.Module:
-    """A copy that shares everything with the model but has the doors in their places."""
+    """Return a copy of the model that shares its tensors and has hooks in place of some submodules."""
     shallow = copy.copy(module)
     shallow._modules = dict(module._modules)
     inner: dict[str, dict[str, nn.Module]] = {}
@@ -280,7 +280,7 @@ class _LocalBlock:
         return _returned(block.group, out, streams)
 
     def _traced_module(self) -> nn.Module:
-        """What a compiler sees of the block: adapters may have come or gone since the last run."""
+        """Return the block as a compiler sees it. Adapters may have changed since the last run."""
         return _with_hooks(self._block.module, layer_operators(self._block.module))
 
 
@@ -370,7 +370,7 @@ class _CachedModule:
 def _injected_functions(
     block: Block, values: Mapping[str, Any], placements: Mapping[str, Placement], now: RankForward
 ) -> dict[str, InjectedFunction]:
-    """What a block calls in its attention's place, by the argument."""
+    """Return the functions that a block calls instead of its attention, by argument name."""
     return {
         name: InjectedFunction(
             block.module.get_submodule(declared.module),
@@ -393,7 +393,7 @@ def _modulations(model: ParallelModel, block: Block) -> dict[str, BlockHook]:
 
 
 def _by_heads(model: ParallelModel, block: Block, attentions: Sequence[Attention]) -> dict[str, BlockHook]:
-    """For submodules whose attention runs for all tokens and some of the heads."""
+    """Return hooks for submodules whose attention runs for all tokens and some of the heads."""
     hooks = {}
     for attention in attentions:
         if isinstance(attention, HeadParallelAttention):

@@ -36,11 +36,11 @@ class Placement:
 
     @cached_property
     def all_positions(self) -> Tensor:
-        """The positions of the tokens that some rank holds, ascending."""
+        """Return the positions of the tokens that some rank holds, ascending."""
         return torch.cat(self.ranks).unique()
 
     def same_as(self, placement: Placement) -> bool:
-        """Whether every rank holds the same tokens of a stream of the same length."""
+        """Return true if every rank holds the same tokens of a stream of the same length."""
         if self is placement:
             return True
         same_shape = self.length == placement.length and self.counts == placement.counts
@@ -63,7 +63,7 @@ class Placement:
         return int(torch.searchsorted(self.ranks[rank], position))
 
     def indices_of(self, positions: Tensor) -> Tensor:
-        """Where tokens of these positions lie among those of all ranks, rank by rank."""
+        """Return the indices of tokens at these positions in the concatenation of all ranks' tokens."""
         index_of_position = torch.full((self.length,), -1)
         together = torch.cat(self.ranks)
         index_of_position[together] = torch.arange(together.numel())

@@ -30,23 +30,23 @@ class StagePosition(Enum):
 
 
 class CallRanks(Protocol):
-    """What a stream asks of the model call that it belongs to."""
+    """The operations that a stream needs from its model call."""
 
     rank: int
     device: torch.device
     layout: TokenLayout
 
     def whole(self, stream: Stream) -> Tensor:
-        """All tokens of a stream. A collective."""
+        """Return all tokens of a stream. A collective."""
 
     def without_latent_tokens(self, tensor: Tensor, dim: int) -> Stream:
         """Return a stream without latent tokens from a tensor that every rank has."""
 
     def own(self, tensor: Tensor, dim: int, placement: Placement) -> Tensor:
-        """Of a tensor that every rank has, what goes with this rank's tokens."""
+        """Return the rows of a tensor, which every rank has, for this rank's tokens."""
 
     def moved(self, stream: Stream, placement: Placement) -> Tensor:
-        """The tokens of a stream that another placement has on this rank. A collective."""
+        """Return the tokens of a stream that another placement has on this rank. A collective."""
 
 
 class Stream(DistributedTensor):
@@ -113,15 +113,15 @@ class Stream(DistributedTensor):
 
     @classmethod
     def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DispatchRules:
-        """Joins and slices along tokens, and element-wise operations."""
+        """Return the rules for joins and slices along tokens, and for element-wise operations."""
         return RULES
 
     def whole(self) -> Tensor:
-        """All tokens. A collective."""
+        """Return all tokens. A collective."""
         return self.call.whole(self)
 
     def own(self, tensor: Tensor, dim: int) -> Tensor:
-        """What goes with this rank's tokens."""
+        """Return the rows of `tensor` along `dim` for this rank's tokens."""
         return self.call.own(tensor, dim, self.placement)
 
 

@@ -80,7 +80,7 @@ class Expansion:
             self._cached.clear()
 
     def cached_values(self, layer: nn.Module, dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
-        """A layer's values, made only if they are not kept. Not to be written to."""
+        """Return a layer's values, from the cache if they are there. Callers must not write to them."""
         values = self._cached.get((layer, dtype))
         if values is None:
             values = make()

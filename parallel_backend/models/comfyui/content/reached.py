@@ -48,7 +48,7 @@ class Walk:
         self._names = {str(function) for function in REPLACED_FUNCTIONS}
 
     def of(self, replaced: ReplacedFunction) -> Reached:
-        """What a thing consists of; not what is a thing of its own."""
+        """Return the code that a replaced function reaches, except other replaced functions."""
         reached = Reached()
         value = self._value_of(replaced)
         if value is None:

@@ -104,7 +104,7 @@ class Content:
         return Unknown(replaced, function, measured.thing if all(measured.functions.values()) else "")
 
     def measured(self, replaced: ReplacedFunction) -> FunctionDigests:
-        """The digests of a thing, as it is in this process."""
+        """Return the digests of a replaced function, as it is in this process."""
         reached = self._walk.of(replaced)
         if reached.missing:
             return FunctionDigests(ABSENT, {})
