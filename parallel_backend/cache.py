@@ -53,19 +53,19 @@ class DiskCache(Generic[Cached]):
         """What is kept under a key; None if nothing is. A damaged file is ignored, and the log says so."""
         return self._read(self._path(key))
 
-    def write(self, key: str, thing: Cached) -> None:
+    def write(self, key: str, value: Cached) -> None:
         """Keep it if that can be: where the folder cannot be written to, it is found out again next time."""
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, msgspec.json.encode(thing))
+            write_whole(path, msgspec.json.encode(value))
         except OSError as error:
             log.info("Parallel: %s cannot be kept (%s).", path, error)
 
     def all(self) -> tuple[Cached, ...]:
         """All that can be read, the newest last."""
         paths = sorted(self._paths(), key=lambda path: path.stat().st_mtime)
-        return tuple(thing for path in paths if (thing := self._read(path)) is not None)
+        return tuple(entry for path in paths if (entry := self._read(path)) is not None)
 
     def forget(self) -> None:
         """Remove all of them."""

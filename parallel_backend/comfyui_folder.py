@@ -17,7 +17,7 @@ VERSION = re.compile(r"^__version__ = \"(.+)\"$", re.MULTILINE)
 def comfyui_version(folder: str) -> str:
     """The version of the ComfyUI in a folder, read without running any of it; empty if it does not say."""
     try:
-        found = VERSION.search(Path(folder, "comfyui_version.py").read_text())
+        match = VERSION.search(Path(folder, "comfyui_version.py").read_text())
     except OSError:
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""

@@ -133,8 +133,8 @@ def runs_alone(tensors: Mapping[str, object], values: Mapping[str, Value]) -> bo
 
 def packed_shapes(values: Mapping[str, Value]) -> tuple[tuple[int, ...], ...]:
     """The shapes of the latents that are packed in one, such as a video's and its sound's; none if there is but one."""
-    found = arguments({}, {name: value for name, value in values.items() if name.partition(".")[0] == SHAPES})
-    shapes = tuple(tuple(shape) for shape in found.get(SHAPES) or ())
+    trees = arguments({}, {name: value for name, value in values.items() if name.partition(".")[0] == SHAPES})
+    shapes = tuple(tuple(shape) for shape in trees.get(SHAPES) or ())
     return shapes if len(shapes) > 1 else ()
 
 
@@ -149,10 +149,10 @@ def arguments(tensors: Mapping[str, Tensor], values: Mapping[str, Value]) -> dic
     root: dict[str, Any] = {}
     for name, leaf in {**values, **tensors}.items():
         *path, last = name.split(".")
-        place = root
+        branch = root
         for step in path:
-            place = place.setdefault(step, {})
-        place[last] = leaf
+            branch = branch.setdefault(step, {})
+        branch[last] = leaf
     return {name: _tree(node) for name, node in root.items()}
 
 

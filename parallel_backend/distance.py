@@ -7,9 +7,9 @@ import math
 from torch import Tensor
 
 
-def error_of(found: Tensor, expected: Tensor) -> float:
+def error_of(actual: Tensor, expected: Tensor) -> float:
     """Relative L2; infinite for another shape and for what is no number, with which no comparison holds."""
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return math.inf
-    error = ((found - expected).norm() / expected.norm()).item()
+    error = ((actual - expected).norm() / expected.norm()).item()
     return error if math.isfinite(error) else math.inf

@@ -52,9 +52,9 @@ class DistributedTensor(torch.Tensor):
     def of_part(cls: type[D], local: Tensor, along: int, sizes: Sequence[int], device: torch.device) -> D:
         """A tensor without storage of its own, which has these sizes in the place of the part's along its dimension."""
         shape = (*local.shape[:along], *sizes, *local.shape[along + 1 :])
-        made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=device)  # type: ignore[attr-defined]
-        made.local, made.along = local, along
-        return made  # type: ignore[no-any-return]
+        tensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=device)  # type: ignore[attr-defined]
+        tensor.local, tensor.along = local, along
+        return tensor  # type: ignore[no-any-return]
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()

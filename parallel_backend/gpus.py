@@ -52,13 +52,13 @@ def visible_gpus() -> tuple[Gpu, ...]:
     """
     torch.cuda.init()
     reports = ask_driver()
-    found = []
+    gpus = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         uuid = f"GPU-{properties.uuid}"
         mine = reports.get(uuid, DriverReport(None, False))
         capability = properties.major, properties.minor
-        found.append(
+        gpus.append(
             Gpu(
                 properties.name,
                 properties.total_memory,
@@ -71,7 +71,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
                 uuid,
             )
         )
-    return tuple(found)
+    return tuple(gpus)
 
 
 def device_choices() -> tuple[tuple[str, str], ...]:
@@ -125,7 +125,7 @@ class GpuProcess:
     uuid: str
     process: int
     name: str
-    held: int | None
+    used_bytes: int | None
 
 
 def ask_holders(query: Sequence[str] = HOLDERS) -> tuple[GpuProcess, ...]:
@@ -137,14 +137,16 @@ def ask_holders(query: Sequence[str] = HOLDERS) -> tuple[GpuProcess, ...]:
         ran = subprocess.run(query, capture_output=True, text=True, timeout=SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    found = []
+    processes = []
     for line in ran.stdout.splitlines():
         fields = [part.strip() for part in line.split(",")]
         if len(fields) >= len(_HELD) and fields[1].isdecimal():
-            uuid, process, *name, held = fields
-            number = _number(held)
-            found.append(GpuProcess(uuid, int(process), ",".join(name), None if number is None else number * MEBIBYTE))
-    return tuple(found)
+            uuid, process, *name, amount = fields
+            number = _number(amount)
+            processes.append(
+                GpuProcess(uuid, int(process), ",".join(name), None if number is None else number * MEBIBYTE)
+            )
+    return tuple(processes)
 
 
 def _number(text: str) -> int | None:

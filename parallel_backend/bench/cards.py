@@ -42,15 +42,15 @@ def check_free(
         gpu = gpus[index]
         mine = [holder for holder in holders if holder.uuid == gpu.uuid]
         for holder in mine:
-            if holder.held is not None and holder.held > MOST and holder.process not in own:
+            if holder.used_bytes is not None and holder.used_bytes > MOST and holder.process not in own:
                 raise NotMeasured(
-                    f"Process {holder.process} ({holder.name}) holds {amount(holder.held)} of GPU {index} ({gpu.name}): "
+                    f"Process {holder.process} ({holder.name}) holds {amount(holder.used_bytes)} of GPU {index} ({gpu.name}): "
                     f"end it, or measure other GPUs with --devices."
                 )
         if own and not any(holder.process in own for holder in mine):
             continue
         used = 0 if gpu.free is None else gpu.memory - gpu.free
-        if used > MOST and used > sum(holder.held or 0 for holder in mine) + MOST:
+        if used > MOST and used > sum(holder.used_bytes or 0 for holder in mine) + MOST:
             raise NotMeasured(
                 f"{amount(used)} of GPU {index} ({gpu.name}) are in use by a process that the driver does not name: end it, or "
                 "measure other GPUs with --devices."

@@ -38,23 +38,23 @@ class Guidance:
         self,
         process: NoiseProcess,
         cfg: float,
-        sides: Sequence[int],
+        branches: Sequence[int],
         axis: Communicator,
         functions: Sequence[GuidanceFunction] = (),
     ) -> None:
         self._process = process
         self._cfg = cfg
-        self._sides = sides
+        self._branches = branches
         self._axis = axis
         self._functions = functions
 
     def combined(self, x: Tensor, averages: Sequence[Tensor]) -> Tensor:
         """The denoised latent, fp32 like `x` `[batch, channels, ...]`: what the guidance makes of the sides."""
-        positive, *others = averages
-        denoised = others[0] + (positive - others[0]) * self._cfg if others else positive
+        positive, *negatives = averages
+        denoised = negatives[0] + (positive - negatives[0]) * self._cfg if negatives else positive
         if not self._functions:
             return denoised
-        negative = others[0] if others else torch.zeros_like(positive)
+        negative = negatives[0] if negatives else torch.zeros_like(positive)
         for function in self._functions:
             denoised = function(
                 {
@@ -67,7 +67,7 @@ class Guidance:
             )
         return denoised
 
-    def sides(
+    def averages(
         self,
         x: Tensor,
         sigma: Tensor,
@@ -81,14 +81,14 @@ class Guidance:
             outputs: the model's, for each batch, `[prompts * batch, channels, ...]`.
             moved: by the number of a prompt, what the output is taken from in place of `x`.
         """
-        sums = {side: torch.zeros_like(x) for side in self._sides}
-        weights = dict.fromkeys(self._sides, 1e-37)
+        sums = {branch: torch.zeros_like(x) for branch in self._branches}
+        weights = dict.fromkeys(self._branches, 1e-37)
         for batch, output in zip(batches, outputs, strict=True):
             parts = output.float().chunk(len(batch.members))
-            for number, (side, strength), part in zip(batch.key, batch.members, parts, strict=True):
-                sums[side] += self._process.denoised(moved.get(number, x), sigma, part) * strength
-                weights[side] += strength
-        averages = [sums[side] / weights[side] for side in self._sides]
+            for number, (branch, strength), part in zip(batch.key, batch.members, parts, strict=True):
+                sums[branch] += self._process.denoised(moved.get(number, x), sigma, part) * strength
+                weights[branch] += strength
+        averages = [sums[branch] / weights[branch] for branch in self._branches]
         if self._axis.size > 1:
             count = averages[0].numel()
             both = self._axis.all_gather(averages[0].reshape(1, count, 1), [count] * self._axis.size)

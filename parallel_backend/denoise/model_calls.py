@@ -34,8 +34,8 @@ class RunsStage(Protocol):
         """
 
 
-def nothing_behind(batch: Batch) -> None:
-    """The forward behind one of a whole latent."""
+def no_next_forward(batch: Batch) -> None:
+    """Return None: no forward follows one of a whole latent."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ModelCalls:
         *,
         reads_latent: bool = True,
         patch: int | None = None,
-        behind: Behind = nothing_behind,
+        next_forward: Behind = no_next_forward,
     ) -> list[Tensor | None]:
         """The output of each batch on the last stage, None on the others.
 
@@ -86,7 +86,7 @@ class ModelCalls:
         latent = self.process.model_input(x, sigma).to(self.dtype) if reads_latent else None
 
         def forward(batch: Batch) -> Tensor | None:
-            inputs = batch.inputs(x, timestep, self.dtype, (sigma[None], self.sigmas), behind(batch))
+            inputs = batch.inputs(x, timestep, self.dtype, (sigma[None], self.sigmas), next_forward(batch))
             return self.forward(inputs, None if latent is None else batch.stack(latent), patch)
 
         def run(batches: Sequence[Batch]) -> list[Tensor | None]:
@@ -98,11 +98,11 @@ class ModelCalls:
 
     def answer(self, x: Tensor, sigma: Tensor, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Prediction:
         """What the batches' outputs, for the whole latent or for a patch `x` of it, say of the clean latent."""
-        sides: list[Tensor] = []
+        branches: list[Tensor] = []
 
         def combine(moved: Mapping[int, Tensor] = NOTHING) -> Tensor:
-            sides.extend(self.guidance.sides(x, sigma, batches, outputs, moved))
-            return self.guidance.combined(x, sides)
+            branches.extend(self.guidance.averages(x, sigma, batches, outputs, moved))
+            return self.guidance.combined(x, branches)
 
         denoised = self.cache.denoised(sigma, x, combine)
-        return Prediction(denoised, sides)
+        return Prediction(denoised, branches)

@@ -64,9 +64,9 @@ class PatchSampler:
     """
 
     def __init__(self, script: DeviceProgram, x: Tensor, noise: LatentNoise, inpaint: Inpaint | None) -> None:
-        self._steps: Steps = script.replay(x, noise, lambda *shown: self._shown.append(Shown(*shown)))
+        self._steps: Steps = script.replay(x, noise, lambda *event: self._events.append(Shown(*event)))
         self._inpaint = inpaint
-        self._shown: list[Shown] = []
+        self._events: list[Shown] = []
         self._call: ModelRequest | None = None
         self.result: Tensor | None = None
         self._step(lambda: next(self._steps))
@@ -80,14 +80,14 @@ class PatchSampler:
 
     def advance(self, answer: Prediction) -> None:
         """Answer the waiting call with what the guidance made of the model's outputs, and with the sides."""
-        denoised, sides = answer
-        answer = Prediction(self._inpaint.after(denoised) if self._inpaint else denoised, sides)
+        denoised, branches = answer
+        answer = Prediction(self._inpaint.after(denoised) if self._inpaint else denoised, branches)
         self._step(lambda: self._steps.send(answer))
 
-    def shown(self) -> list[Shown]:
-        """What has been shown since this was last asked."""
-        shown, self._shown = self._shown, []
-        return shown
+    def take_events(self) -> list[Shown]:
+        """Return the step events since the last call, and forget them."""
+        events, self._events = self._events, []
+        return events
 
     def _step(self, resume: Callable[[], ModelRequest]) -> None:
         try:

@@ -134,7 +134,7 @@ class Pipeline:
             self._timesteps[index],
             reads_latent=self._mesh.reads_latent,
             patch=patch,
-            behind=lambda batch: self._behind(batches, batch, patch),
+            next_forward=lambda batch: self._next_forward(batches, batch, patch),
         )
         if self._mesh.is_last_stage:
             self._update(index, call, batches, patch, outputs)
@@ -153,12 +153,12 @@ class Pipeline:
             if index + 1 < len(self._calls):
                 self._latent_return.put(number, sampler.model_input)
         if patch in (None, len(self._patches) - 1):
-            for shown in zip(*(each.sampler.shown() for each in self._patches), strict=True):
-                denoised, x = (self._join(parts) for parts in zip(*(each[1:] for each in shown), strict=True))
-                self._callbacks.step_done(shown[0].step, denoised, x)
+            for events in zip(*(sampled.sampler.take_events() for sampled in self._patches), strict=True):
+                denoised, x = (self._join(parts) for parts in zip(*(sampled[1:] for sampled in events), strict=True))
+                self._callbacks.step_done(events[0].step, denoised, x)
 
-    def _behind(self, batches: Sequence[Batch], batch: Batch, patch: int | None) -> PatchForward | None:
-        """The forward of a patch of this call that comes behind this one; a step's first waits for the cancel flag."""
+    def _next_forward(self, batches: Sequence[Batch], batch: Batch, patch: int | None) -> PatchForward | None:
+        """Return the next patch forward of this call; the first of a step waits for the cancel flag."""
         if patch is None:
             return None
         keys = [each.key for each in batches]
@@ -177,20 +177,20 @@ class Pipeline:
 class CancelSignal:
     """How ranks learn between model calls that the user has cancelled."""
 
-    def __init__(self, asked: Callable[[], bool], broadcast_flag: Callable[[bool], bool]) -> None:
-        self._asked = asked
+    def __init__(self, is_requested: Callable[[], bool], broadcast_flag: Callable[[bool], bool]) -> None:
+        self._is_requested = is_requested
         self._broadcast_flag = broadcast_flag
 
     def everywhere(self) -> bool:
         """For calls in which all stages work on the same call: one broadcast from rank 0."""
-        return self._broadcast_flag(self._asked())
+        return self._broadcast_flag(self._is_requested())
 
     def in_band(self, mesh: Mesh) -> bool:
         """For patches that stream: the first stage decides and the flag goes from stage to stage, ahead of the first patch."""
         flag = mesh.cancel_flag
         if mesh.is_first_stage:
-            asked = torch.full((1, 1, 1), float(self._asked()))
-            cancelled = bool(mesh.stage.all_gather(asked, [1] * mesh.stage.size).any())
+            requested = torch.full((1, 1, 1), float(self._is_requested()))
+            cancelled = bool(mesh.stage.all_gather(requested, [1] * mesh.stage.size).any())
         else:
             cancelled = bool(flag.receive((1,), torch.uint8, flag.rank - 1))
         if not mesh.is_last_stage:

@@ -143,5 +143,5 @@ def encoded(program: Program) -> Tensor:
 
 def view_along(weights: Weights, along: StackWeights, ndim: int) -> Tensor:
     """The vector in the shape in which it stands beside stacks of latents of `ndim` dimensions, on the CPU."""
-    shape: Sequence[int] = [len(weights.numbers) if place == along.dim else 1 for place in range(ndim + 1)]
+    shape: Sequence[int] = [len(weights.numbers) if dim == along.dim else 1 for dim in range(ndim + 1)]
     return torch.tensor(weights.numbers, dtype=getattr(torch, weights.dtype)).view(shape)

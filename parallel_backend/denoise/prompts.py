@@ -35,7 +35,7 @@ class Batch:
         timestep: Tensor,
         dtype: torch.dtype,
         sigmas: tuple[Tensor, Tensor],
-        behind: PatchForward | None = None,
+        next_forward: PatchForward | None = None,
     ) -> Inputs:
         """What the model is given besides the latent `[batch, channels, ...]`.
 
@@ -54,9 +54,9 @@ class Batch:
             times,
             self.conditioning,
             values=self.values,
-            behind=behind,
+            next_forward=next_forward,
             sigmas=sigmas,
-            sides=tuple(side for side, _ in self.members),
+            branches=tuple(branch for branch, _ in self.members),
         )
 
     def stack(self, latent: Tensor) -> Tensor:
@@ -76,21 +76,21 @@ class Prompts:
 
     def __init__(
         self,
-        sides: Mapping[int, Sequence[PromptSpec]],
+        branches: Mapping[int, Sequence[PromptSpec]],
         mine: Sequence[int],
         tensors: Mapping[str, Tensor],
         dtype: torch.dtype,
         batch: int,
         rows: slice,
     ) -> None:
-        self._prompts = [(side, prompt) for side, prompts in sides.items() for prompt in prompts]
+        self._prompts = [(branch, prompt) for branch, prompts in branches.items() for prompt in prompts]
         self.mine = mine
         untouched = {key for _, p in self._prompts for name, key in p.tensors.items() if in_dict(name, p.values)}
         self._tensors = {
             name: tensor if name in untouched else _repeat(_cast(tensor, dtype), batch)[rows]
             for name, tensor in tensors.items()
         }
-        self._kinds = [self._alike(prompt) for _, prompt in self._prompts]
+        self._kinds = [self._batching_key(prompt) for _, prompt in self._prompts]
         self._formats = [self._format(prompt) for _, prompt in self._prompts]
         self._batches: dict[tuple[int, ...], Batch] = {}
 
@@ -130,7 +130,7 @@ class Prompts:
         shapes = tuple(sorted((name, self._tensors[key].shape) for name, key in prompt.tensors.items()))
         return shapes, tuple(sorted(prompt.values.items()))
 
-    def _alike(self, prompt: PromptSpec) -> object:
+    def _batching_key(self, prompt: PromptSpec) -> object:
         """Equal for prompts that can run as one here: text masks must be the same too, since they choose tokens."""
         mask = prompt.tensors.get(TEXT_MASK)
         return self._format(prompt), None if mask is None else tuple(self._tensors[mask].flatten().tolist())
@@ -143,7 +143,7 @@ class Prompts:
                 for name in chosen[0][1].tensors
             }
             self._batches[key] = Batch(
-                key, tuple((side, prompt.strength) for side, prompt in chosen), conditioning, chosen[0][1].values
+                key, tuple((branch, prompt.strength) for branch, prompt in chosen), conditioning, chosen[0][1].values
             )
         return self._batches[key]
 

@@ -36,8 +36,8 @@ class Prediction(NamedTuple):
     """What one model call says of the clean latent, fp32 `[batch, channels, ...]`."""
 
     denoised: Tensor
-    """What guidance made of the sides, and a mask of that."""
-    sides: Sequence[Tensor]
+    """What guidance made of the branches, and a mask of that."""
+    branches: Sequence[Tensor]
     """The positive, and the negative if there is one; none where a step cache answered in the guidance's place."""
 
 
@@ -62,8 +62,8 @@ class _Computed:
         arguments, keywords = self.arguments, self.keywords
         if self.positions:
             arguments = arguments.copy()
-            for place, number in self.positions:
-                arguments[place] = values[number]
+            for position, number in self.positions:
+                arguments[position] = values[number]
         if self.named:
             keywords = keywords | {name: values[number] for name, number in self.named}
         return self.function(*arguments, **keywords)
@@ -75,7 +75,7 @@ class _PendingCall:
 
     x: int
     sigma: Tensor
-    sides: bool
+    has_branches: bool
 
 
 _Entry = _Computed | _PendingCall | Draw | StepEvent
@@ -115,7 +115,7 @@ class DeviceProgram:
 
     def _replay(self, x: Tensor, sources: Sequence[Drawn], on_step: OnStep) -> Steps:
         values = {0: x}
-        sides: Sequence[Tensor] = ()
+        branches: Sequence[Tensor] = ()
         for step in self._steps:
             entry, number = step.entry, step.makes
             if isinstance(entry, _Computed):
@@ -123,9 +123,9 @@ class DeviceProgram:
             elif isinstance(entry, _PendingCall):
                 answer = yield ModelRequest(values[entry.x], entry.sigma)
                 values[number] = answer.denoised
-                if entry.sides:
-                    sides = answer.sides or sides
-                    positive, negative = sides if len(sides) > 1 else (sides[0], torch.zeros_like(sides[0]))
+                if entry.has_branches:
+                    branches = answer.branches or branches
+                    positive, negative = branches if len(branches) > 1 else (branches[0], torch.zeros_like(branches[0]))
                     values[number + 1], values[number + 2] = positive, negative
             elif isinstance(entry, Draw):
                 values[number] = sources[entry.source](entry.start, entry.end, entry.clip)
@@ -138,17 +138,17 @@ class DeviceProgram:
     def _prepared(self, program: Program) -> list[_Step]:
         entries: list[tuple[_Entry, int]] = []
         count, last_use = 1, {0: -1}
-        for place, entry in enumerate(program.entries):
+        for position, entry in enumerate(program.entries):
             for value in _used(entry):
-                last_use[value] = place
-            made = _made(entry)
-            last_use |= dict.fromkeys(range(count, count + made), place)
+                last_use[value] = position
+            value_count = _value_count(entry)
+            last_use |= dict.fromkeys(range(count, count + value_count), position)
             entries.append((self._ready(entry), count))
-            count += made
+            count += value_count
         dying: list[list[int]] = [[] for _ in entries]
-        for value, place in last_use.items():
-            if value != program.result and place >= 0:
-                dying[place].append(value)
+        for value, position in last_use.items():
+            if value != program.result and position >= 0:
+                dying[position].append(value)
         return [_Step(entry, makes, tuple(dead)) for (entry, makes), dead in zip(entries, dying, strict=True)]
 
     def _ready(self, entry: Operation | Draw | ModelEvaluation | StepEvent) -> _Entry:
@@ -159,16 +159,16 @@ class DeviceProgram:
     def _computed(self, entry: Operation) -> _Computed:
         wants = ELEMENTWISE.get(entry.name, 0)
         arguments: list[Any] = []
-        for place, argument in enumerate(entry.arguments):
+        for position, argument in enumerate(entry.arguments):
             number = isinstance(argument, bool | int | float)
             tensor = (
                 torch.tensor(argument, dtype=torch.float64 if isinstance(argument, float) else None) if number else None
             )
-            arguments.append(tensor if place < wants and number else self._value(argument))
+            arguments.append(tensor if position < wants and number else self._value(argument))
         return _Computed(
             function=function_of(entry.name),
             arguments=arguments,
-            positions=[(place, arg.value) for place, arg in enumerate(entry.arguments) if isinstance(arg, Ref)],
+            positions=[(position, arg.value) for position, arg in enumerate(entry.arguments) if isinstance(arg, Ref)],
             keywords={name: self._value(argument) for name, argument in entry.keywords.items()},
             named=[(name, argument.value) for name, argument in entry.keywords.items() if isinstance(argument, Ref)],
         )
@@ -221,8 +221,8 @@ def _check_latents(like: Tensor, *latents: Tensor) -> None:
             raise ValueError(f"a latent of {list(latent.shape)} in {latent.dtype}")
 
 
-def _made(entry: Operation | Draw | ModelEvaluation | StepEvent) -> int:
-    """How many values an entry makes."""
+def _value_count(entry: Operation | Draw | ModelEvaluation | StepEvent) -> int:
+    """Return the number of values that an entry makes."""
     if isinstance(entry, ModelEvaluation):
         return 3 if entry.sides else 1
     return 0 if isinstance(entry, StepEvent) else 1

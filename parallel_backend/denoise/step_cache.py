@@ -29,7 +29,7 @@ Run = Callable[[Sequence[Batch]], list[Tensor | None]]
 
 
 Combine = Callable[..., Tensor]
-"""The guidance of a call's outputs; only `moved` (see `Guidance.sides`) is left to be given."""
+"""The guidance of a call's outputs; only `moved` (see `Guidance.averages`) is left to be given."""
 
 
 class StepCache(Protocol):
@@ -98,11 +98,11 @@ class EasyCache:
         computed = iter(run([batch for batch in batches if not skipped.issuperset(batch.key)]))
         for batch in batches:
             if skipped.issuperset(batch.key):
-                kept = {number: (latent + self._added[number]).to(latent.dtype) for number in batch.key}
-                outputs.append(torch.cat([*kept.values()]))
+                reused = {number: (latent + self._added[number]).to(latent.dtype) for number in batch.key}
+                outputs.append(torch.cat([*reused.values()]))
                 if latent is x and CONCAT not in batch.conditioning:
                     # ComfyUI's node adds in place: where nothing was cast or joined, the output is then taken from that.
-                    self._moved |= kept
+                    self._moved |= reused
                 continue
             output = next(computed)
             assert output is not None
@@ -124,12 +124,12 @@ class EasyCache:
         """The prompts that are not computed in this call, the same on every rank."""
         if self._first is None:
             self._first = groups[0][0]
-        found: set[int] = set()
+        to_skip: set[int] = set()
         for group in groups:
             known = self._known.issuperset(group)
-            if (found and known) or (self._first in group and self._change.is_small(latent, known)):
-                found |= set(group)
-        return found
+            if (to_skip and known) or (self._first in group and self._change.is_small(latent, known)):
+                to_skip |= set(group)
+        return to_skip
 
 
 class LazyCache:

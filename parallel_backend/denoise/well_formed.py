@@ -71,7 +71,7 @@ class _Check:
             )
         for number, entry in enumerate(program.entries):
             try:
-                self._kinds.extend(self._made(entry))
+                self._kinds.extend(self._results(entry))
             except _Wrong as wrong:
                 self._must(False, f"{wrong} in entry {number}")
         self._must(0 <= program.result < len(self._kinds) and self._kinds[program.result] == LATENT, "no result")
@@ -83,7 +83,7 @@ class _Check:
                 "pack everywhere, or another sampler."
             )
 
-    def _made(self, entry: Operation | Draw | ModelEvaluation | StepEvent) -> Iterator[_Kind]:
+    def _results(self, entry: Operation | Draw | ModelEvaluation | StepEvent) -> Iterator[_Kind]:
         match entry:
             case Operation():
                 yield self._operation(entry)

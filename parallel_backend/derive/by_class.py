@@ -29,10 +29,10 @@ class ByClass:
 
     def conditioning(self, sizes: Sizes, prompt: Mapping[str, Any]) -> Conditioning:
         """Return the conditioning that the class's `extra_conds` makes of a prompt, for one row."""
-        made = Conditioning({})
-        for name, each in conditioning_of(self._base, [self.latent(sizes)], prompt).items():
-            flatten(NAMES.get(name, name), each.cond, made.tensors, made.values)
-        return made
+        conditioning = Conditioning({})
+        for name, entry in conditioning_of(self._base, [self.latent(sizes)], prompt).items():
+            flatten(NAMES.get(name, name), entry.cond, conditioning.tensors, conditioning.values)
+        return conditioning
 
     def latent(self, sizes: Sizes) -> Tensor:
         """Return noise `[rows, channels, (frames,) height, width]`."""
@@ -46,7 +46,7 @@ class ByClass:
             TypeError: the model takes several latents.
         """
         sigma = float(self._base.model_sampling.sigma_max) * STRENGTH
-        made = own_call(self._base, [self.latent(sizes)], prompt, sigma)
-        if not isinstance(made.latent, Tensor):
+        class_call = own_call(self._base, [self.latent(sizes)], prompt, sigma)
+        if not isinstance(class_call.latent, Tensor):
             raise TypeError("its latent is several ones packed together")
-        return ModelCall(made.latent, made.timestep, made.arguments, made.options)
+        return ModelCall(class_call.latent, class_call.timestep, class_call.arguments, class_call.options)

@@ -38,12 +38,12 @@ class CallKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sizes: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
-    def unlike(self, other: CallKind) -> str:
+    def difference(self, kind: CallKind) -> str:
         """What another kind has that this one has not, or the other way round, in words; empty where it is the same."""
-        sizes, added = {*self.sizes, *other.sizes}, {*self.options, *other.options}
+        sizes, added = {*self.sizes, *kind.sizes}, {*self.options, *kind.options}
         for mine, its in (
-            (dict(self.tensors), dict(other.tensors)),
-            (self._compared(sizes, added), other._compared(sizes, added)),
+            (dict(self.tensors), dict(kind.tensors)),
+            (self._compared(sizes, added), kind._compared(sizes, added)),
         ):
             for name in sorted(mine.keys() | its.keys()):
                 if name not in mine:
@@ -54,11 +54,11 @@ class CallKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     return f"{name} in the conditioning ({its[name]} where it was {mine[name]})"
         return ""
 
-    def with_sizes(self, others: Iterable[CallKind]) -> CallKind:
+    def with_sizes(self, kinds: Iterable[CallKind]) -> CallKind:
         """With what differs in calls of other sizes taken for a size."""
         sizes = set(self.sizes)
-        for other in others:
-            its = dict(other.values)
+        for kind in kinds:
+            its = dict(kind.values)
             sizes |= {name for name, value in self.values if type(value) is int and its.get(name, value) != value}
         return msgspec.structs.replace(self, sizes=tuple(sorted(sizes)))
 

@@ -34,13 +34,13 @@ class ModelParts:
     """
 
     blocks: tuple[str, ...]
-    behind: tuple[str, ...]
+    after_blocks: tuple[str, ...]
     around: tuple[str, ...]
 
     @property
     def every(self) -> tuple[str, ...]:
         """All of them."""
-        return self.blocks + self.behind + self.around
+        return self.blocks + self.after_blocks + self.around
 
 
 def find_parts(model: nn.Module, call: ModelCall) -> ModelParts:
@@ -60,63 +60,65 @@ def find_parts(model: nn.Module, call: ModelCall) -> ModelParts:
     blocks = dict.fromkeys(path for within in seen.entered for path in within if path in attending)
     last = max((number for number, within in enumerate(seen.entered) if {*within} & attending), default=-1)
     around = {parent for path in attending for parent in _parents(path)}
-    behind = (next((path for path in within if path not in around), "") for within in seen.entered[last + 1 :])
+    after_blocks = (next((path for path in within if path not in around), "") for within in seen.entered[last + 1 :])
     calling = dict.fromkeys(each.within[0] for each in seen.attentions if each.within[0] not in attending)
-    return ModelParts(tuple(blocks), tuple(dict.fromkeys(filter(None, behind))), tuple(calling))
+    return ModelParts(tuple(blocks), tuple(dict.fromkeys(filter(None, after_blocks))), tuple(calling))
 
 
 def look_closely(model: nn.Module, call: ModelCall, parts: ModelParts) -> Sites:
     """Each row, column and frame of the latent is disturbed once, then of each argument that has those, and the text."""
     base = first_runs(model, call, parts.every)
-    if any(bool(each.any()) for each in changed_places(base, first_runs(model, call, parts.every)).values()):
+    if any(bool(each.any()) for each in changed_locations(base, first_runs(model, call, parts.every)).values()):
         raise Undescribed("its blocks are given something else each time, as if it drew random numbers")
     tokens = _tokens(model, call, parts, base, "")
     for of in call.pictured:
         with suppress(Undescribed):  # one that chooses what the model does, as masks may, has no tokens
-            more = changed_places(base, first_runs(model, call.disturbed(0, slice(None), of), parts.every))
-            if any(bool(each.any()) for place, each in more.items() if not tokens[place]):
+            more = changed_locations(base, first_runs(model, call.disturbed(0, slice(None), of), parts.every))
+            if any(bool(each.any()) for location, each in more.items() if not tokens[location]):
                 tokens |= {
-                    place: found
-                    for place, found in _tokens(model, call, parts, base, of).items()
-                    if found and not tokens[place]
+                    location: location_tokens
+                    for location, location_tokens in _tokens(model, call, parts, base, of).items()
+                    if location_tokens and not tokens[location]
                 }
     text = call.arguments.get("context")
     reached: frozenset[Placed] = frozenset()
     if isinstance(text, Tensor):
-        other = replace(call, arguments={**call.arguments, "context": text + noise_like(text)})
-        changed = changed_places(base, first_runs(model, other, parts.every))
-        reached = frozenset(place for place, each in changed.items() if bool(each.any()))
+        changed_call = replace(call, arguments={**call.arguments, "context": text + noise_like(text)})
+        changed = changed_locations(base, first_runs(model, changed_call, parts.every))
+        reached = frozenset(location for location, each in changed.items() if bool(each.any()))
     return _sites(base, tokens, reached, call)
 
 
 def _tokens(
     model: nn.Module, call: ModelCall, parts: ModelParts, base: Mapping[str, ModuleCall], of: str
 ) -> dict[Placed, Tokens | None]:
-    """Where tokens of the latent are, or of an argument."""
+    """Find the tokens of the latent, or of an argument, at each location."""
     changes = [
         [
-            changed_places(base, first_runs(model, call.disturbed(axis, slice(at, at + 1), of), parts.every))
+            changed_locations(base, first_runs(model, call.disturbed(axis, slice(at, at + 1), of), parts.every))
             for at in range(size)
         ]
         for axis, size in enumerate(call.latent.shape[2:])
     ]
-    found = {
-        place: find_tokens([torch.stack([each[place] for each in axis]) for axis in changes]) for place in changes[0][0]
+    tokens = {
+        location: find_tokens([torch.stack([each[location] for each in axis]) for axis in changes])
+        for location in changes[0][0]
     }
-    return {place: each and replace(each, of=of) for place, each in found.items()}
+    return {location: each and replace(each, of=of) for location, each in tokens.items()}
 
 
 def look_again(model: nn.Module, call: ModelCall, parts: ModelParts, known: Sites) -> Sites:
     """At another size: the whole latent is disturbed once, and whole arguments whose tokens are known."""
     base = first_runs(model, call, parts.every)
-    sources = {found.of for site in known.values() for found in site.tokens.values()}
+    sources = {site_tokens.of for site in known.values() for site_tokens in site.tokens.values()}
     changed = {
-        of: changed_places(base, first_runs(model, call.disturbed(0, slice(None), of), parts.every)) for of in sources
+        of: changed_locations(base, first_runs(model, call.disturbed(0, slice(None), of), parts.every))
+        for of in sources
     }
     tokens = {
-        (path, place): moved(found, changed[found.of][path, place], call.latent.shape[2:])
+        (path, location): moved(site_tokens, changed[site_tokens.of][path, location], call.latent.shape[2:])
         for path, site in known.items()
-        for place, found in site.tokens.items()
+        for location, site_tokens in site.tokens.items()
     }
     return _sites(base, tokens, frozenset(), call)
 
@@ -127,8 +129,8 @@ def _sites(
     return {
         path: CallSite(
             run,
-            {place: found for (each, place), found in tokens.items() if each == path and found},
-            frozenset(place for each, place in reached if each == path),
+            {location: site_tokens for (each, location), site_tokens in tokens.items() if each == path and site_tokens},
+            frozenset(location for each, location in reached if each == path),
             call.latent.shape[0],
             call.latent.shape[2] if call.latent.ndim > 4 else 1,
             call.latents,
@@ -147,8 +149,8 @@ def first_runs(model: nn.Module, call: ModelCall, paths: Sequence[str]) -> dict[
     return runs
 
 
-def changed_places(base: Mapping[str, ModuleCall], runs: Mapping[str, ModuleCall]) -> dict[Placed, Tensor]:
-    """Where what a part is given is another."""
+def changed_locations(base: Mapping[str, ModuleCall], runs: Mapping[str, ModuleCall]) -> dict[Placed, Tensor]:
+    """Return the changed elements of each tensor that a part receives, by location."""
     changed = {}
     for path, run in base.items():
         for name, value in run.values.items():

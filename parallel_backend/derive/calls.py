@@ -81,7 +81,11 @@ class ModelCall:
             name: [tuple(each.shape) for each in tree_leaves(value) if isinstance(each, Tensor)]
             for name, value in self.arguments.items()
         }
-        return {name: found for name, found in shapes.items() if found and all(len(each) == dims for each in found)}
+        return {
+            name: tensor_shapes
+            for name, tensor_shapes in shapes.items()
+            if tensor_shapes and all(len(each) == dims for each in tensor_shapes)
+        }
 
     @property
     def pictured(self) -> tuple[str, ...]:

@@ -54,8 +54,8 @@ def _first(small: Small) -> tuple[Subject, Derived]:
     for number, subject in enumerate(subjects_of(small)):
         again = functools.partial(_numbered, number)
         try:
-            found = derived_reduced(small, [subject], again) or derive([subject])
-            return subject, with_costs(small, [subject], found)
+            derived = derived_reduced(small, [subject], again) or derive([subject])
+            return subject, with_costs(small, [subject], derived)
         except Refused as error:
             refused = refused or error
     assert refused is not None

@@ -41,12 +41,12 @@ class DeclarationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     def with_answer(self, answer: DeriveReply) -> DeclarationRecord:
         """With one more, and without those that it makes superfluous, or that are too many."""
-        others = [each for each in self.answers if each.declaration != answer.declaration]
+        other_answers = [each for each in self.answers if each.declaration != answer.declaration]
         same = [each for each in self.answers if answer.declaration and each.declaration == answer.declaration]
         kinds = [kind for each in (*same, answer) for kind in each.kinds]
         compiled = answer.compiled and all(each.compiled for each in same)
         merged = msgspec.structs.replace(answer, kinds=tuple(dict.fromkeys(kinds))[-MOST_KINDS:], compiled=compiled)
-        answers = [*(others if answer.declaration else self.answers), merged]
+        answers = [*(other_answers if answer.declaration else self.answers), merged]
         while sum(len(each.kinds) for each in answers) > MOST_KINDS and len(answers) > 1:
             answers = answers[1:]
         return msgspec.structs.replace(self, answers=tuple(answers))
@@ -60,16 +60,16 @@ class DeclarationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 def unlike(known: Collection[CallKind], kinds: Collection[CallKind]) -> str:
     """What the first of some kinds has that none of the known ones has, in words; empty where all are known."""
     for kind in kinds:
-        found = [each.unlike(kind) for each in known]
-        if all(found):
-            return found[0] if found else "calls of any kind"
+        differences = [each.difference(kind) for each in known]
+        if all(differences):
+            return differences[0] if differences else "calls of any kind"
     return ""
 
 
 def key_of(kind: str, configuration: Mapping[str, Any], sources: Sequence[tuple[str, str]]) -> str:
     """What an answer depends on: the class, what ComfyUI has found the file to be, the class's sources, this pack, and torch."""
-    said = sorted((name, str(value)) for name, value in configuration.items() if name not in NOT_THE_FILES)
-    return "\n".join(["derived", kind, *map(str, (said, tuple(sources), code_digest(), torch.__version__))])
+    settings = sorted((name, str(value)) for name, value in configuration.items() if name not in NOT_THE_FILES)
+    return "\n".join(["derived", kind, *map(str, (settings, tuple(sources), code_digest(), torch.__version__))])
 
 
 def load(key: str, folder: Path | None = None) -> DeclarationRecord | None:
@@ -77,9 +77,9 @@ def load(key: str, folder: Path | None = None) -> DeclarationRecord | None:
     return _store(folder).read(key)
 
 
-def save(key: str, kept: DeclarationRecord, folder: Path | None = None) -> None:
-    """Keep it if that can be."""
-    _store(folder).write(key, kept)
+def save(key: str, record: DeclarationRecord, folder: Path | None = None) -> None:
+    """Write the record to disk if the folder is writable."""
+    _store(folder).write(key, record)
 
 
 def all_kept(folder: Path | None = None) -> tuple[DeclarationRecord, ...]:

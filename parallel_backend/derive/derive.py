@@ -56,9 +56,9 @@ def proved(subjects: Sequence[Subject], declaration: Declaration, limit: float =
 
 
 @torch.inference_mode()
-def proved_compiled(subjects: Sequence[Subject], found: Derived, limit: float = LIMIT) -> DeclarationProof:
-    """Of what was proved, whether it holds with its blocks compiled."""
-    return _proved(subjects, found.declaration, COMPILED, limit, COMPILER).proof
+def proved_compiled(subjects: Sequence[Subject], derived: Derived, limit: float = LIMIT) -> DeclarationProof:
+    """Prove a derived declaration again, with its blocks compiled."""
+    return _proved(subjects, derived.declaration, COMPILED, limit, COMPILER).proof
 
 
 @torch.inference_mode()
@@ -66,13 +66,13 @@ def first_proved(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
     """As `derive`. Raises Undescribed: with the reason."""
     failed: DeclarationProof | None = None
     whole: Derived | None = None
-    for found in candidates(subjects[0]):
-        each = _proved(subjects, found.sent(), {**WHOLE, **IN_PATCHES}, limit)
-        if each.proof.holds:
-            return each
-        failed = failed or each.proof
-        if whole is None and each.proof.holds_for(WHOLE):
-            uncut = _proved(subjects, replace(found, whole_picture=True), WHOLE, limit)
+    for declaration in candidates(subjects[0]):
+        derived = _proved(subjects, declaration.sent(), {**WHOLE, **IN_PATCHES}, limit)
+        if derived.proof.holds:
+            return derived
+        failed = failed or derived.proof
+        if whole is None and derived.proof.holds_for(WHOLE):
+            uncut = _proved(subjects, replace(declaration, whole_picture=True), WHOLE, limit)
             whole = uncut if uncut.proof.holds else None
     if whole is not None:
         return whole
@@ -106,7 +106,7 @@ def _calls(subject: Subject, declaration: Declaration) -> list[ModelCall]:
 
     larger = (height + 2 * high - odd * (high > 1), width + wide), (2 * height, 2 * width)
     for rows, picture in itertools.product((2, 1) if subject.batches else (1,), larger):
-        other = subject.call(Sizes((*frames, *picture), subject.sizes.text + 2, rows))
-        if other.fits(subject.model):
+        larger_call = subject.call(Sizes((*frames, *picture), subject.sizes.text + 2, rows))
+        if larger_call.fits(subject.model):
             break
-    return [subject.call(subject.sizes), other]
+    return [subject.call(subject.sizes), larger_call]

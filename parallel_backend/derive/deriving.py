@@ -63,11 +63,11 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
     every = [[*fitting_groups(model, path, members)] for path, members in blocks.items()]
     between = [[*fitting_additions(model, path, seen)] for path in _adding(parts, first, order)]
     for chosen in itertools.islice(itertools.product(*every, *between), MOST):
-        fitting = tuple(_cut_alike(chosen))
+        fitting = tuple(_cut_equally(chosen))
         yield d.Declaration(
             groups=fitting[: len(every)],
             between=fitting[len(every) :],
-            output_layers=tuple(fitting_heads(parts.behind, seen)),
+            output_layers=tuple(fitting_heads(parts.after_blocks, seen)),
             attention_heads=Constant(heads),
             text_width=Constant(text.shape[-1] if isinstance(text, Tensor) else 0),
             joint_text=_has_text(fitting, first),
@@ -82,14 +82,14 @@ def _adding(parts: ModelParts, sites: Sites, order: Sequence[str]) -> list[str]:
     ]
 
 
-def _cut_alike(groups: Sequence[d.BlockGroup | None]) -> list[d.BlockGroup]:
+def _cut_equally(groups: Sequence[d.BlockGroup | None]) -> list[d.BlockGroup]:
     """Those that there are, cut between the same parts of frames: one block leaves its tokens to another as they are."""
-    found = [group for group in groups if group is not None]
-    kinds = [kind for group in found for kind in group.streams.values() if isinstance(kind, d.LatentTokens)]
+    present = [group for group in groups if group is not None]
+    kinds = [kind for group in present for kind in group.streams.values() if isinstance(kind, d.LatentTokens)]
     parts = {kind.parts_per_frame for kind in kinds if kind.parts_per_frame}
     if len(parts) > 1:
         raise Undescribed(f"its blocks have something of parts of several sizes ({', '.join(map(str, sorted(parts)))})")
-    return [replace(group, streams=cut_by(group.streams, *parts)) for group in found] if parts else found
+    return [replace(group, streams=cut_by(group.streams, *parts)) for group in present] if parts else present
 
 
 def _first_that_runs(subject: Subject, unit: int) -> tuple[list[Sizes], ModelParts]:
@@ -99,8 +99,8 @@ def _first_that_runs(subject: Subject, unit: int) -> tuple[list[Sizes], ModelPar
         sizes = [_sizes(subject.sizes, larger * unit, factors, text + longer) for factors, text in SIZES]
         try:
             parts = find_parts(subject.model, subject.call(sizes[0]))
-            for each in sizes[1:]:
-                trace(subject.model, subject.call(each))
+            for size in sizes[1:]:
+                trace(subject.model, subject.call(size))
             return sizes, parts
         except Undescribed as error:
             failed = failed or error
@@ -119,7 +119,9 @@ def unit_of(model: nn.Module) -> int:
 def _sizes(example: Sizes, unit: int, factors: Sequence[int], text: int) -> Sizes:
     """Even ones, of as many dimensions as are given; a single frame stays one."""
     *frames, _, _ = example.picture
-    return Sizes((*(factors[0] if each > 1 else 1 for each in frames), unit * factors[1], unit * factors[2]), text)
+    return Sizes(
+        (*(factors[0] if frame_count > 1 else 1 for frame_count in frames), unit * factors[1], unit * factors[2]), text
+    )
 
 
 def _step(sites: Sites) -> tuple[int, ...]:
@@ -146,9 +148,9 @@ def _names(model: nn.Module, step: tuple[int, ...]) -> bool:
 
 def _pads(subject: Subject, sizes: Sizes, step: Sequence[int]) -> bool:
     """Whether the model takes a latent that does not divide into tokens, and gives one of its size."""
-    if all(each == 1 for each in step):
+    if all(stride == 1 for stride in step):
         return True
-    odd = tuple(size + (each > 1) for size, each in zip(sizes.picture, step, strict=True))
+    odd = tuple(size + (stride > 1) for size, stride in zip(sizes.picture, step, strict=True))
     try:
         call = subject.make(Sizes(odd, sizes.text))
         return call.of(subject.model).shape[2:] == call.latent.shape[2:]

@@ -71,15 +71,17 @@ class Description:
         for name, value in site.run.values.items():
             if unseen := unreadable(value):
                 raise Undescribed(f"{self.path} is given an object of the class {unseen} as {name}")
-            found = [site.tokens.get((name, number)) for number in range(len(tensors_in(value)))]
-            tokens = next(filter(None, found), None)
+            tokens_by_number = [site.tokens.get((name, number)) for number in range(len(tensors_in(value)))]
+            tokens = next(filter(None, tokens_by_number), None)
             if tokens is not None and not isinstance(value, Tensor):
                 raise Undescribed(f"{self.path} is given the picture's tokens in a {type(value).__name__} as {name}")
             if tokens is not None:
                 self._note(name, tuple(range(tokens.dim, tokens.dim + (len(tokens.step) if tokens.grid else 1))))
         self.pictured = tuple(self._dims)
-        others = [name for name, value in site.run.values.items() if name not in self._dims and _may_be_tokens(value)]
-        for name in sorted(others, key=lambda name: (name, 0) not in site.text):
+        other_names = [
+            name for name, value in site.run.values.items() if name not in self._dims and _may_be_tokens(value)
+        ]
+        for name in sorted(other_names, key=lambda name: (name, 0) not in site.text):
             self._note(name, (1,))
         for number in range(len(self.probe.attentions)):
             self._attention(number)
@@ -109,21 +111,21 @@ class Description:
         values = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         if not all(value is None or isinstance(value, Tensor) for value in values):
             raise Undescribed(f"{self.path} returns something besides tensors")
-        found: list[str] = []
-        places = iter(range(len(values)))
+        streams: list[str] = []
+        numbers = iter(range(len(values)))
         for value in values:
             if value is None:
-                found.append("")
+                streams.append("")
                 continue
-            place = next(places)
-            fits = [name for name in self.streams if is_run(self._follows[name].returned[place], self.length(name))]
+            number = next(numbers)
+            fits = [name for name in self.streams if is_run(self._follows[name].returned[number], self.length(name))]
             if not fits:
                 raise Undescribed(
-                    f"value {len(found) + 1} that {self.path} returns has not the tokens of what it is given"
+                    f"value {len(streams) + 1} that {self.path} returns has not the tokens of what it is given"
                 )
-            found.append(next((name for name in fits if name not in found), fits[0]))
-        left = iter([name for name in self.streams if name not in found])
-        return tuple(name or next(left, self.streams[0]) for name in found)
+            streams.append(next((name for name in fits if name not in streams), fits[0]))
+        remaining = iter([name for name in self.streams if name not in streams])
+        return tuple(name or next(remaining, self.streams[0]) for name in streams)
 
     @cached_property
     def attends_in(self) -> str:
@@ -154,19 +156,21 @@ class Description:
         placed = d.LatentTokens(grid=first.grid, dim=first.dim)
         for rule in starts([(each.length, each.count, each.start) for each in tokens]):
             if rule == placed.start:
-                yield from (replace(placed, start=AlignedToEnd(), trailing=each) for each in self._behind(tokens))
+                yield from (
+                    replace(placed, start=AlignedToEnd(), trailing=each) for each in self._trailing_latents(tokens)
+                )
             yield replace(placed, start=rule)
 
-    def _behind(self, tokens: Sequence[Tokens]) -> Iterator[TokensOfLatents]:
-        """Latents that fill what is behind the picture's tokens at all sizes."""
+    def _trailing_latents(self, tokens: Sequence[Tokens]) -> Iterator[TokensOfLatents]:
+        """Yield the latents whose tokens follow the picture's tokens at all sizes."""
         latents, first = self.sites[0].latents, tokens[0]
         for count in range(1, len(latents) + 1):
             for names in itertools.combinations(latents, count):
-                made = [
+                token_counts = [
                     sum(Picture(shape, each.step).tokens for name in names for shape in site.latents[name])
                     for site, each in zip(self.sites, tokens, strict=True)
                 ]
-                if made == [each.length - each.start - each.count for each in tokens]:
+                if token_counts == [each.length - each.start - each.count for each in tokens]:
                     yield TokensOfLatents(names, first.step)
 
     def _note(self, name: str, dims: tuple[int, ...]) -> None:
@@ -174,12 +178,12 @@ class Description:
         self._dims[name] = dims
         self._follows[name] = self.probe.follow(name, 0, dims)
 
-    def _laid(self, found: Mapping[str, Tensor]) -> tuple[str, ...]:
+    def _laid(self, followed: Mapping[str, Tensor]) -> tuple[str, ...]:
         """The tensors whose tokens an operand has, one behind the other, by what its places follow of each; empty if not so."""
         order: list[str] = []
-        at, length = 0, next(iter(found.values())).numel() if found else 0
+        at, length = 0, next(iter(followed.values())).numel() if followed else 0
         while at < length:
-            fits = (name for name, places in found.items() if self._is_run_at(name, places, at))
+            fits = (name for name, positions in followed.items() if self._is_run_at(name, positions, at))
             name = next(fits, None)
             if name is None or name in order:
                 return ()
@@ -187,20 +191,20 @@ class Description:
             at += self.length(name)
         return tuple(order)
 
-    def _is_run_at(self, name: str, places: Tensor, at: int) -> bool:
+    def _is_run_at(self, name: str, positions: Tensor, at: int) -> bool:
         """Whether a tensor's tokens come there; behind all others, of text its first ones may do."""
-        run, length = places[at : at + self.length(name)], self.length(name)
+        run, length = positions[at : at + self.length(name)], self.length(name)
         return is_run(run, run.numel() if name not in self.pictured and run.numel() else length)
 
     def _attention(self, number: int) -> None:
-        """What kind an attention is of, and whose tokens its queries are."""
+        """Determine the kind of an attention and the streams of its queries."""
         operands = self.probe.attentions[number].operands
         keys = self._laid({name: each.v[number] for name, each in self._follows.items()})
         queries = {name: each.q[number] for name, each in self._follows.items()}
-        at, alike = 0, operands.q.shape[2] == operands.k.shape[2] and bool(keys)
+        at, same_tokens = 0, operands.q.shape[2] == operands.k.shape[2] and bool(keys)
         for name in keys:
-            alike, at = alike and self._is_run_at(name, queries[name], at), at + self.length(name)
-        if alike:
+            same_tokens, at = same_tokens and self._is_run_at(name, queries[name], at), at + self.length(name)
+        if same_tokens:
             if at > operands.k.shape[2]:
                 self.attended[keys[-1]] = self.length(keys[-1]) - (at - operands.k.shape[2])
             self.attentions.append(
@@ -209,11 +213,11 @@ class Description:
             self.queries.append(keys)
             return
         reached = [
-            places
+            positions
             for name in self.pictured
-            for places in (self._follows[name].k[number], self._follows[name].v[number])
+            for positions in (self._follows[name].k[number], self._follows[name].v[number])
         ]
-        if any(bool((places != NOTHING).any()) for places in reached):
+        if any(bool((positions != NOTHING).any()) for positions in reached):
             raise Undescribed(
                 f"attention {number + 1} of {self.path} has keys of the picture that are not laid as its queries"
             )
@@ -221,9 +225,9 @@ class Description:
         self.queries.append(self._laid(queries))
 
     def _is_carried(self, name: str) -> bool:
-        """Whether text is given back token by token."""
+        """Return true if the block returns the text token by token."""
         returned = self._follows[name].returned
-        return (name, 0) in self.sites[0].text and any(is_run(places, self.length(name)) for places in returned)
+        return (name, 0) in self.sites[0].text and any(is_run(positions, self.length(name)) for positions in returned)
 
 
 def _may_be_tokens(value: Any) -> bool:

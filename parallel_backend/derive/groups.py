@@ -39,8 +39,12 @@ def grouped(model: nn.Module, blocks: Sequence[str]) -> Mapping[str, list[str]]:
 
 def members_of(model: nn.Module, group: str) -> list[str]:
     """The names of a list's members, or of a block by itself."""
-    found = model.get_submodule(group)
-    return [f"{group}.{name}" for name, _ in found.named_children()] if isinstance(found, nn.ModuleList) else [group]
+    submodule = model.get_submodule(group)
+    return (
+        [f"{group}.{name}" for name, _ in submodule.named_children()]
+        if isinstance(submodule, nn.ModuleList)
+        else [group]
+    )
 
 
 def not_apart(group: str) -> Undescribed:
@@ -56,28 +60,28 @@ def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) 
     """
     first = members[0]
     streams: dict[str, list[d.StreamKind]] = {}
-    for each in members:
-        for name in each.streams:
-            kinds = [*each.kinds(name)]
+    for member in members:
+        for name in member.streams:
+            kinds = [*member.kinds(name)]
             if streams.setdefault(name, kinds) != kinds:
                 raise Undescribed(f"its blocks of {path} have different streams")
-    if any(each.attends_in != first.attends_in for each in members):
+    if any(member.attends_in != first.attends_in for member in members):
         raise Undescribed(f"its blocks of {path} call attention in several ways")
     arguments: dict[str, list[d.Argument]] = {}
-    for each in members:
-        for name, value in each.sites[0].run.values.items():
+    for member in members:
+        for name, value in member.sites[0].run.values.items():
             if name not in streams and value is not None:
-                fitting = argument_kinds(each, name)
+                fitting = argument_kinds(member, name)
                 arguments[name] = [kind for kind in arguments.get(name, fitting) if kind in fitting]
                 if not arguments[name]:
                     raise Undescribed(
                         f"what its blocks of {path} are given as {name} goes with nothing that has a name"
                     )
-    returns = max((each.returns for each in members), key=lambda names: len({*names}))
-    if any(len(each.returns) != len(returns) for each in members):
+    returns = max((member.returns for member in members), key=lambda names: len({*names}))
+    if any(len(member.returns) != len(returns) for member in members):
         raise Undescribed(f"its blocks of {path} return different numbers of values")
     attentions = _attentions(model, path, members)
-    parts = max(each.parts for each in members)
+    parts = max(member.parts for member in members)
     for placed in itertools.product(*streams.values()):
         for chosen in itertools.product(*arguments.values()):
             yield d.BlockGroup(
@@ -142,10 +146,10 @@ def _attentions(
     if len(kinds) == 1:
         return kinds[0]
     inside = [{name for name, _ in model.get_submodule(each.path).named_modules()} for each in members]
-    for one, other in itertools.permutations(kinds[:2]):
-        own = [names for names, each in zip(inside, members, strict=True) if tuple(each.attentions) == one]
-        others = [names for names, each in zip(inside, members, strict=True) if tuple(each.attentions) != one]
-        marks = set.intersection(*own) - set.union(*others)
+    for first, second in itertools.permutations(kinds[:2]):
+        own = [names for names, each in zip(inside, members, strict=True) if tuple(each.attentions) == first]
+        other_modules = [names for names, each in zip(inside, members, strict=True) if tuple(each.attentions) != first]
+        marks = set.intersection(*own) - set.union(*other_modules)
         if marks and len(kinds) == 2:
-            return AttentionsBySubmodule(min(marks, key=lambda name: (len(name), name)), one, other)
+            return AttentionsBySubmodule(min(marks, key=lambda name: (len(name), name)), first, second)
     raise Undescribed(f"its blocks of {path} call attention in ways that their modules do not tell apart")

@@ -38,7 +38,10 @@ def interleaved_blocks_of(
         Undescribed: they take turns in a way that has no name, or not all members of a list are known.
     """
     known = [path for members in blocks.values() for path in (block.path for block in members)]
-    partly = next((group for group, found in blocks.items() if len(found) < len(members_of(subject.model, group))), "")
+    partly = next(
+        (group for group, descriptions in blocks.items() if len(descriptions) < len(members_of(subject.model, group))),
+        "",
+    )
     try:
         groups = [path.rpartition(".")[0] for path in _order(subject, call, blocks)] if len(blocks) > 1 else []
     except Undescribed:
@@ -52,9 +55,9 @@ def interleaved_blocks_of(
         return None
     if len(blocks) != 2:
         raise Undescribed(f"its blocks of {' and '.join(blocks)} take turns")
-    first, other = blocks
+    first, second = blocks
     return InterleavedBlocks(
-        first, other, tuple(groups[:at].count(first) - 1 for at, path in enumerate(groups) if path == other)
+        first, second, tuple(groups[:at].count(first) - 1 for at, path in enumerate(groups) if path == second)
     )
 
 
@@ -93,7 +96,7 @@ def _passing(path: str, block: Description, seen: list[str]) -> Callable[..., An
     def way(*args: Any, **kwargs: Any) -> Any:
         seen.append(path)
         values = by_name(run.module, args, kwargs)
-        given = [values[name] for name in block.returns]
-        return tuple(given) if isinstance(run.returned, (tuple, list)) else given[0]
+        streams = [values[name] for name in block.returns]
+        return tuple(streams) if isinstance(run.returned, (tuple, list)) else streams[0]
 
     return way

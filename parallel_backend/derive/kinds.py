@@ -109,11 +109,11 @@ def _of_tensor(block: Description, name: str, number: int) -> Iterator[d.Argumen
 def _along(block: Description, followed: Followed, dim: int, tensor: Tensor) -> d.Argument | None:
     """What says whose tokens a dimension goes with: those of queries, or else of what is returned."""
     laid = [each for each in zip(block.queries, followed.q, strict=True) if {*each[0]} <= {*block.streams}]
-    laid += [((name,), places) for name, places in zip(block.returns, followed.returned, strict=False)]
-    for names, places in laid:
-        if sum(map(block.length, names)) != places.numel():
+    laid += [((name,), positions) for name, positions in zip(block.returns, followed.returned, strict=False)]
+    for names, positions in laid:
+        if sum(map(block.length, names)) != positions.numel():
             continue
-        runs = zip(names, places.split([*map(block.length, names)]), strict=True)
+        runs = zip(names, positions.split([*map(block.length, names)]), strict=True)
         going = [(name, run) for name, run in runs if _touches((run,))]
         if going and is_run(torch.cat([run for _, run in going]), tensor.shape[dim]):
             return d.PerToken(tuple(name for name, _ in going), dim)
@@ -130,22 +130,24 @@ def _parts(block: Description, name: str, number: int) -> d.PerFramePart | None:
     if own.numel() != block.length(stream) or part in (0, own.numel()):
         return None
     rows = [own, *(block.probe.mixed_into(name, number, row) for row in range(1, tensor.shape[1]))]
-    each = next((at for at, row in enumerate(rows) if not torch.equal(row, own)), len(rows))
-    if not all(torch.equal(row, torch.arange(own.numel()) // part == at // each) for at, row in enumerate(rows)):
+    rows_per_part = next((at for at, row in enumerate(rows) if not torch.equal(row, own)), len(rows))
+    if not all(
+        torch.equal(row, torch.arange(own.numel()) // part == at // rows_per_part) for at, row in enumerate(rows)
+    ):
         return None
     of_a_frame = block.tokens_of_a_frame(stream) // part
     if of_a_frame == 0:  # sound of fewer moments than there are frames
         return None
-    counts = [tensors_in(site.run.values[name])[number].shape[1] // each for site in block.sites]
+    counts = [tensors_in(site.run.values[name])[number].shape[1] // rows_per_part for site in block.sites]
     covered = [
         count * (block.tokens_of_a_frame(stream, site) // of_a_frame)
         for count, site in zip(counts, block.sites, strict=True)
     ]
     block.parts = of_a_frame
     if covered == [site.tokens[stream, 0].count for site in block.sites]:
-        return d.PerFramePart(stream, each)
+        return d.PerFramePart(stream, rows_per_part)
     return (
-        d.PerFramePart(stream, each, with_references=True)
+        d.PerFramePart(stream, rows_per_part, with_references=True)
         if covered == [block.length(stream, site) for site in block.sites]
         else None
     )
@@ -163,14 +165,20 @@ def _hidden(block: Description, name: str) -> Iterator[d.Argument]:
         lengths = [block.length(stream, site) for site in block.sites]
         if sizes == lengths:
             yield d.TextMask(stream)
-        for other in block.streams:
-            more = [length + block.length(other, site) for length, site in zip(lengths, block.sites, strict=True)]
-            if other != stream and sizes == more:
-                laid = next((names for names in block.queries if {stream, other} <= {*names}), (other, stream))
-                before = laid.index(other) < laid.index(stream)
-                yield d.TextMask(stream, before=(other,)) if before else d.TextMask(stream, after=(other,))
+        for other_stream in block.streams:
+            more = [
+                length + block.length(other_stream, site) for length, site in zip(lengths, block.sites, strict=True)
+            ]
+            if other_stream != stream and sizes == more:
+                laid = next(
+                    (names for names in block.queries if {stream, other_stream} <= {*names}), (other_stream, stream)
+                )
+                before = laid.index(other_stream) < laid.index(stream)
+                yield (
+                    d.TextMask(stream, before=(other_stream,)) if before else d.TextMask(stream, after=(other_stream,))
+                )
     yield d.ReplicatedContext()
 
 
 def _touches(followed: Sequence[Tensor]) -> bool:
-    return any(bool((places != NOTHING).any()) for places in followed)
+    return any(bool((positions != NOTHING).any()) for positions in followed)

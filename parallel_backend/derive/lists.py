@@ -21,7 +21,7 @@ def set_members(model: nn.Module, path: str, members: Sequence[nn.Module]) -> No
     model.set_submodule(path, nn.ModuleList(members))
 
 
-def keep_some(model: nn.Module, first: int, others: int) -> dict[str, int]:
+def keep_some(model: nn.Module, first: int, per_other_kind: int) -> dict[str, int]:
     """Drop the members of each list of blocks but the first ones of each kind; kinds are told by the shapes of their weights.
 
     Returns how many members these lists had, by their paths.
@@ -31,14 +31,14 @@ def keep_some(model: nn.Module, first: int, others: int) -> dict[str, int]:
         if len(module) <= first:
             continue
         seen: dict[Any, int] = {}
-        kept = []
+        members = []
         for member in module:
             kind = type(member), tuple((name, tensor.shape) for name, tensor in member.state_dict().items())
             seen[kind] = seen.get(kind, 0) + 1
-            if seen[kind] <= (first if kind == next(iter(seen)) else others):
-                kept.append(member)
+            if seen[kind] <= (first if kind == next(iter(seen)) else per_other_kind):
+                members.append(member)
         lengths[path] = len(module)
-        set_members(model, path, kept)
+        set_members(model, path, members)
     return lengths
 
 
@@ -49,7 +49,7 @@ def _lists_of_blocks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
     return [
         (path, module)
         for path, module in lists.items()
-        if not any(path.startswith(f"{other}.") for other in lists)
+        if not any(path.startswith(f"{other_path}.") for other_path in lists)
         and all(sum(isinstance(part, nn.Linear) for part in member.modules()) > 1 for member in module)
     ]
 
@@ -64,6 +64,6 @@ def lengthen(model: nn.Module, path: str, length: int) -> None:
 
 
 def _list_of(model: nn.Module, path: str) -> nn.ModuleList:
-    found = model.get_submodule(path)
-    assert isinstance(found, nn.ModuleList)
-    return found
+    submodule = model.get_submodule(path)
+    assert isinstance(submodule, nn.ModuleList)
+    return submodule

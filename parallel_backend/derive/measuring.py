@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ..declaration import BlockGroup, Declaration, LatentTokens
-from .call_sites import changed_places, first_runs
+from .call_sites import changed_locations, first_runs
 from .calls import FAILS, ModelCall, Sizes, Subject, noise_like
 from .derive import Derived
 from .deriving import unit_of
@@ -38,27 +38,27 @@ NOTHING = ("detach", "empty", "_unsafe_view", "_reshape_alias", "lift_fresh")
 
 
 @torch.inference_mode()
-def with_costs(small: Small, subjects: Sequence[Subject], found: Derived) -> Derived:
+def with_costs(small: Small, subjects: Sequence[Subject], derived: Derived) -> Derived:
     """What was proved, with what its blocks cost, and which latents become tokens in some of the model's calls.
 
     What cannot be measured, as where a class looks at values, is left to formulas.
     """
     subject, model = subjects[0], small.base.diffusion_model
-    blocks = [members_of(model, group.path)[0] for group in found.declaration.groups]
+    blocks = [members_of(model, group.path)[0] for group in derived.declaration.groups]
     with suppress(Undescribed, *FAILS):
-        names = {name for each in subjects for name in references_of(each, blocks, found.declaration)}
-        references = found.declaration.references | names
-        found = replace(found, declaration=redeclare(found.declaration, references=references).sent())
+        names = {name for each in subjects for name in references_of(each, blocks, derived.declaration)}
+        references = derived.declaration.references | names
+        derived = replace(derived, declaration=redeclare(derived.declaration, references=references).sent())
     with suppress(Undescribed, *FAILS):
         costing = unfilled(small)
         unit, (*frames, _, _) = unit_of(model), subject.sizes.picture
         sizes = [Sizes((*frames, high * unit, wide * unit), subject.sizes.text) for high, wide in SIZES]
         less, more = (first_runs(costing, subject.call(each).unfilled(), blocks) for each in sizes)
-        hidden = math.prod(found.declaration.attention_heads(model))
-        measured = zip(found.declaration.groups, blocks, strict=True)
+        hidden = math.prod(derived.declaration.attention_heads(model))
+        measured = zip(derived.declaration.groups, blocks, strict=True)
         groups = tuple(_costing(group, less[path], more[path], hidden) for group, path in measured)
-        found = replace(found, declaration=redeclare(found.declaration, groups=groups).sent())
-    return found
+        derived = replace(derived, declaration=redeclare(derived.declaration, groups=groups).sent())
+    return derived
 
 
 @dataclass(frozen=True)
@@ -68,18 +68,18 @@ class BlockCost:
 
     operations: int
     products: int
-    held: int
+    held_bytes: int
 
 
 class _Counting(TorchDispatchMode):
     """Counts what is asked of the device while tensors that it is told of are held."""
 
-    def __init__(self, held: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
         self.operations = self.products = 0
         self.alive = self.peak = 0
         self._known: set[int] = set()
-        for tensor in held:
+        for tensor in tensors:
             self._born(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -92,13 +92,15 @@ class _Counting(TorchDispatchMode):
             if out is not NotImplemented:
                 self.operations = before + starts
                 return out
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        input_storages = {
+            leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
+        }
         out = func(*args, **kwargs)
         self.operations += starts
         if packet in flop_registry:
             self.products += flop_registry[packet](*args, **kwargs, out_val=out) // 2
         for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in given:
+            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in input_storages:
                 self._born(leaf)
         return out
 
@@ -119,10 +121,10 @@ class _Counting(TorchDispatchMode):
 def cost_of(run: ModuleCall) -> BlockCost:
     """What a block's call costs besides the work of its attention."""
     with (
-        run.unseen() as given,
-        _Counting([tensor for value in given.values() for tensor in tensors_in(value)]) as counting,
+        run.unseen() as inputs,
+        _Counting([tensor for value in inputs.values() for tensor in tensors_in(value)]) as counting,
     ):
-        called(run.module, given)
+        called(run.module, inputs)
     return BlockCost(counting.operations, counting.products, counting.peak)
 
 
@@ -135,7 +137,7 @@ def _costing(group: BlockGroup, less: ModuleCall, more: ModuleCall, hidden: int)
         group,
         kernels=first.operations,
         active_weights=round((second.products - first.products) / tokens / weights, 4),
-        activation_copies=round((second.held - first.held) / tokens / hidden / torch.bfloat16.itemsize, 2),
+        activation_copies=round((second.held_bytes - first.held_bytes) / tokens / hidden / torch.bfloat16.itemsize, 2),
     )
 
 
@@ -152,21 +154,23 @@ def references_of(subject: Subject, blocks: Sequence[str], declaration: Declarat
     call = subject.call(subject.sizes)
     base = first_runs(subject.model, call, blocks)
 
-    def followed(other: ModelCall) -> dict[Any, Tensor]:
-        return changed_places(base, first_runs(subject.model, other, blocks))
+    def followed(changed_call: ModelCall) -> dict[Any, Tensor]:
+        return changed_locations(base, first_runs(subject.model, changed_call, blocks))
 
     own = followed(call.disturbed(0, slice(None)))
     streams = {(block, name) for block, group in zip(blocks, declaration.groups, strict=True) for name in group.streams}
-    found = []
+    names = []
     for name in call.latents_and_frames:
         with suppress(Undescribed):
             moved = followed(replace(call, arguments={**call.arguments, name: mapped(call.arguments[name], _other)}))
-            beside = (
-                each & ~own[block, place] for (block, place), each in moved.items() if (block, place[0]) in streams
+            elsewhere = (
+                each & ~own[block, location]
+                for (block, location), each in moved.items()
+                if (block, location[0]) in streams
             )
-            if any(bool(each.any()) for each in beside):
-                found.append(name)
-    return found
+            if any(bool(each.any()) for each in elsewhere):
+                names.append(name)
+    return names
 
 
 def _other(tensor: Tensor) -> Tensor:

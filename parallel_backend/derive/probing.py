@@ -59,12 +59,12 @@ class Probe:
         sizes = [self.tensors(name)[number].shape[dim] for dim in dims]
 
         def disturbed(indices: Tensor) -> Change:
-            def change(argument: str, place: int, tensor: Tensor) -> Tensor:
-                if argument != name or place != number:
+            def change(argument: str, index: int, tensor: Tensor) -> Tensor:
+                if argument != name or index != number:
                     return tensor
                 chosen = indices.view(sizes)
-                shown = chosen.view(*[1] * dims[0], *sizes, *[1] * (tensor.ndim - dims[-1] - 1))
-                return torch.where(shown, tensor + noise_like(tensor), tensor)
+                mask = chosen.view(*[1] * dims[0], *sizes, *[1] * (tensor.ndim - dims[-1] - 1))
+                return torch.where(mask, tensor + noise_like(tensor), tensor)
 
             return change
 
@@ -74,8 +74,8 @@ class Probe:
     def reached(self, name: str, number: int) -> Followed:
         """0 for each place that an argument's tensor reaches at all."""
 
-        def change(argument: str, place: int, tensor: Tensor) -> Tensor:
-            return tensor + noise_like(tensor) if argument == name and place == number else tensor
+        def change(argument: str, index: int, tensor: Tensor) -> Tensor:
+            return tensor + noise_like(tensor) if argument == name and index == number else tensor
 
         return self._apart([each.long() - 1 for each in self._changed(change)])
 
@@ -85,35 +85,35 @@ class Probe:
         It may get there by attention to keys that are not as many as there are tokens.
         """
 
-        def change(argument: str, place: int, tensor: Tensor) -> Tensor:
-            if argument == name and place == number:
+        def change(argument: str, index: int, tensor: Tensor) -> Tensor:
+            if argument == name and index == number:
                 tensor[:, row] += noise_like(tensor[:, row])
             return tensor
 
         returned, _ = self.run.again(change, mixing=True)
-        return _places(differs(self._mixed, tensors_in(returned)[0]))
+        return _changed_tokens(differs(self._mixed, tensors_in(returned)[0]))
 
     @cached_property
     def _mixed(self) -> Tensor:
         """What is returned first where tokens get all that lies with them."""
-        returned, _ = self.run.again(lambda argument, place, tensor: tensor, mixing=True)
+        returned, _ = self.run.again(lambda argument, index, tensor: tensor, mixing=True)
         return tensors_in(returned)[0]
 
     def _changed(self, change: Change) -> list[Tensor]:
         """bool for each place of what is observed."""
         returned, attentions = self.run.again(change)
-        found = _observed(returned, attentions)
-        alike = len(found) == len(self._base) and all(
-            a.shape == b.shape for a, b in zip(found, self._base, strict=True)
+        observed = _observed(returned, attentions)
+        same_shapes = len(observed) == len(self._base) and all(
+            a.shape == b.shape for a, b in zip(observed, self._base, strict=True)
         )
-        if not alike:
+        if not same_shapes:
             raise Undescribed(f"what {self.run.path} computes depends on the values that it is given")
-        return [_places(differs(a, b)) for a, b in zip(self._base, found, strict=True)]
+        return [_changed_tokens(differs(a, b)) for a, b in zip(self._base, observed, strict=True)]
 
-    def _apart(self, found: Sequence[Tensor]) -> Followed:
+    def _apart(self, positions: Sequence[Tensor]) -> Followed:
         count = 3 * len(self.attentions)
-        operands = found[:count]
-        return Followed(tuple(operands[::3]), tuple(operands[1::3]), tuple(operands[2::3]), tuple(found[count:]))
+        operands = positions[:count]
+        return Followed(tuple(operands[::3]), tuple(operands[1::3]), tuple(operands[2::3]), tuple(positions[count:]))
 
 
 def _observed(returned: Any, attentions: Sequence[Attention]) -> list[Tensor]:
@@ -121,7 +121,7 @@ def _observed(returned: Any, attentions: Sequence[Attention]) -> list[Tensor]:
     return [*(each.flatten(2) for each in operands), *tensors_in(returned)]
 
 
-def _places(changed: Tensor) -> Tensor:
+def _changed_tokens(changed: Tensor) -> Tensor:
     """Tokens lie along all dimensions but the first, the batch, and the last; of a matrix along the first."""
     if changed.ndim < 3:
         return changed.flatten(1).any(dim=1) if changed.ndim == 2 else changed

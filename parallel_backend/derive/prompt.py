@@ -52,7 +52,7 @@ class PromptExample:
     def at(self, sizes: Sizes) -> dict[str, Any]:
         """The same with another latent and another text, for ComfyUI's class."""
         own = Sizes(self.latent[2:], self.text)
-        resized: dict[str, Any] = tree_map_only(Tensor, lambda each: _resized(each, own, sizes), dict(self.entries))
+        resized: dict[str, Any] = tree_map_only(Tensor, lambda tensor: _resized(tensor, own, sizes), dict(self.entries))
         return as_objects(resized)  # type: ignore[no-any-return]
 
 
@@ -62,10 +62,10 @@ def subject_of_prompt(small: Small, prompt: PromptExample) -> tuple[Subject, Cal
     Raises:
         Undescribed: such calls cannot be made, or are of another kind than the prompt's.
     """
-    made, model = ByClass(small.base), small.base.diffusion_model
+    by_class, model = ByClass(small.base), small.base.diffusion_model
 
     def call(sizes: Sizes) -> ModelCall:
-        return made.call(sizes, prompt.at(sizes))
+        return by_class.call(sizes, prompt.at(sizes))
 
     unit, several = unit_of(model), len(prompt.latent) > 4 and prompt.latent[2] > 1
     frames = (3 if several else 1,) if len(prompt.latent) > 4 else ()
@@ -74,24 +74,24 @@ def subject_of_prompt(small: Small, prompt: PromptExample) -> tuple[Subject, Cal
         for rows in (4, 18):
             sizes = Sizes((*frames, rows * unit, (rows + 2) * unit), text)
             try:
-                made_of_it = call(sizes)
-                made_of_it.of(model)
-                kinds = [_kind(made, prompt, each) for each in (sizes, *_others(sizes))]
+                sample_call = call(sizes)
+                sample_call.of(model)
+                kinds = [_kind(by_class, prompt, each) for each in (sizes, *_other_sizes(sizes))]
             except FAILS as error:
                 failed = failed or f"{type(error).__name__}: {error}".partition("\n")[0]
                 continue
-            kind = kinds[0].with_sizes(kinds[1:]).with_options(made_of_it.options)
-            if strange := kind.unlike(prompt.kind):
+            kind = kinds[0].with_sizes(kinds[1:]).with_options(sample_call.options)
+            if strange := kind.difference(prompt.kind):
                 raise Undescribed(f"no small call has {strange}")
             return Subject(model, call, sizes, batches=True, lengths=small.lengths), kind
     raise Undescribed(f"its forward fails on every small call of this prompt ({failed})")
 
 
-def _kind(made: ByClass, prompt: PromptExample, sizes: Sizes) -> CallKind:
-    return kind_of(made.latent(sizes), made.conditioning(sizes, prompt.at(sizes)))
+def _kind(by_class: ByClass, prompt: PromptExample, sizes: Sizes) -> CallKind:
+    return kind_of(by_class.latent(sizes), by_class.conditioning(sizes, prompt.at(sizes)))
 
 
-def _others(sizes: Sizes) -> list[Sizes]:
+def _other_sizes(sizes: Sizes) -> list[Sizes]:
     """Of another picture, and of another text."""
     *frames, height, width = sizes.picture
     more = [each + 2 if each > 1 else each for each in frames]
@@ -104,8 +104,8 @@ def _resized(tensor: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
     shape, dims = list(tensor.shape), len(own.picture)
     high, wide = own.picture[-2:]
     times = {size / was for size, was in zip(shape[-2:], (high, wide), strict=True)} if len(shape) > 3 else {0.0}
-    if len(times) == 1 and (each := times.pop()) >= 1 and each == int(each):
-        shape[-2:] = [int(each) * size for size in sizes.picture[-2:]]
+    if len(times) == 1 and (factor := times.pop()) >= 1 and factor == int(factor):
+        shape[-2:] = [int(factor) * size for size in sizes.picture[-2:]]
     if dims == 3 and len(shape) > 4 and shape[-3] == own.picture[0]:  # of any height and width: classes scale these
         shape[-3] = sizes.picture[0]
     elif len(shape) in (2, 3) and own.text and shape[1] == own.text:

@@ -47,8 +47,8 @@ class DeclarationProof:
 
     def in_words(self) -> str:
         """Each plan and its error, or why it failed."""
-        found = [f"{plan} {error:.1e}" for plan, error in self.errors.items()]
-        return ", ".join([*found, *(f"{plan} failed ({why})" for plan, why in self.failures.items())])
+        errors = [f"{plan} {error:.1e}" for plan, error in self.errors.items()]
+        return ", ".join([*errors, *(f"{plan} failed ({why})" for plan, why in self.failures.items())])
 
 
 def prove(

@@ -50,7 +50,7 @@ class ReducedConfig:
 def derived_reduced(
     small: Small,
     subjects: Sequence[Subject],
-    made: Callable[[Small], Sequence[Subject]],
+    make_subjects: Callable[[Small], Sequence[Subject]],
     limit: float = LIMIT,
     least: int = LARGE,
 ) -> Derived | None:
@@ -66,21 +66,23 @@ def derived_reduced(
     if sum(parameter.numel() for parameter in subjects[0].model.parameters()) < least:
         return None
     with suppress(Undescribed, *FAILS):  # what fails with a few heads may hold with all
-        for each in reduced_configs(small, subjects[0]):
-            if not (narrow := _subjects(small, each, made)):
+        for config in reduced_configs(small, subjects[0]):
+            if not (reduced_subjects := _subjects(small, config, make_subjects)):
                 continue
-            found = first_proved(narrow, limit).declaration
-            if found.attention_heads == d.Constant(each.heads):
-                wide = proved(subjects, widened(found, each.times), limit)
+            declaration = first_proved(reduced_subjects, limit).declaration
+            if declaration.attention_heads == d.Constant(config.heads):
+                wide = proved(subjects, widened(declaration, config.times), limit)
                 return wide if wide.proof.holds else None
             return None
     return None
 
 
-def _subjects(small: Small, each: ReducedConfig, made: Callable[[Small], Sequence[Subject]]) -> Sequence[Subject]:
+def _subjects(
+    small: Small, config: ReducedConfig, make_subjects: Callable[[Small], Sequence[Subject]]
+) -> Sequence[Subject]:
     """Its calls; none where these widths do not go together, or with them."""
     try:
-        return made(narrowed(small, each.changes))
+        return make_subjects(narrowed(small, config.changes))
     except (Undescribed, *FAILS):
         return ()
 
@@ -91,18 +93,18 @@ def reduced_configs(small: Small, subject: Subject) -> Iterator[ReducedConfig]:
     if not seen:
         return
     _, heads, _, width = max((each.q for each in seen), key=lambda q: q.shape[2]).shape
-    said = _configuration(small)
-    counts = [name for name, value in said.items() if _counts_heads(name) and value > 1 and heads % value == 0]
+    settings = _configuration(small)
+    counts = [name for name, value in settings.items() if _counts_heads(name) and value > 1 and heads % value == 0]
     kv_heads = {each.k.shape[1] for each in seen if each.q.shape[1] == heads}  # some classes repeat them before
-    times = _times(heads, kv_heads | {said[name] for name in counts})
+    times = _times(heads, kv_heads | {settings[name] for name in counts})
     if times == 1:
         return
-    widths = [name for name, value in said.items() if value == heads * width]
+    widths = [name for name, value in settings.items() if value == heads * width]
     own = [name for name in widths if not any(mark in name for mark in MARKS)]
-    inner = [name for name, value in said.items() if value > width and any(mark in name for mark in INNER)]
+    inner = [name for name, value in settings.items() if value > width and any(mark in name for mark in INNER)]
     tried = ((*counts, *these, *more) for these, more in itertools.product((own, widths), (inner, [])))
     for names in filter(None, dict.fromkeys(tuple(sorted({*each})) for each in tried)):
-        yield ReducedConfig({name: said[name] // times for name in names}, times, (heads // times, width))
+        yield ReducedConfig({name: settings[name] // times for name in names}, times, (heads // times, width))
 
 
 def widened(declaration: d.Declaration, times: int) -> d.Declaration:
@@ -150,5 +152,5 @@ def _configuration(small: Small) -> dict[str, int]:
     """The whole numbers of it: what ComfyUI has found, and what its class takes where nothing is said."""
     parameters = inspect.signature(type(small.base.diffusion_model).__init__).parameters.values()
     defaults = {each.name: each.default for each in parameters}
-    said = {**defaults, **small.described.unet_config}
-    return {name: value for name, value in said.items() if type(value) is int}
+    settings = {**defaults, **small.described.unet_config}
+    return {name: value for name, value in settings.items() if type(value) is int}

@@ -50,8 +50,8 @@ def answer(file: Path) -> DeriveReply:
         import_comfyui()
         logging.getLogger().setLevel(logging.WARNING)
         question, prompts = read_request(file)
-        small, found = _small(question, prompts)
-        subjects = [subject for subject, _ in found]
+        small, pairs = _small(question, prompts)
+        subjects = [subject for subject, _ in pairs]
         proved_so = (
             _known(subjects, question.known, question.seconds)
             or derived_reduced(small, subjects, functools.partial(_subjects, prompts), question.seconds)
@@ -65,18 +65,18 @@ def answer(file: Path) -> DeriveReply:
         return DeriveReply(time.monotonic() - begun, failure=str(refusal).rstrip("."))
     except Exception as error:  # whatever a class that nobody here has seen may raise
         return DeriveReply(time.monotonic() - begun, failure=in_a_line(error))
-    kinds = tuple(kind for _, kind in found)
+    kinds = tuple(kind for _, kind in pairs)
     proofs = (derived.proof, compiled) if compiled.holds else (derived.proof,)
-    words = ", ".join(each.in_words() for each in proofs)
-    return DeriveReply(time.monotonic() - begun, derived.declaration, kinds, words, compiled=compiled.holds)
+    proof_text = ", ".join(each.in_words() for each in proofs)
+    return DeriveReply(time.monotonic() - begun, derived.declaration, kinds, proof_text, compiled=compiled.holds)
 
 
 @torch.inference_mode()
 def _small(question: DeriveRequest, prompts: Sequence[PromptExample]) -> tuple[Small, list[tuple[Subject, CallKind]]]:
     """A small model, calls of each prompt's kind, and these kinds. Raises Undescribed as `subject_of_prompt` does."""
     reason: Undescribed | None = None
-    for kept in KEEPINGS:
-        small = small_of(Path(question.file), question.limit, kept)
+    for members_per_list in KEEPINGS:
+        small = small_of(Path(question.file), question.limit, members_per_list)
         try:
             return small, [subject_of_prompt(small, prompt) for prompt in prompts]
         except Undescribed as failed:
@@ -92,9 +92,9 @@ def _subjects(prompts: Sequence[PromptExample], small: Small) -> list[Subject]:
 
 def _known(subjects: Sequence[Subject], known: Sequence[Declaration], limit: float) -> Derived | None:
     """The first of the declarations that are known which holds for these calls too."""
-    for each in known:
+    for declaration in known:
         with contextlib.suppress(Undescribed):
-            tried = proved(subjects, each, limit)
+            tried = proved(subjects, declaration, limit)
             if tried.proof.holds:
                 return tried
     return None

@@ -76,8 +76,8 @@ def request_bytes(
             flatten(name, value, own, values)
         tensors |= {f"{number}.{name}": tensor.contiguous().cpu().clone() for name, tensor in own.items()}
         calls.append(_Call(values, prompt.latent, prompt.kind))
-    words = msgspec.json.encode(DeriveRequest(file, tuple(calls), tuple(known), limit, seconds)).decode()
-    return save(tensors, metadata={QUESTION: words})
+    question = msgspec.json.encode(DeriveRequest(file, tuple(calls), tuple(known), limit, seconds)).decode()
+    return save(tensors, metadata={QUESTION: question})
 
 
 def read_request(path: Path) -> tuple[DeriveRequest, list[PromptExample]]:

@@ -50,15 +50,17 @@ def shared_heads(q: Tensor, k: Tensor, v: Tensor) -> int:
     return 0 if heads == q.shape[1] else heads
 
 
-def is_run(places: Tensor, length: int) -> bool:
-    """Whether so many places follow the indices one by one."""
-    return places.numel() == length and torch.equal(places, torch.arange(length))
+def is_run(positions: Tensor, length: int) -> bool:
+    """Return true if `length` positions follow the indices in order."""
+    return positions.numel() == length and torch.equal(positions, torch.arange(length))
 
 
-def is_repeated(places: Tensor, count: int) -> bool:
-    """Whether places follow so many indices one by one, equally many each."""
-    each = places.numel() // count
-    return each * count == places.numel() and torch.equal(places, torch.arange(count).repeat_interleave(each))
+def is_repeated(positions: Tensor, count: int) -> bool:
+    """Return true if positions follow `count` indices in order, each equally often."""
+    repeats = positions.numel() // count
+    return repeats * count == positions.numel() and torch.equal(
+        positions, torch.arange(count).repeat_interleave(repeats)
+    )
 
 
 def _repeats(x: Tensor, count: int) -> bool:

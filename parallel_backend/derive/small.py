@@ -43,12 +43,12 @@ MARKS = ("context", "text", "txt", "cap", "cond", "cross", "t5", "llm", "y_")
 class Small:
     """The class of a file by name, ComfyUI's configuration of it, and its BaseModel, small, on the CPU.
 
-    `lengths` are those that lists of its diffusion model have in the file, by their paths; `kept` are as many as in `small_of`;
-    `tensors` are the file's, on the meta device, and `entries` says where they lie.
+    `lengths` are those that lists of its diffusion model have in the file, by their paths; `members_per_list` is that of
+    `small_of`; `tensors` are the file's, on the meta device, and `entries` says where they lie.
     """
 
     path: Path
-    kept: tuple[int, int]
+    members_per_list: tuple[int, int]
     tensors: Mapping[str, Tensor]
     entries: Mapping[str, TensorEntry]
     kind: str
@@ -58,7 +58,10 @@ class Small:
 
 
 def small_of(
-    path: Path, limit: float, kept: tuple[int, int] = KEEPINGS[0], changes: Mapping[str, int] = MappingProxyType({})
+    path: Path,
+    limit: float,
+    members_per_list: tuple[int, int] = KEEPINGS[0],
+    changes: Mapping[str, int] = MappingProxyType({}),
 ) -> Small:
     """The small model of a file.
 
@@ -78,26 +81,26 @@ def small_of(
     except DAMAGE as error:
         raise unmakable(part, error) from None
     kind, model = type(described).__name__, base.diffusion_model
-    lengths = keep_some(model, *kept)
+    lengths = keep_some(model, *members_per_list)
     size = sum(tensor.numel() for tensor in model.state_dict().values()) * 4
     if size > limit:
         raise Refused(
-            f"{kind} is too large to derive: with {kept[0]} blocks of a kind it has {size / 2**30:.1f} GiB of weights and "
-            f"{limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
+            f"{kind} is too large to derive: with {members_per_list[0]} blocks of a kind it has {size / 2**30:.1f} GiB of "
+            f"weights and {limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
         )
     randomise(model, tensors)
-    return Small(path, kept, tensors, part.entries, kind, described, base, lengths)
+    return Small(path, members_per_list, tensors, part.entries, kind, described, base, lengths)
 
 
 def narrowed(small: Small, changes: Mapping[str, int]) -> Small:
     """The same with another configuration. Raises Refused: ComfyUI can make no model of it."""
-    return small_of(small.path, math.inf, small.kept, changes)
+    return small_of(small.path, math.inf, small.members_per_list, changes)
 
 
 def unfilled(small: Small) -> nn.Module:
     """The same model as workers make it in bf16, on the meta device, where nothing is computed."""
     model: nn.Module = make(small.described, small.tensors, torch.bfloat16, small.entries).diffusion_model
-    keep_some(model, *small.kept)
+    keep_some(model, *small.members_per_list)
     return model
 
 
@@ -107,36 +110,36 @@ def subjects_of(small: Small) -> Iterator[Subject]:
     Raises:
         Refused: no call of it was found.
     """
-    model, made = small.base.diffusion_model, ByClass(small.base)
+    model, by_class = small.base.diffusion_model, ByClass(small.base)
     widths = _widths(small.described, model)
     tried = ""
-    found = 0
+    count = 0
     unit = unit_of(model)
     two = small.base.latent_format.latent_dimensions == 2
     rows, more = (4 * unit, 6 * unit), (18 * unit, 20 * unit)
     for picture in [rows, more] if two else [(3, *rows), (1, *rows)]:
         sizes = Sizes(picture, TEXT)
         for text, pooled in itertools.product(widths, [*widths, 0]):
-            make = functools.partial(_call, made, text=text, pooled=pooled)
+            make = functools.partial(_call, by_class, text=text, pooled=pooled)
             try:
                 make(sizes).of(model)
             except FAILS as error:
                 tried = tried or in_a_line(error)
                 continue
-            found += 1
+            count += 1
             yield Subject(model, make, sizes, batches=True, lengths=small.lengths)
             break
-    if not found:
+    if not count:
         raise not_derived(small.kind, f"its forward fails on every small call that was made up for it ({tried})")
 
 
-def _call(made: ByClass, sizes: Sizes, text: int, pooled: int) -> ModelCall:
+def _call(by_class: ByClass, sizes: Sizes, text: int, pooled: int) -> ModelCall:
     """With text and pooled text of so many features, the latter if any."""
     generator = torch.Generator().manual_seed(2)
     prompt = {"cross_attn": torch.randn(1, sizes.text, text, generator=generator)}
     if pooled:
         prompt["pooled_output"] = torch.randn(1, pooled, generator=generator)
-    return made.call(sizes, prompt)
+    return by_class.call(sizes, prompt)
 
 
 def randomise(model: nn.Module, filed: Mapping[str, Tensor]) -> None:

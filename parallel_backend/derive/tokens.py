@@ -42,11 +42,11 @@ def find_tokens(changed: Sequence[Tensor]) -> Tokens | None:
     """From what changed: for each axis of the picture bool `[size, *shape of the tensor]`. None where tokens are not apart."""
     shape = changed[0].shape[1:]
     for dim in range(len(shape) - len(changed)):
-        if found := _grid(changed, dim):
-            return found
+        if tokens := _grid(changed, dim):
+            return tokens
     for dim in range(len(shape) - 1):
-        if found := _flat(changed, dim):
-            return found
+        if tokens := _flat(changed, dim):
+            return tokens
     return None
 
 
@@ -57,9 +57,9 @@ def moved(known: Tokens, changed: Tensor, picture: Sequence[int]) -> Tokens | No
         here = tuple(changed.shape[known.dim : known.dim + len(grid)]) == tuple(grid)
         count = math.prod(grid)
         return replace(known, length=count, count=count) if here else None
-    places = _along(changed[None], known.dim)[0].nonzero()[:, 0]
-    start, count = (int(places[0]), places.numel()) if places.numel() else (0, 0)
-    if count != math.prod(grid) or not torch.equal(places, torch.arange(start, start + count)):
+    positions = _along(changed[None], known.dim)[0].nonzero()[:, 0]
+    start, count = (int(positions[0]), positions.numel()) if positions.numel() else (0, 0)
+    if count != math.prod(grid) or not torch.equal(positions, torch.arange(start, start + count)):
         return None
     return replace(known, length=changed.shape[known.dim], start=start, count=count)
 
@@ -76,10 +76,10 @@ def _flat(changed: Sequence[Tensor], dim: int) -> Tokens | None:
     grid = [profile.shape[0] // step for profile, step in zip(profiles, steps, strict=True)]
     if math.prod(grid) != count or count == 1:
         return None
-    places = torch.arange(count)
+    positions = torch.arange(count)
     for axis, (profile, step) in enumerate(zip(profiles, steps, strict=True)):
-        place = places // math.prod(grid[axis + 1 :]) % grid[axis]
-        if not _follows(profile[:, start : start + count], place, step):
+        position = positions // math.prod(grid[axis + 1 :]) % grid[axis]
+        if not _follows(profile[:, start : start + count], position, step):
             return None
         if bool(profile[:, :start].any()) or bool(profile[:, start + count :].any()):
             return None
@@ -88,15 +88,15 @@ def _flat(changed: Sequence[Tensor], dim: int) -> Tokens | None:
 
 def _grid(changed: Sequence[Tensor], dim: int) -> Tokens | None:
     steps = []
-    for axis, each in enumerate(changed):
-        profile = _along(each, dim + axis)
+    for axis, axis_changes in enumerate(changed):
+        profile = _along(axis_changes, dim + axis)
         step = _step(profile[:, 0])
         if not step or profile.shape[0] != step * profile.shape[1]:
             return None
         if not _follows(profile, torch.arange(profile.shape[1]), step):
             return None
         steps.append(step)
-    count = math.prod(each.shape[0] // step for each, step in zip(changed, steps, strict=True))
+    count = math.prod(axis_changes.shape[0] // step for axis_changes, step in zip(changed, steps, strict=True))
     return Tokens(dim, True, count, 0, count, tuple(steps)) if count > 1 else None
 
 
@@ -112,10 +112,10 @@ def _step(profile: Tensor) -> int:
     return step if step and apart and bool(profile[:step].all()) and size % step == 0 else 0
 
 
-def _follows(profile: Tensor, place: Tensor, step: int) -> bool:
-    """Whether each token changes with its own rows alone: `profile` is `[rows, tokens]`, `place` each token's."""
+def _follows(profile: Tensor, position: Tensor, step: int) -> bool:
+    """Whether each token changes with its own rows alone: `profile` is `[rows, tokens]`, `position` each token's."""
     rows = torch.arange(profile.shape[0]) // step
-    return torch.equal(profile, rows[:, None] == place[None])
+    return torch.equal(profile, rows[:, None] == position[None])
 
 
 NOTHING, SEVERAL = -1, -2

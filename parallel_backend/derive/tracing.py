@@ -59,8 +59,8 @@ class ModuleCall:
         seen = ForwardTrace(mixing=mixing)
         values = {name: _changed(name, value, change) for name, value in self.values.items()}
         try:
-            with self._answered(values, seen) as given:
-                return called(self.module, given), seen.attentions
+            with self._answered(values, seen) as arguments:
+                return called(self.module, arguments), seen.attentions
         except FAILS as error:
             raise Undescribed(f"{self.path} fails with other values ({in_a_line(error)})") from error
 
@@ -68,8 +68,8 @@ class ModuleCall:
     def unseen(self) -> Iterator[Mapping[str, Any]]:
         """The same call's arguments, for calls of the module whose attention gives nothing, and is not written down."""
         values = {name: mapped(value, torch.clone) for name, value in self.values.items()}
-        with self._answered(values, ForwardTrace(writing=False)) as given:
-            yield given
+        with self._answered(values, ForwardTrace(writing=False)) as arguments:
+            yield arguments
 
     @contextmanager
     def _answered(self, values: Mapping[str, Any], seen: ForwardTrace) -> Iterator[Mapping[str, Any]]:
@@ -172,12 +172,12 @@ class _AttentionRecorder:
         attn_precision: Any = None,
         skip_reshape: bool = False,
         skip_output_reshape: bool = False,
-        **others: Any,
+        **extra_arguments: Any,
     ) -> Tensor:
-        operands = Operands.of(q, k, v, heads, skip_reshape, others)
+        operands = Operands.of(q, k, v, heads, skip_reshape, extra_arguments)
         if self._seen.writing:
-            kept = Operands(operands.q.clone(), operands.k.clone(), operands.v.clone())
-            self._seen.attentions.append(Attention(kept, mask, tuple(self._seen.within), self._attends_in))
+            copies = Operands(operands.q.clone(), operands.k.clone(), operands.v.clone())
+            self._seen.attentions.append(Attention(copies, mask, tuple(self._seen.within), self._attends_in))
             out = _token_by_token(operands, self._seen.mixing)
         else:
             out = operands.v.new_zeros(*operands.q.shape[:3], operands.v.shape[3])

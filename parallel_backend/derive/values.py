@@ -21,27 +21,27 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(mapped(each, change) for each in value)
+        return type(value)(mapped(item, change) for item in value)
     if isinstance(value, Mapping):
-        return {key: mapped(each, change) for key, each in value.items()}
+        return {key: mapped(item, change) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        made = copy.copy(value)
-        for each in fields(value):
-            object.__setattr__(made, each.name, mapped(getattr(value, each.name), change))
-        return made
+        mapped_copy = copy.copy(value)
+        for item in fields(value):
+            object.__setattr__(mapped_copy, item.name, mapped(getattr(value, item.name), change))
+        return mapped_copy
     return value
 
 
 def tensors_in(value: Any) -> list[Tensor]:
     """In the order in which `mapped` comes to them."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     mapped(value, note)
-    return found
+    return tensors
 
 
 def unreadable(value: Any) -> str:
@@ -65,7 +65,7 @@ def by_name(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             values |= values.pop(parameter.name, {})
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            values |= {f"{UNNAMED}{number}": each for number, each in enumerate(values.pop(parameter.name, ()))}
+            values |= {f"{UNNAMED}{number}": item for number, item in enumerate(values.pop(parameter.name, ()))}
     return values
 
 

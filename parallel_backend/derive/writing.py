@@ -19,13 +19,13 @@ WIDTH = 120
 VOCABULARY = "from ..spread.declaration import "
 
 
-def source_of(name: str, found: Declaration, remarks: str) -> str:
+def source_of(name: str, written_declaration: Declaration, remarks: str) -> str:
     """A module of `models/declared/`; `remarks` are its docstring."""
-    body = written(found, "")
-    words = sorted(word for word in vars(declaration) if f"{word}(" in body)
-    imports = f"from __future__ import annotations\n\n{VOCABULARY}{', '.join(words)}"
-    said = textwrap.fill(f'"""{remarks}"""', WIDTH)
-    return f"{said}\n\n{imports}\n\n{name} = {body}\n"
+    body = written(written_declaration, "")
+    names = sorted(part for part in vars(declaration) if f"{part}(" in body)
+    imports = f"from __future__ import annotations\n\n{VOCABULARY}{', '.join(names)}"
+    docstring = textwrap.fill(f'"""{remarks}"""', WIDTH)
+    return f"{docstring}\n\n{imports}\n\n{name} = {body}\n"
 
 
 def written(value: Any, indent: str) -> str:
@@ -33,19 +33,19 @@ def written(value: Any, indent: str) -> str:
     deeper = indent + "    "
     if isinstance(value, DeclarationPart):
         keywords = [
-            f"{each.name}={written(getattr(value, each.name), deeper)}"
-            for each in fields(value)
-            if not is_default(each, getattr(value, each.name))
+            f"{item.name}={written(getattr(value, item.name), deeper)}"
+            for item in fields(value)
+            if not is_default(item, getattr(value, item.name))
         ]
         if not keywords:
             return f"{type(value).__name__}()"
         return _listed(f"{type(value).__name__}(", keywords, ")", indent)
     if isinstance(value, Mapping):
         return _listed(
-            "{", [f"{written(key, deeper)}: {written(each, deeper)}" for key, each in value.items()], "}", indent
+            "{", [f"{written(key, deeper)}: {written(item, deeper)}" for key, item in value.items()], "}", indent
         )
     if isinstance(value, tuple):
-        items = [written(each, deeper) for each in value]
+        items = [written(item, deeper) for item in value]
         return _listed("(", items, ",)" if len(items) == 1 else ")", indent)
     if isinstance(value, frozenset):
         return f"frozenset({written(tuple(sorted(value)), indent)})"

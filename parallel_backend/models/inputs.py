@@ -47,6 +47,6 @@ class Inputs:
     residuals: Mapping[int, Tensor] = field(default_factory=dict)
     values: Mapping[str, Value] = field(default_factory=dict)
     processed: bool = False
-    behind: PatchForward | None = None
+    next_forward: PatchForward | None = None
     sigmas: tuple[Tensor, Tensor] | None = None
-    sides: tuple[int, ...] = ()
+    branches: tuple[int, ...] = ()

@@ -43,9 +43,9 @@ class ComfyAutoencoderFamily:
 
     def configure(self, checkpoint: Checkpoint) -> Detected:
         """What ComfyUI finds in the file."""
-        found = detect(checkpoint)
-        missing = without_encoder(found.module, lambda name: found.names.get(name, name), checkpoint)
-        return dataclasses.replace(found, missing=missing)
+        detected = detect(checkpoint)
+        missing = without_encoder(detected.module, lambda name: detected.names.get(name, name), checkpoint)
+        return dataclasses.replace(detected, missing=missing)
 
     def kind(self, config: Detected) -> str:
         """What ComfyUI calls the decoder that was found."""
@@ -101,7 +101,7 @@ class ComfyAutoencoder:
             frames.decode(
                 self.module,
                 lambda **options: self._run("decode", latent, on_progress, **options),
-                lambda made: batches.add(_rows(made, latent.axis)),
+                lambda decoded: batches.add(_rows(decoded, latent.axis)),
                 latent.values.dim(),
             )
         batches.flush()
@@ -141,9 +141,9 @@ class ComfyAutoencoder:
             return getattr(self.module, method)(values, **options)
 
 
-def _rows(made: Tensor, axis: Communicator) -> Slab:
+def _rows(decoded: Tensor, axis: Communicator) -> Slab:
     """This rank's rows of what ComfyUI's code made."""
-    return Slab(made.local, made.runs, made.axis) if isinstance(made, RowTensor) else slab_of(made, axis)
+    return Slab(decoded.local, decoded.runs, decoded.axis) if isinstance(decoded, RowTensor) else slab_of(decoded, axis)
 
 
 def _smallest(number: int, axis: Communicator) -> int:

@@ -95,13 +95,13 @@ class Batches:
         self._give = give
         self._waiting: list[Slab] = []
 
-    def add(self, made: Slab) -> None:
+    def add(self, slab: Slab) -> None:
         """The next frames, or a picture. A collective."""
-        if made.values.dim() == 4:
-            self._give(made)
+        if slab.values.dim() == 4:
+            self._give(slab)
             return
-        for part in made.values.split(FRAMES, dim=2):
-            self._waiting.append(made.with_values(part))
+        for part in slab.values.split(FRAMES, dim=2):
+            self._waiting.append(slab.with_values(part))
             if sum(slab.values.shape[2] for slab in self._waiting) >= FRAMES:
                 self.flush()
 

@@ -42,7 +42,7 @@ def view(_func: Any, x: RowTensor, size: Sequence[int], *_: Any) -> Any:
     A single row cannot be told from other dimensions of size 1.
     """
     before = x.shape[: x.along].numel()
-    behind, height = x.shape[x.along + 1 :].numel(), x.shape[x.along]
+    trailing, height = x.shape[x.along + 1 :].numel(), x.shape[x.along]
     if height == 1:
         return NotImplemented
     known = torch.Size(n for n in size if n != -1).numel()
@@ -50,13 +50,13 @@ def view(_func: Any, x: RowTensor, size: Sequence[int], *_: Any) -> Any:
     along = next((d for d, n in enumerate(target) if n != 1 and torch.Size(target[:d]).numel() == before), None)
     if along is None:
         return NotImplemented
-    wanted = target[along]
-    split, joined = height // wanted, wanted // height
-    if wanted not in (height, joined * height) and height != split * wanted:
+    new_height = target[along]
+    split, joined = height // new_height, new_height // height
+    if new_height not in (height, joined * height) and height != split * new_height:
         return NotImplemented
-    if joined > 1 and behind % joined:
+    if joined > 1 and trailing % joined:
         return NotImplemented
-    runs = tuple(_scaled(run, wanted, height) for run in x.runs)
+    runs = tuple(_scaled(run, new_height, height) for run in x.runs)
     mine = runs[x.axis.rank]
     if mine is None or None in runs:
         return NotImplemented
@@ -88,11 +88,11 @@ def _viewable(x: RowTensor, size: Sequence[int]) -> bool:
     return True
 
 
-def _scaled(run: slice, wanted: int, height: int) -> slice | None:
+def _scaled(run: slice, new_height: int, height: int) -> slice | None:
     """A run of rows where each is several, or several are one; None if it does not begin and end with one."""
-    if run.start * wanted % height or run.stop * wanted % height:
+    if run.start * new_height % height or run.stop * new_height % height:
         return None
-    return slice(run.start * wanted // height, run.stop * wanted // height)
+    return slice(run.start * new_height // height, run.stop * new_height // height)
 
 
 def permute(_func: Any, x: RowTensor, dims: Sequence[int]) -> Any:
@@ -195,7 +195,7 @@ def unbind(func: Any, x: RowTensor, dim: int = 0) -> Any:
 def cat(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     """Joined along another dimension than the rows."""
     first = next(tensor for tensor in tensors if isinstance(tensor, RowTensor))
-    parts = _beside(first, tensors)
+    parts = _aligned_rows(first, tensors)
     if parts is None or dim % first.ndim == first.along:
         return NotImplemented
     return first.like(func(parts, dim))
@@ -204,21 +204,21 @@ def cat(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
 def stacked(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     """Joined along a new dimension."""
     first = next(tensor for tensor in tensors if isinstance(tensor, RowTensor))
-    parts, dim = _beside(first, tensors), dim % (first.ndim + 1)
+    parts, dim = _aligned_rows(first, tensors), dim % (first.ndim + 1)
     if parts is None:
         return NotImplemented
     return first.like(func(parts, dim), along=first.along + (dim <= first.along))
 
 
-def _beside(first: RowTensor, tensors: Sequence[Tensor]) -> list[Tensor] | None:
-    """The rows of tensors like the first one's; None if they lie otherwise."""
-    alike = all(
+def _aligned_rows(first: RowTensor, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+    """Return the rows of all tensors as the first tensor has them; None if their shapes differ."""
+    same_height = all(
         tensor.ndim == first.ndim
         and tensor.shape[first.along] == first.shape[first.along]
         and (not isinstance(tensor, RowTensor) or tensor.along == first.along)
         for tensor in tensors
     )
-    if not alike:
+    if not same_height:
         return None
     return [t.at(first.runs) if isinstance(t, RowTensor) else first.own(t, first.along) for t in tensors]
 

@@ -144,8 +144,8 @@ def pad(func: Any, x: RowTensor, pad: Sequence[int], *value: Any) -> Any:
 
 def mirror(func: Any, x: RowTensor, pad: Sequence[int]) -> Any:
     """As `pad`; the rows that are seen above and below may be of the neighbours."""
-    place, height = 2 * (x.ndim - 1 - x.along), x.shape[x.along]
-    above, below = (*pad[place : place + 2], 0, 0)[:2]
+    index, height = 2 * (x.ndim - 1 - x.along), x.shape[x.along]
+    above, below = (*pad[index : index + 2], 0, 0)[:2]
     first, last = _ends(x)
     want = list(x.runs)
     want[first] = slice(0, max(want[first].stop, min(above + 1, height)))
@@ -155,8 +155,8 @@ def mirror(func: Any, x: RowTensor, pad: Sequence[int]) -> Any:
 
 def _padded(func: Any, x: RowTensor, pad: Sequence[int], value: Sequence[Any], want: Runs) -> Any:
     """Rows padded where the picture ends. `want`: the rows that each rank needs for its own."""
-    place = 2 * (x.ndim - 1 - x.along)
-    above, below = (*pad[place : place + 2], 0, 0)[:2]
+    index = 2 * (x.ndim - 1 - x.along)
+    above, below = (*pad[index : index + 2], 0, 0)[:2]
     if min(above, below) < 0:
         return NotImplemented
     rank, (first, last) = x.axis.rank, _ends(x)
@@ -164,7 +164,7 @@ def _padded(func: Any, x: RowTensor, pad: Sequence[int], value: Sequence[Any], w
     ends = [0 if r < first else total if r >= last else run.stop + above for r, run in enumerate(x.runs)]
     runs = tuple(slice(start, stop) for start, stop in zip([0, *ends[:-1]], ends, strict=True))
     mine = list(pad)
-    mine[place : place + 2] = (above if rank == first else 0, below if rank == last else 0)[: len(pad) - place]
+    mine[index : index + 2] = (above if rank == first else 0, below if rank == last else 0)[: len(pad) - index]
     rows, run = x.at(want), runs[rank]
     if first <= rank <= last and x.local.shape[x.along]:
         more = x.runs[rank].start - want[rank].start

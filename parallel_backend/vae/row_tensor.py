@@ -41,9 +41,9 @@ class RowTensor(DistributedTensor):
         """A tensor of the shape of the whole, without storage of its own."""
         run = runs[axis.rank]
         assert local.shape[along] == run.stop - run.start
-        made = cls.of_part(local, along, (runs[-1].stop,), local.device)
-        made.runs, made.axis, made.local_rules, made.copied = runs, axis, rules, copied
-        return made
+        tensor = cls.of_part(local, along, (runs[-1].stop,), local.device)
+        tensor.runs, tensor.axis, tensor.local_rules, tensor.copied = runs, axis, rules, copied
+        return tensor
 
     @classmethod
     def of(cls, slab: Slab, rules: DispatchRules) -> RowTensor:
@@ -53,8 +53,8 @@ class RowTensor(DistributedTensor):
     @property
     def slab(self) -> Slab:
         """The rows as `[..., rows, what is behind them]`."""
-        behind = torch.Size(self.local.shape[self.along + 1 :]).numel()
-        values = self.local.reshape(*self.local.shape[: self.along], self.local.shape[self.along], behind)
+        trailing = torch.Size(self.local.shape[self.along + 1 :]).numel()
+        values = self.local.reshape(*self.local.shape[: self.along], self.local.shape[self.along], trailing)
         return Slab(values, self.runs, self.axis)
 
     def like(

@@ -68,15 +68,15 @@ class Slab:
         Args:
             earlier: frames to leave room for before the first one; what they hold is left open.
         """
-        wanted = want[self.axis.rank]
+        own_rows = want[self.axis.rank]
         inside = [slice(max(run.start, 0), min(run.stop, self.height)) for run in want]
         shape = list(self.values.shape)
-        shape[-2] = length(wanted)
+        shape[-2] = length(own_rows)
         if earlier:
             shape[2] += earlier
         out = self.values.new_empty(shape)
         frames = out[:, :, earlier:] if earlier else out
-        top, count = inside[self.axis.rank].start - wanted.start, length(inside[self.axis.rank])
+        top, count = inside[self.axis.rank].start - own_rows.start, length(inside[self.axis.rank])
         frames[..., :top, :] = 0
         frames[..., top + count :, :] = 0
         self._collect(inside, frames[..., top : top + count, :])
@@ -107,22 +107,22 @@ class Slab:
 
     def _collect(self, want: Sequence[slice], out: Tensor) -> None:
         """Write the rows that this rank wants into `out`."""
-        mine, wanted = self.runs[self.axis.rank], want[self.axis.rank]
-        kept = _overlap(mine, wanted)
-        out[..., _relative(kept, wanted), :] = self.values[..., _relative(kept, mine), :]
+        mine, own_rows = self.runs[self.axis.rank], want[self.axis.rank]
+        overlap = _overlap(mine, own_rows)
+        out[..., _relative(overlap, own_rows), :] = self.values[..., _relative(overlap, mine), :]
         for run, piece in self._received(want):
-            out[..., _relative(run, wanted), :] = piece
+            out[..., _relative(run, own_rows), :] = piece
 
     def _received(self, want: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:
         """Of the rows that this rank wants, those of other ranks. A collective."""
         if self.axis.size == 1:
             return
         me = self.axis.rank
-        mine, wanted = self.runs[me], want[me]
+        mine, own_rows = self.runs[me], want[me]
         before, after = self.values.shape[:-2], self.values.shape[-1]
         row = before.numel() * after
         leaving = [_overlap(mine, run) if rank != me else NOTHING for rank, run in enumerate(want)]
-        coming = [_overlap(run, wanted) if rank != me else NOTHING for rank, run in enumerate(self.runs)]
+        coming = [_overlap(run, own_rows) if rank != me else NOTHING for rank, run in enumerate(self.runs)]
         send = torch.cat([self.values[..., _relative(run, mine), :].reshape(-1) for run in leaving])
         sizes = [row * length(run) for run in coming]
         received = self.axis.all_to_all(send, [row * length(run) for run in leaving], sizes)

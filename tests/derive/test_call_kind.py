@@ -21,10 +21,10 @@ DATA = FOUND
 
 def test_another_size_is_the_same_kind_once_the_sizes_are_known() -> None:
     known = kind()
-    assert known.unlike(kind(9, 12, 5)) == "tokens in the conditioning (9 where it was 7)"
+    assert known.difference(kind(9, 12, 5)) == "tokens in the conditioning (9 where it was 7)"
     known = known.with_sizes([kind(9, 12, 5)])
     assert known.sizes == ("tokens",)
-    assert not known.unlike(kind(11, 20, 7, scale=0.3))
+    assert not known.difference(kind(11, 20, 7, scale=0.3))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_another_size_is_the_same_kind_once_the_sizes_are_known() -> None:
 )
 def test_another_kind_is_named(other: CallKind, what: str) -> None:
     known = kind().with_sizes([kind(9, 12)])
-    assert re.fullmatch(f"{what}.*", known.unlike(other))
+    assert re.fullmatch(f"{what}.*", known.difference(other))
     assert unlike([known], [known, other]) == unlike([known], [other])
 
 

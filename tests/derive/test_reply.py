@@ -31,7 +31,7 @@ def test_a_graphs_own_call_is_derived_and_another_kind_is_tried_with_what_is_kno
     assert first.failure == ""
     assert first.declaration is not None
     assert not first.declaration.whole_picture
-    assert not first.kinds[0].unlike(prompt_of(file, 12).kind)
+    assert not first.kinds[0].difference(prompt_of(file, 12).kind)
     again = answered(tmp_path, file, prompt_of(file, 9), known=first)
     assert again.declaration == first.declaration
     assert first.compiled and again.compiled

@@ -67,9 +67,9 @@ def test_frames_of_another_height_are_as_many_as_the_latents() -> None:
 
 def test_what_the_class_itself_adds_to_a_call_is_of_no_other_kind() -> None:
     called = CallKind(kind().tensors, (*kind().values, ("transformer_options.rope_options.shift_t", "a number")))
-    assert "shift_t in the conditioning" in kind().unlike(called)
+    assert "shift_t in the conditioning" in kind().difference(called)
     known = kind().with_options({"rope_options": {"shift_t": 1.0}, "function": len})
-    assert not known.unlike(called)
-    assert not known.unlike(kind())
+    assert not known.difference(called)
+    assert not known.difference(kind())
     other = CallKind(called.tensors, (*called.values, ("transformer_options.rope_options.scale_x", "a number")))
-    assert "scale_x in the conditioning" in known.unlike(other)
+    assert "scale_x in the conditioning" in known.difference(other)

@@ -19,7 +19,7 @@ from parallel_backend.models.family import Stage
 from parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.layers.packing import shape_parameters
 from parallel_backend.weights.loading import rounds
-from parallel_backend.weights.loading.loader import WeightSource, load_weights, wanted
+from parallel_backend.weights.loading.loader import WeightSource, load_weights, want_of
 from parallel_backend.weights.loading.reading import Neighbours, Want, Watch, read_wanted
 from parallel_backend.weights.loading.rounds import CHUNK_BYTES, Way
 from parallel_backend.weights.stores.whole import Whole
@@ -68,7 +68,7 @@ def read(checkpoint: Checkpoint, rows_of: dict[str, slice]) -> tuple[dict[str, T
         entry = checkpoint.entries[name]
         found[name] = torch.empty(rows.stop - rows.start, *entry.shape[1:], dtype=entry.dtype)
         width = found[name][0].numel()
-        wants.append(wanted(entry, rows.start * width, found[name].view(-1), None, {entry.file: 0}))
+        wants.append(want_of(entry, rows.start * width, found[name].view(-1), None, {entry.file: 0}))
     everyone = Communicator("loading", None, torch.device("cpu"), False, Meter())
     read_wanted(
         checkpoint.files, wants, Neighbours(everyone, (0,)), Watch(lambda: False, lambda *_: None, counted.append)

@@ -30,7 +30,7 @@ from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.layers.cast import CastLinear, use_cast_layers
 from parallel_backend.weights.layers.packing import can_be_held, held_bytes, shape_parameters
-from parallel_backend.weights.loading.loader import WeightSource, load_weights, wanted
+from parallel_backend.weights.loading.loader import WeightSource, load_weights, want_of
 from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.whole import Whole
 from tests.support.ranks import run_ranks
@@ -156,7 +156,7 @@ def test_any_run_of_values_is_had_of_the_blocks_that_have_them(
     values = write(tmp_path / "x.gguf", {"x": torch.randn(9, 320)}, {"x": Type.Q8_0}, {"x": (10, 32, 3, 3)})["x"]
     (entry,) = read_header(tmp_path / "x.gguf").entries.values()
     into = torch.empty(count)
-    want = wanted(entry, first, into, None, {entry.file: 0})
+    want = want_of(entry, first, into, None, {entry.file: 0})
     data = torch.from_numpy(np.fromfile(entry.file, dtype=np.uint8))[want.start : want.stop]
     offset = 0
     for piece in data.chunk(pieces):

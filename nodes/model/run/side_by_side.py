@@ -326,7 +326,7 @@ def _denoised(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], program:
         latent=x,
         warmup_steps=STEPS + 1,
         callbacks=Callbacks(
-            cancelled=CancelSignal(asked=lambda: False, broadcast_flag=bool),
+            cancelled=CancelSignal(is_requested=lambda: False, broadcast_flag=bool),
             step_begins=lambda step: None,
             step_done=lambda *step: None,
         ),

@@ -26,7 +26,7 @@ from ..family import Conditioning, Stage
 from ..inspection import check_tensors
 from ..sequence_parallel.blocks import Block, attentions_of, blocks_of, control_blocks
 from ..sequence_parallel.picture import Picture, as_patch_size
-from .computed_buffers import CPU, compute_buffers, made_elsewhere
+from .computed_buffers import CPU, compute_buffers, made_without_weights
 from .detection import DAMAGE, detect, unmakable
 from .file_values import file_values, named_values
 from .importing import import_comfyui
@@ -124,11 +124,11 @@ class ComfyFamily:
             Refused: ComfyUI does not know the model, or it lacks tensors.
         """
         import_comfyui()
-        name, found = checkpoint.path.name, find(checkpoint)
-        part, described, base = found.part, found.described, found.base
+        name, detected = checkpoint.path.name, find(checkpoint)
+        part, described, base = detected.part, detected.described, detected.base
         kind, module = type(described).__name__, base.diffusion_model
         declaration = self._derived or DECLARATIONS[kind]
-        self._compute(module, declaration, described, found.tensors, found.entries)
+        self._compute(module, declaration, described, detected.tensors, detected.entries)
         if missing := _not_computed(module):
             raise Refused(
                 f"{name} is a {kind} model, whose {missing[0]} is not in the file and not known to this pack: update this "
@@ -140,16 +140,16 @@ class ComfyFamily:
         shape = plan_shape(kind, module, declaration, blocks, channels, dims)
         exact = {key for key, parameter in module.named_parameters() if parameter.dtype == torch.float32}
         names = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
-        made_of = quantise_layers(module, part, found.quantisation, described)
-        plain = {key: names[key] for key, _ in module.named_parameters() if key not in made_of}
+        quantised_entries = quantise_layers(module, part, detected.quantisation, described)
+        plain = {key: names[key] for key, _ in module.named_parameters() if key not in quantised_entries}
         check_tensors(part, plain, kind, shape.hidden)
-        held = replace(part, entries={key: part.entries[key] for key in plain} | made_of)
+        model_part = replace(part, entries={key: part.entries[key] for key in plain} | quantised_entries)
         config = ComfyConfig(
             kind=kind,
             described=described,
             declaration=declaration,
-            tensors=found.tensors,
-            entries=found.entries,
+            tensors=detected.tensors,
+            entries=detected.entries,
             shape=shape,
             patch_size=as_patch_size(declaration.patch_size(module), dims),
             latent_channels=channels,
@@ -158,15 +158,15 @@ class ComfyFamily:
             pooled_width=declaration.pooled_width(module),
             sound=declaration.sound(module),
             part=part,
-            quantisation=found.quantisation,
-            keys=plain | pieces_of(made_of),
+            quantisation=detected.quantisation,
+            keys=plain | pieces_of(quantised_entries),
             names=names,
             exact=frozenset(exact),
             control=control_blocks(blocks, declaration),
             methods=declaration.methods(module),
             sigmas=declaration.sigmas(module),
         )
-        return held, config
+        return model_part, config
 
     def shape(self, config: ComfyConfig) -> ModelShape:
         """Counted on the model itself."""
@@ -210,10 +210,10 @@ class ComfyFamily:
                 f"the conditioning's text has the shape {list(text.shape)} and at least one token is needed: encode a prompt."
             )
         if text is None or text.ndim != 3 or text.shape[2] not in config.text_widths:
-            found = "missing" if text is None else f"of the shape {list(text.shape)}"
+            actual = "missing" if text is None else f"of the shape {list(text.shape)}"
             widths = " or ".join(map(str, config.text_widths))
             raise Refused(
-                f"the conditioning's text is {found} and {config.kind} takes [batch, tokens, {widths}]: use the text encoder "
+                f"the conditioning's text is {actual} and {config.kind} takes [batch, tokens, {widths}]: use the text encoder "
                 "that belongs to this model."
             )
         mask = conditioning.get("attention_mask") if config.declaration.takes_text_mask else None
@@ -327,15 +327,15 @@ def find(checkpoint: Checkpoint) -> Found:
     Raises:
         Refused: ComfyUI does not know the model, or cannot make it of these tensors.
     """
-    found = _find(checkpoint)
+    detected = _find(checkpoint)
     for _ in range(MOST_REPEATS if checkpoint.drops_ones else 0):
-        restored = with_ones(found.part, dict(found.base.diffusion_model.named_parameters()))
+        restored = with_ones(detected.part, dict(detected.base.diffusion_model.named_parameters()))
         if not restored:
             break
         entries = {name: restored.get(id(entry), entry) for name, entry in checkpoint.entries.items()}
         checkpoint = replace(checkpoint, entries=entries)
-        found = _find(checkpoint)  # once more: a size may be read off a shape that has its ones again
-    return found
+        detected = _find(checkpoint)  # once more: a size may be read off a shape that has its ones again
+    return detected
 
 
 def with_ones(part: Checkpoint, parameters: Mapping[str, Tensor]) -> dict[int, TensorEntry]:
@@ -345,14 +345,14 @@ def with_ones(part: Checkpoint, parameters: Mapping[str, Tensor]) -> dict[int, T
     """
     changed = {}
     for name, entry in part.entries.items():
-        shape, wanted = entry.shape, tuple(parameters[name].shape) if name in parameters else entry.shape
-        if shape == wanted or entry.parts:
+        shape, expected = entry.shape, tuple(parameters[name].shape) if name in parameters else entry.shape
+        if shape == expected or entry.parts:
             continue
         sizes = [size for size in shape if size != 1]
-        front = len(wanted) - len(shape)
-        if sizes == [size for size in wanted if size != 1]:
-            changed[id(entry)] = replace(entry, shape=wanted)
-        elif front > 0 and wanted[:front] == (1,) * front:
+        front = len(expected) - len(shape)
+        if sizes == [size for size in expected if size != 1]:
+            changed[id(entry)] = replace(entry, shape=expected)
+        elif front > 0 and expected[:front] == (1,) * front:
             changed[id(entry)] = replace(entry, shape=(1,) * front + shape)
     return changed
 
@@ -405,7 +405,7 @@ def make(
         if "meta tensor" not in str(error):
             raise
         with file_values(named_values(tensors, entries)):
-            base = made_elsewhere(lambda: described.get_model(dict(tensors), "", device=CPU))
+            base = made_without_weights(lambda: described.get_model(dict(tensors), "", device=CPU))
     load_buffers(base.diffusion_model, tensors)
     return base
 
@@ -454,12 +454,12 @@ def keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
             continue
         blocks = list(module.get_submodule(group.path).children())
         if units is None and group in declaration.groups[1:-1]:
-            kept = []
+            members = []
         elif units is None:
-            kept = [*blocks, *copy.deepcopy(blocks[-1:])][:2]
+            members = [*blocks, *copy.deepcopy(blocks[-1:])][:2]
         else:
-            kept = blocks[: sum(path.startswith(f"{group.path}.") for unit in units for path in unit)]
-        module.set_submodule(group.path, nn.ModuleList(kept))
+            members = blocks[: sum(path.startswith(f"{group.path}.") for unit in units for path in unit)]
+        module.set_submodule(group.path, nn.ModuleList(members))
 
 
 def _not_computed(module: nn.Module) -> list[str]:
@@ -487,11 +487,11 @@ def _check_sound(config: ComfyConfig, shapes: Sequence[Sequence[int]]) -> None:
             "belongs to this model."
         )
     if shapes and not _fits(shapes[1:], config.sound):
-        found = " and ".join(str(list(shape)) for shape in shapes[1:])
+        actual = " and ".join(str(list(shape)) for shape in shapes[1:])
         sizes = ", ".join("length" if size is None else str(size) for size in config.sound)
         takes = f"[batch, {sizes}]" if sizes else "none"
         raise Refused(
-            f"the latent's sound has the shape {found} and {config.kind} takes {takes}: use the empty latent that belongs to "
+            f"the latent's sound has the shape {actual} and {config.kind} takes {takes}: use the empty latent that belongs to "
             "this model."
         )
     if shapes and shapes[0][0] > 1 and config.declaration.no_batches:
@@ -503,11 +503,11 @@ def _check_sound(config: ComfyConfig, shapes: Sequence[Sequence[int]]) -> None:
 
 def _fits(shapes: Sequence[Sequence[int]], sound: Sequence[int | None]) -> bool:
     """Whether a sound's shape is as declared."""
-    ((_, *sizes), *others) = shapes
+    ((_, *sizes), *more_shapes) = shapes
     return (
-        not others
+        not more_shapes
         and len(sizes) == len(sound)
-        and all(wanted in (None, size) for wanted, size in zip(sound, sizes, strict=True))
+        and all(expected in (None, size) for expected, size in zip(sound, sizes, strict=True))
     )
 
 
@@ -584,8 +584,8 @@ def _copies(blocks: Sequence[Block], hidden: int) -> float:
         return declared
     layers = {f"{block.path}.{name}": weight.shape for block in blocks for name, weight in _token_layers(block).items()}
     widths_in, widths_out = {width for _, width in layers.values()}, {width for width, _ in layers.values()}
-    side_by_side = Counter((name.rsplit(".", 2)[0], width) for name, (width, _) in layers.items())
-    pairs = {width for (_, width), count in side_by_side.items() if count > 1} | {width // 2 for width in widths_out}
+    siblings = Counter((name.rsplit(".", 2)[0], width) for name, (width, _) in layers.items())
+    pairs = {width for (_, width), count in siblings.items() if count > 1} | {width // 2 for width in widths_out}
     gated = max((width for width in pairs & widths_in if width > hidden), default=0)
     return copies_of(hidden, max(widths_in), max(widths_out), gated)
 

@@ -26,7 +26,7 @@ class _WithoutWeights(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def made_elsewhere(make: Callable[[], Any]) -> Any:
+def made_without_weights(make: Callable[[], Any]) -> Any:
     """ComfyUI's BaseModel on the meta device, of a class that looks at values while it is made, as ACE-Step 1.5's does."""
     with _WithoutWeights():
         base = make()
@@ -71,9 +71,9 @@ def compute_buffers(
     described.unet_config["dtype"] = torch.float32
     try:
         with file_values(named_values(tensors, entries)), _WithoutWeights():
-            made = described.get_model(dict(tensors), "", device=CPU).diffusion_model
+            computed = described.get_model(dict(tensors), "", device=CPU).diffusion_model
     finally:
         described.unet_config["dtype"] = dtype
     for name in missing:
         owner, _, last = name.rpartition(".")
-        setattr(module.get_submodule(owner), last, getattr(made.get_submodule(owner), last))
+        setattr(module.get_submodule(owner), last, getattr(computed.get_submodule(owner), last))

@@ -36,12 +36,12 @@ def converted(part: Checkpoint) -> Checkpoint | None:
     state_dict = _LastRequested(zip(names, rows, strict=True))
     try:
         with _Marked():
-            made: Mapping[str, Tensor] | None = comfy.model_detection.convert_diffusers_mmdit(state_dict, "")
+            rows_by_name: Mapping[str, Tensor] | None = comfy.model_detection.convert_diffusers_mmdit(state_dict, "")
     except KeyError as error:
         raise _incomplete(part, error.args[0]) from None
     except RuntimeError:
-        raise _incomplete(part, state_dict.asked) from None
-    if not made:
+        raise _incomplete(part, state_dict.requested) from None
+    if not rows_by_name:
         return None
     if scale := next((name for name in part.entries if name.rpartition(".")[2] in COMPANIONS), None):
         raise Refused(
@@ -49,7 +49,7 @@ def converted(part: Checkpoint) -> Checkpoint | None:
             "in ComfyUI's own layout."
         )
     entries = {}
-    for name, numbers in made.items():
+    for name, numbers in rows_by_name.items():
         if not numbers.numel() or int(numbers.min()) == MISSING:
             raise _incomplete(part, name)
         runs = tuple(_runs([part.entries[each] for each in names], ends, numbers))
@@ -63,11 +63,11 @@ def converted(part: Checkpoint) -> Checkpoint | None:
 class _LastRequested(dict[str, Tensor]):
     """Remembers which tensor was last asked for."""
 
-    asked = ""
+    requested = ""
 
     def get(self, name: str, default: Any = None) -> Any:
         """What a dict gives; notes the name."""
-        self.asked = name
+        self.requested = name
         return super().get(name, default)
 
 
@@ -78,8 +78,8 @@ class _Marked(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """The function's result, filled where it would hold no values."""
-        made = func(*args, **(kwargs or {}))
-        return made.fill_(MISSING) if func in (torch.empty, torch.empty_like) else made
+        result = func(*args, **(kwargs or {}))
+        return result.fill_(MISSING) if func in (torch.empty, torch.empty_like) else result
 
 
 def _runs(entries: Sequence[Any], ends: Sequence[int], numbers: Tensor) -> Iterator[Run]:

@@ -87,7 +87,7 @@ class _Values(TorchDispatchMode):
         super().__init__()
         self.failure: Exception | None = None
         self._filed = filed
-        self._made: dict[int, _Operation] = {}
+        self._operations: dict[int, _Operation] = {}
         self._read: dict[int, Tensor] = {}
         self._changed: set[int] = set()
 
@@ -98,17 +98,17 @@ class _Values(TorchDispatchMode):
         kwargs = kwargs or {}
         written = _written(func, args, kwargs)
         try:
-            made = func(*args, **kwargs)
+            result = func(*args, **kwargs)
         except Exception as error:
             if not _needs_values(error) or any(map(_on_meta, written)):
                 raise
-            made = func(*self.valued(args), **self.valued(kwargs))
+            result = func(*self.valued(args), **self.valued(kwargs))
         changed = [_storage(tensor) for tensor in written if _on_meta(tensor)]
         self._changed.update(
             filter(self._known, changed)
         )  # others' storages may be freed, and their numbers come again
-        self._note(func, args, kwargs, made)
-        return made
+        self._note(func, args, kwargs, result)
+        return result
 
     def valued(self, arguments: Any) -> Any:
         """Arguments with values in place of tensors on the meta device.
@@ -118,23 +118,23 @@ class _Values(TorchDispatchMode):
             Refused: the file cannot be read.
         """
         try:
-            return tree_map(lambda each: self._value(each) if _on_meta(each) else each, arguments)
+            return tree_map(lambda argument: self._value(argument) if _on_meta(argument) else argument, arguments)
         except Exception as error:
             self.failure = self.failure or error
             raise
 
-    def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> None:
+    def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Remember how new tensors on the meta device are made of the file's."""
         inputs = {_storage(tensor) for tensor in tree_leaves((args, kwargs)) if _on_meta(tensor)}
         if not any(map(self._known, inputs)):
             return
-        outputs = tree_leaves(made)
+        outputs = tree_leaves(result)
         for number, output in enumerate(outputs):
             if _on_meta(output) and _storage(output) not in inputs:  # one that shares a storage is a view
-                self._made[_storage(output)] = _Operation(func, args, kwargs, outputs, number)
+                self._operations[_storage(output)] = _Operation(func, args, kwargs, outputs, number)
 
     def _known(self, key: int) -> bool:
-        return key in self._filed or key in self._made
+        return key in self._filed or key in self._operations
 
     def _value(self, tensor: Tensor) -> Tensor:
         key = _storage(tensor)
@@ -145,7 +145,7 @@ class _Values(TorchDispatchMode):
             if key not in self._read:
                 self._read[key] = values_of(entry)
         else:
-            operation = self._made[key]
+            operation = self._operations[key]
             whole = operation.outputs[operation.number]
             if key not in self._read:
                 args, kwargs = self.valued(_on_cpu((operation.args, operation.kwargs)))
@@ -192,14 +192,16 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
     if not func._schema.is_mutable:
         return []
     changed = [argument for argument in func._schema.arguments if argument.alias_info and argument.alias_info.is_write]
-    places = {argument.name: place for place, argument in enumerate(func._schema.arguments)}
-    given = (
-        args[places[argument.name]] if places[argument.name] < len(args) else kwargs.get(argument.name)
+    positions = {argument.name: position for position, argument in enumerate(func._schema.arguments)}
+    written_values = (
+        args[positions[argument.name]] if positions[argument.name] < len(args) else kwargs.get(argument.name)
         for argument in changed
     )
-    return tree_leaves(list(given))
+    return tree_leaves(list(written_values))
 
 
 def _on_cpu(arguments: Any) -> Any:
     """Arguments that name the CPU where they named the meta device."""
-    return tree_map(lambda each: CPU if isinstance(each, torch.device) and each.type == "meta" else each, arguments)
+    return tree_map(
+        lambda argument: CPU if isinstance(argument, torch.device) and argument.type == "meta" else argument, arguments
+    )

@@ -70,7 +70,7 @@ class ComfyModel:
         self._base = base
         self._asks_sigmas = declaration.sigmas(self.module)
         self._patch_size = declaration.patch_size(self.module)
-        self._beside = declaration.concatenated_latent
+        self._concatenated_name = declaration.concatenated_latent
         self._pipefusion_options = declaration.pipefusion_options
         self._numbers = TimestepNumbers(self.module)
         self._spread = ParallelModel(self.module, declaration, stage, COMPILED)
@@ -87,7 +87,7 @@ class ComfyModel:
         """The tokens of a latent, and of one that the model lays beside it."""
         shape = picture_shape(latent_shape, values)
         picture = Picture(shape, as_patch_size(self._patch_size, len(shape) - PICTURE_ENDS))
-        return picture.beside(conditioning.get(self._beside))
+        return picture.with_concatenated(conditioning.get(self._concatenated_name))
 
     def forward_on(self, execution: Execution) -> ComfyForward:
         """The forward of this stage under a plan."""
@@ -109,7 +109,7 @@ class ComfyModel:
         texts: PreparedTexts,
         picture_tokens: Placement | None,
         poses: PoseCaches,
-        handed: BlockAttention,
+        block_attention: BlockAttention,
         networks: Sequence[NetworkCall],
         fixed_options: Mapping[str, object],
     ) -> Tensor:
@@ -136,7 +136,7 @@ class ComfyModel:
         overridden = more.pop(ATTENTION_OVERRIDE, None) is not None
         replacing = more.pop(BLOCK_ATTENTION, None)
         if replacing is not None:
-            more[REPLACED] = handed.replacements(replacing, self._spread.of_some_heads)
+            more[REPLACED] = block_attention.replacements(replacing, self._spread.of_some_heads)
             more[PROMPTS] = [inputs.key]
         if self._asks_sigmas or networks or overridden or replacing is not None:
             more |= _sigmas(inputs, more)
@@ -145,9 +145,13 @@ class ComfyModel:
             patches |= guided(more.pop(ATTENTION_GUIDANCE), self._spread.now)
         if patches:
             more["patches"] = patches
-        asked = kwargs.pop(TEXT_PREPARATION, None)
+        text_preparation = kwargs.pop(TEXT_PREPARATION, None)
         if context is not None:  # a copy, as ComfyUI gives: SD 3's context processor writes into it
-            context = texts.prepared(inputs.key, self.module, context, asked) if asked else context.clone()
+            context = (
+                texts.prepared(inputs.key, self.module, context, text_preparation)
+                if text_preparation
+                else context.clone()
+            )
         if picture_tokens is not None:
             kwargs["control"] = self._control_of(inputs.residuals, picture_tokens)
         timestep = kwargs.pop("timestep", inputs.timestep)
@@ -170,7 +174,7 @@ class ComfyModel:
 
 def _sigmas(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Tensor]:
     """As ComfyUI has them among its options: from the run, or as numbers with the call, or of no run."""
-    sigmas = inputs.sigmas or (options.get(name, [float(place)]) for place, name in enumerate(SIGMAS))
+    sigmas = inputs.sigmas or (options.get(name, [float(number)]) for number, name in enumerate(SIGMAS))
     return {name: torch.as_tensor(value, dtype=torch.float32) for name, value in zip(SIGMAS, sigmas, strict=True)}
 
 
@@ -189,7 +193,7 @@ class ComfyForward(ParallelForward):
         self._fixed_options = model.options_under(execution.plan)
         self._texts = PreparedTexts()
         self._poses = PoseCaches()
-        self._handed = BlockAttention()
+        self._block_attention = BlockAttention()
 
     def picture_tokens(
         self, latent_shape: Sequence[int], conditioning: Conditioning, values: Mapping[str, Value]
@@ -216,7 +220,7 @@ class ComfyForward(ParallelForward):
                 self._texts,
                 controlled,
                 self._poses,
-                self._handed,
+                self._block_attention,
                 self.networks,
                 self._fixed_options,
             ),

@@ -15,7 +15,7 @@ Process = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 
 def moved_rows(
-    process: Process, tensors: Mapping[str, Tensor], made: Mapping[str, Tensor], entries: Mapping[int, TensorEntry]
+    process: Process, tensors: Mapping[str, Tensor], processed: Mapping[str, Tensor], entries: Mapping[int, TensorEntry]
 ) -> dict[str, TensorEntry]:
     """What `process` makes that is none of the tensors but rows of some, found by giving it numbers that tell the rows apart.
 
@@ -30,22 +30,22 @@ def moved_rows(
     Returns:
         By name what is made of rows alone. What else is made is left out.
     """
-    new = {name: tensor.shape for name, tensor in made.items() if id(tensor) not in entries}
+    new = {name: tensor.shape for name, tensor in processed.items() if id(tensor) not in entries}
     if not new:
         return {}
-    kept = {id(tensor) for tensor in made.values()}
-    taken = {
+    unchanged = {id(tensor) for tensor in processed.values()}
+    consumed = {
         name: entries[id(tensor)]
         for name, tensor in tensors.items()
-        if id(tensor) not in kept and id(tensor) in entries and _is_plain(entries[id(tensor)])
+        if id(tensor) not in unchanged and id(tensor) in entries and _is_plain(entries[id(tensor)])
     }
-    if not taken:
+    if not consumed:
         return {}
-    numbers = {name: _draw(seed, entry.shape) for seed, (name, entry) in enumerate(taken.items())}
+    numbers = {name: _draw(seed, entry.shape) for seed, (name, entry) in enumerate(consumed.items())}
     again = process({**tensors, **numbers})
-    rows = _Rows(taken, numbers)
-    found = {name: rows.entry(again[name], shape) for name, shape in new.items() if name in again}
-    return {name: entry for name, entry in found.items() if entry is not None}
+    rows = _Rows(consumed, numbers)
+    new_entries = {name: rows.entry(again[name], shape) for name, shape in new.items() if name in again}
+    return {name: entry for name, entry in new_entries.items() if entry is not None}
 
 
 class _Rows:
@@ -58,15 +58,20 @@ class _Rows:
         self._sorted, self._order = firsts.sort()
         self._starts = torch.tensor([0, *(len(each) for each in self._numbers)]).cumsum(0)
 
-    def entry(self, made: Tensor, shape: torch.Size) -> TensorEntry | None:
+    def entry(self, tensor: Tensor, shape: torch.Size) -> TensorEntry | None:
         """A made tensor as runs of rows, the true one having this shape; None if it is anything else."""
-        if made.dtype != torch.int64 or made.shape[:1] != shape[:1] or made.ndim != len(shape) or not made.numel():
+        if (
+            tensor.dtype != torch.int64
+            or tensor.shape[:1] != shape[:1]
+            or tensor.ndim != len(shape)
+            or not tensor.numel()
+        ):
             return None
-        firsts = made.flatten(1)[:, 0].contiguous() if made.ndim > 1 else made
-        place = torch.searchsorted(self._sorted, firsts).clamp(max=len(self._sorted) - 1)
-        if not torch.equal(self._sorted[place], firsts):
+        firsts = tensor.flatten(1)[:, 0].contiguous() if tensor.ndim > 1 else tensor
+        rank = torch.searchsorted(self._sorted, firsts).clamp(max=len(self._sorted) - 1)
+        if not torch.equal(self._sorted[rank], firsts):
             return None
-        row = self._order[place]
+        row = self._order[rank]
         which = torch.searchsorted(self._starts, row, right=True) - 1
         begins = [0, *((row.diff() != 1) | (which.diff() != 0)).nonzero().flatten().add(1).tolist(), len(row)]
         runs: list[Run] = []
@@ -74,7 +79,7 @@ class _Rows:
             number = int(which[begin])
             start = int(row[begin] - self._starts[number])
             stop = start + end - begin
-            if not torch.equal(self._numbers[number][start:stop], made[begin:end]):
+            if not torch.equal(self._numbers[number][start:stop], tensor[begin:end]):
                 return None
             runs.append((self._entries[number], start, stop))
         if any(entry.shape[1:] != shape[1:] for entry, _, _ in runs):

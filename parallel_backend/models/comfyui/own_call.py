@@ -53,9 +53,9 @@ def conditioning_of(base: Any, noise: Sequence[Tensor], prompt: Mapping[str, Any
         entry[MASK], _ = _packed(base, [each.expand_as(part) for each, part in zip(masks, noise, strict=True)])
     more = {"latent_image": latent, MASK: None, LATENT_SHAPES: shapes}
     encode = import_module("comfy.samplers").encode_model_conds
-    (made,) = encode(base.extra_conds, [entry], latent, latent.device, "positive", **more)
-    found: dict[str, Any] = made["model_conds"]
-    return found
+    (encoded,) = encode(base.extra_conds, [entry], latent, latent.device, "positive", **more)
+    conditioning: dict[str, Any] = encoded["model_conds"]
+    return conditioning
 
 
 def own_call(

@@ -55,10 +55,10 @@ class OfParts(nn.Module):
         weight = self.weight
         names = {id(tensor): name for name, tensor in weight.state_dict("weight").items()}
         attributes, self.frame = weight.__tensor_flatten__()
-        found = {attribute: getattr(weight, attribute) for attribute in attributes}
+        tensors_by_attribute = {attribute: getattr(weight, attribute) for attribute in attributes}
         self.weight_class = type(weight)
-        self.inside = {attribute: names[id(tensor)] for attribute, tensor in found.items()}
-        tensors = {names[id(tensor)]: tensor for tensor in found.values()}
+        self.inside = {attribute: names[id(tensor)] for attribute, tensor in tensors_by_attribute.items()}
+        tensors = {names[id(tensor)]: tensor for tensor in tensors_by_attribute.values()}
         tensors |= {
             name: tensor for name, tensor in self.named_parameters(recurse=False) if name not in ("weight", "bias")
         }
@@ -104,11 +104,13 @@ class OfParts(nn.Module):
         old = self.weight_of(parts, self.compute_dtype)
         seed = seed_of(name)
         new = old.requantize_from_float(values, scale="recalculate", stochastic_rounding=seed, inplace_ops=True)
-        made = {}
+        new_parts = {}
         for part, tensor in new.state_dict("weight").items():
             dtype, shape = self.kinds[part]
-            made[part] = tensor.to(dtype).expand(shape).reshape(-1)  # one scale where the file has one for each row
-        return made
+            new_parts[part] = (
+                tensor.to(dtype).expand(shape).reshape(-1)
+            )  # one scale where the file has one for each row
+        return new_parts
 
 
 def quantise_layers(
@@ -135,9 +137,9 @@ def quantise_layers(
     for layer, comfy_quant in quantisation.items():
         if f"{layer}.weight" not in checkpoint.entries:
             continue  # those of text encoders are in the same table
-        made = _load(QuantisedLinear, module, checkpoint, layer, comfy_quant)
-        module.set_submodule(layer, made)
-        for part, (dtype, _) in made.kinds.items():
+        quantised = _load(QuantisedLinear, module, checkpoint, layer, comfy_quant)
+        module.set_submodule(layer, quantised)
+        for part, (dtype, _) in quantised.kinds.items():
             name = f"{layer}.{part}"
             entries[f"{layer}.{PARTS}.{part}"] = _entry(checkpoint.entries[name], dtype)
     return entries
@@ -162,27 +164,27 @@ def _load(kind: type[OfParts], module: nn.Module, checkpoint: Checkpoint, layer:
         raise Refused(
             f"{path} holds {layer} quantised, which is supported for linear layers only: choose another file."
         )
-    made = kind(old.in_features, old.out_features, old.bias is not None, device=META, dtype=torch.float32)
+    layer_module = kind(old.in_features, old.out_features, old.bias is not None, device=META, dtype=torch.float32)
     if old.bias is not None:
-        made.bias = old.bias
+        layer_module.bias = old.bias
     state = {
         name.removeprefix(f"{layer}."): torch.empty(entry.shape, dtype=entry.dtype, device=META)
         for name, entry in checkpoint.entries.items()
         if name.rpartition(".")[0] == layer and not name.endswith(".bias")
     }
     try:
-        made.load_state_dict(state | {"comfy_quant": comfy_quant}, strict=False)
-        made.take_apart()
-        _check_shapes(made, settings)
+        layer_module.load_state_dict(state | {"comfy_quant": comfy_quant}, strict=False)
+        layer_module.take_apart()
+        _check_shapes(layer_module, settings)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise Refused(
             f"{path} holds {layer}.weight as {settings['format']} in a way that ComfyUI does not take ({error}): choose another "
             "file."
         ) from None
-    return made
+    return layer_module
 
 
-def _check_shapes(made: OfParts, settings: Mapping[str, Any]) -> None:
+def _check_shapes(layer: OfParts, settings: Mapping[str, Any]) -> None:
     """Raises ValueError where a weight or its scales do not have the sizes that its format gives a layer of this size.
 
     Those of a format that this pack has not heard of are as ComfyUI takes them.
@@ -192,22 +194,22 @@ def _check_shapes(made: OfParts, settings: Mapping[str, Any]) -> None:
     if settings["format"] not in (PACKED, *ROWS, *BLOCKS):
         return
 
-    layout = get_layout_class(made.frame["layout_cls"])
-    rows, columns = made.frame["non_tensor_fields"]["orig_shape"]
+    layout = get_layout_class(layer.frame["layout_cls"])
+    rows, columns = layer.frame["non_tensor_fields"]["orig_shape"]
     expected: tuple[int, ...] = (rows, columns)
     if settings["format"] == PACKED:
         expected = (rows, columns // 2)
     elif settings["format"] in BLOCKS:
         expected = tuple(layout.get_storage_shape((rows, columns)))
         scales = (-(-rows // 128) * 128, -(-columns // (4 * BLOCKS[settings["format"]])) * 4)
-        if made.kinds["weight_scale"][1] != scales:
+        if layer.kinds["weight_scale"][1] != scales:
             raise ValueError(
-                f"scales of the shape {list(made.kinds['weight_scale'][1])} where {list(scales)} is needed"
+                f"scales of the shape {list(layer.kinds['weight_scale'][1])} where {list(scales)} is needed"
             )
-    scale = made.kinds["weight_scale"][1] if settings["format"].startswith("float8") else ()
+    scale = layer.kinds["weight_scale"][1] if settings["format"].startswith("float8") else ()
     if math.prod(scale) not in (1, rows):
         raise ValueError(f"scales of the shape {list(scale)} where one, or one for each of {rows} rows, is needed")
-    weight = made.kinds["weight"][1]
+    weight = layer.kinds["weight"][1]
     if weight != expected:
         raise ValueError(f"a shape of {list(weight)} where {list(expected)} is needed")
 
@@ -215,7 +217,7 @@ def _check_shapes(made: OfParts, settings: Mapping[str, Any]) -> None:
 def _entry(entry: TensorEntry, dtype: torch.dtype) -> TensorEntry:
     assert entry.dtype is not None
     storage = entry.storage if entry.dtype.is_floating_point else PLAIN[dtype]  # bytes may be stored as integers
-    return replace(entry, storage=storage, shape=(math.prod(entry.shape),), kept=True)
+    return replace(entry, storage=storage, shape=(math.prod(entry.shape),), as_stored=True)
 
 
 def pieces_of(entries: Mapping[str, TensorEntry]) -> dict[str, Piece]:

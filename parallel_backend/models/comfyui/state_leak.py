@@ -42,21 +42,21 @@ class StateLeak:
     def find(self, before: dict[Place, Any]) -> None:
         """Look for what a forward has changed since `state`."""
         after = dict(_attributes(self._module))
-        for place in before.keys() | after.keys():
-            if not _same(before.get(place, _ABSENT), after.get(place, _ABSENT)):
-                self._changed.setdefault(place, before.get(place, _ABSENT))
+        for attribute in before.keys() | after.keys():
+            if not _same(before.get(attribute, _ABSENT), after.get(attribute, _ABSENT)):
+                self._changed.setdefault(attribute, before.get(attribute, _ABSENT))
 
     def state(self) -> dict[Place, Any]:
         """What the modules have beside tensors and modules; of lists and dicts copies."""
         return {
-            place: copy(value) if isinstance(value, (list, dict, set)) else value
-            for place, value in _attributes(self._module)
+            attribute: copy(value) if isinstance(value, (list, dict, set)) else value
+            for attribute, value in _attributes(self._module)
         }
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[Place, Any]]:
-    for each in module.modules():
-        yield from (((each, name), value) for name, value in vars(each).items() if name not in TABLES)
+    for submodule in module.modules():
+        yield from (((submodule, name), value) for name, value in vars(submodule).items() if name not in TABLES)
 
 
 def _same(before: Any, after: Any) -> bool:

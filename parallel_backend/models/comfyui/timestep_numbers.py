@@ -30,16 +30,16 @@ class TimestepNumbers(TorchFunctionMode):
         modules = {each.__module__: sys.modules[each.__module__] for each in type(model).__mro__}
         self._modules = [module for module in modules.values() if hasattr(module, NAME)]
         self._device = torch.device("cpu")
-        self._kept: dict[tuple[torch.device, int], Tensor] = {}
+        self._cache: dict[tuple[torch.device, int], Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """As torch does, but for numbers up to a count."""
         if func is not torch.arange or len(args) != 1 or kwargs:
             return func(*args, **(kwargs or {}))
         key = self._device, args[0]
-        if key not in self._kept:
-            self._kept[key] = torch.arange(*args, device=self._device, dtype=torch.float32)
-        return self._kept[key]
+        if key not in self._cache:
+            self._cache[key] = torch.arange(*args, device=self._device, dtype=torch.float32)
+        return self._cache[key]
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -79,10 +79,10 @@ class WholeFamily:
             Refused: ComfyUI does not know the model, or it lacks tensors.
         """
         import_comfyui()
-        found = find(checkpoint)
-        part, described, base = found.part, found.described, found.base
+        detected = find(checkpoint)
+        part, described, base = detected.part, detected.described, detected.base
         kind, module = type(described).__name__, base.diffusion_model
-        compute_buffers(module, described, found.tensors, found.entries)
+        compute_buffers(module, described, detected.tensors, detected.entries)
         if missing := missing_buffers(module):
             raise Refused(
                 f"{part.path.name} is a {kind} model, whose {missing[0]} is computed when the model is made, which this pack "
@@ -93,26 +93,26 @@ class WholeFamily:
         shape = plan_shape(kind, parameters, formats.latent_channels)
         exact = {key for key, parameter in module.named_parameters() if parameter.dtype == torch.float32}
         names = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
-        made_of = quantise_layers(module, part, found.quantisation, described)
-        plain = {key: names[key] for key, _ in module.named_parameters() if key not in made_of}
+        quantised_entries = quantise_layers(module, part, detected.quantisation, described)
+        plain = {key: names[key] for key, _ in module.named_parameters() if key not in quantised_entries}
         check_tensors(part, plain, kind)
-        held = replace(part, entries={key: part.entries[key] for key in plain} | made_of)
+        model_part = replace(part, entries={key: part.entries[key] for key in plain} | quantised_entries)
         config = WholeConfig(
             kind=kind,
             described=described,
             base_model=base,
-            tensors=found.tensors,
-            entries=found.entries,
+            tensors=detected.tensors,
+            entries=detected.entries,
             shape=shape,
             latent_channels=formats.latent_channels,
             latent_dims=formats.latent_dimensions,
             part=part,
-            quantisation=found.quantisation,
-            keys=plain | pieces_of(made_of),
+            quantisation=detected.quantisation,
+            keys=plain | pieces_of(quantised_entries),
             names=names,
             exact=frozenset(exact),
         )
-        return held, config
+        return model_part, config
 
     def shape(self, config: WholeConfig) -> ModelShape:
         """One block that is the model."""
@@ -139,12 +139,12 @@ class WholeFamily:
         self, config: WholeConfig, latent_shape: Sequence[int], conditioning: Conditioning, dtype: torch.dtype
     ) -> float:
         """What ComfyUI takes a forward to need for each batch item, in a compute dtype."""
-        base, one = config.base_model, [1, *latent_shape[1:]]
+        base, item_shape = config.base_model, [1, *latent_shape[1:]]
         base.manual_cast_dtype = dtype  # what it takes for the type of the computation
         shapes = {
             name.partition(".")[0]: [[1, *tensor.shape[1:]]] for name, tensor in conditioning.items() if tensor.ndim > 1
         }
-        return float(base.memory_required(one, cond_shapes=shapes))
+        return float(base.memory_required(item_shape, cond_shapes=shapes))
 
     def check(
         self, config: WholeConfig, latent: Tensor, conditioning: Conditioning, values: Mapping[str, Value]
@@ -152,12 +152,12 @@ class WholeFamily:
         """Refuse a latent of another kind, and of UNets texts of another width, with the numbers."""
         shape, channels = list(latent.shape), config.latent_channels
         sizes = {1: "length", 2: "height, width", 3: "frames, height, width"}[config.latent_dims]
-        dims, place, takes = config.latent_dims + 2, 1, f"{channels}, {sizes}"
+        dims, channel_dim, takes = config.latent_dims + 2, 1, f"{channels}, {sizes}"
         if config.kind in SEQUENCES:
-            dims, place, takes = 3, 2, f"tokens, {channels}"
+            dims, channel_dim, takes = 3, 2, f"tokens, {channels}"
         if config.kind in VOXELS:
             dims, takes = latent.ndim if latent.ndim in (4, 5) else 5, f"{channels}, ...voxels"
-        if latent.ndim != dims or shape[place] != channels or min(shape) < 1:
+        if latent.ndim != dims or shape[channel_dim] != channels or min(shape) < 1:
             raise Refused(
                 f"the latent has the shape {shape} and {config.kind} takes [batch, {takes}], none of them 0: use the empty "
                 "latent or the VAE that belongs to this model."
@@ -168,10 +168,10 @@ class WholeFamily:
                 tensor is not None and tensor.shape[-1] == width and min(tensor.shape) > 0
             ):
                 continue
-            found = "missing" if tensor is None else f"of the shape {list(tensor.shape)}"
+            actual = "missing" if tensor is None else f"of the shape {list(tensor.shape)}"
             what = "text" if name == "context" else "pooled text"
             raise Refused(
-                f"the conditioning's {what} is {found} and {config.kind} takes one {width} wide: use the text encoder that "
+                f"the conditioning's {what} is {actual} and {config.kind} takes one {width} wide: use the text encoder that "
                 "belongs to this model."
             )
 

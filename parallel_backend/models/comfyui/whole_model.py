@@ -81,9 +81,9 @@ class WholeModel:
         options.pop(ATTENTION_OVERRIDE, None)
         if override := override_in(inputs.values):
             options[OVERRIDE] = override(slice(None), 0)
-        sigmas = inputs.sigmas or (options.get(name, [float(place)]) for place, name in enumerate(SIGMAS))
+        sigmas = inputs.sigmas or (options.get(name, [float(number)]) for number, name in enumerate(SIGMAS))
         options |= {name: torch.as_tensor(each, dtype=torch.float32) for name, each in zip(SIGMAS, sigmas, strict=True)}
-        options.setdefault(SIDES, list(inputs.sides) or [0])  # an example is of one side
+        options.setdefault(SIDES, list(inputs.branches) or [0])  # an example is of one side
         timestep, control = kwargs.pop("timestep", inputs.timestep), kwargs.pop(CONTROL, None)
         if SKIPPED_BLOCKS in options:
             options[REPLACED] = replacements(options.pop(SKIPPED_BLOCKS))

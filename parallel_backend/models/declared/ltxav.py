@@ -33,9 +33,9 @@ def _of_tokens(timestep: Any, positions: Tensor, length: int) -> Any:
     if timestep.num_frames == 1:
         return timestep
     compressed: Any = type(timestep)
-    found = _by_token(compressed)(timestep.data, 1, per_frame=True)
-    found.rows = positions // (length // timestep.num_frames)
-    return found
+    rows_of_tokens = _by_token(compressed)(timestep.data, 1, per_frame=True)
+    rows_of_tokens.rows = positions // (length // timestep.num_frames)
+    return rows_of_tokens
 
 
 @functools.cache

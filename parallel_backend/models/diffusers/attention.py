@@ -25,14 +25,14 @@ def answer_attention(module: nn.Module, running: Callable[[], Attentions]) -> No
     Its processor stays what diffusers made it, and only `scaled_dot_product_attention` is answered inside: whatever else a
     version of diffusers computes there is computed, and an attention of another kind is missed by the block that declares it.
     """
-    made: dict[type, type] = {}
+    subclasses: dict[type, type] = {}
     for child in module.modules():
         processor = getattr(child, "processor", None)
-        if processor is not None and type(processor) not in made.values():
+        if processor is not None and type(processor) not in subclasses.values():
             kind = type(processor)
-            if kind not in made:
-                made[kind] = _answered(kind, running)
-            processor.__class__ = made[kind]
+            if kind not in subclasses:
+                subclasses[kind] = _answered(kind, running)
+            processor.__class__ = subclasses[kind]
 
 
 def _answered(kind: type, running: Callable[[], Attentions]) -> type:
@@ -65,9 +65,9 @@ class _Answered(TorchFunctionMode):
         return self._attend(*args, **(kwargs or {}))
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **others: Any
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **keywords: Any
     ) -> Tensor:
-        if unknown := sorted(name for name, value in others.items() if value):
+        if unknown := sorted(name for name, value in keywords.items() if value):
             raise Refused(
                 f"diffusers' attention is given {', '.join(unknown)}, which this pack does not know: update the pack, or install "
                 "an older diffusers."
@@ -75,12 +75,12 @@ class _Answered(TorchFunctionMode):
         return self._answer(query, key, value, attn_mask)
 
 
-def _run_answered(module: nn.Module, _: None, taken: list[None], args: Any, named: dict[str, Any]) -> Any:
+def _run_answered(module: nn.Module, _: None, calls: list[None], args: Any, named: dict[str, Any]) -> Any:
     """With torch's scaled dot products answered in the block."""
 
     def answer(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        ordinal = len(taken)
-        taken.append(None)
+        ordinal = len(calls)
+        calls.append(None)
         return attention(q, k, v, mask, q.shape[1], "", ordinal, None, True, True, False, True, None)
 
     with _Answered(answer):

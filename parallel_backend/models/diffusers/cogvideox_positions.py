@@ -49,8 +49,8 @@ def _crop(rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
         fitted = height, round(height / rows * columns)
     else:
         fitted = round(width / columns * rows), width
-    top, left = round((height - fitted[0]) / 2), round((width - fitted[1]) / 2)
-    return (top, left), (top + fitted[0], left + fitted[1])
+    top_row, left_column = round((height - fitted[0]) / 2), round((width - fitted[1]) / 2)
+    return (top_row, left_column), (top_row + fitted[0], left_column + fitted[1])
 
 
 @contextmanager
@@ -59,9 +59,11 @@ def positions_for(embed: Any, text: int) -> Iterator[None]:
     embed.max_text_seq_length = text
     learned = embed._parameters.get("pos_embedding")
     if learned is not None and text != LEARNED_TEXT:
-        words, picture = learned[:, :LEARNED_TEXT], learned[:, LEARNED_TEXT:]
+        text_positions, picture = learned[:, :LEARNED_TEXT], learned[:, LEARNED_TEXT:]
         # Where an attribute is looked for before it is among the parameters.
-        embed.__dict__["pos_embedding"] = torch.cat([F.pad(words, (0, 0, 0, text - LEARNED_TEXT)), picture], dim=1)
+        embed.__dict__["pos_embedding"] = torch.cat(
+            [F.pad(text_positions, (0, 0, 0, text - LEARNED_TEXT)), picture], dim=1
+        )
     try:
         yield
     finally:

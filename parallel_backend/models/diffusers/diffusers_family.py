@@ -96,11 +96,11 @@ class DiffusersFamily(ABC, Generic[C]):
 
     def _check_parameters(self, module: nn.Module, config: C) -> None:
         known = {name: (piece.rows, *piece.row_shape) for name, piece in self.keys(config).items()}
-        found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-        if other := sorted(name for name in known.keys() | found.keys() if known.get(name) != found.get(name)):
+        actual = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+        if differing := sorted(name for name in known.keys() | actual.keys() if known.get(name) != actual.get(name)):
             raise Refused(
                 f"diffusers {version('diffusers')} has a {type(module).__name__} of other weights than this pack knows "
-                f"({other[0]}): update the pack, or install an older diffusers."
+                f"({differing[0]}): update the pack, or install an older diffusers."
             )
 
 

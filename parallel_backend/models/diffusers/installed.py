@@ -22,8 +22,8 @@ def of_diffusers(imports: Iterable[str]) -> bool:
 
 def check_diffusers() -> None:
     """Raises Refused where this Python has no diffusers, or one out of range."""
-    if not in_range(found := own_diffusers()):
-        raise Refused(f"{NEEDED}, and {found or 'none'} is installed: {REMEDY}.")
+    if not in_range(installed := own_diffusers()):
+        raise Refused(f"{NEEDED}, and {installed or 'none'} is installed: {REMEDY}.")
 
 
 def own_diffusers() -> str:
@@ -34,6 +34,6 @@ def own_diffusers() -> str:
         return ""
 
 
-def in_range(found: str) -> bool:
+def in_range(installed: str) -> bool:
     """Whether a version is supported; none is not."""
-    return OLDEST <= tuple(int(number) for number in re.findall(r"\d+", found)[:2]) <= NEWEST
+    return OLDEST <= tuple(int(number) for number in re.findall(r"\d+", installed)[:2]) <= NEWEST

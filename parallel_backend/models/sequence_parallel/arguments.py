@@ -70,9 +70,9 @@ class Arguments:
         kinds = {p.kind: p.name for p in self._signature.parameters.values()}
         self._rest = kinds.get(inspect.Parameter.VAR_KEYWORD)
         single = [p for p in self._signature.parameters.values() if p.kind in (*PLACED, inspect.Parameter.KEYWORD_ONLY)]
-        self._places = tuple(p.name for p in single if p.kind in PLACED)
+        self._positional = tuple(p.name for p in single if p.kind in PLACED)
         self._needed = frozenset(p.name for p in single if p.default is inspect.Parameter.empty)
-        self._taken = frozenset(p.name for p in single)
+        self._accepted = frozenset(p.name for p in single)
         self._unnamed = tuple(group.streams) if inspect.Parameter.VAR_POSITIONAL in kinds else ()
         """What a forward that takes `*args`, as linear layers' do, is given without a name."""
         in_tuples = {name for names in group.tuples.values() for name in names}
@@ -94,9 +94,9 @@ class Arguments:
         if self._unnamed:
             return {**dict(zip(self._unnamed, args, strict=True)), **kwargs}
         # Python's own binding, asked for each block, takes longer than all else here: it is left to what is not plain.
-        values = {**dict(zip(self._places, args, strict=False)), **kwargs}
-        plain = len(args) <= len(self._places) and len(values) == len(args) + len(kwargs)
-        if not plain or not self._needed <= values.keys() <= self._taken:
+        values = {**dict(zip(self._positional, args, strict=False)), **kwargs}
+        plain = len(args) <= len(self._positional) and len(values) == len(args) + len(kwargs)
+        if not plain or not self._needed <= values.keys() <= self._accepted:
             values = dict(self._signature.bind(*args, **kwargs).arguments)
         if self._rest is not None:
             values |= values.pop(self._rest, {})
@@ -109,14 +109,14 @@ class Arguments:
         return values
 
     def call(self, forward: Callable[..., Any], local: Mapping[str, Any]) -> Any:
-        """What the block's forward gives for these values."""
+        """Call the block's forward with these values."""
         named = {name: value for name, value in local.items() if name not in self._unnamed}
         for name, names in self._group.tuples.items():
             named[name] = tuple(named.pop(each) for each in names)
         return forward(*(local[name] for name in self._unnamed), **named)
 
-    def kept(self, values: Mapping[str, Any], stream: str) -> Tensor | None:
-        """The positions of a stream that no mask hides and no length leaves out; None for all."""
+    def unmasked(self, values: Mapping[str, Any], stream: str) -> Tensor | None:
+        """Return the positions of a stream that no mask hides and no length leaves out; None for all."""
         for name, argument in self._group.arguments.items():
             value = values.get(name)
             if value is None:
@@ -124,11 +124,11 @@ class Arguments:
             if isinstance(argument, TextLength) and argument.stream == stream:
                 return torch.arange(min(int(value), values[stream].shape[1]))
             if isinstance(argument, TextMask) and argument.stream == stream:
-                before, length, behind = (
+                before, length, trailing = (
                     sum(values[each].shape[1] for each in streams)
                     for streams in (argument.before, (stream,), argument.after)
                 )
-                return self._visible(name, value, before, length, before + length + behind)
+                return self._visible(name, value, before, length, before + length + trailing)
         return None
 
     def _visible(self, name: str, mask: Tensor, start: int, length: int, total: int) -> Tensor:
@@ -146,15 +146,15 @@ class Arguments:
         return torch.arange(length)[~text.cpu()]
 
     def local(self, values: Mapping[str, Any], streams: Mapping[str, Stream], call: CallLayout) -> dict[str, Any]:
-        """What the block is called with on this rank.
+        """Return the arguments of the block on this rank.
 
         Raises:
             Refused: what should be the same on all ranks is not.
         """
-        found = dict(values)
+        local_values = dict(values)
         for name, stream in streams.items():
             empty = not stream.local.shape[stream.along] and not stream.placement.everywhere
-            found[name] = stream.handed(_idle(stream) if empty else stream.local)
+            local_values[name] = stream.block_input(_idle(stream) if empty else stream.local)
         placements = {name: stream.placement for name, stream in streams.items()}
         batch = next((stream.shape[0] for stream in streams.values() if stream.along), 1)
         for name, argument in self._group.arguments.items():
@@ -162,8 +162,8 @@ class Arguments:
             if value is not None:
                 key = argument, *placements.values()  # themselves: the id of one that is gone may be another's
                 make = functools.partial(self._local, name, value, argument, placements, batch, call)
-                found[name] = call.once(value, key, make)
-        return found
+                local_values[name] = call.once(value, key, make)
+        return local_values
 
     def _local(
         self,
@@ -178,7 +178,9 @@ class Arguments:
             case PerToken(streams, dim):
                 along_which = [placements[stream] for stream in streams]
                 total = sum(placement.length for placement in along_which)
-                chosen = call.selection(("along", *along_which), lambda: _one_behind_the_other(along_which, call.rank))
+                chosen = call.selection(
+                    ("along", *along_which), lambda: _concatenated_positions(along_which, call.rank)
+                )
 
                 def along(tensor: Tensor) -> Tensor:
                     if tensor.shape[dim] != total:
@@ -234,7 +236,7 @@ class Arguments:
         return tensors
 
     def _segment(
-        self, name: str, run: Tensor, length: int, start: int | None, stop: int | None, *others: Any
+        self, name: str, run: Tensor, length: int, start: int | None, stop: int | None, *tensors: Any
     ) -> tuple[Any, ...]:
         """The same of this rank's tokens, whose positions `run` are."""
         first, last = _before(run, start), _before(run, stop)
@@ -249,17 +251,24 @@ class Arguments:
                 )
             return tensor.index_select(0, to_device(run[first:last] - begin, tensor.device))
 
-        return first, last, *(tree_map_only(Tensor, rows, other) for other in others)
+        return first, last, *(tree_map_only(Tensor, rows, value) for value in tensors)
 
     def _by_part(
-        self, name: str, value: Any, each: int, whole: bool, kind: StreamKind, placement: Placement, call: CallLayout
+        self,
+        name: str,
+        value: Any,
+        rows_per_part: int,
+        whole: bool,
+        kind: StreamKind,
+        placement: Placement,
+        call: CallLayout,
     ) -> Tensor:
         """For each run of tokens of this rank the values of its part."""
         positions = positions_of(placement, call.rank)
         if positions.numel() == placement.length:
             return value  # type: ignore[no-any-return]
         part, run = call.layout.part_of(kind)
-        count, expected = value.shape[1] // each, (placement.length if whole else call.layout.tokens) // part
+        count, expected = value.shape[1] // rows_per_part, (placement.length if whole else call.layout.tokens) // part
         if count != expected:  # the block would share them out among the tokens, wherever a part of a frame ends
             raise self._refused(name, f"has {count} parts for {expected} of the latent, which is not supported")
 
@@ -268,7 +277,7 @@ class Arguments:
             return to_device(torch.div(own[::run], part, rounding_mode="floor"), value.device)
 
         chosen = call.layout.once(("parts", placement, kind, count), parts)
-        return value.unflatten(1, (-1, each)).index_select(1, chosen).flatten(1, 2)
+        return value.unflatten(1, (-1, rows_per_part)).index_select(1, chosen).flatten(1, 2)
 
     def _refused(self, name: str, reason: str) -> Refused:
         return Refused(
@@ -297,8 +306,8 @@ def _are_vectors(shape: Sequence[int], rows: Sequence[int], batch: int) -> bool:
     if len(shape) < 2:
         return True
     between = math.prod(shape[1:-1])
-    behind = between == 1 and any(shape[0] in (count, batch * count) for count in rows)
-    return behind or (between in rows and shape[0] in (1, batch))
+    in_sequence = between == 1 and any(shape[0] in (count, batch * count) for count in rows)
+    return in_sequence or (between in rows and shape[0] in (1, batch))
 
 
 def _idle(stream: Stream) -> Tensor:
@@ -311,7 +320,7 @@ def _before(positions: Tensor, edge: int | None) -> int | None:
     return None if edge is None else int(torch.searchsorted(positions, edge))
 
 
-def _one_behind_the_other(placements: Sequence[Placement], rank: int) -> Tensor:
+def _concatenated_positions(placements: Sequence[Placement], rank: int) -> Tensor:
     offset, runs = 0, []
     for placement in placements:
         runs.append(positions_of(placement, rank) + offset)
@@ -327,8 +336,12 @@ def _by_frame(value: Tensor, placement: Placement, call: CallLayout) -> Tensor:
         return value
 
     def rows() -> Tensor:
-        each = length // frames
-        each_frame = torch.div(positions, each if each * frames == length else each + 1, rounding_mode="floor")
+        tokens_per_frame = length // frames
+        each_frame = torch.div(
+            positions,
+            tokens_per_frame if tokens_per_frame * frames == length else tokens_per_frame + 1,
+            rounding_mode="floor",
+        )
         return to_device(each_frame, value.device)
 
     return value.index_select(1, call.layout.once(("frames", placement, frames), rows))

@@ -27,23 +27,23 @@ class Arrivals:
         self._axis = mesh.from_previous_stage
         self._source = mesh.pipefusion.rank - 1
         self._known: dict[PatchForward, list[Coming]] = {}
-        self._asked: list[Coming] = []
+        self._requested: list[Coming] = []
         self._begun: deque[tuple[Coming, Callable[[], Tensor]]] = deque()
         self._ahead: PatchForward | None = None
 
-    def enter(self, forward: PatchForward | None, behind: PatchForward | None) -> None:
+    def enter(self, forward: PatchForward | None, next_forward: PatchForward | None) -> None:
         """A forward begins, of a patch or (None) of the whole: receive what comes for it and for the one behind it."""
         assert self._ahead in (None, forward), "another forward was said to come"
         known = self._ahead is not None or self._begin(forward)
-        self._ahead = behind if known and self._begin(behind) else None
-        self._asked = []
+        self._ahead = next_forward if known and self._begin(next_forward) else None
+        self._requested = []
         if forward is not None:
-            self._known[forward] = self._asked
+            self._known[forward] = self._requested
 
     def take(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Wait for the next stream."""
         coming = Coming(shape, dtype)
-        self._asked.append(coming)
+        self._requested.append(coming)
         if not self._begun:
             return self._axis.receive(shape, dtype, self._source)
         begun, wait = self._begun.popleft()

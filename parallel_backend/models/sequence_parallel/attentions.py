@@ -57,11 +57,11 @@ CHANGES_NOTHING: Mapping[str, tuple[object, ...]] = MappingProxyType({LOW_PRECIS
 """Values of further arguments that our kernels compute with as they are; LOW_PRECISION chooses among them."""
 
 
-def unknown(others: Mapping[str, Any]) -> list[str]:
+def unknown(arguments: Mapping[str, Any]) -> list[str]:
     """Of arguments besides the operands the names of those that our kernels do not know."""
     return sorted(
         name
-        for name, value in others.items()
+        for name, value in arguments.items()
         if name not in OF_THE_CALL
         and not (name == SCALE and isinstance(value, (int, float)))
         and not any(value is known for known in CHANGES_NOTHING.get(name, ()))
@@ -94,15 +94,17 @@ class Operands:
     exact: bool = False
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, heads: int, skip_reshape: bool, others: Mapping[str, Any]) -> Operands:
+    def of(
+        cls, q: Tensor, k: Tensor, v: Tensor, heads: int, skip_reshape: bool, arguments: Mapping[str, Any]
+    ) -> Operands:
         """From the arguments. Raises Refused for one that our kernels do not know."""
-        if names := unknown(others):
+        if names := unknown(arguments):
             raise attention_refused(names)
         if not skip_reshape:
             q, k, v = (x.reshape(*x.shape[:2], heads, x.shape[2:].numel() // heads).transpose(1, 2) for x in (q, k, v))
-        if (scale := others.get(SCALE)) is not None:
+        if (scale := arguments.get(SCALE)) is not None:
             q = q * (scale * q.shape[3] ** 0.5)  # kernels divide by the root of the width
-        return cls(q, k, v, exact=others.get(LOW_PRECISION) is False)
+        return cls(q, k, v, exact=arguments.get(LOW_PRECISION) is False)
 
     def weighed(self, weights: Tensor) -> Operands:
         """With channels whose product adds its logarithm to each score between a token that is weighed and one that is not.
@@ -236,11 +238,11 @@ class Attentions:
         attn_precision: Any = None,
         skip_reshape: bool = False,
         skip_output_reshape: bool = False,
-        **others: Any,
+        **extra_arguments: Any,
     ) -> Tensor:
         """Stand in for `optimized_attention`, whose own kernel is `kernel`; without one, the plan's kernel takes its place.
 
-        `others` are handed on to ComfyUI's own kernel, whatever they are.
+        `extra_arguments` are handed on to ComfyUI's own kernel, whatever they are.
 
         Raises:
             Refused: where our kernels compute, they hold something that these do not know.
@@ -258,30 +260,34 @@ class Attentions:
         if self.overriding is not None and (block is None or block.passes_options):
             return self.overriding(
                 block, attention, kernel, q, k, v, heads, mask=mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
-                skip_output_reshape=skip_output_reshape, **others,
+                skip_output_reshape=skip_output_reshape, **extra_arguments,
             )  # fmt: skip
         alone = self._alone
         if isinstance(attention, PrefixedAttention) and not alone:
             assert block is not None
             if mask is not None:
                 raise attention_refused(["mask"])
-            out = self._after_prefix(block, attention, Operands.of(q, k, v, heads, skip_reshape, others))
+            out = self._after_prefix(block, attention, Operands.of(q, k, v, heads, skip_reshape, extra_arguments))
             return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
         spread = isinstance(attention, DistributedAttention)
         weights = mask if isinstance(attention, DistributedAttention) and attention.biased else None
         if isinstance(attention, ReplicatedQueries) and self._mesh.sequence.size > 1:
             assert block is not None
-            operands = shared_heads(self._call.layout, block, heads, Operands.of(q, k, v, heads, skip_reshape, others))
+            operands = shared_heads(
+                self._call.layout, block, heads, Operands.of(q, k, v, heads, skip_reshape, extra_arguments)
+            )
             out = self._merged(block, attention, operands)
             return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
         if not spread or (alone and weights is None and not self._masked(attention)):
             return (kernel or self._product)(
                 q, k, v, heads, mask=None if spread else mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
-                skip_output_reshape=skip_output_reshape, **others,
+                skip_output_reshape=skip_output_reshape, **extra_arguments,
             )  # fmt: skip
         assert block is not None and isinstance(attention, DistributedAttention)
         kv_heads = attention.kv_heads or heads
-        operands = shared_heads(self._call.layout, block, kv_heads, Operands.of(q, k, v, heads, skip_reshape, others))
+        operands = shared_heads(
+            self._call.layout, block, kv_heads, Operands.of(q, k, v, heads, skip_reshape, extra_arguments)
+        )
         width = operands.v.shape[3]
         exactly = operands.exact or weights is not None
         out = self._spread(block, attention, operands if weights is None else operands.weighed(weights), exactly)[
@@ -306,11 +312,11 @@ class Attentions:
         attn_precision: Any = None,
         skip_reshape: bool = False,
         skip_output_reshape: bool = False,
-        **others: Any,
+        **extra_arguments: Any,
     ) -> Tensor:
         if mask is not None:
             raise attention_refused(["mask"])
-        operands = Operands.of(q, k, v, heads, skip_reshape, others)
+        operands = Operands.of(q, k, v, heads, skip_reshape, extra_arguments)
         attend = self.kernel(operands.q, operands.exact)
         out = attend(*(x.transpose(1, 2) for x in (operands.q, operands.k, operands.v)))[0]
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
@@ -339,13 +345,13 @@ class Attentions:
     def _spread(self, block: BlockCall, attention: DistributedAttention, operands: Operands, exactly: bool) -> Tensor:
         """`[batch, local tokens, heads, head_dim]`, exchanged `exactly` or as the plan says."""
         placements = [block.placements[name] for name in attention.streams]
-        shown = [max(1, placement.counts[self._call.rank]) for placement in placements]
-        if not operands.q.shape[2] == operands.k.shape[2] == sum(shown):
+        padded_counts = [max(1, placement.counts[self._call.rank]) for placement in placements]
+        if not operands.q.shape[2] == operands.k.shape[2] == sum(padded_counts):
             raise Refused(
                 f"the model's {block.name} attends with {operands.q.shape[2]} queries to {operands.k.shape[2]} keys where this "
-                f"pack knows of {sum(shown)}: update the pack, or use Load Diffusion Model."
+                f"pack knows of {sum(padded_counts)}: update the pack, or use Load Diffusion Model."
             )
-        return self._exchanged(block, placements, shown, operands, exactly)
+        return self._exchanged(block, placements, padded_counts, operands, exactly)
 
     def _after_prefix(self, block: BlockCall, attention: PrefixedAttention, operands: Operands) -> Tensor:
         """`[batch, local tokens, heads, head_dim]`."""
@@ -356,14 +362,14 @@ class Attentions:
         self,
         block: BlockCall,
         placements: Sequence[Placement],
-        shown: Sequence[int],
+        padded_counts: Sequence[int],
         operands: Operands,
         exactly: bool,
         prefix: Tensor | None = None,
     ) -> Tensor:
-        """Return `[batch, local tokens, heads, head_dim]` of operands with as many tokens of each stream as are `shown`."""
+        """Return `[batch, local tokens, heads, head_dim]`; the operands have `padded_counts` tokens of each stream."""
         counts = [placement.counts[self._call.rank] for placement in placements]
-        q, k, v = (without_idle(x, shown, counts).transpose(1, 2) for x in (operands.q, operands.k, operands.v))
+        q, k, v = (without_idle(x, padded_counts, counts).transpose(1, 2) for x in (operands.q, operands.k, operands.v))
         kernel, layout = self.kernel(q, operands.exact), self._call.layout
         codec = EXACT if exactly or q.shape[3] % SCALE_BYTES else self._codec
         key = block.number, block.turn, block.done - 1
@@ -382,7 +388,7 @@ class Attentions:
         else:
             assert self._caches is not None
             out = patch_attention(q, k, v, usp, layout.patch, self._caches.by_attention[key], prefix)
-        return with_idle(out, shown, counts)
+        return with_idle(out, padded_counts, counts)
 
     def kernel(self, q: Tensor, exact: bool = False) -> AttentionKernel:
         """The plan's for q `[batch, heads, tokens, head_dim]`, chosen once for a type and width: that asks files and drivers.
@@ -425,12 +431,12 @@ def without_prefix(
     stream = block.placements[attention.stream]
     placement = call.layout.part(stream, stream.replicated, stream.length)
     count, queries = placement.counts[call.rank], operands.q.shape[2]
-    shown = count if stream.replicated else max(1, count)
+    padded_count = count if stream.replicated else max(1, count)
     length = operands.k.shape[2] - queries
-    if queries != shown or length < 0 or stream.replicated not in (0, length):
+    if queries != padded_count or length < 0 or stream.replicated not in (0, length):
         raise Refused(
             f"the model's {block.name} attends with {queries} queries to {operands.k.shape[2]} keys where this pack knows of "
-            f"{shown} and {stream.replicated + shown}: update the pack, or use Load Diffusion Model."
+            f"{padded_count} and {stream.replicated + padded_count}: update the pack, or use Load Diffusion Model."
         )
     prefix = torch.stack([x[:, :, :length].transpose(1, 2) for x in (operands.k, operands.v)])
     return replace(operands, k=operands.k[:, :, length:], v=operands.v[:, :, length:]), prefix, placement
@@ -465,17 +471,17 @@ def _repeats(x: Tensor, once: Tensor) -> bool:
     return torch.allclose(apart, once.unsqueeze(2).expand_as(apart), rtol=0, atol=0, equal_nan=True)
 
 
-def without_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Tensor:
+def without_idle(x: Tensor, padded_counts: Sequence[int], counts: Sequence[int]) -> Tensor:
     """`[batch, heads, tokens, head_dim]` less the tokens that stand in for none."""
-    if list(shown) == list(counts):
+    if list(padded_counts) == list(counts):
         return x
-    parts = [part[:, :, :count] for part, count in zip(x.split(list(shown), dim=2), counts, strict=True)]
+    parts = [part[:, :, :count] for part, count in zip(x.split(list(padded_counts), dim=2), counts, strict=True)]
     return torch.cat(parts, dim=2)
 
 
-def with_idle(x: Tensor, shown: Sequence[int], counts: Sequence[int]) -> Tensor:
+def with_idle(x: Tensor, padded_counts: Sequence[int], counts: Sequence[int]) -> Tensor:
     """`[batch, tokens, heads, head_dim]` and zeros for the tokens that stand in for none."""
-    if list(shown) == list(counts):
+    if list(padded_counts) == list(counts):
         return x
     parts = []
     for part, count in zip(x.split(list(counts), dim=1), counts, strict=True):

@@ -34,7 +34,7 @@ from .modulation import of_vectors
 from .module_attention import answered
 from .placement import Placement
 from .sources import unknown_arguments
-from .stream import HERE, LEFT, RIGHT, Stream
+from .stream import StagePosition, Stream
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ def control_blocks(blocks: Sequence[Block], declaration: Declaration) -> dict[st
 def paths_of(module: nn.Module, group: BlockGroup) -> list[str]:
     """The names of a group's blocks. Raises Refused if the model has none of that name."""
     try:
-        found = module.get_submodule(group.path)
+        submodule = module.get_submodule(group.path)
     except AttributeError:
         raise Refused(
             f"the model's {type(module).__name__} has no {group.path}: this ComfyUI or diffusers is newer or older than this "
             "pack knows; update the pack, or use Load Diffusion Model."
         ) from None
-    if isinstance(found, nn.ModuleList):
-        return [f"{group.path}.{index}" for index in range(len(found))]
+    if isinstance(submodule, nn.ModuleList):
+        return [f"{group.path}.{index}" for index in range(len(submodule))]
     return [group.path]
 
 
@@ -108,8 +108,8 @@ class BlockHook(nn.Module):
         super().__init__()
         if way is not None:
             self.forward = way
-        for method, each in ways.items():
-            setattr(self, method, each)
+        for method, function in ways.items():
+            setattr(self, method, function)
         self.__dict__["inside"] = inside  # not as a module of this one
 
     def __getattr__(self, name: str) -> Any:
@@ -137,41 +137,41 @@ class ParallelModel:
         self._compiled: dict[str, CompiledBlocks] = {}
         self.blocks: list[nn.Module] = []
         self.running: RankForward | None = None
-        doors: dict[str, BlockHook] = {}
+        hooks: dict[str, BlockHook] = {}
         every = blocks_of(module, declaration)
         self._every = {block.path: block for block in every}
-        found = (unknown_arguments(block.module, attentions_of(block.group, block.module)) for block in every)
-        self.unknown = sorted({name for names in found for name in names})
+        unknown_names = (unknown_arguments(block.module, attentions_of(block.group, block.module)) for block in every)
+        self.unknown = sorted({name for names in unknown_names for name in names})
         for block in every:
             if stage.start <= block.unit < stage.stop:
                 through = functools.partial(_LocalBlock, self, index=len(self.blocks), last=block is every[-1])
-                doors[block.path] = _door(block, through)
+                hooks[block.path] = _block_hook(block, through)
                 self.blocks.append(block.module)
             else:
-                doors[block.path] = _door(
+                hooks[block.path] = _block_hook(
                     block, functools.partial(_SkippedBlock, self, before=block.unit < stage.start)
                 )
                 module.set_submodule(block.path, nn.Identity())
         for group in declaration.embeddings:
             for path in paths_of(module, group):
                 embedding = module.get_submodule(path)
-                doors[path] = BlockHook(_TokenWiseModule(self, path, group, Arguments(group, embedding), embedding))
+                hooks[path] = BlockHook(_TokenWiseModule(self, path, group, Arguments(group, embedding), embedding))
         for group in declaration.between:
             for path in paths_of(module, group):
                 adding = module.get_submodule(path)
-                doors[path] = BlockHook(_AddedTokens(self, path, group, Arguments(group, adding), adding))
+                hooks[path] = BlockHook(_AddedTokens(self, path, group, Arguments(group, adding), adding))
         for path in declaration.positions:
             inside = module.get_submodule(path)
-            doors[path] = BlockHook(_CachedModule(self, path, inside), inside)
+            hooks[path] = BlockHook(_CachedModule(self, path, inside), inside)
         for group in declaration.output_layers:
             for path in paths_of(module, group):
                 head = module.get_submodule(path)
                 if stage.last:
-                    doors[path] = BlockHook(_TokenWiseModule(self, path, group, Arguments(group, head), head), head)
+                    hooks[path] = BlockHook(_TokenWiseModule(self, path, group, Arguments(group, head), head), head)
                 else:
-                    doors[path] = BlockHook(_stage_over, head)
+                    hooks[path] = BlockHook(_stage_over, head)
                     module.set_submodule(path, nn.Identity())
-        self.entered = _with_doors(module, doors)
+        self.entered = _with_hooks(module, hooks)
 
     def entrance(self, *args: Any, **arguments: Any) -> Any:
         """Run the model's forward."""
@@ -202,28 +202,28 @@ class ParallelModel:
         return self.running
 
 
-def _door(block: Block, way: Callable[[Block], Callable[..., Any]]) -> BlockHook:
+def _block_hook(block: Block, way: Callable[[Block], Callable[..., Any]]) -> BlockHook:
     """With a way for each method that the model calls of the block, as which it is done when its group's own has run."""
-    others = [replace(block, group=group, ends_unit=False) for group in block.group.other_methods]
-    ways = {each.group.method: way(each) for each in (block, *others)}
+    other_blocks = [replace(block, group=group, ends_unit=False) for group in block.group.other_methods]
+    ways = {each.group.method: way(each) for each in (block, *other_blocks)}
     return BlockHook(ways.pop("forward", None), ways=ways)
 
 
-def _with_doors(module: nn.Module, doors: Mapping[str, nn.Module]) -> nn.Module:
-    """A copy that shares everything with the model but has the doors in their places."""
+def _with_hooks(module: nn.Module, hooks: Mapping[str, nn.Module]) -> nn.Module:
+    """Return a copy of the model that shares its tensors and has hooks in place of some submodules."""
     shallow = copy.copy(module)
     shallow._modules = dict(module._modules)
     inner: dict[str, dict[str, nn.Module]] = {}
-    for path, door in doors.items():
+    for path, hook in hooks.items():
         first, _, rest = path.partition(".")
         if rest:
-            inner.setdefault(first, {})[rest] = door
+            inner.setdefault(first, {})[rest] = hook
         else:
-            shallow._modules[first] = door
+            shallow._modules[first] = hook
     for first, some in inner.items():
         child = module._modules[first]
         assert child is not None
-        shallow._modules[first] = _with_doors(child, some)
+        shallow._modules[first] = _with_hooks(child, some)
     return shallow
 
 
@@ -241,7 +241,7 @@ class _LocalBlock:
         self._index = index
         self._last = last
         self._attentions = attentions_of(block.group, block.module)
-        entrance = _with_doors(block.module, _modulations(model, block) | _by_heads(model, block, self._attentions))
+        entrance = _with_hooks(block.module, _modulations(model, block) | _by_heads(model, block, self._attentions))
         self._run = getattr(entrance, block.group.method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -257,21 +257,21 @@ class _LocalBlock:
         name = type(block.module).__name__
         options = values.get(OPTIONS) or {}
         passes_options = not block.group.attention_module
-        handed = _handed(block, values, placements, now)
-        local |= handed
-        attentions = () if handed else self._attentions
+        injected = _injected_functions(block, values, placements, now)
+        local |= injected
+        attentions = () if injected else self._attentions
         expected = BlockCall(
             block.number, now.turn(block.number), name, attentions, placements, absent, options, passes_options
         )
         now.attentions.block = expected
         with now.access.block(self._index), answered(block.group.attention_module, now.attentions):
-            if now.compiled is None or not now.compiled.takes(block.module, block.group.method, handed):
+            if now.compiled is None or not now.compiled.takes(block.module, block.group.method, injected):
                 out = self._arguments.call(self._run, local)
             else:
-                shown = now.once_a_run((block.path, LayerOperator), (), self._shown)
+                traced_module = now.once_a_run((block.path, LayerOperator), (), self._traced_module)
                 # The first block may be given a part of a larger tensor, which would be another graph.
                 local |= {name: local[name].contiguous() for name in streams}
-                out = now.compiled(block.module, shown, self._arguments, local, now.attentions)
+                out = now.compiled(block.module, traced_module, self._arguments, local, now.attentions)
         expected.finish()
         now.attentions.block = None
         if block.ends_unit:
@@ -279,9 +279,9 @@ class _LocalBlock:
         now.call.blocks_done |= self._last
         return _returned(block.group, out, streams)
 
-    def _shown(self) -> nn.Module:
-        """What a compiler sees of the block: adapters may have come or gone since the last run."""
-        return _with_doors(self._block.module, layer_operators(self._block.module))
+    def _traced_module(self) -> nn.Module:
+        """Return the block as a compiler sees it. Adapters may have changed since the last run."""
+        return _with_hooks(self._block.module, layer_operators(self._block.module))
 
 
 class _SkippedBlock:
@@ -301,7 +301,9 @@ class _SkippedBlock:
             for name, stream in streams.items():
                 if isinstance(values[name], Stream):  # what is no stream yet, the other stage has made for itself
                     now.hand_on(stream)
-        shells = [streams[name].at(LEFT if self._before else RIGHT) for name in group.returns]
+        shells = [
+            streams[name].at(StagePosition.BEFORE if self._before else StagePosition.AFTER) for name in group.returns
+        ]
         return shells[0] if len(shells) == 1 else tuple(shells)
 
 
@@ -347,7 +349,7 @@ class _AddedTokens(_TokenWiseModule):
         local = self._arguments.local(values, streams, self._model.now.call)
         (returned,) = self._group.returns
         boundaries = [name for name, argument in self._group.arguments.items() if isinstance(argument, TokenPosition)]
-        if streams[returned].side != HERE or any(local[name] == 0 for name in boundaries):
+        if streams[returned].stage_position != StagePosition.LOCAL or any(local[name] == 0 for name in boundaries):
             return streams[returned]
         return _returned(self._group, self._arguments.call(self._module.forward, local), streams)
 
@@ -365,10 +367,10 @@ class _CachedModule:
         return self._model.now.once_a_run(self._path, inputs, lambda: self._module.forward(*args, **kwargs))
 
 
-def _handed(
+def _injected_functions(
     block: Block, values: Mapping[str, Any], placements: Mapping[str, Placement], now: RankForward
 ) -> dict[str, InjectedFunction]:
-    """What a block calls in its attention's place, by the argument."""
+    """Return the functions that a block calls instead of its attention, by argument name."""
     return {
         name: InjectedFunction(
             block.module.get_submodule(declared.module),
@@ -391,14 +393,14 @@ def _modulations(model: ParallelModel, block: Block) -> dict[str, BlockHook]:
 
 
 def _by_heads(model: ParallelModel, block: Block, attentions: Sequence[Attention]) -> dict[str, BlockHook]:
-    """For submodules whose attention runs for all tokens and some of the heads."""
-    doors = {}
+    """Return hooks for submodules whose attention runs for all tokens and some of the heads."""
+    hooks = {}
     for attention in attentions:
         if isinstance(attention, HeadParallelAttention):
             inside = block.module.get_submodule(attention.module)
             way = OfSomeHeads(inside, attention, lambda: model.now)
-            doors[attention.module] = BlockHook(inside.forward, inside, {attention.method: way})
-    return doors
+            hooks[attention.module] = BlockHook(inside.forward, inside, {attention.method: way})
+    return hooks
 
 
 def attentions_of(group: BlockGroup, block: nn.Module) -> Sequence[Attention]:
@@ -409,22 +411,22 @@ def attentions_of(group: BlockGroup, block: nn.Module) -> Sequence[Attention]:
 def _streams(
     path: str, group: BlockGroup, arguments: Arguments, values: Mapping[str, Any], now: RankForward
 ) -> dict[str, Stream]:
-    found = {}
+    streams = {}
     for name, kind in group.streams.items():
         value = values.get(name)
         if value is None:
             continue
         prefix = int(values[kind.length]) if isinstance(kind, PrefixedTokens) else 0
         if not isinstance(value, Stream):
-            find = functools.partial(arguments.kept, values, name)
+            find = functools.partial(arguments.unmasked, values, name)
             value = now.call.stream(value, kind, now.once_a_run((path, name), (value,), find), prefix=prefix)
         elif isinstance(kind, PrefixedTokens) and value.placement.replicated != prefix:
             raise Refused(
                 f"the model's block of {path} is given {prefix} tokens as a prefix where every GPU has "
                 f"{value.placement.replicated}: update the pack, or use Load Diffusion Model."
             )
-        found[name] = value
-    return found
+        streams[name] = value
+    return streams
 
 
 def _returned(group: BlockGroup, out: Any, streams: Mapping[str, Stream]) -> Any:

@@ -63,12 +63,12 @@ def attention(
     assert attentions.block is not None
     assert attentions.block.done == ordinal, "the compiler has changed the order of attentions"
     module, _, name = kernel.partition(":")
-    others: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
-    others |= {} if low_precision else {LOW_PRECISION: False}
-    others |= {} if scale is None else {SCALE: scale}
+    keywords: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
+    keywords |= {} if low_precision else {LOW_PRECISION: False}
+    keywords |= {} if scale is None else {SCALE: scale}
     out = attentions(
         getattr(sys.modules[module], name) if kernel else None, q, k, v, heads, mask, attn_precision, skip_reshape,
-        skip_output_reshape, _inside_attn_wrapper=True, **others,
+        skip_output_reshape, _inside_attn_wrapper=True, **keywords,
     )  # fmt: skip
     return out.contiguous()
 
@@ -116,7 +116,7 @@ class CompiledBlocks:
         from torch._dynamo import config, exc, utils  # takes a while, and few compile
         from torch.fx.experimental import _config
 
-        self._faults = exc.TorchDynamoException, exc.FailOnRecompileLimitHit
+        self._compile_errors = exc.TorchDynamoException, exc.FailOnRecompileLimitHit
         self._tracing, self._shapes = config, _config
         self._counted = utils.counters["stats"]
         self._backend = backend
@@ -125,19 +125,19 @@ class CompiledBlocks:
         self._warnings: list[str] = []
         self._seconds = 0.0
 
-    def takes(self, module: nn.Module, method: str, handed: Collection[str]) -> bool:
-        """Whether blocks that are called so are compiled at all, by a method and with attention `handed` to them as arguments.
+    def takes(self, module: nn.Module, method: str, injected: Collection[str]) -> bool:
+        """Whether blocks that are called so are compiled at all, by a method and with attention `injected` to them as arguments.
 
         By another method than forward, and with a node's attention, they run as they are.
         """
-        told = (method,) if method != "forward" else tuple(handed)
-        if told and (type(module), told) not in self._kinds:
-            self._kinds[type(module), told] = None
+        variant = (method,) if method != "forward" else tuple(injected)
+        if variant and (type(module), variant) not in self._kinds:
+            self._kinds[type(module), variant] = None
             reason = "a node hands it attention of its own, which is not compiled"
             if method != "forward":
                 reason = f"ComfyUI calls its {method}, and only what a block's forward does is compiled"
             self._give_up(module, reason)
-        return not told
+        return not variant
 
     def seconds(self) -> float:
         """Seconds that compiling has taken since this was asked for last, the first run of what was compiled among them."""
@@ -152,12 +152,12 @@ class CompiledBlocks:
     def __call__(
         self,
         module: nn.Module,
-        shown: nn.Module,
+        traced_module: nn.Module,
         arguments: Arguments,
         local: Mapping[str, Any],
         attentions: Attentions,
     ) -> Any:
-        """What a block gives for its arguments on this rank; `shown` is what the compiler sees of it."""
+        """What a block gives for its arguments on this rank; `traced_module` is what the compiler sees of it."""
         kind = type(module), tuple(local)
         if kind not in self._kinds:
             self._kinds[kind] = self._compiled(module, local, attentions)
@@ -169,13 +169,13 @@ class CompiledBlocks:
         graphs, started = self._counted[GRAPHS], time.perf_counter()
 
         def compiled(*args: Any, **named: Any) -> Any:
-            return run(shown, options, [], args, named)
+            return run(traced_module, options, [], args, named)
 
         try:
             with self._shapes.patch(**ANY_SIZE), self._tracing.patch(EXACT_NUMBERS):  # type: ignore[attr-defined]
-                others = {name: value for name, value in local.items() if name != self._entry.options}
-                return arguments.call(compiled, others)
-        except self._faults as error:  # a block is compiled whole, so nothing of it has run yet
+                local_arguments = {name: value for name, value in local.items() if name != self._entry.options}
+                return arguments.call(compiled, local_arguments)
+        except self._compile_errors as error:  # a block is compiled whole, so nothing of it has run yet
             self._give_up(module, error)
             self._kinds[kind] = None
         finally:
@@ -205,7 +205,7 @@ class CompiledBlocks:
             own = FunctionType(run.__code__.replace(), run.__globals__)
             try:
                 return torch.compile(own, backend=self._backend, fullgraph=True, dynamic=True)
-            except self._faults as error:
+            except self._compile_errors as error:
                 self._give_up(module, error)
         return None
 

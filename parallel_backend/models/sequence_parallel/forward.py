@@ -16,7 +16,7 @@ from .attentions import Attentions
 from .call_layout import CallLayout
 from .compiled import CompiledBlocks
 from .modulation import Vector
-from .stream import HERE, RIGHT, Stream
+from .stream import StagePosition, Stream
 
 if TYPE_CHECKING:
     from ...weights.stores.block_access import BlockAccess  # which imports what only workers need
@@ -47,7 +47,7 @@ class RankForward:
     arrivals: Arrivals
     access: BlockAccess
     on_progress: Callable[[], None]
-    kept: dict[Hashable, Any]
+    cached: dict[Hashable, Any]
     modulations: dict[Hashable, Any] | None = None
     compiled: CompiledBlocks | None = None
     turns: Counter[Hashable] = field(default_factory=Counter)
@@ -57,19 +57,19 @@ class RankForward:
         self.turns[block] += 1
         return self.turns[block] - 1
 
-    def once_a_run(self, place: Hashable, inputs: Sequence[Any], make: Callable[[], T]) -> T:
+    def once_a_run(self, location: Hashable, inputs: Sequence[Any], make: Callable[[], T]) -> T:
         """What `make` gave at this place of the model's forward, for arguments of these shapes, when it was first asked."""
         shapes = tuple(leaf.shape for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
-        key = place, self.turn(place), shapes
-        if key not in self.kept:
-            self.kept[key] = make()
-        return self.kept[key]  # type: ignore[no-any-return]
+        key = location, self.turn(location), shapes
+        if key not in self.cached:
+            self.cached[key] = make()
+        return self.cached[key]  # type: ignore[no-any-return]
 
-    def modulation(self, place: Hashable, tensor: Tensor, make: Callable[[Vector], T]) -> T:
+    def modulation(self, location: Hashable, tensor: Tensor, make: Callable[[Vector], T]) -> T:
         """What `make` gave for an earlier patch of the model call, or gives now."""
         if self.modulations is None:
             return make(self._vector(tensor))
-        key = place, self.turn(place)
+        key = location, self.turn(location)
         if key not in self.modulations:
             self.modulations[key] = make(self._vector(tensor))
         return self.modulations[key]  # type: ignore[no-any-return]
@@ -79,14 +79,14 @@ class RankForward:
 
     def received(self, stream: Stream) -> Stream:
         """A stream with its tokens here: those that the stage before has come from there."""
-        assert stream.side != RIGHT, "a stage needs what a later one computes"
-        if stream.side == HERE:
+        assert stream.stage_position != StagePosition.AFTER, "a stage needs what a later one computes"
+        if stream.stage_position == StagePosition.LOCAL:
             return stream
         return stream.like(self.arrivals.take(stream.local.shape, stream.dtype))
 
     def hand_on(self, stream: Stream) -> None:
         """Send a stream's tokens to the next stage, once; those of the stage before pass through."""
-        if stream.side == RIGHT:
+        if stream.stage_position == StagePosition.AFTER:
             return
         self.mesh.to_next_stage.send(self.received(stream).local, self.mesh.pipefusion.rank + 1)
-        stream.leave(RIGHT)
+        stream.leave(StagePosition.AFTER)

@@ -65,14 +65,14 @@ class FunctionOverride:
         attn_precision: Any,
         skip_reshape: bool,
         skip_output_reshape: bool,
-        **others: Any,
+        **extra_arguments: Any,
     ) -> Tensor:
         """What `Attentions` gives, by the function.
 
         Raises:
             Refused: a model's attention that it cannot answer on several ranks.
         """
-        keywords = {"attn_precision": attn_precision, **others}
+        keywords = {"attn_precision": attn_precision, **extra_arguments}
         queries = [] if block is None else self._queries(block, attention, mask)
         if not queries or (self._mesh.sequence.size == 1 and all(map(self._here, queries))):
             return self._function(slice(0, heads), heads)(
@@ -145,15 +145,15 @@ class FunctionOverride:
     ) -> Tensor:
         """`[batch, local tokens, heads, head_dim]`."""
         counts = [placement.counts[self._call.rank] for placement in placements]
-        shown = [max(1, count) for count in counts] if prefix is None else [operands.q.shape[2]]
-        if operands.q.shape[2] != sum(shown):
+        padded_counts = [max(1, count) for count in counts] if prefix is None else [operands.q.shape[2]]
+        if operands.q.shape[2] != sum(padded_counts):
             raise Refused(
-                f"the model's {block.name} attends with {operands.q.shape[2]} queries where this pack knows of {sum(shown)}: "
-                "update the pack, or use Load Diffusion Model."
+                f"the model's {block.name} attends with {operands.q.shape[2]} queries where this pack knows of "
+                f"{sum(padded_counts)}: update the pack, or use Load Diffusion Model."
             )
         q, k, v = operands.q, operands.k, operands.v
-        q = without_idle(q, shown, counts).transpose(1, 2)
-        k, v = (x if keys_here else without_idle(x, shown, counts) for x in (k, v))
+        q = without_idle(q, padded_counts, counts).transpose(1, 2)
+        k, v = (x if keys_here else without_idle(x, padded_counts, counts) for x in (k, v))
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         codec = EXACT if q.shape[3] % SCALE_BYTES else self._codec
 
@@ -164,7 +164,7 @@ class FunctionOverride:
             return FunctionAttention(self._mesh, split, order_of(placements), keys_here, self._chunks, codec)
 
         key = "function", self._chunks, codec, keys_here, q.shape[2], k.shape[2], *placements
-        return with_idle(self._call.layout.once(key, make)(function, q, k, v, prefix), shown, counts)
+        return with_idle(self._call.layout.once(key, make)(function, q, k, v, prefix), padded_counts, counts)
 
 
 def _refused(block: BlockCall, what: str) -> Refused:

@@ -100,5 +100,5 @@ def _narrower(tensor: Tensor, own: int, heads: int) -> Tensor:
 def _answered(options: Mapping[str, Any], now: RankForward, run: slice, heads: int) -> dict[str, Any]:
     """The options with what answers for some heads and all tokens."""
     answer = now.attentions.of_heads(run, heads)
-    others = {name: value for name, value in options.items() if name != OVERRIDE}
-    return others if answer is None else {**others, OVERRIDE: answer}
+    other_options = {name: value for name, value in options.items() if name != OVERRIDE}
+    return other_options if answer is None else {**other_options, OVERRIDE: answer}

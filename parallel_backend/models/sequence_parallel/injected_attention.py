@@ -39,7 +39,7 @@ class InjectedFunction:
         self._placement = placement
         self._now = now
 
-    def __call__(self, tokens: Tensor, **others: Any) -> Tensor:
+    def __call__(self, tokens: Tensor, **keywords: Any) -> Tensor:
         """`[local tokens, width]`, as the submodule gives it. A collective."""
         inside, declared, now, placement = self._inside, self._declared, self._now, self._placement
         heads, head_dim = inside.heads, inside.head_dim
@@ -49,33 +49,33 @@ class InjectedFunction:
         every = exchange.rows_to_heads(here(torch.cat([*local.values()], dim=2)[None], placement, now))[0]
         out = tokens.new_empty(placement.length, 0)
         if own:
-            asked = {name: self._values.get(name, value) for name, value in others.items()}
+            arguments = {name: self._values.get(name, value) for name, value in keywords.items()}
             apart = every.split([rows.shape[2] for rows in local.values()], dim=2)
             in_turn = (rows.unflatten(2, (-1, head_dim)).transpose(1, 2).flatten(1) for rows in apart)
             rows = Rows(dict(zip(local, in_turn, strict=True)), (placement.length, tokens.shape[1]), tokens)
             try:
-                found = self._function(rows, **asked)
+                output = self._function(rows, **arguments)
             except AttributeError as error:
                 raise _looks_at(f"{error.name} of the model's layers") from error
-            if not isinstance(found, _Out):
+            if not isinstance(output, _Out):
                 raise Refused(
                     f"attention that a node hands to the model's blocks does not end in {declared.output_layer}: {WAY_OUT}."
                 )
-            out = found.rows
+            out = output.rows
         back = exchange.to_tokens(out.view(1, placement.length, own, head_dim))
         result: Tensor = getattr(inside, declared.output_layer)(back_here(back, placement, now)[0].flatten(1))
         return result
 
     def _projected(self, tokens: Tensor, heads: int, head_dim: int) -> dict[str, Tensor]:
         """Of each layer that there is `[local tokens, heads, values of a head]`."""
-        found = {}
+        projected = {}
         for name in self._declared.projections:
             if (layer := getattr(self._inside, name)) is None:
                 continue
             if getattr(layer, "bias", None) is not None:
                 raise Refused(f"the model's {name} has a bias, which attention of a node's cannot be given: {WAY_OUT}.")
-            found[name] = layer(tokens).unflatten(1, (-1, heads, head_dim)).transpose(1, 2).flatten(2)
-        return found
+            projected[name] = layer(tokens).unflatten(1, (-1, heads, head_dim)).transpose(1, 2).flatten(2)
+        return projected
 
 
 class Rows:

@@ -41,6 +41,6 @@ class LayerOperator(nn.Module):
 
 
 def layer_operators(block: nn.Module) -> dict[str, LayerOperator]:
-    """What stands for a block's layers that run as operators, by their names in it."""
-    found = {name: child for name, child in block.named_modules() if getattr(child, ATTRIBUTE, False)}
-    return {name: LayerOperator(name, child.out_features) for name, child in found.items()}
+    """Return the operators that replace layers of a block, by the names of the layers."""
+    layers = {name: child for name, child in block.named_modules() if getattr(child, ATTRIBUTE, False)}
+    return {name: LayerOperator(name, child.out_features) for name, child in layers.items()}

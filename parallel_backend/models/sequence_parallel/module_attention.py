@@ -25,8 +25,8 @@ def answered(module: str, attentions: Callable[..., Tensor]) -> Iterator[None]:
     if not module:
         yield
         return
-    found = sys.modules[module]
-    own = getattr(found, NAME, None)
+    source_module = sys.modules[module]
+    own = getattr(source_module, NAME, None)
     if own is None:
         raise Refused(
             f"the model's {module} has no {NAME}: this ComfyUI is newer or older than this pack knows; update the pack, or use "
@@ -36,8 +36,8 @@ def answered(module: str, attentions: Callable[..., Tensor]) -> Iterator[None]:
     def call(*args: Any, transformer_options: Mapping[str, Any] | None = None, **kwargs: Any) -> Tensor:
         return own(*args, transformer_options={OVERRIDE: attentions, **(transformer_options or {})}, **kwargs)
 
-    setattr(found, NAME, call)
+    setattr(source_module, NAME, call)
     try:
         yield
     finally:
-        setattr(found, NAME, own)
+        setattr(source_module, NAME, own)

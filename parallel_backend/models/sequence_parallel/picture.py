@@ -54,7 +54,7 @@ class Picture:
             f"latent of {by(nearest)}."
         )
 
-    def beside(self, latent: Tensor | None) -> Picture:
+    def with_concatenated(self, latent: Tensor | None) -> Picture:
         """The picture with a latent to the right of it, if there is one: its rows of tokens, and so its patches, stay."""
         if latent is None:
             return self
@@ -72,9 +72,9 @@ class Picture:
     def patches(self, count: int) -> tuple[Tensor, ...]:
         """The positions of each patch's tokens, ascending."""
         grid, along = self.grid, self.cut_along
-        place = torch.arange(grid[along]).view(-1, *[1] * (len(grid) - along - 1)).expand(grid).flatten()
-        every = torch.arange(place.numel())
-        return tuple(every[(place >= run.start) & (place < run.stop)] for run in cut(grid[along], count))
+        index_along = torch.arange(grid[along]).view(-1, *[1] * (len(grid) - along - 1)).expand(grid).flatten()
+        every = torch.arange(index_along.numel())
+        return tuple(every[(index_along >= run.start) & (index_along < run.stop)] for run in cut(grid[along], count))
 
 
 def by(sizes: Iterable[int]) -> str:

@@ -35,43 +35,43 @@ class Placement:
         return tuple(positions.numel() for positions in self.ranks)
 
     @cached_property
-    def held(self) -> Tensor:
-        """The positions of the tokens that some rank holds, ascending."""
+    def all_positions(self) -> Tensor:
+        """Return the positions of the tokens that some rank holds, ascending."""
         return torch.cat(self.ranks).unique()
 
-    def same_as(self, other: Placement) -> bool:
-        """Whether every rank holds the same tokens of a stream of the same length."""
-        if self is other:
+    def same_as(self, placement: Placement) -> bool:
+        """Return true if every rank holds the same tokens of a stream of the same length."""
+        if self is placement:
             return True
-        alike = self.length == other.length and self.counts == other.counts
-        return alike and all(torch.equal(a, b) for a, b in zip(self.ranks, other.ranks, strict=True))
+        same_shape = self.length == placement.length and self.counts == placement.counts
+        return same_shape and all(torch.equal(a, b) for a, b in zip(self.ranks, placement.ranks, strict=True))
 
     def part(self, start: int, stop: int) -> Placement:
         """That of the tokens from `start` to `stop`."""
         inside = [(positions >= start) & (positions < stop) for positions in self.ranks]
-        return self._kept(inside, start, stop - start, max(0, min(stop, self.replicated) - start))
+        return self._masked(inside, start, stop - start, max(0, min(stop, self.replicated) - start))
 
     def only(self, patch: int) -> Placement:
         """Return the placement of one patch's tokens and of the stream's replicated tokens; the stream keeps its length."""
         first = 0 if self.everywhere else self.replicated
         pairs = zip(self.ranks, self.patches, strict=True)
         inside = [(patches == patch) | (positions < first) for positions, patches in pairs]
-        return self._kept(inside, 0, self.length, self.replicated)
+        return self._masked(inside, 0, self.length, self.replicated)
 
     def before(self, rank: int, position: int) -> int:
         """How many of a rank's tokens lie before a position of the stream."""
         return int(torch.searchsorted(self.ranks[rank], position))
 
-    def found(self, positions: Tensor) -> Tensor:
-        """Where tokens of these positions lie among those of all ranks, rank by rank."""
-        places = torch.full((self.length,), -1)
+    def indices_of(self, positions: Tensor) -> Tensor:
+        """Return the indices of tokens at these positions in the concatenation of all ranks' tokens."""
+        index_of_position = torch.full((self.length,), -1)
         together = torch.cat(self.ranks)
-        places[together] = torch.arange(together.numel())
-        found = places[positions]
-        assert bool((found >= 0).all()), "a token that no rank has"
-        return found
+        index_of_position[together] = torch.arange(together.numel())
+        indices = index_of_position[positions]
+        assert bool((indices >= 0).all()), "a token that no rank has"
+        return indices
 
-    def _kept(self, masks: Sequence[Tensor], start: int, length: int, replicated: int) -> Placement:
+    def _masked(self, masks: Sequence[Tensor], start: int, length: int, replicated: int) -> Placement:
         ranks = tuple(positions[mask] - start for positions, mask in zip(self.ranks, masks, strict=True))
         patches = tuple(p[mask] for p, mask in zip(self.patches, masks, strict=True))
         everywhere = self.everywhere or 0 < length == replicated

@@ -45,7 +45,7 @@ class ParallelForward:
         self._on_progress = execution.on_progress
         self._caches: dict[Hashable, Caches] = {}
         self._layouts: dict[tuple[Picture, int | None], TokenLayout] = {}
-        self._kept: dict[Hashable, dict[Hashable, Any]] = {}
+        self._cached: dict[Hashable, dict[Hashable, Any]] = {}
         self._modulations: dict[Hashable, dict[Hashable, Any]] = {}
         self._compiled = compiled
         self._arrivals = Arrivals(execution.mesh)
@@ -91,7 +91,7 @@ class ParallelForward:
         attentions = Attentions(call, self._mesh, self._plan, caches)
         if self.override is not None:
             attentions.overriding = FunctionOverride(self.override, call, self._mesh, self._plan)
-        kept = self._kept.setdefault((key, picture), {})
+        cached = self._cached.setdefault((key, picture), {})
         modulations = self._modulations_of(key, patch)
         self._blocks.running = RankForward(
             call,
@@ -100,11 +100,11 @@ class ParallelForward:
             self._arrivals,
             self._access,
             self._on_progress,
-            kept,
+            cached,
             modulations,
             self._compiled,
         )
-        self._arrivals.enter(None if patch is None else PatchForward(key, patch), inputs.behind)
+        self._arrivals.enter(None if patch is None else PatchForward(key, patch), inputs.next_forward)
         try:
             with self._access.forward():
                 out = compute(latent, {OVERRIDE: attentions})

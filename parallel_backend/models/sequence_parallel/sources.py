@@ -27,7 +27,7 @@ def unknown_arguments(block: nn.Module, attentions: Sequence[Attention]) -> list
     """
     if all(isinstance(attention, ReplicatedKeys) for attention in attentions):
         return []
-    calls = [found for kind in set(map(type, block.modules())) for found in _calls(kind)]
+    calls = [names for kind in set(map(type, block.modules())) for names in _calls(kind)]
     return sorted(set.intersection(*map(set, calls))) if calls else []
 
 
@@ -43,8 +43,8 @@ def _calls(kind: type) -> tuple[tuple[str, ...], ...]:
         return ()
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == NAME)
     code = getattr(getattr(sys.modules[kind.__module__], NAME, None), "__code__", None)
-    kept = {*code.co_consts, *code.co_varnames} if code else set()
-    return tuple(tuple(name for name in _unknown(call) if name not in kept) for call in calls)
+    known_names = {*code.co_consts, *code.co_varnames} if code else set()
+    return tuple(tuple(name for name in _unknown(call) if name not in known_names) for call in calls)
 
 
 def _unknown(call: ast.Call) -> Iterator[str]:

@@ -42,7 +42,7 @@ class TokenLayout:
         return self._known[key]  # type: ignore[no-any-return]
 
     def of(
-        self, length: int, kind: StreamKind, kept: Tensor | None = None, behind: int = 0, prefix: int = 0
+        self, length: int, kind: StreamKind, unmasked: Tensor | None = None, trailing: int = 0, prefix: int = 0
     ) -> Placement:
         """Where the tokens of a stream are.
 
@@ -62,10 +62,10 @@ class TokenLayout:
                 whole = after_prefix(prefix, self.of(length - prefix, LatentTokens()))
             else:
                 unit = self.part_of(kind)[1]
-                whole = spread_by(self.shares, length, self._by_patch(length, kind, kept, behind), unit)
+                whole = spread_by(self.shares, length, self._by_patch(length, kind, unmasked, trailing), unit)
             return whole if self.patch is None else whole.only(self.patch)
 
-        return self.once((length, kind, None if kept is None else tuple(kept.tolist()), behind, prefix), find)
+        return self.once((length, kind, None if unmasked is None else tuple(unmasked.tolist()), trailing, prefix), find)
 
     @property
     def tokens(self) -> int:
@@ -88,12 +88,12 @@ class TokenLayout:
         """That of the tokens from `start` to `stop` of a stream."""
         return self.once(("part", placement, start, stop), lambda: placement.part(start, stop))
 
-    def _by_patch(self, length: int, kind: StreamKind, kept: Tensor | None, behind: int) -> list[Tensor]:
-        every = torch.arange(length) if kept is None else kept
+    def _by_patch(self, length: int, kind: StreamKind, unmasked: Tensor | None, trailing: int) -> list[Tensor]:
+        every = torch.arange(length) if unmasked is None else unmasked
         if not isinstance(kind, LatentTokens):
             return [every]
         tokens = self._picture.tokens
-        start = kind.start(length - behind, tokens)
+        start = kind.start(length - trailing, tokens)
         if not 0 <= start <= length - tokens:
             if self._picture.whole:
                 raise Refused(
@@ -103,6 +103,6 @@ class TokenLayout:
             raise Refused(
                 f"the model makes {length} tokens where the picture has {tokens}, because {self._picture.not_whole()}"
             )
-        first, *others = (positions + start for positions in self._patch_tokens)
+        first, *other_patches = (positions + start for positions in self._patch_tokens)
         around = every[(every < start) | (every >= start + tokens)]
-        return [torch.cat([around, first]).sort().values, *others]
+        return [torch.cat([around, first]).sort().values, *other_patches]

@@ -36,20 +36,20 @@ class ExpandedAdapters(nn.Module):
         held: the type to which ComfyUI rounds the sum.
     """
 
-    def __init__(self, rows: AdapterRows, values: Values, adds_in: torch.dtype, held: torch.dtype) -> None:
+    def __init__(self, rows: AdapterRows, values: Values, adds_in: torch.dtype, stored_dtype: torch.dtype) -> None:
         super().__init__()
         self._rows = rows
         self._adds_in = adds_in
-        self._held = held
+        self._stored_dtype = stored_dtype
         for name in {name for adapter in rows.adapters for name in adapter.tensors.values()}:
             self.register_buffer(name, values[name], persistent=False)
-        for place, norms in rows.column_norms.items():
-            self.register_buffer(f"norms {place}", norms, persistent=False)
+        for number, norms in rows.column_norms.items():
+            self.register_buffer(f"norms {number}", norms, persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
         """The weight changed, perhaps in place."""
         weight, rows = weight.to(self._adds_in), self._rows
         buffers = dict(self.named_buffers(remove_duplicate=False))  # places may share norms
-        norms = {place: buffers[f"norms {place}"] for place in rows.column_norms}
+        norms = {number: buffers[f"norms {number}"] for number in rows.column_norms}
         apply(rows.adapters, buffers, weight, rows.rows, rows.size, norms)
-        return weight.to(self._held)
+        return weight.to(self._stored_dtype)

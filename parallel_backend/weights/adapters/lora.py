@@ -150,7 +150,7 @@ def apply(
         column_norms: by an adapter's place, the norms that DoRA found in all rows; found ones are added.
     """
     norms = {} if column_norms is None else column_norms
-    for place, adapter in enumerate(adapters):
+    for number, adapter in enumerate(adapters):
         region, mine = weight, rows
         if adapter.offset is not None:
             dim, start, length = adapter.offset
@@ -164,9 +164,9 @@ def apply(
             parts = {part: values[name] for part, name in adapter.tensors.items()}
             if "value" not in parts:  # which is as large as the weight: only its rows are converted
                 parts = {part: tensor.float() for part, tensor in parts.items()}
-            found = _change(adapter, parts, region, mine, _region_size(adapter, size), norms.get(place))
-            if found is not None:
-                norms[place] = found
+            adapter_norms = _change(adapter, parts, region, mine, _region_size(adapter, size), norms.get(number))
+            if adapter_norms is not None:
+                norms[number] = adapter_norms
 
 
 def _region_size(adapter: Adapter, size: Sequence[int]) -> tuple[int, ...]:
@@ -199,12 +199,12 @@ def _change(
         changed, norms = weight + (difference * alpha).to(weight.dtype), parts["dora_scale"]
         if norms.shape[0] == size[0]:
             norms = norms[rows] if norms.dim() == weight.dim() else norms  # fewer dimensions are the weight's last ones
-            found = weight.reshape(weight.shape[0], -1).norm(dim=1)  # of the weight before: so does ComfyUI
-            found = found.view(-1, *[1] * (weight.dim() - 1))
+            weight_norms = weight.reshape(weight.shape[0], -1).norm(dim=1)  # of the weight before: so does ComfyUI
+            weight_norms = weight_norms.view(-1, *[1] * (weight.dim() - 1))
         else:
             column_norms = _column_norms(changed, rows, size) if column_norms is None else column_norms
-            found = column_norms
-        changed *= (norms / (found + torch.finfo(weight.dtype).eps)).to(weight.dtype)
+            weight_norms = column_norms
+        changed *= (norms / (weight_norms + torch.finfo(weight.dtype).eps)).to(weight.dtype)
         if adapter.strength == 1.0:
             weight.copy_(changed)
         else:
@@ -229,20 +229,20 @@ def _difference(
             return _rows_of(lambda run: up[run] @ down, runs, up.shape[0], size), _over(adapter.alpha, down.shape[0])
         case "loha":
             w1_a, w1_b, w2_a, w2_b = (parts[name] for name in ("w1_a", "w1_b", "w2_a", "w2_b"))
-            found = _rows_of(
+            difference = _rows_of(
                 lambda run: (w1_a[run] @ w1_b) * (w2_a[run] @ w2_b),
                 runs,
                 w1_a.shape[0] if w1_a.shape[0] == w2_a.shape[0] else None,
                 size,
             )
-            return found, _over(adapter.alpha, w1_b.shape[0])
+            return difference, _over(adapter.alpha, w1_b.shape[0])
         case "lokr":
             w1 = parts["w1"] if "w1" in parts else parts["w1_a"] @ parts["w1_b"]
             w2 = parts["w2"] if "w2" in parts else parts["w2_a"] @ parts["w2_b"]
             ranks = [parts[name].shape[0] for name in ("w2_b", "w1_b") if name in parts]
             alpha = _over(adapter.alpha, ranks[0]) if ranks else 1.0
-            make, made = _kronecker(w1, w2)
-            return _rows_of(make, runs, made, size), alpha
+            make, row_count = _kronecker(w1, w2)
+            return _rows_of(make, runs, row_count, size), alpha
         case "glora":
             return _glora(parts, weight, rows, runs, size), _over(adapter.alpha, parts["a2"].shape[0])
         case "oft":
@@ -257,13 +257,15 @@ def _over(alpha: float | None, rank: int) -> float:
     return 1.0 if alpha is None else alpha / rank
 
 
-def _rows_of(make: Callable[[slice], Tensor], runs: Sequence[slice], made: int | None, size: Sequence[int]) -> Tensor:
+def _rows_of(
+    make: Callable[[slice], Tensor], runs: Sequence[slice], row_count: int | None, size: Sequence[int]
+) -> Tensor:
     """The given runs of rows of a difference that ComfyUI reshapes to `size`.
 
-    `make` gives rows of the difference, which has `made` before it is reshaped; all are needed where these are not the weight's
-    own rows, or where no rows can be made alone (None).
+    `make` gives rows of the difference, which has `row_count` rows before the reshape. All rows are needed where these are not
+    the weight's own rows, or where no rows can be made alone (None).
     """
-    if made == size[0]:
+    if row_count == size[0]:
         return _joined([make(run) for run in runs])
     whole = make(slice(None)).reshape(tuple(size))
     return _joined([whole[run] for run in runs])
@@ -316,14 +318,14 @@ def _oft(blocks: Tensor, constraint: float, strength: float, weight: Tensor, row
     """(R - 1) W times a strength, with R the Cayley transform of the blocks' skew-symmetric parts, as LyCORIS defines it."""
     size = blocks.shape[1]
     assert rows.start % size == rows.stop % size == 0, "crosses_layers was not asked"
-    one = torch.eye(size, device=blocks.device)
+    identity = torch.eye(size, device=blocks.device)
     skew = blocks - blocks.transpose(1, 2)
     if constraint > 0:
         norm = skew.norm() + 1e-8
         if norm > constraint:
             skew = skew * constraint / norm
     skew = skew[rows.start // size : rows.stop // size]
-    turn = ((one + skew) @ (one - skew).inverse()).to(weight.dtype)
+    turn = ((identity + skew) @ (identity - skew).inverse()).to(weight.dtype)
     change = turn * strength - strength * torch.eye(size, device=weight.device, dtype=weight.dtype)
     turned = torch.einsum("k n m, k n i -> k m i", change, weight.reshape(-1, size, weight[0].numel()))
     return turned.reshape(weight.shape)

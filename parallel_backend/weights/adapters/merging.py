@@ -97,9 +97,9 @@ class Patching:
         for name, layer in quantised_layers(module):
             parts = {part: f"{name}.{PARTS}.{part}" for part, _ in layer.parts.named_parameters()}
             self._layers[f"{name}.weight"] = layer, parts
-        held = {name for name, _ in module.named_parameters()}
+        parameter_names = {name for name, _ in module.named_parameters()}
         for name, piece in keys.items():
-            if name in held:
+            if name in parameter_names:
                 self._placed.setdefault(piece.name, []).append((name, piece))
 
     @torch.no_grad()
@@ -143,11 +143,11 @@ class Patching:
         return self._merging.adds_in(self._device), self._merging.dtype
 
     def _parameters_of(self, names: Iterable[str]) -> list[str]:
-        found: dict[str, None] = {}
+        parameters: dict[str, None] = {}
         for name in names:
             placed = [parameter for parameter, _ in self._placed.get(name, ())]
-            found |= dict.fromkeys(self._layers[name][1].values() if name in self._layers else placed)
-        return list(found)
+            parameters |= dict.fromkeys(self._layers[name][1].values() if name in self._layers else placed)
+        return list(parameters)
 
     def _restore(self, names: Sequence[str]) -> None:
         lost = [name for name in names if name not in self._originals and name not in self._expanding]

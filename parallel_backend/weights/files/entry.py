@@ -20,7 +20,7 @@ class TensorEntry:
 
     `shape` is that of its values. `scale`, if there is one, is the tensor that they are multiplied by: of one value, or
     of one for each row. With `parts` it is no tensor of a file but these runs of rows of such, joined along dim 0.
-    Where it is `kept`, its values are part of a quantised weight and stay in its type.
+    Where it is `as_stored`, its values are part of a quantised weight and stay in its type.
     """
 
     storage: Storage
@@ -29,7 +29,7 @@ class TensorEntry:
     file: Path
     scale: TensorEntry | None = None
     parts: tuple[Run, ...] = ()
-    kept: bool = False
+    as_stored: bool = False
 
     def runs(self, start: int, stop: int) -> Iterator[Run]:
         """Its rows `start` to `stop` as rows of tensors of the file."""
@@ -118,7 +118,7 @@ class Checkpoint:
 
 def check_overlap(entries: Mapping[str, TensorEntry]) -> None:
     """Raises ValueError where two tensors of one file share bytes."""
-    held = sorted((e.offset, e.offset + e.nbytes, name) for name, e in entries.items() if e.nbytes)
-    for (_, stop, name), (start, _, other) in pairwise(held):
+    spans = sorted((e.offset, e.offset + e.nbytes, name) for name, e in entries.items() if e.nbytes)
+    for (_, stop, name), (start, _, next_name) in pairwise(spans):
         if start < stop:
-            raise ValueError(f"tensors {name} and {other} overlap")
+            raise ValueError(f"tensors {name} and {next_name} overlap")

@@ -125,14 +125,14 @@ def _read(path: Path, fields: _Fields, size: int) -> Checkpoint:
     if alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"alignment {alignment}")
     _refuse_part(path, numbers.get(PART), numbers.get(PARTS))
-    found = [_tensor(fields) for _ in range(tensors)]
+    tensor_infos = [_tensor(fields) for _ in range(tensors)]
     start = -(-fields.offset // alignment) * alignment
-    ends = dict(pairwise(sorted({size - start, *(tensor.offset for tensor in found)})))
+    ends = dict(pairwise(sorted({size - start, *(tensor.offset for tensor in tensor_infos)})))
     entries = {}
-    for tensor in found:
+    for tensor in tensor_infos:
         shape = _original(tensor, numbers.get(ORIGINAL_SHAPE + tensor.name))
         entries[tensor.name] = TensorEntry(_storage(tensor, ends), shape, start + tensor.offset, path)
-    if len(entries) < len(found):
+    if len(entries) < len(tensor_infos):
         raise ValueError("two tensors of one name")
     check_overlap(entries)
     end = max((entry.offset + entry.nbytes for entry in entries.values()), default=start)
@@ -187,12 +187,14 @@ def _refuse_part(path: Path, number: object, count: object) -> None:
     if not isinstance(number, int) or not isinstance(count, int) or count < 2:
         return
     stem = SPLIT_NAME.sub("", path.name)
-    others = [f"{stem}-{each + 1:05d}-of-{count:05d}.gguf" for each in range(min(count, MAX_PARTS)) if each != number]
-    missing = [name for name in others if not (path.parent / name).is_file()]
+    other_files = [
+        f"{stem}-{each + 1:05d}-of-{count:05d}.gguf" for each in range(min(count, MAX_PARTS)) if each != number
+    ]
+    missing = [name for name in other_files if not (path.parent / name).is_file()]
     where = f"not beside it: {', '.join(missing)}" if missing else "beside it"
     raise Refused(
-        f"{path.name} is part {number + 1} of {count} of a model (the others are {', '.join(others)}; {where}): join them with "
-        "llama.cpp's llama-gguf-split --merge and choose the joined file."
+        f"{path.name} is part {number + 1} of {count} of a model (the others are {', '.join(other_files)}; {where}): join them "
+        "with llama.cpp's llama-gguf-split --merge and choose the joined file."
     )
 
 

@@ -41,9 +41,9 @@ def under_map_names(checkpoint: Checkpoint, keys: KeyMap) -> Checkpoint:
             raise Refused(f"{checkpoint.path.name} lacks the tensor {parameter}: choose a complete checkpoint.")
         pieces[piece.name].append((piece.start, parameter))
     entries = {}
-    for name, found in pieces.items():
+    for name, parts in pieces.items():
         runs: list[Run] = []
-        for _, parameter in sorted(found):
+        for _, parameter in sorted(parts):
             entry, rows = checkpoint.entries[parameter], keys[parameter].rows
             if entry.shape[:1] != (rows,):
                 raise Refused(

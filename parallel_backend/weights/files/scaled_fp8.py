@@ -40,7 +40,7 @@ def resolve_scales(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
                 f"{checkpoint.path.name} holds {layer}.weight as {kind}, which is not supported ({', '.join(FORMATS)} "
                 "are): choose another file."
             )
-    kept: dict[str, TensorEntry] = {}
+    resolved: dict[str, TensorEntry] = {}
     for name, entry in entries.items():
         layer, _, last = name.rpartition(".")
         if name == OLD_MARKER or last in COMPANIONS:
@@ -48,8 +48,8 @@ def resolve_scales(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
         scale = None
         if last == "weight":
             scale = entries.get(f"{layer}.weight_scale") or entries.get(f"{layer}.scale_weight")
-        kept[name] = entry if scale is None else _with_scale(checkpoint, name, entry, scale)
-    return replace(checkpoint, entries=kept)
+        resolved[name] = entry if scale is None else _with_scale(checkpoint, name, entry, scale)
+    return replace(checkpoint, entries=resolved)
 
 
 def _with_scale(checkpoint: Checkpoint, name: str, entry: TensorEntry, scale: TensorEntry) -> TensorEntry:
@@ -70,21 +70,21 @@ def _with_scale(checkpoint: Checkpoint, name: str, entry: TensorEntry, scale: Te
 
 def _formats(checkpoint: Checkpoint, prefix: str) -> Mapping[str, str]:
     """Layer -> its format, from both places where newer files name it."""
-    found: dict[str, str] = {}
+    formats: dict[str, str] = {}
     try:
         layers = json.loads(checkpoint.metadata.get(METADATA, "{}")).get("layers", {})
         for layer, settings in layers.items():
             if layer.startswith(prefix):
-                found[layer.removeprefix(prefix)] = str(settings["format"])
+                formats[layer.removeprefix(prefix)] = str(settings["format"])
         for name, entry in checkpoint.entries.items():
             layer, _, last = name.rpartition(".")
             if last == "comfy_quant":
-                found[layer] = str(_read_settings(entry)["format"])
+                formats[layer] = str(_read_settings(entry)["format"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(
             f"{checkpoint.path.name} has damaged marks of quantisation ({error}); download it again."
         ) from None
-    return found
+    return formats
 
 
 def _read_settings(entry: TensorEntry) -> Mapping[str, Any]:

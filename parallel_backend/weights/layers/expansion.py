@@ -37,7 +37,7 @@ class Expansion:
         self._fused = fused
         self._kernels: dict[tuple[str, torch.dtype], Kernel] = {}
         self._warnings: list[str] = []
-        self._kept: dict[tuple[nn.Module, torch.dtype], Tensor] = {}
+        self._cached: dict[tuple[nn.Module, torch.dtype], Tensor] = {}
         self._spare = 0
 
     def warnings(self) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class Expansion:
             key = layer.storage.name, layer.expands_to(dtype)
             if self._fused and key not in self._kernels:
                 try:
-                    self._kernels[key] = _made(layer.storage, layer.expands_to(dtype), device)
+                    self._kernels[key] = _compiled_kernel(layer.storage, layer.expands_to(dtype), device)
                 except Exception as error:
                     self._fused = False  # the compiler's, or what it needs (triton, a C compiler): eager operations do
                     first, _, _ = (str(error).strip() or type(error).__name__).partition("\n")
@@ -77,16 +77,16 @@ class Expansion:
             yield
         finally:
             self._spare = 0
-            self._kept.clear()
+            self._cached.clear()
 
-    def kept(self, layer: nn.Module, dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
-        """A layer's values, made only if they are not kept. Not to be written to."""
-        values = self._kept.get((layer, dtype))
+    def cached_values(self, layer: nn.Module, dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
+        """Return a layer's values, from the cache if they are there. Callers must not write to them."""
+        values = self._cached.get((layer, dtype))
         if values is None:
             values = make()
             if values.nbytes <= self._spare:
                 self._spare -= values.nbytes
-                self._kept[layer, dtype] = values
+                self._cached[layer, dtype] = values
         return values
 
     def expand(self, storage: Storage, rows: Tensor, dtype: torch.dtype) -> Tensor:
@@ -107,7 +107,7 @@ class ExpandedLinear(PackedLinear):
 
     def full_weight(self, dtype: torch.dtype) -> Tensor:
         """The weight's values, which may be kept: not to be written to."""
-        return self.expansion.kept(self, dtype, lambda: super(ExpandedLinear, self).full_weight(dtype))
+        return self.expansion.cached_values(self, dtype, lambda: super(ExpandedLinear, self).full_weight(dtype))
 
     def expand(self, weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The values of a weight that is packed as this layer's."""
@@ -124,7 +124,7 @@ def expand_by(module: nn.Module, expansion: Expansion) -> None:
             child.expansion = expansion
 
 
-def _made(storage: Storage, dtype: torch.dtype, device: torch.device) -> Kernel:
+def _compiled_kernel(storage: Storage, dtype: torch.dtype, device: torch.device) -> Kernel:
     """The kernel from blocks of this type to values of this type, for any number of blocks. It has run once."""
     unpack = storage.unpack
     assert unpack is not None
@@ -144,6 +144,6 @@ def _run(kernel: Kernel, storage: Storage, rows: Tensor) -> Tensor:
 
     blocks = rows.view(-1, storage.nbytes)
     halves = blocks.view(torch.float16)
-    for each in (blocks, halves):
-        maybe_mark_dynamic(each, 0)
+    for tensor in (blocks, halves):
+        maybe_mark_dynamic(tensor, 0)
     return kernel(blocks, halves).view(rows.shape[0], -1)

@@ -34,7 +34,7 @@ def held_as(entry: TensorEntry, dtype: torch.dtype) -> Storage:
     if entry.dtype is None and not in_rows(entry):
         return PLAIN[widened(dtype)]
     swap = entry.dtype in FLOAT8 and entry.scale is None and dtype in FLOAT8
-    return entry.storage if entry.kept or (entry.storage.quantised and not swap) else PLAIN[dtype]
+    return entry.storage if entry.as_stored or (entry.storage.quantised and not swap) else PLAIN[dtype]
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
@@ -68,7 +68,7 @@ def held_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     total = 0
     for entry in checkpoint.entries.values():
         storage = held_as(entry, dtype)
-        if len(entry.shape) != 2 and storage.quantised and not entry.kept:
+        if len(entry.shape) != 2 and storage.quantised and not entry.as_stored:
             storage = PLAIN[widened(dtype)]
         scales = 4 * entry.shape[0] if entry.scale else 0
         total += math.prod(entry.shape) // storage.values * storage.nbytes + scales
@@ -95,7 +95,7 @@ def expanded_bytes(checkpoint: Checkpoint, dtype: torch.dtype, element: int, fas
     for entry in checkpoint.entries.values():
         storage = held_as(entry, dtype)
         as_it_is = fast_fp8 and storage.dtype == torch.float8_e4m3fn and entry.scale is None
-        if len(entry.shape) == 2 and storage.quantised and not entry.kept and not as_it_is:
+        if len(entry.shape) == 2 and storage.quantised and not entry.as_stored and not as_it_is:
             values = math.prod(entry.shape)
             moved += values * expansion_of(storage.nbytes / storage.values, element, storage.unpack is not None)
             largest = max(largest, expanding_bytes(storage, values, element))
@@ -155,8 +155,8 @@ def shape_parameters(
                     f"{checkpoint.path.name} holds {piece.name} as {storage.name}, which is "
                     "supported for linear layers only: choose another file."
                 )
-            held = widened(dtype) if storage.quantised else storage.dtype
-            child.register_parameter(key, nn.Parameter(parameter.to(held), requires_grad=False))
+            parameter_dtype = widened(dtype) if storage.quantised else storage.dtype
+            child.register_parameter(key, nn.Parameter(parameter.to(parameter_dtype), requires_grad=False))
 
 
 def _first_entry(checkpoint: Checkpoint, piece: Piece) -> TensorEntry:

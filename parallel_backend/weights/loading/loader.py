@@ -72,7 +72,7 @@ def load_weights(
                     assert entry.scale is not None
                     wants.append(_scale(entry.scale, first, into, files))
                 else:
-                    wants.append(wanted(entry, first, into, through, files))
+                    wants.append(want_of(entry, first, into, through, files))
     read_wanted(checkpoint.files, [want for want in wants if want.stop > want.start], neighbours, watch)
 
 
@@ -90,7 +90,7 @@ def _runs(
         offset = end
 
 
-def wanted(
+def want_of(
     entry: TensorEntry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
 ) -> Want:
     """As many elements of a tensor as `into`, which is flat, has, from the `first` on.
@@ -115,21 +115,21 @@ def wanted(
 def _expanded(
     entry: TensorEntry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
 ) -> Want:
-    """As `wanted`, of values in blocks: the blocks that have them are gathered, and expanded when the last one is there."""
+    """As `want_of`, of values in blocks: the blocks that have them are gathered, and expanded when the last one is there."""
     storage = entry.storage
     begin, end = first // storage.values, -(-(first + into.numel()) // storage.values)
     skipped = first - begin * storage.values
     nbytes = (end - begin) * storage.nbytes
     gathered: list[Tensor] = []
-    left = nbytes
+    remaining = nbytes
 
     def put(offset: int, data: Tensor) -> None:
-        nonlocal left
+        nonlocal remaining
         if not gathered:
             gathered.append(torch.empty(nbytes, dtype=torch.uint8, device=data.device))
         gathered[0][offset : offset + data.numel()] = data
-        left -= data.numel()
-        if left == 0:
+        remaining -= data.numel()
+        if remaining == 0:
             values = storage.expand(gathered.pop().view(1, -1), torch.float32).view(-1)[skipped:][: into.numel()]
             into.copy_(values if through is None else values.to(into.device).to(through))
 
@@ -141,7 +141,7 @@ def _scale(entry: TensorEntry, first: int, into: Tensor, files: Mapping[Path, in
     """The factors of rows; the file has one for all or one for each."""
     assert entry.dtype is not None
     if entry.nbytes != entry.dtype.itemsize:
-        return wanted(entry, first, into, None, files)
+        return want_of(entry, first, into, None, files)
     kind = entry.dtype
 
     def put(offset: int, data: Tensor) -> None:

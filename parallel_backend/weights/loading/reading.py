@@ -92,11 +92,11 @@ def read_wanted(
     if way is None:
         trials = sharing[: TRIALS * len(ways)]
         turns = [turn for turn in turns if not any(turn is tried for tried in trials)]
-        taken = {
+        seconds = {
             tried: min((reading.seconds_a_byte(turn, tried) for turn in trials[first :: len(ways)]), default=math.inf)
             for first, tried in enumerate(ways)
         }
-        way = min(ways, key=lambda tried: taken[tried])
+        way = min(ways, key=lambda tried: seconds[tried])
     reading.read(turns, way)
 
 
@@ -117,8 +117,8 @@ class _Reading:
         self.read([turn], way)
         if self.neighbours.links is not None and self.neighbours.links.device.type == "cuda":
             torch.cuda.synchronize(self.neighbours.links.device)
-        taken = torch.tensor([[[time.perf_counter() - start]]], dtype=torch.float64)
-        return float(everyone.all_gather(taken, [1] * everyone.size).max()) / shared_bytes(turn)
+        elapsed = torch.tensor([[[time.perf_counter() - start]]], dtype=torch.float64)
+        return float(everyone.all_gather(elapsed, [1] * everyone.size).max()) / shared_bytes(turn)
 
     def read(self, turns: Sequence[Turn], way: Way) -> None:
         """Read rounds; each rank its own chunk first."""

@@ -100,14 +100,14 @@ def _segments(wants: Sequence[Sequence[Range]]) -> Iterator[Segment]:
 
 def _joined(segments: Iterator[Segment]) -> Iterator[Segment]:
     """Neighbouring segments of the same ranks as one, where that fits into a chunk; so no value is ever torn apart."""
-    held: Segment | None = None
+    pending: Segment | None = None
     for segment in segments:
-        if held is not None:
-            joins = (held[0], held[2], held[3]) == (segment[0], segment[1], segment[3])
-            if joins and segment[2] - held[1] <= CHUNK_BYTES:
-                held = (*held[:2], *segment[2:])
+        if pending is not None:
+            joins = (pending[0], pending[2], pending[3]) == (segment[0], segment[1], segment[3])
+            if joins and segment[2] - pending[1] <= CHUNK_BYTES:
+                pending = (*pending[:2], *segment[2:])
                 continue
-            yield held
-        held = segment
-    if held is not None:
-        yield held
+            yield pending
+        pending = segment
+    if pending is not None:
+        yield pending

@@ -75,8 +75,8 @@ class BlockBytes:
     @property
     def outside(self) -> int:
         """Bytes of parameters that belong to no block, and of all buffers of the module."""
-        held = sum(parameter.nbytes for _, _, parameter in self._outer_parameters())
-        return held + sum(buffer.nbytes for buffer in self._module.buffers())
+        parameter_bytes = sum(parameter.nbytes for _, _, parameter in self._outer_parameters())
+        return parameter_bytes + sum(buffer.nbytes for buffer in self._module.buffers())
 
     @property
     def whole(self) -> int:
@@ -128,8 +128,8 @@ class BlockBytes:
         return self._module.get_parameter(name).data
 
     def _outer_parameters(self) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-        found = _own_parameters(self._module)
-        return ((part, key, parameter) for part, key, parameter in list(found) if id(part) not in self._inside)
+        parameters = _own_parameters(self._module)
+        return ((part, key, parameter) for part, key, parameter in list(parameters) if id(part) not in self._inside)
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:

@@ -51,16 +51,16 @@ class HostCopy:
         """Whether it has a place for these, and is of these sharers."""
         if sharers is not self._sharers or len(tensors) != len(self._copies):
             return False
-        return all(_form(tensor) == _form(place) for tensor, place in zip(tensors, self._copies, strict=True))
+        return all(_form(tensor) == _form(copy) for tensor, copy in zip(tensors, self._copies, strict=True))
 
     def write(self, tensors: Collection[Tensor], writers: Sequence[int]) -> None:
         """Copy the tensors to it; the `writers` among the sharers do, each its part. A collective."""
         if self._sharers.rank in writers:
             self._pin()
         end = 0
-        for tensor, place in zip(tensors, self._copies, strict=True):
+        for tensor, copy in zip(tensors, self._copies, strict=True):
             if writers[end * len(writers) // (self._memory.numel() + 1)] == self._sharers.rank:
-                place.copy_(tensor.detach())
+                copy.copy_(tensor.detach())
             end += _aligned(tensor.nbytes)
         self._sharers.barrier()  # none has it before the others have
 
@@ -111,8 +111,8 @@ def digest(tensors: Iterable[Tensor], device: torch.device) -> tuple[int, int]:
             size = -(-piece.numel() // 8)
             scratch[8 * size - 8 : 8 * size].zero_()  # what is behind the piece in its last word
             scratch[: piece.numel()].copy_(piece)
-            words = scratch[: 8 * size].view(torch.int64)
-            total.mul_(ODD).add_((words * factors[:size]).sum())
+            integers = scratch[: 8 * size].view(torch.int64)
+            total.mul_(ODD).add_((integers * factors[:size]).sum())
     return form, int(total)
 
 

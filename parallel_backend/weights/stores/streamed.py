@@ -190,12 +190,12 @@ class Copies:
 
 def staying(sizes: Sequence[int], spare: int) -> frozenset[int]:
     """Which blocks of these sizes stay in so many bytes: the first, and others at even distances."""
-    part, before, taken = spare / max(1, sum(sizes)), 0, 0
+    part, before, used = spare / max(1, sum(sizes)), 0, 0
     stays = set()
     for block, size in enumerate(sizes):
-        if taken <= part * before and taken + size <= spare:
+        if used <= part * before and used + size <= spare:
             stays.add(block)
-            taken += size
+            used += size
         before += size
     return frozenset(stays)
 

@@ -49,14 +49,14 @@ class Whole(WeightStore):
     def materialise(self, device: torch.device) -> None:
         """Give every parameter and buffer memory on the device."""
         self._device = device
-        made = [
+        buffers = [
             (part, name, buffer.to(device))
             for part in self._module.modules()
             for name, buffer in part.named_buffers(recurse=False)
             if not buffer.is_meta
         ]
         self._module.to_empty(device=device)
-        for part, name, buffer in made:
+        for part, name, buffer in buffers:
             part._buffers[name] = buffer
 
     @property
@@ -127,5 +127,5 @@ class Whole(WeightStore):
     def _gathered(self, *numbers: int) -> list[tuple[int, ...]]:
         """What each of those that share says; so many numbers. A collective."""
         ours = torch.tensor([[[number] for number in numbers]])
-        said = self._sharing.all_gather(ours, [len(numbers)] * self._sharing.size)[0, :, 0].tolist()
-        return [tuple(said[first : first + len(numbers)]) for first in range(0, len(said), len(numbers))]
+        gathered = self._sharing.all_gather(ours, [len(numbers)] * self._sharing.size)[0, :, 0].tolist()
+        return [tuple(gathered[first : first + len(numbers)]) for first in range(0, len(gathered), len(numbers))]

@@ -121,7 +121,7 @@ class _SamplingRun:
             latent=self._x[rows],
             warmup_steps=message.plan.warmup_steps,
             callbacks=Callbacks(
-                cancelled=CancelSignal(asked=self._cancelled, broadcast_flag=rank.broadcast_flag),
+                cancelled=CancelSignal(is_requested=self._cancelled, broadcast_flag=rank.broadcast_flag),
                 step_begins=self._step_begins,
                 step_done=self._step_done,
             ),

@@ -32,12 +32,14 @@ def main() -> None:
     options = parser.parse_args()
     folder = options.folder.resolve()
     import_comfyui({**os.environ, FOLDER: str(folder)})
-    for name in sorted({thing.module for thing in REPLACED_FUNCTIONS}):
+    for name in sorted({function.module for function in REPLACED_FUNCTIONS}):
         importlib.import_module(name)
-    found = Content(folder, ()).table(
+    content_table = Content(folder, ()).table(
         options.version or comfyui_version(str(folder)), "read" if options.read else "tested"
     )
-    table = msgspec.structs.replace(found, files=dict(sorted({**found.files, **_sources(folder)}.items())))
+    table = msgspec.structs.replace(
+        content_table, files=dict(sorted({**content_table.files, **_sources(folder)}.items()))
+    )
     print(f"{write(table)}: {len(table.things)} things of {len(table.functions)} functions in {len(table.files)} files")
 
 

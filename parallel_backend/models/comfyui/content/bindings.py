@@ -53,8 +53,8 @@ Find = Callable[[str], "str | None"]
 
 def imported_file(module: str) -> str | None:
     """Return the file of a module imported in this process, "" if it has none, None if it is not imported."""
-    found = sys.modules.get(module)
-    return None if found is None else getattr(found, "__file__", None) or ""
+    module_object = sys.modules.get(module)
+    return None if module_object is None else getattr(module_object, "__file__", None) or ""
 
 
 @dataclass(frozen=True)
@@ -101,17 +101,21 @@ def _bound(module: str, name: str, seen: frozenset[tuple[str, str]], find: Find)
     source = source_of(module, find)
     if source is None:
         return ()
-    found: list[Binding] = []
-    for each in source.module.get(name, ()):
-        if isinstance(each, _From):
-            found += _imported(each.module, each.name, seen, find)
-        elif isinstance(each, _Same):
-            found += _followed(module, each.chain, seen, find)
+    bindings: list[Binding] = []
+    for binding in source.module.get(name, ()):
+        if isinstance(binding, _From):
+            bindings += _imported(binding.module, binding.name, seen, find)
+        elif isinstance(binding, _Same):
+            bindings += _followed(module, binding.chain, seen, find)
         else:
-            found.append(each)
-    if not found and name not in source.module and not name.startswith("_"):
-        found = [each for star in source.stars for each in _bound(star, name, seen, find)]
-    return tuple(dict.fromkeys(found)) if all(not isinstance(each, Literal) for each in found) else tuple(found)
+            bindings.append(binding)
+    if not bindings and name not in source.module and not name.startswith("_"):
+        bindings = [binding for star in source.stars for binding in _bound(star, name, seen, find)]
+    return (
+        tuple(dict.fromkeys(bindings))
+        if all(not isinstance(binding, Literal) for binding in bindings)
+        else tuple(bindings)
+    )
 
 
 def methods(module: str, name: str, find: Find = imported_file) -> dict[str, list[Defined]]:
@@ -132,24 +136,24 @@ def _imported(module: str, name: str, seen: frozenset[tuple[str, str]], find: Fi
     if find(module) is None:
         return ()
     whole = f"{module}.{name}"
-    found = _bound(module, name, seen, find)
-    if not found and find(whole) is not None:
+    bindings = _bound(module, name, seen, find)
+    if not bindings and find(whole) is not None:
         return (Imported(whole),)
-    return found or (Computed(module),)
+    return bindings or (Computed(module),)
 
 
 def _followed(module: str, chain: tuple[str, ...], seen: frozenset[tuple[str, str]], find: Find) -> Sequence[Binding]:
     first, *rest = chain
-    found: Sequence[Binding] = _bound(module, first, seen, find)
+    bindings: Sequence[Binding] = _bound(module, first, seen, find)
     for name in rest:
-        found = [
+        bindings = [
             binding
-            for each in found
+            for each in bindings
             for binding in (
                 _imported(each.name, name, seen, find) if isinstance(each, Imported) else (Computed(module),)
             )
         ]
-    return found or (Computed(module),)
+    return bindings or (Computed(module),)
 
 
 @functools.cache
@@ -269,9 +273,9 @@ def _targets(node: ast.stmt) -> Iterator[str]:
     fields = [getattr(node, name, None) for name in ("targets", "target")]
     fields += [item.optional_vars for item in getattr(node, "items", ())]
     for field in fields:
-        for each in field if isinstance(field, list) else [field]:
-            if isinstance(each, ast.AST):
-                yield from (name.id for name in ast.walk(each) if isinstance(name, ast.Name) and _is_bound(name))
+        for target in field if isinstance(field, list) else [field]:
+            if isinstance(target, ast.AST):
+                yield from (name.id for name in ast.walk(target) if isinstance(name, ast.Name) and _is_bound(name))
 
 
 def _is_bound(name: ast.Name) -> bool:

@@ -18,7 +18,9 @@ PACKAGE = "comfy"
 """What workers import of ComfyUI, but for single functions of its nodes."""
 
 OF_NODES = frozenset(
-    f"{thing.module.replace('.', '/')}.py" for thing in REPLACED_FUNCTIONS if not thing.module.startswith("comfy.")
+    f"{function.module.replace('.', '/')}.py"
+    for function in REPLACED_FUNCTIONS
+    if not function.module.startswith("comfy.")
 )
 """The files of nodes that single functions are imported from."""
 
@@ -58,14 +60,14 @@ def digest_of(path: Path) -> str:
 
 def imported(folder: Path) -> dict[str, ModuleType]:
     """The modules of ComfyUI's package in this process, by the paths of their files."""
-    found: dict[str, ModuleType] = {}
+    modules: dict[str, ModuleType] = {}
     for module in [*sys.modules.values()]:
         file = getattr(module, "__file__", None)
         if isinstance(module, ModuleType) and file is not None and file.startswith(f"{folder}/{PACKAGE}"):
             path = Path(file).relative_to(folder).as_posix()
             if path in OF_NODES or path.startswith(f"{PACKAGE}/"):
-                found[path] = module
-    return found
+                modules[path] = module
+    return modules
 
 
 def changed_since(modules: Mapping[str, ModuleType], folder: Path, started: float | None = None) -> list[str]:

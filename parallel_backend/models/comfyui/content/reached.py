@@ -45,22 +45,22 @@ class Walk:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._names = {str(thing) for thing in REPLACED_FUNCTIONS}
+        self._names = {str(function) for function in REPLACED_FUNCTIONS}
 
-    def of(self, thing: ReplacedFunction) -> Reached:
-        """What a thing consists of; not what is a thing of its own."""
+    def of(self, replaced: ReplacedFunction) -> Reached:
+        """Return the code that a replaced function reaches, except other replaced functions."""
         reached = Reached()
-        value = self._found(thing)
+        value = self._value_of(replaced)
         if value is None:
             return Reached(missing=True)
         seen: set[int] = set()
-        waiting = [(str(thing), value)]
+        waiting = [(str(replaced), value)]
         while waiting:
             name, value = waiting.pop()
             if id(value) in seen:
                 continue
             seen.add(id(value))
-            waiting.extend(self._taken_in(name, value, thing, reached))
+            waiting.extend(self._parts_of(name, value, replaced, reached))
         return reached
 
     def module(self, name: str) -> ModuleType | None:
@@ -70,17 +70,19 @@ class Walk:
         file = str(self._folder.joinpath(*name.split(".")).with_suffix(".py"))
         return next((each for each in [*sys.modules.values()] if getattr(each, "__file__", None) == file), None)
 
-    def _found(self, thing: ReplacedFunction) -> Any:
-        value: Any = self.module(thing.module)
-        for name in thing.name.split("."):
+    def _value_of(self, replaced: ReplacedFunction) -> Any:
+        value: Any = self.module(replaced.module)
+        for name in replaced.name.split("."):
             value = None if value is None else inspect.getattr_static(value, name, None)
         return value
 
-    def _taken_in(self, name: str, value: Any, thing: ReplacedFunction, reached: Reached) -> Iterator[tuple[str, Any]]:
+    def _parts_of(
+        self, name: str, value: Any, replaced: ReplacedFunction, reached: Reached
+    ) -> Iterator[tuple[str, Any]]:
         """Note what a value is; gives what it consists of and uses."""
         if isinstance(value, type):
             yield from ((f"{name}.{part}", each) for part, each in vars(value).items() if _calls(each))
-            yield from ((self._name_of(base), base) for base in value.__bases__ if self._walked(base, thing))
+            yield from ((self._name_of(base), base) for base in value.__bases__ if self._walked(base, replaced))
             return
         for function in layers_of(value):
             module = self._module_of(function)
@@ -89,9 +91,9 @@ class Walk:
                     reached.foreign.append(name)
                 continue
             reached.functions[name] = function
-            yield from self._used(function, thing, reached)
+            yield from self._used(function, replaced, reached)
 
-    def _used(self, function: FunctionType, thing: ReplacedFunction, reached: Reached) -> Iterator[tuple[str, Any]]:
+    def _used(self, function: FunctionType, replaced: ReplacedFunction, reached: Reached) -> Iterator[tuple[str, Any]]:
         named, attributes = self._named(function.__code__)
         spaces: list[tuple[str, Mapping[str, Any], Set[str]]] = [
             (self._module_of(function) or "", function.__globals__, named)
@@ -107,23 +109,23 @@ class Walk:
                 if isinstance(value, ModuleType):
                     if value.__name__.partition(".")[0] in ("comfy", "comfy_extras"):
                         spaces.append((value.__name__, vars(value), attributes))
-                elif full not in self._names and _calls(value) and self._walked(value, thing):
+                elif full not in self._names and _calls(value) and self._walked(value, replaced):
                     yield self._name_of(value), value
-                elif isinstance(value, CONSTANT) and self._inside(space, thing) and not name.startswith("__"):
+                elif isinstance(value, CONSTANT) and self._inside(space, replaced) and not name.startswith("__"):
                     reached.constants[full] = repr(value)
-                elif _calls(value) and self._inside(space, thing) and self._stranger(value):
+                elif _calls(value) and self._inside(space, replaced) and self._stranger(value):
                     reached.foreign.append(full)
 
     @functools.cache  # noqa: B019 (as many as there are functions)
     def _named(self, code: CodeType) -> tuple[Set[str], Set[str]]:
         return _names(code)
 
-    def _walked(self, value: Any, thing: ReplacedFunction) -> bool:
+    def _walked(self, value: Any, replaced: ReplacedFunction) -> bool:
         module = self._comfyui_module(value)
-        return module is not None and self._inside(module, thing)
+        return module is not None and self._inside(module, replaced)
 
-    def _inside(self, module: str, thing: ReplacedFunction) -> bool:
-        return module == thing.module or module.startswith(WALKED)
+    def _inside(self, module: str, replaced: ReplacedFunction) -> bool:
+        return module == replaced.module or module.startswith(WALKED)
 
     def _stranger(self, value: Any) -> bool:
         """Whether what ComfyUI's modules call is neither ComfyUI's nor a library's."""
@@ -164,8 +166,8 @@ def _package(value: Any) -> str:
 def layers_of(value: Any) -> Iterator[FunctionType]:
     """The functions that something called consists of, from the outermost that has been put around it."""
     if isinstance(value, property):
-        for each in (value.fget, value.fset):
-            yield from layers_of(each)
+        for accessor in (value.fget, value.fset):
+            yield from layers_of(accessor)
         return
     while value is not None:
         if isinstance(value, staticmethod | classmethod) or inspect.ismethod(value):
@@ -181,11 +183,11 @@ def layers_of(value: Any) -> Iterator[FunctionType]:
 
 def _names(code: CodeType) -> tuple[Set[str], Set[str]]:
     """What code takes from its module, and all other names that it uses, with what is defined in it."""
-    taken = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    globals_used = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     used = {*code.co_names}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             inner, names = _names(constant)
-            taken |= inner
+            globals_used |= inner
             used |= names
-    return taken, used
+    return globals_used, used

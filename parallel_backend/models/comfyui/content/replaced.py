@@ -87,9 +87,9 @@ class ReachedCode:
             walk = _Walk()
             try:
                 walk.follow(self._classes)
-            except _Other as other:
-                return other.replaced
-            self._found = walk.found
+            except _Other as difference:
+                return difference.replaced
+            self._found = walk.bindings
         return None
 
     def names(self) -> frozenset[str]:
@@ -148,7 +148,7 @@ class _Walk:
     """Follows code to all that it uses, and compares each value with what the source says."""
 
     def __init__(self) -> None:
-        self.found = _Bindings()
+        self.bindings = _Bindings()
         self._seen: set[int] = set()
         self._named: set[tuple[int, str]] = set()
         self._attributes: set[str] = set()
@@ -180,7 +180,7 @@ class _Walk:
         if kind.__module__.partition(".")[0] not in KNOWN and any(map(_is_code, vars(kind).values())):
             raise _Other(f"{kind.__module__}.{kind.__qualname__}", kind)
         written = methods(kind.__module__, kind.__qualname__)
-        self.found.sizes.append((vars(kind), len(vars(kind))))
+        self.bindings.sizes.append((vars(kind), len(vars(kind))))
         for name, value in [*vars(kind).items()]:
             if not any(True for _ in layers_of(value)):
                 continue
@@ -191,13 +191,13 @@ class _Walk:
                 expected = added or _known(value, kind.__module__)
             if not expected:
                 raise _Other(f"{kind.__module__}.{kind.__qualname__}.{name}", value)
-            self.found.dotted.add(f"{kind.__module__}.{kind.__qualname__}.{name}")
+            self.bindings.dotted.add(f"{kind.__module__}.{kind.__qualname__}.{name}")
             self._note(vars(kind), name, value)
             self._waiting.append(value)
 
     def _function(self, function: FunctionType) -> None:
         """Note a function's code, and look at the names that it uses."""
-        self.found.codes.append((function, function.__code__, function.__defaults__, function.__kwdefaults__))
+        self.bindings.codes.append((function, function.__code__, function.__defaults__, function.__kwdefaults__))
         module = function.__globals__.get("__name__", "")
         if not module.startswith(FOLLOWED):
             return
@@ -231,25 +231,29 @@ class _Walk:
         if (id(names), name) in self._named or full in PLACES:
             return value
         self._named.add((id(names), name))
-        candidates = [_as_compared(each) for each in bound(module, name)]
+        candidates = [_as_compared(binding) for binding in bound(module, name)]
         if value is not MISSING:
-            fits = [each for each in candidates if _is(value, each, name)]
+            fits = [binding for binding in candidates if _is(value, binding, name)]
             if not fits and (candidates or not _known(value, module) or _misnamed(value, module, name)):
                 raise _Other(full, value)
-            self.found.dotted.add(full)
-            self.found.literals += [(value, each.value) for each in fits if isinstance(each, Literal)]
+            self.bindings.dotted.add(full)
+            self.bindings.literals += [(value, binding.value) for binding in fits if isinstance(binding, Literal)]
         if len(candidates) > 1:  # what ComfyUI's options choose from
-            for each in candidates:
-                if isinstance(each, Defined) and (found := sys.modules.get(each.module)) and each.name in vars(found):
-                    self._value(vars(found), each.module, each.name)
-        if callable(value) or not any(isinstance(each, Computed) for each in candidates):
+            for binding in candidates:
+                if (
+                    isinstance(binding, Defined)
+                    and (owner := sys.modules.get(binding.module))
+                    and binding.name in vars(owner)
+                ):
+                    self._value(vars(owner), binding.module, binding.name)
+        if callable(value) or not any(isinstance(binding, Computed) for binding in candidates):
             self._note(names, name, value)
         if _is_code(value) and not (isinstance(value, type) and not value.__module__.startswith(FOLLOWED)):
             self._waiting.append(value)
         return value
 
     def _note(self, names: Mapping[str, Any], name: str, value: Any) -> None:
-        self.found.names.append((names, name, value))
+        self.bindings.names.append((names, name, value))
 
 
 def _is(value: Any, binding: Binding, name: str) -> bool:
@@ -346,9 +350,9 @@ def _uses(code: CodeType) -> _Uses:
     chains: set[tuple[str, ...]] = set()
     imports: set[str] = set()
     attributes: set[str] = set()
-    for each in _codes(code):
+    for part in _codes(code):
         chain: tuple[str, ...] = ()
-        for step in dis.get_instructions(each):
+        for step in dis.get_instructions(part):
             if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 attributes.add(step.argval)
                 chain = (*chain, step.argval) if chain else ()

@@ -49,9 +49,9 @@ REPLACED_FUNCTIONS: tuple[ReplacedFunction, ...] = (
     *_of("guidance", "comfy.model_sampling", *(f"{kind}.{name}" for kind in ("CONST", "EPS") for name in SAMPLINGS)),
     *_of("guidance", "comfy.model_sampling", "V_PREDICTION.calculate_denoised"),
     *(
-        thing
+        function
         for kind in ("ModelSamplingDiscrete", "ModelSamplingDiscreteFlow", "ModelSamplingFlux")
-        for thing in _of("guidance", "comfy.model_sampling", f"{kind}.timestep", f"{kind}.percent_to_sigma")
+        for function in _of("guidance", "comfy.model_sampling", f"{kind}.timestep", f"{kind}.percent_to_sigma")
     ),
     # what stands around the model where there is a mask (parallel_backend/denoise/patch_sampler.py)
     *_of("mask", "comfy.samplers", "KSamplerX0Inpaint"),

@@ -59,51 +59,53 @@ class Content:
         Args:
             only: the names of those that are looked at; by default all of the kinds.
         """
-        found = (
-            self._judge(thing)
-            for thing in REPLACED_FUNCTIONS
-            if thing.kind in kinds and (not only or str(thing) in only)
+        judged = (
+            self._judge(function)
+            for function in REPLACED_FUNCTIONS
+            if function.kind in kinds and (not only or str(function) in only)
         )
-        return [each for each in found if each is not None]
+        return [each for each in judged if each is not None]
 
     def table(self, version: str, how: str) -> Table:
         """The table of the ComfyUI that is imported here."""
-        reached = {thing: self._walk.of(thing) for thing in REPLACED_FUNCTIONS}
-        measured = {thing: self.measured(thing) for thing in REPLACED_FUNCTIONS}
+        reached = {function: self._walk.of(function) for function in REPLACED_FUNCTIONS}
+        measured = {function: self.measured(function) for function in REPLACED_FUNCTIONS}
         files = {path: digest_of(self._folder / path) for of in reached.values() for path in self._paths(of)}
         functions = {name: digest for each in measured.values() for name, digest in each.functions.items()}
-        things = {str(thing): each.thing for thing, each in measured.items()}
-        return Table(version, how, *(dict(sorted(each.items())) for each in (files, things, functions)))  # type: ignore[arg-type]
+        digests = {str(function): each.thing for function, each in measured.items()}
+        return Table(version, how, *(dict(sorted(each.items())) for each in (files, digests, functions)))  # type: ignore[arg-type]
 
-    def _judge(self, thing: ReplacedFunction) -> Unknown | None:
-        reached = self._walk.of(thing)
+    def _judge(self, function: ReplacedFunction) -> Unknown | None:
+        reached = self._walk.of(function)
         if reached.foreign:
-            return Unknown(thing, reached.foreign[0], "", "which is another pack's")
-        key = frozenset(id(function.__code__) for function in reached.functions.values())
-        before = self._judged.get(thing)
+            return Unknown(function, reached.foreign[0], "", "which is another pack's")
+        key = frozenset(id(code_owner.__code__) for code_owner in reached.functions.values())
+        before = self._judged.get(function)
         if before is None or before[0] != key:
-            self._judged[thing] = before = key, self._held_against(thing, reached)
+            self._judged[function] = before = key, self._compare_with_tables(function, reached)
         return before[1]
 
-    def _held_against(self, thing: ReplacedFunction, reached: Reached) -> Unknown | None:
+    def _compare_with_tables(self, replaced: ReplacedFunction, reached: Reached) -> Unknown | None:
         modules = {path: module for path in self._paths(reached) if (module := self._module(path)) is not None}
         if changed := changed_since(modules, self._folder):
-            return Unknown(thing, str(thing), "", f"of which {changed[0]} has changed since ComfyUI was started")
+            return Unknown(replaced, str(replaced), "", f"of which {changed[0]} has changed since ComfyUI was started")
         if modules and same_files([(path, self._file(path)) for path in modules], self._tables):
             return None
-        measured = self.measured(thing)
-        if any(table.things.get(str(thing)) == measured.thing for table in self._tables):
+        measured = self.measured(replaced)
+        if any(table.things.get(str(replaced)) == measured.thing for table in self._tables):
             return None
         if reached.missing:
-            return Unknown(thing, str(thing), "", "which this ComfyUI does not have")
+            return Unknown(replaced, str(replaced), "", "which this ComfyUI does not have")
         known = {(name, digest) for table in self._tables for name, digest in table.functions.items()}
-        changed_ones = [name for name, digest in measured.functions.items() if (name, digest) not in known]
-        function = str(thing) if not changed_ones or str(thing) in changed_ones else changed_ones[0]
-        return Unknown(thing, function, measured.thing if all(measured.functions.values()) else "")
+        changed_functions = [name for name, digest in measured.functions.items() if (name, digest) not in known]
+        function = (
+            str(replaced) if not changed_functions or str(replaced) in changed_functions else changed_functions[0]
+        )
+        return Unknown(replaced, function, measured.thing if all(measured.functions.values()) else "")
 
-    def measured(self, thing: ReplacedFunction) -> FunctionDigests:
-        """The digests of a thing, as it is in this process."""
-        reached = self._walk.of(thing)
+    def measured(self, replaced: ReplacedFunction) -> FunctionDigests:
+        """Return the digests of a replaced function, as it is in this process."""
+        reached = self._walk.of(replaced)
         if reached.missing:
             return FunctionDigests(ABSENT, {})
         functions = {name: self._sources.digest(each.__code__) for name, each in sorted(reached.functions.items())}

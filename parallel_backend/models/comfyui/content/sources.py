@@ -31,13 +31,13 @@ def sources_of(model: Any, folder: Path) -> tuple[tuple[str, str], ...]:
 
 
 def _reached(begun: Iterable[str]) -> set[str]:
-    found, waiting = set(begun), [*begun]
+    reached, waiting = set(begun), [*begun]
     while waiting:
         module = sys.modules.get(waiting.pop())
-        more = {*_used(module)} - found if module is not None and module.__name__.startswith(MODELS) else set()
-        found |= more
+        more = {*_used(module)} - reached if module is not None and module.__name__.startswith(MODELS) else set()
+        reached |= more
         waiting += more
-    return found
+    return reached
 
 
 def _used(module: ModuleType) -> Iterator[str]:

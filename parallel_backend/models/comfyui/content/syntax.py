@@ -22,19 +22,19 @@ class Sources:
 
     def digest(self, code: CodeType) -> str:
         """Of a function's code, as its file has it; empty where the file has no such function."""
-        found = self._definitions(code.co_filename).get((code.co_firstlineno, code.co_name), ())
-        return digest_of(*found) if found else ""
+        definitions = self._definitions(code.co_filename).get((code.co_firstlineno, code.co_name), ())
+        return digest_of(*definitions) if definitions else ""
 
     def _definitions(self, file: str) -> dict[tuple[int, str], list[Definition]]:
         """By the line where Python says that a function begins, and its name."""
         if file not in self._files:
-            found: dict[tuple[int, str], list[Definition]] = {}
+            definitions: dict[tuple[int, str], list[Definition]] = {}
             for node in ast.walk(_parsed(file)):
                 if isinstance(node, Definition):
                     decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
                     line = min([node.lineno, *(each.lineno for each in decorators)])
-                    found.setdefault((line, getattr(node, "name", "<lambda>")), []).append(node)
-            self._files[file] = found
+                    definitions.setdefault((line, getattr(node, "name", "<lambda>")), []).append(node)
+            self._files[file] = definitions
         return self._files[file]
 
 
@@ -60,21 +60,21 @@ def _tokens(node: ast.AST) -> Iterator[str]:
         if name in LEFT_OUT or value is None or value == []:
             continue
         yield name
-        for each in _statements(value) if isinstance(value, list) else [value]:
-            if isinstance(each, ast.AST):
-                yield from _tokens(each)
+        for child in _statements(value) if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _tokens(child)
             else:
-                yield f"{type(each).__name__} {each!r}"
+                yield f"{type(child).__name__} {child!r}"
     yield ")"
 
 
 def _statements(nodes: list[ast.AST]) -> Iterator[ast.AST]:
     """What is computed: no docstrings, no other bare constants, and an annotated name only where it gets a value."""
-    for each in nodes:
-        if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
+    for node in nodes:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
-        if isinstance(each, ast.AnnAssign):
-            if each.value is not None:
-                yield ast.Assign(targets=[each.target], value=each.value)
+        if isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                yield ast.Assign(targets=[node.target], value=node.value)
             continue
-        yield each
+        yield node

@@ -20,7 +20,10 @@ PICTURE = "img_slice"
 
 def guided(functions: Sequence[Mapping[str, Any]], now: RankForward) -> dict[str, list[Callable[..., Any]]]:
     """The patches that do what such functions do on a rank's tokens; `functions` are theirs, as the host tells them."""
-    return {place: [_on_local_tokens(each, now) for each in made] for place, made in guided_whole(functions).items()}
+    return {
+        point: [_on_local_tokens(each, now) for each in functions_there]
+        for point, functions_there in guided_whole(functions).items()
+    }
 
 
 def guided_whole(functions: Sequence[Mapping[str, Any]]) -> dict[str, list[Callable[..., Any]]]:

@@ -12,7 +12,7 @@ from ....conditioning import ATTENTION_OVERRIDE, OPTIONS, arguments
 from ....diffusion import Value
 from ...sequence_parallel.function_override import Function, OfHeads
 from ..importing import import_comfyui
-from .guidance import made_again
+from .guidance import rebuilt_function
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class OverrideRecipe:
         if "<locals>" not in self.function:
             return vars(module)[self.function]  # type: ignore[no-any-return]
         values = {name: value[run] if name in self.by_head else value for name, value in self.values.items()}
-        functions = {name: named(place) for name, place in self.functions.items()}
-        return made_again(module, self.function, {**values, **functions, **objects}, self.defaults or None)  # type: ignore[no-any-return]
+        functions = {name: named(path) for name, path in self.functions.items()}
+        return rebuilt_function(module, self.function, {**values, **functions, **objects}, self.defaults or None)  # type: ignore[no-any-return]
 
     def made(self) -> dict[str, Any]:
         """The objects, as new."""
@@ -75,16 +75,16 @@ def override_in(values: Mapping[str, Value]) -> OfHeads | None:
     empty: dict[str, Any] = {"values": {}, "functions": {}, "defaults": (), "by_head": ()}
     objects = {name: ObjectRecipe(**{"values": {}, **each}) for name, each in fields.pop("objects", {}).items()}
     recipe = OverrideRecipe(**{**empty, **fields, "objects": objects})
-    held = recipe.made()
+    built_objects = recipe.made()
 
     @functools.lru_cache(maxsize=8)
-    def made(start: int | None, stop: int | None, heads: int) -> Function:
-        return recipe.of_heads(slice(start, stop), held)
+    def cached_function(start: int | None, stop: int | None, heads: int) -> Function:
+        return recipe.of_heads(slice(start, stop), built_objects)
 
-    return lambda run, heads: made(run.start, run.stop, heads)
+    return lambda run, heads: cached_function(run.start, run.stop, heads)
 
 
-def named(place: str) -> Any:
+def named(path: str) -> Any:
     """What a module has under a name, both from `module:name`."""
-    module, _, name = place.partition(":")
+    module, _, name = path.partition(":")
     return vars(importlib.import_module(module))[name]

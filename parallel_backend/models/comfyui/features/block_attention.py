@@ -55,16 +55,16 @@ class BlockAttention:
     """What stands in for blocks during one run: what it keeps from step to step is of this rank's heads."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, int], Replacement] = {}
+        self._replacements: dict[tuple[str, int], Replacement] = {}
 
     def replacements(
         self, fields: Mapping[str, Any], seen: Callable[[str], Any]
     ) -> dict[str, dict[tuple[str, int], Replacement]]:
         """For ComfyUI's `patches_replace`; `fields` are a recipe's, `seen` says how it sees the block of a path."""
-        if not self._made:
-            made = BlockAttentionRecipe.of(fields).make(seen)
-            self._made = {place: handing_attention(each) for place, each in made.items()}
-        return {"dit": self._made}
+        if not self._replacements:
+            built = BlockAttentionRecipe.of(fields).make(seen)
+            self._replacements = {location: handing_attention(each) for location, each in built.items()}
+        return {"dit": self._replacements}
 
 
 def handing_attention(replacement: Replacement) -> Replacement:
@@ -73,27 +73,27 @@ def handing_attention(replacement: Replacement) -> Replacement:
     Of tokens, most of which are on other ranks, it sees how many there are.
     """
 
-    def held(arguments: dict[str, Any], more: dict[str, Any]) -> Any:
+    def checked(arguments: dict[str, Any], more: dict[str, Any]) -> Any:
         tokens, block = arguments[TOKENS], more[BLOCK]
-        shown = {**arguments, TOKENS: _Shape(tokens.shape, tokens.dtype, tokens.device)}
+        visible = {**arguments, TOKENS: _Shape(tokens.shape, tokens.dtype, tokens.device)}
         outputs: list[Any] = []
         began = False
 
         def run(changed: dict[str, Any]) -> Any:
             nonlocal began
             began = True
-            others = sorted(
-                name for name in {*shown, *changed} - {ATTENTION} if changed.get(name) is not shown.get(name)
+            changed_names = sorted(
+                name for name in {*visible, *changed} - {ATTENTION} if changed.get(name) is not visible.get(name)
             )
-            if others:
-                raise _refused(f"changes {' and '.join(others)} of its arguments")
+            if changed_names:
+                raise _refused(f"changes {' and '.join(changed_names)} of its arguments")
             if outputs:
                 raise _refused("runs it twice")
             outputs.append(block({**changed, TOKENS: tokens}))
             return outputs[0]
 
         try:
-            output = replacement(shown, {**more, BLOCK: run})
+            output = replacement(visible, {**more, BLOCK: run})
         except TypeError as error:
             if began:
                 raise
@@ -102,7 +102,7 @@ def handing_attention(replacement: Replacement) -> Replacement:
             raise _refused("gives something else than the block does")
         return output
 
-    return held
+    return checked
 
 
 @dataclass(frozen=True)

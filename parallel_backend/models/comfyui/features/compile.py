@@ -12,7 +12,7 @@ from ...sequence_parallel.compiled import OVERRIDE, CompiledEntry, attention
 
 
 def _with_override(
-    module: nn.Module, options: dict[str, Any], taken: list[None], args: Any, named: dict[str, Any]
+    module: nn.Module, options: dict[str, Any], calls: list[None], args: Any, named: dict[str, Any]
 ) -> Any:
     """With what answers attention among the block's options."""
 
@@ -32,8 +32,8 @@ def _with_override(
         transformer_options: Any = None,
         _inside_attn_wrapper: bool = True,
     ) -> Tensor:
-        ordinal = len(taken)
-        taken.append(None)
+        ordinal = len(calls)
+        calls.append(None)
         return attention(
             q, k, v, mask, heads, f"{kernel.__module__}:{kernel.__name__}", ordinal, attn_precision, skip_reshape,
             skip_output_reshape, enable_gqa, low_precision_attention, scale,

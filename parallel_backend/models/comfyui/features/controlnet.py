@@ -46,8 +46,11 @@ def shares(
     """
     parts = []
     for rank, stage in enumerate(stages):
-        place = plan.place(rank)
-        group, sequence = place.data * plan.cfg + place.cfg, place.ring * plan.ulysses + place.ulysses
+        coordinates = plan.place(rank)
+        group, sequence = (
+            coordinates.data * plan.cfg + coordinates.cfg,
+            coordinates.ring * plan.ulysses + coordinates.ulysses,
+        )
         blocks = {block: name for block, name in residuals.blocks.items() if stage.start <= block < stage.stop}
         parts.append(ControlShare(blocks, rows[group], tokens.ranks[sequence]))
     return parts
@@ -67,9 +70,9 @@ def distribute(
             for name in part.names:
                 everyone.send(part.of(tensors[name]), rank, "residuals")
         everyone.finish_sending()
-        found = {name: mine.of(tensors[name]) for name in mine.names}
+        residual_tensors = {name: mine.of(tensors[name]) for name in mine.names}
     else:
         batch = 1 if residuals.batch == 1 else length(mine.rows)
         shape, dtype = (batch, mine.positions.numel(), features), getattr(torch, residuals.dtype)
-        found = {name: everyone.receive(shape, dtype, 0) for name in mine.names}
-    return {block: found[name] for block, name in mine.blocks.items() if name in found}
+        residual_tensors = {name: everyone.receive(shape, dtype, 0) for name in mine.names}
+    return {block: residual_tensors[name] for block, name in mine.blocks.items() if name in residual_tensors}

@@ -20,10 +20,10 @@ def guidance_function(known: GuidanceFunction) -> Any:
 def function_of(module_name: str, function: str, values: Mapping[str, Any]) -> Any:
     """The function of a node of comfy_extras by its qualified name, with these values for what it takes from the node."""
     import_comfyui()
-    return made_again(importlib.import_module(f"comfy_extras.{module_name}"), function, values)
+    return rebuilt_function(importlib.import_module(f"comfy_extras.{module_name}"), function, values)
 
 
-def made_again(
+def rebuilt_function(
     module: ModuleType, function: str, values: Mapping[str, Any], defaults: tuple[Any, ...] | None = None
 ) -> Any:
     """The function that a module's function, or a method of a class of its, makes, by its qualified name.
@@ -41,10 +41,10 @@ def made_again(
 def codes_of(module: ModuleType, function: str) -> list[CodeType]:
     """The code of a function that another one makes, by its qualified name: one, or none where the module makes no such."""
     owner, *method, _, name = function.split(".")
-    found = vars(module).get(owner)
-    if method and found is not None:
-        found = inspect.getattr_static(found, method[0], None)
-    made_by = getattr(found, "__func__", found)
-    code = getattr(inspect.unwrap(made_by) if callable(made_by) else None, "__code__", None)
+    owner_object = vars(module).get(owner)
+    if method and owner_object is not None:
+        owner_object = inspect.getattr_static(owner_object, method[0], None)
+    maker = getattr(owner_object, "__func__", owner_object)
+    code = getattr(inspect.unwrap(maker) if callable(maker) else None, "__code__", None)
     constants = code.co_consts if code is not None else ()
     return [each for each in constants if isinstance(each, CodeType) and each.co_name == name]

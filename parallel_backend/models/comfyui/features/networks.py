@@ -19,7 +19,7 @@ from ....weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, Netwo
 from ...sequence_parallel.arguments import positions_of
 from ...sequence_parallel.call_layout import CallLayout
 from ...sequence_parallel.placement import Placement
-from ...sequence_parallel.stream import HERE, Stream
+from ...sequence_parallel.stream import StagePosition, Stream
 from ..importing import import_comfyui
 
 Patches = dict[str, list[Callable[..., Any]]]
@@ -42,15 +42,15 @@ class Networks:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._named: tuple[NetworkPatch, ...] = ()
-        self._made: list[NetworkCall] = []
+        self._networks: list[NetworkCall] = []
 
     def of(self, adapters: AdapterSet) -> Sequence[NetworkCall]:
         """The networks that a request names."""
         if adapters.networks != self._named:
-            self._named, self._made = (), []
-            self._made = [self._make(network, adapters) for network in adapters.networks]
+            self._named, self._networks = (), []
+            self._networks = [self._make(network, adapters) for network in adapters.networks]
             self._named = adapters.networks
-        return self._made
+        return self._networks
 
     def _make(self, network: NetworkPatch, adapters: AdapterSet) -> NetworkCall:
         import_comfyui()
@@ -71,8 +71,8 @@ def patches_of(networks: Sequence[NetworkCall], call: CallLayout) -> Patches:
     """What makes ComfyUI's model call networks, in their order."""
     joined: Patches = {}
     for network in networks:
-        for place, functions in network.patches(call).items():
-            joined.setdefault(place, []).extend(functions)
+        for point, functions in network.patches(call).items():
+            joined.setdefault(point, []).extend(functions)
     return joined
 
 
@@ -106,9 +106,9 @@ class AnimaLLLite:
 
         def prepare(args: Any) -> Any:
             out = self._whole(args)
-            made: dict[Any, Tensor] = args["transformer_options"]["model_patch_data"]
-            if self._whole in made:
-                made[self._whole] = _in_block(made[self._whole], call)
+            model_data: dict[Any, Tensor] = args["transformer_options"]["model_patch_data"]
+            if self._whole in model_data:
+                model_data[self._whole] = _in_block(model_data[self._whole], call)
             return out
 
         return {"post_input": [prepare], **self._inside}
@@ -139,7 +139,7 @@ class QwenDiffSynth:
             img: Stream = args["img"]
             part = img[:, : self._encoded.shape[1]]
             assert isinstance(part, Stream), "it comes after a block"
-            if part.side == HERE:
+            if part.stage_position == StagePosition.LOCAL:
                 own = call.own(self._encoded.to(img.dtype), 1, part.placement)
                 part.local += self._blocks[args["block_index"]](part.local, own) * self._strength
             return args

@@ -24,15 +24,15 @@ class PoseCaches:
     """The cache of a run, made when a call first asks for it."""
 
     def __init__(self) -> None:
-        self._made: Any = None
+        self._cache: Any = None
 
     def whole(self, settings: Mapping[str, Any], device: torch.device) -> Any:
         """That of a model that runs whole, as the host says what its node was given."""
-        if self._made is None:
+        if self._cache is None:
             store = device if settings["on_device"] else torch.device("cpu")
-            self._made = getattr(import_module(MODULE), CLASS)(store_device=store, dtype=settings["dtype"])
-            weakref.finalize(self, self._made.free)
-        return self._made
+            self._cache = getattr(import_module(MODULE), CLASS)(store_device=store, dtype=settings["dtype"])
+            weakref.finalize(self, self._cache.free)
+        return self._cache
 
     def of_this_rank(self, settings: Mapping[str, Any], call: CallLayout) -> RankPoses:
         """That of one forward of a model whose tokens are spread."""

@@ -15,13 +15,13 @@ class PreparedTexts:
     """The texts of a run, by what tells its forwards apart."""
 
     def __init__(self) -> None:
-        self._made: dict[Hashable, tuple[Tensor, Tensor]] = {}
+        self._prepared: dict[Hashable, tuple[Tensor, Tensor]] = {}
 
-    def prepared(self, key: Hashable, module: Any, text: Tensor, asked: Mapping[str, Any]) -> Tensor:
+    def prepared(self, key: Hashable, module: Any, text: Tensor, keywords: Mapping[str, Any]) -> Tensor:
         """What the model makes of each row of `text` `[batch, tokens, features]`."""
-        original, made = self._made.get(key, (None, text))
+        original, result = self._prepared.get(key, (None, text))
         if original is not text:
-            with_it = {name: value for name, value in asked.items() if name != ASKED}
-            made = torch.cat([module.preprocess_text_embeds(row[None], **with_it) for row in text])
-            self._made[key] = text, made
-        return made.clone()
+            with_it = {name: value for name, value in keywords.items() if name != ASKED}
+            result = torch.cat([module.preprocess_text_embeds(row[None], **with_it) for row in text])
+            self._prepared[key] = text, result
+        return result.clone()

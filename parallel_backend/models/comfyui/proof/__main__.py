@@ -33,28 +33,28 @@ def main() -> None:
     threading.Thread(target=end_with_the_asker, daemon=True).start()
     import_comfyui()
     answers, sys.stdout = sys.stdout, sys.stderr  # of what ComfyUI prints none is an answer
-    for asked in ASKED.decode(sys.argv[1]):
-        print(msgspec.json.encode(_answer(asked)).decode(), file=answers, flush=True)
+    for request in ASKED.decode(sys.argv[1]):
+        print(msgspec.json.encode(_answer(request)).decode(), file=answers, flush=True)
 
 
-def _answer(asked: ProofRequest) -> ProofReply:
+def _answer(request: ProofRequest) -> ProofReply:
     begun = time.monotonic()
     try:
-        configuration = asked.configuration
+        configuration = request.configuration
         if configuration is None:
-            configuration = _of_the_class(getattr(import_module("comfy.supported_models"), asked.kind))
+            configuration = _of_the_class(getattr(import_module("comfy.supported_models"), request.kind))
         builder = Builder(chosen=configuration)
-        if asked.inputs is None:
-            case = small(asked.case, builder, asked.kind)
+        if request.inputs is None:
+            case = small(request.case, builder, request.kind)
         else:
-            case = small_with_inputs(cases_of(asked.kind, configuration), builder, asked.kind, asked.inputs)
-        if asked.model and asked.model != class_name(type(case.model)):
-            return ProofReply({}, 0.0, f"this pack has no small {asked.model}")
+            case = small_with_inputs(cases_of(request.kind, configuration), builder, request.kind, request.inputs)
+        if request.model and request.model != class_name(type(case.model)):
+            return ProofReply({}, 0.0, f"this pack has no small {request.model}")
         errors = prove(case)
     except RankFailed as error:
-        kind, _, said = error.line.partition(": ")
+        kind, _, message = error.line.partition(": ")
         refused = kind == Refused.__name__
-        return ProofReply({}, time.monotonic() - begun, said if refused else error.line, refused)
+        return ProofReply({}, time.monotonic() - begun, message if refused else error.line, refused)
     except Refused as error:
         return ProofReply({}, time.monotonic() - begun, str(error))
     except Exception as error:  # whatever a ComfyUI that nobody here has seen may raise

@@ -31,29 +31,29 @@ def rows_of_a_batch(case: Case) -> Pair:
 def two_prompts(case: Case) -> Pair:
     """One latent under two prompts."""
     first = _first(case)
-    other = -0.5 * first.arguments[TEXT].flip(-1)
-    return _pair(first, replace(first, arguments={**first.arguments, TEXT: other}))
+    second_text = -0.5 * first.arguments[TEXT].flip(-1)
+    return _pair(first, replace(first, arguments={**first.arguments, TEXT: second_text}))
 
 
 def _first(case: Case) -> Case:
     """The call for a batch's first item."""
     batch = case.x.shape[0]
 
-    def one(value: Any) -> Any:
+    def first_item(value: Any) -> Any:
         return value[:1] if isinstance(value, Tensor) and value.shape[:1] == (batch,) else value
 
-    arguments = {name: _each(one, value) for name, value in case.arguments.items()}
+    arguments = {name: _each(first_item, value) for name, value in case.arguments.items()}
     shapes = tuple((1, *shape[1:]) for shape in case.shapes)
-    return replace(case, x=case.x[:1], timestep=_each(one, case.timestep), arguments=arguments, shapes=shapes)
+    return replace(case, x=case.x[:1], timestep=_each(first_item, case.timestep), arguments=arguments, shapes=shapes)
 
 
 def _pair(first: Case, second: Case) -> Pair:
-    def two(one: Any, other: Any) -> Any:
-        if isinstance(one, Tensor):
-            return torch.cat([one, other]) if one.shape[:1] == (1,) else one
-        if isinstance(one, list | tuple):
-            return type(one)(two(*each) for each in zip(one, other, strict=True))
-        return one
+    def two(first_value: Any, second_value: Any) -> Any:
+        if isinstance(first_value, Tensor):
+            return torch.cat([first_value, second_value]) if first_value.shape[:1] == (1,) else first_value
+        if isinstance(first_value, list | tuple):
+            return type(first_value)(two(*each) for each in zip(first_value, second_value, strict=True))
+        return first_value
 
     arguments = {name: two(value, second.arguments[name]) for name, value in first.arguments.items()}
     shapes = tuple((2, *shape[1:]) for shape in first.shapes)

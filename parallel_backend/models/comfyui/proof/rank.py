@@ -50,7 +50,7 @@ class ProofRank:
         self.hold(BlockAccess())
         shape = case.shapes[0] if case.shapes else tuple(case.x.shape)
         picture = Picture(shape, as_patch_size(case.declaration.patch_size(case.model), len(shape) - 2))
-        self.picture = picture.beside(case.arguments.get(case.declaration.concatenated_latent))
+        self.picture = picture.with_concatenated(case.arguments.get(case.declaration.concatenated_latent))
 
     def hold(self, access: BlockAccess, compiled: CompiledBlocks | None = None) -> None:
         """Make the blocks' weights usable in another way, or have the blocks compiled."""
@@ -82,8 +82,8 @@ class ProofRank:
             return None
         parts = [self.run(patch) for patch in range(self._plan.patches)]
         (region, *_) = self.picture.regions(self._plan.patches)
-        found = [part for part in parts if part is not None]
-        return torch.cat(found, dim=region.dim) if found else None
+        outputs = [part for part in parts if part is not None]
+        return torch.cat(outputs, dim=region.dim) if outputs else None
 
 
 def plan_for(case: Case, **degrees: Any) -> ResolvedPlan:

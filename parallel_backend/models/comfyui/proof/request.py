@@ -48,7 +48,7 @@ class ProofReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def worst(self) -> tuple[str, float]:
         """The split with the largest error, which is infinite where it is not finite."""
         errors = {split: math.inf if error is None else error for split, error in self.errors.items()}
-        return max(errors.items(), key=lambda each: each[1])
+        return max(errors.items(), key=lambda item: item[1])
 
 
 def off(error: float) -> str:

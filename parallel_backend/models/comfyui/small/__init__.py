@@ -41,13 +41,13 @@ def small(name: str, builder: Builder = Builder(), kind: str = "") -> Case:  # n
     return SMALL[name](builder).case(kind, builder.chosen)
 
 
-def small_with_inputs(names: Sequence[str], builder: Builder, kind: str, given: GraphInputs) -> Case:
+def small_with_inputs(names: Sequence[str], builder: Builder, kind: str, graph_inputs: GraphInputs) -> Case:
     """Return one of some small models of a class, called with the inputs of a graph.
 
     Raises:
         Refused: they have not all of these inputs.
     """
-    return case_with_inputs([SMALL[name](builder) for name in names], kind, builder.chosen, given)
+    return case_with_inputs([SMALL[name](builder) for name in names], kind, builder.chosen, graph_inputs)
 
 
 def small_model(name: str, builder: Builder = Builder()) -> Any:  # noqa: B008 (frozen)

@@ -55,10 +55,10 @@ class Builder:
             ImportError, AttributeError: this ComfyUI has no such class.
         """
         kind = class_of(path)
-        taken = inspect.signature(kind).parameters
-        anything = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+        parameters = inspect.signature(kind).parameters
+        anything = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         chosen = {
-            key: value for key, value in self.chosen.items() if (anything or key in taken) and chooses(key, value)
+            key: value for key, value in self.chosen.items() if (anything or key in parameters) and chooses(key, value)
         }
         return kind(*sizes, **{**named, **chosen, **self.settings})
 
@@ -134,15 +134,15 @@ class Example:
         """
         base = own_class(kind or self.kind, self.model, configuration)
         with torch.inference_mode():  # some classes ask their weights about the text in this mode alone
-            made = own_call(base, self.noise, self.prompt, self.sigma, self.options)
+            own = own_call(base, self.noise, self.prompt, self.sigma, self.options)
         # tensors of that mode may not be written into outside it
         latent, timestep, arguments = tree_map_only(
-            Tensor, torch.clone, (made.latent, made.timestep, dict(made.arguments))
+            Tensor, torch.clone, (own.latent, own.timestep, dict(own.arguments))
         )
         shapes = () if isinstance(latent, Tensor) else tuple(tuple(each.shape) for each in latent)
         x = packed(latent[0] if len(shapes) == 1 else latent)
         declaration = DECLARATIONS[self.kind]
-        return Case(self.model, declaration, x, timestep, arguments, self.kind, shapes, self.gathers, made.options)
+        return Case(self.model, declaration, x, timestep, arguments, self.kind, shapes, self.gathers, own.options)
 
 
 Small: TypeAlias = Callable[[Builder], Example]
@@ -154,11 +154,11 @@ def packed(out: Any) -> Tensor:
 
 
 def example(
-    kind: str, model: Any, noise: Tensor | Sequence[Tensor], prompt: Mapping[str, Any], **others: Any
+    kind: str, model: Any, noise: Tensor | Sequence[Tensor], prompt: Mapping[str, Any], **fields: Any
 ) -> Example:
     """Return a model, its weights made random, with what a graph gives it; `noise` may be several latents."""
     latents = (noise,) if isinstance(noise, Tensor) else tuple(noise)
-    return Example(kind, randomise(model, seed=len(kind)), latents, prompt, **others)
+    return Example(kind, randomise(model, seed=len(kind)), latents, prompt, **fields)
 
 
 def seen(tokens: int = 5, seed: int = 4, width: int = 1280) -> SimpleNamespace:

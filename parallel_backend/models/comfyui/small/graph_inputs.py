@@ -30,19 +30,19 @@ def graph_inputs_of(conditioning: Mapping[str, Any]) -> GraphInputs:
     Args:
         conditioning: what ComfyUI's class has made of a prompt, without the objects around it.
     """
-    found: dict[str, bool | str | None] = {}
+    inputs: dict[str, bool | str | None] = {}
     for name, value in conditioning.items():
         if name in OTHERWISE or value is None:
             continue
         own = NAMES.get(name, name)
-        found[own] = value if isinstance(value, bool | str) else None
+        inputs[own] = value if isinstance(value, bool | str) else None
         if isinstance(value, dict):
-            found |= {f"{own}.{entry}": None for entry, item in value.items() if item is not None}
-    return found
+            inputs |= {f"{own}.{entry}": None for entry, item in value.items() if item is not None}
+    return inputs
 
 
 def case_with_inputs(
-    examples: Sequence[Example], kind: str, configuration: Mapping[str, Any], given: GraphInputs
+    examples: Sequence[Example], kind: str, configuration: Mapping[str, Any], inputs: GraphInputs
 ) -> Case:
     """Return the call of a small model that has these inputs and no others.
 
@@ -55,19 +55,25 @@ def case_with_inputs(
     Raises:
         Refused: nothing that is kept makes one of them.
     """
-    fits = [_Fitting(each, kind, configuration) for each in examples]
-    best = max(fits, key=lambda each: (len(each.made.items() & given.items()), -len(each.made.keys() - given.keys())))
-    for name in given.keys() - best.made.keys():
+    fits = [_Fitting(candidate, kind, configuration) for candidate in examples]
+    best = max(
+        fits,
+        key=lambda candidate: (
+            len(candidate.inputs.items() & inputs.items()),
+            -len(candidate.inputs.keys() - inputs.keys()),
+        ),
+    )
+    for name in inputs.keys() - best.inputs.keys():
         best.take(next((entry for entry in _entries(best.example, examples) if name in best.of(entry)), {}))
     for name in [*best.prompt]:
-        if given.keys() <= best.without(name).keys() < best.made.keys():
+        if inputs.keys() <= best.without(name).keys() < best.inputs.keys():
             del best.prompt[name]
             best.take({})
-    for name, chosen in given.items():
-        if chosen is not None and best.made.get(name) != chosen:
+    for name, chosen in inputs.items():
+        if chosen is not None and best.inputs.get(name) != chosen:
             switches = ({entry: chosen} for entry, value in best.prompt.items() if type(value) is type(chosen))
             best.take(next((entry for entry in switches if best.of(entry).get(name) == chosen), {}))
-    if strange := sorted(name for name, _ in best.made.items() ^ given.items()):
+    if strange := sorted(name for name, _ in best.inputs.items() ^ inputs.items()):
         raise Refused(f"this pack keeps no small call with {strange[0]} as this graph has it")
     return replace(best.example, prompt=best.prompt).case(kind, configuration)
 
@@ -78,41 +84,43 @@ class _Fitting:
     def __init__(self, example: Example, kind: str, configuration: Mapping[str, Any]) -> None:
         self.example, self.prompt = example, dict(example.prompt)
         self._base = own_class(kind, example.model, configuration)
-        self.made = self.of({})
+        self.inputs = self.of({})
 
     def take(self, entries: Mapping[str, Any]) -> None:
         """Add entries to the prompt."""
         self.prompt |= entries
-        self.made = self.of({})
+        self.inputs = self.of({})
 
     def of(self, entries: Mapping[str, Any]) -> GraphInputs:
         """Return what the class makes with more entries."""
-        return self._made({**self.prompt, **entries})
+        return self._inputs_of({**self.prompt, **entries})
 
     def without(self, name: str) -> GraphInputs:
         """Return what the class makes without an entry."""
-        return self._made({entry: value for entry, value in self.prompt.items() if entry != name})
+        return self._inputs_of({entry: value for entry, value in self.prompt.items() if entry != name})
 
-    def _made(self, prompt: Mapping[str, Any]) -> GraphInputs:
+    def _inputs_of(self, prompt: Mapping[str, Any]) -> GraphInputs:
         """Return what the class makes of a prompt; nothing if it fails."""
         try:
             with torch.inference_mode():
-                made = conditioning_of(self._base, self.example.noise, prompt)
+                conditioning = conditioning_of(self._base, self.example.noise, prompt)
         except Exception:  # whatever a class raises of entries that do not go together
             return {}
-        return graph_inputs_of({name: each.cond for name, each in made.items()})
+        return graph_inputs_of({name: each.cond for name, each in conditioning.items()})
 
 
 def _entries(example: Example, examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
     """Yield the entries of all prompts one by one, and what any class may be given: a pooled text, masks of text and latent."""
-    for each in examples:
-        for name, value in each.prompt.items():
+    for latent in examples:
+        for name, value in latent.prompt.items():
             yield {name: value}
     yield {"pooled_output": draw(1, TEXT, seed=3)}
     yield {"attention_mask": HIDING}
     yield {
         MASK: [
-            torch.linspace(0.1, 0.9, each.shape[2]).view(1, 1, -1, *[1] * (each.ndim - 3)).expand(1, 1, *each.shape[2:])
-            for each in example.noise
+            torch.linspace(0.1, 0.9, latent.shape[2])
+            .view(1, 1, -1, *[1] * (latent.ndim - 3))
+            .expand(1, 1, *latent.shape[2:])
+            for latent in example.noise
         ]
     }

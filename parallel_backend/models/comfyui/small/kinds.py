@@ -23,9 +23,9 @@ class Input:
     plain: bool = False
 
 
-def _of(plain: str, *others: str, of: str = "") -> tuple[Input, ...]:
+def _of(plain: str, *more_cases: str, of: str = "") -> tuple[Input, ...]:
     """Return a plain call, and others."""
-    return Input(plain, of, plain=True), *(Input(case, of) for case in others)
+    return Input(plain, of, plain=True), *(Input(case, of) for case in more_cases)
 
 
 FLUX = _of("flux", "flux, references", "flux, references by index")
@@ -129,9 +129,9 @@ def cases_of(kind: str, configuration: Mapping[str, Any]) -> tuple[str, ...]:
     Args:
         configuration: of the file, as ComfyUI detects it.
     """
-    versions = {each.of for each in KINDS[kind] if each.of and configuration.get(each.of)} or {""}
-    found = [each for each in KINDS[kind] if each.of in versions]
-    return tuple(each.case for each in sorted(found, key=lambda each: not each.plain))
+    versions = {entry.of for entry in KINDS[kind] if entry.of and configuration.get(entry.of)} or {""}
+    inputs = [entry for entry in KINDS[kind] if entry.of in versions]
+    return tuple(entry.case for entry in sorted(inputs, key=lambda entry: not entry.plain))
 
 
 def all_cases(kind: str) -> tuple[str, ...]:

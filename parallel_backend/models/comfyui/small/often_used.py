@@ -84,11 +84,11 @@ def wan(
     kind: str,
     prompt: Mapping[str, Any],
     height: int = 7,
-    **others: Any,
+    **settings: Any,
 ) -> Example:
     """A Wan, and its call on three frames of `height` x 10."""
     sizes = {"in_dim": 16, "dim": WIDTH, "ffn_dim": 256, "text_dim": TEXT, "num_heads": HEADS, "num_layers": 3}
-    model = builder.model("wan.model.WanModel", **sizes | others)
+    model = builder.model("wan.model.WanModel", **sizes | settings)
     return example(kind, model, draw(1, 16, 3, height, 10, seed=1), {"cross_attn": text(), **prompt})
 
 
@@ -111,13 +111,13 @@ def _vace(builder: Builder) -> Example:
     return example("WAN21_Vace", model, draw(1, 16, 3, 8, 10, seed=1), prompt)
 
 
-def _lumina(builder: Builder, kind: str, prompt: Mapping[str, Any], **others: Any) -> Example:
+def _lumina(builder: Builder, kind: str, prompt: Mapping[str, Any], **settings: Any) -> Example:
     sizes = {
         "patch_size": 2, "in_channels": 16, "dim": WIDTH, "n_layers": 2, "n_refiner_layers": 2, "n_heads": HEADS,
         "multiple_of": 64, "ffn_dim_multiplier": 2.0, "qk_norm": True, "cap_feat_dim": TEXT, "axes_dims": list(AXES),
         "axes_lens": [300, 512, 512],
     }  # fmt: skip
-    model = builder.model("lumina.model.NextDiT", **sizes | others)
+    model = builder.model("lumina.model.NextDiT", **sizes | settings)
     return example(kind, model, draw(1, 16, 9, 14, seed=1), {"cross_attn": text(), **prompt})
 
 

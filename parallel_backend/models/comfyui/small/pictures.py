@@ -37,7 +37,7 @@ def _omnigen2(builder: Builder, references: bool = False) -> Example:
     return example("Omnigen2", model, draw(1, 16, 9, 14, seed=1), prompt)
 
 
-def sd3(builder: Builder, attend_twice: tuple[int, ...] = (), **others: Any) -> Example:
+def sd3(builder: Builder, attend_twice: tuple[int, ...] = (), **settings: Any) -> Example:
     """Whose blocks attend twice where `attend_twice` says so, as SD3.5 medium's do."""
     model = builder.model("modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
         input_size=None, in_channels=16, depth=HEADS, pos_embed_max_size=8, num_patches=64, qk_norm="rms",
@@ -45,7 +45,7 @@ def sd3(builder: Builder, attend_twice: tuple[int, ...] = (), **others: Any) -> 
         context_embedder_config={
             "target": "torch.nn.Linear", "params": {"in_features": TEXT, "out_features": HEADS * 64}
         },
-        **others,
+        **settings,
     )  # fmt: skip
     model.pos_embed.copy_(draw(*model.pos_embed.shape, seed=6))
     return example(

@@ -14,14 +14,14 @@ from .drawn import draw
 from .videos import WEIGHED, by_frame, guide_of
 
 
-def _minimax(builder: Builder, prompt: Mapping[str, Any], **others: Any) -> Example:
+def _minimax(builder: Builder, prompt: Mapping[str, Any], **settings: Any) -> Example:
     model = builder.model("minimax.model.MiniMaxH3Model",
         hidden_size=WIDTH, num_layers=3, token_refiner_num_layers=2, num_attention_heads=HEADS, ffn_hidden_size=128,
-        text_dim=TEXT, timestep_input_dim=32, time_embed_hidden_size=64, time_embed_dim=64, **others,
+        text_dim=TEXT, timestep_input_dim=32, time_embed_hidden_size=64, time_embed_dim=64, **settings,
     )  # fmt: skip
     model.rope.inv_freq.copy_(100 ** -torch.linspace(0, 1, 16))
     latents = draw(1, 24, 3, 7, 10, seed=1), draw(1, 32, 2, 9, seed=2)
-    if "adaln_curve_grid" in others:
+    if "adaln_curve_grid" in settings:
         model.adaln_t_table.copy_(draw(*model.adaln_t_table.shape, seed=7))
     return example("MiniMaxH3", model, latents, {"cross_attn": text(), **prompt}, gathers=2)
 
@@ -33,16 +33,16 @@ def _ltxav(
     frames: int = 3,
     text_width: int = 2 * TEXT,
     options: Mapping[str, Any] = MappingProxyType({}),
-    **others: Any,
+    **settings: Any,
 ) -> Example:
     sizes = {"in_channels": 128, "cross_attention_dim": HEADS * 32, "attention_head_dim": 32, "num_attention_heads": HEADS,
              "audio_cross_attention_dim": 2 * 32, "audio_attention_head_dim": 32, "audio_num_attention_heads": 2,
              "caption_channels": TEXT, "num_layers": 3, "connector_attention_head_dim": 16, "connector_num_attention_heads": 3,
              "connector_num_layers": 1, "audio_connector_num_attention_heads": 3}  # fmt: skip
-    model = builder.model("lightricks.av_model.LTXAVModel", **sizes | others)
+    model = builder.model("lightricks.av_model.LTXAVModel", **sizes | settings)
     latents = [draw(1, 128, frames, 5, 4, seed=1), *([draw(1, 8, sound, 16, seed=2)] if sound else [])]
-    given = {"cross_attn": draw(1, 7, text_width, seed=3), "frame_rate": 24}
-    return example("LTXAV", model, latents, {**given, **prompt}, options=options)
+    defaults = {"cross_attn": draw(1, 7, text_width, seed=3), "frame_rate": 24}
+    return example("LTXAV", model, latents, {**defaults, **prompt}, options=options)
 
 
 def _masks(frames: int) -> list[Tensor]:

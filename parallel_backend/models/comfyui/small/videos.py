@@ -20,7 +20,7 @@ def _hunyuan(
     channels: int = 16,
     batch: int = 1,
     options: Mapping[str, Any] = MappingProxyType({}),
-    **others: Any,
+    **settings: Any,
 ) -> Example:
     sizes = {
         "in_channels": channels, "out_channels": 16, "vec_in_dim": 32, "context_in_dim": TEXT, "hidden_size": WIDTH,
@@ -28,23 +28,23 @@ def _hunyuan(
         "patch_size": [1, 2, 2], "qkv_bias": True, "guidance_embed": True, "byt5": False, "meanflow": False,
         "use_cond_type_embedding": False, "vision_in_dim": None, "meanflow_sum": False,
     }  # fmt: skip
-    model = builder.model("hunyuan_video.model.HunyuanVideo", **sizes | others)
-    given = {
+    model = builder.model("hunyuan_video.model.HunyuanVideo", **sizes | settings)
+    defaults = {
         "cross_attn": text(batch=batch),
         "pooled_output": draw(batch, 32, seed=3),
         "guidance": 6.0,
     }
     frames = [3] if len(model.patch_size) == 3 else []
-    return example(kind, model, draw(batch, 16, *frames, 6, 10, seed=1), {**given, **prompt}, options=options)
+    return example(kind, model, draw(batch, 16, *frames, 6, 10, seed=1), {**defaults, **prompt}, options=options)
 
 
-def _ltxv(builder: Builder, prompt: Mapping[str, Any], frames: int = 3, **others: Any) -> Example:
+def _ltxv(builder: Builder, prompt: Mapping[str, Any], frames: int = 3, **settings: Any) -> Example:
     sizes = {"in_channels": 128, "cross_attention_dim": WIDTH, "attention_head_dim": 32, "num_attention_heads": HEADS,
              "caption_channels": TEXT, "num_layers": 3}  # fmt: skip
-    model = builder.model("lightricks.model.LTXVModel", **sizes | others)
+    model = builder.model("lightricks.model.LTXVModel", **sizes | settings)
     x = draw(1, 128, frames, 5, 4, seed=1)
-    given = {"cross_attn": text(), "attention_mask": torch.ones(1, 7, dtype=torch.long), "frame_rate": 24}
-    return example("LTXV", model, x, {**given, **prompt})
+    defaults = {"cross_attn": text(), "attention_mask": torch.ones(1, 7, dtype=torch.long), "frame_rate": 24}
+    return example("LTXV", model, x, {**defaults, **prompt})
 
 
 WEIGHED = {"strength": 1.5, "pixel_mask": torch.linspace(-1, 2, 20).clamp(0, 1).view(1, 1, 1, 5, 4)}
@@ -109,8 +109,8 @@ def _anima(builder: Builder) -> Example:
         num_layers=1,
         num_heads=2,
     )
-    words = {"t5xxl_ids": torch.arange(5), "t5xxl_weights": draw(5, seed=6)}
-    return example("Anima", model, draw(1, 16, 1, 7, 10, seed=1), {"cross_attn": text(), **words})
+    token_inputs = {"t5xxl_ids": torch.arange(5), "t5xxl_weights": draw(5, seed=6)}
+    return example("Anima", model, draw(1, 16, 1, 7, 10, seed=1), {"cross_attn": text(), **token_inputs})
 
 
 def _camera(builder: Builder, kind: str, prompt: Mapping[str, Any], model_type: str) -> Example:
@@ -150,8 +150,8 @@ FIRST_FRAME = {"concat_latent_image": draw(1, 16, 3, 6, 10, seed=6), "concat_mas
 def _meanflow(builder: Builder) -> Example:
     """The second of three steps."""
     sigmas = {"sigmas": torch.tensor([0.6]), "sample_sigmas": torch.tensor([0.9, 0.6, 0.3, 0.0])}
-    made = {**FIFTEEN, "meanflow": True}
-    return _hunyuan(builder, "HunyuanVideo15_SR_Distilled", GLYPHS_AND_PICTURE, 50, options=sigmas, **made)
+    settings = {**FIFTEEN, "meanflow": True}
+    return _hunyuan(builder, "HunyuanVideo15_SR_Distilled", GLYPHS_AND_PICTURE, 50, options=sigmas, **settings)
 
 
 VIDEOS: Mapping[str, Small] = {
