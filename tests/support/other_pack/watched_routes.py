@@ -71,7 +71,7 @@ def fields_of(body: Any) -> list[str] | None:
     form = getattr(body, "type", None)
     while form is not None and not (isinstance(form, type) and issubclass(form, msgspec.Struct)):
         (form,) = form.__args__
-    return None if body is None else [] if form is None else list(form.__struct_fields__)
+    return None if body is None else [] if form is None else list(form.__struct_encode_fields__)
 
 
 async def routes(_: web.Request) -> web.Response:
