@@ -187,7 +187,7 @@ def test_hints_that_take_turns_with_layers_and_hear_a_sound_are_derived() -> Non
     assert found.proof.holds and not found.declaration.whole_picture
     assert found.declaration.units == InterleavedBlocks("layers", "hints", (0, 2, 4))
     layers, hints = found.declaration.groups
-    assert (layers.streams["tokens"].parts_per_frame, hints.streams["hint"].parts) == (1, 1)
+    assert (layers.streams["tokens"].parts_per_frame, hints.streams["hint"].parts_per_frame) == (1, 1)
     assert hints.arguments["sound"] == PerFramePart("hint")
 
 
