@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.sequence_paralleling import TOLERANCE, worst
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -28,6 +27,7 @@ from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
 from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.whole import Whole
+from tests.models.parallel_models import TOLERANCE, worst
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.sequence_paralleling import PLANS, TOLERANCE, worst
 from torch import Tensor
 
 from parallel_backend.models.comfyui.features.networks import (
@@ -21,6 +20,7 @@ from parallel_backend.models.comfyui.features.networks import (
 )
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
+from tests.models.parallel_models import PLANS, TOLERANCE, worst
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw, randomise

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.sequence_paralleling import TOLERANCE, worst
 from torch import Tensor, nn
 
 from parallel_backend.declaration import DistributedAttention, ReplicatedKeys
@@ -22,6 +21,7 @@ from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.sequence_parallel.compiled import CompiledBlocks
 from parallel_backend.models.sequence_parallel.sources import unknown_arguments
 from parallel_backend.weights.stores.block_access import BlockAccess
+from tests.models.parallel_models import TOLERANCE, worst
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.sequence_paralleling import worst
 from torch import Tensor, nn
 
 from parallel_backend.errors import Refused
@@ -23,6 +22,7 @@ from parallel_backend.models.comfyui.small.drawn import randomise
 from parallel_backend.models.declared.qwen_image21 import QWEN_IMAGE21
 from parallel_backend.models.sequence_parallel.compiled import OVERRIDE
 from parallel_backend.plan import ResolvedPlan
+from tests.models.parallel_models import worst
 from tests.models.test_products import share_weights
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_ranks

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.models.sequence_paralleling import TOLERANCE, worst
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
@@ -27,6 +26,7 @@ from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.streamed import Streamed
+from tests.models.parallel_models import TOLERANCE, worst
 from tests.support.pipefusion_simulation import patch_rows
 from tests.support.ranks import run_in_turn
 from tests.support.selection import thorough

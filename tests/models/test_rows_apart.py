@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.sequence_paralleling import TOLERANCE
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from parallel_backend.models.comfyui.small import SMALL, Case, small
+from tests.models.parallel_models import TOLERANCE
 from tests.support.classes import small_or_skipped
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw

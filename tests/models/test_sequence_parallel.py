@@ -14,7 +14,6 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 from msgspec.structs import replace as redeclare
-from tests.models.sequence_paralleling import PLANS, TOLERANCE, worst
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -26,6 +25,7 @@ from parallel_backend.models.comfyui.small import SMALL, Case
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.models.sequence_parallel.picture import Picture, as_patch_size
 from parallel_backend.plan import ResolvedPlan
+from tests.models.parallel_models import PLANS, TOLERANCE, worst
 from tests.support.classes import small_or_skipped
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_in_turn, run_ranks

@@ -10,7 +10,6 @@ import gguf
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from tests.models.sequence_paralleling import TOLERANCE, worst
 from torch import Tensor, nn
 
 from parallel_backend.models.comfyui.proof.rank import CPU, ProofRank, plan_for
@@ -19,6 +18,7 @@ from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
 from parallel_backend.weights.formats.storage import Storage
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
+from tests.models.parallel_models import TOLERANCE, worst
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.formats import HALVES, random_blocks
