@@ -117,8 +117,11 @@ def _answer(request: ExpectationRequest) -> ExpectationReply:
 
 
 def _expected(request: ExpectationRequest, requested_plan: ParallelPlan) -> ExpectationReply:
-    """Return what to expect. Raises PlanRefused where the run would be refused, and Refused for a file the loader does
-    not take.
+    """Predict a run of the requested model under the requested plan.
+
+    Raises:
+        PlanRefused: the plan cannot run.
+        Refused: the loader does not take the file.
     """
     if request.kind == LoadParallelCheckpoint.__name__:
         path = folder_paths.get_full_path_or_raise(CHECKPOINTS, request.file)

@@ -182,11 +182,11 @@ class CancelSignal:
         self._broadcast_flag = broadcast_flag
 
     def everywhere(self) -> bool:
-        """For calls in which all stages work on the same call: one broadcast from rank 0."""
+        """Broadcast the cancel flag from rank 0, for calls that all stages compute together."""
         return self._broadcast_flag(self._is_requested())
 
     def in_band(self, mesh: Mesh) -> bool:
-        """For patches that stream: the first stage decides and the flag goes from stage to stage, ahead of the first patch."""
+        """Pass the first stage's cancel flag from stage to stage, before the first patch, and return it."""
         flag = mesh.cancel_flag
         if mesh.is_first_stage:
             requested = torch.full((1, 1, 1), float(self._is_requested()))

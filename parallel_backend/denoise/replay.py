@@ -33,10 +33,10 @@ class ModelRequest(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What one model call says of the clean latent, fp32 `[batch, channels, ...]`."""
+    """The clean latent that one model call predicts, fp32 `[batch, channels, ...]`."""
 
     denoised: Tensor
-    """What guidance made of the branches, and a mask of that."""
+    """The prediction after guidance and, when inpainting, after the mask."""
     branches: Sequence[Tensor]
     """The positive, and the negative if there is one; none where a step cache answered in the guidance's place."""
 

@@ -113,7 +113,13 @@ def _step(profile: Tensor) -> int:
 
 
 def _follows(profile: Tensor, position: Tensor, step: int) -> bool:
-    """Whether each token changes with its own rows alone: `profile` is `[rows, tokens]`, `position` each token's."""
+    """Return true if each token changes only with its own `step` rows.
+
+    Args:
+        profile: `[rows, tokens]`, true where changing a row of the latent changes a token.
+        position: `[tokens]`, the position of each token along the rows.
+        step: rows of one token.
+    """
     rows = torch.arange(profile.shape[0]) // step
     return torch.equal(profile, rows[:, None] == position[None])
 

@@ -288,7 +288,7 @@ class Backend:
         return self._planner.couples_rows(spec)
 
     def kernel_faults(self, devices: tuple[str, ...]) -> Mapping[str, str]:
-        """Return how attention kernel packages failed for the running workers on these devices, by name."""
+        """Return the errors of attention kernel packages in the running workers on these devices, by package name."""
         return {
             name: failure for member in self._groups[devices].members for name, failure in member.kernel_faults.items()
         }

@@ -88,7 +88,7 @@ class _BranchesFound(BaseException):
 
 
 def _count_branches(run: SamplerRun, sigma: Tensor, wrappers: Mapping[str, list[Any]], keeps_negative: bool) -> int:
-    """Return how many branches a guider evaluates at once in its first model call at a sigma. Compute nothing."""
+    """Return the number of branches (cond, uncond) in a guider's first model call at a sigma, without running the model."""
 
     def ask(executor: Any, model: Any, conds: Sequence[Any], *_: Any) -> Any:
         raise _BranchesFound(conds)

@@ -1,4 +1,4 @@
-"""From a ComfyUI sampling run to the fields of a SampleRequest, or the reason why it runs step by step instead."""
+"""Translation of a ComfyUI sampling run into a SampleRequest, or into the reason why the run goes step by step."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Expected:
     memory: float
 
     def or_else(self, alternative: Expected) -> Expected:
-        """Return what to expect if either of two jobs may run on these devices."""
+        """Combine the expectations of two jobs, either of which may run: the range of both gains, and the larger memory."""
         gains = (*(self.gain or ()), *(alternative.gain or ()))
         gain = (min(gains), max(gains)) if self.gain and alternative.gain else None
         return Expected(self.devices, gain, max(self.memory, alternative.memory))
@@ -38,7 +38,7 @@ class Expected:
 def expect(
     question: PlanRequest, devices: Sequence[DeviceMemory], measured: Callable[[ResolvedPlan], Machine | None]
 ) -> Expected:
-    """Return what to expect of the run that answers a question.
+    """Predict the devices, the gain and the memory of a run.
 
     Args:
         devices: this machine's, with what is free now.

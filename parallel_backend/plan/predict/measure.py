@@ -72,7 +72,7 @@ class BlockTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     together: bool = False
 
 
-Kept = TypeVar("Kept", Machine, BlockTimes)
+Measurement = TypeVar("Measurement", Machine, BlockTimes)
 
 
 class MeasuredRanks(Protocol):
@@ -126,7 +126,9 @@ def measure(
     return Machine(ranks=ranks.size, kinds=tuple(kinds), **worst)
 
 
-def cached(key: str, kind: type[Kept], find: Callable[[], Kept], folder: Path | None = None) -> Kept:
+def cached(
+    key: str, kind: type[Measurement], find: Callable[[], Measurement], folder: Path | None = None
+) -> Measurement:
     """What was measured before under this key, or `find()`, which is then kept. An unreadable file is replaced."""
     before = kept(key, kind, folder)
     if before is not None:
@@ -136,7 +138,7 @@ def cached(key: str, kind: type[Kept], find: Callable[[], Kept], folder: Path | 
     return measured
 
 
-def kept(key: str, kind: type[Kept], folder: Path | None = None) -> Kept | None:
+def kept(key: str, kind: type[Measurement], folder: Path | None = None) -> Measurement | None:
     """What was measured before under this key; None if nothing was, or what is there cannot be read."""
     return _store(kind, folder).read(_key(key, kind))
 
@@ -147,11 +149,11 @@ def forget_all(folder: Path | None = None) -> None:
     _store(BlockTimes, folder).forget()
 
 
-def _store(kind: type[Kept], folder: Path | None) -> DiskCache[Kept]:
+def _store(kind: type[Measurement], folder: Path | None) -> DiskCache[Measurement]:
     return DiskCache(kind.__name__.lower(), kind, folder)
 
 
-def _key(key: str, kind: type[Kept]) -> str:
+def _key(key: str, kind: type[Measurement]) -> str:
     return f"{kind.__name__}\n{key}"
 
 
