@@ -108,9 +108,9 @@ def write_header(folder: Path, model: str) -> Path:
     """A safetensors file without data of a model that `SIZES` has: a hole in the disk."""
     import comfy.supported_models
 
-    family = importlib.import_module(f"{PACK}.parallel_backend.models.comfyui.comfy_family")
+    meta_model = importlib.import_module(f"{PACK}.parallel_backend.models.comfyui.meta_model")
     kind = getattr(comfy.supported_models, model.partition(" ")[0])
-    base = family.make(kind(dict(SIZES[model])), {}, torch.bfloat16)
+    base = meta_model.make_model(kind(dict(SIZES[model])), {}, torch.bfloat16)
     header: dict[str, Any] = {}
     if kind_of_wan := SIZES[model].get("model_type"):  # some are told apart by this alone
         header["__metadata__"] = {"config": json.dumps({"transformer": {"model_type": kind_of_wan}})}

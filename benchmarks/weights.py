@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.models.comfyui.comfy_family import plan_shape
+from parallel_backend.models.comfyui.plan_shape import plan_shape
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
 from parallel_backend.models.comfyui.small.often_used import wan as small_wan

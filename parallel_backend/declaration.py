@@ -534,7 +534,6 @@ class Declaration(DeclarationPart, frozen=True):
             latent.
         pipefusion_options: transformer options that replace a request's under PipeFusion.
         sigmas: a function that returns whether the model reads the sigmas of the call and of the run.
-        computed_buffers: a function that computes buffers that no file holds, on the device.
         control: for each list of a ControlNet's output, the group of blocks after which its tensors are added to the latent
             tokens.
         methods: a function that returns the accepted layouts of references. Empty: all layouts.
@@ -566,7 +565,6 @@ class Declaration(DeclarationPart, frozen=True):
     whole_picture: bool = False
     pipefusion_options: Mapping[str, Any] = {}
     sigmas: Callable[[Any], bool] = lambda model: False
-    computed_buffers: Callable[[Any], object] = lambda model: None
     control: Mapping[Name, Name] = {}
     methods: Callable[[Any], Sequence[str]] = lambda model: ()
     sound: Callable[[Any], tuple[int | None, ...]] = lambda model: ()

@@ -19,7 +19,6 @@ from ...parallel_backend.declaration import Declaration
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import PlanRefused, Refused
 from ...parallel_backend.host import Backend
-from ...parallel_backend.models.comfyui.detection import running
 from ...parallel_backend.models.comfyui.file_values import file_values, named_values
 from ...parallel_backend.models.families import FAMILIES, family_of
 from ...parallel_backend.models.family import Family
@@ -73,7 +72,6 @@ def load_model(
     if weight_dtype not in WEIGHT_DTYPES:
         raise Refused(f"weight_dtype {weight_dtype!r} is unknown: use one of {', '.join(WEIGHT_DTYPES)}.")
     checkpoint = read_header(path)
-    family_name = running(family_name, checkpoint)
     family = FAMILIES[family_name]
     part, config = family.inspect(checkpoint)
     if kinds and family.shape(config).name not in kinds:
@@ -107,14 +105,14 @@ def load_model(
     in_fp8 = spec.fast_fp8 and comfy.model_management.supports_fp8_compute(device)
     precision = Precision(dtype, cast or dtype, in_fp8)
     remote = remote_of(backend, family, config, part, spec, plan, devices, precision)
-    whole_file = replace(config, tensors={**config.tensors, **other_tensors}) if other_tensors else config
-    model = SKELETONS[family_name].make(model_config, tensors, whole_file)
+    full_config = replace(config, tensors={**config.tensors, **other_tensors}) if other_tensors else config
+    model = SKELETONS[family_name].make(model_config, tensors, full_config)
     proofs().begin(config, model.diffusion_model)
     shares = Shares(remote, device, comfy.model_management.get_all_torch_devices())
-    undeclared, spreading = None, functools.partial(spread_by, precision)
+    undeclared, parallelise = None, functools.partial(parallelised, precision)
     if may_be_derived(config):
-        undeclared = Undeclared(remote, spreading)
-    model.diffusion_model = DiffusionProxy(model, remote, shares, spreading, undeclared)
+        undeclared = Undeclared(remote, parallelise)
+    model.diffusion_model = DiffusionProxy(model, remote, shares, parallelise, undeclared)
     patcher = ParallelModelPatcher(
         model, load_device=device, offload_device=comfy.model_management.unet_offload_device()
     )
@@ -149,8 +147,8 @@ def remote_of(
     return RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), expanded, reader)
 
 
-def spread_by(precision: Precision, whole: RemoteModel, declaration: Declaration, compiled: bool) -> RemoteModel:
-    """A model that runs whole, spread as a declaration says that was derived for its class.
+def parallelised(precision: Precision, unsharded: RemoteModel, declaration: Declaration, compiled: bool) -> RemoteModel:
+    """Return a model that runs unsharded, parallelised by a declaration that was derived for its class.
 
     Args:
         compiled: whether its blocks may be compiled, if the plan says so.
@@ -158,11 +156,10 @@ def spread_by(precision: Precision, whole: RemoteModel, declaration: Declaration
     Raises:
         Refused: the plan cannot work.
     """
-    backend, plan = (
-        whole.backend,
-        whole.requested_plan if compiled else msgspec.structs.replace(whole.requested_plan, compile="off"),
-    )
-    spec = msgspec.structs.replace(whole.spec, family="comfyui", derived=declaration)
+    backend, plan = unsharded.backend, unsharded.requested_plan
+    if not compiled:
+        plan = msgspec.structs.replace(plan, compile="off")
+    spec = msgspec.structs.replace(unsharded.spec, family="comfyui", derived=declaration)
     family = family_of(spec)
     part, config = family.inspect(read_header(spec.path))
     devices = _devices(backend, plan, family.shape(config).limits)
@@ -188,6 +185,5 @@ def judge_model(path: str) -> Any:
     Raises:
         Refused: Load Parallel Diffusion Model would refuse the file whatever the plan.
     """
-    checkpoint = read_header(path)
-    _, config = FAMILIES[running("comfyui", checkpoint)].inspect(checkpoint)
+    _, config = FAMILIES["comfyui"].inspect(read_header(path))
     return config.described

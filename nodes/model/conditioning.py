@@ -135,7 +135,7 @@ def repeated_text(model: Any, prompts: Sequence[Mapping[str, Any]]) -> tuple[typ
     repeats = any(
         first.can_concat(second) and first.size() != second.size() for first, second in combinations(texts, 2)
     )
-    return kinds if isinstance(proxy.skeleton, UNetModel) or (proxy.whole and not repeats) else ()
+    return kinds if isinstance(proxy.skeleton, UNetModel) or (proxy.unsharded and not repeats) else ()
 
 
 def check_prompt(entry: Mapping[str, Any], more_kinds: tuple[type, ...] = ()) -> None:

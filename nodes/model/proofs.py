@@ -22,7 +22,7 @@ from ...parallel_backend.host import Deadlines
 from ...parallel_backend.host.proofs import Prover
 from ...parallel_backend.host.proved import Sources, key_of, verdict_of
 from ...parallel_backend.host.workers.versions import own_comfyui_version
-from ...parallel_backend.models.comfyui.comfy_family import ComfyConfig
+from ...parallel_backend.models.comfyui.config import ComfyConfig
 from ...parallel_backend.models.comfyui.content.sources import sources_of
 from ...parallel_backend.models.comfyui.content.tested import same_files, tables, versions
 from ...parallel_backend.models.comfyui.content.verdict_cache import TrialVerdict, found, keep
@@ -42,14 +42,14 @@ class AnotherResult(Refused):
 
     Attributes:
         split: what is wrong with the split that is declared for it.
-        unspread: what is said of a run that does not spread it.
+        unsharded_reason: the note for a run that is unsharded because of it.
     """
 
     __module__ = "builtins"
 
-    def __init__(self, sentence: str, *, split: str, unspread: str) -> None:
+    def __init__(self, sentence: str, *, split: str, unsharded_reason: str) -> None:
         super().__init__(sentence)
-        self.split, self.unspread = split, unspread
+        self.split, self.unsharded_reason = split, unsharded_reason
 
 
 @dataclass
@@ -103,8 +103,8 @@ class Proofs:
         return [*dict.fromkeys(sentence for proof in proofs for sentence in self._outcome(proof, once))]
 
     def _proofs_of(self, config: Any, model: Any, calls: Sequence[GraphInputs | None]) -> list[ClassProof]:
-        """Begin the proofs of some calls; return none where the forward is not spread, was derived, or is a tested version's."""
-        if not isinstance(config, ComfyConfig) or config.kind not in KINDS:
+        """Begin the proofs of some calls; return none where the model runs unsharded, was derived, or is a tested version's."""
+        if not isinstance(config, ComfyConfig) or config.declaration is None or config.kind not in KINDS:
             return []
         name = class_name(type(model))
         if name not in self._sources:
@@ -176,7 +176,7 @@ class Proofs:
                 "Parallel Plan, on which it runs whole, Load Diffusion Model, or a ComfyUI that was tested "
                 f"({versions(self._tables)}).",
                 split=f"the split that this pack has for it gives another result with {of}, {mismatch}",
-                unspread=f"{kind} runs whole on one device: {of} gives another result of it on several, {mismatch}.",
+                unsharded_reason=f"{kind} runs whole on one device: {of} gives another result of it on several, {mismatch}.",
             )
         if proof.reported:
             return

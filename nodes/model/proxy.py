@@ -32,7 +32,6 @@ from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from ...parallel_backend.models.comfyui.rows import CONTROL
 from ...parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
-from ...parallel_backend.models.comfyui.whole_family import WholeConfig, WholeFamily
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from ...parallel_backend.weights.values import values_of as values_of_entry
 from ..memory.loaded_models import Shares
@@ -60,19 +59,23 @@ from .own_writes import is_written
 from .proofs import AnotherResult, proofs
 from .refusals import WAY_OUT, refuse_transformer_options, refuse_weights
 from .remote_model import RemoteModel
-from .run_whole import whole_instead
 from .sampler_run import SamplerRun
 from .step_by_step import KEY as STEP_BY_STEP
 from .step_by_step import StepByStep
 from .unchanged import SkeletonSnapshot
-from .undeclared import SpreadBy, Undeclared
+from .undeclared import Parallelise, Undeclared, unsharded_instead
 
 
 class DiffusionProxy(nn.Module):
     """Has the skeleton's parameter names (on the meta device, for LoRA keys) and plain attributes, and no weights."""
 
     def __init__(
-        self, model: Any, remote: RemoteModel, shares: Shares, spread_by: SpreadBy, undeclared: Undeclared | None = None
+        self,
+        model: Any,
+        remote: RemoteModel,
+        shares: Shares,
+        parallelise: Parallelise,
+        undeclared: Undeclared | None = None,
     ) -> None:
         """Takes the place of `model`'s diffusion model, the skeleton; `undeclared` says how a run of it goes."""
         super().__init__()
@@ -83,7 +86,7 @@ class DiffusionProxy(nn.Module):
         self._skeleton = (skeleton,)  # in a tuple, so that it does not become a submodule
         self.remote = remote
         self.shares = shares
-        self._undeclared, self._spread_by = undeclared, spread_by
+        self._undeclared, self._parallelise = undeclared, parallelise
         self.asked_of_text: dict[str, Any] | None = None
         self._overriding: tuple[Any, torch.dtype, dict[str, Value]] | None = None
         self._control_shapes: dict[object, Shapes] = {}
@@ -104,8 +107,8 @@ class DiffusionProxy(nn.Module):
 
     def _in_file(self, name: str, tensor: Tensor) -> Tensor:
         """The values of a tensor of the model's that its file has as it is, such as the texts of SeedVR2, which a node reads."""
-        config = self.__dict__["remote"].config
-        entry = config.part.entries.get(name) if isinstance(config, WholeConfig) else None
+        remote = self.__dict__["remote"]
+        entry = remote.config.part.entries.get(name) if remote.shape.unsharded else None
         return tensor if entry is None else values_of_entry(entry).to(tensor.dtype)
 
     @property
@@ -114,9 +117,9 @@ class DiffusionProxy(nn.Module):
         return self._skeleton[0]
 
     @property
-    def whole(self) -> bool:
-        """Whether each worker runs ComfyUI's own forward whole."""
-        return self.remote.shape.whole
+    def unsharded(self) -> bool:
+        """True if each worker runs ComfyUI's own forward, not split."""
+        return self.remote.shape.unsharded
 
     @torch.compiler.disable
     def forward(self, x: Any, timestep: Any, context: Tensor | None, **inputs: Any) -> Any:
@@ -144,12 +147,12 @@ class DiffusionProxy(nn.Module):
         adapters = self.adapters(transformer_options, x.shape)
         control = inputs.pop("control", None)
         conditioning = of_call(context, inputs)
-        if control is not None and self.remote.shape.whole:
+        if control is not None and self.unsharded:
             self._check_control(control, x, {"timestep": timestep, **conditioning.tensors})
             lists = {kind: list(tensors) for kind, tensors in control.items()}
             flatten(CONTROL, lists, conditioning.tensors, conditioning.values)
             control = None
-        if self.whole and SIDES in named_by(self.skeleton):
+        if self.unsharded and SIDES in named_by(self.skeleton):
             flatten(f"{OPTIONS}.{SIDES}", transformer_options[SIDES], {}, conditioning.values)
             conditioning.values.update({TOGETHER: x.shape[0], ALONE: True})
         compared = guides_as_values(transformer_options)
@@ -180,7 +183,7 @@ class DiffusionProxy(nn.Module):
         return run.forward(self.remote, call, x.dtype, adapters, control).to(x.device)
 
     def _check_control(self, control: Control, x: Tensor, inputs: Mapping[str, Tensor]) -> None:
-        """Raise Refused where a ControlNet's output does not fit the model; of those that run whole only UNets take one."""
+        """Raise Refused where a ControlNet's output does not fit the model; of unsharded models only UNets take one."""
         if not isinstance(self.skeleton, UNetModel):
             raise Refused(
                 f"A ControlNet cannot be used with a parallel {self.remote.shape.name} MODEL yet: remove it, or use Load "
@@ -201,7 +204,7 @@ class DiffusionProxy(nn.Module):
         if function is None:
             return {}
         if self._overriding is None or self._overriding[:2] != (function, dtype):
-            recipe = recipe_of(function) if isinstance(self.remote.family, ComfyFamily | WholeFamily) else None
+            recipe = recipe_of(function) if isinstance(self.remote.family, ComfyFamily) else None
             if recipe is None:
                 refuse_transformer_options({OVERRIDE: function}, self.skeleton)
             assert recipe is not None
@@ -237,7 +240,7 @@ class DiffusionProxy(nn.Module):
     def prove(self, calls: Sequence[GraphInputs]) -> list[str]:
         """Wait until the model is known to be right for what a graph gives it, and return what is to be said of that, once.
 
-        Where it is known to be wrong, the model runs whole from here on, until it is known how else to spread it.
+        If it is known to be wrong, the model runs unsharded from here on, until another declaration is derived.
 
         Args:
             calls: what the graph gives the model in each kind of call.
@@ -250,13 +253,13 @@ class DiffusionProxy(nn.Module):
         try:
             return proofs().check(self.remote.config, self.skeleton, calls, say)
         except AnotherResult as mismatch:
-            remote, self._undeclared = whole_instead(self.remote, self.skeleton, mismatch, self._spread_by)
+            remote, self._undeclared = unsharded_instead(self.remote, self.skeleton, mismatch, self._parallelise)
             self._exchange(remote)
             return []
 
     @property
-    def may_be_spread(self) -> bool:
-        """Whether a run may be found to be spread under a plan that does not let it go whole."""
+    def may_be_parallelised(self) -> bool:
+        """True if a run may be parallelised by a declaration that is still to be derived."""
         return self._undeclared is not None
 
     def choose(self, run: SamplerRun) -> list[str]:
@@ -320,6 +323,6 @@ class DiffusionProxy(nn.Module):
         tensors = dict(changes.tensors)
         name = functools.partial(self.remote.reader.add, tensors=tensors)
         networks = networks_of(options, self.skeleton, shape, name)
-        if networks and self.remote.shape.whole:
-            raise Refused(f"A model patch cannot be used with this model ({self.remote.unspread}): {WAY_OUT}.")
+        if networks and self.unsharded:
+            raise Refused(f"A model patch cannot be used with this model ({self.remote.unsharded_reason}): {WAY_OUT}.")
         return replace(changes, tensors=tensors, networks=networks) if networks else changes

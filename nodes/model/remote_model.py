@@ -20,7 +20,6 @@ from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.planner import PlanRequest
 from ...parallel_backend.host.workers.pending_request import RequestContext
 from ...parallel_backend.models.comfyui.rows import rows_a_unit
-from ...parallel_backend.models.comfyui.whole_family import WholeFamily
 from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
 from ...parallel_backend.plan.predict.cost import DenoiseJob, needs
@@ -43,7 +42,7 @@ OF_A_MODEL = "a text encoder or VAE in too low a precision does that"
 class RemoteModel:
     """A model in the workers: what to load, with which plan. Starting takes place when it is first used.
 
-    `unspread` says why one worker runs it whole whose forward could be spread; it is empty for all others.
+    `unsharded_reason` says why a model whose class has a declaration runs unsharded; it is empty for all others.
     """
 
     backend: Backend
@@ -56,7 +55,7 @@ class RemoteModel:
     expanded: Expanded
     reader: AdapterReader
     trials: Trials = field(default_factory=Trials, compare=False)
-    unspread: str = ""
+    unsharded_reason: str = ""
 
     def job(self, forward: Conditioning, dtype: torch.dtype, has_uncond: bool, steps: int) -> DenoiseJob:
         """What is to be computed, as a plan sees it.
@@ -70,7 +69,7 @@ class RemoteModel:
         shape = picture_shape(forward.tensors["x"].shape, forward.values)
         return DenoiseJob(
             image_tokens=self.family.image_tokens(self.config, shape),
-            text_tokens=self.family.beside_tokens(self.config, forward.tensors),
+            text_tokens=self.family.context_tokens(self.config, forward.tensors),
             batch=max(1, shape[0] // rows_a_unit(forward.values)),
             has_uncond=has_uncond,
             steps=steps,
@@ -78,14 +77,8 @@ class RemoteModel:
             weight_element=self.weight_bytes / self.shape.parameters,
             expansion=self.expanded.moved / self.shape.parameters,
             expanded=self.expanded.largest,
-            item_bytes=self._item_bytes(shape, forward, dtype),
+            item_bytes=rows_a_unit(forward.values) * self.family.item_bytes(self.config, shape, forward.tensors, dtype),
         )
-
-    def _item_bytes(self, shape: Sequence[int], forward: Conditioning, dtype: torch.dtype) -> float:
-        """What a forward that is not spread takes for each batch item; 0 of one that is."""
-        if not isinstance(self.family, WholeFamily):
-            return 0.0
-        return rows_a_unit(forward.values) * self.family.item_bytes(self.config, shape, forward.tensors, dtype)
 
     def plan(
         self, job: DenoiseJob, forward: Conditioning, dtype: torch.dtype, compiler: str = "", all_tokens: bool = False
@@ -134,7 +127,7 @@ class RemoteModel:
         Raises:
             Refused: the plan's choice cannot run here.
         """
-        if self.shape.whole:
+        if self.shape.unsharded:
             return "ComfyUI's own"
         machine, _, device = self.devices[0].rpartition("/")
         if machine and device != "cpu":  # what they can run only they know

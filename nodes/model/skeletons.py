@@ -141,10 +141,6 @@ SKELETONS: Mapping[str, Skeleton] = MappingProxyType(
             lambda _, config: config.described,
             lambda described, tensors, config: prepared_by_workers(config.base(described.unet_config["dtype"])),
         ),
-        "whole": Skeleton(
-            lambda _, config: config.described,
-            lambda described, tensors, config: prepared_by_workers(config.base(described.unet_config["dtype"])),
-        ),
         "pixart": Skeleton(_describe_pixart, lambda described, _, config: PixArt(described, config)),
     }
 )

@@ -126,7 +126,7 @@ def _going_twice_would_show(executor: Any, model: Any, conds: Sequence[Any], opt
         sum(bool(branch) for branch in conds) < 2
         or executor.idx + 1 < len(executor.wrappers)
         or "model_function_wrapper" in options
-        or (_controlled(conds) and not model.diffusion_model.remote.shape.whole)
+        or (_controlled(conds) and not model.diffusion_model.unsharded)
         or any(get_all_wrappers(kind, transformer) for kind in wrapped)
         or any(get_all_callbacks(kind, transformer) for kind in called)
         or changed_model(model) is not None

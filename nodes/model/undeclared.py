@@ -1,7 +1,7 @@
-"""A model of a class that nobody declared: it runs whole until it is known how to spread the kind of call that a graph makes.
+"""A model of a class without a written declaration: it runs unsharded until one is derived for the graph's kind of call.
 
-That is derived and proved in a process of its own, from the run's own prompts, and kept. What was proved for other kinds of calls
-is never used.
+A process of its own derives and proves the declaration with the run's own prompts, and a file caches it. A declaration that was
+proved for other kinds of calls is never used.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import comfy.clip_vision
 import comfy.model_management
+import msgspec
 import torch
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import Tensor, nn
@@ -28,11 +30,13 @@ from ...parallel_backend.errors import PlanRefused, Refused
 from ...parallel_backend.host import Deadlines
 from ...parallel_backend.host.deriving import Derivation
 from ...parallel_backend.host.workers.versions import own_comfyui_version
+from ...parallel_backend.models.comfyui.config import SEQUENCES, ComfyConfig
 from ...parallel_backend.models.comfyui.content.sources import sources_of
 from ...parallel_backend.models.comfyui.own_call import MASK
-from ...parallel_backend.models.comfyui.whole_family import SEQUENCES, WholeConfig
+from ...parallel_backend.models.families import FAMILIES, UNSHARDED
 from ...parallel_backend.plan import ModelLimits, Workload
 from ...parallel_backend.plan.resolve import feasible, planned_devices
+from ...parallel_backend.weights.files.checkpoint import read_header
 from ..progress import say
 from .conditioning import SAMPLING_KEYS, is_constant_tensor, of_prompt, options_of
 from .features.attention_override import OPTION as OVERRIDE
@@ -40,12 +44,13 @@ from .features.compile import compiler_of
 from .features.networks import PATCHES
 from .features.skipped_blocks import OPTION as REPLACED
 from .named_options import named_by
+from .proofs import AnotherResult
 from .remote_model import RemoteModel
 from .sampler_run import SamplerRun
 from .verdicts import FOLDER
 
 ANY = ModelLimits(heads=1 << 10, head_dim=64, blocks=1 << 10)
-"""Of a model that may be spread in whatever way."""
+"""Limits of a model that a derived declaration may split in any way."""
 
 OF_THE_SAMPLER = frozenset({*SAMPLING_KEYS, "model_conds", "uuid", "strength", "timestep_start", "timestep_end"})
 """What a prompt has that its model's class does not look at."""
@@ -58,8 +63,10 @@ WAY_OUT = "use a plan without ulysses, ring, pipefusion and sharded or streamed 
 
 
 def may_be_derived(config: Any) -> bool:
-    """Whether a model may be found to be spread: a transformer over pictures that asks its weights nothing beforehand."""
-    if not isinstance(config, WholeConfig) or config.latent_dims not in (2, 3) or config.kind in SEQUENCES:
+    """Return True if a declaration may be derived: for a transformer over pictures that does not prepare text by its weights."""
+    if not isinstance(config, ComfyConfig) or config.declaration is not None:
+        return False
+    if config.latent_dims not in (2, 3) or config.kind in SEQUENCES:
         return False
     model = config.base_model.diffusion_model
     lists = any(isinstance(module, nn.ModuleList) for module in model.modules())
@@ -71,10 +78,10 @@ def may_be_derived(config: Any) -> bool:
     )
 
 
-SpreadBy: TypeAlias = Callable[[RemoteModel, Declaration, bool], RemoteModel]
-"""Makes of how a model runs whole, of a declaration, and of whether its blocks may be compiled, how it runs spread.
+Parallelise: TypeAlias = Callable[[RemoteModel, Declaration, bool], RemoteModel]
+"""Makes a parallelised model of an unsharded one, a declaration, and whether its blocks may be compiled.
 
-Raises Refused: not under the wish.
+Raises Refused: the requested plan cannot work.
 """
 
 
@@ -82,58 +89,58 @@ class Undeclared:
     """One MODEL of such a class.
 
     Args:
-        whole: how it runs whole.
-        spread_by: see SpreadBy.
+        unsharded: the model as it runs until a declaration is derived.
+        parallelise: see Parallelise.
         fault: what is wrong with the declaration that there is, if there is one.
     """
 
-    def __init__(self, whole: RemoteModel, spread_by: SpreadBy, mismatch: str = "") -> None:
-        self.whole = whole
+    def __init__(self, unsharded: RemoteModel, parallelise: Parallelise, mismatch: str = "") -> None:
+        self.unsharded = unsharded
         self._mismatch = mismatch
-        self._spread_by = functools.lru_cache(maxsize=1)(functools.partial(spread_by, whole))
-        model, described = whole.config.base_model.diffusion_model, whole.config.described
-        key = key_of(whole.config.kind, described.unet_config, sources_of(model, FOLDER))
-        self._derivation = derivation(key, whole.config.kind, whole.spec.path)
+        self._parallelise = functools.lru_cache(maxsize=1)(functools.partial(parallelise, unsharded))
+        model, described = unsharded.config.base_model.diffusion_model, unsharded.config.described
+        key = key_of(unsharded.config.kind, described.unet_config, sources_of(model, FOLDER))
+        self._derivation = derivation(key, unsharded.config.kind, unsharded.spec.path)
         self._kinds: tuple[CallKind, ...] = ()
 
     def choose(self, run: SamplerRun) -> tuple[RemoteModel, list[str]]:
         """Return the model that a run uses, and notes for the user.
 
         Raises:
-            Refused: it is not known how to spread it, and the plan does not let it run whole.
+            Refused: no declaration is proved for it, and the plan refuses an unsharded model.
             InterruptProcessingException: ComfyUI's Cancel, while it was waited for.
         """
-        requested_plan = self.whole.backend.placed_on_devices(self.whole.requested_plan)
+        requested_plan = self.unsharded.backend.placed_on_devices(self.unsharded.requested_plan)
         if len(planned_devices(requested_plan, torch.cuda.device_count())) < 2:
             self._kinds = ()
-            return self.whole, []
-        name, needed = self.whole.config.kind, self._why_not_whole(run)
-        answer, reason, note = None, _unproved_feature(run, self.whole.config), ""
+            return self.unsharded, []
+        name, needed = self.unsharded.config.kind, self._refuses_unsharded(run)
+        answer, reason, note = None, _unproved_feature(run, self.unsharded.config), ""
         if not reason:
             answer, reason, note = self._derived(_prompts(run), wait=bool(needed))
         if answer is not None and not answer.compiled and compiler_of(run.model_options):
             answer, reason = None, "its compiled blocks were not proved to give the same"
         if answer is not None and answer.declaration is not None:
-            remote, self._kinds = self._spread_by(answer.declaration, answer.compiled), answer.kinds
+            remote, self._kinds = self._parallelise(answer.declaration, answer.compiled), answer.kinds
             took = [
                 f"New model: worked out how to split it ({derived.seconds:.0f} s, once)."
                 for derived in self._derivation.new_answers()
             ]
-            if self.whole.requested_plan.compiler and not answer.compiled:
+            if self.unsharded.requested_plan.compiler and not answer.compiled:
                 took.append(f"The blocks are not compiled: {name} was not proved so.")
             return remote, took
         if needed:
             reason = f"{self._mismatch}, and {reason}" if self._mismatch else reason
             raise Refused(f"{name} cannot be run under this plan, because {reason}: {WAY_OUT}.")
         self._kinds = ()
-        return self.whole, [note or f"New model: this picture runs unsplit, because {reason}."]
+        return self.unsharded, [note or f"New model: this picture runs unsplit, because {reason}."]
 
     def check(self, latent: Tensor, conditioning: Conditioning) -> None:
         """Raise Refused for a call of a kind that what is chosen was not proved for."""
         if self._kinds and (strange := unlike(self._kinds, [kind_of(latent, conditioning)])):
             raise Refused(
-                f"{self.whole.config.kind} was not proved to give the same on several workers with {strange}: remove the node "
-                "that adds it, or use Load Diffusion Model."
+                f"{self.unsharded.config.kind} was not proved to give the same on several workers with {strange}: remove the "
+                "node that adds it, or use Load Diffusion Model."
             )
 
     def _derived(self, prompts: list[PromptExample], wait: bool) -> tuple[DeriveReply | None, str, str]:
@@ -152,15 +159,15 @@ class Undeclared:
             answer, reason = self._derivation.found(kinds), self._derivation.failed(kinds)
         return answer, reason, ""
 
-    def _why_not_whole(self, run: SamplerRun) -> str:
-        """Why the plan does not let a run go whole; empty where it does."""
+    def _refuses_unsharded(self, run: SamplerRun) -> str:
+        """Return the reason why the plan refuses an unsharded run; empty if it does not."""
         two = sum(bool(entries) for entries in run.guider.conds.values()) > 1
         workload = Workload(run.noise.shape[0], two, 1)
         try:
             feasible(
-                self.whole.backend.placed_on_devices(self.whole.requested_plan),
+                self.unsharded.backend.placed_on_devices(self.unsharded.requested_plan),
                 torch.cuda.device_count(),
-                self.whole.shape.limits,
+                self.unsharded.shape.limits,
                 workload,
             )
         except PlanRefused as refusal:
@@ -168,7 +175,7 @@ class Undeclared:
         return ""
 
 
-def _unproved_feature(run: SamplerRun, config: WholeConfig) -> str:
+def _unproved_feature(run: SamplerRun, config: ComfyConfig) -> str:
     """Return the feature of a run that no derived class is proved for, as a reason; empty if there is none."""
     options = run.transformer_options
     entries = [entry for entries in run.guider.conds.values() for entry in entries or ()]
@@ -213,3 +220,28 @@ def derivation(key: str, kind: str, path: str) -> Derivation:
     """What all MODELs of a class share."""
     seconds = Deadlines.read(os.environ).derive
     return Derivation(key, kind, path, str(FOLDER), own_comfyui_version(), seconds)
+
+
+def unsharded_instead(
+    remote: RemoteModel, skeleton: Any, mismatch: AnotherResult, parallelise: Parallelise
+) -> tuple[RemoteModel, Undeclared | None]:
+    """Return the same file's model, run unsharded. If the plan has several workers, also return how it may be
+    parallelised later.
+
+    Args:
+        skeleton: the diffusion model, on the meta device.
+        mismatch: the verdict of the proof, raised where the model cannot run unsharded: the class prepares its text by its
+            weights, or several workers would share a forward of a class that cannot be derived.
+    """
+    if hasattr(skeleton, PREPARES_TEXT):
+        raise mismatch
+    family = FAMILIES[UNSHARDED]
+    _, config = family.inspect(read_header(remote.spec.path))
+    spec = msgspec.structs.replace(remote.spec, family=UNSHARDED)
+    unsharded = replace(remote, family=family, config=config, spec=spec, unsharded_reason=mismatch.unsharded_reason)
+    if len(remote.devices) < 2:
+        return unsharded, None
+    if not may_be_derived(config):
+        raise mismatch
+    unsharded = replace(unsharded, unsharded_reason=f"{config.kind} runs whole for now: {mismatch.split}.")
+    return unsharded, Undeclared(unsharded, parallelise, mismatch.split)

@@ -156,7 +156,7 @@ def _expected(request: ExpectationRequest, requested_plan: ParallelPlan) -> Expe
     try:
         expected = expect(question, devices, measured_before)
     except PlanRefused:
-        if not model.diffusion_model.may_be_spread:
+        if not model.diffusion_model.may_be_parallelised:
             raise
         return ExpectationReply("")
     if not request.prompts:  # their length is known once they are encoded

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Refused
-from ..models.comfyui.comfy_family import make, make_in_memory
 from ..models.comfyui.detection import DAMAGE, detect, unmakable
+from ..models.comfyui.meta_model import make_in_memory, make_model
 from ..models.comfyui.proof.ranks import in_a_line
 from ..weights.files.checkpoint import TensorEntry, read_header
 from .by_class import ByClass
@@ -99,7 +99,7 @@ def narrowed(small: Small, changes: Mapping[str, int]) -> Small:
 
 def unfilled(small: Small) -> nn.Module:
     """The same model as workers make it in bf16, on the meta device, where nothing is computed."""
-    model: nn.Module = make(small.described, small.tensors, torch.bfloat16, small.entries).diffusion_model
+    model: nn.Module = make_model(small.described, small.tensors, torch.bfloat16, small.entries).diffusion_model
     keep_some(model, *small.members_per_list)
     return model
 

@@ -7,17 +7,24 @@ from types import MappingProxyType
 
 from ..diffusion import ModelSpec
 from .comfyui.comfy_family import ComfyFamily
-from .comfyui.whole_family import WholeFamily
 from .diffusers.cogvideox import CogVideoXFamily
 from .diffusers.pixart import PixArtFamily
 from .family import Family
 
+UNSHARDED = "unsharded"
+"""The family of ComfyUI's models that run unsharded although their class has a declaration."""
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {"cogvideox": CogVideoXFamily(), "pixart": PixArtFamily(), "comfyui": ComfyFamily(), "whole": WholeFamily()}
+    {
+        "cogvideox": CogVideoXFamily(),
+        "pixart": PixArtFamily(),
+        "comfyui": ComfyFamily(),
+        UNSHARDED: ComfyFamily(lambda kind: None),
+    }
 )
 """Every family the backend runs, by name."""
 
 
 def family_of(spec: ModelSpec) -> Family:
     """The family that runs a model."""
-    return FAMILIES[spec.family] if spec.derived is None else ComfyFamily(spec.derived)
+    return FAMILIES[spec.family] if spec.derived is None else ComfyFamily(lambda kind: spec.derived)

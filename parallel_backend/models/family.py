@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from ..diffusion import Value
@@ -151,7 +152,12 @@ class Family(Protocol):
     def comfyui_keys(self, config: Any) -> KeyMap:
         """The key map in the names of ComfyUI's model whatever the file's are: adapters come in them."""
 
-    def beside_tokens(self, config: Any, conditioning: Conditioning) -> int:
+    def item_bytes(
+        self, config: Any, latent_shape: Sequence[int], conditioning: Conditioning, dtype: torch.dtype
+    ) -> float:
+        """Memory of one batch item of a forward in bytes, where the model estimates it itself; 0 where plans predict it."""
+
+    def context_tokens(self, config: Any, conditioning: Conditioning) -> int:
         """Tokens of one batch item that are not the picture's: text and references."""
 
     def exact(self, config: Any) -> frozenset[str]:

@@ -58,7 +58,7 @@ def rank(
     """The candidates by predicted seconds a step, each with its heads in the best chunks; those that need more than a rank may
     take come last."""
     ranked = []
-    compared = None if profile.compiled is None or model.whole else replace(profile, software=profile.compiled)
+    compared = None if profile.compiled is None or model.unsharded else replace(profile, software=profile.compiled)
     for candidate in candidates:
         plan, breakdown = in_chunks(candidate, model, job, profile)
         compiled = None if compared is None else in_chunks(candidate, model, job, compared)[1].seconds

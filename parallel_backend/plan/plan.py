@@ -210,13 +210,13 @@ def _is_gpu(device: str) -> bool:
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What a model's shape allows a plan to be; with `whole_picture` no PipeFusion, with `whole` prompts and batches alone."""
+    """Limits of a model's shape to plans: with `whole_picture` no PipeFusion, with `unsharded` only prompts and batches."""
 
     heads: int
     head_dim: int
     blocks: int
     whole_picture: bool = False
-    whole: bool = False
+    unsharded: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .plan import (
     Workload,
     share_a_gpu,
 )
-from .whole import refuse_whole, usable
+from .unsharded import refuse_unsharded, usable
 
 
 def check(plan: ParallelPlan, gpus: int, limits: ModelLimits) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def feasible(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workl
 def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> list[ResolvedPlan]:
     """Return every plan that meets the request, with the automatic degrees chosen in every possible way."""
     devices = planned_devices(plan, gpus)
-    if limits.whole:
+    if limits.unsharded:
         if plan.weights != "replicated":
             return []
         devices = devices[: usable(plan, len(devices), workload)] if is_automatic(plan) else devices
@@ -64,7 +64,7 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Wor
             or stages > limits.blocks
             or data > workload.batch
             or cfg > (2 if workload.has_uncond else 1)
-            or (limits.whole and ring > 1)
+            or (limits.unsharded and ring > 1)
         ):
             continue
         if plan.weights == "sharded" and (stages > 1 or share_a_gpu(devices)):
@@ -185,10 +185,10 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
             "cfg 2 needs a negative prompt, and this sampling has none for this model (at cfg 1, or with BasicGuider, it is "
             "unused): set cfg to 0 or 1 in the plan, or the sampler's cfg above 1."
         )
-    if limits.whole and plan.data <= workload.batch:
+    if limits.unsharded and plan.data <= workload.batch:
         devices = planned_devices(plan, gpus)
         workers = usable(plan, len(devices), workload) if is_automatic(plan) else len(devices)
-        refuse_whole(plan, workers, workload)
+        refuse_unsharded(plan, workers, workload)
         return
     if plan.ulysses > limits.heads:
         raise PlanRefused(

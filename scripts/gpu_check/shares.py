@@ -181,7 +181,7 @@ class Shares(Bench):
         text = torch.empty(1, *job.prompt["context"], device="meta")
         job_size = DenoiseJob(
             image_tokens=family.image_tokens(config, picture_shape((1, *job.latent), job.values)),
-            text_tokens=family.beside_tokens(config, {"context": text}),
+            text_tokens=family.context_tokens(config, {"context": text}),
         )
         memory = (float(torch.cuda.mem_get_info()[0]),) if self.cuda else (1e12,)
         machine = linked(measured_profile(self.machine, memory, self.cuda), LINK)  # whose time is not shown

@@ -16,9 +16,9 @@ from parallel_backend.derive.measuring import cost_of, references_of, with_costs
 from parallel_backend.derive.proof import DeclarationProof
 from parallel_backend.derive.small import Small, small_of, subjects_of
 from parallel_backend.derive.tracing import ModuleCall
-from parallel_backend.models.comfyui.comfy_family import ComfyFamily, plan_shape
+from parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from parallel_backend.models.comfyui.importing import import_comfyui
-from parallel_backend.models.comfyui.latents import reference_tokens
+from parallel_backend.models.comfyui.plan_shape import plan_shape, reference_tokens
 from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.plan.predict.operations import of_a_block

@@ -205,7 +205,7 @@ def by_formula(name: str, plan: ResolvedPlan, expanded: int = 0) -> Needs:
     text = torch.empty(1, *job.prompt["context"], device="meta")
     asked = PlanJob(
         image_tokens=family.image_tokens(config, picture_shape((1, *job.latent), job.values)),
-        text_tokens=family.beside_tokens(config, {"context": text}),
+        text_tokens=family.context_tokens(config, {"context": text}),
         has_uncond=plan.cfg == 2,
         expanded=expanded,
     )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from parallel_backend.models.comfyui.comfy_family import plan_shape
+from parallel_backend.models.comfyui.plan_shape import plan_shape
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.comfyui.small.case import HEADS, WIDTH

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parallel_backend.errors import Refused
-from parallel_backend.models.comfyui.comfy_family import make
+from parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from parallel_backend.models.comfyui.detection import detect
 from parallel_backend.models.comfyui.file_values import ValueUnknown, file_values, named_values
-from parallel_backend.models.comfyui.whole_family import WholeFamily
+from parallel_backend.models.comfyui.meta_model import make_model
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.support.tiny.comfyui import WIDE, save_header, save_tiny
 from tests.support.tiny.formats import quantise
@@ -137,7 +137,7 @@ def test_a_class_that_swallows_one_is_made_elsewhere() -> None:
         def get_model(self, tensors: Mapping[str, Tensor], prefix: str, device: torch.device) -> Base:
             return Base(device)
 
-    made = make(Described(), {}, torch.float32).diffusion_model
+    made = make_model(Described(), {}, torch.float32).diffusion_model
     assert made.count == 6 and made.weight.is_meta
 
 
@@ -173,7 +173,7 @@ MARKS: Mapping[str, Mapping[str, Tensor]] = {
 def test_marks_of_a_bare_sdxl_file(tmp_path: Path, marks: str) -> None:
     path = save_tiny(tmp_path, "sdxl")
     save_file({**load_file(path), **MARKS[marks]}, path)
-    _, config = WholeFamily().inspect(read_header(path))
+    _, config = ComfyFamily().inspect(read_header(path))
     described = stock(path)
     expected = described.model_type(comfy.utils.load_torch_file(str(path)))
     assert config.base_model.model_type is expected
@@ -190,7 +190,7 @@ def test_stable_diffusion_2_predicts_what_its_file_says(tmp_path: Path, spread: 
     model = path
     if kind is not None:
         model = quantise(tmp_path / "model.gguf", path, kind, tensors, {"general.architecture": "sd1"})
-    _, config = WholeFamily().inspect(read_header(model))
+    _, config = ComfyFamily().inspect(read_header(model))
     assert config.base_model.model_type is stock(path).model_type(comfy.utils.load_torch_file(str(path)))
     assert config.base_model.model_type.name == ("EPS" if spread == 0.05 else "V_PREDICTION")
 

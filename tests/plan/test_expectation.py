@@ -150,5 +150,5 @@ def test_it_is_a_line_that_the_page_knows(
 
 def test_a_model_that_runs_whole_says_its_weights_alone() -> None:
     """What a forward takes is measured by workers."""
-    asked = replace(question(), shape=replace(FLUX, whole=True), workload=Workload(2, False, 1))
+    asked = replace(question(), shape=replace(FLUX, unsharded=True), workload=Workload(2, False, 1))
     assert expect(asked, two(), lambda _: MEASURED) == Expected(("cuda:0", "cuda:1"), None, 2.0 * FLUX.parameters)

@@ -13,7 +13,7 @@ import pytest
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Refused
 from parallel_backend.host.planning.planner import SLACK, Planner, PlanRequest
-from parallel_backend.models.comfyui.whole_family import plan_shape
+from parallel_backend.models.comfyui.plan_shape import unsharded_shape
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan.predict.cost import DenoiseJob, StepCost, connections, cost, rows_connections
 from parallel_backend.plan.predict.known_models import known_model
@@ -186,7 +186,7 @@ def test_weights_that_are_expanded_where_they_are_used_cost_their_bytes_in_every
 
 def test_a_model_whose_rows_meet_takes_one_of_automatic_devices():
     """And where the devices are said, the refusal stands."""
-    shape = plan_shape("Whole", 10**9, 4)
+    shape = unsharded_shape("Whole", 10**9, 4)
     whole = dataclasses.replace(
         question(), shape=shape, workload=Workload(1, True, 1), job=DenoiseJob(64, 8, has_uncond=True)
     )

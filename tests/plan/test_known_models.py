@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from parallel_backend.models.comfyui.comfy_family import plan_shape
+from parallel_backend.models.comfyui.plan_shape import plan_shape
 from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.models.sequence_parallel.compiled import OVERRIDE

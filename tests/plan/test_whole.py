@@ -8,7 +8,7 @@ import pytest
 
 from parallel_backend.errors import Refused
 from parallel_backend.layout import length
-from parallel_backend.models.comfyui.whole_family import plan_shape
+from parallel_backend.models.comfyui.plan_shape import unsharded_shape
 from parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, check, feasible
 from parallel_backend.plan.choose import best
 from parallel_backend.plan.predict.cost import DenoiseJob
@@ -17,7 +17,7 @@ from parallel_backend.plan.predict.profiles import ForwardTime, Profile
 from parallel_backend.plan.split.tokens import forward_times, share_batch
 from tests.support.plans import MEASURED, cpu_plan
 
-SDXL: ModelShape = plan_shape("SDXL", 2_600_000_000, 4)
+SDXL: ModelShape = unsharded_shape("SDXL", 2_600_000_000, 4)
 JOB = DenoiseJob(image_tokens=128 * 128, text_tokens=77, batch=1, has_uncond=True, item_bytes=2e9)
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
-from parallel_backend.models.comfyui.comfy_family import ComfyFamily, load_buffers
+from parallel_backend.models.comfyui.comfy_family import ComfyFamily
+from parallel_backend.models.comfyui.meta_model import load_buffers
 from parallel_backend.models.family import Stage
 from parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.layers.packing import shape_parameters

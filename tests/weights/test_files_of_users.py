@@ -24,7 +24,6 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from parallel_backend.models.comfyui.importing import import_comfyui
-from parallel_backend.models.comfyui.whole_family import WholeFamily
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.files.keymap import Piece
@@ -171,8 +170,8 @@ def test_layers_around_attention_that_are_written_as_convolutions(tmp_path: Path
     tensors = load_file(plain)
     layers = [name for name in tensors if name.endswith((".proj_in.weight", ".proj_out.weight"))]
     write(tmp_path / "x.gguf", tensors | {name: tensors[name][:, :, None, None] for name in layers}, {})
-    part, config = WholeFamily().inspect(read_header(tmp_path / "x.gguf"))
-    assert layers and config.kind == WholeFamily().inspect(read_header(plain))[1].kind
+    part, config = ComfyFamily().inspect(read_header(tmp_path / "x.gguf"))
+    assert layers and config.kind == ComfyFamily().inspect(read_header(plain))[1].kind
     assert all(part.entries[name].shape == tuple(tensors[name].shape) for name in layers)
 
 
@@ -184,8 +183,8 @@ def test_a_folded_sdxl_is_known_as_its_class(tmp_path: Path) -> None:
     folded = tensors | {name: tensors[name].view(-1, FOLD) for name in odd}
     kinds = dict.fromkeys(odd, Type.Q8_0)
     write(tmp_path / "x.gguf", folded, kinds, {name: tuple(tensors[name].shape) for name in odd})
-    part, config = WholeFamily().inspect(read_header(tmp_path / "x.gguf"))
-    assert len(odd) > 50 and config.kind == WholeFamily().inspect(read_header(plain))[1].kind
+    part, config = ComfyFamily().inspect(read_header(tmp_path / "x.gguf"))
+    assert len(odd) > 50 and config.kind == ComfyFamily().inspect(read_header(plain))[1].kind
     assert all(part.entries[name].shape == tuple(tensors[name].shape) for name in odd)
 
 

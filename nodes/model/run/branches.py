@@ -50,7 +50,7 @@ def kept_together(run: SamplerRun) -> dict[str, Value]:
     Such a class may compute rows from one another, as SeedVR2 does, so the rows of a prompt stay together.
     """
     proxy = run.guider.inner_model.diffusion_model
-    if not proxy.whole or SIDES not in named_by(proxy.skeleton):
+    if not proxy.unsharded or SIDES not in named_by(proxy.skeleton):
         return {}
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
     if any(cond_equal_size(*pair) for pair in itertools.combinations(prompts, 2)):

@@ -85,8 +85,8 @@ def run_in_workers(
             return run_in_workers(
                 executor, guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar
             )
-        if remote.unspread:
-            node_progress.warnings.append(remote.unspread)
+        if remote.unsharded_reason:
+            node_progress.warnings.append(remote.unsharded_reason)
         example, dtype = example_of(run), guider.inner_model.get_dtype_inference()
         job = remote.job(example, dtype, has_uncond(run, recording.reads_both_branches), len(sigmas) - 1)
         # of a call whose rows change one another no worker can have some alone

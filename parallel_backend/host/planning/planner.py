@@ -113,7 +113,7 @@ class Planner:
             alternatives = _leaner(question)
             paces: tuple[float, ...] = ()
             forwards: tuple[ForwardTime, ...] = ()
-            if shape.whole:
+            if shape.unsharded:
                 try:
                     times = measure_blocks(candidates[0])
                 except Refused as refusal:  # the rows of a batch cannot be computed apart

@@ -50,7 +50,7 @@ def expect(
     requested_plan, shape, job = question.requested_plan, question.shape, question.job
     candidates = feasible(requested_plan, question.gpus, shape.limits, question.workload)
     used = candidates[0].devices
-    if shape.whole:  # what a forward takes is measured alone
+    if shape.unsharded:  # what a forward takes is measured alone
         return Expected(used, None, job.weight_element * shape.parameters)
     here = {memory_of_device.device: memory_of_device for memory_of_device in devices}
     memory = tuple((here[device].free or here[device].total) / used.count(device) for device in used)

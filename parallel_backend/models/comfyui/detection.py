@@ -9,10 +9,8 @@ from torch import Tensor
 
 from ...errors import Refused
 from ...weights.files.checkpoint import Checkpoint
-from ..declared import DECLARATIONS
 from .diffusers_names import converted
 from .file_values import ValueUnknown, file_values
-from .importing import import_comfyui
 from .moved_rows import moved_rows
 from .quantisation import Opened, open_checkpoint
 
@@ -67,19 +65,6 @@ def without_ones(checkpoint: Checkpoint) -> Checkpoint:
         for name, entry in checkpoint.entries.items()
     }
     return replace(checkpoint, entries=entries)
-
-
-def running(family: str, checkpoint: Checkpoint) -> str:
-    """The family that runs a file which a loader for `family` is given: what ComfyUI knows and no declaration runs whole.
-
-    Raises:
-        Refused: as `detect` does.
-    """
-    if family != "comfyui":
-        return family
-    import_comfyui()
-    _, _, described = detect(checkpoint)
-    return family if type(described).__name__ in DECLARATIONS else "whole"
 
 
 def _described(opened: Opened) -> Any:

@@ -1,23 +1,28 @@
-"""One stage of a model of ComfyUI's in a worker."""
+"""A model of ComfyUI's in a worker: one stage of it with its blocks split over ranks, or all of it, unsharded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...conditioning import (
+    ALONE,
     ATTENTION_GUIDANCE,
     ATTENTION_OVERRIDE,
     BLOCK_ATTENTION,
+    CONSTANTS,
+    FREE_U,
     OPTIONS,
     POSE_CACHE,
     SHAPES,
+    SIDES,
     SIGMAS,
     SKIPPED_BLOCKS,
     TEXT_PREPARATION,
+    TOGETHER,
     arguments,
     picture_shape,
 )
@@ -28,20 +33,24 @@ from ..family import Conditioning, Execution, Stage
 from ..inputs import Inputs
 from ..region import Region
 from ..sequence_parallel.blocks import ParallelModel, blocks_of, control_blocks
+from ..sequence_parallel.compiled import OVERRIDE
 from ..sequence_parallel.picture import Picture, as_patch_size
 from ..sequence_parallel.placement import Placement
 from ..sequence_parallel.run import ParallelForward
 from ..sequence_parallel.stream import Stream
-from .features.attention_guidance import guided
+from .features.attention_guidance import guided, guided_whole
 from .features.attention_override import override_in
 from .features.block_attention import BlockAttention
 from .features.compile import COMPILED
+from .features.free_u import free_u_patches
 from .features.networks import NetworkCall, patches_of
 from .features.pose_cache import OPTION, PoseCaches
 from .features.skipped_blocks import REPLACED, replacements
 from .features.text import PreparedTexts
-from .latents import reference_tokens
-from .model_run import ModelRun
+from .model_run import ModelRun, end_run
+from .plan_shape import reference_tokens
+from .rows import CONTROL
+from .state_leak import StateLeak
 from .timestep_numbers import TimestepNumbers
 
 PROMPTS = "uuids"
@@ -50,9 +59,14 @@ PROMPTS = "uuids"
 PICTURE_ENDS = 2
 """Dimensions of a latent before those of the picture."""
 
+AROUND = ("context", "control", "transformer_options")
+"""The keywords of a forward that ComfyUI's process_timestep does not get."""
+
+NOT_COMPILED = "this model is not compiled: it runs whole, and blocks alone are compiled."
+
 
 class ComfyModel:
-    """ComfyUI's diffusion model, its blocks spread; ComfyUI's own code around it.
+    """ComfyUI's diffusion model, its blocks split over ranks; ComfyUI's own code around it.
 
     Args:
         base: ComfyUI's BaseModel on the meta device.
@@ -73,9 +87,9 @@ class ComfyModel:
         self._concatenated_name = declaration.concatenated_latent
         self._pipefusion_options = declaration.pipefusion_options
         self._numbers = TimestepNumbers(self.module)
-        self._spread = ParallelModel(self.module, declaration, stage, COMPILED)
-        self.block_modules: Sequence[nn.Module] = self._spread.blocks
-        self.unknown: Sequence[str] = self._spread.unknown
+        self._blocks = ParallelModel(self.module, declaration, stage, COMPILED)
+        self.block_modules: Sequence[nn.Module] = self._blocks.blocks
+        self.unknown: Sequence[str] = self._blocks.unknown
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
         """The latent's part of each patch. A video packed with its sound is one patch."""
@@ -91,11 +105,11 @@ class ComfyModel:
 
     def forward_on(self, execution: Execution) -> ComfyForward:
         """The forward of this stage under a plan."""
-        return ComfyForward(self, self._spread, execution)
+        return ComfyForward(self, self._blocks, execution)
 
     def run_on(self, device: torch.device) -> ModelRun:
         """Tell ComfyUI's BaseModel that a run begins on this rank's device."""
-        return ModelRun(self._base, self._spread.entered, device)
+        return ModelRun(self._base, self._blocks.entered, device)
 
     def options_under(self, plan: ResolvedPlan) -> Mapping[str, object]:
         """Return the transformer options that take the place of a request's under a plan."""
@@ -113,36 +127,33 @@ class ComfyModel:
         networks: Sequence[NetworkCall],
         fixed_options: Mapping[str, object],
     ) -> Tensor:
-        """What ComfyUI's BaseModel does around its diffusion model, whose output this is.
+        """Compute the model's output on this rank, with ComfyUI's code around the model.
 
         Args:
-            latent: as the model is to see it, in the compute dtype.
-            texts: what the model has made of texts beforehand.
+            latent: the model's input, in the compute dtype.
+            texts: the texts that the model has prepared in this run.
             picture_tokens: where those of the residuals are, if there are any.
-            poses: what the run has kept of them.
-            handed: what the run's nodes put in blocks' place.
+            poses: the poses that the run has cached.
+            block_attention: the run's attention functions that nodes inject into blocks.
             networks: those that run beside the blocks.
-            fixed_options: transformer options that take the place of the request's.
+            fixed_options: transformer options that replace the request's.
         """
-        import comfy.utils
-
         kwargs = arguments(inputs.conditioning, inputs.values)
-        concat, context = kwargs.pop("concat", None), kwargs.pop("context", None)
-        more = kwargs.pop(OPTIONS, {})
+        context, more = kwargs.pop("context", None), kwargs.pop(OPTIONS, {})
         if SKIPPED_BLOCKS in more:
             more[REPLACED] = replacements(more.pop(SKIPPED_BLOCKS))
         if POSE_CACHE in more:
-            more[OPTION] = poses.of_this_rank(more.pop(POSE_CACHE), self._spread.now.call)
+            more[OPTION] = poses.of_this_rank(more.pop(POSE_CACHE), self._blocks.now.call)
         overridden = more.pop(ATTENTION_OVERRIDE, None) is not None
         replacing = more.pop(BLOCK_ATTENTION, None)
         if replacing is not None:
-            more[REPLACED] = block_attention.replacements(replacing, self._spread.of_some_heads)
+            more[REPLACED] = block_attention.replacements(replacing, self._blocks.of_some_heads)
             more[PROMPTS] = [inputs.key]
         if self._asks_sigmas or networks or overridden or replacing is not None:
             more |= _sigmas(inputs, more)
-        patches = patches_of(networks, self._spread.now.call)
+        patches = patches_of(networks, self._blocks.now.call)
         if ATTENTION_GUIDANCE in more:
-            patches |= guided(more.pop(ATTENTION_GUIDANCE), self._spread.now)
+            patches |= guided(more.pop(ATTENTION_GUIDANCE), self._blocks.now)
         if patches:
             more["patches"] = patches
         text_preparation = kwargs.pop(TEXT_PREPARATION, None)
@@ -152,24 +163,98 @@ class ComfyModel:
                 if text_preparation
                 else context.clone()
             )
-        if picture_tokens is not None:
-            kwargs["control"] = self._control_of(inputs.residuals, picture_tokens)
-        timestep = kwargs.pop("timestep", inputs.timestep)
-        if not inputs.processed:
-            timestep = self._base.process_timestep(timestep, x=latent, **kwargs)
-        x: Any = latent if concat is None else torch.cat([latent, concat], dim=1)
-        if SHAPES in kwargs:
-            x = comfy.utils.unpack_latents(x, kwargs.pop(SHAPES))
+        control = None if picture_tokens is None else self._control_of(inputs.residuals, picture_tokens)
+        kwargs |= {"context": context, "control": control, "transformer_options": {**options, **more, **fixed_options}}
         with self._numbers.in_use():
-            all_options = {**options, **more, **fixed_options}
-            out = self._spread.entrance(x, timestep, context=context, transformer_options=all_options, **kwargs)
-        return out if isinstance(out, Tensor) else comfy.utils.pack_latents(out)[0]
+            return _call(self._base, self._blocks.entrance, latent, inputs, kwargs)
 
     def _control_of(self, residuals: Mapping[int, Tensor], placement: Placement) -> dict[str, list[Stream | None]]:
         """As a ControlNet gives it; nothing for blocks of other stages."""
-        call = self._spread.now.call
+        call = self._blocks.now.call
         streams = {block: Stream(local, placement, 1, call) for block, local in residuals.items()}
         return {kind: [streams.get(block) for block in blocks] for kind, blocks in self._control.items()}
+
+
+class UnshardedModel:
+    """ComfyUI's diffusion model as it is, the same on every rank; ComfyUI's own code around it.
+
+    Args:
+        base: ComfyUI's BaseModel on the meta device.
+    """
+
+    def __init__(self, base: Any) -> None:
+        self.module: nn.Module = base.diffusion_model
+        self.block_modules: Sequence[nn.Module] = ()
+        self.features = 0
+        self.unknown: Sequence[str] = ()
+        self.state_leak = StateLeak(self.module)
+        self._base = base
+
+    def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
+        """The whole latent, as the only patch."""
+        assert count == 1, "plans refuse patches"
+        return (Region(PICTURE_ENDS, slice(0, latent_shape[PICTURE_ENDS])),)
+
+    def forward_on(self, execution: Execution) -> UnshardedForward:
+        """Its forward, which is the same on every rank."""
+        return UnshardedForward(self, execution)
+
+    def run_on(self, device: torch.device) -> ModelRun:
+        """Tell ComfyUI's BaseModel that a run begins, after removing the attributes that the last run left on modules."""
+        end_run(self._base)
+        self.state_leak.restore()
+        return ModelRun(self._base, self.module, device)
+
+    def compute(self, latent: Tensor, inputs: Inputs, poses: PoseCaches | None = None) -> Tensor:
+        """Compute the model's output, with ComfyUI's code around the model.
+
+        Args:
+            latent: the model's input, in the compute dtype.
+            poses: the poses that the run has cached; None to cache none.
+        """
+        kwargs = arguments(inputs.conditioning, inputs.values)
+        kwargs |= kwargs.pop(CONSTANTS, {})
+        kwargs = {name: value for name, value in kwargs.items() if name not in (TOGETHER, ALONE)}
+        context, options = kwargs.pop("context", None), kwargs.pop(OPTIONS, {})
+        options.pop(ATTENTION_OVERRIDE, None)
+        if override := override_in(inputs.values):
+            options[OVERRIDE] = override(slice(None), 0)
+        options |= _sigmas(inputs, options)
+        options.setdefault(SIDES, list(inputs.branches) or [0])  # an example is of one side
+        if SKIPPED_BLOCKS in options:
+            options[REPLACED] = replacements(options.pop(SKIPPED_BLOCKS))
+        if POSE_CACHE in options:
+            options[OPTION] = (poses or PoseCaches()).whole(options.pop(POSE_CACHE), latent.device)
+        patches = free_u_patches(options.pop(FREE_U)) if FREE_U in options else {}
+        if ATTENTION_GUIDANCE in options:
+            patches |= guided_whole(options.pop(ATTENTION_GUIDANCE))
+        if patches:
+            options["patches"] = patches
+        text = None if context is None else context.clone()  # as ComfyUI gives it: a model may write into it
+        kwargs |= {"context": text, "control": kwargs.pop(CONTROL, None), "transformer_options": options}
+        return _call(self._base, self.module, latent, inputs, kwargs)
+
+
+def _call(base: Any, forward: Callable[..., Any], latent: Tensor, inputs: Inputs, kwargs: dict[str, Any]) -> Tensor:
+    """Call a diffusion model as ComfyUI's BaseModel does.
+
+    Args:
+        base: the BaseModel, which converts the timestep.
+        latent: as the model is to see it, in the compute dtype.
+        kwargs: the keywords of the forward, with the channels to concatenate to the latent as `concat`, `timestep` where the
+            call has one of its own, and the shapes of packed latents.
+    """
+    import comfy.utils
+
+    concat, timestep = kwargs.pop("concat", None), kwargs.pop("timestep", inputs.timestep)
+    if not inputs.processed:
+        conditioning = {name: value for name, value in kwargs.items() if name not in AROUND}
+        timestep = base.process_timestep(timestep, x=latent, **conditioning)
+    x: Any = latent if concat is None else torch.cat([latent, concat], dim=1)
+    if SHAPES in kwargs:
+        x = comfy.utils.unpack_latents(x, kwargs.pop(SHAPES))
+    out = forward(x, timestep, **kwargs)
+    return out if isinstance(out, Tensor) else comfy.utils.pack_latents(out)[0]
 
 
 def _sigmas(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -225,3 +310,36 @@ class ComfyForward(ParallelForward):
                 self._fixed_options,
             ),
         )
+
+
+class UnshardedForward:
+    """Runs an UnshardedModel; a run finds nothing on the modules that the run before has left there."""
+
+    cache_bytes = 0
+
+    def __init__(self, model: UnshardedModel, execution: Execution) -> None:
+        self._model = model
+        self._on_progress = execution.on_progress
+        self._compiles = bool(execution.compiler)
+        self._first = True
+        self._poses = PoseCaches()
+        self._run = model.run_on(execution.mesh.sequence.device)
+
+    def uncompiled(self) -> tuple[str, ...]:
+        """A sentence that nothing was compiled, if the plan compiles."""
+        return (NOT_COMPILED,) if self._compiles else ()
+
+    def compiling(self) -> float:
+        """No time."""
+        return 0.0
+
+    def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
+        """The output for the whole latent."""
+        assert latent is not None and patch is None, "there is one stage and one patch"
+        before = self._model.state_leak.state() if self._first else None
+        out = self._model.compute(latent, inputs, self._poses)
+        if before is not None:
+            self._model.state_leak.find(before)
+        self._first = False
+        self._on_progress()
+        return out

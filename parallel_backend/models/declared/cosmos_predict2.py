@@ -34,6 +34,5 @@ COSMOS_PREDICT2 = Declaration(
     attention_heads=PythonFunction(lambda model: (model.num_heads, model.model_channels // model.num_heads)),
     text_width=PythonFunction(lambda model: model.blocks[0].cross_attn.context_dim),
     joint_text=False,
-    computed_buffers=lambda model: model.build_pos_embed(device="cpu"),
     patch_size=PythonFunction(lambda model: (model.patch_temporal, model.patch_spatial, model.patch_spatial)),
 )

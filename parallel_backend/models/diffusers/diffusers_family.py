@@ -71,7 +71,13 @@ class DiffusersFamily(ABC, Generic[C]):
         """Image tokens of one batch item."""
         return Picture(tuple(latent_shape), config.patch_size).tokens
 
-    def beside_tokens(self, config: C, conditioning: Conditioning) -> int:
+    def item_bytes(
+        self, config: C, latent_shape: Sequence[int], conditioning: Conditioning, dtype: torch.dtype
+    ) -> float:
+        """0: plans predict it."""
+        return 0.0
+
+    def context_tokens(self, config: C, conditioning: Conditioning) -> int:
         """Tokens of the text."""
         return conditioning["context"].shape[1]
 

@@ -218,7 +218,7 @@ def _working(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> list[tup
     """Return each sequence rank's bytes of activations with an expanded matrix, and of a block's keys and values if
     patches keep them.
     """
-    if model.whole:
+    if model.unsharded:
         return [(LATENTS * job.batch * job.image_tokens * model.channels * 4 + whole_bytes(plan, job), 0.0)]
     text = job.text_tokens if model.joint_text else 0
     tokens = items(plan, job) * (job.image_tokens + text)
@@ -276,12 +276,12 @@ def whole_bytes(plan: ResolvedPlan, job: DenoiseJob) -> float:
 
 def cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> StepCost:
     """What a plan costs for a job on a machine."""
-    if model.whole:
-        return _whole_cost(plan, model, job, profile)
+    if model.unsharded:
+        return _unsharded_cost(plan, model, job, profile)
     return _Estimate(plan, model, job, profile).total()
 
 
-def _whole_cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> StepCost:
+def _unsharded_cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> StepCost:
     """Return the cost of forwards that each run on one rank: the slowest rank's time, and the exchange between the
     branches.
 

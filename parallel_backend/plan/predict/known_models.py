@@ -14,7 +14,7 @@ from .profiles import Device, ForwardTime, ModelShape, copies_of
 
 
 @dataclass(frozen=True)
-class WholeWork:
+class UnshardedWork:
     """One forward of a model that runs whole, for a batch of one.
 
     `flops` of matmuls and convolutions, `scores` of attention, and the bytes that all else reads and writes, for each position
@@ -50,7 +50,7 @@ class KnownModel:
     size: tuple[int, int, int] = (1024, 1024, 1)
     steps: int = 20
     note: str = ""
-    work: WholeWork | None = None
+    work: UnshardedWork | None = None
 
 
 TWO_EXPERTS = "Two experts of this size take turns; the one that waits lies in the computer's memory."
@@ -62,7 +62,7 @@ PROMPTS_ONLY = "It runs whole on each GPU: two GPUs share the prompts, more a ba
 
 # SDXL's UNet at 1024 x 1024 in bf16, counted on the meta device; attention's share grows with the size, here it does not. What it
 # computes with is what ComfyUI's memory_usage_factor comes to.
-_SDXL = WholeWork(5.977e12 / 128**2, 0.784e12 / 128**2, 10.4e9 / 128**2, 2 * 0.01 * 0.8 * 2**20, 1682)
+_SDXL = UnshardedWork(5.977e12 / 128**2, 0.784e12 / 128**2, 10.4e9 / 128**2, 2 * 0.01 * 0.8 * 2**20, 1682)
 
 _DOUBLE, _SINGLE = of_a_block("DoubleStreamBlock"), of_a_block("SingleStreamBlock")
 
@@ -288,7 +288,7 @@ def _models() -> dict[str, KnownModel]:
         joint_text=False,
         guided=True,
         attentions=0.0,
-        whole=True,
+        unsharded=True,
     )
     wan5 = _wan("wan2.2-5b", 3072, 30, 163_656_704, 90_086_592)
     wan14 = _wan("wan2.2-14b", 5120, 40, 351_394_304, 232_719_424)

@@ -35,7 +35,7 @@ class ModelShape:
             together.
         double_operations, single_operations: what one block starts on one rank's device, as its code is.
         kv_heads: heads of keys and values; 0 where there are as many as `heads`.
-        whole: a forward of the model is not spread, and plans split its prompts and its batch (`plan/whole.py`).
+        unsharded: a forward is not split, and plans split its prompts and its batch (`plan/unsharded.py`).
     """
 
     name: str
@@ -60,7 +60,7 @@ class ModelShape:
     double_operations: int = 0
     single_operations: int = MIDDLING
     kv_heads: int = 0
-    whole: bool = False
+    unsharded: bool = False
 
     @property
     def blocks(self) -> int:
@@ -70,7 +70,7 @@ class ModelShape:
     @property
     def limits(self) -> ModelLimits:
         """What a plan for this model may be."""
-        return ModelLimits(self.heads, self.head_dim, self.blocks, self.whole_picture, self.whole)
+        return ModelLimits(self.heads, self.head_dim, self.blocks, self.whole_picture, self.unsharded)
 
     @property
     def parameters(self) -> int:

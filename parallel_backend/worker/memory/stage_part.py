@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from ...diffusion import ModelSpec
-from ...models.comfyui.comfy_family import keep_type
 from ...models.comfyui.fast_fp8 import multiply_in_fp8
 from ...models.comfyui.features.lora import merging_dtype, rounded
+from ...models.comfyui.meta_model import keep_type
 from ...models.comfyui.model import ComfyModel
 from ...models.families import family_of
 from ...models.family import Stage, StageModel

@@ -17,7 +17,6 @@ from ...conditioning import ALONE
 from ...errors import Refused
 from ...mesh import build_mesh
 from ...mesh_axes import mesh_degrees
-from ...models.comfyui.whole_family import WholeFamily
 from ...models.families import family_of
 from ...models.family import Execution, Family, Stage
 from ...plan import ResolvedPlan
@@ -33,8 +32,7 @@ from ..memory.stage_part import STORAGE_DTYPES
 from ..process.nccl_transport import benchmark_transports, has_transports
 from .example import ForwardExample
 from .rank import WorkerRank
-from .row_coupling import refuse_coupled_rows
-from .timing_whole import RUNS, time_forward
+from .unsharded import RUNS, refuse_coupled_rows, time_forward
 
 
 def measure_machine(rank: WorkerRank, message: MeasureMachineRequest) -> None:
@@ -75,7 +73,7 @@ def measure_blocks(rank: WorkerRank, message: MeasureBlocksRequest, tensors: dic
     dtype = STORAGE_DTYPES[spec.dtype]
     example = ForwardExample(rank.device, dtype, tensors, message.values, rank.status.on_progress)
     coupling = ""
-    if isinstance(family, WholeFamily):
+    if family.shape(config).unsharded:
         coupling = _coupling(rank, family, config, example)
         if coupling and message.plan.world_size > 1:
             if rank.group.rank == 0:
@@ -91,10 +89,10 @@ def measure_blocks(rank: WorkerRank, message: MeasureBlocksRequest, tensors: dic
         rank.host.send(MeasureBlocksReply(message.request, times))
 
 
-def _coupling(rank: WorkerRank, family: WholeFamily, config: Any, example: ForwardExample) -> str:
-    """Why the rows of a batch cannot be computed apart; nothing if they can, or are not.
+def _coupling(rank: WorkerRank, family: Family, config: Any, example: ForwardExample) -> str:
+    """Return the reason why the rows of a batch must be computed together; empty if they need not, or if each call has one.
 
-    Rank 0 tries that alone, as it is so of a class wherever it runs. A collective.
+    Rank 0 alone tries it, since the answer is the same for all ranks. A collective.
     """
     problem = ""
     if rank.group.rank == 0 and ALONE not in example.values:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.template_graphs import Node
 from benchmarks.template_models import SIZES, class_of, file_of
-from parallel_backend.models.comfyui.comfy_family import make
+from parallel_backend.models.comfyui.meta_model import make_model
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.whole import WHOLE
 from tests.vae.comfy_vaes import save_image_vae
@@ -65,7 +65,9 @@ def _state_dict(model: str) -> Mapping[str, Tensor]:
         unet: Mapping[str, Tensor] = WHOLE[UNETS[model]].make(None, comfy.ops.disable_weight_init).state_dict()
         return unet
     kind = getattr(comfy.supported_models, model.partition(" ")[0])
-    transformer: Mapping[str, Tensor] = make(kind(dict(SIZES[model])), {}, torch.bfloat16).diffusion_model.state_dict()
+    transformer: Mapping[str, Tensor] = make_model(
+        kind(dict(SIZES[model])), {}, torch.bfloat16
+    ).diffusion_model.state_dict()
     return transformer
 
 

@@ -1,4 +1,4 @@
-"""Plans of models whose forward is not spread: each rank runs it whole, for its side of the prompts and its part of the batch."""
+"""Plans of unsharded models: each rank computes a whole forward, for its side of the prompts and its part of the batch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from ..errors import PlanRefused
 from ..mesh_axes import MeshAxis
 from .plan import ParallelPlan, Workload
 
-SPREADING = (MeshAxis.PIPEFUSION, MeshAxis.ULYSSES, MeshAxis.RING, "patches")
-"""What can only be 1."""
+SPLITTING = (MeshAxis.PIPEFUSION, MeshAxis.ULYSSES, MeshAxis.RING, "patches")
+"""The degrees that must be 1."""
 
 SPLIT = "this model is split by prompts and batches only"
 
@@ -16,8 +16,8 @@ ONE_PICTURE = f"{SPLIT}: with a batch of 1, two GPUs at most"
 WORDS = ("no GPU", "one GPU", "two GPUs")
 
 
-def refuse_whole(plan: ParallelPlan, workers: int, workload: Workload) -> None:
-    """Refuse what would spread a forward, and more workers than have something to do.
+def refuse_unsharded(plan: ParallelPlan, workers: int, workload: Workload) -> None:
+    """Refuse a plan that would split a forward, or with more workers than a model that runs unsharded can use.
 
     Args:
         workers: how many the plan's devices are.
@@ -25,7 +25,7 @@ def refuse_whole(plan: ParallelPlan, workers: int, workload: Workload) -> None:
     Raises:
         Refused: with the most that such a job has work for.
     """
-    for name in SPREADING:
+    for name in SPLITTING:
         if getattr(plan, name) > 1:
             raise PlanRefused(
                 f"{name} {getattr(plan, name)} cannot be used, as {ONE_PICTURE}; use {name} 1, and cfg or data."
@@ -58,7 +58,7 @@ def refuse_whole(plan: ParallelPlan, workers: int, workload: Workload) -> None:
 
 
 def usable(plan: ParallelPlan, workers: int, workload: Workload) -> int:
-    """Of automatic devices the most that have something to do; all where there are none such."""
+    """Return the largest number of workers, of automatic devices, that all have something to do; all workers if there is none."""
     return next((count for count in range(workers, 0, -1) if _splits(plan, count, workload)), workers)
 
 

@@ -1,0 +1,234 @@
+"""ComfyUI's model of a file on the meta device: its class, its parameters and buffers, without the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ...weights.files.checkpoint import Checkpoint, TensorEntry
+from .detection import DAMAGE, detect, unmakable
+from .file_values import file_values, named_values
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+
+UNCONVERTED = torch.float16
+"""The type in which models are built on the meta device; ComfyUI's classes make some parameters fp32 whatever is asked for."""
+
+MOST_REPEATS = 3
+"""The number of times that a file is detected again after shapes have got sizes of 1 back."""
+
+
+@dataclass(frozen=True)
+class DetectedModel:
+    """A file's model as ComfyUI detects it.
+
+    Attributes:
+        part: the model's own tensors in the file.
+        quantisation: of each quantised layer the file's tensor `comfy_quant`.
+        described: an instance of its class in comfy.supported_models.
+        tensors: the file's, on the meta device.
+        entries: where those of the tensors lie whose values its class may read.
+        base: ComfyUI's BaseModel on the meta device.
+    """
+
+    part: Checkpoint
+    quantisation: Mapping[str, Tensor]
+    described: Any
+    tensors: Mapping[str, Tensor]
+    entries: Mapping[str, TensorEntry]
+    base: Any
+
+
+def read_model(checkpoint: Checkpoint) -> DetectedModel:
+    """Detect the model of a file and make it on the meta device.
+
+    Raises:
+        Refused: ComfyUI does not know the model, or cannot make it of these tensors.
+    """
+    detected = _read(checkpoint)
+    for _ in range(MOST_REPEATS if checkpoint.drops_ones else 0):
+        restored = with_ones(detected.part, dict(detected.base.diffusion_model.named_parameters()))
+        if not restored:
+            break
+        entries = {name: restored.get(id(entry), entry) for name, entry in checkpoint.entries.items()}
+        checkpoint = replace(checkpoint, entries=entries)
+        detected = _read(checkpoint)  # once more: a size may be read off a shape that has its ones again
+    return detected
+
+
+def with_ones(part: Checkpoint, parameters: Mapping[str, Tensor]) -> dict[int, TensorEntry]:
+    """Return the tensors, by identity, that are the model's but for sizes of 1, in as many dimensions as the model has.
+
+    Sizes that are no 1 are the file's: where the model was made for others, it is detected anew.
+    """
+    changed = {}
+    for name, entry in part.entries.items():
+        shape, expected = entry.shape, tuple(parameters[name].shape) if name in parameters else entry.shape
+        if shape == expected or entry.parts:
+            continue
+        sizes = [size for size in shape if size != 1]
+        front = len(expected) - len(shape)
+        if sizes == [size for size in expected if size != 1]:
+            changed[id(entry)] = replace(entry, shape=expected)
+        elif front > 0 and expected[:front] == (1,) * front:
+            changed[id(entry)] = replace(entry, shape=(1,) * front + shape)
+    return changed
+
+
+def _read(checkpoint: Checkpoint) -> DetectedModel:
+    part, quantisation, described = detect(checkpoint)
+    tensors, entries = part.meta_tensors(), part.entries
+    try:
+        base = make_model(described, tensors, UNCONVERTED, entries)
+    except DAMAGE as error:
+        # Some classes are made of more than their diffusion model, such as the embedders of Stable Audio.
+        tensors, entries = checkpoint.meta_tensors() | tensors, {**checkpoint.entries, **entries}
+        try:
+            base = make_model(described, tensors, UNCONVERTED, entries)
+        except DAMAGE:
+            raise unmakable(part, error) from None
+    return DetectedModel(part, quantisation, described, tensors, entries, base)
+
+
+def make_model(
+    described: Any,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    entries: Mapping[str, TensorEntry] = MappingProxyType({}),
+) -> Any:
+    """Make ComfyUI's BaseModel on the meta device, its layers casting their weights to what they are given.
+
+    Args:
+        tensors: the file's, on the meta device.
+        entries: where those of the tensors lie that the class may look into.
+    """
+    import comfy.ops
+
+    class ComfyOperations(comfy.ops.manual_cast):  # type: ignore[misc]
+        """ComfyUI's layers, with linear layers that have a weight before any weights are loaded."""
+
+        class LinearWithWeight(comfy.ops.manual_cast.Linear):  # type: ignore[misc]
+            """A linear layer that makes its weight in its constructor, as a layer with a loader of its own does."""
+
+            _load_from_state_dict = nn.Linear._load_from_state_dict
+
+        Linear = LinearWithWeight
+
+    described.unet_config["dtype"] = dtype
+    described.custom_operations = ComfyOperations
+    try:
+        with file_values(named_values(tensors, entries)):
+            base = described.get_model(dict(tensors), "", device=META)
+    except RuntimeError as error:  # torch's own, also where it is a kind of it
+        if "meta tensor" not in str(error):
+            raise
+        with file_values(named_values(tensors, entries)):
+            base = _made_without_weights(lambda: described.get_model(dict(tensors), "", device=CPU))
+    load_buffers(base.diffusion_model, tensors)
+    return base
+
+
+def keep_type(module: nn.Module, dtype: torch.dtype) -> None:
+    """Have modules that keep what type their weights have keep this one: some compute in it, such as Z-Image's in pixels."""
+    for part in module.modules():
+        if vars(part).get("dtype") is UNCONVERTED:
+            vars(part)["dtype"] = dtype
+
+
+def make_in_memory(described: Any, tensors: Mapping[str, Tensor], entries: Mapping[str, TensorEntry]) -> Any:
+    """ComfyUI's BaseModel in fp32 on the CPU, its weights still to be filled: memory that nothing is written to is not taken."""
+    import comfy.ops
+
+    described.unet_config["dtype"] = torch.float32
+    described.manual_cast_dtype = None
+    described.custom_operations = comfy.ops.disable_weight_init
+    with file_values(named_values(tensors, entries)):
+        return described.get_model(dict(tensors), "", device=CPU)
+
+
+def load_buffers(module: nn.Module, tensors: Container[str]) -> None:
+    """Make parameters of the buffers that files have values for, so that they are loaded too.
+
+    Such as SD 3's positions, which are on the meta device, and MiniMax-H3's frequencies, which its class makes elsewhere. One
+    without values is a mark, and stays: Chroma Radiance's `__x0__`.
+    """
+    for prefix, part in module.named_modules():
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            filed = f"{prefix}.{name}".lstrip(".") in tensors or buffer.is_meta
+            if filed and buffer.numel() and name not in part._non_persistent_buffers_set:
+                delattr(part, name)
+                part.register_parameter(name, nn.Parameter(buffer.to("meta"), requires_grad=False))
+
+
+def missing_buffers(module: nn.Module) -> list[str]:
+    """Return the names of buffers on the meta device that no file holds, and of such tensors among plain attributes.
+
+    Empty ones are marks and not among them.
+    """
+    filed = module.state_dict().keys()
+    plain = (
+        (f"{path}.{name}".lstrip("."), value)
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, Tensor)
+    )
+    return [
+        name
+        for name, tensor in chain(module.named_buffers(), plain)
+        if name not in filed and tensor.is_meta and tensor.numel()
+    ]
+
+
+def compute_buffers(
+    module: nn.Module, described: Any, tensors: Mapping[str, Tensor], entries: Mapping[str, TensorEntry]
+) -> None:
+    """Give a module on the meta device the values of these, in fp32, by making it once more without weights.
+
+    Args:
+        described: ComfyUI's configuration of the model, as it was made.
+        tensors: the file's, as ComfyUI's class is made of them.
+        entries: where those of the tensors lie that the class may look into.
+    """
+    missing = missing_buffers(module)
+    if not missing:
+        return
+    dtype = described.unet_config["dtype"]
+    described.unet_config["dtype"] = torch.float32
+    try:
+        with file_values(named_values(tensors, entries)), _WithoutWeights():
+            computed = described.get_model(dict(tensors), "", device=CPU).diffusion_model
+    finally:
+        described.unet_config["dtype"] = dtype
+    for name in missing:
+        owner, _, last = name.rpartition(".")
+        setattr(module.get_submodule(owner), last, getattr(computed.get_submodule(owner), last))
+
+
+def _made_without_weights(make: Callable[[], Any]) -> Any:
+    """ComfyUI's BaseModel on the meta device, of a class that looks at values while it is made, as ACE-Step 1.5's does."""
+    with _WithoutWeights():
+        base = make()
+    for part in base.diffusion_model.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            part._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
+        for name, buffer in part.named_buffers(recurse=False):
+            part._buffers[name] = buffer.to("meta")
+    return base
+
+
+class _WithoutWeights(TorchFunctionMode):
+    """Has memory that is only asked for, which is weights', on the meta device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)

@@ -1,0 +1,150 @@
+"""Trials of a model that runs unsharded, with random weights: its time for a forward, and whether its batch rows are coupled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...comm.device_events import DeviceEvents
+from ...errors import Refused
+from ...models.comfyui.meta_model import keep_type
+from ...models.comfyui.model import UnshardedModel
+from ...models.comfyui.rows import rows_a_unit, rows_of
+from ...models.family import Family, Stage
+from ...weights.layers.quantised import compute_in
+from .example import ForwardExample
+
+RUNS = 3
+"""Runs of each timing, of which the shortest counts."""
+
+ROW_TOLERANCE = 1e-3
+"""Largest relative L2 error, in fp32, of rows that are computed alone and together with others."""
+
+SPREAD = 0.03
+"""Of the random numbers of vectors."""
+
+SCALE, BIAS = 0, -1
+
+Kind = tuple[torch.dtype, int]
+"""A parameter's type, and of a matrix the power of two next to how many features go into each that it gives; of a vector whether
+it is a scale or a bias."""
+
+
+def time_forward(family: Family, config: Any, example: ForwardExample) -> tuple[list[float], tuple[int, ...]]:
+    """Time a forward of the fewest rows of a batch that are computed together, and of twice as many.
+
+    The weights are all of the same few numbers, so that a model is timed that has no room beside the one in use.
+
+    Returns:
+        The seconds, and the numbers of rows.
+    """
+    model = _randomly_weighted(family, config, example.dtype, example.device)
+    compute_in(model.module, example.x.dtype)
+    few = rows_a_unit(example.values)
+    counts = few, 2 * few
+    return [_time(model, example.rows(count)) for count in counts], counts
+
+
+def _time(model: UnshardedModel, example: ForwardExample) -> float:
+    inputs, events, best = example.inputs("time"), DeviceEvents(example.device), float("inf")
+    for _ in range(RUNS):
+        events.record()
+        model.compute(example.x, inputs)
+        events.record()
+        best = min(best, events.pop_seconds()[1])
+        example.on_progress()
+    return best
+
+
+def refuse_coupled_rows(family: Family, config: Any, example: ForwardExample) -> None:
+    """Compute rows alone, and together with rows of other inputs, in fp32 with random weights, and compare.
+
+    Raises:
+        Refused: the results differ, as in a class that swaps the halves of a batch, or gives the first row what belongs to
+            all rows.
+    """
+    model = _randomly_weighted(family, replace(config, quantisation={}), torch.float32, example.device)
+    count = rows_a_unit(example.values)
+    both = _in_fp32(example.rows(2 * count).tensors)
+    generator = torch.Generator().manual_seed(0)
+    for key, tensor in both.items():
+        by_row = tensor.is_floating_point() and tensor.ndim and tensor.shape[0] == 2 * count
+        if by_row and key != "timestep" and not _is_mask(tensor):
+            drawn = torch.randn(tensor[count:].shape, generator=generator)
+            both[key] = torch.cat([tensor[:count], drawn.to(tensor)])
+    together = _run(model, replace(example, tensors=both))
+    for rows in (torch.arange(count), torch.arange(count, 2 * count)):
+        alone = _run(model, replace(example, tensors=rows_of(both, example.values, rows)))
+        error = (alone - together[rows]).norm() / alone.norm()
+        if not error <= ROW_TOLERANCE:  # NaN is not
+            raise Refused(
+                f"a {config.kind} model computes the rows of a batch together, so they cannot be computed apart: use devices "
+                "with one GPU in Parallel Plan, or Load Diffusion Model."
+            )
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Return True for a mask, of zeros and ones, which chooses positions: with random numbers it would choose them all."""
+    return bool((tensor == 1).any() and ((tensor == 0) | (tensor == 1)).all())
+
+
+def _in_fp32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in tensors.items()}
+
+
+def _run(model: UnshardedModel, example: ForwardExample) -> Tensor:
+    out = model.compute(example.x, example.inputs("apart"))
+    example.on_progress()
+    return out
+
+
+def _randomly_weighted(family: Family, config: Any, dtype: torch.dtype, device: torch.device) -> UnshardedModel:
+    """Build a model whose parameters are views of one buffer of random numbers for each of their kinds.
+
+    Args:
+        dtype: of the weights.
+    """
+    model = family.build(config, Stage(0, 1, 1))
+    assert isinstance(model, UnshardedModel), "its plan shape is unsharded"
+    keep_type(model.module, dtype)
+    _fill(model.module.to(dtype), device)
+    return model
+
+
+def _fill(module: nn.Module, device: torch.device) -> None:
+    """Put a module on the meta device on another, its parameters being views of a buffer for each of their kinds.
+
+    Matrices have random numbers that leave what goes through them as large as it was, scales such about 1 and biases about 0, so
+    that what a layer is given matters to what it gives.
+    """
+    largest: dict[Kind, int] = {}
+    for name, parameter in module.named_parameters():
+        kind = _kind(name, parameter)
+        largest[kind] = max(parameter.numel(), largest.get(kind, 0))
+    drawn = {kind: _numbers(*kind, count, device) for kind, count in largest.items()}
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            view = drawn[_kind(name, parameter)][: parameter.numel()].view(parameter.shape)
+            part.register_parameter(name, nn.Parameter(view, requires_grad=False))
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            part._buffers[name] = torch.zeros_like(buffer, device=device) if buffer.is_meta else buffer.to(device)
+
+
+def _kind(name: str, parameter: Tensor) -> Kind:
+    if parameter.ndim < 2 or not parameter.numel():
+        return parameter.dtype, BIAS if name.endswith("bias") else SCALE
+    return parameter.dtype, 1 << round(math.log2(parameter.numel() // parameter.shape[0]))
+
+
+def _numbers(dtype: torch.dtype, features: int, count: int, device: torch.device) -> Tensor:
+    if not dtype.is_floating_point:
+        return torch.zeros(count, dtype=dtype, device=device)
+    drawn = torch.randn(count, generator=torch.Generator(device).manual_seed(0), device=device)
+    if features in (SCALE, BIAS):
+        return ((features == SCALE) + SPREAD * drawn).to(dtype)
+    return (drawn / features**0.5).to(dtype)
