@@ -1,9 +1,12 @@
-"""A clock for deadlines that does not count the time for which this process was stopped."""
+"""Time: a clock for deadlines that does not count the time for which this process was stopped, and the seconds of a step."""
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 
 LONGEST_STEP = 0.5
 """Seconds that pass at most between two looks at the clock; whoever waits looks several times a second."""
@@ -32,3 +35,8 @@ class AwakeClock:
             self._now += min(read_at - self._read_at, self._longest_step)
             self._read_at = read_at
             return self._now
+
+
+def seconds_per_step(times: Sequence[Sequence[float]]) -> float:
+    """Return the median seconds between the steps of each sampler, by the times of their ends; 0 if none has two steps."""
+    return statistics.median([after - before for moments in times for before, after in pairwise(moments)] or [0.0])

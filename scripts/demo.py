@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from parallel_backend.bench.measure import follow, pace, step_times
+from parallel_backend.bench.measure import follow, step_times
+from parallel_backend.clock import seconds_per_step
 from parallel_backend.distance import error_of
 from parallel_backend.sprites import sprites
 from scripts.comfyui import REPO, ComfyUI, ComfyUIError, Graph
@@ -61,7 +62,7 @@ def draw(comfyui: ComfyUI, title: str, graph: Graph) -> Drawing:
     times, steps = step_times(run, [SAMPLER]), graph[SAMPLER]["inputs"]["steps"]
     if len(times[0]) < steps:
         raise ComfyUIError(f"{title}: only {len(times[0])} of {steps} steps were reported")
-    return Drawing(picture, load_file(latent_file)["latent_tensor"].double(), pace(times))
+    return Drawing(picture, load_file(latent_file)["latent_tensor"].double(), seconds_per_step(times))
 
 
 def compare(drawing: Drawing, reference: Drawing) -> tuple[float, float]:

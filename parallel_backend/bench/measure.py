@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
 
+from ..clock import seconds_per_step
 from ..distance import error_of
 from ..errors import Cancelled
 from .client import Client, ComfyUIError, Graph, QueuedRun, StepProgress
@@ -80,7 +79,7 @@ def measure(
         name=name,
         devices=devices,
         plan=", ".join(dict.fromkeys(outcome["plan"] for outcome in outcomes)),
-        step=pace(step_times(then, names)),
+        step=seconds_per_step(step_times(then, names)),
         first=phases(first, names),
         then=phases(then, names),
         sent=sum(outcome["sent"] for outcome in outcomes),
@@ -124,11 +123,6 @@ def step_times(run: QueuedRun, names: Collection[str]) -> list[list[float]]:
             reached[progress.node] = progress.value
             times[progress.node].append(progress.time)
     return list(times.values())
-
-
-def pace(times: Sequence[Sequence[float]]) -> float:
-    """Return the median seconds between the steps of each sampler; 0 if no sampler has two steps."""
-    return statistics.median([b - a for moments in times for a, b in pairwise(moments)] or [0.0])
 
 
 def phases(run: QueuedRun, names: Collection[str]) -> Phases:

@@ -90,7 +90,7 @@ class Backend:
         self._lock = threading.RLock()
         self._planner = Planner()
         self._devices = Devices()
-        self._measurements = Measurements(self._ask, self._number, self._end, on_event)
+        self._measurements = Measurements(self._ask, self._number, on_event)
         self._journal = Journal()
         self._starting: tuple[str, ...] = ()
         self._closing = threading.Event()
@@ -443,9 +443,6 @@ class Backend:
                 self._server = None
         finally:
             self._lock.release()
-
-    def _end(self, devices: tuple[str, ...]) -> None:
-        self._groups.pop(devices).stop()
 
     def _number(self) -> int:
         """The number of a new request."""

@@ -189,15 +189,10 @@ class DoneReply(Message, frozen=True):
 
 
 class MeasureMachineReply(Message, frozen=True):
-    """The speed of devices and links.
-
-    Attributes:
-        restart_is_faster: True if workers that start now have faster links than these.
-    """
+    """The speed of devices and links."""
 
     request: int
     machine: Machine
-    restart_is_faster: bool = False
 
 
 class MeasureMemoryReply(Message, frozen=True):

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 from torch import Tensor
 
+from ...clock import seconds_per_step
 from ...diffusion import ModelSpec
 from ...errors import Refused
 from ...plan import ResolvedPlan
 from ...plan.advice import gigabytes
 from ...plan.choose import single_device
+from ...wire.frames import Frame
+from ...wire.to_host import SampleStepReply
 from ...wire.to_worker import SampleRequest
 from ..workers.pending_request import IsCancelled, PendingRequest, RequestContext, RequestReply
 from .planner import MeasuredChoice
 
 STEPS = 6
-"""That are timed, after those of PipeFusion's warm-up."""
+"""Steps that are timed, after the first and those of PipeFusion's warm-up."""
 
 MakeRoom = Callable[[ModelSpec, tuple[str, ...], float], None]
 """Makes other models leave devices, for so many bytes on each."""
@@ -83,19 +87,26 @@ def compare(
             "time cannot be measured: choose a smaller picture."
         )
     of = len(denoise.tensors["sigmas"]) - 1
-    steps = min(of, STEPS + (plan.warmup_steps if plan.patches > 1 else 0))
+    if of < 2:
+        raise Refused(
+            "the last run had one step, and a step is timed from the end of another: run a graph of two steps."
+        )
+    steps = min(of, STEPS + 1 + (plan.warmup_steps if plan.patches > 1 else 0))
 
     def timed(plan: ResolvedPlan, working_bytes: int) -> float:
-        """Return seconds per step. The first run loads the model and the kernels and does not count."""
-        step_seconds = 0.0
-        for count in (1, steps):
-            tensors = {**denoise.tensors, "sigmas": denoise.tensors["sigmas"][: count + 1]}
-            message = msgspec.structs.replace(
-                denoise.message, request=number(), plan=plan, adapters="", working_bytes=working_bytes
-            )
-            answer = ask(PendingRequest(message, tensors, caller=RequestContext(is_cancelled)))
-            step_seconds = max(report.seconds for report in answer.reports) / count
-        return step_seconds
+        """Return the seconds of a step. The first step, which may load the model, does not count."""
+        times: list[float] = []
+
+        def on_message(frame: Frame) -> None:
+            if isinstance(frame.message, SampleStepReply):
+                times.append(time.monotonic())
+
+        tensors = {**denoise.tensors, "sigmas": denoise.tensors["sigmas"][: steps + 1]}
+        message = msgspec.structs.replace(
+            denoise.message, request=number(), plan=plan, adapters="", working_bytes=working_bytes
+        )
+        ask(PendingRequest(message, tensors, caller=RequestContext(is_cancelled), on_message=on_message))
+        return seconds_per_step([times])
 
     report(f"{steps} steps on {plan.degrees}")
     shared = timed(plan, denoise.message.working_bytes)
@@ -110,7 +121,7 @@ def compare(
         alone=seconds,
         predicted=chosen.seconds,
         predicted_alone=choice.single.seconds,
-        steps=steps,
+        steps=steps - 1,
         of=of,
         without_adapters=bool(denoise.message.adapters),
     )

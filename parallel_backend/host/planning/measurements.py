@@ -24,7 +24,6 @@ class Measurements:
     Args:
         ask: has a request carried out by the workers of its plan.
         number: a new request's.
-        end: ends the workers of these devices, so that the next request starts new ones.
         on_event: told of what takes a while.
     """
 
@@ -32,12 +31,10 @@ class Measurements:
         self,
         ask: Callable[[PendingRequest], RequestReply],
         number: Callable[[], int],
-        end: Callable[[tuple[str, ...]], None],
         on_event: OnEvent,
     ) -> None:
         self._ask = ask
         self._number = number
-        self._end = end
         self._on_event = on_event
 
     def measure(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
@@ -46,10 +43,7 @@ class Measurements:
         request = MeasureMachineRequest(self._number(), _side_by_side(plan))
         message = self._ask(PendingRequest(request, caller=RequestContext(is_cancelled))).frame.message
         assert isinstance(message, MeasureMachineReply)
-        if not message.restart_is_faster:
-            return message.machine
-        self._end(plan.devices)
-        return self.measure(plan, is_cancelled)
+        return message.machine
 
     def machine(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
         """The machine's speeds, measured once and kept on disk."""

@@ -20,7 +20,6 @@ from ...weights.loading.reading import Neighbours
 from ...wire.frames import Frame, encode, worker_decoder
 from ...wire.to_worker import RESIDUAL
 from .environment import Environment
-from .nccl_transport import cached_transport
 
 TEXT_BYTES = 1024
 
@@ -40,8 +39,7 @@ class ProcessGroup:
         backend = "gloo"
         if environment.device.type == "cuda":
             torch.cuda.set_device(environment.device)
-            way = cached_transport(environment.world_size)
-            for name, value in {**nccl_settings(torch.__version__), **(way.settings if way else {})}.items():
+            for name, value in nccl_settings(torch.__version__).items():
                 os.environ.setdefault(name, value)
             backend = "cpu:gloo,cuda:nccl"  # NCCL opens no connection until a plan's communicators use it
         store.set_timeout(NO_TIMEOUT)

@@ -29,7 +29,6 @@ from ...weights.stores.block_access import BlockAccess
 from ...wire.to_host import DeclinedReply, MeasureBlocksReply, MeasureMachineReply, MeasureMemoryReply
 from ...wire.to_worker import MeasureBlocksRequest, MeasureMachineRequest, MeasureMemoryRequest
 from ..memory.stage_part import STORAGE_DTYPES
-from ..process.nccl_transport import benchmark_transports, has_transports
 from .example import ForwardExample
 from .rank import WorkerRank
 from .unsharded import RUNS, refuse_coupled_rows, time_forward
@@ -48,11 +47,8 @@ def measure_machine(rank: WorkerRank, message: MeasureMachineRequest) -> None:
     kernel = choose_kernel(attention, rank.device, dtype, HEAD_DIM, package_failures(rank.device))
     per_connection = rank.mesh_bytes / max(1, connections(message.plan))
     machine = measure(rank.device, mesh.ulysses, per_connection, kinds, kernel.attend)
-    restart_is_faster = False
-    if has_transports(rank.group, rank.neighbours.machines, rank.device):
-        restart_is_faster = bool(benchmark_transports(rank.group, rank.device, rank.status.on_progress).settings)
     if mesh.replies_to_host:
-        rank.host.send(MeasureMachineReply(message.request, machine, restart_is_faster))
+        rank.host.send(MeasureMachineReply(message.request, machine))
 
 
 def measure_memory(rank: WorkerRank, message: MeasureMemoryRequest) -> None:
