@@ -10,10 +10,10 @@ import torch
 from msgspec.structs import replace
 
 from ..declaration import Declaration, InterleavedBlocks
+from ..models.comfyui.reduced import lengthen
 from ..models.sequence_parallel.picture import as_patch_size
 from .calls import ModelCall, Sizes, Subject
 from .deriving import candidates
-from .lists import lengthen
 from .proof import COMPILED, COMPILER, IN_PATCHES, WHOLE, DeclarationProof, prove
 from .undescribed import Undescribed, Unproved, not_derived
 

@@ -11,11 +11,11 @@ import torch
 
 from ..declaration import InterleavedBlocks
 from ..models.comfyui.proof.ranks import in_a_line
+from ..models.comfyui.reduced import set_members
 from ..models.sequence_parallel.blocks import BlockHook
 from .calls import FAILS, ModelCall, Subject
 from .describing import Description
 from .groups import members_of, not_apart
-from .lists import set_members
 from .undescribed import Undescribed
 from .values import by_name
 

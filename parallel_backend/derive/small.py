@@ -18,19 +18,16 @@ from ..errors import Refused
 from ..models.comfyui.detection import DAMAGE, detect, unmakable
 from ..models.comfyui.meta_model import make_in_memory, make_model
 from ..models.comfyui.proof.ranks import in_a_line
+from ..models.comfyui.reduced import keep_some, randomise
 from ..weights.files.checkpoint import TensorEntry, read_header
 from .by_class import ByClass
 from .calls import FAILS, ModelCall, Sizes, Subject
 from .deriving import unit_of
-from .lists import keep_some
 from .undescribed import not_derived
 
 KEEPINGS = (2, 2), (3, 1)
 """Members of a list that are kept: of its first kind, and of each of the others. A model whose second half takes what its first
 one gave (HunyuanDiT) runs with the second pair alone, as its middle block is of the first kind."""
-
-DRAWN = 1_000_003
-"""So many random numbers are drawn for a tensor at most: a prime."""
 
 TEXT = 7
 """Tokens of the text."""
@@ -88,7 +85,7 @@ def small_of(
             f"{kind} is too large to derive: with {members_per_list[0]} blocks of a kind it has {size / 2**30:.1f} GiB of "
             f"weights and {limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
         )
-    randomise(model, tensors)
+    randomise(model, 0, tensors)
     return Small(path, members_per_list, tensors, part.entries, kind, described, base, lengths)
 
 
@@ -140,28 +137,6 @@ def _call(by_class: ByClass, sizes: Sizes, text: int, pooled: int) -> ModelCall:
     if pooled:
         prompt["pooled_output"] = torch.randn(1, pooled, generator=generator)
     return by_class.call(sizes, prompt)
-
-
-def randomise(model: nn.Module, filed: Mapping[str, Tensor]) -> None:
-    """Fill all weights, and buffers that files have values for, so that activations stay near 1 and every part matters."""
-    generator = torch.Generator().manual_seed(0)
-    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in filed and buffer.is_floating_point())
-    with torch.no_grad():
-        for name, tensor in itertools.chain(model.named_parameters(), buffers):
-            _draw(tensor, generator)
-            if tensor.ndim == 1:
-                scale = "norm" in name and name.endswith("weight")
-                tensor.mul_(0.2 if scale else 0.1).add_(1.0 if scale else 0.0)
-            elif tensor.ndim:
-                tensor.div_(math.sqrt(tensor[0].numel()))
-    model.eval().requires_grad_(False)
-
-
-def _draw(tensor: Tensor, generator: torch.Generator) -> None:
-    """Normal numbers; of a large tensor the same ones again and again, in rows that they do not divide into."""
-    count = tensor.numel()
-    drawn = torch.randn(min(count, DRAWN), generator=generator)
-    tensor.copy_(drawn.repeat(-(-count // DRAWN))[:count].view(tensor.shape))
 
 
 def _widths(described: Any, model: nn.Module) -> list[int]:

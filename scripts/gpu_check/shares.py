@@ -21,7 +21,7 @@ from parallel_backend.comm import communicator
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.conditioning import picture_shape
-from parallel_backend.models.comfyui.comfy_family import keep_two_of_each
+from parallel_backend.models.comfyui.reduced import keep_two_of_each
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.predict.cost import DenoiseJob, cost

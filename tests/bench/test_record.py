@@ -10,7 +10,7 @@ import torch
 
 from parallel_backend import markdown
 from parallel_backend.bench.client import QueuedRun, StepProgress
-from parallel_backend.bench.measure import pace, phases, step_times
+from parallel_backend.bench.measure import phases, step_times
 from parallel_backend.bench.record import (
     HEAD,
     BenchJob,
@@ -23,6 +23,7 @@ from parallel_backend.bench.record import (
     row,
     table,
 )
+from parallel_backend.clock import seconds_per_step
 from parallel_backend.distance import error_of
 
 MEASURED = Path(__file__).parents[2] / "docs" / "measured"
@@ -57,8 +58,8 @@ def test_a_runs_phases_are_its_whole() -> None:
 
 def test_a_steps_pace_does_not_count_what_is_between_samplers() -> None:
     assert step_times(run(), ["high", "low"]) == [[12.0, 13.0], [15.0, 16.5]]
-    assert pace(step_times(run(), ["high", "low"])) == 1.25
-    assert pace([[1.0]]) == 0.0
+    assert seconds_per_step(step_times(run(), ["high", "low"])) == 1.25
+    assert seconds_per_step([[1.0]]) == 0.0
 
 
 def test_an_error_is_relative_and_nothing_that_is_no_number_passes() -> None:

@@ -28,13 +28,13 @@ from parallel_backend.derive import child
 from parallel_backend.derive.__main__ import main
 from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive, proved_compiled
-from parallel_backend.derive.lists import keep_some
 from parallel_backend.derive.proof import IN_PATCHES, WHOLE, prove
 from parallel_backend.derive.small import small_of
 from parallel_backend.distance import error_of
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
+from parallel_backend.models.comfyui.reduced import keep_some
 from parallel_backend.models.comfyui.small import Case, small
 from tests.derive.subjects import subject_of
 from tests.derive.table import SUBJECTS

@@ -11,10 +11,10 @@ from msgspec.structs import replace as redeclare
 
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models.comfyui.comfy_family import keep_two_of_each
 from parallel_backend.models.comfyui.meta_model import load_buffers
 from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.comfyui.plan_shape import plan_shape
+from parallel_backend.models.comfyui.reduced import keep_two_of_each
 from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, small_model
 from parallel_backend.models.comfyui.small.case import TEXT
 from parallel_backend.models.comfyui.small.pictures import sd3

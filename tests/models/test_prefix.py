@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
+from parallel_backend.models.comfyui.reduced import randomise
 from parallel_backend.models.comfyui.small.case import Case
-from parallel_backend.models.comfyui.small.drawn import randomise
 from parallel_backend.models.declared.qwen_image21 import QWEN_IMAGE21
 from parallel_backend.models.sequence_parallel.compiled import OVERRIDE
 from parallel_backend.plan import ResolvedPlan

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...declaration import Declaration
 from ...diffusion import Value
@@ -29,6 +28,7 @@ from .meta_model import UNCONVERTED, compute_buffers, missing_buffers, read_mode
 from .model import ComfyModel, UnshardedModel
 from .plan_shape import plan_shape, reference_tokens, unsharded_shape
 from .quantised_layers import pieces_of, quantise_layers
+from .reduced import keep_two_of_each
 
 
 class ComfyFamily:
@@ -176,26 +176,6 @@ class ComfyFamily:
         if config.two_of_each:
             keep_two_of_each(base.diffusion_model, config.declaration)
         return ComfyModel(base, config.declaration, stage)
-
-
-def keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
-    """Drop all blocks but the first two of each group, or, where they run in units, those of the first two units.
-
-    A group of one block gets another like it; one of none stays empty. Of groups between the first and the last, which
-    count as the last's, none is left.
-    """
-    units = declaration.units(module)[:2] if declaration.units else None
-    for group in declaration.groups:
-        if not isinstance(module.get_submodule(group.path), nn.ModuleList):  # a block by itself
-            continue
-        blocks = list(module.get_submodule(group.path).children())
-        if units is None and group in declaration.groups[1:-1]:
-            members = []
-        elif units is None:
-            members = [*blocks, *copy.deepcopy(blocks[-1:])][:2]
-        else:
-            members = blocks[: sum(path.startswith(f"{group.path}.") for unit in units for path in unit)]
-        module.set_submodule(group.path, nn.ModuleList(members))
 
 
 def _declared_sizes(base: Any, declaration: Declaration, channels: int, dims: int) -> dict[str, Any]:

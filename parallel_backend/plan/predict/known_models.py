@@ -1,7 +1,8 @@
 """The models that one can ask about by name, from `known_models.json`, and the usual job of each.
 
 The sizes are those of ComfyUI's own model classes at their published configurations: `tests/plan/test_known_models.py`
-builds each class and counts it again. CogVideoX and PixArt, which run over diffusers' modules, are as in their public configurations.
+builds each class and counts it again. CogVideoX and PixArt, which run over diffusers' modules, are as in their public
+configurations.
 """
 
 from __future__ import annotations

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...comm.device_events import DeviceEvents
 from ...errors import Refused
 from ...models.comfyui.meta_model import keep_type
 from ...models.comfyui.model import UnshardedModel
+from ...models.comfyui.reduced import randomise_shared
 from ...models.comfyui.rows import rows_a_unit, rows_of
 from ...models.family import Family, Stage
 from ...weights.layers.quantised import compute_in
@@ -24,15 +24,6 @@ RUNS = 3
 
 ROW_TOLERANCE = 1e-3
 """Largest relative L2 error, in fp32, of rows that are computed alone and together with others."""
-
-SPREAD = 0.03
-"""Of the random numbers of vectors."""
-
-SCALE, BIAS = 0, -1
-
-Kind = tuple[torch.dtype, int]
-"""A parameter's type, and of a matrix the power of two next to how many features go into each that it gives; of a vector whether
-it is a scale or a bias."""
 
 
 def time_forward(family: Family, config: Any, example: ForwardExample) -> tuple[list[float], tuple[int, ...]]:
@@ -112,39 +103,5 @@ def _randomly_weighted(family: Family, config: Any, dtype: torch.dtype, device: 
     model = family.build(config, Stage(0, 1, 1))
     assert isinstance(model, UnshardedModel), "its plan shape is unsharded"
     keep_type(model.module, dtype)
-    _fill(model.module.to(dtype), device)
+    randomise_shared(model.module.to(dtype), device)
     return model
-
-
-def _fill(module: nn.Module, device: torch.device) -> None:
-    """Put a module on the meta device on another, its parameters being views of a buffer for each of their kinds.
-
-    Matrices have random numbers that leave what goes through them as large as it was, scales such about 1 and biases about 0, so
-    that what a layer is given matters to what it gives.
-    """
-    largest: dict[Kind, int] = {}
-    for name, parameter in module.named_parameters():
-        kind = _kind(name, parameter)
-        largest[kind] = max(parameter.numel(), largest.get(kind, 0))
-    drawn = {kind: _numbers(*kind, count, device) for kind, count in largest.items()}
-    for part in module.modules():
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            view = drawn[_kind(name, parameter)][: parameter.numel()].view(parameter.shape)
-            part.register_parameter(name, nn.Parameter(view, requires_grad=False))
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            part._buffers[name] = torch.zeros_like(buffer, device=device) if buffer.is_meta else buffer.to(device)
-
-
-def _kind(name: str, parameter: Tensor) -> Kind:
-    if parameter.ndim < 2 or not parameter.numel():
-        return parameter.dtype, BIAS if name.endswith("bias") else SCALE
-    return parameter.dtype, 1 << round(math.log2(parameter.numel() // parameter.shape[0]))
-
-
-def _numbers(dtype: torch.dtype, features: int, count: int, device: torch.device) -> Tensor:
-    if not dtype.is_floating_point:
-        return torch.zeros(count, dtype=dtype, device=device)
-    drawn = torch.randn(count, generator=torch.Generator(device).manual_seed(0), device=device)
-    if features in (SCALE, BIAS):
-        return ((features == SCALE) + SPREAD * drawn).to(dtype)
-    return (drawn / features**0.5).to(dtype)

@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parallel_backend.models.comfyui.small.drawn import draw, randomise
+from parallel_backend.models.comfyui.reduced import draw, randomise
 
 __all__ = ["draw", "randomise", "save_model"]
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 from ....declaration import Declaration
 from ...declared import DECLARATIONS
 from ..own_call import own_call, own_class
-from .drawn import draw, randomise
+from ..reduced import draw, randomise
 
 HEADS = 3
 """Odd, so that no even degree divides them."""

@@ -11,8 +11,8 @@ import torch
 from ....conditioning import NAMES, TEXT_PREPARATION
 from ....errors import Refused
 from ..own_call import LATENT_SHAPES, MASK, conditioning_of, own_class
+from ..reduced import draw
 from .case import HIDING, TEXT, Case, Example
-from .drawn import draw
 
 GraphInputs: TypeAlias = Mapping[str, bool | str | None]
 """What a class has made of a prompt: the model's arguments by name, entries of dicts as `name.entry`, with what chooses code.

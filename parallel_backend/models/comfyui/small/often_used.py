@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from ..reduced import draw
 from .case import AXES, HEADS, HIDING, TEXT, WIDTH, Builder, Example, Small, example, first_frame, seen, text
-from .drawn import draw
 
 
 def _flux(builder: Builder, references: str = "") -> Example:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..reduced import draw
 from .case import AXES, HEADS, TEXT, WIDTH, Builder, Example, Small, example, text
-from .drawn import draw
 
 
 def _krea2(builder: Builder, references: str = "") -> Example:

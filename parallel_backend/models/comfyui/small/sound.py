@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..reduced import draw
 from .case import HEADS, HIDING, TEXT, WIDTH, Builder, Example, Small, example, first_frame, text
-from .drawn import draw
 from .videos import WEIGHED, by_frame, guide_of
 
 

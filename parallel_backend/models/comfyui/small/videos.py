@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..reduced import draw
 from .case import AXES, HEADS, HIDING, TEXT, WIDTH, Builder, Example, Small, class_of, example, first_frame, seen, text
-from .drawn import draw
 
 
 def _hunyuan(

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from ..reduced import draw
 from .case import HEADS, TEXT, WIDTH, Builder, Example, Small, example, seen, text
-from .drawn import draw
 
 SIZES: dict[str, Any] = {
     "dim": WIDTH, "ffn_dim": 256, "text_dim": TEXT, "num_heads": HEADS, "num_layers": 3,
