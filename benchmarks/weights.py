@@ -35,9 +35,8 @@ from parallel_backend.models.comfyui.small.often_used import wan as small_wan
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.plan import ModelShape
 from parallel_backend.plan.predict.cost import DenoiseJob, needs
-from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.sharded import Sharded
-from parallel_backend.weights.stores.store import WeightStore
+from parallel_backend.weights.stores.store import BlockAccess, WeightStore
 from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.weights.stores.whole import Whole
 from tests.support.plans import cpu_plan

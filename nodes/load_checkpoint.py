@@ -6,7 +6,7 @@ import folder_paths
 from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
-from ..parallel_backend.plan.presets import AUTOMATIC
+from ..parallel_backend.plan.plan import AUTOMATIC
 from . import without_plan
 from .model.checkpoint import load_checkpoint
 from .model.files import CHECKPOINTS, fingerprint_of

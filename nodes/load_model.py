@@ -7,7 +7,7 @@ from typing import ClassVar
 from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
-from ..parallel_backend.plan.presets import AUTOMATIC
+from ..parallel_backend.plan.plan import AUTOMATIC
 from . import without_plan
 from .model.build import WEIGHT_DTYPES, load_model
 from .model.files import choices, fingerprint_of, path_of

@@ -9,7 +9,7 @@ from comfy_api.latest import io
 from ..parallel_backend.attention.kernels import CHOICES
 from ..parallel_backend.gpus import device_choices
 from ..parallel_backend.plan import COMPILE, EXCHANGES, MAX_WORLD_SIZE, WEIGHTS, ParallelPlan
-from ..parallel_backend.plan.presets import AUTOMATIC, PRESETS, with_preset
+from ..parallel_backend.plan.plan import AUTOMATIC, PRESETS, with_preset
 from .runtime import CATEGORY
 
 PlanType = io.Custom("PARALLEL_PLAN")

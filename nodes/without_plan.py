@@ -12,8 +12,8 @@ from comfy_api.latest import io
 from ..parallel_backend.errors import PlanRefused
 from ..parallel_backend.host import Backend
 from ..parallel_backend.plan import ParallelPlan
-from ..parallel_backend.plan.devices.names import named_devices
-from ..parallel_backend.plan.presets import AUTOMATIC, SMALLEST, with_preset
+from ..parallel_backend.plan.devices import named_devices
+from ..parallel_backend.plan.plan import AUTOMATIC, SMALLEST, with_preset
 
 PRESETS = (AUTOMATIC, SMALLEST)
 """The presets whose picture is the one that a single GPU draws."""

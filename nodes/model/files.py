@@ -9,7 +9,7 @@ import folder_paths
 
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.weights.files.checkpoint import read_header
-from ...parallel_backend.weights.files.diffusers_folder import is_diffusers_folder
+from ...parallel_backend.weights.files.safetensors_file import is_diffusers_folder
 
 MODELS, CHECKPOINTS, DIFFUSERS = "diffusion_models", "checkpoints", "diffusers"
 """ComfyUI's folders. Names from the last two begin with theirs; so the first keep Load Diffusion Model's."""

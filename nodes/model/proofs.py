@@ -19,8 +19,7 @@ import comfy.model_management
 
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.host import Deadlines
-from ...parallel_backend.host.proofs import Prover
-from ...parallel_backend.host.proved import Sources, key_of, verdict_of
+from ...parallel_backend.host.proofs import Prover, Sources, key_of, verdict_of
 from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.models.comfyui.config import ComfyConfig
 from ...parallel_backend.models.comfyui.content.sources import sources_of

@@ -23,8 +23,7 @@ from ...parallel_backend.conditioning import CROSS_ATTENTION, SIDES, Conditionin
 from ...parallel_backend.declaration import Declaration
 from ...parallel_backend.derive.call_kind import CallKind, kind_of
 from ...parallel_backend.derive.declaration_cache import key_of, unlike
-from ...parallel_backend.derive.objects import as_dicts
-from ...parallel_backend.derive.prompt import PromptExample
+from ...parallel_backend.derive.prompt import PromptExample, as_dicts
 from ...parallel_backend.derive.request import DeriveReply
 from ...parallel_backend.errors import PlanRefused, Refused
 from ...parallel_backend.host import Deadlines

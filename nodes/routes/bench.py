@@ -22,14 +22,13 @@ import torch
 from comfy.cli_args import args
 from server import PromptServer
 
-from ...parallel_backend.bench.base_folder import GRAPH
 from ...parallel_backend.bench.cards import check_free
 from ...parallel_backend.bench.client import ComfyUIError, Graph
 from ...parallel_backend.bench.graphs import FOLDER, JOBS, NotMeasured, is_graph, put_aside, read_graph, staying, stock
 from ...parallel_backend.bench.measure import Steps
 from ...parallel_backend.bench.peaks import watched_gpus, watched_memory
 from ...parallel_backend.bench.record import Side, encoded, line
-from ...parallel_backend.bench.running import Running
+from ...parallel_backend.bench.server import GRAPH, Running
 from ...parallel_backend.bench.sides import Bench, IdleServer, file_of, plans_of, sides, started, usual_devices
 from ...parallel_backend.doctor.observations import measured
 from ...parallel_backend.errors import Cancelled, Refused

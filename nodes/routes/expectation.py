@@ -16,13 +16,13 @@ import torch
 from aiohttp import web
 
 from ...parallel_backend.errors import PlanRefused, Refused
-from ...parallel_backend.host.planning.device_memory import DeviceMemory, device_memory
+from ...parallel_backend.host.planning.devices import DeviceMemory, device_memory
 from ...parallel_backend.host.planning.planner import PlanRequest
 from ...parallel_backend.host.runs.expectation import expect, in_words, measured_before
 from ...parallel_backend.host.workers.status import GroupStatus
 from ...parallel_backend.plan import ParallelPlan, Workload
+from ...parallel_backend.plan.plan import AUTOMATIC, PRESETS, with_preset
 from ...parallel_backend.plan.predict.cost import DenoiseJob
-from ...parallel_backend.plan.presets import AUTOMATIC, PRESETS, with_preset
 from ..load_checkpoint import LoadParallelCheckpoint
 from ..load_cogvideox import LoadParallelCogVideoX
 from ..load_diffusion_model import LoadParallelDiffusionModel

@@ -17,7 +17,7 @@ from ...parallel_backend.doctor import Finding, diagnose, of_derived
 from ...parallel_backend.errors import Cancelled, Refused, RequestFailed, WorkerFailed
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.comparison import Comparison
-from ...parallel_backend.host.planning.device_memory import DeviceMemory, device_memory
+from ...parallel_backend.host.planning.devices import DeviceMemory, device_memory
 from ...parallel_backend.host.workers.status import BackendStatus
 from ..memory.devices import free_devices
 from .bench import GRAPH_BYTES, BenchRequest, BenchRoute, BenchStatus

@@ -28,13 +28,12 @@ from ..plan.__main__ import positive, size
 from ..plan.predict.measure import Machine
 from ..sprites import sprites
 from ..temporary import OwnedFolder
-from .base_folder import GRAPH, make_base
 from .cards import check_free
 from .graphs import NotMeasured, changed, read_graph, stock
 from .measure import in_a_bar
 from .peaks import watched_gpus, watched_memory
 from .record import HEAD, Record, encoded, row, table
-from .server import Server
+from .server import GRAPH, Server, make_base
 from .sides import Bench, IdleServer, file_of, plans_of, sides, started, usual_devices
 
 STARTING = 1800.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +18,9 @@ import psutil
 import requests
 from typing_extensions import Self
 
-from .client import Client, ComfyUIError
+from ..errors import Cancelled
+from .cards import PACK
+from .client import Client, ComfyUIError, Graph, QueuedRun
 
 _CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 10_000
@@ -163,3 +166,80 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
+
+
+GRAPH = PACK / "scripts" / "sprites_api.json"
+"""The demo's graph: a small model that this pack brings along."""
+
+
+def make_base(base: Path, comfyui: Path, files: Sequence[tuple[str, Path]]) -> None:
+    """Make a base directory for ComfyUIs in an empty folder: models and packs of another ComfyUI, and this pack.
+
+    Args:
+        files: if there are any, these are all models and inputs.
+    """
+    for folder, file in files:
+        (base / folder).mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, base / folder)
+    if not files:
+        (base / "models").symlink_to(comfyui / "models", target_is_directory=True)
+    packs = base / "custom_nodes"
+    packs.mkdir()
+    for pack in (comfyui / "custom_nodes").glob("*"):
+        (packs / pack.name).symlink_to(pack.resolve())
+    if PACK not in (pack.resolve() for pack in packs.iterdir()):
+        (packs / "ComfyUI-Parallel").symlink_to(PACK, target_is_directory=True)
+
+
+ANSWER = 30.0
+"""Seconds in which its events have to begin."""
+
+
+class Running(Client):
+    """For use in a `with` statement, which ends by taking the jobs out of the history. A job of the user's ends it.
+
+    Args:
+        url: where it answers.
+        output: its output folder.
+    """
+
+    def __init__(self, url: str, output: Path) -> None:
+        super().__init__()
+        self.url = url
+        self._output = output
+        self._done: list[str] = []
+        self._gone: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self._listen(ANSWER)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listen_no_more()
+        self._post("/history", {"delete": self._done})
+
+    def folder(self, kind: str) -> Path:
+        """Its output folder, where jobs save latents."""
+        assert kind == "output"
+        return self._output
+
+    def _submit(self, graph: Graph) -> QueuedRun:
+        """As a client does, while no other job runs or waits. Raises Cancelled where one does."""
+        if self.queued():
+            raise Cancelled("a run was queued.")
+        run = super()._submit(graph)
+        self._done.append(run.prompt_id)
+        return run
+
+    def _was_removed(self, prompt_id: str) -> bool:
+        """Return True if the graph was already gone at the last look: its last events may still have been on their way
+        then.
+        """
+        gone = prompt_id in self._gone
+        if prompt_id not in self.queued():
+            self._gone.add(prompt_id)
+        return gone
+
+    def queued(self) -> set[str]:
+        """The ids of all jobs that run or wait."""
+        return {job[1] for jobs in self.get("/queue").values() for job in jobs}

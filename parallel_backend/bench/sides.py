@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..doctor.observations import peers
 from ..gpus import Gpu
-from ..plan.devices.names import named_devices
+from ..plan.devices import named_devices
 from ..plan.predict.measure import Machine
 from .cards import commit, processor, versions
 from .client import Client, ComfyUIError, Graph

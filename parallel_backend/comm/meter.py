@@ -2,17 +2,126 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from .tally import Tally
-from .timeline import Timeline
-from .trace import Trace
+
+class OperationKind(NamedTuple):
+    """A kind of operation: the communicator's name and the world ranks that take part."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass
+class Tally:
+    """The operations that this rank has issued since `reset`, and the asynchronous ones that it has not waited for."""
+
+    issued: Counter[OperationKind] = field(default_factory=Counter)
+    _pending: dict[int, dist.Work] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        """Forget all operations."""
+        self.issued.clear()
+        self._pending.clear()
+
+    def count(self, name: str, ranks: Sequence[int]) -> None:
+        """Count an operation of these world ranks."""
+        self.issued[OperationKind(name, tuple(ranks))] += 1
+
+    def add_pending(self, work: dist.Work) -> None:
+        """Note an asynchronous operation."""
+        self._pending[id(work)] = work
+
+    def wait(self, work: dist.Work) -> None:
+        """Wait for an asynchronous operation."""
+        work.wait()
+        self._pending.pop(id(work), None)
+
+    def wait_for_all(self) -> None:
+        """Wait for all asynchronous operations. The other ranks must have issued their counterparts."""
+        for work in list(self._pending.values()):
+            self.wait(work)
+
+
+BINS = 256
+"""The number of bins."""
+
+INITIAL_WIDTH = 1 / 1024
+"""Seconds of a bin at the start. The width doubles when a request needs more, so bins of several ranks fit together."""
+
+
+class Timeline:
+    """Seconds waited in each bin, by kind of traffic, from now on.
+
+    Attributes:
+        begun: the start, by `time.perf_counter`.
+        width: seconds of a bin.
+        waiting: for each kind of traffic the seconds waited in each bin.
+    """
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
+        self.width = INITIAL_WIDTH
+        self.waiting: dict[str, list[float]] = {}
+
+    def add(self, kind: str, begin: float, end: float) -> None:
+        """Add a wait from `begin` to `end` (by `time.perf_counter`) to the bins that it overlaps."""
+        begin, end = max(0.0, begin - self.begun), max(0.0, end - self.begun)
+        while end >= BINS * self.width:
+            self.width *= 2
+            self.waiting = {name: merge_pairs(bins) for name, bins in self.waiting.items()}
+        bins = self.waiting.setdefault(kind, [0.0] * BINS)
+        first, last = int(begin / self.width), int(end / self.width)
+        if first == last:
+            bins[first] += end - begin
+            return
+        bins[first] += (first + 1) * self.width - begin
+        for index in range(first + 1, last):
+            bins[index] = self.width
+        bins[last] += end - last * self.width
+
+
+def merge_pairs(bins: list[float]) -> list[float]:
+    """Return the same number of bins of twice the width; the second half is empty."""
+    return [bins[index] + bins[index + 1] for index in range(0, len(bins), 2)] + [0.0] * (len(bins) // 2)
+
+
+DIRECTORY = "PARALLEL_TRACE"
+"""The environment variable with the folder for `trace-rankN.json`. Without it, no trace is written."""
+
+
+class Trace:
+    """The spans of one rank. Times are of the machine's monotonic clock, so the ranks of one machine can be compared."""
+
+    def __init__(self, directory: str, rank: int) -> None:
+        self._path = Path(directory) / f"trace-rank{rank}.json"
+        self._rank = rank
+        self._spans: list[dict[str, object]] = []
+
+    @contextmanager
+    def span(self, name: str, **arguments: int) -> Iterator[None]:
+        """Record the time in this context, in microseconds of `time.perf_counter`."""
+        start = time.perf_counter()
+        yield
+        end = time.perf_counter()
+        span = {"name": name, "ph": "X", "pid": self._rank, "tid": 0, "ts": start * 1e6, "dur": (end - start) * 1e6}
+        self._spans.append(span | {"args": arguments})
+
+    def write(self) -> None:
+        """Write the file with the spans recorded since the last call."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps({"traceEvents": self._spans}))
+        self._spans.clear()
 
 
 @dataclass

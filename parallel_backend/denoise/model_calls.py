@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..comm.meter import Meter
 from ..models.inputs import Inputs, PatchForward
-from ..weights.stores.block_access import BlockAccess
+from ..weights.stores.store import BlockAccess
 from .guidance import NOTHING, Guidance
 from .process import NoiseProcess
 from .prompts import Batch, Prompts

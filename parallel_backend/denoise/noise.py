@@ -6,7 +6,7 @@ So every source draws the whole latent from the seed; the share decides who draw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,7 +14,10 @@ import torch
 import torchsde
 from torch import Tensor
 
+from ..comm.communicator import Communicator
 from ..errors import Refused
+from ..mesh import Mesh
+from ..models.inputs import Region
 from .program import NoiseSource
 
 Draw = Callable[[], Tensor]
@@ -115,3 +118,41 @@ class LatentNoise:
             return (increment if start < end else -increment) / (high - low).sqrt()
 
         return draw
+
+
+KIND = "noise"
+"""What the meter calls this traffic."""
+
+
+@dataclass(frozen=True)
+class SharedNoise:
+    """Gives the ranks of the last stage their part of what one of them draws. A collective of these ranks.
+
+    `shape` is the whole latent's, `rows` are the runs of its batch, one a data rank, and `patch` is what a sampler holds.
+    """
+
+    mesh: Mesh
+    shape: Sequence[int]
+    rows: Sequence[slice]
+    patch: Region
+
+    def __call__(self, draw: Draw) -> Tensor:
+        """This rank's rows of the patch, of one draw."""
+        mesh = self.mesh
+        assert mesh.is_last_stage, "only the last stage runs samplers"
+        parts = [self.patch.of(torch.empty(self.shape, device="meta")[rows]) for rows in self.rows]
+        mine = parts[mesh.data.rank]
+        noise: Tensor | None = None
+        if mesh.replies_to_host:
+            drawn = draw()
+            noise = torch.cat([self.patch.of(drawn[rows]).flatten() for rows in self.rows])
+        if mesh.cfg.rank == mesh.sequence.rank == 0:
+            noise = mesh.data.scatter(noise, [part.numel() for part in parts], KIND)
+        if mesh.sequence.rank == 0:
+            noise = _to_all(mesh.cfg, noise, mine.numel(), KIND)
+        return _to_all(mesh.sequence, noise, mine.numel(), KIND).view(mine.shape)
+
+
+def _to_all(axis: Communicator, noise: Tensor | None, count: int, kind: str) -> Tensor:
+    """Rank 0's tensor of `count` elements on every rank of an axis."""
+    return axis.scatter(None if noise is None else noise.repeat(axis.size), [count] * axis.size, kind)

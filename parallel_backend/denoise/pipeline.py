@@ -18,8 +18,7 @@ from torch import Tensor
 from ..comm.communicator import Communicator
 from ..errors import Cancelled
 from ..mesh import Mesh
-from ..models.inputs import PatchForward
-from ..models.region import Region
+from ..models.inputs import PatchForward, Region
 from ..transfers import to_device
 from .model_calls import ModelCalls
 from .patch_sampler import PatchSampler

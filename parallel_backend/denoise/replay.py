@@ -18,8 +18,19 @@ from torch import Tensor
 from ..errors import Refused
 from ..transfers import to_device
 from .noise import Drawn, LatentNoise, check_step
-from .operations import ELEMENTWISE, function_of
-from .program import CallInfo, Draw, ModelEvaluation, Operation, Program, Ref, StackWeights, StepEvent, view_along
+from .program import (
+    ELEMENTWISE,
+    CallInfo,
+    Draw,
+    ModelEvaluation,
+    Operation,
+    Program,
+    Ref,
+    StackWeights,
+    StepEvent,
+    function_of,
+    view_along,
+)
 from .well_formed import decoded
 
 

@@ -9,8 +9,18 @@ import msgspec
 from torch import Tensor
 
 from ..errors import Refused
-from .operations import DTYPES, ELEMENTWISE, KEYWORDS
-from .program import Draw, ModelEvaluation, Operation, Program, Ref, StackWeights, StepEvent
+from .program import (
+    DTYPES,
+    ELEMENTWISE,
+    KEYWORDS,
+    Draw,
+    ModelEvaluation,
+    Operation,
+    Program,
+    Ref,
+    StackWeights,
+    StepEvent,
+)
 
 ENTRIES_FOR_A_SIGMA = 4096
 """How long a program may be; ComfyUI's own have some 40 entries for each sigma."""

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from .calls import ModelCall, noise_like
 from .describing import CallSite, Place
+from .rules import Undescribed
 from .tokens import Tokens, differs, find_tokens, moved
 from .tracing import ModuleCall, trace
-from .undescribed import Undescribed
 from .values import tensors_in
 
 LEAST = 1e-2

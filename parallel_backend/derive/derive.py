@@ -15,7 +15,7 @@ from ..models.sequence_parallel.picture import as_patch_size
 from .calls import ModelCall, Sizes, Subject
 from .deriving import candidates
 from .proof import COMPILED, COMPILER, IN_PATCHES, WHOLE, DeclarationProof, prove
-from .undescribed import Undescribed, Unproved, not_derived
+from .rules import Undescribed, Unproved, not_derived
 
 LIMIT = 120.0
 """Seconds for a plan's proof."""

@@ -18,8 +18,8 @@ from .calls import FAILS, Sizes, Subject
 from .describing import Description
 from .groups import cut_by, fitting_additions, fitting_groups, fitting_heads, grouped
 from .interleaved_blocks import interleaved_blocks_of
+from .rules import Undescribed
 from .tracing import trace
-from .undescribed import Undescribed
 
 SIZES = (((4, 4, 6), 7), ((6, 6, 8), 10), ((2, 7, 3), 5))
 """Frames, and units of height and width, and tokens of text: no two lengths of these are alike."""

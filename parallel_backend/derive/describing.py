@@ -16,10 +16,9 @@ from .. import declaration as d
 from ..declaration import AlignedToEnd, TokensOfLatents
 from ..models.sequence_parallel.picture import Picture
 from .probing import Followed, Probe
-from .rules import is_run, shared_heads, starts
+from .rules import Undescribed, is_run, shared_heads, starts
 from .tokens import NOTHING, Tokens
 from .tracing import ModuleCall
-from .undescribed import Undescribed
 from .values import tensors_in, unreadable
 
 Place = tuple[str, int]

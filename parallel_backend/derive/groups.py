@@ -14,7 +14,7 @@ from ..declaration import AttentionsBySubmodule
 from .call_sites import Sites
 from .describing import Description
 from .kinds import argument_kinds
-from .undescribed import Undescribed
+from .rules import Undescribed
 
 
 def grouped(model: nn.Module, blocks: Sequence[str]) -> Mapping[str, list[str]]:

@@ -16,7 +16,7 @@ from ..models.sequence_parallel.blocks import BlockHook
 from .calls import FAILS, ModelCall, Subject
 from .describing import Description
 from .groups import members_of, not_apart
-from .undescribed import Undescribed
+from .rules import Undescribed
 from .values import by_name
 
 

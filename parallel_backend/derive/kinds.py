@@ -11,9 +11,8 @@ from torch import Tensor
 from .. import declaration as d
 from .describing import Description
 from .probing import Followed
-from .rules import is_repeated, is_run, rows
+from .rules import Undescribed, is_repeated, is_run, rows
 from .tokens import NOTHING
-from .undescribed import Undescribed
 from .values import tensors_in
 
 

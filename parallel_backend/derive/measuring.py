@@ -25,9 +25,9 @@ from .calls import FAILS, ModelCall, Sizes, Subject, noise_like
 from .derive import Derived
 from .deriving import unit_of
 from .groups import members_of
+from .rules import Undescribed
 from .small import Small, unfilled
 from .tracing import ModuleCall
-from .undescribed import Undescribed
 from .values import called, mapped, tensors_in
 
 SIZES = ((32, 32), (32, 64))

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from .calls import noise_like
+from .rules import Undescribed
 from .tokens import codes, decoded, differs
 from .tracing import Attention, ModuleCall
-from .undescribed import Undescribed
 from .values import tensors_in
 
 Change = Callable[[str, int, Tensor], Tensor]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from .by_class import ByClass
 from .call_kind import CallKind, kind_of
-from .calls import FAILS, ModelCall, Sizes, Subject
+from .calls import FAILS, ByClass, ModelCall, Sizes, Subject
 from .deriving import unit_of
-from .objects import as_objects
+from .rules import Undescribed
 from .small import Small
-from .undescribed import Undescribed
 
 TEXT = "cross_attn"
 """ComfyUI's name of a prompt's text."""
@@ -129,3 +128,27 @@ def _drawn(tensor: Tensor) -> Tensor:
     """Normal numbers of its shape in fp32: those of a large model's text are as large as they like."""
     generator = torch.Generator().manual_seed(tensor.numel())
     return torch.randn(tensor.shape, generator=generator)
+
+
+ATTRIBUTES = "attributes of an object"
+"""The one entry of such a dict."""
+
+
+def as_dicts(tree: Any, kind: type) -> Any:
+    """A tree of lists and dicts with a dict in the place of each object of a kind."""
+    if isinstance(tree, kind):
+        return {ATTRIBUTES: as_dicts(vars(tree), kind)}
+    return _each(tree, lambda item: as_dicts(item, kind))
+
+
+def as_objects(tree: Any) -> Any:
+    """The same tree with objects of these attributes again."""
+    if isinstance(tree, dict) and ATTRIBUTES in tree:
+        return SimpleNamespace(**as_objects(tree[ATTRIBUTES]))
+    return _each(tree, as_objects)
+
+
+def _each(tree: Any, change: Callable[[Any], Any]) -> Any:
+    if type(tree) in (list, tuple):
+        return type(tree)(change(item) for item in tree)
+    return {name: change(item) for name, item in tree.items()} if type(tree) is dict else tree

@@ -19,7 +19,7 @@ from ..models.comfyui.proof.ranks import RankFailed, in_a_line, run_in_turn
 from ..models.comfyui.small import Case
 from ..models.sequence_parallel.compiled import CompiledBlocks
 from ..plan import ResolvedPlan
-from ..weights.stores.block_access import BlockAccess
+from ..weights.stores.store import BlockAccess
 from .calls import FAILS, ModelCall, Subject
 
 WHOLE: Mapping[str, Mapping[str, int]] = {"ulysses 2": {"ulysses": 2}, "ring 3": {"ring": 3}}

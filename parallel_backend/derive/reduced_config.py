@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from .. import declaration as d
 from .calls import FAILS, Subject
 from .derive import LIMIT, Derived, first_proved, proved
+from .rules import Undescribed
 from .small import MARKS, Small, narrowed
 from .tracing import trace
-from .undescribed import Undescribed
 
 LARGE = 100_000_000
 """Weights of a small model that is worth it: one of fewer is looked at within seconds."""

@@ -30,8 +30,8 @@ from .measuring import with_costs
 from .prompt import PromptExample, subject_of_prompt
 from .reduced_config import derived_reduced
 from .request import DeriveReply, DeriveRequest, read_request
+from .rules import Undescribed
 from .small import KEEPINGS, Small, small_of
-from .undescribed import Undescribed
 
 
 def main(file: Path) -> None:

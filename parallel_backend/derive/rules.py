@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..declaration import AlignedToEnd, StartAt
+from ..errors import Refused
 
 MULTIPLES = [2**power for power in range(1, 10)]
 """To which models may pad the picture's tokens."""
@@ -66,3 +67,24 @@ def is_repeated(positions: Tensor, count: int) -> bool:
 def _repeats(x: Tensor, count: int) -> bool:
     apart = x.unflatten(1, (count, -1))
     return torch.equal(apart, apart[:, :, :1].expand_as(apart))
+
+
+class Undescribed(Exception):
+    """A reason why no declaration says what a model does, to stand behind "because"."""
+
+    lasting = True
+    """Whether it lies in the model and its calls alone."""
+
+
+class Unproved(Undescribed):
+    """What fits a model was not proved to hold: it does not, or its ranks failed, as they may for want of time or memory."""
+
+    lasting = False
+
+
+def not_derived(kind: str, reason: str) -> Refused:
+    """For a class without a proved declaration."""
+    return Refused(
+        f"{kind} cannot be derived, because {reason}: write its declaration by hand (docs/develop/adding-a-model.md), "
+        "or run it whole."
+    )

@@ -20,10 +20,9 @@ from ..models.comfyui.meta_model import make_in_memory, make_model
 from ..models.comfyui.proof.ranks import in_a_line
 from ..models.comfyui.reduced import keep_some, randomise
 from ..weights.files.checkpoint import TensorEntry, read_header
-from .by_class import ByClass
-from .calls import FAILS, ModelCall, Sizes, Subject
+from .calls import FAILS, ByClass, ModelCall, Sizes, Subject
 from .deriving import unit_of
-from .undescribed import not_derived
+from .rules import not_derived
 
 KEEPINGS = (2, 2), (3, 1)
 """Members of a list that are kept: of its first kind, and of each of the others. A model whose second half takes what its first

@@ -20,7 +20,7 @@ from ..models.sequence_parallel.attentions import Operands
 from ..models.sequence_parallel.compiled import OVERRIDE
 from ..models.sequence_parallel.module_attention import NAME, answered
 from .calls import FAILS, ModelCall
-from .undescribed import Undescribed
+from .rules import Undescribed
 from .values import by_name, called, mapped
 
 

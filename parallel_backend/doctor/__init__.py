@@ -3,9 +3,8 @@
 from collections.abc import Callable
 
 from .checks import examine
-from .derived import of_derived
 from .findings import Finding, FindingStatus
-from .models import diagnose_models
+from .models import diagnose_models, of_derived
 from .observations import Observations, look
 
 __all__ = ["Finding", "FindingStatus", "Observations", "diagnose", "diagnose_models", "examine", "look", "of_derived"]

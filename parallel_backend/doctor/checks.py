@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ..host.workers.causes import REMEDIES, known_cause
 from ..host.workers.versions import OLDEST_TORCH, TORCH_REMEDY, dotted
-from ..models.diffusers.installed import REMEDY, SUPPORTED, in_range
-from .derived import of_derived
+from ..models.diffusers.diffusers_family import REMEDY, SUPPORTED, in_range
 from .findings import Finding, FindingStatus
+from .models import of_derived
 from .observations import DeviceMeasurements, Observations
 
 GIB = 1 << 30

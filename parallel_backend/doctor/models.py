@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ..derive.declaration_cache import DeclarationRecord
+from ..derive.request import DeriveReply
 from ..host import Deadlines
 from ..host.proofs import Prover, Watched
 from ..models.comfyui.proof.prove import TOLERANCE
@@ -80,3 +82,20 @@ def finding_of(kind: str, answers: Sequence[tuple[ProofRequest, Watched]]) -> Fi
     if failed:
         return Finding(kind, FindingStatus.WARNING, "; ".join([*failed, cost]), NOT_MADE)
     return Finding(kind, FindingStatus.OK, f"{cost}, at most {max(error for _, error in errors.values()):.1e} off")
+
+
+def of_derived(classes: Iterable[DeclarationRecord]) -> list[Finding]:
+    """Return a finding for each derived class: its declaration, or why it runs unsharded. Skip duplicates."""
+    findings = [
+        Finding(record.kind, FindingStatus.OK, _text_of(record, answer))
+        for record in classes
+        for answer in record.answers
+    ]
+    return [*dict.fromkeys(findings)]
+
+
+def _text_of(known: DeclarationRecord, answer: DeriveReply) -> str:
+    if answer.declaration is None:
+        return f"in ComfyUI {known.comfyui} it runs whole, because {answer.failure}"
+    kinds = "one kind" if len(answer.kinds) == 1 else f"{len(answer.kinds)} kinds"
+    return f"in ComfyUI {known.comfyui} the pack worked out how to split {kinds} of calls: {answer.proof}"

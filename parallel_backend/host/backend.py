@@ -21,7 +21,7 @@ from ..attention.kernels import describe
 from ..conditioning import Conditioning
 from ..diffusion import ModelSpec
 from ..errors import Cancelled, NotFinite, Refused, RequestFailed, WorkerFailed
-from ..models.diffusers.installed import check_diffusers, in_range, of_diffusers
+from ..models.diffusers.diffusers_family import check_diffusers, in_range, of_diffusers
 from ..models.families import FAMILIES
 from ..models.family import Family
 from ..plan import ParallelPlan, ResolvedPlan

@@ -14,11 +14,10 @@ from ..mesh import Mesh
 from ..plan import ModelShape, ResolvedPlan
 from ..weights.files.checkpoint import Checkpoint
 from ..weights.files.keymap import KeyMap
-from .inputs import Inputs
-from .region import Region
+from .inputs import Inputs, Region
 
 if TYPE_CHECKING:
-    from ..weights.stores.block_access import BlockAccess  # which imports what only workers need
+    from ..weights.stores.store import BlockAccess
 
 Conditioning = Mapping[str, Tensor]
 """What the model is told besides the latent, by ComfyUI's names (`context`, `y`, `guidance`), each `[batch, ...]`.

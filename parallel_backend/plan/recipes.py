@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from .offers import Offer, OfferRequest, offered
-from .presets import AUTOMATIC, SMALLEST
+from .plan import AUTOMATIC, SMALLEST
 
 MODELS = ("flux-dev", "flux2-dev", "qwen-image", "z-image-turbo", "wan2.2-14b", "wan2.2-5b", "hunyuan-video")
 HEAD = ("model", "1 GPU", "choose", "seconds", "gain", "GB a GPU", "approximate (*slow links*)")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..errors import PlanRefused
 from ..layout import cut, length
 from ..mesh_axes import PLAN_AXES, SEQUENCE_AXES, MeshAxis, mesh_degrees
-from .devices.names import AUTOMATIC_AMONG, named_devices, visible
+from .devices import AUTOMATIC_AMONG, named_devices, visible
 from .plan import (
     COMPILE,
     EXCHANGES,

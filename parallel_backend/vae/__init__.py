@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import Refused
-from ..models.diffusers.installed import check_diffusers, of_diffusers
+from ..models.diffusers.diffusers_family import check_diffusers, of_diffusers
 from ..weights.files.checkpoint import Checkpoint
 from .autoencoder import SCHEDULES, Autoencoder, AutoencoderFamily
 from .cogvideox import CogVideoXAutoencoderFamily

@@ -20,8 +20,7 @@ from ..layout import cut
 from ..weights.files.checkpoint import Checkpoint
 from ..weights.files.keymap import KeyMap
 from .autoencoder import SCHEDULES, Give, OnProgress, whole_tensors, without_encoder
-from .conv import CausalConvolution, doubled, halved, twice
-from .norm import PARTS, affine, group_norm
+from .row_layers import PARTS, CausalConvolution, affine, doubled, group_norm, halved, twice
 from .rows import Slab
 
 LATENT_FRAMES = 2

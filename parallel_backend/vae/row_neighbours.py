@@ -15,7 +15,7 @@ from torch import Tensor
 from ..attention.kernels import choose_kernel
 from ..attention.packages import package_failures
 from ..attention.sequence_parallel import ring_attention
-from .norm import group_norm
+from .row_layers import group_norm
 from .row_tensor import RowTensor, Runs
 from .rows import NOTHING, Slab
 

@@ -7,6 +7,8 @@ tensor bytes in the header's order. The rank is that of the worker that sent the
 from __future__ import annotations
 
 import math
+import mmap
+import os
 import struct
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -253,3 +255,41 @@ def host_decoder() -> FrameDecoder:
 def worker_decoder() -> FrameDecoder:
     """Return a decoder of messages to a worker."""
     return FrameDecoder(_TO_WORKER)
+
+
+def share(tensor: Tensor) -> int:
+    """Copy a tensor into shared memory and return the descriptor, which the caller closes.
+
+    Raises:
+        OSError: there is no memory left.
+    """
+    flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
+    descriptor = os.memfd_create("parallel", os.MFD_CLOEXEC)
+    try:
+        view, offset = memoryview(flat.numpy().data), 0
+        while offset < len(view):
+            offset += os.write(descriptor, view[offset:])
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def mapped(descriptor: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """Return the tensor in shared memory without a copy, and close the descriptor.
+
+    Raises:
+        ValueError: the memory has another size than the tensor.
+    """
+    try:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        if os.fstat(descriptor).st_size != size:
+            raise ValueError(
+                f"{os.fstat(descriptor).st_size} bytes of shared memory were handed over instead of {size}"
+            )
+        if not size:
+            return torch.empty(shape, dtype=dtype)
+        memory = mmap.mmap(descriptor, size)
+        return torch.frombuffer(memory, dtype=dtype).view(shape)
+    finally:
+        os.close(descriptor)

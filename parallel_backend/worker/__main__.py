@@ -13,15 +13,13 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from ..comfyui_folder import FOLDER
-from ..comm.meter import Meter
-from ..comm.trace import DIRECTORY as TRACE_DIRECTORY
-from ..comm.trace import Trace
+from ..comm.meter import DIRECTORY as TRACE_DIRECTORY
+from ..comm.meter import Meter, Trace
 from ..errors import Refused
 from ..wire.to_host import ConnectReply, FailedReply, IssuedOperations, JoinReply, MemoryShortage
 from ..wire.to_worker import JoinRequest, ShutdownRequest
 from .memory.rank_memory import asked_bytes, is_out_of_memory
-from .process.environment import Environment
-from .process.facts import own_facts
+from .process.environment import Environment, own_facts
 from .process.faults import Faults
 from .process.host_connection import HostConnection
 from .process.process_group import ProcessGroup

@@ -18,7 +18,7 @@ from torch import Tensor
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
-from parallel_backend.weights.stores.host_memory import HOST
+from parallel_backend.weights.stores.host_copy import HOST
 
 from .bench import REPEATS, SMALL
 from .ranks import Ranks

@@ -21,8 +21,7 @@ from parallel_backend.models.comfyui.fast_fp8 import FastLinear, multiply_in_fp8
 from parallel_backend.models.comfyui.quantisation import open_checkpoint
 from parallel_backend.models.comfyui.quantised_layers import pieces_of, quantise_layers
 from parallel_backend.weights.files.checkpoint import read_header
-from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
-from parallel_backend.weights.formats.storage import PLAIN
+from parallel_backend.weights.formats import BLOCK_TYPES, PLAIN
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
 from parallel_backend.weights.layers.packing import shape_parameters

@@ -16,7 +16,7 @@ from parallel_backend.attention.packages import package_failures
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.plan.predict.profiles import CONTEXT_BYTES
-from parallel_backend.weights.stores.host_memory import pin
+from parallel_backend.weights.stores.host_copy import pin
 from parallel_backend.weights.stores.streamed import Streamed
 from tests.dry.dry_rank import inspected
 

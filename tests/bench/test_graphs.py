@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from PIL import Image, PngImagePlugin
 
-from parallel_backend.bench.base_folder import GRAPH
 from parallel_backend.bench.client import Graph
 from parallel_backend.bench.graphs import (
     JOBS,
@@ -27,6 +26,7 @@ from parallel_backend.bench.graphs import (
     stock,
     with_latent,
 )
+from parallel_backend.bench.server import GRAPH
 
 PARALLEL = GRAPH.with_name("sprites_parallel_api.json")
 

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from parallel_backend.comm.meter import Meter
-from parallel_backend.comm.timeline import BINS, INITIAL_WIDTH, Timeline
+from parallel_backend.comm.meter import BINS, INITIAL_WIDTH, Meter, Timeline
 
 
 def seconds(timeline: Timeline, kind: str, begin: float, end: float) -> float:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from parallel_backend.comm.meter import Meter
-from parallel_backend.denoise.noise import Draw, LatentNoise, Share
+from parallel_backend.denoise.noise import Draw, LatentNoise, Share, SharedNoise
 from parallel_backend.denoise.program import Program
 from parallel_backend.denoise.replay import DeviceProgram, Prediction
-from parallel_backend.denoise.shared_noise import SharedNoise
 from parallel_backend.layout import cut
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.sequence_parallel.picture import Picture

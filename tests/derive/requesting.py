@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from parallel_backend.derive.by_class import ByClass
 from parallel_backend.derive.call_kind import kind_of
-from parallel_backend.derive.calls import Sizes
+from parallel_backend.derive.calls import ByClass, Sizes
 from parallel_backend.derive.prompt import PromptExample
 from parallel_backend.derive.small import small_of
 from parallel_backend.models.comfyui.importing import import_comfyui

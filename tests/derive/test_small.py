@@ -10,8 +10,7 @@ from torch import nn
 
 from parallel_backend.derive.call_kind import CallKind
 from parallel_backend.derive.calls import Sizes
-from parallel_backend.derive.objects import as_dicts
-from parallel_backend.derive.prompt import PromptExample
+from parallel_backend.derive.prompt import PromptExample, as_dicts
 from parallel_backend.derive.request import read_request, request_bytes
 from parallel_backend.models.comfyui.reduced import keep_some
 from tests.derive.found import kind

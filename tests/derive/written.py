@@ -13,7 +13,7 @@ from msgspec.structs import fields
 
 from parallel_backend.declaration import Declaration
 from parallel_backend.derive.deriving import candidates
-from parallel_backend.derive.undescribed import Undescribed
+from parallel_backend.derive.rules import Undescribed
 from parallel_backend.derive.writing import is_default
 from parallel_backend.models.comfyui.small import SMALL, small
 from tests.derive.table import SUBJECTS

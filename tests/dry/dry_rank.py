@@ -26,12 +26,11 @@ from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.predict.cost import DenoiseJob as PlanJob
 from parallel_backend.plan.predict.cost import Needs, needs
 from parallel_backend.weights.files.checkpoint import read_header
-from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
+from parallel_backend.weights.formats import BLOCK_TYPES
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.packing import expanding_bytes, shape_parameters
-from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.sharded import Sharded
-from parallel_backend.weights.stores.store import WeightStore
+from parallel_backend.weights.stores.store import BlockAccess, WeightStore
 from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import stages

@@ -18,7 +18,7 @@ from parallel_backend.mesh_axes import mesh_degrees
 from parallel_backend.models.family import Execution
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
-from parallel_backend.weights.stores.block_access import BlockAccess
+from parallel_backend.weights.stores.store import BlockAccess
 from parallel_backend.wire.to_host import DoneReply
 from parallel_backend.wire.to_worker import SampleRequest
 from parallel_backend.worker.requests.rank import Prepared

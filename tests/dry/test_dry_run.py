@@ -14,16 +14,7 @@ import pytest
 
 from benchmarks.dry_run import CASES
 from benchmarks.plan_predictions import BY_DIFFUSERS
-from parallel_backend.plan.predict.operations import (
-    CHUNK,
-    FP8,
-    OF_A_BLOCK,
-    PATCHED,
-    RING,
-    RING_HOP,
-    ULYSSES,
-    of_a_block,
-)
+from parallel_backend.plan.predict.profiles import CHUNK, FP8, OF_A_BLOCK, PATCHED, RING, RING_HOP, ULYSSES, of_a_block
 from tests.support.comfyuis import is_listed, tell_new
 from tests.support.selection import thorough
 

@@ -11,8 +11,7 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
-from parallel_backend.weights.formats.storage import EXPAND_VALUES
+from parallel_backend.weights.formats import BLOCK_TYPES, EXPAND_VALUES
 from tests.dry.fake_gpu import DEVICE, FakeGpu
 
 WAITS: dict[str, Callable[[Tensor], object]] = {

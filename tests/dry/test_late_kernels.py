@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.comm.meter import Meter
-from parallel_backend.weights.stores.block_access import BlockAccess
+from parallel_backend.weights.stores.store import BlockAccess
 from parallel_backend.worker.memory.stage_part import stages
 from parallel_backend.worker.requests.sampling import sample
 from tests.dry.dry_rank import inspected, model_of

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from parallel_backend.transfers import NOT_PINNED
-from parallel_backend.weights.stores.host_memory import pin
+from parallel_backend.weights.stores.host_copy import pin
 from parallel_backend.weights.stores.whole import Whole
 from tests.support.comfy_oracle import comfy_on_path
 

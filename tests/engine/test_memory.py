@@ -17,7 +17,7 @@ from torch import nn
 
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.host import Backend
-from parallel_backend.host.workers.out_of_memory import WorkerOutOfMemory
+from parallel_backend.host.workers.causes import WorkerOutOfMemory
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.worker.memory.rank_memory import HOST_RESERVE, available_on_host
 from tests.engine.conftest import Job, Runner, sigmas, spec_of

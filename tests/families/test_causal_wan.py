@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 from safetensors.torch import load_file
 
-from parallel_backend.wire.secret import VARIABLE
+from parallel_backend.wire.handshake import VARIABLE
 from scripts.comfyui import PACKS, REPO, ComfyUI
 from tests.derive.files import save_checkpoint, save_forms
 from tests.support.graphs.comfyui import (

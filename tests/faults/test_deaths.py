@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from parallel_backend.host.workers.out_of_memory import WorkerOutOfMemory
+from parallel_backend.host.workers.causes import WorkerOutOfMemory
 from tests.faults.bench import AFTERWARDS, BOUND, DEATHS, ERROR, PHASES, PLANS, Case, deaths
 from tests.support.selection import product, thorough
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from parallel_backend.errors import Refused, RequestFailed, WorkerFailed
-from parallel_backend.host.workers.equal_errors import raised_equal_errors
+from parallel_backend.host.workers.diagnosis import raised_equal_errors
 from parallel_backend.host.workers.pending_request import RequestContext
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.adapters.lora import Adapter, AdapterSet

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from parallel_backend.host.workers.remote import ask
 from parallel_backend.wire.address import SCHEME, Address
-from parallel_backend.wire.secret import VARIABLE
+from parallel_backend.wire.handshake import VARIABLE
 from scripts.comfyui import REPO, ComfyUI, Graph, free_port
 from tests.support.graphs.flux import ksampler_graph, node, parallel
 from tests.support.latents import relative_error

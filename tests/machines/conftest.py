@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from parallel_backend.host.workers.remote import ask
-from parallel_backend.wire.secret import VARIABLE
+from parallel_backend.wire.handshake import VARIABLE
 from tests.machines.network import Machines, obstacle
 from tests.support.tiny.flux import save_flux
 

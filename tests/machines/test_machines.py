@@ -24,9 +24,8 @@ from parallel_backend.host import Backend
 from parallel_backend.host.workers.remote import ask
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, resolve
 from parallel_backend.wire.frames import MAGIC, encode
-from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, LOST_SECONDS, RESULT, HandshakeVerdict
+from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, LOST_SECONDS, RESULT, VARIABLE, HandshakeVerdict
 from parallel_backend.wire.message import PROTOCOL
-from parallel_backend.wire.secret import VARIABLE
 from parallel_backend.wire.to_worker import JoinRequest
 from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
 from tests.machines.conftest import wait_for

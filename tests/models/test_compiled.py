@@ -25,7 +25,7 @@ from parallel_backend.models.sequence_parallel.picture import Picture
 from parallel_backend.weights.adapters.lora import Adapter, AdapterSet
 from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
 from parallel_backend.weights.files.keymap import Piece
-from parallel_backend.weights.stores.block_access import BlockAccess
+from parallel_backend.weights.stores.store import BlockAccess
 from parallel_backend.weights.stores.whole import Whole
 from tests.models.parallel_models import TOLERANCE, worst
 from tests.support.ranks import run_ranks

@@ -24,7 +24,7 @@ from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.models.sequence_parallel.module_attention import answered
 from parallel_backend.models.sequence_parallel.picture import as_patch_size
-from parallel_backend.weights.stores.block_access import BlockAccess
+from parallel_backend.weights.stores.store import BlockAccess
 from tests.support.classes import only_where_declared, only_where_small, small_or_skipped
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks

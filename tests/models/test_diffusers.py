@@ -26,7 +26,7 @@ from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.layers.packing import shape_parameters
 from parallel_backend.weights.loading.loader import WeightSource, load_weights
 from parallel_backend.weights.loading.reading import Neighbours, Watch
-from parallel_backend.weights.stores.block_access import BlockAccess
+from parallel_backend.weights.stores.store import BlockAccess
 from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import stages
 from tests.support.plans import cpu_plan

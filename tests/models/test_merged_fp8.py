@@ -23,13 +23,12 @@ from parallel_backend.weights.adapters.lora import NONE, Adapter, AdapterSet
 from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.files.keymap import Piece, tensor_sizes
-from parallel_backend.weights.formats.storage import PLAIN
+from parallel_backend.weights.formats import PLAIN
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.packing import packed_starts
 from parallel_backend.weights.loading.reading import Neighbours, Watch
-from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.sharded import Sharded
-from parallel_backend.weights.stores.store import WeightStore
+from parallel_backend.weights.stores.store import BlockAccess, WeightStore
 from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import StagePart

@@ -20,7 +20,7 @@ from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.sequence_parallel.compiled import CompiledBlocks
 from parallel_backend.models.sequence_parallel.sources import unknown_arguments
-from parallel_backend.weights.stores.block_access import BlockAccess
+from parallel_backend.weights.stores.store import BlockAccess
 from tests.models.parallel_models import TOLERANCE, worst
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough

@@ -26,7 +26,7 @@ from parallel_backend.weights.adapters.lora import NONE, Adapter, AdapterSet
 from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
 from parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.files.keymap import Piece
-from parallel_backend.weights.formats.storage import PLAIN
+from parallel_backend.weights.formats import PLAIN
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.packing import held_bytes, shape_parameters
 from parallel_backend.weights.layers.quantised import compute_in

@@ -16,7 +16,7 @@ from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.comfyui.small import small
 from parallel_backend.models.comfyui.small.case import TEXT
 from parallel_backend.models.family import Execution, Stage
-from parallel_backend.weights.stores.block_access import BlockAccess
+from parallel_backend.weights.stores.store import BlockAccess
 from tests.models.described import described
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks

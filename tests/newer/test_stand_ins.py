@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from parallel_backend.wire.secret import VARIABLE
+from parallel_backend.wire.handshake import VARIABLE
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import (
     DIFFERENT,

@@ -22,7 +22,7 @@ from parallel_backend.comfyui_folder import FOLDER
 from parallel_backend.plan.calibrate import main
 from parallel_backend.plan.gpu_report import lines_of
 from parallel_backend.plan.predict.cards import read_cards
-from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
+from parallel_backend.weights.formats import BLOCK_TYPES
 from parallel_backend.weights.loading.rounds import Way
 from scripts.gpu_check.__main__ import LISTS
 from scripts.gpu_check.connections import transports

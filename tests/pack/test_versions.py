@@ -17,7 +17,7 @@ from parallel_backend.errors import Refused
 from parallel_backend.host.workers import versions
 from parallel_backend.identity import code_digest
 from parallel_backend.models.comfyui.content import files
-from parallel_backend.models.diffusers import installed
+from parallel_backend.models.diffusers import diffusers_family
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.vae import AUTOENCODERS
 from parallel_backend.wire.to_host import RankFacts
@@ -37,13 +37,13 @@ def requirements() -> dict[str, str]:
 @pytest.mark.parametrize("file", ["pyproject.toml", "requirements.txt"])
 def test_the_range_is_the_same_everywhere(file: str) -> None:
     allowed = Requirement(requirements()[file]).specifier
-    (major, minor), (newest_major, newest_minor) = installed.OLDEST, installed.NEWEST
+    (major, minor), (newest_major, newest_minor) = diffusers_family.OLDEST, diffusers_family.NEWEST
     assert {str(each) for each in allowed} == {f">={major}.{minor}", f"<{newest_major}.{newest_minor + 1}"}
 
 
 def test_the_readme_states_the_range() -> None:
     text = (REPO / "README.md").read_text()
-    assert f"diffusers {installed.SUPPORTED} for CogVideoX and PixArt" in text
+    assert f"diffusers {diffusers_family.SUPPORTED} for CogVideoX and PixArt" in text
     assert f"torch {versions.dotted(versions.OLDEST_TORCH)} or newer" in text
 
 
@@ -70,17 +70,15 @@ def test_this_process_imports_nothing_that_an_older_torch_lacks() -> None:
 @pytest.mark.parametrize("found", ["0.35.0", "0.35.2", "0.42.1", "0.42.0.dev0"])
 def test_versions_in_the_range_are_taken(see: Callable[[str], None], found: str) -> None:
     see(found)
-    installed.check_diffusers()
+    diffusers_family.check_diffusers()
 
 
 @pytest.mark.parametrize("found", ["0.34.0", "0.43.0", "1.0", ""])
 def test_another_version_or_none_is_refused_in_one_sentence(see: Callable[[str], None], found: str) -> None:
     see(found)
-    message = (
-        f"{installed.NEEDED}, and {found or 'none'} is installed: run pip install -r requirements.txt in the pack's"
-    )
+    message = f"{diffusers_family.NEEDED}, and {found or 'none'} is installed: run pip install -r requirements.txt in the pack's"
     with pytest.raises(Refused, match=f"^{re.escape(message)}"):
-        installed.check_diffusers()
+        diffusers_family.check_diffusers()
 
 
 @pytest.fixture
@@ -126,15 +124,19 @@ def test_a_rank_with_another_diffusers_is_named_where_a_model_needs_it() -> None
 @pytest.mark.parametrize("found", ["0.34.0", ""])
 def test_ranks_that_agree_on_a_version_out_of_range_are_refused_where_a_model_needs_it(found: str) -> None:
     old = msgspec.structs.replace(FACTS, diffusers=found)
-    said = re.escape(f"{installed.NEEDED}, and the workers on machine-a have {found or 'none'}: run pip install -r")
+    said = re.escape(
+        f"{diffusers_family.NEEDED}, and the workers on machine-a have {found or 'none'}: run pip install -r"
+    )
     with pytest.raises(Refused, match=f"^{said}"):
         versions.check_members_diffusers([old, old])
 
 
 def test_the_families_of_diffusers_are_those_that_the_sentence_names() -> None:
-    kinds = {name for name, family in {**FAMILIES, **AUTOENCODERS}.items() if installed.of_diffusers(family.imports)}
+    kinds = {
+        name for name, family in {**FAMILIES, **AUTOENCODERS}.items() if diffusers_family.of_diffusers(family.imports)
+    }
     assert kinds == {"cogvideox", "cogvideox vae", "pixart"}
-    assert "CogVideoX and PixArt" in installed.NEEDED
+    assert "CogVideoX and PixArt" in diffusers_family.NEEDED
 
 
 def test_workers_with_other_code_than_comfyui_are_refused() -> None:

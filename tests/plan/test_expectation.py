@@ -8,7 +8,7 @@ import pytest
 
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import PlanRefused
-from parallel_backend.host.planning.device_memory import DeviceMemory
+from parallel_backend.host.planning.devices import DeviceMemory
 from parallel_backend.host.planning.planner import Planner, PlanRequest
 from parallel_backend.host.runs.expectation import Expected, expect, in_words
 from parallel_backend.host.runs.outcome import predicted_gain

@@ -19,7 +19,7 @@ from parallel_backend.plan.predict.cost import DenoiseJob, StepCost, connections
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import KERNEL_BYTES, BlockTimes, measured_profile
 from parallel_backend.plan.predict.profiles import ModelShape
-from parallel_backend.plan.split.tokens import share_by_memory
+from parallel_backend.plan.split import share_by_memory
 from tests.support.plans import MEASURED, cpu_plan
 
 FLUX = known_model("flux-dev").shape

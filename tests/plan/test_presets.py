@@ -6,8 +6,8 @@ import pytest
 
 from parallel_backend.errors import Refused
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.plan.devices.names import named_devices
-from parallel_backend.plan.presets import AUTOMATIC, PRESETS, SLOW_LINKS, SMALLEST, with_preset
+from parallel_backend.plan.devices import named_devices
+from parallel_backend.plan.plan import AUTOMATIC, PRESETS, SLOW_LINKS, SMALLEST, with_preset
 
 ZEROS = ParallelPlan(pipefusion=0, warmup_steps=0)
 

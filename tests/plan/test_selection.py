@@ -8,7 +8,7 @@ import pytest
 
 from parallel_backend.gpus import Gpu
 from parallel_backend.plan import ModelLimits, ParallelPlan, Workload, resolve
-from parallel_backend.plan.devices.selection import select_gpus, why
+from parallel_backend.plan.devices import select_gpus, why
 from parallel_backend.plan.resolve import is_automatic
 
 RTX_4090 = Gpu("NVIDIA GeForce RTX 4090", 25_300_000_000, None, (8, 9), 128, False)

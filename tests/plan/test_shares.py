@@ -11,7 +11,7 @@ from parallel_backend.plan.predict.cost import DenoiseJob, cost, needs
 from parallel_backend.plan.predict.known_machines import profile
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import BlockTimes
-from parallel_backend.plan.split.tokens import paces_by, share_by
+from parallel_backend.plan.split import paces_by, share_by
 from tests.support.plans import cpu_plan
 
 FLUX = known_model("flux-dev").shape

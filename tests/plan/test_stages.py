@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallel_backend.plan.predict.measure import BlockTimes
-from parallel_backend.plan.split.stages import cut_by_cost, cut_by_time
+from parallel_backend.plan.split import cut_by_cost, cut_by_time
 from tests.support.plans import cpu_plan
 
 

@@ -14,7 +14,7 @@ from parallel_backend.plan.choose import best
 from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.measure import BlockTimes, measured_profile
 from parallel_backend.plan.predict.profiles import ForwardTime, Profile
-from parallel_backend.plan.split.tokens import forward_times, share_batch
+from parallel_backend.plan.split import forward_times, share_batch
 from tests.support.plans import MEASURED, cpu_plan
 
 SDXL: ModelShape = unsharded_shape("SDXL", 2_600_000_000, 4)

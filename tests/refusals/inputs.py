@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from parallel_backend.models.diffusers.cogvideox_positions import LEARNED
-from parallel_backend.wire.secret import VARIABLE
+from parallel_backend.wire.handshake import VARIABLE
 from scripts.comfyui import ComfyUI
 from tests.refusals.files import decoding
 from tests.refusals.kinds import Refusals, exactly

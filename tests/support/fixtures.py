@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parallel_backend.wire.secret import VARIABLE
+from parallel_backend.wire.handshake import VARIABLE
 from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import PACKS, REPO, ComfyUI, Graph
 from tests.support.latents import latents

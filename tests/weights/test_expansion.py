@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from parallel_backend.models.comfyui.proof.rank import CPU, ProofRank, plan_for
 from parallel_backend.models.comfyui.small import small
-from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
-from parallel_backend.weights.formats.storage import Storage
+from parallel_backend.weights.formats import BLOCK_TYPES, Storage
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
 from tests.models.parallel_models import TOLERANCE, worst

@@ -25,8 +25,7 @@ from parallel_backend.models.families import FAMILIES
 from parallel_backend.models.family import Stage
 from parallel_backend.plan.predict.profiles import UNPACKING
 from parallel_backend.weights.files.checkpoint import read_header
-from parallel_backend.weights.formats.gguf_blocks import BLOCK_TYPES
-from parallel_backend.weights.formats.storage import PLAIN
+from parallel_backend.weights.formats import BLOCK_TYPES, PLAIN
 from parallel_backend.weights.layers.packing import expanded_bytes, held_bytes, shape_parameters
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.cogvideox import save_cogvideox

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parallel_backend.comm.communicator import Communicator
-from parallel_backend.comm.meter import Meter
-from parallel_backend.comm.trace import Trace
+from parallel_backend.comm.meter import Meter, Trace
 from parallel_backend.errors import Refused
 from parallel_backend.weights.stores.block_bytes import ALIGNMENT
 from parallel_backend.weights.stores.sharded import Sharded

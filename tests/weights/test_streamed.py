@@ -14,8 +14,8 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import small
-from parallel_backend.weights.stores.block_access import BlockAccess
 from parallel_backend.weights.stores.block_bytes import ALIGNMENT
+from parallel_backend.weights.stores.store import BlockAccess
 from parallel_backend.weights.stores.streamed import Streamed, staying
 from tests.support.allocations import peak_bytes
 from tests.support.comfy_oracle import comfy_on_path

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.weights.stores import host_copy
-from parallel_backend.weights.stores.host_copy import WORDS, digest
-from parallel_backend.weights.stores.host_memory import shared_bytes
+from parallel_backend.weights.stores.host_copy import WORDS, digest, shared_bytes
 from parallel_backend.weights.stores.whole import Whole
 from tests.support.ranks import run_ranks
 from tests.weights.tiny import CPU, bits, tiny

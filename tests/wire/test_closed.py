@@ -12,7 +12,7 @@ import pytest
 from parallel_backend.errors import Refused
 from parallel_backend.host.workers.channel import LocalChannel
 from parallel_backend.host.workers.launcher import make_folder, socket_path
-from parallel_backend.wire.secret import read_secret
+from parallel_backend.wire.handshake import read_secret
 
 REPO = Path(__file__).parents[2]
 PRODUCT = sorted(

@@ -22,9 +22,17 @@ import pytest
 from parallel_backend.host.workers.remote import ask
 from parallel_backend.wire.address import Address
 from parallel_backend.wire.frames import MAGIC, BadFrame, encode, host_decoder, worker_decoder
-from parallel_backend.wire.handshake import ANSWER, CLIENT, GREETING, RESULT, Crowded, HandshakeVerdict, present
+from parallel_backend.wire.handshake import (
+    ANSWER,
+    CLIENT,
+    GREETING,
+    RESULT,
+    VARIABLE,
+    Crowded,
+    HandshakeVerdict,
+    present,
+)
 from parallel_backend.wire.message import PROTOCOL
-from parallel_backend.wire.secret import VARIABLE
 from parallel_backend.wire.to_host import ConnectReply, JoinReply, RankFacts, WelcomeReply
 from parallel_backend.wire.to_worker import CancelRequest, JoinRequest
 from parallel_backend.worker.process.gateway import STRANGERS

@@ -9,7 +9,7 @@ import string
 import pytest
 
 from parallel_backend.errors import Refused
-from parallel_backend.wire.interfaces import GLOO, NCCL, check_interfaces
+from parallel_backend.wire.address import GLOO, NCCL, check_interfaces
 
 
 def interfaces() -> list[str]:

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from parallel_backend.wire.shared import mapped, share
+from parallel_backend.wire.frames import mapped, share
 
 
 def open_files() -> int:

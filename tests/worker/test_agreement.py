@@ -17,7 +17,7 @@ from parallel_backend.worker.memory.files import ModelFiles
 from parallel_backend.worker.process.environment import Environment, LaunchedWorker
 from parallel_backend.worker.process.process_group import ProcessGroup
 from parallel_backend.worker.process.status import RankProgress
-from parallel_backend.worker.requests.agreement import Agreement
+from parallel_backend.worker.requests.engine import Agreement
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
 

@@ -8,8 +8,8 @@ import torch
 
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.weights.files.checkpoint import read_header
-from parallel_backend.worker.requests.example import ForwardExample
 from parallel_backend.worker.requests.measuring import RUNS, time_blocks
+from parallel_backend.worker.requests.unsharded import ForwardExample
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.plans import cpu_plan
 from tests.support.tiny.flux import CHANNELS, POOLED_WIDTH, TEXT_WIDTH, save_flux

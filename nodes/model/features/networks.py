@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.plan import ResolvedPlan
-from ....parallel_backend.weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, NetworkPatch
+from ....parallel_backend.weights.adapters.lora import CROSS_ATTENTION, SELF_ATTENTION, NetworkPatch
 from ..own_code import foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
 from ..unchanged import classes_of, refuse_replaced

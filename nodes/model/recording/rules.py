@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....parallel_backend.denoise.operations import ELEMENTWISE
-from ....parallel_backend.denoise.program import Ref
+from ....parallel_backend.denoise.program import ELEMENTWISE, Ref
 from .elementwise import elementwise
 from .latent import OWN_NOISE, Deviation, Recorded, copied, number_of, plain_number, spoilt, tape_of, word_of
 from .stacks import combined, of_stack, stacked

@@ -22,21 +22,19 @@ from ....parallel_backend.comm.communicator import Communicator
 from ....parallel_backend.comm.meter import Meter
 from ....parallel_backend.denoise.guidance import Guidance
 from ....parallel_backend.denoise.model_calls import ModelCalls
-from ....parallel_backend.denoise.noise import LatentNoise
+from ....parallel_backend.denoise.noise import LatentNoise, SharedNoise
 from ....parallel_backend.denoise.patch_sampler import Inpaint, PatchSampler
 from ....parallel_backend.denoise.pipeline import Callbacks, CancelSignal, Patch, Pipeline
 from ....parallel_backend.denoise.process import process_of
 from ....parallel_backend.denoise.prompts import Prompts
 from ....parallel_backend.denoise.replay import DeviceProgram
-from ....parallel_backend.denoise.shared_noise import SharedNoise
 from ....parallel_backend.denoise.step_cache import step_cache
 from ....parallel_backend.diffusion import Value
 from ....parallel_backend.mesh import Mesh
 from ....parallel_backend.mesh_axes import MeshAxis
 from ....parallel_backend.models.comfyui.content.replaced_functions import Kind
-from ....parallel_backend.models.inputs import Inputs
-from ....parallel_backend.models.region import Region
-from ....parallel_backend.weights.stores.block_access import BlockAccess
+from ....parallel_backend.models.inputs import Inputs, Region
+from ....parallel_backend.weights.stores.store import BlockAccess
 from ..recording.record import recorded
 from ..sampler_run import SamplerRun
 from .message import fields_of

@@ -13,13 +13,12 @@ from ...diffusion import ModelSpec
 from ...errors import Refused
 from ...plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates, feasible
 from ...plan.choose import PlanChoice, best, table
-from ...plan.devices.names import AUTOMATIC_AMONG
+from ...plan.devices import AUTOMATIC_AMONG
 from ...plan.predict.cost import DenoiseJob, lacking
 from ...plan.predict.measure import BlockTimes, Machine, measured_profile
 from ...plan.predict.profiles import ForwardTime, Profile
 from ...plan.resolve import is_automatic
-from ...plan.split.stages import cut_by_time
-from ...plan.split.tokens import forward_times, paces_by, share_batch, share_by, share_by_memory
+from ...plan.split import cut_by_time, forward_times, paces_by, share_batch, share_by, share_by_memory
 
 GIGABYTE = 1e9
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ...comm.timeline import BINS
+from ...comm.meter import BINS
 from ...wire.to_host import RankCostReply, RankTimings
 
 MOST_BINS = 16

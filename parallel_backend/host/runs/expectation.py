@@ -11,7 +11,7 @@ from ...plan.predict.cards import card_of
 from ...plan.predict.known_machines import profile
 from ...plan.predict.measure import Machine, kept, machine_key, measured_profile
 from ...plan.predict.profiles import Profile
-from ..planning.device_memory import DeviceMemory
+from ..planning.devices import DeviceMemory
 from ..planning.planner import GIGABYTE, PlanRequest
 from .outcome import amount, predicted_gain
 

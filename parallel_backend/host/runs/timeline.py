@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...comm.timeline import BINS
+from ...comm.meter import BINS
 from ...mesh_axes import CONTROL, MeshAxis
 from ...plan import ResolvedPlan
 from ...wire.to_host import RankCostReply, RankTimings

@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import torch
+
+from ...errors import WorkerFailed
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -153,3 +157,9 @@ LOST_PEER = re.compile(
 def known_cause(text: str) -> Cause | None:
     """The first known cause whose signs are in an error text or log."""
     return next((cause for cause in CAUSES if re.search(cause.signs, text, re.IGNORECASE)), None)
+
+
+class WorkerOutOfMemory(WorkerFailed, torch.OutOfMemoryError):
+    """A worker ran out of device memory. ComfyUI recognises torch.OutOfMemoryError and frees its models."""
+
+    __module__ = "builtins"

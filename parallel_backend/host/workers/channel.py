@@ -15,9 +15,8 @@ from pathlib import Path
 from torch import Tensor
 
 from ...clock import AwakeClock
-from ...wire.frames import DTYPES, BadFrame, Frame, FrameDecoder, encode, host_decoder
+from ...wire.frames import DTYPES, BadFrame, Frame, FrameDecoder, encode, host_decoder, mapped
 from ...wire.message import Message
-from ...wire.shared import mapped
 from ...wire.to_host import ConnectReply, DecodedPixelsReply, HeartbeatReply
 
 POLL_SECONDS = 0.1

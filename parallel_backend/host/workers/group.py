@@ -48,7 +48,7 @@ from ...wire.to_worker import (
 from ...worker.process.status import CONNECTING
 from . import diagnosis
 from .channel import Channel, Disconnected, LocalChannel, Received
-from .equal_errors import raised_equal_errors, request_error
+from .diagnosis import raised_equal_errors, request_error
 from .known_adapters import KnownAdapters
 from .launcher import WorkerProcesses, launch, make_folder, socket_path
 from .pending_request import IsCancelled, PendingRequest, RequestReply

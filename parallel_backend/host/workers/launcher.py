@@ -17,9 +17,9 @@ from ...cache import cache_folder
 from ...comfyui_folder import ARGUMENTS, FOLDER
 from ...plan import ResolvedPlan
 from ...temporary import PREFIX, OwnedFolder, sweep
+from ...wire.address import GLOO, NCCL, check_interfaces
 from ...wire.forking import log_path
-from ...wire.interfaces import GLOO, NCCL, check_interfaces
-from ...wire.secret import VARIABLE as SECRET_FILE
+from ...wire.handshake import VARIABLE as SECRET_FILE
 from ...worker.process import environment as names
 from .processes import ForkServer, WorkerProcess
 

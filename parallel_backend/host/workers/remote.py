@@ -16,9 +16,8 @@ from ...clock import AwakeClock
 from ...errors import Cancelled, PlanRefused
 from ...wire.address import SCHEME, Address
 from ...wire.frames import BadFrame, FrameDecoder, encode, host_decoder
-from ...wire.handshake import CLIENT, Crowded, HandshakeFailed, present
+from ...wire.handshake import CLIENT, Crowded, HandshakeFailed, present, read_secret, secret_path
 from ...wire.message import Message
-from ...wire.secret import read_secret, secret_path
 from ...wire.to_host import ConnectReply, RankFacts, RankLostReply, WaitingReply, WelcomeReply
 from ...wire.to_worker import ShutdownRequest
 from .channel import GATEWAY, Channel

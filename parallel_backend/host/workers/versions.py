@@ -12,7 +12,7 @@ import torch
 from ...errors import Refused
 from ...identity import code_digest
 from ...models.comfyui.content.files import changed_since, imported, other_file
-from ...models.diffusers.installed import NEEDED, in_range
+from ...models.diffusers.diffusers_family import NEEDED, in_range
 from ...wire.to_host import RankFacts
 
 OLDEST_TORCH = (2, 6)

@@ -30,8 +30,7 @@ from ...declaration import Declaration
 from ...diffusion import Value
 from ...plan import ResolvedPlan
 from ..family import Conditioning, Execution, Stage
-from ..inputs import Inputs
-from ..region import Region
+from ..inputs import Inputs, Region
 from ..sequence_parallel.blocks import ParallelModel, blocks_of, control_blocks
 from ..sequence_parallel.compiled import OVERRIDE
 from ..sequence_parallel.picture import Picture, as_patch_size

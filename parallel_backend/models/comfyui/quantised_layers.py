@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...errors import Refused
 from ...weights.files.checkpoint import Checkpoint, TensorEntry
 from ...weights.files.keymap import Piece
-from ...weights.formats.storage import PLAIN
+from ...weights.formats import PLAIN
 from ...weights.layers.quantised import PARTS, QuantisedParts
 from .features.lora import merging_dtype, seed_of
 from .quantisation import settings_of

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -117,3 +118,34 @@ def padded(latent: Tensor, size: int) -> Tensor:
         return latent
     flat = F.pad(latent.flatten(0, -4), padding, mode="circular")
     return flat.view(*latent.shape[:-2], *flat.shape[-2:])
+
+
+OLDEST = (0, 35)
+NEWEST = (0, 42)
+SUPPORTED = "{}.{} to {}.{}".format(*OLDEST, *NEWEST)
+NEEDED = f"CogVideoX and PixArt need diffusers {SUPPORTED}"
+REMEDY = "run pip install -r requirements.txt in the pack's folder with ComfyUI's Python"
+
+
+def of_diffusers(imports: Iterable[str]) -> bool:
+    """Whether a kind of model or autoencoder is made of diffusers' modules, by what it imports."""
+    return any(module.partition(".")[0] == "diffusers" for module in imports)
+
+
+def check_diffusers() -> None:
+    """Raises Refused where this Python has no diffusers, or one out of range."""
+    if not in_range(installed := own_diffusers()):
+        raise Refused(f"{NEEDED}, and {installed or 'none'} is installed: {REMEDY}.")
+
+
+def own_diffusers() -> str:
+    """The installed version; empty for none."""
+    try:
+        return version("diffusers")
+    except PackageNotFoundError:
+        return ""
+
+
+def in_range(installed: str) -> bool:
+    """Whether a version is supported; none is not."""
+    return OLDEST <= tuple(int(number) for number in re.findall(r"\d+", installed)[:2]) <= NEWEST

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from ...declaration import Declaration
 from ...weights.layers.cast import use_cast_layers
 from ..family import Execution, Stage
-from ..inputs import Inputs
-from ..region import Region
+from ..inputs import Inputs, Region
 from ..sequence_parallel.blocks import ParallelModel
 from ..sequence_parallel.picture import Picture, as_patch_size
 from ..sequence_parallel.run import ParallelForward

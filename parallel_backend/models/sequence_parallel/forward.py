@@ -19,7 +19,7 @@ from .modulation import Vector
 from .stream import StagePosition, Stream
 
 if TYPE_CHECKING:
-    from ...weights.stores.block_access import BlockAccess  # which imports what only workers need
+    from ...weights.stores.store import BlockAccess
 
 T = TypeVar("T")
 

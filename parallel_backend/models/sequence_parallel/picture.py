@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...layout import cut
-from ..region import Region
+from ..inputs import Region
 
 
 @dataclass(frozen=True)

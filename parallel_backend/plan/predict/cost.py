@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from ...layout import HeadSlices, SequenceSplit, cut, length
 from ..plan import Place, ResolvedPlan
-from .operations import FP8, FP8_TRAFFIC
-from .profiles import Level, ModelShape, Profile
+from .profiles import FP8, FP8_TRAFFIC, Level, ModelShape, Profile
 
 EXCHANGED = 6
 """Features that Ulysses holds for a token beside the block's own: q, k and v as they are sent and as they come."""

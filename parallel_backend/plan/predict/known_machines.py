@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from ...errors import Refused
 from .cards import cards
-from .operations import CHUNK, PATCHED, RING, RING_HOP, ULYSSES
-from .profiles import Level, Profile, Software
+from .profiles import CHUNK, PATCHED, RING, RING_HOP, ULYSSES, Level, Profile, Software
 
 GIGA = 1e9
 MICRO = 1e-6

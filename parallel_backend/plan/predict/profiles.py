@@ -3,10 +3,49 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..plan import ModelLimits
-from .operations import MIDDLING
+
+OF_A_BLOCK: Mapping[str, int] = {
+    "CogVideoXBlock": 59,
+    "DiTBlock": 36,
+    "DoubleStreamBlock": 43,
+    "JointTransformerBlock": 26,
+    "QwenImageTransformerBlock": 49,
+    "SingleStreamBlock": 15,
+    "WanAttentionBlock": 31,
+}
+"""Kernels of one block in this project's code, by the block's class: on one rank, eager, the most of any model."""
+
+MIDDLING = 36
+"""The median of them, for blocks of other classes."""
+
+ULYSSES = 5
+"""What Ulysses adds to an attention: three kernels and two all-to-alls."""
+
+CHUNK = 6
+"""What each further chunk of heads adds to that: three kernels, attention's own, and two all-to-alls."""
+
+FP8 = 27
+"""What an exchange in fp8 adds to an attention under Ulysses: eleven kernels to pack its operands, ten for its result, and
+three to unpack each."""
+
+FP8_TRAFFIC = 30
+"""Bytes that packing and unpacking read and write for each value, in between in fp32."""
+
+RING = 3
+RING_HOP = 8
+"""What Ring adds to an attention, and each of its hops: seven kernels and a transfer."""
+
+PATCHED = 4
+"""The most that keys and values of other patches add to an attention."""
+
+
+def of_a_block(kind: str) -> int:
+    """Operations of a block of this class."""
+    return OF_A_BLOCK.get(kind, MIDDLING)
 
 
 @dataclass(frozen=True)
@@ -125,7 +164,7 @@ def copies_of(hidden: int, width_in: int, width_out: int, gated: int = 0) -> flo
 UNPACKING = 30
 """Bytes that are read and written in between where a value of one of GGUF's blocks is unpacked, in fp32.
 
-Of its types 16 (Q8_0) to 50 (Q3_K), and the median 30, by the operations of `weights/formats/gguf_blocks.py`.
+Of its types 16 (Q8_0) to 50 (Q3_K), and the median 30, by the operations of `weights/formats.py`.
 """
 
 

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from .networks import NetworkPatch
+from ...diffusion import Value
 
 Kind = Literal["lora", "loha", "lokr", "glora", "oft", "diff", "set"]
 """LoRA (arXiv 2106.09685), LoHa (2108.06098), LoKr (2309.14859), GLoRA (2306.07967), OFT (2306.07280), the difference
@@ -334,3 +334,21 @@ def _oft(blocks: Tensor, constraint: float, strength: float, weight: Tensor, row
 def _column_norms(weight: Tensor, rows: slice, size: Sequence[int]) -> Tensor:
     assert rows == slice(0, size[0]), "column norms need all rows"
     return weight.transpose(0, 1).flatten(1).norm(dim=1).view(1, -1, *[1] * (weight.dim() - 2))
+
+
+SELF_ATTENTION = {"q": "self_attn_q_proj", "k": "self_attn_k_proj", "v": "self_attn_v_proj"}
+CROSS_ATTENTION = {"q": "cross_attn_q_proj"}
+"""Which of LLLite's modules changes what an attention is given, as ComfyUI's node has it."""
+
+
+class NetworkPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A network beside the model's blocks, a model patch of ComfyUI's (`models/comfyui/features/networks.py`).
+
+    `weights` maps its parameters, and `inputs` what it is given (a picture, a mask, speech), to the ids of their values;
+    `values` are its settings.
+    """
+
+    kind: Literal["AnimaLLLite", "QwenDiffSynth", "ZImageControl", "InfiniteTalk"]
+    weights: dict[str, str]
+    inputs: dict[str, str]
+    values: dict[str, Value]

@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 from ...errors import Refused
-from .diffusers_folder import read_folder
 from .entry import Checkpoint, TensorEntry
-from .safetensors_file import read_safetensors
+from .safetensors_file import read_folder, read_safetensors
 
 __all__ = ["Checkpoint", "TensorEntry", "read_header"]
 

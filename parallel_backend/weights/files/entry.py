@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..formats.storage import Storage
+from ..formats import Storage
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ import torch
 from gguf import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGMLQuantizationType, GGUFValueType
 
 from ...errors import Refused
-from ..formats.gguf_blocks import BLOCK_TYPES
-from ..formats.storage import PLAIN, Storage, unreadable
+from ..formats import BLOCK_TYPES, PLAIN, Storage, unreadable
 from .entry import Checkpoint, TensorEntry, check_overlap
 
 MAGIC = struct.pack("<I", GGUF_MAGIC)

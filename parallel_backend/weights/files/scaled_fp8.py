@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import Refused
-from ..formats.storage import FLOAT8
+from ..formats import FLOAT8
 from .entry import Checkpoint, TensorEntry
 
 FORMATS = ("float8_e4m3fn", "float8_e5m2")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..formats.storage import Storage
+from ..formats import Storage
 
 
 class CastLinear(nn.Linear):

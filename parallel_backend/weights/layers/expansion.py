@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..formats.storage import Storage
+from ..formats import Storage
 from .cast import PackedLinear
 
 Kernel = Callable[[Tensor, Tensor], Tensor]

@@ -14,7 +14,7 @@ from ...errors import Refused
 from ...plan.predict.profiles import expansion_of
 from ..files.entry import Checkpoint, TensorEntry
 from ..files.keymap import KeyMap, Piece
-from ..formats.storage import EXPAND_VALUES, FLOAT8, PLAIN, Storage
+from ..formats import EXPAND_VALUES, FLOAT8, PLAIN, Storage
 from .cast import pack
 from .quantised import QuantisedParts
 

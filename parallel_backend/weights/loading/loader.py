@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..files.entry import Checkpoint, TensorEntry
 from ..files.keymap import KeyMap, Piece
-from ..formats.storage import FLOAT8
+from ..formats import FLOAT8
 from ..layers.cast import PackedLinear
 from ..layers.quantised import QuantisedParts
 from ..stores.store import ParameterRun, WeightStore

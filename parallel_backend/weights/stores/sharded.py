@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from ...comm.communicator import Communicator
 from ...errors import Refused
-from .block_access import BlockAccess
 from .block_bytes import BlockBytes
-from .host_memory import HOST
-from .store import ParameterRun, WeightStore
+from .host_copy import HOST
+from .store import BlockAccess, ParameterRun, WeightStore
 
 NONE = -1
 """The block that is whole, where none is."""

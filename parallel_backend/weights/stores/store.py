@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -95,3 +96,19 @@ class WeightStore(ABC):
 
     def settle(self) -> None:  # noqa: B027 - most have nothing to wait for
         """Wait until all ranks have written what they have to. A collective where they write into the same memory."""
+
+
+class BlockAccess:
+    """What has to be done for that around model calls, forwards and blocks: nothing, where every rank holds its blocks whole."""
+
+    def model_call(self, forwards: int) -> AbstractContextManager[None]:
+        """Inside, this rank runs so many forwards, other ranks perhaps others. A collective where ranks share weights."""
+        return nullcontext()
+
+    def forward(self) -> AbstractContextManager[None]:
+        """Inside, one forward runs."""
+        return nullcontext()
+
+    def block(self, index: int) -> AbstractContextManager[None]:
+        """Inside, the block's parameters are whole."""
+        return nullcontext()

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from ...comm.communicator import Communicator
 from ...comm.meter import Meter
-from .block_access import BlockAccess
 from .block_bytes import BlockBytes
-from .host_memory import HOST, shared_bytes
-from .store import ParameterRun, WeightStore
+from .host_copy import HOST, shared_bytes
+from .store import BlockAccess, ParameterRun, WeightStore
 
 
 class Streamed(WeightStore, BlockAccess):

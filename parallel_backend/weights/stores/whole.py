@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from ...comm.communicator import Communicator
 from ...comm.meter import Meter
-from .host_copy import HostCopy, bring_back, digest, tensors_of
-from .host_memory import HOST
+from .host_copy import HOST, HostCopy, bring_back, digest, tensors_of
 from .store import ParameterRun, WeightStore
 
 ALONE = Communicator("alone", None, HOST, False, Meter())

@@ -21,13 +21,12 @@ from ...plan import ResolvedPlan
 from ...weights.adapters.lora import AdapterSet
 from ...weights.adapters.merging import Keep, Merging, Patching
 from ...weights.files.checkpoint import read_header
-from ...weights.formats.storage import PLAIN
+from ...weights.formats import PLAIN
 from ...weights.layers.packing import shape_parameters
 from ...weights.layers.quantised import compute_in, plain_linears
 from ...weights.loading.loader import WeightSource, load_weights
 from ...weights.loading.reading import Neighbours, Watch
-from ...weights.stores.block_access import BlockAccess
-from ...weights.stores.store import WeightStore
+from ...weights.stores.store import BlockAccess, WeightStore
 
 STORAGE_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN if dtype.is_floating_point}
 

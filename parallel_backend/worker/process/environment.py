@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ...attention.packages import package_failures
+from ...comfyui_folder import FOLDER, comfyui_version
 from ...comfyui_folder import FOLDER as COMFYUI
+from ...identity import code_digest
+from ...models.comfyui.content.files import own_files
+from ...models.diffusers.diffusers_family import own_diffusers
 from ...wire.address import Address
-from ...wire.secret import VARIABLE as SECRET_FILE
-from ...wire.secret import read_secret, secret_path
+from ...wire.handshake import VARIABLE as SECRET_FILE
+from ...wire.handshake import read_secret, secret_path
+from ...wire.to_host import RankFacts
 
 RENDEZVOUS = "PARALLEL_RENDEZVOUS"
 SOCKET = "PARALLEL_SOCKET"
@@ -134,3 +141,19 @@ def _parser() -> argparse.ArgumentParser:
         help=f"this machine's ComfyUI, of the version that asks for pictures; or {COMFYUI}",
     )
     return parser
+
+
+def own_facts(device: torch.device) -> RankFacts:
+    """What this process tells of itself."""
+    version_of_torch = str(torch.__version__)
+    comfyui = os.environ.get(FOLDER, "")
+    return RankFacts(
+        host=socket.gethostname(),
+        device=str(device),
+        torch=version_of_torch,
+        diffusers=own_diffusers(),
+        code=code_digest(),
+        comfyui=comfyui_version(comfyui),
+        comfyui_files=own_files(comfyui) if comfyui else b"",
+        kernel_faults=dict(package_failures(device)),
+    )

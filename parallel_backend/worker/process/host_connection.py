@@ -11,9 +11,8 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from ...wire.frames import BadFrame, Frame, FrameCutter, encode, worker_decoder
+from ...wire.frames import BadFrame, Frame, FrameCutter, encode, share, worker_decoder
 from ...wire.message import Message
-from ...wire.shared import share
 from ...wire.to_host import ConnectReply, DeclinedReply, HeartbeatReply
 from ...wire.to_worker import AbandonRequest, CancelRequest, RecoverRequest
 from .status import RankProgress

@@ -18,8 +18,8 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from ...clock import AwakeClock
 from ...mesh import NO_TIMEOUT
+from ...wire.address import GLOO, NCCL, check_interfaces
 from ...wire.handshake import HandshakeFailed, present
-from ...wire.interfaces import GLOO, NCCL, check_interfaces
 from .environment import Environment, LaunchedWorker, ListeningWorker
 from .gateway import LINGER_SECONDS, Gateway
 

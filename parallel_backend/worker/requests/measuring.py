@@ -25,13 +25,12 @@ from ...plan.predict.measure import HEAD_DIM, BlockTimes, device_kind, measure
 from ...weights.files.checkpoint import read_header
 from ...weights.layers.cast import materialise
 from ...weights.layers.quantised import compute_in
-from ...weights.stores.block_access import BlockAccess
+from ...weights.stores.store import BlockAccess
 from ...wire.to_host import DeclinedReply, MeasureBlocksReply, MeasureMachineReply, MeasureMemoryReply
 from ...wire.to_worker import MeasureBlocksRequest, MeasureMachineRequest, MeasureMemoryRequest
 from ..memory.stage_part import STORAGE_DTYPES
-from .example import ForwardExample
 from .rank import WorkerRank
-from .unsharded import RUNS, refuse_coupled_rows, time_forward
+from .unsharded import RUNS, ForwardExample, refuse_coupled_rows, time_forward
 
 
 def measure_machine(rank: WorkerRank, message: MeasureMachineRequest) -> None:

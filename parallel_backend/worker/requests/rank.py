@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ...comm.communicator import Communicator
-from ...comm.meter import Meter
-from ...comm.tally import OperationKind
+from ...comm.meter import Meter, OperationKind
 from ...diffusion import ModelSpec
 from ...mesh import Mesh, build_mesh
 from ...mesh_axes import CONTROL
@@ -27,8 +26,8 @@ from ...plan import ResolvedPlan
 from ...weights.adapters.merging import Keep
 from ...weights.layers.expansion import Expansion, expand_by
 from ...weights.loading.reading import Neighbours, Watch
-from ...weights.stores.block_access import BlockAccess
 from ...weights.stores.sharded import Sharded
+from ...weights.stores.store import BlockAccess
 from ...weights.stores.streamed import Streamed
 from ...weights.stores.whole import Whole
 from ...wire.to_host import CancelledReply, IssuedOperations, LoadingReply, MemoryShortage, ModelOnDevice, RankCostReply

@@ -10,20 +10,19 @@ from torch import Tensor
 
 from ...denoise.guidance import Guidance
 from ...denoise.model_calls import ModelCalls
-from ...denoise.noise import LatentNoise
+from ...denoise.noise import LatentNoise, SharedNoise
 from ...denoise.patch_sampler import Inpaint, PatchSampler
 from ...denoise.pipeline import Callbacks, CancelSignal, Patch, Pipeline
 from ...denoise.process import process_of
 from ...denoise.prompts import Prompts
 from ...denoise.replay import DeviceProgram, script_of
-from ...denoise.shared_noise import SharedNoise
 from ...denoise.step_cache import step_cache
 from ...errors import Cancelled, Refused
 from ...layout import length
 from ...mesh import Mesh
 from ...models.comfyui.features.guidance import guidance_function
 from ...models.comfyui.rows import parts_of
-from ...models.region import Region
+from ...models.inputs import Region
 from ...wire.to_host import DeclinedReply, DoneReply, SampleStepReply
 from ...wire.to_worker import PROGRAM, SampleRequest
 from .previews import Previews

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from ...comm.timeline import Timeline
+from ...comm.meter import Timeline
 from ...wire.to_host import RankTimings
 
 MOST_STEPS = 256

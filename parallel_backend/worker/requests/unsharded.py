@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...comm.device_events import DeviceEvents
+from ...diffusion import Value
 from ...errors import Refused
 from ...models.comfyui.meta_model import keep_type
 from ...models.comfyui.model import UnshardedModel
 from ...models.comfyui.reduced import randomise_shared
 from ...models.comfyui.rows import rows_a_unit, rows_of
 from ...models.family import Family, Stage
+from ...models.inputs import Inputs
 from ...weights.layers.quantised import compute_in
-from .example import ForwardExample
 
 RUNS = 3
 """Runs of each timing, of which the shortest counts."""
@@ -105,3 +106,37 @@ def _randomly_weighted(family: Family, config: Any, dtype: torch.dtype, device: 
     keep_type(model.module, dtype)
     randomise_shared(model.module.to(dtype), device)
     return model
+
+
+@dataclass(frozen=True)
+class ForwardExample:
+    """What a model is given, and where it runs.
+
+    Attributes:
+        device: where.
+        dtype: of the weights; inputs come in the compute dtype.
+        tensors, values: `x`, `timestep` and the conditioning of one forward.
+        on_progress: called as it gets on, so that a watcher sees that the rank does.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Value]
+    on_progress: Callable[[], None]
+
+    @property
+    def x(self) -> Tensor:
+        """The latent `[batch, channels, ...]`."""
+        return self.tensors["x"]
+
+    def rows(self, count: int) -> ForwardExample:
+        """The same for a batch of `count` rows, which are its own, again and again."""
+        numbers = torch.arange(count) % self.x.shape[0]
+        return replace(self, tensors=rows_of(self.tensors, self.values, numbers))
+
+    def inputs(self, key: str) -> Inputs:
+        """What goes with the latent, under a key of its own."""
+        conditioning = {name: tensor for name, tensor in self.tensors.items() if name not in ("x", "timestep")}
+        timestep = self.tensors.get("timestep")
+        return Inputs(key, self.x.shape, self.x.dtype, self.device, timestep, conditioning, values=self.values)

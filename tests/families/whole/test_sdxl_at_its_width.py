@@ -11,7 +11,7 @@ import pytest
 import requests
 from safetensors.torch import save_file
 
-from parallel_backend.wire.secret import VARIABLE
+from parallel_backend.wire.handshake import VARIABLE
 from scripts.comfyui import ComfyUI
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.graphs.comfyui import TOKENS, TOLERANCE, graph_of, save_latent, spread

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from parallel_backend.wire.secret import VARIABLE
+from parallel_backend.wire.handshake import VARIABLE
 from scripts.comfyui import ComfyUI, Graph
 from tests.support.graphs.comfyui import graph_of, save_families
 

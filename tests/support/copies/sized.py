@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from parallel_backend.wire.secret import VARIABLE
+from parallel_backend.wire.handshake import VARIABLE
 from scripts.comfyui import PACKS, REPO, ComfyUI
 
 SIZES = """

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ....declaration import LatentTokens
-from ....weights.adapters.lora import AdapterSet
-from ....weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, NetworkPatch
+from ....weights.adapters.lora import CROSS_ATTENTION, SELF_ATTENTION, AdapterSet, NetworkPatch
 from ...sequence_parallel.arguments import positions_of
 from ...sequence_parallel.call_layout import CallLayout
 from ...sequence_parallel.placement import Placement

@@ -19,7 +19,7 @@ from ....mesh import build_mesh
 from ....mesh_axes import mesh_degrees
 from ....plan import ParallelPlan, ResolvedPlan
 from ....plan.resolve import in_rows
-from ....weights.stores.block_access import BlockAccess
+from ....weights.stores.store import BlockAccess
 from ...family import Execution, Stage
 from ...inputs import Inputs
 from ...sequence_parallel.blocks import ParallelModel, blocks_of

@@ -1,1 +1,0 @@
-"""How work is shared out: tokens among ranks, blocks among stages."""

@@ -1,1 +1,0 @@
-"""How values lie in bytes: plain types, and blocks of quantised values."""
