@@ -10,10 +10,7 @@ from ..parallel_backend.errors import Refused
 from ..parallel_backend.host.workers.versions import check_torch
 from .conditioning import LoadConditioning, SaveConditioning
 from .load_checkpoint import LoadParallelCheckpoint
-from .load_cogvideox import LoadParallelCogVideoX
-from .load_diffusion_model import LoadParallelDiffusionModel
-from .load_flux import LoadParallelFlux
-from .load_pixart import LoadParallelPixArt
+from .load_model import LoadParallelCogVideoX, LoadParallelDiffusionModel, LoadParallelFlux, LoadParallelPixArt
 from .load_vae import LoadParallelVAE
 from .parallel_plan import ParallelPlanNode
 from .parallel_sampler import ParallelSampler

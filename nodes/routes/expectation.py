@@ -24,10 +24,7 @@ from ...parallel_backend.plan import ParallelPlan, Workload
 from ...parallel_backend.plan.plan import AUTOMATIC, PRESETS, with_preset
 from ...parallel_backend.plan.predict.cost import DenoiseJob
 from ..load_checkpoint import LoadParallelCheckpoint
-from ..load_cogvideox import LoadParallelCogVideoX
-from ..load_diffusion_model import LoadParallelDiffusionModel
-from ..load_flux import LoadParallelFlux
-from ..load_pixart import LoadParallelPixArt
+from ..load_model import LoadParallelCogVideoX, LoadParallelDiffusionModel, LoadParallelFlux, LoadParallelPixArt
 from ..memory.devices import reclaimable_bytes
 from ..model.build import load_model
 from ..model.conditioning_files import text_tokens
