@@ -25,7 +25,7 @@ from .features.controlnet_kept import with_kept_controls
 from .recorded_answers import RecordedAnswers
 from .remote_model import RemoteModel
 from .supported import changed_model
-from .verdicts import verdicts
+from .trials import verdicts
 
 KEY = "parallel_step_by_step"
 
@@ -130,7 +130,7 @@ def _going_twice_would_show(executor: Any, model: Any, conds: Sequence[Any], opt
         or any(get_all_wrappers(kind, transformer) for kind in wrapped)
         or any(get_all_callbacks(kind, transformer) for kind in called)
         or changed_model(model) is not None
-        or verdicts().doubtful("guidance")
+        or verdicts().unverified("guidance")
     )
 
 

@@ -42,7 +42,7 @@ from .features.skipped_blocks import OPTION as REPLACED
 from .named_options import named_by
 from .remote_model import RemoteModel
 from .sampler_run import SamplerRun
-from .verdicts import FOLDER
+from .trials import FOLDER
 
 ANY = ModelLimits(heads=1 << 10, head_dim=64, blocks=1 << 10)
 """Of a model that may be spread in whatever way."""

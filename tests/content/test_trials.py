@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,8 @@ from types import FunctionType
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from parallel_backend.models.comfyui.content.source_digests import Content
 from parallel_backend.models.comfyui.content.verdict_cache import all_kept
@@ -26,29 +29,31 @@ import comfy_extras.nodes_eps as nodes_eps  # isort: skip
 
 FOLDER = Path(comfy.samplers.__file__).parents[1]
 assert recording
-trial = nodes_module("model.run.side_by_side", ForGood())
-verdicts = nodes_module("model.verdicts", ForGood())
-adapters = nodes_module("model.features.adapters_tried", ForGood())
+trials = nodes_module("model.trials", ForGood())
+sampling = nodes_module("model.run.side_by_side", ForGood())
 lora = nodes_module("model.features.lora", ForGood())
 rebuilt = nodes_module("model.features.rebuilt", ForGood())
 
-OTHER = "which gives another result than the workers' where both were tried"
+
+def sampling_equal(kind: str) -> bool:
+    return bool(trials.all_equal(lambda: sampling.sampling_results(kind, caches)))
 
 
-def translate(size: Any, patches: Any) -> Any:
-    return lora.AdapterReader({"w": size}, {}).translate(patches)
+def adapters_equal(kind: str) -> bool:
+    return bool(trials.all_equal(lambda: lora.adapter_results(kind)))
 
 
-@pytest.mark.parametrize("kind", trial.CASES)
+@pytest.mark.parametrize("kind", sampling.CASES)
 def test_comfyuis_own_and_the_workers_agree(kind: str) -> None:
-    assert trial.fault(kind, caches) == ""
+    assert sampling_equal(kind)
 
 
-@pytest.mark.parametrize("cache", trial.CACHES)
+@pytest.mark.parametrize("cache", sampling.CACHES)
 def test_a_step_cache_has_something_to_skip_there(cache: str) -> None:
-    case = trial.TrialCase(cache=cache)
-    cached, ours = trial.Trial(case, caches).both()
-    plain, _ = trial.Trial(replace(case, cache=""), caches).both()
+    case = sampling.TrialCase(cache=cache)
+    with trials.isolated():
+        ours, cached = sampling.SamplingTrial(case, caches).results()
+        _, plain = sampling.SamplingTrial(replace(case, cache=""), caches).results()
     assert float((cached - ours).norm()) == 0.0 < float((plain - cached).norm())
 
 
@@ -118,7 +123,7 @@ def test_a_changed_function_is_found(
                 return self._sampler.sample(*args, **given) * 1.001
 
     monkeypatch.setattr(place, name, edit(own))
-    assert trial.fault(kind, caches) == OTHER
+    assert not sampling_equal(kind)
 
 
 def test_a_loop_that_leaves_the_wrappers_out_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +134,7 @@ def test_a_loop_that_leaves_the_wrappers_out_is_not_trusted(monkeypatch: pytest.
 
     monkeypatch.setattr(comfy.samplers.CFGGuider, "inner_sample", unwrapped)
     with pytest.raises(RuntimeError, match="runs samplers without the wrappers around them"):
-        trial.fault("sampler driver", caches)
+        sampling_equal("sampler driver")
 
 
 def test_a_function_that_is_written_otherwise_and_does_the_same_is_found_equal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,68 +152,74 @@ def test_a_function_that_is_written_otherwise_and_does_the_same_is_found_equal(m
         return bool(given["model_options"].get("sampler_post_cfg_function"))
 
     monkeypatch.setattr(comfy.samplers, "cfg_function", cfg_function)
-    assert trial.fault("guidance") == ""
+    assert sampling_equal("guidance")
 
 
-@pytest.mark.parametrize("kind", [*adapters.ADAPTERS, "diff", "set"])
+@pytest.mark.parametrize("kind", [*lora.ADAPTERS, "diff", "set"])
 def test_comfyuis_adapters_and_the_workers_agree(kind: str) -> None:
-    assert adapters.fault(kind, translate) == ""
+    assert adapters_equal(kind)
 
 
-@pytest.mark.parametrize("kind", adapters.ADAPTERS)
+@pytest.mark.parametrize("kind", lora.ADAPTERS)
 def test_a_changed_adapter_is_found_and_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
 ) -> None:
-    adapter = getattr(kinds, adapters.ADAPTERS[kind])
+    adapter = getattr(kinds, lora.ADAPTERS[kind])
     own = adapter.calculate_weight
     monkeypatch.setattr(adapter, "calculate_weight", lambda self, weight, *rest: own(self, weight, *rest) * 1.001)
-    assert "other weights" in adapters.fault(kind, translate)
-    judged = verdicts.Verdicts(Content(FOLDER, ()), tmp_path)
-    others = [each for each in adapters.ADAPTERS if each != kind]
-    told = judged.fault("adapter", lambda: adapters.fault(kind, translate), adapters.things_of(kind))
-    assert told is not None and f"comfy.weight_adapter.{kind}" in told
-    for other in others:
-        assert (
-            judged.fault("adapter", lambda other=other: adapters.fault(other, translate), adapters.things_of(other))
-            is None
-        )  # type: ignore[misc]
+    assert not adapters_equal(kind)
+    for each in lora.ADAPTERS:
+        verdicts = trials.Verdicts(Content(FOLDER, ()), tmp_path)
+        results = functools.partial(lora.adapter_results, each)
+        found = verdicts.mismatch("adapter", results, lora.functions_of(each))
+        assert found is None if each != kind else f"comfy.weight_adapter.{kind}" in found
 
 
 def test_a_verdict_is_kept_and_told_once(tmp_path: Path) -> None:
     attempts = []
 
-    def attempt() -> str:
+    def attempt() -> list[tuple[Tensor, Tensor]]:
         attempts.append(1)
-        return ""
+        return [(torch.ones(2), torch.ones(2))]
 
     content = Content(FOLDER, ())
-    first = verdicts.Verdicts(content, tmp_path)
-    assert first.doubtful("mask")
-    assert [first.fault("mask", attempt) for _ in range(3)] == [None] * 3
-    assert not first.doubtful("mask") and first.doubtful("guidance")
+    first = trials.Verdicts(content, tmp_path)
+    assert first.unverified("mask")
+    assert [first.mismatch("mask", attempt) for _ in range(3)] == [None] * 3
+    assert not first.unverified("mask") and first.unverified("guidance")
     (told,) = first.reports()
     assert "comfy.samplers.KSamplerX0Inpaint" in told and first.reports() == []
-    again = verdicts.Verdicts(content, tmp_path)
-    assert again.fault("mask", attempt) is None and again.reports() == []
+    again = trials.Verdicts(content, tmp_path)
+    assert again.mismatch("mask", attempt) is None and again.reports() == []
     assert len(attempts) == 1
     (kept,) = all_kept(tmp_path)
     assert kept.kind == "mask" and not kept.fault
 
 
+def test_a_trial_compares_shapes_and_numbers() -> None:
+    ones = torch.ones(2, 2)
+    assert (
+        trials.equal(ones + 1e-7, ones) and not trials.equal(ones + 1e-7, ones, 0.0) and trials.equal(ones, ones, 0.0)
+    )
+    assert not trials.equal(ones[:1], ones) and not trials.equal(ones * torch.nan, ones * torch.nan)
+    with pytest.raises(RuntimeError, match="nothing to compare"):
+        trials.all_equal(list)
+
+
 def test_what_fails_where_it_is_tried_is_not_kept(tmp_path: Path) -> None:
-    def attempt() -> str:
+    def attempt() -> list[tuple[Tensor, Tensor]]:
         raise TypeError("missing 1 argument")
 
-    judged = verdicts.Verdicts(Content(FOLDER, ()), tmp_path)
-    told = judged.fault("mask", attempt)
+    verdicts = trials.Verdicts(Content(FOLDER, ()), tmp_path)
+    told = verdicts.mismatch("mask", attempt)
     assert told is not None and told.endswith("which could not be tried (TypeError: missing 1 argument)")
-    assert all_kept(tmp_path) == () and judged.doubtful("mask")
+    assert all_kept(tmp_path) == () and verdicts.unverified("mask")
 
 
 def test_another_packs_function_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(comfy.samplers, "cond_cat", lambda *_, **__: {})
-    judged = verdicts.Verdicts(Content(FOLDER), tmp_path)
-    told = judged.fault("guidance", lambda: pytest.fail("it was tried"))
+    verdicts = trials.Verdicts(Content(FOLDER), tmp_path)
+    told = verdicts.mismatch("guidance", lambda: pytest.fail("it was tried"))
     assert told == "comfy.samplers.cond_cat, which is another pack's"
 
 
@@ -228,8 +239,9 @@ class Patched:
 def test_functions_of_guidance_nodes_are_tried_as_workers_run_them(node: Any, given: tuple[Any, ...]) -> None:
     model = Patched()
     node.execute(model, *given)
-    assert rebuilt.fault_of(model.function) is None
-    assert rebuilt._difference(model.function, node.__module__.rpartition(".")[2]) == ""
+    assert rebuilt.mismatch_of(model.function) is None
+    module = node.__module__.rpartition(".")[2]
+    assert trials.all_equal(lambda: rebuilt.guidance_results(model.function, module))
 
 
 def test_a_function_of_a_guidance_node_that_looks_at_the_whole_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,4 +249,4 @@ def test_a_function_of_a_guidance_node_that_looks_at_the_whole_batch_is_found(mo
     monkeypatch.setattr(nodes_cfg, "optimized_scale", lambda a, b: own(a, b).mean() + 0 * own(a, b))
     model = Patched()
     nodes_cfg.CFGZeroStar.execute(model)
-    assert rebuilt._difference(model.function, "nodes_cfg").startswith("which gives something else")
+    assert not trials.all_equal(lambda: rebuilt.guidance_results(model.function, "nodes_cfg"))

@@ -29,6 +29,7 @@ from ....parallel_backend.models.comfyui.features.guidance import codes_of
 from ....parallel_backend.plan import ModelShape, ParallelPlan
 from ..conditioning import is_plain
 from ..own_code import COMFYUI, name_of
+from ..trials import equal, isolated, random
 
 OPTION = "optimized_attention_override"
 """The option in which nodes put such a function."""
@@ -121,7 +122,8 @@ def tried(recipe: OverrideRecipe, shape: ModelShape, dtype: torch.dtype) -> Over
         objects = recipe.made()
         candidate = replace(recipe, by_head=by_head)
         try:
-            whole, parts = _answers(candidate, objects, shape, dtype)
+            with isolated():
+                whole, parts = _answers(candidate, objects, shape, dtype)
         except Exception as error:  # whatever another's code comes to
             reason = f"it cannot be tried ({type(error).__name__}: {error})"
             continue
@@ -135,8 +137,7 @@ def tried(recipe: OverrideRecipe, shape: ModelShape, dtype: torch.dtype) -> Over
         if unsent := sorted(UNSENT & {*_strings_in_code(recipe)}):
             reason = f"it reads {' and '.join(unsent)}, which the workers are not told"
             continue
-        off = (parts - whole).norm() / whole.norm().clamp(min=1e-30)
-        if float(off) <= TOLERANCES.get(dtype, ROUGH):
+        if equal(parts, whole, TOLERANCES.get(dtype, ROUGH)):
             return candidate
     raise Refused(
         f"an attention override ({recipe.module}.{recipe.function}) cannot be applied to a parallel MODEL, because {reason}: "
@@ -156,15 +157,13 @@ def _strings_in_code(recipe: OverrideRecipe) -> Iterator[str]:
         codes += [value for value in constants if isinstance(value, CodeType)]
 
 
-@torch.no_grad()
 def _answers(
     recipe: OverrideRecipe, objects: Mapping[str, Any], shape: ModelShape, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Of random operands all heads at once, and some and the others."""
     heads, device = shape.heads, get_torch_device()
-    generator = torch.Generator().manual_seed(0)
     size = ROWS, heads, TOKENS, shape.head_dim
-    q, k, v = (torch.randn(size, generator=generator).to(device, dtype) for _ in range(3))
+    q, k, v = (random(seed, size).to(device, dtype) for seed in range(3))
     kernel = inspect.unwrap(comfy.ldm.modules.attention.optimized_attention)
 
     def answer(run: slice) -> Tensor:

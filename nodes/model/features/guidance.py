@@ -12,7 +12,7 @@ from typing import Any
 import comfy.samplers
 
 from ....parallel_backend.diffusion import GuidanceFunction
-from .rebuilt import fault_of
+from .rebuilt import mismatch_of
 
 OPTION = "sampler_post_cfg_function"
 """The model option in which nodes put such functions, the first one first."""
@@ -55,7 +55,7 @@ def module_of(function: Any, known: Mapping[str, Collection[str]]) -> str | None
     maker = inspect.unwrap(inspect.getattr_static(vars(module)[owner], method).__func__)
     helpers = [vars(module)[used] for used in function.__code__.co_names if used in vars(module)]
     unchanged = function.__code__ in maker.__code__.co_consts and all(_of(module, helper) for helper in helpers)
-    return name if unchanged and fault_of(function) is None else None
+    return name if unchanged and mismatch_of(function) is None else None
 
 
 def _of(module: Any, used: Any) -> bool:

@@ -1,9 +1,10 @@
-"""Functions of ComfyUI's nodes that workers make again, beside the nodes' own: on a whole, and on the parts that ranks have."""
+"""Trials of functions of ComfyUI's nodes that workers rebuild: on whole tensors, and on the parts that ranks have."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,32 +14,26 @@ from torch import Tensor
 
 from ....parallel_backend.models.comfyui.features.free_u import function_made
 from ....parallel_backend.models.comfyui.features.guidance import function_of
-from ..verdicts import verdicts
+from ..trials import TOLERANCE, random, verdicts
 
-TOLERANCE = 1e-6
 ARGUMENTS = "denoised", "cond_denoised", "uncond_denoised", "input"
 """The latents that a function behind the guidance is given by the workers, with the cfg."""
 
 
-def fault_of(function: Any) -> str | None:
+def mismatch_of(function: Any) -> str | None:
     """Return the name of a node's function that the workers cannot rebuild, with the reason; None if they can rebuild it."""
     module = Path(getattr(getattr(function, "__code__", None), "co_filename", "")).stem
     node = getattr(function, "__qualname__", "").partition(".<locals>")[0]
     if module not in TRIALS or not node:
         return None
+    results, tolerance = TRIALS[module]
     name = f"comfy_extras.{module}.{node}"
-    return verdicts().fault("closure", lambda: _difference(function, module), {name})
+    return verdicts().mismatch("closure", functools.partial(results, function, module), {name}, tolerance)
 
 
-def _difference(function: Any, module: str) -> str:
-    with torch.inference_mode(False), torch.no_grad():
-        equal = TRIALS[module](function, module)
-    return "" if equal else "which gives something else where it was tried as the workers run it"
-
-
-def _guidance(function: Any, module: str) -> bool:
-    """Return True if the rebuilt function treats each latent of a batch separately and repeats its results."""
-    arguments = {name: _random(number, (2, 4, 6, 5)) for number, name in enumerate(ARGUMENTS)}
+def guidance_results(function: Any, module: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield results for each latent of a batch separately and for the whole batch, and those of a second call."""
+    arguments = {name: random(number, (2, 4, 6, 5)) for number, name in enumerate(ARGUMENTS)}
     rebuilt = function_of(module, function.__qualname__, inspect.getclosurevars(function).nonlocals)
     more: dict[str, Any] = {"sigma": torch.ones(2), "model": None, "model_options": {}, "cond": None, "uncond": None}
     whole = [function({**_copies(arguments), "cond_scale": 3.0, **more}) for _ in range(2)]
@@ -46,67 +41,54 @@ def _guidance(function: Any, module: str) -> bool:
         rebuilt({name: value[row : row + 1].clone() for name, value in arguments.items()} | {"cond_scale": 3.0})
         for row in (0, 1)
     ]
-    return _close(whole[0], torch.cat(rows)) and _close(*whole)
+    yield torch.cat(rows), whole[0]
+    yield whole[1], whole[0]
 
 
-def _attention(function: Any, module: str) -> bool:
-    """Return True if the rebuilt function treats each token separately, with text before the picture or as one stream."""
-    out = _random(0, (2, 8, 4))
+def _attention(function: Any, module: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield results for each half of the tokens and for all, with text before the picture and as one stream."""
+    out = random(0, (2, 8, 4))
     rebuilt = function_of(module, function.__qualname__, inspect.getclosurevars(function).nonlocals)
     branches = {"cond_or_uncond": [1, 0]}
-    equal = True
     for whole, parts in ((None, (None, None)), ([3, 8], ([3, 4], [0, 4]))):
         runs = zip((out[:, :4], out[:, 4:]), parts, strict=True)
         output = function(out.clone(), branches if whole is None else {**branches, "img_slice": whole})
         local = [
             rebuilt(part.clone(), branches if own is None else {**branches, "img_slice": own}) for part, own in runs
         ]
-        equal = equal and _close(output, torch.cat(local, dim=1))
-    return equal
+        yield torch.cat(local, dim=1), output
 
 
-def _skip(function: Any, module: str) -> bool:
-    """A block's arguments, as they were given."""
-    arguments = {"img": _random(0, (1, 4, 4)), "txt": _random(1, (1, 3, 4))}
-    before = _copies(arguments)
-    output = function(arguments, {"original_block": None})
-    return output.keys() == before.keys() and all(torch.equal(output[name], value) for name, value in before.items())
+def _skip(function: Any, module: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the arguments of a block, and what the function makes of them."""
+    arguments, absent = {"img": random(0, (1, 4, 4)), "txt": random(1, (1, 3, 4))}, torch.empty(0)
+    output = function(_copies(arguments), {"original_block": None})
+    for name in {*arguments, *output}:
+        yield arguments.get(name, absent), output.get(name, absent)
 
 
-def _free_u(function: Any, module: str) -> bool:
-    """Return True if the rebuilt function treats each row of a batch separately."""
+def _free_u(function: Any, module: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield results for each row of a batch separately and for the whole batch."""
     scales = inspect.getclosurevars(function).nonlocals["scale_dict"]
     rebuilt = function_made(function.__qualname__, scales)
-    equal = True
     for channels in scales:
-        h, skipped = (_random(number, (2, channels, 4, 4)) for number in range(2))
+        h, skipped = (random(number, (2, channels, 4, 4)) for number in range(2))
         whole = function(h.clone(), skipped.clone(), {})
         rows = [rebuilt(h[row : row + 1].clone(), skipped[row : row + 1].clone(), {}) for row in (0, 1)]
-        equal = equal and all(
-            _close(*pair) for pair in zip(whole, map(torch.cat, zip(*rows, strict=True)), strict=True)
-        )
-    return equal
+        yield from zip(map(torch.cat, zip(*rows, strict=True)), whole, strict=True)
 
 
-TRIALS: Mapping[str, Callable[[Any, str], bool]] = MappingProxyType(
+TRIALS: Mapping[str, tuple[Callable[[Any, str], Iterator[tuple[Tensor, Tensor]]], float]] = MappingProxyType(
     {
-        "nodes_cfg": _guidance,
-        "nodes_eps": _guidance,
-        "nodes_nag": _attention,
-        "nodes_slg": _skip,
-        "nodes_freelunch": _free_u,
+        "nodes_cfg": (guidance_results, TOLERANCE),
+        "nodes_eps": (guidance_results, TOLERANCE),
+        "nodes_nag": (_attention, TOLERANCE),
+        "nodes_slg": (_skip, 0.0),
+        "nodes_freelunch": (_free_u, TOLERANCE),
     }
 )
-"""By module, whether a function gives what it gives when workers run it."""
+"""The trial of a module's functions, and its tolerance."""
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in tensors.items()}
-
-
-def _close(ours: Tensor, theirs: Tensor) -> bool:
-    return ours.shape == theirs.shape and float((ours - theirs).norm()) <= TOLERANCE * float(theirs.norm())
-
-
-def _random(seed: int, shape: tuple[int, ...]) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))

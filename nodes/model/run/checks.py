@@ -15,7 +15,7 @@ from ..conditioning import of_prompt
 from ..features.attention_guidance import attention_guidance_functions
 from ..features.attention_override import OPTION as OVERRIDE
 from ..features.block_attention import function_in
-from ..features.rebuilt import fault_of
+from ..features.rebuilt import mismatch_of
 from ..own_code import name_of
 from ..proxy import DiffusionProxy
 from ..refusals import WAY_OUT
@@ -33,7 +33,7 @@ def refuse_rebuilt(transformer_options: Mapping[str, Any]) -> None:
     replaced = (transformer_options.get("patches_replace") or {}).values()
     for functions in (*patches, *(replacements.values() for replacements in replaced)):
         for function in functions:
-            if what := fault_of(function):
+            if what := mismatch_of(function):
                 raise Refused(f"What a node does by {what}, cannot be done with a parallel MODEL: {WAY_OUT}.")
 
 

@@ -16,18 +16,18 @@ from ..conditioning import STRICT, NotSupported
 from ..features.attention_guidance import name_of
 from ..features.compile import compiler_of
 from ..features.guidance import OPTION as GUIDES
-from ..features.rebuilt import fault_of
+from ..features.rebuilt import mismatch_of
 from ..features.step_cache import KEY as STEP_CACHE
 from ..features.step_cache import report_skipped
 from ..recording.record import Recording
 from ..sampler_run import SamplerRun
 from ..supported import not_supported
-from ..verdicts import NotKnown, verdicts
+from ..trials import NotKnown, verdicts
 from .callbacks import changing_callbacks
 from .checks import Checked
 from .message import fields_of
 from .planned import PlannedRun
-from .side_by_side import fault
+from .side_by_side import sampling_results
 from .steps import Steps
 
 log = logging.getLogger(__name__)
@@ -77,10 +77,10 @@ def refuse_unknown(run: SamplerRun, recording: Recording) -> None:
     }
     caches = sys.modules.get(type(holder).__module__)
     for kind in (kind for kind, here in takes_part.items() if here):
-        if what := verdicts().fault(kind, functools.partial(fault, kind, caches)):
+        if what := verdicts().mismatch(kind, functools.partial(sampling_results, kind, caches)):
             raise NotKnown(what)
     for function in run.model_options.get(GUIDES, ()):
-        if what := fault_of(function):
+        if what := mismatch_of(function):
             raise NotKnown(what)
 
 
