@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.identity import code_digest
-from ...parallel_backend.models.comfyui.content.replaced_functions import Kind
+from ...parallel_backend.models.comfyui.content.replaced_functions import REPLACED_FUNCTIONS, Kind, ReplacedFunction
 from ...parallel_backend.models.comfyui.content.source_digests import Content, Unknown
 from ...parallel_backend.models.comfyui.content.tested import tables, versions
 from ...parallel_backend.models.comfyui.content.verdict_cache import TrialVerdict, kept
@@ -112,6 +112,28 @@ class Verdicts:
         verdict = self._verdict(kind, unknown, functools.partial(all_equal, results, tolerance))
         return f"{verdict.functions[0]}, {verdict.fault}" if verdict.fault else None
 
+    def mismatch_of(
+        self, maker: ReplacedFunction, use: str, results: Callable[[], Results], tolerance: float = TOLERANCE
+    ) -> str | None:
+        """Return the name of a function that makes functions which workers rebuild, with the reason why workers cannot run
+        one of those; None if they can.
+
+        A digest does not say for which use a function is made. So each use is tried in each process, and only a verdict
+        on a replaced function that no table has is kept on disk and reported.
+
+        Args:
+            maker: the function that makes them.
+            use: all that the results depend on besides the maker's code.
+        """
+        unknown = self._content.judge(maker)
+        if unknown is not None and not unknown.digest:
+            return f"{unknown.function}, {unknown.why}"
+        known = Unknown(maker, str(maker), self._content.measured(maker).thing)
+        reported = unknown is not None and maker in REPLACED_FUNCTIONS
+        attempt = functools.partial(all_equal, results, tolerance)
+        verdict = self._verdict(maker.kind, [unknown or known], attempt, use, reported=reported)
+        return f"{verdict.functions[0]}, {verdict.fault}" if verdict.fault else None
+
     def unverified(self, kind: Kind) -> bool:
         """Return True if a function of a kind is unknown and no trial found it equal."""
         unknown = self._content.unknown((kind,))
@@ -123,31 +145,39 @@ class Verdicts:
         reports, self._reports = self._reports, []
         return reports
 
-    def _verdict(self, kind: Kind, unknown: Collection[Unknown], attempt: Callable[[], bool]) -> TrialVerdict:
-        key = self._key(kind, unknown)
+    def _verdict(
+        self,
+        kind: Kind,
+        unknown: Collection[Unknown],
+        attempt: Callable[[], bool],
+        use: str = "",
+        *,
+        reported: bool = True,
+    ) -> TrialVerdict:
+        key = self._key(kind, unknown, use)
         if key not in self._known:
             names = tuple(dict.fromkeys(function.function for function in unknown))
             verdict_for = functools.partial(TrialVerdict, kind, names, own_comfyui_version())
-            try:
-                self._known[key], new = kept(
-                    key,
-                    lambda: verdict_for(
-                        "" if attempt() else "which gives another result than the workers' where both were tried"
-                    ),
-                    self._folder,
+
+            def verdict() -> TrialVerdict:
+                return verdict_for(
+                    "" if attempt() else "which gives another result than the workers' where both were tried"
                 )
+
+            try:
+                self._known[key], new = kept(key, verdict, self._folder) if reported else (verdict(), False)
             except comfy.model_management.InterruptProcessingException:
                 raise
             except Exception as error:  # which is not kept: the next start tries again
                 self._known[key] = verdict_for(f"which could not be tried ({type(error).__name__}: {error})")
-                new = True
+                new = reported
             if new:
                 self._report(self._known[key])
         return self._known[key]
 
-    def _key(self, kind: Kind, unknown: Collection[Unknown]) -> str:
+    def _key(self, kind: Kind, unknown: Collection[Unknown], use: str = "") -> str:
         digests = sorted(f"{function.thing} {function.digest}" for function in unknown)
-        return "\n".join([kind, *digests, code_digest(), _own_digest(), torch.__version__])
+        return "\n".join([kind, *digests, *filter(None, [use]), code_digest(), _own_digest(), torch.__version__])
 
     def _report(self, verdict: TrialVerdict) -> None:
         if verdict.fault:

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from ....parallel_backend.conditioning import OPTIONS, SKIPPED_BLOCKS, flatten
 from ....parallel_backend.diffusion import Value
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.plan import ResolvedPlan
-from .guidance import known_function
+from .places import BLOCKS, recipes_at
 
 OPTION = "patches_replace"
 """The option in which nodes put what stands in for parts of the model, by kind and place."""
-
-NODES = ("SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple")
-KNOWN = MappingProxyType({"nodes_slg": tuple(f"{node}.execute.<locals>.skip" for node in NODES)})
-"""By module: functions that give a block's arguments back."""
 
 Blocks = list[tuple[str, int]]
 
 
 def skipped_in(transformer_options: Mapping[str, Any]) -> Blocks:
-    """The blocks, as (kind, number), if all that stands in for something is such a function; else none."""
+    """Return the skipped blocks as (kind, number). Return none if anything is replaced by another function."""
     replaced = transformer_options.get(OPTION) or {}
-    functions = replaced.get("dit", {})
-    if replaced.keys() - {"dit"} or not all(known_function(function, KNOWN) for function in functions.values()):
+    functions = replaced.get(BLOCKS, {})
+    if replaced.keys() - {BLOCKS} or recipes_at(BLOCKS, [*dict.fromkeys(functions.values())]) is None:
         return []
     return list(functions)
 
 
 def values_of(skipped: Blocks) -> dict[str, Value]:
-    """They as values that go with a call."""
+    """Return the skipped blocks as values that go with a call."""
     values: dict[str, Value] = {}
     if skipped:
         flatten(f"{OPTIONS}.{SKIPPED_BLOCKS}", skipped, {}, values)

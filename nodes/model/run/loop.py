@@ -13,10 +13,7 @@ from tqdm.auto import tqdm
 
 from ....parallel_backend.models.comfyui.content.replaced_functions import Kind
 from ..conditioning import STRICT, NotSupported
-from ..features.attention_guidance import name_of
 from ..features.compile import compiler_of
-from ..features.guidance import OPTION as GUIDES
-from ..features.rebuilt import mismatch_of
 from ..features.step_cache import KEY as STEP_CACHE
 from ..features.step_cache import report_skipped
 from ..recording.record import Recording
@@ -51,7 +48,7 @@ def message_of(run: SamplerRun, checked: Checked, recording: Recording, *, wrapp
         raise NotSupported(unknown)
     refuse_unknown(run, recording)
     if checked.compared:
-        raise NotSupported(name_of(checked.compared[0]))
+        raise NotSupported(checked.compared[0].node)
     fields, tensors = fields_of(run, recording)
     fields["compiler"] = fields["compiler"] or run.guider.inner_model.diffusion_model.remote.requested_plan.compiler
     if checked.adapters.networks:
@@ -79,9 +76,6 @@ def refuse_unknown(run: SamplerRun, recording: Recording) -> None:
     for kind in (kind for kind, here in takes_part.items() if here):
         if what := verdicts().mismatch(kind, functools.partial(sampling_results, kind, caches)):
             raise NotKnown(what)
-    for function in run.model_options.get(GUIDES, ()):
-        if what := mismatch_of(function):
-            raise NotKnown(what)
 
 
 def whole_picture_only(fields: Mapping[str, Any], recording: Recording) -> str | None:
@@ -89,7 +83,7 @@ def whole_picture_only(fields: Mapping[str, Any], recording: Recording) -> str |
     if fields["cache"] is not None:
         return str(fields["cache"].kind)
     if fields["guidance_functions"]:
-        return str(fields["guidance_functions"][0].function.partition(".")[0])
+        return str(fields["guidance_functions"][0].node)
     return None if recording.needed().shows_steps else f"the sampler {recording.name}, which tells no steps,"
 
 

@@ -27,10 +27,10 @@ from ..family import Execution
 from ..inputs import Inputs
 from ..region import Region
 from ..sequence_parallel.compiled import OVERRIDE
-from .features.attention_guidance import guided_whole
+from .features.attention_guidance import PLACE as ATTENTION_PATCH
 from .features.attention_override import override_in
-from .features.free_u import free_u_patches
 from .features.pose_cache import OPTION, PoseCaches
+from .features.recipe import decoded, function_from
 from .features.skipped_blocks import REPLACED, replacements
 from .model_run import ModelRun, end_run
 from .rows import CONTROL
@@ -89,10 +89,8 @@ class WholeModel:
             options[REPLACED] = replacements(options.pop(SKIPPED_BLOCKS))
         if POSE_CACHE in options:
             options[OPTION] = (poses or PoseCaches()).whole(options.pop(POSE_CACHE), latent.device)
-        patches = free_u_patches(options.pop(FREE_U)) if FREE_U in options else {}
-        if ATTENTION_GUIDANCE in options:
-            patches |= guided_whole(options.pop(ATTENTION_GUIDANCE))
-        if patches:
+        recipes = {"output_block_patch": options.pop(FREE_U, ""), ATTENTION_PATCH: options.pop(ATTENTION_GUIDANCE, "")}
+        if patches := {place: [*map(function_from, decoded(text))] for place, text in recipes.items() if text}:
             options["patches"] = patches
         if not inputs.processed:
             timestep = self._base.process_timestep(timestep, x=latent, **kwargs)

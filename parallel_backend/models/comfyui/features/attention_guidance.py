@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from ....diffusion import GuidanceFunction
 from ...sequence_parallel.forward import RankForward
-from .guidance import guidance_function
+from .recipe import decoded, function_from
 
 PLACE = "attn1_output_patch"
 """Where ComfyUI's models look for them among `patches`."""
@@ -18,17 +17,9 @@ PICTURE = "img_slice"
 """The option that says where the picture lies behind the text."""
 
 
-def guided(functions: Sequence[Mapping[str, Any]], now: RankForward) -> dict[str, list[Callable[..., Any]]]:
-    """The patches that do what such functions do on a rank's tokens; `functions` are theirs, as the host tells them."""
-    return {
-        point: [_on_local_tokens(each, now) for each in functions_there]
-        for point, functions_there in guided_whole(functions).items()
-    }
-
-
-def guided_whole(functions: Sequence[Mapping[str, Any]]) -> dict[str, list[Callable[..., Any]]]:
-    """The patches themselves, for a forward that has all tokens."""
-    return {PLACE: [guidance_function(GuidanceFunction(**guide)) for guide in functions]}
+def guided(recipes: str, now: RankForward) -> dict[str, list[Callable[..., Any]]]:
+    """Return the patches that run functions on a rank's tokens; `recipes` are those of the functions."""
+    return {PLACE: [_on_local_tokens(function_from(recipe), now) for recipe in decoded(recipes)]}
 
 
 def _on_local_tokens(function: Any, now: RankForward) -> Callable[[Tensor, Mapping[str, Any]], Tensor]:
