@@ -32,7 +32,7 @@ NAMES: Mapping[str, str] = MappingProxyType({CROSS_ATTENTION: "context", CONCAT:
 OPTIONS = "transformer_options"
 """Plain values of these options go under this name."""
 
-FREE_U = "free_u"
+UNET_FUNCTIONS = "unet_functions"
 """Functions after a UNet's output blocks go under this name among these options, as their recipes."""
 
 PREFIX_CACHE = "qwen_image21_cache"

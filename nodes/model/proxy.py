@@ -50,7 +50,7 @@ from .features.node_functions import attention_values_of, unet_values_of
 from .features.pose_cache import values_of as pose_cache_as_values
 from .features.pose_cache import without_it
 from .features.prefix_cache import refuse_quantised_prefix
-from .features.recipes import RecipeReader
+from .features.recipe import RecipeReader
 from .features.skipped_blocks import OPTION as REPLACED
 from .features.skipped_blocks import check_stages, skipped_in, values_of
 from .features.step_cache import runs_wrappers

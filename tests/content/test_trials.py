@@ -40,7 +40,7 @@ trials = nodes_module("model.trials", ForGood())
 sampling = nodes_module("model.run.side_by_side", ForGood())
 lora = nodes_module("model.features.lora", ForGood())
 places = nodes_module("model.features.places", ForGood())
-recipes = nodes_module("model.features.recipes", ForGood())
+recipes = nodes_module("model.features.recipe", ForGood())
 
 
 def sampling_equal(kind: str) -> bool:

@@ -32,7 +32,7 @@ from ....parallel_backend.plan import ModelShape, ParallelPlan
 from ..own_code import name_of
 from ..trials import all_equal, random
 from .places import strings_in
-from .recipes import same, state_of
+from .recipe import same, state_of
 
 OPTION = "optimized_attention_override"
 """The option in which nodes put such a function."""

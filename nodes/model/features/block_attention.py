@@ -26,7 +26,7 @@ from ....parallel_backend.models.comfyui.features.block_attention import (
 )
 from .attention_override import OPTION as OVERRIDE
 from .places import BLOCKS
-from .recipes import RecipeReader
+from .recipe import RecipeReader
 from .skipped_blocks import OPTION
 
 

@@ -18,13 +18,13 @@ from comfy.ldm.wan.model_multitalk import MultiTalkCrossAttnPatch, MultiTalkGetA
 from torch import Tensor, nn
 
 from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.features.node_functions import ATTENTION_OUTPUT, UNET_OUTPUT
 from ....parallel_backend.plan import ResolvedPlan
 from ....parallel_backend.weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, NetworkPatch
 from ..own_code import COMFYUI, foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
 from ..unchanged import classes_of, refuse_replaced
 from .node_functions import attention_guidance_functions, unet_functions
-from .places import ATTENTION_OUTPUT, UNET_OUTPUT
 
 ZIMAGE_SETTINGS = ("n_control_layers", "additional_in_dim", "control_in_dim", "refiner_control", "broken")
 """What ComfyUI's loader finds out of a file for Z-Image."""

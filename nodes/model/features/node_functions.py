@@ -8,12 +8,13 @@ from typing import Any
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import nn
 
-from ....parallel_backend.conditioning import ATTENTION_GUIDANCE, FREE_U, OPTIONS, SIDES, flatten
+from ....parallel_backend.conditioning import ATTENTION_GUIDANCE, OPTIONS, SIDES, UNET_FUNCTIONS, flatten
 from ....parallel_backend.diffusion import FunctionRecipe, Value
 from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.features.node_functions import ATTENTION_OUTPUT, UNET_OUTPUT
 from ....parallel_backend.models.comfyui.features.recipe import encoded
 from ..refusals import WAY_OUT
-from .places import ATTENTION_OUTPUT, GUIDANCE, UNET_OUTPUT, mismatch_at, recipes_at
+from .places import GUIDANCE, mismatch_at, recipes_at
 
 
 def guidance_functions(model_options: Mapping[str, Any]) -> list[FunctionRecipe] | None:
@@ -56,7 +57,7 @@ def attention_values_of(transformer_options: Mapping[str, Any]) -> dict[str, Val
 def unet_values_of(transformer_options: Mapping[str, Any], model: nn.Module) -> dict[str, Value]:
     """Return the functions between a UNet's output blocks as values that go with a call."""
     recipes = unet_functions(transformer_options, model)
-    return {f"{OPTIONS}.{FREE_U}": encoded(recipes)} if recipes else {}
+    return {f"{OPTIONS}.{UNET_FUNCTIONS}": encoded(recipes)} if recipes else {}
 
 
 def refuse_differing(transformer_options: Mapping[str, Any], model: nn.Module) -> None:

@@ -19,19 +19,13 @@ from torch import Tensor
 from ....parallel_backend.conditioning import SIDES
 from ....parallel_backend.diffusion import FunctionRecipe
 from ....parallel_backend.models.comfyui.content.replaced_functions import ReplacedFunction
-from ....parallel_backend.models.comfyui.features.attention_guidance import PICTURE
+from ....parallel_backend.models.comfyui.features.node_functions import ATTENTION_OUTPUT, PICTURE, UNET_OUTPUT
 from ....parallel_backend.models.comfyui.features.recipe import encoded, function_from
 from ..trials import TOLERANCE, Results, random, verdicts
-from .recipes import RecipeReader, closure_of, state_of
+from .recipe import RecipeReader, closure_of, state_of
 
 GUIDANCE = "sampler_post_cfg_function"
 """The model option with the functions after classifier-free guidance, the first one first."""
-
-ATTENTION_OUTPUT = "attn1_output_patch"
-"""Where nodes put functions that change the output of attention, among `patches`."""
-
-UNET_OUTPUT = "output_block_patch"
-"""Where nodes put functions between the output blocks of a UNet, among `patches`."""
 
 BLOCKS = "dit"
 """Where nodes put functions that replace blocks, among `patches_replace`."""
@@ -44,7 +38,7 @@ SCALE = "cond_scale"
 
 
 @dataclass(frozen=True)
-class Place:
+class FunctionPlace:
     """A place where nodes put functions.
 
     Attributes:
@@ -85,7 +79,7 @@ def _mismatch(place: str, function: Any, recipe: FunctionRecipe, channels: Seque
     return verdicts().mismatch_of(maker, use, results, PLACES[place].tolerance)
 
 
-def _results(place: Place, function: Any, recipe: FunctionRecipe, channels: Sequence[int]) -> Results:
+def _results(place: FunctionPlace, function: Any, recipe: FunctionRecipe, channels: Sequence[int]) -> Results:
     """Yield the results of a place's trial.
 
     Raises:
@@ -155,11 +149,11 @@ def _skipped(function: Any, rebuilt: Any, _: Sequence[int]) -> Iterator[tuple[Te
         yield arguments.get(name, absent), output.get(name, absent)
 
 
-PLACES: Mapping[str, Place] = MappingProxyType(
+PLACES: Mapping[str, FunctionPlace] = MappingProxyType(
     {
-        GUIDANCE: Place(_after_guidance, frozenset({*LATENTS, SCALE})),
-        ATTENTION_OUTPUT: Place(_after_attention, frozenset({SIDES, PICTURE})),
-        UNET_OUTPUT: Place(_after_unet_block),
-        BLOCKS: Place(_skipped, tolerance=0.0),
+        GUIDANCE: FunctionPlace(_after_guidance, frozenset({*LATENTS, SCALE})),
+        ATTENTION_OUTPUT: FunctionPlace(_after_attention, frozenset({SIDES, PICTURE})),
+        UNET_OUTPUT: FunctionPlace(_after_unet_block),
+        BLOCKS: FunctionPlace(_skipped, tolerance=0.0),
     }
 )

@@ -13,7 +13,6 @@ from ...conditioning import (
     ATTENTION_GUIDANCE,
     ATTENTION_OVERRIDE,
     CONSTANTS,
-    FREE_U,
     OPTIONS,
     POSE_CACHE,
     SHAPES,
@@ -21,14 +20,15 @@ from ...conditioning import (
     SIGMAS,
     SKIPPED_BLOCKS,
     TOGETHER,
+    UNET_FUNCTIONS,
     arguments,
 )
 from ..family import Execution
 from ..inputs import Inputs
 from ..region import Region
 from ..sequence_parallel.compiled import OVERRIDE
-from .features.attention_guidance import PLACE as ATTENTION_PATCH
 from .features.attention_override import override_in
+from .features.node_functions import ATTENTION_OUTPUT, UNET_OUTPUT
 from .features.pose_cache import OPTION, PoseCaches
 from .features.recipe import decoded, function_from
 from .features.skipped_blocks import REPLACED, replacements
@@ -89,7 +89,7 @@ class WholeModel:
             options[REPLACED] = replacements(options.pop(SKIPPED_BLOCKS))
         if POSE_CACHE in options:
             options[OPTION] = (poses or PoseCaches()).whole(options.pop(POSE_CACHE), latent.device)
-        recipes = {"output_block_patch": options.pop(FREE_U, ""), ATTENTION_PATCH: options.pop(ATTENTION_GUIDANCE, "")}
+        recipes = {UNET_OUTPUT: options.pop(UNET_FUNCTIONS, ""), ATTENTION_OUTPUT: options.pop(ATTENTION_GUIDANCE, "")}
         if patches := {place: [*map(function_from, decoded(text))] for place, text in recipes.items() if text}:
             options["patches"] = patches
         if not inputs.processed:

@@ -1,4 +1,4 @@
-"""Functions of ComfyUI's nodes that change what attentions give, in a worker."""
+"""Functions of ComfyUI's nodes that change the output of attention or of UNet blocks, in a worker."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from torch import Tensor
 from ...sequence_parallel.forward import RankForward
 from .recipe import decoded, function_from
 
-PLACE = "attn1_output_patch"
-"""Where ComfyUI's models look for them among `patches`."""
+ATTENTION_OUTPUT = "attn1_output_patch"
+"""The place of functions that change the output of attention, among ComfyUI's `patches`."""
+
+UNET_OUTPUT = "output_block_patch"
+"""The place of functions between the output blocks of a UNet, among ComfyUI's `patches`."""
 
 PICTURE = "img_slice"
-"""The option that says where the picture lies behind the text."""
+"""The option with the first and last position of the picture's tokens, after the text."""
 
 
 def guided(recipes: str, now: RankForward) -> dict[str, list[Callable[..., Any]]]:
     """Return the patches that run functions on a rank's tokens; `recipes` are those of the functions."""
-    return {PLACE: [_on_local_tokens(function_from(recipe), now) for recipe in decoded(recipes)]}
+    return {ATTENTION_OUTPUT: [_on_local_tokens(function_from(recipe), now) for recipe in decoded(recipes)]}
 
 
 def _on_local_tokens(function: Any, now: RankForward) -> Callable[[Tensor, Mapping[str, Any]], Tensor]:
