@@ -30,6 +30,7 @@ from ...parallel_backend.conditioning import (
 from ...parallel_backend.diffusion import Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.comfy_family import ComfyFamily
+from ...parallel_backend.models.comfyui.features.node_functions import REPLACED
 from ...parallel_backend.models.comfyui.rows import CONTROL
 from ...parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
 from ...parallel_backend.models.comfyui.whole_family import WholeConfig, WholeFamily
@@ -46,13 +47,17 @@ from .features.block_attention import values_of as values_of_blocks
 from .features.controlnet import Control
 from .features.controlnet_whole import Shapes, refuse_other_control, shapes_in
 from .features.networks import PATCHES, networks_of, refuse_stages
-from .features.node_functions import attention_values_of, unet_values_of
+from .features.node_functions import (
+    attention_values_of,
+    check_stages,
+    skipped_in,
+    skipped_values_of,
+    unet_values_of,
+)
 from .features.pose_cache import values_of as pose_cache_as_values
 from .features.pose_cache import without_it
 from .features.prefix_cache import refuse_quantised_prefix
 from .features.recipe import RecipeReader
-from .features.skipped_blocks import OPTION as REPLACED
-from .features.skipped_blocks import check_stages, skipped_in, values_of
 from .features.step_cache import runs_wrappers
 from .named_options import named_by
 from .own_writes import is_written
@@ -152,7 +157,7 @@ class DiffusionProxy(nn.Module):
             flatten(f"{OPTIONS}.{SIDES}", transformer_options[SIDES], {}, conditioning.values)
             conditioning.values.update({TOGETHER: x.shape[0], ALONE: True})
         compared = attention_values_of(transformer_options)
-        conditioning.values.update(options_of(transformer_options) | values_of(skipped) | compared)
+        conditioning.values.update(options_of(transformer_options) | skipped_values_of(skipped) | compared)
         overriding = self.override(transformer_options, x.dtype)
         conditioning.values.update(overriding)
         conditioning.values.update(unet_values_of(transformer_options, self.skeleton))

@@ -29,6 +29,7 @@ from ...parallel_backend.host import Deadlines
 from ...parallel_backend.host.deriving import Derivation
 from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.models.comfyui.content.sources import sources_of
+from ...parallel_backend.models.comfyui.features.node_functions import REPLACED
 from ...parallel_backend.models.comfyui.own_call import MASK
 from ...parallel_backend.models.comfyui.whole_family import SEQUENCES, WholeConfig
 from ...parallel_backend.plan import ModelLimits, Workload
@@ -38,7 +39,6 @@ from .conditioning import SAMPLING_KEYS, is_constant_tensor, of_prompt, options_
 from .features.attention_override import OPTION as OVERRIDE
 from .features.compile import compiler_of
 from .features.networks import PATCHES
-from .features.skipped_blocks import OPTION as REPLACED
 from .named_options import named_by
 from .remote_model import RemoteModel
 from .sampler_run import SamplerRun

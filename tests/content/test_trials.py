@@ -39,7 +39,7 @@ assert recording
 trials = nodes_module("model.trials", ForGood())
 sampling = nodes_module("model.run.side_by_side", ForGood())
 lora = nodes_module("model.features.lora", ForGood())
-places = nodes_module("model.features.places", ForGood())
+places = nodes_module("model.features.node_functions", ForGood())
 recipes = nodes_module("model.features.recipe", ForGood())
 
 

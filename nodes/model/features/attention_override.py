@@ -31,7 +31,7 @@ from ....parallel_backend.models.comfyui.features.recipe import (
 from ....parallel_backend.plan import ModelShape, ParallelPlan
 from ..own_code import name_of
 from ..trials import all_equal, random
-from .places import strings_in
+from .node_functions import strings_in
 from .recipe import same, state_of
 
 OPTION = "optimized_attention_override"

@@ -24,10 +24,10 @@ from ....parallel_backend.models.comfyui.features.block_attention import (
     handing_attention,
     replacements_from,
 )
+from ....parallel_backend.models.comfyui.features.node_functions import REPLACED
 from .attention_override import OPTION as OVERRIDE
-from .places import BLOCKS
+from .node_functions import BLOCKS
 from .recipe import RecipeReader
-from .skipped_blocks import OPTION
 
 
 def takes_attention(declaration: Declaration) -> bool:
@@ -42,7 +42,7 @@ def recipes_of(transformer_options: Mapping[str, Any], model: nn.Module) -> list
 
     Each must hold one block of the model, and the same objects as the others.
     """
-    replaced = transformer_options.get(OPTION) or {}
+    replaced = transformer_options.get(REPLACED) or {}
     if replaced.keys() - {BLOCKS}:
         return []
     paths = {id(module): path for path, module in model.named_modules()}
@@ -79,7 +79,7 @@ def refuse_other(recipes: Sequence[BlockRecipe], model: nn.Module) -> None:
 
 def function_in(transformer_options: Mapping[str, Any]) -> Any:
     """Return one of the functions that replace blocks, where there are recipes of them."""
-    return next(iter(transformer_options[OPTION][BLOCKS].values()))
+    return next(iter(transformer_options[REPLACED][BLOCKS].values()))
 
 
 def values_of(recipes: Sequence[BlockRecipe]) -> dict[str, Value]:

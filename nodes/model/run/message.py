@@ -12,6 +12,7 @@ from ....parallel_backend.conditioning import CROSS_ATTENTION, Conditioning, in_
 from ....parallel_backend.denoise.program import encoded
 from ....parallel_backend.diffusion import PromptSpec, Value
 from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.features.node_functions import REPLACED
 from ....parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
 from ....parallel_backend.wire.to_worker import PROGRAM
 from ..conditioning import NotSupported, check_prompt, of_prompt, options_of, repeated_text
@@ -21,7 +22,6 @@ from ..features.attention_override import OPTION as OVERRIDE
 from ..features.compile import compiler_of
 from ..features.networks import PATCHES
 from ..features.node_functions import guidance_functions, unet_values_of
-from ..features.skipped_blocks import OPTION as REPLACED
 from ..features.step_cache import cache_of
 from ..noise_process import sampling_of
 from ..recording.record import Recording

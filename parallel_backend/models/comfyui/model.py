@@ -32,13 +32,11 @@ from ..sequence_parallel.picture import Picture, as_patch_size
 from ..sequence_parallel.placement import Placement
 from ..sequence_parallel.run import ParallelForward
 from ..sequence_parallel.stream import Stream
-from .features.attention_override import override_in
 from .features.block_attention import BlockAttention
 from .features.compile import COMPILED
 from .features.networks import NetworkCall, patches_of
-from .features.node_functions import guided
+from .features.node_functions import REPLACED, guided, override_in, replacements
 from .features.pose_cache import OPTION, PoseCaches
-from .features.skipped_blocks import REPLACED, replacements
 from .features.text import PreparedTexts
 from .latents import reference_tokens
 from .model_run import ModelRun

@@ -27,11 +27,15 @@ from ..family import Execution
 from ..inputs import Inputs
 from ..region import Region
 from ..sequence_parallel.compiled import OVERRIDE
-from .features.attention_override import override_in
-from .features.node_functions import ATTENTION_OUTPUT, UNET_OUTPUT
+from .features.node_functions import (
+    ATTENTION_OUTPUT,
+    REPLACED,
+    UNET_OUTPUT,
+    override_in,
+    replacements,
+)
 from .features.pose_cache import OPTION, PoseCaches
 from .features.recipe import decoded, function_from
-from .features.skipped_blocks import REPLACED, replacements
 from .model_run import ModelRun, end_run
 from .rows import CONTROL
 from .state_leak import StateLeak
