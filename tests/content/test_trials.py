@@ -255,9 +255,9 @@ def function_of(node: Any, *arguments: Any) -> Any:
     return model.function
 
 
-def tried(function: Any) -> bool:
+def tried(function: Any, recipe: Any = None) -> bool:
     """Return True if a function after the guidance passes the trial, whatever its digest."""
-    recipe = recipes.RecipeReader().read(function)
+    recipe = recipe or recipes.RecipeReader().read(function)
     results = functools.partial(places._results, places.PLACES[places.GUIDANCE], function, recipe, ())
     return bool(trials.all_equal(results))
 
@@ -288,11 +288,13 @@ def test_functions_of_nodes_are_tried_as_workers_run_them(name: str) -> None:
 def test_a_function_of_a_guidance_node_that_looks_at_the_whole_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     own = nodes_cfg.optimized_scale
     function = function_of(nodes_cfg.CFGZeroStar)
-    assert tried(function)
+    recipe = recipes.RecipeReader().read(function)
+    assert tried(function, recipe)
     monkeypatch.setattr(nodes_cfg, "optimized_scale", lambda a, b: own(a, b).mean() + 0 * own(a, b))
-    assert not tried(function)
-    found = places.mismatch_at(places.GUIDANCE, function)
+    assert not tried(function, recipe)
+    found = places._mismatch(places.GUIDANCE, function, recipe, ())
     assert found == "comfy_extras.nodes_cfg.optimized_scale, which is another pack's"
+    assert recipes.RecipeReader().read(function) is None
     assert places.recipes_at(places.GUIDANCE, [function]) is None
 
 

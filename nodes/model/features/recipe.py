@@ -14,7 +14,7 @@ from typing import Any
 from ....parallel_backend.diffusion import FunctionRecipe, ObjectRecipe
 from ....parallel_backend.models.comfyui.features.recipe import codes_of, packed
 from ..conditioning import is_plain
-from ..own_code import COMFYUI
+from ..own_code import COMFYUI, of_another_pack
 
 PACKAGES = "comfy", "comfy_extras"
 
@@ -57,6 +57,9 @@ class RecipeReader:
         module = sys.modules[function.__module__]
         name = function.__qualname__
         if function.__kwdefaults__ or codes_of(module, name) != [function.__code__]:
+            return None
+        called = [vars(module)[used] for used in function.__code__.co_names if used in vars(module)]
+        if any(callable(value) and of_another_pack(value) for value in called):
             return None
         variables = closure_of(function)
         if len(variables) < len(function.__code__.co_freevars) or not is_packable(function.__defaults__):
