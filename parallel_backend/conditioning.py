@@ -32,8 +32,8 @@ NAMES: Mapping[str, str] = MappingProxyType({CROSS_ATTENTION: "context", CONCAT:
 OPTIONS = "transformer_options"
 """Plain values of these options go under this name."""
 
-FREE_U = "free_u"
-"""The functions of ComfyUI's FreeU, as names and numbers, go under this name among these options."""
+UNET_FUNCTIONS = "unet_functions"
+"""Functions after a UNet's output blocks go under this name among these options, as their recipes."""
 
 PREFIX_CACHE = "qwen_image21_cache"
 """The option that ComfyUI's QwenImage21Cache sets: the device of the cache of text and references, or "off", and its dtype."""
@@ -45,13 +45,13 @@ SKIPPED_BLOCKS = "skipped_blocks"
 """Blocks that are left out of a call, as [kind, number], go under this name among these options."""
 
 ATTENTION_GUIDANCE = "attention_guidance_functions"
-"""Functions that change what attentions give (diffusion.GuidanceFunction) go under this name among these options."""
+"""Functions that change the output of attention go under this name among these options, as their recipes."""
 
 BLOCK_ATTENTION = "block_attention"
-"""What hands attention to blocks (features/block_attention.py) goes under this name among these options."""
+"""Functions that inject attention into blocks go under this name among these options, as recipes by block."""
 
 ATTENTION_OVERRIDE = "attention_override"
-"""A function in attention's place (features/attention_override.py) goes under this name among these options."""
+"""A function that replaces attention goes under this name among these options, as its recipe."""
 
 TEXT_PREPARATION = "text_preparation"
 """The conditioning that asks for a text to be prepared: the arguments of the model's `preprocess_text_embeds` besides it."""

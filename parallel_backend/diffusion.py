@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -55,12 +55,44 @@ Sampling = FlowSettings | DiffusionSettings
 """The MODEL's noise process."""
 
 
-class GuidanceFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A function that a node of ComfyUI's makes, by its module in comfy_extras, its qualified name and its own values."""
+class ObjectRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An object that a function holds: its class in ComfyUI as `module:name`, and the packed arguments of the class."""
+
+    kind: str
+    values: dict[str, Any] = {}
+
+
+class FunctionRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a worker needs to rebuild a function that a node of ComfyUI's has put among a MODEL's options.
+
+    All but `module`, `function` and `defaults` are variables of the function's closure, by name.
+
+    Attributes:
+        module: the function's module in ComfyUI, by its full name.
+        function: the function's qualified name there; `<locals>` is in the name of a function that another one makes.
+        values: plain values, packed (`models/comfyui/features/recipe.py`).
+        functions: functions of ComfyUI's modules, as `module:name`.
+        objects: objects of ComfyUI's classes; the functions of one request that name an object alike share it.
+        blocks: blocks of the model, as their paths.
+        inner: functions that were made by the same call as this one.
+        defaults: the packed defaults of the function's arguments.
+        by_head: the names of lists among the values that have an entry for each head.
+    """
 
     module: str
     function: str
-    values: dict[str, Value]
+    values: dict[str, Any] = {}
+    functions: dict[str, str] = {}
+    objects: dict[str, ObjectRecipe] = {}
+    blocks: dict[str, str] = {}
+    inner: dict[str, FunctionRecipe] = {}
+    defaults: Any = None
+    by_head: tuple[str, ...] = ()
+
+    @property
+    def node(self) -> str:
+        """The name of the class or function that makes the function."""
+        return self.function.partition(".")[0]
 
 
 class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,7 +28,7 @@ from ...parallel_backend.models.comfyui.content.verdict_cache import TrialVerdic
 from ...parallel_backend.models.comfyui.proof.request import ProofRequest, chosen, class_name
 from ...parallel_backend.models.comfyui.small.graph_inputs import GraphInputs
 from ...parallel_backend.models.comfyui.small.kinds import KINDS, cases_of
-from .verdicts import FOLDER
+from .trials import FOLDER
 
 LOOK = 0.05
 """Seconds between two looks at ComfyUI's Cancel."""

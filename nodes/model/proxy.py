@@ -30,6 +30,7 @@ from ...parallel_backend.conditioning import (
 from ...parallel_backend.diffusion import Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.comfy_family import ComfyFamily
+from ...parallel_backend.models.comfyui.features.node_functions import REPLACED
 from ...parallel_backend.models.comfyui.rows import CONTROL
 from ...parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
@@ -37,22 +38,25 @@ from ...parallel_backend.weights.values import values_of as values_of_entry
 from ..memory.loaded_models import Shares
 from ..progress import say
 from .conditioning import of_call, options_of, sigmas_of
-from .features.attention_guidance import values_of as guides_as_values
 from .features.attention_override import OPTION as OVERRIDE
-from .features.attention_override import recipe_of, refuse_split, tried
-from .features.attention_override import values_of as values_of_override
+from .features.attention_override import refuse_split, values_of_override
 from .features.block_attention import function_in, refuse_other, takes_attention
-from .features.block_attention import recipe_of as blocks_of
+from .features.block_attention import recipes_of as blocks_of
 from .features.block_attention import values_of as values_of_blocks
 from .features.controlnet import Control
 from .features.controlnet_whole import Shapes, refuse_other_control, shapes_in
-from .features.free_u import values_of as free_u_as_values
 from .features.networks import PATCHES, networks_of, refuse_stages
+from .features.node_functions import (
+    attention_values_of,
+    check_stages,
+    skipped_in,
+    skipped_values_of,
+    unet_values_of,
+)
 from .features.pose_cache import values_of as pose_cache_as_values
 from .features.pose_cache import without_it
 from .features.prefix_cache import refuse_quantised_prefix
-from .features.skipped_blocks import OPTION as REPLACED
-from .features.skipped_blocks import check_stages, skipped_in, values_of
+from .features.recipe import RecipeReader
 from .features.step_cache import runs_wrappers
 from .named_options import named_by
 from .own_writes import is_written
@@ -155,11 +159,11 @@ class DiffusionProxy(nn.Module):
         if self.unsharded and SIDES in named_by(self.skeleton):
             flatten(f"{OPTIONS}.{SIDES}", transformer_options[SIDES], {}, conditioning.values)
             conditioning.values.update({TOGETHER: x.shape[0], ALONE: True})
-        compared = guides_as_values(transformer_options)
-        conditioning.values.update(options_of(transformer_options) | values_of(skipped) | compared)
+        compared = attention_values_of(transformer_options)
+        conditioning.values.update(options_of(transformer_options) | skipped_values_of(skipped) | compared)
         overriding = self.override(transformer_options, x.dtype)
         conditioning.values.update(overriding)
-        conditioning.values.update(free_u_as_values(transformer_options, self.skeleton))
+        conditioning.values.update(unet_values_of(transformer_options, self.skeleton))
         conditioning.values.update(pose_cache_as_values(transformer_options, self.skeleton))
         if getattr(self.remote.config, "sigmas", False) or adapters.networks or overriding:
             conditioning.values.update(sigmas_of(transformer_options))
@@ -204,12 +208,12 @@ class DiffusionProxy(nn.Module):
         if function is None:
             return {}
         if self._overriding is None or self._overriding[:2] != (function, dtype):
-            recipe = recipe_of(function) if isinstance(self.remote.family, ComfyFamily) else None
+            recipe = RecipeReader().read(function) if isinstance(self.remote.family, ComfyFamily) else None
             if recipe is None:
                 refuse_transformer_options({OVERRIDE: function}, self.skeleton)
             assert recipe is not None
             refuse_split(function, self.remote.requested_plan)
-            self._overriding = function, dtype, values_of_override(tried(recipe, self.remote.shape, dtype))
+            self._overriding = function, dtype, values_of_override(recipe, self.remote.shape, dtype)
         return self._overriding[2]
 
     def injected_attention(self, options: Mapping[str, Any]) -> dict[str, Value]:
@@ -222,14 +226,14 @@ class DiffusionProxy(nn.Module):
         declaration = getattr(self.remote.config, "declaration", None)
         if declaration is None or not takes_attention(declaration):
             return {}
-        recipe = blocks_of(options, self.skeleton)
-        if recipe is None:
+        recipes = blocks_of(options, self.skeleton)
+        if not recipes:
             return {}
         refuse_split(
             function_in(options), self.remote.requested_plan, "attention that a node hands to the model's blocks"
         )
-        refuse_other(recipe, self.skeleton)
-        return values_of_blocks(recipe)
+        refuse_other(recipes, self.skeleton)
+        return values_of_blocks(recipes)
 
     def preprocess_text_embeds(self, text: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The text itself; what ComfyUI's class asks of the weights here, the workers do (`text.py`)."""

@@ -33,7 +33,7 @@ from .conditioning import by_mask
 from .dtypes import dtype_name
 from .features.controlnet import Control, residuals_of
 from .features.lora import AdapterReader
-from .recording.trial import Trials
+from .trials import FunctionVerdicts
 
 OF_A_MODEL = "a text encoder or VAE in too low a precision does that"
 
@@ -54,7 +54,7 @@ class RemoteModel:
     weight_bytes: int
     expanded: Expanded
     reader: AdapterReader
-    trials: Trials = field(default_factory=Trials, compare=False)
+    verdicts: FunctionVerdicts = field(default_factory=FunctionVerdicts, compare=False)
     unsharded_reason: str = ""
 
     def job(self, forward: Conditioning, dtype: torch.dtype, has_uncond: bool, steps: int) -> DenoiseJob:

@@ -20,12 +20,12 @@ from ...parallel_backend.conditioning import Conditioning
 from ...parallel_backend.plan import ResolvedPlan
 from ...parallel_backend.weights.adapters.lora import AdapterSet
 from .features.controlnet import Control
+from .features.controlnet_cache import with_cached_controls
 from .features.controlnet_costs import ControlCosts
-from .features.controlnet_kept import with_kept_controls
 from .recorded_answers import RecordedAnswers
 from .remote_model import RemoteModel
 from .supported import changed_model
-from .verdicts import verdicts
+from .trials import verdicts
 
 KEY = "parallel_step_by_step"
 
@@ -85,7 +85,7 @@ class StepByStep:
     ) -> Any:
         if _going_twice_would_show(executor, model, conds, options):
             return executor(model, conds, x, timestep, options)
-        conds, controls = with_kept_controls(conds, self.costs)
+        conds, controls = with_cached_controls(conds, self.costs)
         with model.current_patcher.one_free_memory():
             calls = self._collect(lambda: executor(model, conds, x, timestep, options))
             for control in controls:
@@ -130,7 +130,7 @@ def _going_twice_would_show(executor: Any, model: Any, conds: Sequence[Any], opt
         or any(get_all_wrappers(kind, transformer) for kind in wrapped)
         or any(get_all_callbacks(kind, transformer) for kind in called)
         or changed_model(model) is not None
-        or verdicts().doubtful("guidance")
+        or verdicts().unverified("guidance")
     )
 
 

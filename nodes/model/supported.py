@@ -17,8 +17,7 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from .features.compile import KEY as COMPILED
 from .features.compile import OPTION as COMPILE_OPTION
 from .features.compile import compiles
-from .features.guidance import OPTION as GUIDANCE
-from .features.guidance import guidance_functions
+from .features.node_functions import GUIDANCE, guidance_functions
 from .features.prepared_state import changes_nothing
 from .features.step_cache import KEY as STEP_CACHE
 from .features.step_cache import known_wrappers

@@ -31,6 +31,7 @@ from ...parallel_backend.host.deriving import Derivation
 from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.models.comfyui.config import SEQUENCES, ComfyConfig
 from ...parallel_backend.models.comfyui.content.sources import sources_of
+from ...parallel_backend.models.comfyui.features.node_functions import REPLACED
 from ...parallel_backend.models.comfyui.own_call import MASK
 from ...parallel_backend.models.families import FAMILIES, UNSHARDED
 from ...parallel_backend.plan import ModelLimits, Workload
@@ -41,12 +42,11 @@ from .conditioning import SAMPLING_KEYS, is_constant_tensor, of_prompt, options_
 from .features.attention_override import OPTION as OVERRIDE
 from .features.compile import compiler_of
 from .features.networks import PATCHES
-from .features.skipped_blocks import OPTION as REPLACED
 from .named_options import named_by
 from .proofs import AnotherResult
 from .remote_model import RemoteModel
 from .sampler_run import SamplerRun
-from .verdicts import FOLDER
+from .trials import FOLDER
 
 ANY = ModelLimits(heads=1 << 10, head_dim=64, blocks=1 << 10)
 """Limits of a model that a derived declaration may split in any way."""

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from ...parallel_backend.doctor import Finding, diagnose, diagnose_models
-from ..model.verdicts import FOLDER
+from ..model.trials import FOLDER
 from .background import run_in_background
 from .route import as_json
 from .turn import Turn, TurnTaken

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..diffusion import CacheSettings, GuidanceFunction, ModelSpec, PromptSpec, Sampling, Value
+from ..diffusion import CacheSettings, FunctionRecipe, ModelSpec, PromptSpec, Sampling, Value
 from ..plan import ResolvedPlan
 from .message import Message
 
@@ -49,7 +49,7 @@ class SampleRequest(Message, frozen=True):
     negative: list[PromptSpec] | None
     clean_inpaint: bool = False
     cache: CacheSettings | None = None
-    guidance_functions: list[GuidanceFunction] = msgspec.field(default_factory=list)
+    guidance_functions: list[FunctionRecipe] = msgspec.field(default_factory=list)
     compiler: str = ""
     adapters: str = ""
     working_bytes: int = 0

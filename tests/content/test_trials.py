@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import linecache
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+import torch
+from torch import Tensor
 
 from parallel_backend.models.comfyui.content.source_digests import Content
 from parallel_backend.models.comfyui.content.verdict_cache import all_kept
+from parallel_backend.models.comfyui.features.recipe import decoded, encoded, function_from, packed, unpacked
 from tests.support.nodes_module import ForGood, nodes_module
 from tests.support.programs import recording  # imports ComfyUI
 
@@ -23,32 +30,38 @@ import comfy.k_diffusion.sampling as k_diffusion  # isort: skip
 import comfy_extras.nodes_cfg as nodes_cfg  # isort: skip
 import comfy_extras.nodes_easycache as caches  # isort: skip
 import comfy_extras.nodes_eps as nodes_eps  # isort: skip
+import comfy_extras.nodes_freelunch as nodes_freelunch  # isort: skip
+import comfy_extras.nodes_mahiro as nodes_mahiro  # isort: skip
+import comfy_extras.nodes_nag as nodes_nag  # isort: skip
 
 FOLDER = Path(comfy.samplers.__file__).parents[1]
 assert recording
-trial = nodes_module("model.run.side_by_side", ForGood())
-verdicts = nodes_module("model.verdicts", ForGood())
-adapters = nodes_module("model.features.adapters_tried", ForGood())
+trials = nodes_module("model.trials", ForGood())
+sampling = nodes_module("model.run.side_by_side", ForGood())
 lora = nodes_module("model.features.lora", ForGood())
-rebuilt = nodes_module("model.features.rebuilt", ForGood())
-
-OTHER = "which gives another result than the workers' where both were tried"
-
-
-def translate(size: Any, patches: Any) -> Any:
-    return lora.AdapterReader({"w": size}, {}).translate(patches)
+places = nodes_module("model.features.node_functions", ForGood())
+recipes = nodes_module("model.features.recipe", ForGood())
 
 
-@pytest.mark.parametrize("kind", trial.CASES)
+def sampling_equal(kind: str) -> bool:
+    return bool(trials.all_equal(lambda: sampling.sampling_results(kind, caches)))
+
+
+def adapters_equal(kind: str) -> bool:
+    return bool(trials.all_equal(lambda: lora.adapter_results(kind)))
+
+
+@pytest.mark.parametrize("kind", sampling.CASES)
 def test_comfyuis_own_and_the_workers_agree(kind: str) -> None:
-    assert trial.fault(kind, caches) == ""
+    assert sampling_equal(kind)
 
 
-@pytest.mark.parametrize("cache", trial.CACHES)
+@pytest.mark.parametrize("cache", sampling.CACHES)
 def test_a_step_cache_has_something_to_skip_there(cache: str) -> None:
-    case = trial.TrialCase(cache=cache)
-    cached, ours = trial.Trial(case, caches).both()
-    plain, _ = trial.Trial(replace(case, cache=""), caches).both()
+    case = sampling.TrialCase(cache=cache)
+    with trials.isolated():
+        ours, cached = sampling.SamplingTrial(case, caches).results()
+        _, plain = sampling.SamplingTrial(replace(case, cache=""), caches).results()
     assert float((cached - ours).norm()) == 0.0 < float((plain - cached).norm())
 
 
@@ -118,7 +131,7 @@ def test_a_changed_function_is_found(
                 return self._sampler.sample(*args, **given) * 1.001
 
     monkeypatch.setattr(place, name, edit(own))
-    assert trial.fault(kind, caches) == OTHER
+    assert not sampling_equal(kind)
 
 
 def test_a_loop_that_leaves_the_wrappers_out_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +142,7 @@ def test_a_loop_that_leaves_the_wrappers_out_is_not_trusted(monkeypatch: pytest.
 
     monkeypatch.setattr(comfy.samplers.CFGGuider, "inner_sample", unwrapped)
     with pytest.raises(RuntimeError, match="runs samplers without the wrappers around them"):
-        trial.fault("sampler driver", caches)
+        sampling_equal("sampler driver")
 
 
 def test_a_function_that_is_written_otherwise_and_does_the_same_is_found_equal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,94 +160,236 @@ def test_a_function_that_is_written_otherwise_and_does_the_same_is_found_equal(m
         return bool(given["model_options"].get("sampler_post_cfg_function"))
 
     monkeypatch.setattr(comfy.samplers, "cfg_function", cfg_function)
-    assert trial.fault("guidance") == ""
+    assert sampling_equal("guidance")
 
 
-@pytest.mark.parametrize("kind", [*adapters.ADAPTERS, "diff", "set"])
+@pytest.mark.parametrize("kind", [*lora.ADAPTERS, "diff", "set"])
 def test_comfyuis_adapters_and_the_workers_agree(kind: str) -> None:
-    assert adapters.fault(kind, translate) == ""
+    assert adapters_equal(kind)
 
 
-@pytest.mark.parametrize("kind", adapters.ADAPTERS)
+@pytest.mark.parametrize("kind", lora.ADAPTERS)
 def test_a_changed_adapter_is_found_and_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
 ) -> None:
-    adapter = getattr(kinds, adapters.ADAPTERS[kind])
+    adapter = getattr(kinds, lora.ADAPTERS[kind])
     own = adapter.calculate_weight
     monkeypatch.setattr(adapter, "calculate_weight", lambda self, weight, *rest: own(self, weight, *rest) * 1.001)
-    assert "other weights" in adapters.fault(kind, translate)
-    judged = verdicts.Verdicts(Content(FOLDER, ()), tmp_path)
-    others = [each for each in adapters.ADAPTERS if each != kind]
-    told = judged.fault("adapter", lambda: adapters.fault(kind, translate), adapters.things_of(kind))
-    assert told is not None and f"comfy.weight_adapter.{kind}" in told
-    for other in others:
-        assert (
-            judged.fault("adapter", lambda other=other: adapters.fault(other, translate), adapters.things_of(other))
-            is None
-        )  # type: ignore[misc]
+    assert not adapters_equal(kind)
+    for each in lora.ADAPTERS:
+        verdicts = trials.Verdicts(Content(FOLDER, ()), tmp_path)
+        results = functools.partial(lora.adapter_results, each)
+        found = verdicts.mismatch("adapter", results, lora.functions_of(each))
+        assert found is None if each != kind else f"comfy.weight_adapter.{kind}" in found
 
 
 def test_a_verdict_is_kept_and_told_once(tmp_path: Path) -> None:
     attempts = []
 
-    def attempt() -> str:
+    def attempt() -> list[tuple[Tensor, Tensor]]:
         attempts.append(1)
-        return ""
+        return [(torch.ones(2), torch.ones(2))]
 
     content = Content(FOLDER, ())
-    first = verdicts.Verdicts(content, tmp_path)
-    assert first.doubtful("mask")
-    assert [first.fault("mask", attempt) for _ in range(3)] == [None] * 3
-    assert not first.doubtful("mask") and first.doubtful("guidance")
+    first = trials.Verdicts(content, tmp_path)
+    assert first.unverified("mask")
+    assert [first.mismatch("mask", attempt) for _ in range(3)] == [None] * 3
+    assert not first.unverified("mask") and first.unverified("guidance")
     (told,) = first.reports()
     assert "comfy.samplers.KSamplerX0Inpaint" in told and first.reports() == []
-    again = verdicts.Verdicts(content, tmp_path)
-    assert again.fault("mask", attempt) is None and again.reports() == []
+    again = trials.Verdicts(content, tmp_path)
+    assert again.mismatch("mask", attempt) is None and again.reports() == []
     assert len(attempts) == 1
     (kept,) = all_kept(tmp_path)
     assert kept.kind == "mask" and not kept.fault
 
 
+def test_a_trial_compares_shapes_and_numbers() -> None:
+    ones = torch.ones(2, 2)
+    assert (
+        trials.equal(ones + 1e-7, ones) and not trials.equal(ones + 1e-7, ones, 0.0) and trials.equal(ones, ones, 0.0)
+    )
+    assert not trials.equal(ones[:1], ones) and not trials.equal(ones * torch.nan, ones * torch.nan)
+    with pytest.raises(RuntimeError, match="nothing to compare"):
+        trials.all_equal(list)
+
+
 def test_what_fails_where_it_is_tried_is_not_kept(tmp_path: Path) -> None:
-    def attempt() -> str:
+    def attempt() -> list[tuple[Tensor, Tensor]]:
         raise TypeError("missing 1 argument")
 
-    judged = verdicts.Verdicts(Content(FOLDER, ()), tmp_path)
-    told = judged.fault("mask", attempt)
+    verdicts = trials.Verdicts(Content(FOLDER, ()), tmp_path)
+    told = verdicts.mismatch("mask", attempt)
     assert told is not None and told.endswith("which could not be tried (TypeError: missing 1 argument)")
-    assert all_kept(tmp_path) == () and judged.doubtful("mask")
+    assert all_kept(tmp_path) == () and verdicts.unverified("mask")
 
 
 def test_another_packs_function_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(comfy.samplers, "cond_cat", lambda *_, **__: {})
-    judged = verdicts.Verdicts(Content(FOLDER), tmp_path)
-    told = judged.fault("guidance", lambda: pytest.fail("it was tried"))
+    verdicts = trials.Verdicts(Content(FOLDER), tmp_path)
+    told = verdicts.mismatch("guidance", lambda: pytest.fail("it was tried"))
     assert told == "comfy.samplers.cond_cat, which is another pack's"
 
 
 class Patched:
-    """Where a node puts its function."""
+    """A MODEL on which nodes put their functions."""
+
+    model = SimpleNamespace(model_config=SimpleNamespace(unet_config={"model_channels": 16}))
 
     def clone(self) -> Patched:
         return self
 
-    def set_model_sampler_post_cfg_function(self, function: Any) -> None:
-        self.function = function
+    def disable_model_cfg1_optimization(self) -> None:
+        """Ask for both branches, which a trial has anyway."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("set_model_"):
+            raise AttributeError(name)
+        return functools.partial(setattr, self, "function")
 
 
-@pytest.mark.parametrize(
-    ("node", "given"), [(nodes_cfg.CFGNorm, (0.8,)), (nodes_cfg.CFGZeroStar, ()), (nodes_eps.EpsilonScaling, (1.02,))]
-)
-def test_functions_of_guidance_nodes_are_tried_as_workers_run_them(node: Any, given: tuple[Any, ...]) -> None:
+def function_of(node: Any, *arguments: Any) -> Any:
+    """Return the function that a node puts on a MODEL."""
     model = Patched()
-    node.execute(model, *given)
-    assert rebuilt.fault_of(model.function) is None
-    assert rebuilt._difference(model.function, node.__module__.rpartition(".")[2]) == ""
+    node.execute(model, *arguments)
+    return model.function
+
+
+def tried(function: Any, recipe: Any = None) -> bool:
+    """Return True if a function after the guidance passes the trial, whatever its digest."""
+    recipe = recipe or recipes.RecipeReader().read(function)
+    results = functools.partial(places._results, places.PLACES[places.GUIDANCE], function, recipe, ())
+    return bool(trials.all_equal(results))
+
+
+NODES = {
+    "CFGNorm": (places.GUIDANCE, nodes_cfg.CFGNorm, (0.8,)),
+    "CFGZeroStar": (places.GUIDANCE, nodes_cfg.CFGZeroStar, ()),
+    "EpsilonScaling": (places.GUIDANCE, nodes_eps.EpsilonScaling, (1.02,)),
+    "NAGuidance": (places.ATTENTION_OUTPUT, nodes_nag.NAGuidance, (5.0, 0.5, 1.5)),
+    "FreeU": (places.UNET_OUTPUT, nodes_freelunch.FreeU, (1.1, 1.2, 0.9, 0.2)),
+    "FreeU_V2": (places.UNET_OUTPUT, nodes_freelunch.FreeU_V2, (1.3, 1.4, 0.9, 0.2)),
+}
+CHANNELS = 16, 32, 64
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_functions_of_nodes_are_tried_as_workers_run_them(name: str) -> None:
+    place, node, arguments = NODES[name]
+    function = function_of(node, *arguments)
+    assert places.mismatch_at(place, function, CHANNELS) is None
+    (recipe,) = places.recipes_at(place, [function], CHANNELS)
+    assert recipe.node == name
+    assert decoded(encoded([recipe])) == [recipe]
+    elsewhere = [each for each in places.PLACES if each != place]
+    assert all(places.recipes_at(each, [function], CHANNELS) is None for each in elsewhere)
 
 
 def test_a_function_of_a_guidance_node_that_looks_at_the_whole_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     own = nodes_cfg.optimized_scale
+    function = function_of(nodes_cfg.CFGZeroStar)
+    recipe = recipes.RecipeReader().read(function)
+    assert tried(function, recipe)
     monkeypatch.setattr(nodes_cfg, "optimized_scale", lambda a, b: own(a, b).mean() + 0 * own(a, b))
-    model = Patched()
-    nodes_cfg.CFGZeroStar.execute(model)
-    assert rebuilt._difference(model.function, "nodes_cfg").startswith("which gives something else")
+    assert not tried(function, recipe)
+    found = places._mismatch(places.GUIDANCE, function, recipe, ())
+    assert found == "comfy_extras.nodes_cfg.optimized_scale, which is another pack's"
+    assert recipes.RecipeReader().read(function) is None
+    assert places.recipes_at(places.GUIDANCE, [function]) is None
+
+
+def test_a_function_of_a_node_that_needs_all_rows_or_the_model_runs_in_comfyui() -> None:
+    function = function_of(nodes_mahiro.Mahiro)
+    found = places.mismatch_at(places.GUIDANCE, function)
+    assert found is not None and found.startswith(
+        "comfy_extras.nodes_mahiro.Mahiro.execute, which gives another result"
+    )
+    found = places.mismatch_at(places.GUIDANCE, function_of(nodes_eps.TemporalScoreRescaling, 0.9, 1.0))
+    assert found is not None and "it reads current_patcher" not in found and "which the workers are not told" in found
+
+
+NEW_NODES = """
+import torch
+
+
+class NewNodes:
+    def row_wise(self, strength):
+        scale = {1: strength}
+
+        def blend(latents):
+            return latents["denoised"] * scale[1] + latents["cond_denoised"].mean(1, keepdim=True)
+
+        return blend
+
+    def counting(self):
+        calls = 0
+
+        def count(latents):
+            nonlocal calls
+            calls += 1
+            return latents["denoised"] * (1 if calls < 9 else 2)
+
+        return count
+
+    def listing(self):
+        seen = []
+
+        def note(latents):
+            seen.append(1)
+            return latents["denoised"]
+
+        return note
+
+    def reading(self):
+        def read(latents):
+            return latents["denoised"] * (1 if latents.get("sigma") is None else 2)
+
+        return read
+
+    def drawing(self):
+        def draw(latents):
+            return latents["denoised"] + torch.randn(4, 1, 1)
+
+        return draw
+"""
+
+
+@pytest.fixture(scope="module")
+def new_nodes() -> Iterator[Any]:
+    """A module of comfy_extras that no tested ComfyUI has."""
+    file = FOLDER / "comfy_extras" / "nodes_new_at_known_places.py"
+    module = ModuleType(f"comfy_extras.{file.stem}")
+    module.__file__ = str(file)
+    linecache.cache[str(file)] = (len(NEW_NODES), None, NEW_NODES.splitlines(keepends=True), str(file))
+    exec(compile(NEW_NODES, str(file), "exec"), vars(module))
+    sys.modules[module.__name__] = module
+    yield module.NewNodes()
+    del sys.modules[module.__name__], linecache.cache[str(file)]
+
+
+def test_a_new_nodes_function_is_rebuilt_after_a_trial(new_nodes: Any) -> None:
+    function = new_nodes.row_wise(0.7)
+    assert tried(function)
+    rebuilt = function_from(*decoded(encoded([recipes.RecipeReader().read(function)])))
+    latents = {name: trials.random(seed, (1, 4, 6, 5)) for seed, name in enumerate(places.LATENTS)}
+    assert torch.equal(rebuilt(dict(latents)), function(dict(latents)))
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [("counting", "keeps something"), ("listing", "keeps something"), ("reading", "reads sigma, which the workers")],
+)
+def test_a_new_nodes_function_that_workers_cannot_run_is_found(new_nodes: Any, method: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        tried(getattr(new_nodes, method)())
+
+
+def test_a_new_nodes_function_that_draws_is_found(new_nodes: Any) -> None:
+    assert not tried(new_nodes.drawing())
+
+
+def test_plain_values_travel_as_they_are() -> None:
+    value = {"a": (1, 2.5, None), 3: [True, {4, 5}], "b": float("inf"), (1, "c"): frozenset({"d"}), "empty": {}}
+    assert unpacked(msgspec.json.decode(msgspec.json.encode(packed(value)))) == value
+    with pytest.raises(TypeError, match="Tensor is no plain value"):
+        packed([torch.ones(1)])

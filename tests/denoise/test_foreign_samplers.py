@@ -63,10 +63,10 @@ def names(table: str) -> list[str]:
     return list(getattr(another_pack, table))
 
 
-def recorded(function: Any, trials: Any = None, cfg: float = 1.7, **options: Any) -> Any:
+def recorded(function: Any, verdicts: Any = None, cfg: float = 1.7, **options: Any) -> Any:
     sampler = comfy.samplers.KSAMPLER(function, options)
     run = run_of(sampler, SAMPLING, SIGMAS, torch.empty(2, 4, 6, 5), SEED, cfg=cfg)
-    return recording("chosen").recording_of(run, trials or recording("trial").Trials())
+    return recording("chosen").recording_of(run, verdicts or recording("trial").FunctionVerdicts())
 
 
 @pytest.mark.parametrize("name", names("LOCAL"))
@@ -128,7 +128,7 @@ def test_a_run_leaves_no_trace(pack: ModuleType) -> None:
         generators = [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
         guider, model = dict(vars(run.guider)), dict(vars(run.guider.inner_model))
         held = dict(vars(comfy.k_diffusion.sampling)), dict(vars(pack.noise))
-        recording("chosen").recording_of(run, recording("trial").Trials())
+        recording("chosen").recording_of(run, recording("trial").FunctionVerdicts())
         assert generators == [torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
         assert vars(run.guider) == guider
         assert run.guider.conds == {"positive": [{"strength": 1.0}], "negative": [{"strength": 1.0}]}
@@ -144,12 +144,12 @@ def test_a_function_is_tried_once_for_each_set_of_options(pack: ModuleType, monk
     trial, tried = recording("trial"), []
     real = trial._tried
     monkeypatch.setattr(trial, "_tried", lambda run: tried.append(dict(run.sampler.extra_options)) or real(run))
-    trials, function = trial.Trials(), pack.LOCAL["euler"]
+    verdicts, function = trial.FunctionVerdicts(), pack.LOCAL["euler"]
     for options in ({}, {}, {"unknown": 1}, {"unknown": 1}):
-        recorded(function, trials=trials, **options)
-    recorded(comfy.samplers.sampler_object("euler").sampler_function, trials=trials)
+        recorded(function, verdicts=verdicts, **options)
+    recorded(comfy.samplers.sampler_object("euler").sampler_function, verdicts=verdicts)
     assert tried == [{}]  # an option that a step does not take raises before it is tried
-    assert recorded(function, trials=trials).program is not None
+    assert recorded(function, verdicts=verdicts).program is not None
 
 
 def test_cancel_ends_a_recording(pack: ModuleType) -> None:

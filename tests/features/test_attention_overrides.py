@@ -65,6 +65,23 @@ class StandInAttention:
         return (m,)
 
 
+class StandInGuidance:
+    """A function after the guidance: of each latent separately, or of the whole batch."""
+
+    def patch(self, model, kind):
+        axes = {"latent": (1, 2, 3, 4), "batch": (0, 1, 2, 3, 4)}[kind]
+
+        def louder(args):
+            """Move the latents apart from their mean."""
+            denoised = args["denoised"]
+            mean = denoised.mean([axis for axis in axes if axis < denoised.ndim], keepdim=True)
+            return denoised + 0.2 * args["cond_scale"] * (denoised - mean)
+
+        m = model.clone()
+        m.set_model_sampler_post_cfg_function(louder)
+        return (m,)
+
+
 class StandInSparse:
     """Options of a function and what it remembers, as BlockSparseAttention's of 0.36: only that is in the sequence of a run."""
 
@@ -136,6 +153,19 @@ class StandInAttentionNode:
         return importlib.import_module(f"comfy_extras.{file}").StandInAttention().patch(model, kind, heads)
 
 
+class StandInGuidanceNode:
+    """Changes the guidance, from one of the two files."""
+
+    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "patch", "stand-ins"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "kind": ("STRING",), "file": ("STRING",)}}
+
+    def patch(self, model, kind, file):
+        return importlib.import_module(f"comfy_extras.{file}").StandInGuidance().patch(model, kind)
+
+
 class StandInSparseNode:
     RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "patch", "stand-ins"
 
@@ -151,6 +181,7 @@ class StandInSparseNode:
 
 import importlib
 NODE_CLASS_MAPPINGS["StandInAttentionNode"] = StandInAttentionNode
+NODE_CLASS_MAPPINGS["StandInGuidanceNode"] = StandInGuidanceNode
 NODE_CLASS_MAPPINGS["StandInSparseNode"] = StandInSparseNode
 '''
 
@@ -270,6 +301,25 @@ def test_another_packs_function_is_refused_by_name(comfyui: ComfyUI) -> None:
 def test_a_function_whose_module_workers_cannot_import_is_refused_by_name(comfyui: ComfyUI) -> None:
     said = refused(comfyui, spread(changed("flux2", "causal", OF_THE_SERVER), **SPLITS["two"]))
     assert "StandInAttention.patch.<locals>.override) cannot be applied to a parallel MODEL" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "way"),
+    [
+        ("latent", OWN, "loop"),
+        ("batch", OWN, "the model option sampler_post_cfg_function"),
+        ("latent", OF_THE_SERVER, "the model option sampler_post_cfg_function"),
+    ],
+)
+def test_a_new_node_after_the_guidance_runs_in_the_workers_after_a_trial(
+    kind: str, file: str, way: str, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    graph = insert_after_model(graph_of("flux2", steps=2), "StandInGuidanceNode", kind=kind, file=Path(file).stem)
+    stock = latent_of(graph)
+    assert relative_error(latent_of(graph_of("flux2", steps=2)), stock) > DIFFERENT
+    run, log = queue_logged(comfyui, spread(graph, strict=False, **SPLITS["two"]))
+    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
+    assert ways(log) == [way]
 
 
 @pytest.mark.parametrize("split", ["one", "two"])

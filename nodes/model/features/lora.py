@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+import comfy.lora
 import comfy.utils
 import comfy.weight_adapter as kinds
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ....parallel_backend.errors import Refused
-from ....parallel_backend.weights.adapters.lora import Adapter, AdapterSet, Recipe, content_id, crosses_layers
+from ....parallel_backend.weights.adapters.lora import Adapter, AdapterSet, Recipe, apply, content_id, crosses_layers
 from ....parallel_backend.wire.frames import DTYPES
 from ..refusals import WAY_OUT
-from ..verdicts import verdicts
+from ..trials import random, verdicts
 from .adapters_asked import AdapterQuestions
-from .adapters_tried import fault, things_of
 
 PREFIX = "diffusion_model."
 FUNCTION_NAMES: Mapping[Callable[..., Any], str] = {comfy.utils.swap_scale_shift: "swap_scale_shift"}
+
+SIZES = (6, 4), (6,), (6, 2, 2), (6, 2, 3, 2), (6, 2, 1, 2, 2)
+"""The shapes of the weights that adapters are tried on: a matrix, a vector, and convolutions of one to three dimensions."""
+
+OF_ALL = frozenset({"comfy.lora.calculate_weight", "comfy.utils.swap_scale_shift"})
+"""The replaced functions that take part in every kind of adapter."""
+
+ADAPTERS: Mapping[str, str] = {name.lower(): f"{name}Adapter" for name in ("LoRA", "LoHa", "LoKr", "GLoRA", "OFT")}
+"""ComfyUI's class of each kind of adapter, by the workers' name of the kind."""
 
 WeightPatch: TypeAlias = tuple[float, Any, float, tuple[int, int, int] | None, Callable[..., Any] | None]
 """As ComfyUI records it: strength, the adapter or (type, values), factor on the weight itself, offset, function."""
@@ -131,11 +141,65 @@ def _first(of: Sequence[str]) -> str:
 def _refuse_unknown(kinds: Iterable[str]) -> None:
     """Raise Refused for kinds of adapter that this ComfyUI handles differently than the workers."""
     for kind in sorted(kinds):
-        attempt = functools.partial(
-            fault, kind, lambda size, patches: AdapterReader({"w": size}, {}).translate(patches)
-        )
-        if what := verdicts().fault("adapter", attempt, things_of(kind)):
+        if what := verdicts().mismatch("adapter", functools.partial(adapter_results, kind), functions_of(kind)):
             raise _refused(f"what this ComfyUI makes of {kind} adapters ({what})")
+
+
+def functions_of(kind: str) -> frozenset[str]:
+    """Return the names of the replaced functions that a kind of adapter depends on."""
+    return OF_ALL | ({f"comfy.weight_adapter.{kind}.{ADAPTERS[kind]}.calculate_weight"} if kind in ADAPTERS else set())
+
+
+def adapter_results(kind: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield small weights with adapters of a kind, put in by the workers' code and by ComfyUI."""
+    for size in SIZES:
+        for value in _adapters(kind, size):
+            for patch in _patches(value):
+                before = random(0, size)
+                expected = comfy.lora.calculate_weight([patch], before.clone(), "w")
+                adapters = AdapterReader({"w": size}, {}).translate({f"{PREFIX}w": [patch]})
+                ours = before.clone()
+                apply(adapters.recipe["w"], adapters.tensors, ours, slice(0, size[0]), size)
+                yield ours, expected
+
+
+def _patches(value: Any) -> Iterator[WeightPatch]:
+    """Yield weight patches as ComfyUI records them: plain, with other strengths, and with moved rows."""
+    yield 1.0, value, 1.0, None, None
+    yield 0.7, value, 0.9, None, None
+    if isinstance(value, tuple) or getattr(value, "name", "") != "oft":
+        yield 0.7, value, 1.0, None, comfy.utils.swap_scale_shift
+
+
+def _adapters(kind: str, size: tuple[int, ...]) -> Iterator[Any]:
+    """Yield adapters of a kind for a weight of `size`, with random factors."""
+    rows, columns, rank = size[0], math.prod(size[1:]), 2
+    channels = math.prod(size[1:2])
+    up, down, left, right = (random(seed, shape) for seed, shape in enumerate([(rows, rank), (rank, columns)] * 2, 1))
+    dora = random(9, (rows, *[1] * (len(size) - 1))).abs() + 0.5
+    match kind:
+        case "lora":
+            yield from (kinds.LoRAAdapter(set(), (up, down, alpha, None, None, None)) for alpha in (None, 1.5))
+            yield kinds.LoRAAdapter(set(), (up, down, 1.5, None, dora, None))
+        case "loha":
+            yield kinds.LoHaAdapter(set(), (up, down, 1.5, left, right, None, None, None))
+            yield kinds.LoHaAdapter(set(), (up, down, None, left, right, None, None, dora))
+        case "lokr":
+            wide = min(channels, 2)
+            first, second = random(5, (2, wide)), random(6, (3, channels // wide, *size[2:]))
+            yield kinds.LoKrAdapter(set(), (first, second, None, None, None, None, None, None, None))
+            factors = random(7, (3, 1)), random(8, (1, columns // wide))
+            yield kinds.LoKrAdapter(set(), (first, None, 1.5, None, None, *factors, None, dora))
+        case "glora":
+            if len(size) > 1:  # ComfyUI takes none for a vector
+                a1, a2 = random(5, (channels, rank)), random(6, (rank, channels))
+                yield kinds.GLoRAAdapter(set(), (a1, a2, up, down, 1.5, None))
+        case "oft":
+            yield from (
+                kinds.OFTAdapter(set(), (0.1 * random(5, (3, 2, 2)), None, alpha, None)) for alpha in (0.0, 0.05)
+            )
+        case _:
+            yield kind, (random(5, size),)
 
 
 def _refused(what: str) -> Refused:

@@ -18,21 +18,18 @@ from comfy.ldm.wan.model_multitalk import MultiTalkCrossAttnPatch, MultiTalkGetA
 from torch import Tensor, nn
 
 from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.features.node_functions import ATTENTION_OUTPUT, UNET_OUTPUT
 from ....parallel_backend.plan import ResolvedPlan
 from ....parallel_backend.weights.adapters.lora import CROSS_ATTENTION, SELF_ATTENTION, NetworkPatch
-from ..own_code import foreign
+from ..own_code import COMFYUI, foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
 from ..unchanged import classes_of, refuse_replaced
-from .attention_guidance import PLACE as ATTENTION_GUIDANCE_PATCH
-from .attention_guidance import attention_guidance_functions
-from .free_u import PLACE as FREE_U_PLACE
-from .free_u import free_u
-from .guidance import FOLDER
+from .node_functions import attention_guidance_functions, unet_functions
 
 ZIMAGE_SETTINGS = ("n_control_layers", "additional_in_dim", "control_in_dim", "refiner_control", "broken")
 """What ComfyUI's loader finds out of a file for Z-Image."""
 
-NODES = FOLDER / "nodes_model_patch.py"
+NODES = COMFYUI / "comfy_extras" / "nodes_model_patch.py"
 """Where ComfyUI's nodes for model patches are."""
 
 OF_MODELS = ("comfy.", "torch.")
@@ -66,9 +63,9 @@ def networks_of(
     """
     patches = {point: functions for point, functions in (options.get(PATCHES) or {}).items() if functions}
     if attention_guidance_functions(options):
-        del patches[ATTENTION_GUIDANCE_PATCH]
-    if free_u(options, skeleton):
-        del patches[FREE_U_PLACE]
+        del patches[ATTENTION_OUTPUT]
+    if unet_functions(options, skeleton):
+        del patches[UNET_OUTPUT]
     if not patches:
         return ()
     if isinstance(skeleton, MiniTrainDIT) and _all_lllite(patches):

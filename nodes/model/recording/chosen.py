@@ -9,12 +9,13 @@ from ....parallel_backend.denoise.program import Program, encoded
 from ....parallel_backend.denoise.replay import script_of
 from ....parallel_backend.errors import Refused
 from ..sampler_run import SamplerRun
+from ..trials import FunctionVerdicts
 from .known import is_comfyuis
 from .record import Recording, options_of, recorded, without_program
-from .trial import Trials
+from .trial import clause_of
 
 
-def recording_of(run: SamplerRun, trials: Trials) -> Recording:
+def recording_of(run: SamplerRun, verdicts: FunctionVerdicts) -> Recording:
     """Record a sampler, and try it if it is not ComfyUI's.
 
     Raises:
@@ -33,7 +34,7 @@ def recording_of(run: SamplerRun, trials: Trials) -> Recording:
         return recording
     reason = _refused_by_workers(recording.program, run)
     if not reason and not is_comfyuis(function, options_of(run)):
-        reason = trials.clause(run)
+        reason = clause_of(run, verdicts)
     return without_program(recording, reason) if reason else recording
 
 

@@ -11,7 +11,7 @@ import comfy.model_management
 import comfy.samplers
 from torch import Tensor
 
-from ..features.guidance import OPTION as GUIDANCE
+from ..features.node_functions import GUIDANCE
 from .latent import Recorded, number_of, spoilt, value_of
 from .snapshot import StateSnapshot
 from .tape import Cell, NotRecordable, Tape

@@ -1,4 +1,4 @@
-"""A sampler function that is not ComfyUI's is tried before it is trusted: run plainly, and as a program, on small numbers."""
+"""The trial of a sampler function that is not ComfyUI's: the function itself runs, and then its recorded program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import comfy.model_management
 import torch
@@ -18,13 +17,11 @@ from ....parallel_backend.denoise.program import Program
 from ....parallel_backend.denoise.replay import DeviceProgram, Prediction
 from ....parallel_backend.errors import Refused
 from ..sampler_run import SamplerRun
+from ..trials import FunctionVerdicts, equal, isolated, random
 from .record import call, fixed_of, left_alone, options_of, recorded
 from .recording_model import Answering, Hooks, RecordingModel, arguments_of_hook, call_hooks, cfg_of, no_network
 from .snapshot import Generators, StateSnapshot
 from .tape import NotRecordable
-
-TOLERANCE = 1e-6
-"""Relative L2; both compute the same in fp32, in another order at the most."""
 
 SEEDS = 1, 2
 SIZES = 2, 2, 5, 6
@@ -34,28 +31,15 @@ SECONDS = 20.0
 """How long a function may run plainly."""
 
 
-class Trials:
-    """Tries each function once for each set of options; kept by the function."""
-
-    def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
-
-    def clause(self, run: SamplerRun) -> str:
-        """Return why the program of a run's sampler cannot be trusted, as a clause after "which"; empty if the program is
-        right.
-        """
-        options = options_of(run)
-        plain = all(isinstance(value, bool | int | float | str | None) for value in options.values())
-        if not plain:
-            return _tried(run)
-        key = json.dumps([dict(options), run.noise.ndim, run.mask is None], sort_keys=True)
-        try:
-            known = self._known.setdefault(run.sampler.sampler_function, {})
-        except TypeError:  # what cannot be kept by reference, such as a method of C
-            return _tried(run)
-        if key not in known:
-            known[key] = _tried(run)
-        return known[key]
+def clause_of(run: SamplerRun, verdicts: FunctionVerdicts) -> str:
+    """Return why the program of a run's sampler cannot be trusted, as a clause after "which"; empty if the program is
+    right.
+    """
+    options = options_of(run)
+    if not all(isinstance(value, bool | int | float | str | None) for value in options.values()):
+        return _tried(run)
+    key = json.dumps([dict(options), run.noise.ndim, run.mask is None], sort_keys=True)
+    return verdicts.clause(run.sampler.sampler_function, key, lambda: _tried(run))
 
 
 def _tried(run: SamplerRun) -> str:
@@ -64,7 +48,7 @@ def _tried(run: SamplerRun) -> str:
     recording = recorded(small)
     if recording.program is None:
         return recording.reason.partition(", which ")[2]
-    noise, latent = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in SEEDS)
+    noise, latent = (random(seed, shape) for seed in SEEDS)
     first = run.sigmas[0].detach().cpu()
     x = run.guider.inner_model.model_sampling.noise_scaling(first, noise, 0.5 * latent).to(run.noise.dtype)
     try:
@@ -79,20 +63,11 @@ def _tried(run: SamplerRun) -> str:
         whole, *parts = (_replayed(run, recording.program, x, columns) for columns in (slice(6), slice(2), slice(2, 6)))
     except (RuntimeError, TypeError):
         return "does what the workers do not replay"
+    finite = plain.isfinite()
     for result in (whole, torch.cat(parts, dim=-1)):
-        if not _close(result, plain):
+        if not torch.equal(result.isfinite(), finite) or not equal(result[finite], plain[finite]):
             return "gives another picture when its recording is replayed"
     return ""
-
-
-def _close(ours: Tensor, theirs: Tensor) -> bool:
-    if ours.shape != theirs.shape:
-        return False
-    known = theirs.isfinite()
-    if not torch.equal(ours.isfinite(), known):
-        return False
-    ours, theirs = ours[known], theirs[known]
-    return float((ours - theirs).norm()) <= TOLERANCE * float(theirs.norm())
 
 
 def _predictions(x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,7 +99,7 @@ def _plain_answers(run: SamplerRun) -> Answering:
 
 def _plain(run: SamplerRun, x: Tensor) -> Tensor:
     """Return the latent that the function itself samples. Restore all state afterwards."""
-    with torch.inference_mode(False), torch.no_grad(), no_network(run.guider):
+    with isolated(), no_network(run.guider):
         sigmas = run.sigmas.detach().to("cpu", copy=True)
         extra_args = {**run.extra_args, "denoise_mask": None}
         fixed = StateSnapshot(fixed_of(run))

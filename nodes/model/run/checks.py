@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from ....parallel_backend.diffusion import GuidanceFunction
-from ....parallel_backend.errors import Refused
+from ....parallel_backend.diffusion import FunctionRecipe
 from ....parallel_backend.weights.adapters.lora import AdapterSet
 from ..conditioning import of_prompt
-from ..features.attention_guidance import attention_guidance_functions
 from ..features.attention_override import OPTION as OVERRIDE
 from ..features.block_attention import function_in
-from ..features.rebuilt import fault_of
+from ..features.node_functions import attention_guidance_functions, refuse_differing
 from ..own_code import name_of
 from ..proxy import DiffusionProxy
-from ..refusals import WAY_OUT
 from ..sampler_run import SamplerRun
 from .coupled_rows import coupling_of, refuse_split
 from .message import refuse_what_cannot_work
 from .sigmas import refuse_guidance, refuse_sigmas, refuse_strengths
 
 OF_A_MASK = "set it from 0 to 1"
-
-
-def refuse_rebuilt(transformer_options: Mapping[str, Any]) -> None:
-    """Raise Refused for a function of a node that goes into the model, and that workers would make otherwise than it is."""
-    patches = (transformer_options.get("patches") or {}).values()
-    replaced = (transformer_options.get("patches_replace") or {}).values()
-    for functions in (*patches, *(replacements.values() for replacements in replaced)):
-        for function in functions:
-            if what := fault_of(function):
-                raise Refused(f"What a node does by {what}, cannot be done with a parallel MODEL: {WAY_OUT}.")
 
 
 @dataclass(frozen=True)
@@ -52,7 +39,7 @@ class Checked:
 
     adapters: AdapterSet
     attention: str
-    compared: Sequence[GuidanceFunction]
+    compared: Sequence[FunctionRecipe]
     coupling: str
     overridden: bool
     injected: Any
@@ -65,7 +52,7 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
         Refused: what the workers cannot do at all.
     """
     remote, guider = proxy.remote, run.guider
-    refuse_rebuilt(run.transformer_options)
+    refuse_differing(run.transformer_options, proxy.skeleton)
     refuse_what_cannot_work(run)
     refuse_strengths(guider)
     refuse_sigmas(run.sigmas, guider.inner_model.model_sampling)

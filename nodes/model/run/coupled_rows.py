@@ -8,21 +8,20 @@ import torch
 from torch import Tensor
 
 from ....parallel_backend.conditioning import Conditioning, runs_alone
-from ....parallel_backend.diffusion import GuidanceFunction
+from ....parallel_backend.diffusion import FunctionRecipe
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.plan import ParallelPlan
-from ..features.attention_guidance import name_of
 from ..remote_model import RemoteModel
 
 
-def coupling_of(compared: Sequence[GuidanceFunction], prompts: Sequence[Conditioning], remote: RemoteModel) -> str:
+def coupling_of(compared: Sequence[FunctionRecipe], prompts: Sequence[Conditioning], remote: RemoteModel) -> str:
     """Why the rows of a call change one another, as a sentence begins; empty where they do not.
 
     Args:
         compared: functions that compare the rows of an attention.
     """
     if compared:
-        return f"{name_of(compared[0])} compares both prompts in every attention"
+        return f"{compared[0].node} compares both prompts in every attention"
     for call in shared_calls(prompts):
         if what := remote.family.couples_rows(remote.config, call):
             kind = remote.config.kind

@@ -13,21 +13,18 @@ from tqdm.auto import tqdm
 
 from ....parallel_backend.models.comfyui.content.replaced_functions import Kind
 from ..conditioning import STRICT, NotSupported
-from ..features.attention_guidance import name_of
 from ..features.compile import compiler_of
-from ..features.guidance import OPTION as GUIDES
-from ..features.rebuilt import fault_of
 from ..features.step_cache import KEY as STEP_CACHE
 from ..features.step_cache import report_skipped
 from ..recording.record import Recording
 from ..sampler_run import SamplerRun
 from ..supported import not_supported
-from ..verdicts import NotKnown, verdicts
+from ..trials import NotKnown, verdicts
 from .callbacks import changing_callbacks
 from .checks import Checked
 from .message import fields_of
 from .planned import PlannedRun
-from .side_by_side import fault
+from .side_by_side import sampling_results
 from .steps import Steps
 
 log = logging.getLogger(__name__)
@@ -51,7 +48,7 @@ def message_of(run: SamplerRun, checked: Checked, recording: Recording, *, wrapp
         raise NotSupported(unknown)
     refuse_unknown(run, recording)
     if checked.compared:
-        raise NotSupported(name_of(checked.compared[0]))
+        raise NotSupported(checked.compared[0].node)
     fields, tensors = fields_of(run, recording)
     fields["compiler"] = fields["compiler"] or run.guider.inner_model.diffusion_model.remote.requested_plan.compiler
     if checked.adapters.networks:
@@ -77,10 +74,7 @@ def refuse_unknown(run: SamplerRun, recording: Recording) -> None:
     }
     caches = sys.modules.get(type(holder).__module__)
     for kind in (kind for kind, here in takes_part.items() if here):
-        if what := verdicts().fault(kind, functools.partial(fault, kind, caches)):
-            raise NotKnown(what)
-    for function in run.model_options.get(GUIDES, ()):
-        if what := fault_of(function):
+        if what := verdicts().mismatch(kind, functools.partial(sampling_results, kind, caches)):
             raise NotKnown(what)
 
 
@@ -89,7 +83,7 @@ def whole_picture_only(fields: Mapping[str, Any], recording: Recording) -> str |
     if fields["cache"] is not None:
         return str(fields["cache"].kind)
     if fields["guidance_functions"]:
-        return str(fields["guidance_functions"][0].function.partition(".")[0])
+        return str(fields["guidance_functions"][0].node)
     return None if recording.needed().shows_steps else f"the sampler {recording.name}, which tells no steps,"
 
 

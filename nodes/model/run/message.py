@@ -12,16 +12,16 @@ from ....parallel_backend.conditioning import CROSS_ATTENTION, Conditioning, in_
 from ....parallel_backend.denoise.program import encoded
 from ....parallel_backend.diffusion import PromptSpec, Value
 from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.features.node_functions import REPLACED
 from ....parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
 from ....parallel_backend.wire.to_worker import PROGRAM
 from ..conditioning import NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from ..dtypes import dtype_name
-from ..features import free_u, pose_cache
+from ..features import pose_cache
 from ..features.attention_override import OPTION as OVERRIDE
 from ..features.compile import compiler_of
-from ..features.guidance import guidance_functions
 from ..features.networks import PATCHES
-from ..features.skipped_blocks import OPTION as REPLACED
+from ..features.node_functions import guidance_functions, unet_values_of
 from ..features.step_cache import cache_of
 from ..noise_process import sampling_of
 from ..recording.record import Recording
@@ -112,7 +112,7 @@ def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[Prom
     tensors: dict[str, Tensor] = {}
     dtype = run.guider.inner_model.get_dtype_inference()
     skeleton = run.guider.inner_model.diffusion_model.skeleton
-    options = options_of(run.transformer_options) | free_u.values_of(run.transformer_options, skeleton)
+    options = options_of(run.transformer_options) | unet_values_of(run.transformer_options, skeleton)
     options |= pose_cache.values_of(run.transformer_options, skeleton)
     options |= run.guider.inner_model.diffusion_model.override(run.transformer_options, dtype)
     options |= run.guider.inner_model.diffusion_model.injected_attention(run.transformer_options)

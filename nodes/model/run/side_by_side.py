@@ -1,4 +1,4 @@
-"""ComfyUI's loop and the workers' on a small stand-in network, in this process: what is not known by content is tried so."""
+"""The trial of ComfyUI's sampling: its own loop and the workers' loop run in this process, on a network without weights."""
 
 from __future__ import annotations
 
@@ -37,10 +37,8 @@ from ....parallel_backend.models.inputs import Inputs, Region
 from ....parallel_backend.weights.stores.store import BlockAccess
 from ..recording.record import recorded
 from ..sampler_run import SamplerRun
+from ..trials import random
 from .message import fields_of
-
-TOLERANCE = 1e-6
-"""Relative L2; both compute the same in fp32, in another order at the most."""
 
 SHAPE = 2, 4, 8, 6
 """Of the latents: batch, channels, height, width."""
@@ -114,21 +112,14 @@ CACHES: Mapping[str, Mapping[str, tuple[str, str]]] = {
 """What the nodes of step caches put around a run."""
 
 
-def fault(kind: Kind, caches: Any = None) -> str:
-    """What is wrong with ComfyUI's things of a kind, behind their name; empty if they give what the workers give.
+def sampling_results(kind: Kind, caches: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the results of the workers' loop and of ComfyUI's loop for each case of a kind of replaced function.
 
     Args:
-        caches: ComfyUI's module of step caches, which is looked at for these alone.
+        caches: ComfyUI's module of step caches; needed for step caches only.
     """
     for case in CASES[kind]:
-        expected, ours = Trial(case, caches).both()
-        if not _close(ours, expected):
-            return "which gives another result than the workers' where both were tried"
-    return ""
-
-
-def _close(ours: Tensor, theirs: Tensor) -> bool:
-    return ours.shape == theirs.shape and float((ours - theirs).norm()) <= TOLERANCE * float(theirs.norm())
+        yield SamplingTrial(case, caches).results()
 
 
 class TrialNetwork(nn.Module):
@@ -198,8 +189,8 @@ class TrialConfig(comfy.supported_models_base.BASE):
     sampling_settings = {"shift": 2.0}  # noqa: RUF012 (ComfyUI's class has it so)
 
 
-class Trial:
-    """One run, by ComfyUI's loop and by the workers'."""
+class SamplingTrial:
+    """One run, by the workers' loop and by ComfyUI's loop."""
 
     def __init__(self, case: TrialCase, caches: Any) -> None:
         self._case = case
@@ -208,20 +199,23 @@ class Trial:
             self._model = TrialModel(TrialConfig({}), comfy.model_base.ModelType[case.type], unet_model=TrialNetwork)
         self._patcher = comfy.model_patcher.ModelPatcher(self._model, torch.device("cpu"), torch.device("cpu"))
         self._model.current_patcher = self._patcher
-        self._noise, self._latent, self._drawn = (_random(seed, SHAPE) for seed in range(3))
+        self._noise, self._latent, self._drawn = (random(seed, SHAPE) for seed in range(3))
         self._mask = (self._drawn > 0).float() if case.masked else None
         sigmas = comfy.samplers.calculate_sigmas(self._model.model_sampling, "simple", STEPS)
         self._sigmas = sigmas[round(STEPS * (1 - case.denoise)) :]
         self._reached = False
 
-    def both(self) -> tuple[Tensor, Tensor]:
-        """What ComfyUI's loop gives, and the workers'."""
-        with torch.inference_mode(False), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            expected = self._run({})
-            ours = self._run({WrappersMP.SAMPLER_SAMPLE: {"parallel": [self._in_workers]}})
+    def results(self) -> tuple[Tensor, Tensor]:
+        """Return the result of the workers' loop and that of ComfyUI's loop.
+
+        Raises:
+            RuntimeError: ComfyUI leaves out the wrappers, so that both results would be its own.
+        """
+        expected = self._run({})
+        ours = self._run({WrappersMP.SAMPLER_SAMPLE: {"parallel": [self._in_workers]}})
         if not self._reached:
             raise RuntimeError("this ComfyUI runs samplers without the wrappers around them")
-        return expected, ours
+        return ours, expected
 
     def _run(self, wrappers: Mapping[str, Any]) -> Tensor:
         case, patcher = self._case, self._patcher.clone()
@@ -236,12 +230,12 @@ class Trial:
                 around.setdefault(point, {})[key] = [getattr(self._caches, name)]
         guider = comfy.samplers.CFGGuider(patcher)
         positive: list[list[Any]] = [
-            [_random(20 + number, (1, tokens, 4)), {}] for number, tokens in enumerate(case.texts)
+            [random(20 + number, (1, tokens, 4)), {}] for number, tokens in enumerate(case.texts)
         ]
         if len(positive) > 1:
             positive[0][1].update(strength=0.6)
             positive[1][1].update(strength=1.3, start_percent=0.0, end_percent=0.6)
-        guider.set_conds(positive, [[_random(30, (1, 3, 4)), {}]])
+        guider.set_conds(positive, [[random(30, (1, 3, 4)), {}]])
         guider.set_cfg(case.cfg)
         guider.inner_model = self._model
         guider.conds = {
@@ -334,13 +328,9 @@ def _denoised(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], program:
     return result
 
 
-def _random(seed: int, shape: tuple[int, ...]) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, ComfyUI's own words about a model and a run are of ours, which nobody asked for."""
+    """Silence ComfyUI's logs: this trial run is ours, not the user's."""
     logger = logging.getLogger()
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -19,7 +19,7 @@ from ..proxy import DiffusionProxy
 from ..recording.chosen import recording_of
 from ..refusals import refuse_weights
 from ..sampler_run import SamplerRun
-from ..verdicts import NotKnown, verdicts
+from ..trials import NotKnown, verdicts
 from .branches import has_uncond
 from .callbacks import changing_callbacks
 from .checks import Checked, check_run
@@ -69,7 +69,7 @@ def run_in_workers(
 
     if len(sigmas) < 2:  # no step, so there is nothing for the workers to do
         return loop(extra_args, callback)
-    recording = recording_of(run, proxy.remote.trials)
+    recording = recording_of(run, proxy.remote.verdicts)
     message, reason = None, None
     try:
         changing_callbacks().refuse(callback)

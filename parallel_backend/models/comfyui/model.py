@@ -14,7 +14,6 @@ from ...conditioning import (
     ATTENTION_OVERRIDE,
     BLOCK_ATTENTION,
     CONSTANTS,
-    FREE_U,
     OPTIONS,
     POSE_CACHE,
     SHAPES,
@@ -23,6 +22,7 @@ from ...conditioning import (
     SKIPPED_BLOCKS,
     TEXT_PREPARATION,
     TOGETHER,
+    UNET_FUNCTIONS,
     arguments,
     picture_shape,
 )
@@ -37,14 +37,12 @@ from ..sequence_parallel.picture import Picture, as_patch_size
 from ..sequence_parallel.placement import Placement
 from ..sequence_parallel.run import ParallelForward
 from ..sequence_parallel.stream import Stream
-from .features.attention_guidance import guided, guided_whole
-from .features.attention_override import override_in
 from .features.block_attention import BlockAttention
 from .features.compile import COMPILED
-from .features.free_u import free_u_patches
 from .features.networks import NetworkCall, patches_of
+from .features.node_functions import ATTENTION_OUTPUT, REPLACED, UNET_OUTPUT, guided, override_in, replacements
 from .features.pose_cache import OPTION, PoseCaches
-from .features.skipped_blocks import REPLACED, replacements
+from .features.recipe import decoded, function_from
 from .features.text import PreparedTexts
 from .model_run import ModelRun, end_run
 from .plan_shape import reference_tokens
@@ -224,10 +222,8 @@ class UnshardedModel:
             options[REPLACED] = replacements(options.pop(SKIPPED_BLOCKS))
         if POSE_CACHE in options:
             options[OPTION] = (poses or PoseCaches()).whole(options.pop(POSE_CACHE), latent.device)
-        patches = free_u_patches(options.pop(FREE_U)) if FREE_U in options else {}
-        if ATTENTION_GUIDANCE in options:
-            patches |= guided_whole(options.pop(ATTENTION_GUIDANCE))
-        if patches:
+        recipes = {UNET_OUTPUT: options.pop(UNET_FUNCTIONS, ""), ATTENTION_OUTPUT: options.pop(ATTENTION_GUIDANCE, "")}
+        if patches := {place: [*map(function_from, decoded(text))] for place, text in recipes.items() if text}:
             options["patches"] = patches
         text = None if context is None else context.clone()  # as ComfyUI gives it: a model may write into it
         kwargs |= {"context": text, "control": kwargs.pop(CONTROL, None), "transformer_options": options}

@@ -20,7 +20,7 @@ from ...denoise.step_cache import step_cache
 from ...errors import Cancelled, Refused
 from ...layout import length
 from ...mesh import Mesh
-from ...models.comfyui.features.guidance import guidance_function
+from ...models.comfyui.features.recipe import function_from
 from ...models.comfyui.rows import parts_of
 from ...models.inputs import Region
 from ...wire.to_host import DeclinedReply, DoneReply, SampleStepReply
@@ -83,7 +83,7 @@ class _SamplingRun:
         self._process = process_of(message.sampling, tensors)
         self._regions = prepared.model.patches(self._x.shape, message.plan.patches)
         prompts = _prompts(message, tensors, mesh)
-        functions = [guidance_function(entry) for entry in message.guidance_functions]
+        functions = [function_from(recipe) for recipe in message.guidance_functions]
         self._cache = step_cache(message.cache, prompts, mesh, rank.broadcast_flag)
         self._model = ModelCalls(
             forward=prepared.forward,

@@ -114,7 +114,7 @@ def _pieces(
         for call in range(calls)
     ]
     batch = calls_tensors[0]["x"].shape[0]
-    compared = any(name.startswith(f"{OPTIONS}.{ATTENTION_GUIDANCE}.") for name in values[0])
+    compared = f"{OPTIONS}.{ATTENTION_GUIDANCE}" in values[0]
     unit = rows_a_unit(values[0])
     runs = plan.groups(batch // unit)
     if calls > 1 or not all(map(length, runs)) or compared or couples_rows(calls_tensors[0]) or batch % unit:

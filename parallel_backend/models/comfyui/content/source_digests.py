@@ -60,7 +60,7 @@ class Content:
             only: the names of those that are looked at; by default all of the kinds.
         """
         judged = (
-            self._judge(function)
+            self.judge(function)
             for function in REPLACED_FUNCTIONS
             if function.kind in kinds and (not only or str(function) in only)
         )
@@ -75,7 +75,8 @@ class Content:
         digests = {str(function): each.thing for function, each in measured.items()}
         return Table(version, how, *(dict(sorted(each.items())) for each in (files, digests, functions)))  # type: ignore[arg-type]
 
-    def _judge(self, function: ReplacedFunction) -> Unknown | None:
+    def judge(self, function: ReplacedFunction) -> Unknown | None:
+        """Return why a function of ComfyUI is not known, also one that is not replaced; None if a table has its digest."""
         reached = self._walk.of(function)
         if reached.foreign:
             return Unknown(function, reached.foreign[0], "", "which is another pack's")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
+from ....diffusion import FunctionRecipe
 from ....errors import Refused
-from ..importing import import_comfyui
-from .attention_override import ObjectRecipe, named
+from .recipe import function_from, objects_from
 
 TOKENS, ATTENTION, BLOCK = "img", "attention", "original_block"
 """ComfyUI's names: of what a block is given its tokens, and attention in its own's place; and the block itself."""
@@ -19,36 +20,20 @@ Replacement = Callable[[dict[str, Any], dict[str, Any]], Any]
 """As ComfyUI's models call what stands in for a block: with its arguments and the block."""
 
 
-@dataclass(frozen=True)
-class BlockAttentionRecipe:
-    """What a worker needs to make again what stands in for blocks.
+BlockRecipe = tuple[str, int, FunctionRecipe]
+"""The kind and number of a block in ComfyUI's words, and the recipe of the function that replaces the block."""
 
-    Attributes:
-        maker: the function of ComfyUI's that makes each, as `module:name`.
-        block: its argument that is the model's block.
-        objects: its arguments that are objects of ComfyUI's classes, the same ones for all blocks.
-        blocks: of each block its path in the model, its kind and number in ComfyUI's words, and the maker's other arguments.
+
+def replacements_from(
+    recipes: Sequence[BlockRecipe], block_at: Callable[[str], Any]
+) -> dict[tuple[str, int], Replacement]:
+    """Return the functions that replace blocks, by kind and number; they share the objects that they hold.
+
+    Args:
+        block_at: returns the block at a path, as the functions see it.
     """
-
-    maker: str
-    block: str
-    objects: Mapping[str, ObjectRecipe]
-    blocks: Sequence[tuple[str, str, int, Mapping[str, Any]]]
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> BlockAttentionRecipe:
-        """The recipe that came with a call; what is empty does not travel."""
-        objects = {name: ObjectRecipe(**{"values": {}, **each}) for name, each in fields.get("objects", {}).items()}
-        return cls(fields["maker"], fields["block"], objects, [(*block, {})[:4] for block in fields["blocks"]])
-
-    def make(self, seen: Callable[[str], Any]) -> dict[tuple[str, int], Replacement]:
-        """What it makes, by kind and number; `seen` says as what it is given the block of a path."""
-        import_comfyui()
-        objects = {name: each.make() for name, each in self.objects.items()}
-        return {
-            (kind, number): named(self.maker)(**{self.block: seen(path)}, **objects, **values)
-            for path, kind, number, values in self.blocks
-        }
+    objects = objects_from([recipe for _, _, recipe in recipes])
+    return {(kind, number): function_from(recipe, objects, block_at=block_at) for kind, number, recipe in recipes}
 
 
 class BlockAttention:
@@ -58,11 +43,11 @@ class BlockAttention:
         self._replacements: dict[tuple[str, int], Replacement] = {}
 
     def replacements(
-        self, fields: Mapping[str, Any], seen: Callable[[str], Any]
+        self, recipes: str, block_at: Callable[[str], Any]
     ) -> dict[str, dict[tuple[str, int], Replacement]]:
-        """For ComfyUI's `patches_replace`; `fields` are a recipe's, `seen` says how it sees the block of a path."""
+        """Return ComfyUI's `patches_replace`, made of the recipes in the run's first call."""
         if not self._replacements:
-            built = BlockAttentionRecipe.of(fields).make(seen)
+            built = replacements_from(msgspec.json.decode(recipes, type=list[BlockRecipe]), block_at)
             self._replacements = {location: handing_attention(each) for location, each in built.items()}
         return {"dit": self._replacements}
 

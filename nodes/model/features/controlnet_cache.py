@@ -1,4 +1,4 @@
-"""ControlNets whose output is kept while a step is gone through twice, so that none runs twice."""
+"""ControlNets whose output is cached while a step is gone through twice, so that no ControlNet runs twice."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..recorded_answers import RecordedAnswers, compared_leaves
 from .controlnet_costs import ControlCosts
 
 
-class KeptControl:
-    """Stands in for a ControlNet of prompts for one step: what it gave the first time through, it gives the second.
+class CachedControl:
+    """A stand-in for a ControlNet during one step: the second pass gets the cached outputs of the first.
 
     ComfyUI asks a prompt's ControlNet for its output once for each model call. A question that the first pass did not ask goes
     to the ControlNet itself.
@@ -32,7 +32,7 @@ class KeptControl:
         return output and {kind: list(tensors) for kind, tensors in output.items()}
 
     def begin_again(self) -> None:
-        """From here on give what was given."""
+        """Answer with the cached outputs from here on."""
         self._again = True
 
     def _get_control(self, args: Sequence[Any]) -> Any:
@@ -40,17 +40,17 @@ class KeptControl:
             return self._control.get_control(*args)
 
 
-def with_kept_controls(
+def with_cached_controls(
     conds: Sequence[Sequence[Mapping[str, Any]] | None], costs: ControlCosts
-) -> tuple[list[list[dict[str, Any]] | None], list[KeptControl]]:
+) -> tuple[list[list[dict[str, Any]] | None], list[CachedControl]]:
     """Replace the ControlNets in the prompts of all branches. Prompts that share a ControlNet share its replacement."""
-    stand_ins: dict[int, KeptControl] = {}
+    stand_ins: dict[int, CachedControl] = {}
 
     def changed(entry: Mapping[str, Any]) -> dict[str, Any]:
         control = entry.get("control")
         return {
             **entry,
-            "control": None if control is None else stand_ins.setdefault(id(control), KeptControl(control, costs)),
+            "control": None if control is None else stand_ins.setdefault(id(control), CachedControl(control, costs)),
         }
 
     branches = [None if branch is None else [changed(entry) for entry in branch] for branch in conds]

@@ -1,0 +1,136 @@
+"""Functions of ComfyUI's nodes, rebuilt in a worker from their recipes: ComfyUI's own code, without the nodes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import CellType, CodeType, FunctionType, MappingProxyType, ModuleType
+from typing import Any
+
+import msgspec
+
+from ....diffusion import FunctionRecipe, ObjectRecipe
+from ..importing import import_comfyui
+
+COLLECTIONS: Mapping[str, Callable[[list[Any]], Any]] = MappingProxyType(
+    {
+        "list": list,
+        "tuple": tuple,
+        "set": set,
+        "frozenset": frozenset,
+        "dict": dict,
+        "float": lambda items: float(items[0]),
+    }
+)
+"""Makes a value of the items of its packed form, by the kind that the packed form begins with."""
+
+
+def packed(value: Any) -> Any:
+    """Return a plain value as JSON can hold it: numbers, texts and None as they are, collections as [kind, *items].
+
+    Raises:
+        TypeError: the value, or an item of it, is not plain.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return ["float", str(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dict):
+        return ["dict", *(["tuple", packed(key), packed(item)] for key, item in value.items())]
+    if isinstance(value, set | frozenset):
+        return [type(value).__name__, *map(packed, sorted(value, key=repr))]
+    if isinstance(value, list | tuple):
+        return ["list" if isinstance(value, list) else "tuple", *map(packed, value)]
+    raise TypeError(f"a {type(value).__name__} is no plain value")
+
+
+def unpacked(value: Any) -> Any:
+    """Return the value that was packed."""
+    if not isinstance(value, list):
+        return value
+    kind, *items = value
+    return COLLECTIONS[kind]([*map(unpacked, items)])
+
+
+def encoded(recipes: Sequence[FunctionRecipe]) -> str:
+    """Return recipes as a text, which travels among the values of a call."""
+    return msgspec.json.encode(recipes).decode()
+
+
+def decoded(text: str) -> list[FunctionRecipe]:
+    """Return the recipes of a text.
+
+    Raises:
+        msgspec.ValidationError: the text has no recipes.
+    """
+    return msgspec.json.decode(text, type=list[FunctionRecipe])
+
+
+def object_from(recipe: ObjectRecipe) -> Any:
+    """Return a new object of a recipe's class."""
+    import_comfyui()
+    return named(recipe.kind)(**{name: unpacked(value) for name, value in recipe.values.items()})
+
+
+def objects_from(recipes: Sequence[FunctionRecipe]) -> dict[str, Any]:
+    """Return new objects for all that functions hold, by name."""
+    objects: dict[str, Any] = {}
+    for recipe in recipes:
+        objects |= objects_from([*recipe.inner.values()])
+        objects |= {name: object_from(each) for name, each in recipe.objects.items()}
+    return objects
+
+
+def function_from(
+    recipe: FunctionRecipe,
+    objects: Mapping[str, Any] | None = None,
+    heads: slice = slice(None),
+    block_at: Callable[[str], Any] | None = None,
+) -> Any:
+    """Return the function of a recipe.
+
+    Args:
+        objects: the objects that the function holds; by default new ones.
+        heads: the heads that the function is for. Lists with an entry for each head are cut to these.
+        block_at: returns the block at a path, as the function sees it.
+    """
+    import_comfyui()
+    module = importlib.import_module(recipe.module)
+    if "<locals>" not in recipe.function:
+        return vars(module)[recipe.function]
+    objects = objects_from([recipe]) if objects is None else objects
+    variables = {name: unpacked(value) for name, value in recipe.values.items()}
+    variables |= {name: variables[name][heads] for name in recipe.by_head}
+    variables |= {name: named(path) for name, path in recipe.functions.items()}
+    variables |= {name: objects[name] for name in recipe.objects}
+    variables |= {name: function_from(inner, objects, heads, block_at) for name, inner in recipe.inner.items()}
+    if block_at is not None:
+        variables |= {name: block_at(path) for name, path in recipe.blocks.items()}
+    (code,) = codes_of(module, recipe.function)
+    cells = tuple(CellType(variables[name]) for name in code.co_freevars)
+    function = FunctionType(code, vars(module), code.co_name, unpacked(recipe.defaults), cells)
+    function.__qualname__ = recipe.function
+    return function
+
+
+def named(path: str) -> Any:
+    """Return what a module has under a name, from `module:name`."""
+    module, _, name = path.partition(":")
+    return vars(importlib.import_module(module))[name]
+
+
+def codes_of(module: ModuleType, function: str) -> list[CodeType]:
+    """Return the code of a function that another function makes, by its qualified name.
+
+    The list has several codes if the other function makes several functions of this name, and none if it makes none.
+    """
+    owner, *method, _, name = function.split(".")
+    owner_object = vars(module).get(owner)
+    if method and owner_object is not None:
+        owner_object = inspect.getattr_static(owner_object, method[0], None)
+    maker = getattr(owner_object, "__func__", owner_object)
+    code = getattr(inspect.unwrap(maker) if callable(maker) else None, "__code__", None)
+    constants = code.co_consts if code is not None else ()
+    return [each for each in constants if isinstance(each, CodeType) and each.co_name == name]
