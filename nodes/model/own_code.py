@@ -1,4 +1,4 @@
-"""What is ComfyUI's own code, or this pack's, and what another pack has put into an object or a class."""
+"""The owner of code: ComfyUI and this pack, a library, or another pack that has changed an object, class or function."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import comfy.samplers
 
+from ...parallel_backend.source_code import names_in
+
 COMFYUI = Path(comfy.samplers.__file__).parents[1]
 OWN_CODE = tuple(
     f"{folder}{os.sep}" for folder in (COMFYUI / "comfy", COMFYUI / "comfy_extras", Path(__file__).parents[2])
 )
-"""Where the code is whose classes and functions are known: ComfyUI's, and this pack's."""
+"""The folders of ComfyUI's code and of this pack's."""
 
 INSTALLED = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
 """Folders of Python's own modules and of modules that pip installs."""
@@ -28,7 +30,7 @@ LIBRARIES = ("numpy", "scipy", "torchsde", "tqdm", "typing")
 
 
 def foreign_class(kind: type) -> Iterator[str]:
-    """What another pack has put into a class: itself, a class that it inherits from, or a function."""
+    """Yield another pack's changes to a class, in words: the class itself, a class that it inherits from, or a method."""
     for base in inspect.getmro(kind):
         if not _own_module(sys.modules.get(base.__module__)):
             yield f"the class {base.__name__}"
@@ -53,12 +55,12 @@ def foreign(instance: Any, what: str) -> Iterator[str]:
 
 
 def name_of(function: Any) -> str:
-    """A function as its author knows it."""
+    """Return a function's name with its module."""
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
 def own(value: Any) -> bool:
-    """Whether this is nothing to be called, or ComfyUI's own or this pack's."""
+    """Return True if ComfyUI, this pack, torch or Python defines a function. Other objects that cannot be called count too."""
     if isinstance(value, (staticmethod, classmethod)) or inspect.ismethod(value):
         value = value.__func__
     while isinstance(value, functools.partial):
@@ -81,8 +83,52 @@ def of_another_pack(definition: Any) -> bool:
     return not comfyuis and not file.startswith((*OWN_CODE, *INSTALLED))
 
 
+def is_own_sampler(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
+    """Return True if ComfyUI or this pack defines a function, the functions among its options, and everything that they
+    call there.
+    """
+    functions = [function, *(value for value in options.values() if callable(value))]
+    if any(
+        not isinstance(value, bool | int | float | str | None) and not callable(value) for value in options.values()
+    ):
+        return False
+    return all(
+        inspect.isfunction(member) and own(member) and next(_foreign_names(member), None) is None
+        for member in functions
+    )
+
+
+def _foreign_names(function: Callable[..., Any]) -> Iterator[str]:
+    """Yield the names that a sampler function reaches in ComfyUI's sampler modules and that another pack has bound."""
+    waiting, seen = [inspect.unwrap(function)], set()
+    while waiting:
+        code, names = waiting[-1].__code__, waiting.pop().__globals__
+        used = names_in(code)
+        spaces = [
+            names,
+            *(vars(names[n]) for n in used if isinstance(names.get(n), ModuleType) and _has_samplers(names[n])),
+        ]
+        for space in spaces:
+            for name in used & space.keys():
+                value = space[name]
+                if id(value) in seen or isinstance(value, ModuleType):
+                    continue
+                seen.add(id(value))
+                parts = vars(value).values() if isinstance(value, type) else [value]
+                for part in parts:
+                    if not own(part) and getattr(part, "__module__", "").partition(".")[0] not in LIBRARIES:
+                        yield name
+                    elif inspect.isfunction(part) and _has_samplers(inspect.getmodule(part)):
+                        waiting.append(inspect.unwrap(part))
+
+
+def _has_samplers(module: Any) -> bool:
+    """Return True if a module is one of ComfyUI's that hold samplers."""
+    return getattr(module, "__name__", "").startswith(("comfy.k_diffusion", "comfy.extra_samplers", "comfy.samplers"))
+
+
 def _own_module(module: Any) -> bool:
-    """Whether a module is ComfyUI's, this pack's, torch's or Python's, or of the library whose layers ComfyUI's models have."""
+    """Return True if a module belongs to ComfyUI, this pack, torch, einops or Python."""
     package = getattr(module, "__name__", "").partition(".")[0]
     return _comfyui(module) or package in ("torch", "einops", *sys.stdlib_module_names)
 

@@ -30,6 +30,7 @@ from ...parallel_backend.conditioning import (
 from ...parallel_backend.diffusion import Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.comfy_family import ComfyFamily
+from ...parallel_backend.models.comfyui.content.model_code import options_read_by
 from ...parallel_backend.models.comfyui.rows import CONTROL
 from ...parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
 from ...parallel_backend.models.comfyui.whole_family import WholeConfig, WholeFamily
@@ -55,7 +56,6 @@ from .features.prefix_cache import refuse_quantised_prefix
 from .features.skipped_blocks import OPTION as REPLACED
 from .features.skipped_blocks import check_stages, skipped_in, values_of
 from .features.step_cache import runs_wrappers
-from .named_options import named_by
 from .own_writes import is_written
 from .proofs import AnotherResult, proofs
 from .refusals import WAY_OUT, refuse_transformer_options, refuse_weights
@@ -149,7 +149,7 @@ class DiffusionProxy(nn.Module):
             lists = {kind: list(tensors) for kind, tensors in control.items()}
             flatten(CONTROL, lists, conditioning.tensors, conditioning.values)
             control = None
-        if self.whole and SIDES in named_by(self.skeleton):
+        if self.whole and SIDES in options_read_by(self.skeleton):
             flatten(f"{OPTIONS}.{SIDES}", transformer_options[SIDES], {}, conditioning.values)
             conditioning.values.update({TOGETHER: x.shape[0], ALONE: True})
         compared = guides_as_values(transformer_options)

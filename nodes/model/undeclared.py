@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ...parallel_backend.conditioning import CROSS_ATTENTION, SIDES, Conditioning
 from ...parallel_backend.declaration import Declaration
 from ...parallel_backend.derive.call_kind import CallKind, kind_of
-from ...parallel_backend.derive.declaration_cache import key_of, unlike
+from ...parallel_backend.derive.declaration_cache import difference, key_of
 from ...parallel_backend.derive.objects import as_dicts
 from ...parallel_backend.derive.prompt import PromptExample
 from ...parallel_backend.derive.request import DeriveReply
@@ -28,7 +28,7 @@ from ...parallel_backend.errors import PlanRefused, Refused
 from ...parallel_backend.host import Deadlines
 from ...parallel_backend.host.deriving import Derivation
 from ...parallel_backend.host.workers.versions import own_comfyui_version
-from ...parallel_backend.models.comfyui.content.sources import sources_of
+from ...parallel_backend.models.comfyui.content.model_code import options_read_by, sources_of
 from ...parallel_backend.models.comfyui.own_call import MASK
 from ...parallel_backend.models.comfyui.whole_family import SEQUENCES, WholeConfig
 from ...parallel_backend.plan import ModelLimits, Workload
@@ -39,7 +39,6 @@ from .features.attention_override import OPTION as OVERRIDE
 from .features.compile import compiler_of
 from .features.networks import PATCHES
 from .features.skipped_blocks import OPTION as REPLACED
-from .named_options import named_by
 from .remote_model import RemoteModel
 from .sampler_run import SamplerRun
 from .verdicts import FOLDER
@@ -67,7 +66,7 @@ def may_be_derived(config: Any) -> bool:
         lists
         and not isinstance(model, UNetModel)
         and not hasattr(model, PREPARES_TEXT)
-        and SIDES not in named_by(model)
+        and SIDES not in options_read_by(model)
     )
 
 
@@ -130,7 +129,7 @@ class Undeclared:
 
     def check(self, latent: Tensor, conditioning: Conditioning) -> None:
         """Raise Refused for a call of a kind that what is chosen was not proved for."""
-        if self._kinds and (strange := unlike(self._kinds, [kind_of(latent, conditioning)])):
+        if self._kinds and (strange := difference(self._kinds, [kind_of(latent, conditioning)])):
             raise Refused(
                 f"{self.whole.config.kind} was not proved to give the same on several workers with {strange}: remove the node "
                 "that adds it, or use Load Diffusion Model."

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import comfy.model_management
 import comfy.samplers
+import msgspec
 import torch
 
 from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.identity import code_digest
+from ...parallel_backend.models.comfyui.content.known import TrialVerdict, tables, verdict_cache, versions
 from ...parallel_backend.models.comfyui.content.replaced_functions import Kind
-from ...parallel_backend.models.comfyui.content.source_digests import Content, Unknown
-from ...parallel_backend.models.comfyui.content.tested import tables, versions
-from ...parallel_backend.models.comfyui.content.verdict_cache import TrialVerdict, kept
+from ...parallel_backend.models.comfyui.content.source_digests import SourceDigestCheck, UnknownFunction
 from .conditioning import NotSupported
 
 log = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ class Verdicts:
         folder: where verdicts are kept; by default the cache folder.
     """
 
-    def __init__(self, content: Content, folder: Path | None = None) -> None:
+    def __init__(self, content: SourceDigestCheck, folder: Path | None = None) -> None:
         self._content = content
-        self._folder = folder
+        self._cache = verdict_cache(folder)
         self._known: dict[str, TrialVerdict] = {}
         self._reports: list[str] = []
 
@@ -61,45 +61,47 @@ class Verdicts:
             return None
         unreadable = next((function for function in unknown if not function.digest), None)
         if unreadable is not None:
-            return f"{unreadable.function}, {unreadable.why}"
+            return f"{unreadable.function}, {unreadable.reason}"
         verdict = self._verdict(kind, unknown, attempt)
-        return f"{verdict.functions[0]}, {verdict.fault}" if verdict.fault else None
+        return f"{verdict.functions[0]}, {verdict.mismatch}" if verdict.mismatch else None
 
     def doubtful(self, kind: Kind) -> bool:
         """Return True if a function of a kind is unknown and no trial found it equal."""
         unknown = self._content.unknown((kind,))
         key = self._key(kind, unknown)
-        return bool(unknown) and (key not in self._known or bool(self._known[key].fault))
+        return bool(unknown) and (key not in self._known or bool(self._known[key].mismatch))
 
     def reports(self) -> list[str]:
         """What was tried since this was last asked, and found equal: a sentence for each."""
         reports, self._reports = self._reports, []
         return reports
 
-    def _verdict(self, kind: Kind, unknown: Collection[Unknown], attempt: Attempt) -> TrialVerdict:
+    def _verdict(self, kind: Kind, unknown: Collection[UnknownFunction], attempt: Attempt) -> TrialVerdict:
         key = self._key(kind, unknown)
         if key not in self._known:
             names = tuple(dict.fromkeys(function.function for function in unknown))
-            try:
-                self._known[key], new = kept(
-                    key, lambda: TrialVerdict(kind, names, own_comfyui_version(), attempt()), self._folder
-                )
-            except comfy.model_management.InterruptProcessingException:
-                raise
-            except Exception as error:  # which is not kept: the next start tries again
-                reason = f"which could not be tried ({type(error).__name__}: {error})"
-                self._known[key], new = TrialVerdict(kind, names, own_comfyui_version(), reason), True
-            if new:
-                self._report(self._known[key])
+            verdict = self._cache.read(key)
+            if verdict is None:
+                verdict = TrialVerdict(kind, names, own_comfyui_version())
+                try:
+                    verdict = msgspec.structs.replace(verdict, mismatch=attempt())
+                    self._cache.write(key, verdict)
+                except comfy.model_management.InterruptProcessingException:
+                    raise
+                except Exception as error:  # not written to the cache: the next start tries again
+                    reason = f"which could not be tried ({type(error).__name__}: {error})"
+                    verdict = msgspec.structs.replace(verdict, mismatch=reason)
+                self._report(verdict)
+            self._known[key] = verdict
         return self._known[key]
 
-    def _key(self, kind: Kind, unknown: Collection[Unknown]) -> str:
-        digests = sorted(f"{function.thing} {function.digest}" for function in unknown)
+    def _key(self, kind: Kind, unknown: Collection[UnknownFunction]) -> str:
+        digests = sorted(f"{function.replaced} {function.digest}" for function in unknown)
         return "\n".join([kind, *digests, code_digest(), _own_digest(), torch.__version__])
 
     def _report(self, verdict: TrialVerdict) -> None:
-        if verdict.fault:
-            log.warning("Parallel: ComfyUI's %s, %s", ", ".join(verdict.functions), verdict.fault)
+        if verdict.mismatch:
+            log.warning("Parallel: ComfyUI's %s, %s", ", ".join(verdict.functions), verdict.mismatch)
             return
         report = f"No tested ComfyUI has {', '.join(verdict.functions)} like this one: tried here, and equal to the workers'."
         log.info("Parallel: %s", report)
@@ -109,7 +111,7 @@ class Verdicts:
 @functools.cache
 def verdicts() -> Verdicts:
     """The verdicts of this ComfyUI process, which all MODELs share."""
-    return Verdicts(Content(FOLDER))
+    return Verdicts(SourceDigestCheck(FOLDER))
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..identity import code_digest
-from ..models.comfyui.content.verdict_cache import TrialVerdict
+from ..models.comfyui.content.known import TrialVerdict
 from ..models.comfyui.proof.prove import TOLERANCE
 from ..models.comfyui.proof.request import ProofReply, ProofRequest, off
 

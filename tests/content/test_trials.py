@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from parallel_backend.models.comfyui.content.source_digests import Content
-from parallel_backend.models.comfyui.content.verdict_cache import all_kept
+from parallel_backend.models.comfyui.content.known import verdict_cache
+from parallel_backend.models.comfyui.content.source_digests import SourceDigestCheck
 from tests.support.nodes_module import ForGood, nodes_module
 from tests.support.programs import recording  # imports ComfyUI
 
@@ -163,7 +163,7 @@ def test_a_changed_adapter_is_found_and_refused_by_name(
     own = adapter.calculate_weight
     monkeypatch.setattr(adapter, "calculate_weight", lambda self, weight, *rest: own(self, weight, *rest) * 1.001)
     assert "other weights" in adapters.fault(kind, translate)
-    judged = verdicts.Verdicts(Content(FOLDER, ()), tmp_path)
+    judged = verdicts.Verdicts(SourceDigestCheck(FOLDER, ()), tmp_path)
     others = [each for each in adapters.ADAPTERS if each != kind]
     told = judged.fault("adapter", lambda: adapters.fault(kind, translate), adapters.things_of(kind))
     assert told is not None and f"comfy.weight_adapter.{kind}" in told
@@ -181,7 +181,7 @@ def test_a_verdict_is_kept_and_told_once(tmp_path: Path) -> None:
         attempts.append(1)
         return ""
 
-    content = Content(FOLDER, ())
+    content = SourceDigestCheck(FOLDER, ())
     first = verdicts.Verdicts(content, tmp_path)
     assert first.doubtful("mask")
     assert [first.fault("mask", attempt) for _ in range(3)] == [None] * 3
@@ -191,23 +191,23 @@ def test_a_verdict_is_kept_and_told_once(tmp_path: Path) -> None:
     again = verdicts.Verdicts(content, tmp_path)
     assert again.fault("mask", attempt) is None and again.reports() == []
     assert len(attempts) == 1
-    (kept,) = all_kept(tmp_path)
-    assert kept.kind == "mask" and not kept.fault
+    (kept,) = verdict_cache(tmp_path).all()
+    assert kept.kind == "mask" and not kept.mismatch
 
 
 def test_what_fails_where_it_is_tried_is_not_kept(tmp_path: Path) -> None:
     def attempt() -> str:
         raise TypeError("missing 1 argument")
 
-    judged = verdicts.Verdicts(Content(FOLDER, ()), tmp_path)
+    judged = verdicts.Verdicts(SourceDigestCheck(FOLDER, ()), tmp_path)
     told = judged.fault("mask", attempt)
     assert told is not None and told.endswith("which could not be tried (TypeError: missing 1 argument)")
-    assert all_kept(tmp_path) == () and judged.doubtful("mask")
+    assert verdict_cache(tmp_path).all() == () and judged.doubtful("mask")
 
 
 def test_another_packs_function_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(comfy.samplers, "cond_cat", lambda *_, **__: {})
-    judged = verdicts.Verdicts(Content(FOLDER), tmp_path)
+    judged = verdicts.Verdicts(SourceDigestCheck(FOLDER), tmp_path)
     told = judged.fault("guidance", lambda: pytest.fail("it was tried"))
     assert told == "comfy.samplers.cond_cat, which is another pack's"
 

@@ -18,11 +18,12 @@ from comfy.ldm.wan.model_multitalk import MultiTalkCrossAttnPatch, MultiTalkGetA
 from torch import Tensor, nn
 
 from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.content.model_code import classes_of
 from ....parallel_backend.plan import ResolvedPlan
 from ....parallel_backend.weights.adapters.networks import CROSS_ATTENTION, SELF_ATTENTION, NetworkPatch
 from ..own_code import foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
-from ..unchanged import classes_of, refuse_replaced
+from ..unchanged import refuse_replaced
 from .attention_guidance import PLACE as ATTENTION_GUIDANCE_PATCH
 from .attention_guidance import attention_guidance_functions
 from .free_u import PLACE as FREE_U_PLACE

@@ -23,6 +23,7 @@ from ...conditioning import (
     TOGETHER,
     arguments,
 )
+from ...snapshot import StateLeak
 from ..family import Execution
 from ..inputs import Inputs
 from ..region import Region
@@ -34,7 +35,6 @@ from .features.pose_cache import OPTION, PoseCaches
 from .features.skipped_blocks import REPLACED, replacements
 from .model_run import ModelRun, end_run
 from .rows import CONTROL
-from .state_leak import StateLeak
 
 NOT_COMPILED = "this model is not compiled: it runs whole, and blocks alone are compiled."
 

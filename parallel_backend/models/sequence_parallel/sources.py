@@ -6,13 +6,13 @@ import ast
 import functools
 import inspect
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
 from ...declaration import Attention, ReplicatedKeys
+from ...source_code import definitions, parse
 from .attentions import CHANGES_NOTHING, Attentions, unknown
 from .module_attention import NAME
 
@@ -37,12 +37,13 @@ def _calls(kind: type) -> tuple[tuple[str, ...], ...]:
 
     Less what ComfyUI's function, which finds ours, has a name for: it may keep that to itself.
     """
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-    except (OSError, TypeError, SyntaxError):  # made while the program runs, or built in
-        return ()
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == NAME)
-    code = getattr(getattr(sys.modules[kind.__module__], NAME, None), "__code__", None)
+    module = sys.modules[kind.__module__]
+    tree = parse(getattr(module, "__file__", None)) or ast.Module([], [])
+    body = definitions(tree).get(kind.__qualname__, ())[-1:]  # none if the program makes the class, or it is built in
+    calls = (
+        node for each in body for node in ast.walk(each) if isinstance(node, ast.Call) and _name(node.func) == NAME
+    )
+    code = getattr(getattr(module, NAME, None), "__code__", None)
     known_names = {*code.co_consts, *code.co_varnames} if code else set()
     return tuple(tuple(name for name in _unknown(call) if name not in known_names) for call in calls)
 

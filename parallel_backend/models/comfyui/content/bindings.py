@@ -8,8 +8,9 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from ....source_code import parse
 
 
 @dataclass(frozen=True)
@@ -158,17 +159,11 @@ def _followed(module: str, chain: tuple[str, ...], seen: frozenset[tuple[str, st
 
 @functools.cache
 def _read(file: str, module: str, package: bool) -> ModuleBindings | None:
-    try:
-        text = Path(file).read_bytes()
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError):
+    tree = parse(file)
+    if tree is None:
         return None
     reader = _StatementReader(file, module, package)
     reader.read(tree.body, "", reader.names)
-    for node in ast.walk(tree) if b"global" in text else ():  # a walk takes as long as the parsing
-        if isinstance(node, ast.Global):
-            for name in node.names:
-                reader.names.setdefault(name, []).append(Computed(module))
     return ModuleBindings(reader.names, reader.classes, tuple(reader.stars))
 
 
@@ -186,6 +181,9 @@ class _StatementReader:
         for node in _flat(body):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self._definition(node, prefix, into)
+            elif isinstance(node, ast.Global):  # a function binds names of the module
+                for name in node.names:
+                    self.names.setdefault(name, []).append(Computed(self._module))
             elif into is self.names:
                 for name, binding in self._bindings(node):
                     self.names.setdefault(name, []).append(binding)

@@ -5,19 +5,18 @@ Workers import ComfyUI without any pack, so whatever a pack puts in such a place
 
 from __future__ import annotations
 
-import dis
-import functools
 import operator
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
+from ....source_code import layers_of, uses_of
 from .bindings import Binding, Computed, Defined, Imported, Literal, bound, methods
-from .reached import LIBRARIES, layers_of
+from .source_digests import LIBRARIES
 
 FOLLOWED = (
     "comfy.ldm.", "comfy.ops", "comfy.quant_ops", "comfy.float", "comfy.rmsnorm", "comfy.text_encoders.", "comfy_kitchen",
@@ -135,15 +134,6 @@ class _Other(Exception):
         self.replaced = Replaced(name, _file_of(value))
 
 
-@dataclass(frozen=True)
-class _Uses:
-    """What a function's code names: globals with their attributes, modules that it imports, and all attributes."""
-
-    chains: frozenset[tuple[str, ...]]
-    imports: frozenset[str]
-    attributes: frozenset[str]
-
-
 class _Walk:
     """Follows code to all that it uses, and compares each value with what the source says."""
 
@@ -201,7 +191,7 @@ class _Walk:
         module = function.__globals__.get("__name__", "")
         if not module.startswith(FOLLOWED):
             return
-        uses = _uses(function.__code__)
+        uses = uses_of(function.__code__)
         self._attributes |= uses.attributes - SHOWN
         for chain in uses.chains:
             self._chain(function.__globals__, module, chain, uses.attributes)
@@ -342,37 +332,3 @@ def _file_of(value: Any) -> str:
     if isinstance(value, type):
         return getattr(sys.modules.get(value.__module__), "__file__", None) or ""
     return next((each.__code__.co_filename for each in layers_of(value)), "")
-
-
-@functools.cache
-def _uses(code: CodeType) -> _Uses:
-    """Return the names that code and all code within it uses."""
-    chains: set[tuple[str, ...]] = set()
-    imports: set[str] = set()
-    attributes: set[str] = set()
-    for part in _codes(code):
-        chain: tuple[str, ...] = ()
-        for step in dis.get_instructions(part):
-            if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                attributes.add(step.argval)
-                chain = (*chain, step.argval) if chain else ()
-                continue
-            if step.opname in ("CACHE", "EXTENDED_ARG", "NOP"):
-                continue
-            if chain:
-                chains.add(chain)
-            chain = (step.argval,) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
-            if step.opname == "IMPORT_NAME":
-                imports.add(step.argval)
-            elif step.opname == "IMPORT_FROM":
-                attributes.add(step.argval)
-        if chain:
-            chains.add(chain)
-    return _Uses(frozenset(chains), frozenset(imports), frozenset(attributes))
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
