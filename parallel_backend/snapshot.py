@@ -27,7 +27,7 @@ ANOTHER_SEED = 0x9E3779B9
 
 
 @dataclass(frozen=True)
-class Record:
+class SavedState:
     """One piece of state as it was.
 
     Attributes:
@@ -59,7 +59,7 @@ class StateSnapshot:
 
     def __init__(self, roots: Iterable[Any] = ()) -> None:
         self._seen: dict[int, Any] = {}  # with the objects, so that no other object gets their ids meanwhile
-        self._records: list[Record] = []
+        self._records: list[SavedState] = []
         for root in roots:
             self._add(root)
 
@@ -75,14 +75,16 @@ class StateSnapshot:
                 record.write(record.value)
 
     def record_name(self, names: dict[str, Any], name: str, value: Any = MISSING) -> None:
-        """Record that a namespace binds a name to a value."""
-        self._records.append(Record(lambda: names.get(name, MISSING), functools.partial(_bind, names, name), value))
+        """Save that a namespace binds a name to a value."""
+        self._records.append(SavedState(lambda: names.get(name, MISSING), functools.partial(_bind, names, name), value))
 
     def record_contents(self, container: Any) -> None:
-        """Record the contents of a dict, list, deque or set."""
+        """Save the contents of a dict, list, deque or set."""
         kind: Any = next((kind for kind in (dict, set) if isinstance(container, kind)), list)
         equal = operator.eq if isinstance(container, set) else same_items
-        self._records.append(Record(lambda: container, functools.partial(_refill, container), kind(container), equal))
+        self._records.append(
+            SavedState(lambda: container, functools.partial(_refill, container), kind(container), equal)
+        )
 
     def _add(self, value: Any) -> None:
         if id(value) in self._seen:
@@ -111,7 +113,7 @@ class StateSnapshot:
     def _add_function(self, function: Any) -> None:
         for cell in function.__closure__ or ():
             contents = functools.partial(_contents, cell)
-            self._records.append(Record(contents, functools.partial(_fill, cell), contents()))
+            self._records.append(SavedState(contents, functools.partial(_fill, cell), contents()))
             self._add(contents())
         self._add(getattr(function, "__wrapped__", None))
         self._add(function.__defaults__ or ())

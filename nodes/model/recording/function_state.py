@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....parallel_backend.snapshot import MISSING, Record, StateSnapshot, equal_values, same_items
+from ....parallel_backend.snapshot import MISSING, SavedState, StateSnapshot, equal_values, same_items
 from ....parallel_backend.source_code import names_in
 from ..own_code import OWN_CODE, of_another_pack, own
 from .tape import NotRecordable
@@ -65,7 +65,7 @@ class FunctionStateSnapshot(StateSnapshot):
             self._bytes += getattr(value, "nbytes", 0)
             self._seen[id(value)] = value
             read, write = state
-            self._records.append(Record(read, write, read(), equal_values))
+            self._records.append(SavedState(read, write, read(), equal_values))
         elif isinstance(value, type):
             self._add_class(value)
         elif isinstance(value, FunctionType) and _of_a_library(value):
@@ -82,7 +82,7 @@ class FunctionStateSnapshot(StateSnapshot):
             self._add(type(value))
             for name in _slots(type(value)):
                 read = functools.partial(getattr, value, name, MISSING)
-                self._records.append(Record(read, functools.partial(_set_attribute, value, name), read()))
+                self._records.append(SavedState(read, functools.partial(_set_attribute, value, name), read()))
                 self._add(getattr(value, name, None))
         elif isinstance(value, Iterator):
             raise NotRecordable(f"goes on with a {type(value).__name__}, which cannot be put back")
@@ -95,7 +95,7 @@ class FunctionStateSnapshot(StateSnapshot):
             return
         attributes = dict(vars(kind))
         read = functools.partial(_attributes, kind)
-        self._records.append(Record(read, functools.partial(_set_attributes, kind), attributes, same_items))
+        self._records.append(SavedState(read, functools.partial(_set_attributes, kind), attributes, same_items))
         for value in attributes.values():
             inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
             self._add_all([inner.fget, inner.fset] if isinstance(inner, property) else [inner])
