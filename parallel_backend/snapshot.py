@@ -59,42 +59,40 @@ class StateSnapshot:
 
     def __init__(self, roots: Iterable[Any] = ()) -> None:
         self._seen: dict[int, Any] = {}  # with the objects, so that no other object gets their ids meanwhile
-        self._records: list[SavedState] = []
+        self._saved: list[SavedState] = []
         for root in roots:
             self._add(root)
 
     @property
     def changed(self) -> bool:
         """True if a piece of state differs from what it was."""
-        return any(record.changed for record in self._records)
+        return any(state.changed for state in self._saved)
 
     def restore(self) -> None:
         """Give every piece of state that has changed its earlier value."""
-        for record in self._records:
-            if record.changed:
-                record.write(record.value)
+        for state in self._saved:
+            if state.changed:
+                state.write(state.value)
 
-    def record_name(self, names: dict[str, Any], name: str, value: Any = MISSING) -> None:
+    def save_name(self, names: dict[str, Any], name: str, value: Any = MISSING) -> None:
         """Save that a namespace binds a name to a value."""
-        self._records.append(SavedState(lambda: names.get(name, MISSING), functools.partial(_bind, names, name), value))
+        self._saved.append(SavedState(lambda: names.get(name, MISSING), functools.partial(_bind, names, name), value))
 
-    def record_contents(self, container: Any) -> None:
+    def save_contents(self, container: Any) -> None:
         """Save the contents of a dict, list, deque or set."""
         kind: Any = next((kind for kind in (dict, set) if isinstance(container, kind)), list)
         equal = operator.eq if isinstance(container, set) else same_items
-        self._records.append(
-            SavedState(lambda: container, functools.partial(_refill, container), kind(container), equal)
-        )
+        self._saved.append(SavedState(lambda: container, functools.partial(_refill, container), kind(container), equal))
 
     def _add(self, value: Any) -> None:
         if id(value) in self._seen:
             return
         self._seen[id(value)] = value
         if isinstance(value, dict):
-            self.record_contents(value)
+            self.save_contents(value)
             self._add_all(value.values())
         elif isinstance(value, list):
-            self.record_contents(value)
+            self.save_contents(value)
             self._add_all(value)
         elif isinstance(value, tuple):
             self._add_all(value)
@@ -113,7 +111,7 @@ class StateSnapshot:
     def _add_function(self, function: Any) -> None:
         for cell in function.__closure__ or ():
             contents = functools.partial(_contents, cell)
-            self._records.append(SavedState(contents, functools.partial(_fill, cell), contents()))
+            self._saved.append(SavedState(contents, functools.partial(_fill, cell), contents()))
             self._add(contents())
         self._add(getattr(function, "__wrapped__", None))
         self._add(function.__defaults__ or ())
@@ -124,7 +122,7 @@ class StateSnapshot:
         for name in names_in(function.__code__) & function.__globals__.keys():
             value = function.__globals__[name]
             if isinstance(value, bool | int | float | str | None | list | dict):
-                self.record_name(function.__globals__, name, value)
+                self.save_name(function.__globals__, name, value)
                 self._add(value)
 
 
@@ -136,16 +134,16 @@ class ModuleStateSnapshot(StateSnapshot):
         self._namespaces = [(vars(module), frozenset(vars(module))) for module in model.modules()]
         for names, known in self._namespaces:
             for name in known - TABLES:
-                self.record_name(names, name, names[name])
+                self.save_name(names, name, names[name])
                 if isinstance(names[name], dict | list | set):
-                    self.record_contents(names[name])
+                    self.save_contents(names[name])
 
     def keep_changes(self) -> None:
         """Keep the attributes that code has changed or added by now, and forget all others."""
         for names, known in self._namespaces:
             for name in names.keys() - known:
-                self.record_name(names, name, MISSING)
-        self._records = [record for record in self._records if record.changed]
+                self.save_name(names, name, MISSING)
+        self._saved = [state for state in self._saved if state.changed]
 
 
 class StateLeak:

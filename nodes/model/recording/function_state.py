@@ -55,7 +55,7 @@ class FunctionStateSnapshot(StateSnapshot):
         if isinstance(value, set | frozenset | deque | functools.partial):
             self._seen[id(value)] = value
         if isinstance(value, set | deque):
-            self.record_contents(value)
+            self.save_contents(value)
             self._add_all(value)
         elif isinstance(value, frozenset):
             self._add_all(value)
@@ -65,7 +65,7 @@ class FunctionStateSnapshot(StateSnapshot):
             self._bytes += getattr(value, "nbytes", 0)
             self._seen[id(value)] = value
             read, write = state
-            self._records.append(SavedState(read, write, read(), equal_values))
+            self._saved.append(SavedState(read, write, read(), equal_values))
         elif isinstance(value, type):
             self._add_class(value)
         elif isinstance(value, FunctionType) and _of_a_library(value):
@@ -82,7 +82,7 @@ class FunctionStateSnapshot(StateSnapshot):
             self._add(type(value))
             for name in _slots(type(value)):
                 read = functools.partial(getattr, value, name, MISSING)
-                self._records.append(SavedState(read, functools.partial(_set_attribute, value, name), read()))
+                self._saved.append(SavedState(read, functools.partial(_set_attribute, value, name), read()))
                 self._add(getattr(value, name, None))
         elif isinstance(value, Iterator):
             raise NotRecordable(f"goes on with a {type(value).__name__}, which cannot be put back")
@@ -95,7 +95,7 @@ class FunctionStateSnapshot(StateSnapshot):
             return
         attributes = dict(vars(kind))
         read = functools.partial(_attributes, kind)
-        self._records.append(SavedState(read, functools.partial(_set_attributes, kind), attributes, same_items))
+        self._saved.append(SavedState(read, functools.partial(_set_attributes, kind), attributes, same_items))
         for value in attributes.values():
             inner = value.__func__ if isinstance(value, staticmethod | classmethod) else value
             self._add_all([inner.fget, inner.fset] if isinstance(inner, property) else [inner])
@@ -116,7 +116,7 @@ class FunctionStateSnapshot(StateSnapshot):
             for name in used:
                 value = space.get(name, MISSING)
                 if not isinstance(value, ModuleType):
-                    self.record_name(space, name, value)
+                    self.save_name(space, name, value)
                     self._add(value)
 
 
