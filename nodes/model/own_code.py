@@ -14,7 +14,7 @@ from typing import Any
 
 import comfy.samplers
 
-from ...parallel_backend.source_code import names_in
+from ...parallel_backend.models.comfyui.content.source_digests import FunctionWalk
 
 COMFYUI = Path(comfy.samplers.__file__).parents[1]
 OWN_CODE = tuple(
@@ -84,47 +84,22 @@ def of_another_pack(definition: Any) -> bool:
 
 
 def is_own_sampler(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    """Return True if ComfyUI or this pack defines a function, the functions among its options, and everything that they
-    call there.
-    """
-    functions = [function, *(value for value in options.values() if callable(value))]
-    if any(
-        not isinstance(value, bool | int | float | str | None) and not callable(value) for value in options.values()
-    ):
-        return False
+    """Return True if ComfyUI defines a sampler function, the functions among its options, and all that they call in ComfyUI."""
+    members = [
+        function,
+        *(value for value in options.values() if not isinstance(value, bool | int | float | str | None)),
+    ]
     return all(
-        inspect.isfunction(member) and own(member) and next(_foreign_names(member), None) is None
-        for member in functions
+        inspect.isfunction(member)
+        and own(member)
+        and not _all_code().reached_from(name_of(member), member, member.__module__).foreign
+        for member in members
     )
 
 
-def _foreign_names(function: Callable[..., Any]) -> Iterator[str]:
-    """Yield the names that a sampler function reaches in ComfyUI's sampler modules and that another pack has bound."""
-    waiting, seen = [inspect.unwrap(function)], set()
-    while waiting:
-        code, names = waiting[-1].__code__, waiting.pop().__globals__
-        used = names_in(code)
-        spaces = [
-            names,
-            *(vars(names[n]) for n in used if isinstance(names.get(n), ModuleType) and _has_samplers(names[n])),
-        ]
-        for space in spaces:
-            for name in used & space.keys():
-                value = space[name]
-                if id(value) in seen or isinstance(value, ModuleType):
-                    continue
-                seen.add(id(value))
-                parts = vars(value).values() if isinstance(value, type) else [value]
-                for part in parts:
-                    if not own(part) and getattr(part, "__module__", "").partition(".")[0] not in LIBRARIES:
-                        yield name
-                    elif inspect.isfunction(part) and _has_samplers(inspect.getmodule(part)):
-                        waiting.append(inspect.unwrap(part))
-
-
-def _has_samplers(module: Any) -> bool:
-    """Return True if a module is one of ComfyUI's that hold samplers."""
-    return getattr(module, "__name__", "").startswith(("comfy.k_diffusion", "comfy.extra_samplers", "comfy.samplers"))
+@functools.cache
+def _all_code() -> FunctionWalk:
+    return FunctionWalk(COMFYUI, stops=())
 
 
 def _own_module(module: Any) -> bool:

@@ -164,32 +164,41 @@ class SourceDigestCheck:
 
 
 class FunctionWalk:
-    """Finds the code that the replaced functions of a ComfyUI reach. It imports no module.
+    """Finds the code that functions and classes of a ComfyUI reach. It imports no module.
 
     Args:
         folder: ComfyUI's folder.
+        stops: names that are not followed, because they are judged by themselves.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, stops: Collection[str] = frozenset(map(str, REPLACED_FUNCTIONS))) -> None:
         self._folder = folder
-        self._names = {str(function) for function in REPLACED_FUNCTIONS}
+        self._stops = stops
 
     def reached_by(self, replaced: ReplacedFunction) -> ReachedFunctions:
         """Return the code that a replaced function reaches, except other replaced functions."""
-        reached = ReachedFunctions()
         value: Any = self.module(replaced.module)
         for name in replaced.name.split("."):
             value = None if value is None else inspect.getattr_static(value, name, None)
         if value is None:
             return ReachedFunctions(missing=True)
+        return self.reached_from(str(replaced), value, replaced.module)
+
+    def reached_from(self, name: str, value: Any, home: str) -> ReachedFunctions:
+        """Return the code that a function or class reaches.
+
+        Args:
+            home: the module of the value, in which the functions that it calls are a part of it.
+        """
+        reached = ReachedFunctions()
         seen: set[int] = set()
-        waiting = [(str(replaced), value)]
+        waiting = [(name, value)]
         while waiting:
             name, value = waiting.pop()
             if id(value) in seen:
                 continue
             seen.add(id(value))
-            waiting.extend(self._parts_of(name, value, replaced, reached))
+            waiting.extend(self._parts_of(name, value, home, reached))
         return reached
 
     def module(self, name: str) -> ModuleType | None:
@@ -199,13 +208,11 @@ class FunctionWalk:
         file = str(self._folder.joinpath(*name.split(".")).with_suffix(".py"))
         return next((each for each in [*sys.modules.values()] if getattr(each, "__file__", None) == file), None)
 
-    def _parts_of(
-        self, name: str, value: Any, replaced: ReplacedFunction, reached: ReachedFunctions
-    ) -> Iterator[tuple[str, Any]]:
+    def _parts_of(self, name: str, value: Any, home: str, reached: ReachedFunctions) -> Iterator[tuple[str, Any]]:
         """Add a function or class to the reached code, and yield all that it consists of and uses."""
         if isinstance(value, type):
             yield from ((f"{name}.{part}", each) for part, each in vars(value).items() if _is_called(each))
-            yield from ((self._name_of(base), base) for base in value.__bases__ if self._is_followed(base, replaced))
+            yield from ((self._name_of(base), base) for base in value.__bases__ if self._is_followed(base, home))
             return
         for function in layers_of(value):
             module = self._dotted(function.__code__.co_filename)
@@ -214,10 +221,10 @@ class FunctionWalk:
                     reached.foreign.append(name)
                 continue
             reached.functions[name] = function
-            yield from self._used(function, module, replaced, reached)
+            yield from self._used(function, module, home, reached)
 
     def _used(
-        self, function: FunctionType, module: str, replaced: ReplacedFunction, reached: ReachedFunctions
+        self, function: FunctionType, module: str, home: str, reached: ReachedFunctions
     ) -> Iterator[tuple[str, Any]]:
         uses = uses_of(function.__code__)
         spaces: list[tuple[str, Mapping[str, Any], Set[str]]] = [(module, function.__globals__, uses.globals)]
@@ -227,25 +234,25 @@ class FunctionWalk:
             if space in seen:
                 continue
             seen.add(space)
-            inside = self._inside(space, replaced)
+            inside = self._inside(space, home)
             for name in sorted(used & names.keys()):
                 value, full = names[name], f"{space}.{name}"
                 if isinstance(value, ModuleType):
                     if value.__name__.partition(".")[0] in ("comfy", "comfy_extras"):
                         spaces.append((value.__name__, vars(value), uses.names))
-                elif full not in self._names and _is_called(value) and self._is_followed(value, replaced):
+                elif full not in self._stops and _is_called(value) and self._is_followed(value, home):
                     yield self._name_of(value), value
                 elif isinstance(value, CONSTANT) and inside and not name.startswith("__"):
                     reached.constants[full] = repr(value)
                 elif _is_called(value) and inside and self._is_foreign(value):
                     reached.foreign.append(full)
 
-    def _is_followed(self, value: Any, replaced: ReplacedFunction) -> bool:
+    def _is_followed(self, value: Any, home: str) -> bool:
         module = self._comfyui_module(value)
-        return module is not None and self._inside(module, replaced)
+        return module is not None and self._inside(module, home)
 
-    def _inside(self, module: str, replaced: ReplacedFunction) -> bool:
-        return module == replaced.module or module.startswith(FOLLOWED)
+    def _inside(self, module: str, home: str) -> bool:
+        return module == home or module.startswith(FOLLOWED)
 
     def _is_foreign(self, value: Any) -> bool:
         """Return True if neither ComfyUI nor a library defines a callable object."""
