@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from ...attention.codec import EXACT, FP8, SCALE_BYTES, Codec
-from ...attention.function_attention import HeadFunction
 from ...declaration import (
     Attention,
     DistributedAttention,
@@ -26,7 +25,7 @@ from ...mesh import Mesh
 from ...plan import ResolvedPlan
 from .attentions import BlockCall, Kernel, Operands, shared_heads, without_prefix
 from .call_layout import CallLayout
-from .every_token import EveryToken
+from .head_parallel import EveryToken
 from .placement import Placement
 
 Function = Callable[..., Tensor]
@@ -99,7 +98,19 @@ class FunctionOverride:
             )
             return out.transpose(1, 2)
 
-        out = self._exchanged(block, queries, isinstance(attention, ReplicatedKeys), of_heads, operands, prefix)
+        q, k, v = (x.transpose(1, 2) for x in (operands.q, operands.k, operands.v))
+        expected = sum(max(1, placement.counts[self._call.rank]) for placement in queries)
+        if prefix is None and q.shape[1] != expected:
+            raise Refused(
+                f"the model's {block.name} attends with {q.shape[1]} queries where this pack knows of {expected}: update the "
+                "pack, or use Load Diffusion Model."
+            )
+        codec = EXACT if q.shape[3] % SCALE_BYTES else self._codec
+        replicated = isinstance(attention, ReplicatedKeys)
+        every = EveryToken(
+            self._call, self._mesh.ulysses, queries, q.shape[2], k.shape[2], replicated, self._chunks, codec
+        )
+        out = every.attend(of_heads, q, k, v, prefix)
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
     def of_heads(self, run: slice, heads: int) -> Function:
@@ -133,29 +144,6 @@ class FunctionOverride:
     def _here(self, placement: Placement) -> bool:
         """Return True if this rank has tokens of a stream. Otherwise an idle token stands for them."""
         return placement.counts[self._call.rank] > 0
-
-    def _exchanged(
-        self,
-        block: BlockCall,
-        placements: list[Placement],
-        keys_here: bool,
-        function: HeadFunction,
-        operands: Operands,
-        prefix: Tensor | None,
-    ) -> Tensor:
-        """Return `[batch, local tokens, heads, head_dim]`."""
-        q, k, v = (x.transpose(1, 2) for x in (operands.q, operands.k, operands.v))
-        expected = sum(max(1, placement.counts[self._call.rank]) for placement in placements)
-        if prefix is None and q.shape[1] != expected:
-            raise Refused(
-                f"the model's {block.name} attends with {q.shape[1]} queries where this pack knows of {expected}: update the "
-                "pack, or use Load Diffusion Model."
-            )
-        codec = EXACT if q.shape[3] % SCALE_BYTES else self._codec
-        every = EveryToken(
-            self._call, self._mesh.ulysses, placements, q.shape[2], k.shape[2], keys_here, self._chunks, codec
-        )
-        return every.attend(function, q, k, v, prefix)
 
 
 def _refused(block: BlockCall, what: str) -> Refused:

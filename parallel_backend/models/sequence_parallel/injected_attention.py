@@ -12,8 +12,8 @@ from torch import Tensor
 from ...declaration import InjectedAttention
 from ...errors import Refused
 from ...layout import SequenceSplit, length
-from .every_token import EveryToken
 from .forward import RankForward
+from .head_parallel import EveryToken
 from .placement import Placement
 
 WAY_OUT = "remove that node, or use Load Diffusion Model"
