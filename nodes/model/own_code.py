@@ -14,7 +14,7 @@ from typing import Any
 
 import comfy.samplers
 
-from ...parallel_backend.models.comfyui.content.source_digests import FunctionWalk
+from ...parallel_backend.models.comfyui.content.source_digests import LIBRARIES, FunctionWalk
 
 COMFYUI = Path(comfy.samplers.__file__).parents[1]
 OWN_CODE = tuple(
@@ -24,9 +24,6 @@ OWN_CODE = tuple(
 
 INSTALLED = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
 """Folders of Python's own modules and of modules that pip installs."""
-
-LIBRARIES = ("numpy", "scipy", "torchsde", "tqdm", "typing")
-"""Libraries that ComfyUI's sampler functions call besides ComfyUI and torch."""
 
 
 def foreign_class(kind: type) -> Iterator[str]:
@@ -76,7 +73,7 @@ def own(value: Any) -> bool:
 def of_another_pack(definition: Any) -> bool:
     """Return True if another pack defines a module, class or function: not ComfyUI, this pack or an installed library."""
     name = definition.__name__ if isinstance(definition, ModuleType) else getattr(definition, "__module__", None)
-    if not name or name.partition(".")[0] in (*LIBRARIES, "torch", "einops", *sys.stdlib_module_names):
+    if not name or name.partition(".")[0] in LIBRARIES:
         return False
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     comfyuis = file.startswith(f"{COMFYUI}{os.sep}") and not file.startswith(f"{COMFYUI / 'custom_nodes'}{os.sep}")
