@@ -49,7 +49,7 @@ class EveryToken:
             split = SequenceSplit(tokens, heads, 1, ranks.size, call.layout.shares, kv_heads or heads)
             return FunctionAttention(ranks, split, order_of(placements), replicated_keys, max_chunks, codec)
 
-        key = "every token", heads, kv_heads, replicated_keys, max_chunks, codec, *placements
+        key = "every token", ranks, heads, kv_heads, replicated_keys, max_chunks, codec, *placements
         self._attention = call.layout.once(key, make)
 
     def attend(self, function: HeadFunction, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None = None) -> Tensor:
