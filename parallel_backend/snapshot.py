@@ -85,9 +85,11 @@ class StateSnapshot:
         self._saved.append(SavedState(lambda: container, functools.partial(_refill, container), kind(container), equal))
 
     def _add(self, value: Any) -> None:
-        if id(value) in self._seen:
-            return
-        self._seen[id(value)] = value
+        if id(value) not in self._seen:
+            self._seen[id(value)] = value
+            self._save(value)
+
+    def _save(self, value: Any) -> None:
         if isinstance(value, dict):
             self.save_contents(value)
             self._add_all(value.values())

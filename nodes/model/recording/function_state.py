@@ -44,16 +44,14 @@ class FunctionStateSnapshot(StateSnapshot):
         while self._waiting:
             if len(self._seen) > MAX_OBJECTS:
                 raise NotRecordable(f"reaches more than {MAX_OBJECTS} things in which it might remember something")
-            self._add_now(self._waiting.pop())
+            value = self._waiting.pop()
+            if value is not None and not isinstance(value, bool | int | float | str):
+                super()._add(value)
 
     def _add(self, value: Any) -> None:
         self._waiting.append(value)  # and not at once: objects may hold one another to any depth
 
-    def _add_now(self, value: Any) -> None:
-        if id(value) in self._seen or value is None or isinstance(value, bool | int | float | str):
-            return
-        if isinstance(value, set | frozenset | deque | functools.partial):
-            self._seen[id(value)] = value
+    def _save(self, value: Any) -> None:
         if isinstance(value, set | deque):
             self.save_contents(value)
             self._add_all(value)
@@ -63,13 +61,12 @@ class FunctionStateSnapshot(StateSnapshot):
             self._add_all([value.func, value.args, value.keywords])
         elif (state := _state_of(value, MAX_BYTES - self._bytes)) is not None:
             self._bytes += getattr(value, "nbytes", 0)
-            self._seen[id(value)] = value
             read, write = state
             self._saved.append(SavedState(read, write, read(), equal_values))
         elif isinstance(value, type):
             self._add_class(value)
         elif isinstance(value, FunctionType) and _of_a_library(value):
-            self._seen[id(value)] = value
+            return
         elif isinstance(value, MethodType):
             self._add_all([value.__func__, value.__self__, getattr(value.__self__, "__dict__", None)])
         elif isinstance(value, BuiltinMethodType):  # such as a list's append
@@ -77,7 +74,6 @@ class FunctionStateSnapshot(StateSnapshot):
         elif isinstance(value, functools._lru_cache_wrapper):
             self._add(value.__wrapped__)
         elif _has_own_attributes(value):
-            self._seen[id(value)] = value
             self._add(getattr(value, "__dict__", None))
             self._add(type(value))
             for name in _slots(type(value)):
@@ -87,10 +83,9 @@ class FunctionStateSnapshot(StateSnapshot):
         elif isinstance(value, Iterator):
             raise NotRecordable(f"goes on with a {type(value).__name__}, which cannot be put back")
         else:
-            super()._add(value)
+            super()._save(value)
 
     def _add_class(self, kind: type) -> None:
-        self._seen[id(kind)] = kind
         if not of_another_pack(kind):
             return
         attributes = dict(vars(kind))
