@@ -12,16 +12,16 @@ from __future__ import annotations
 import ast
 import functools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from parallel_backend.markdown import table
 from parallel_backend.models.comfyui.content.bindings import Binding, Computed, Defined, bound, methods
+from parallel_backend.models.comfyui.content.known import tables
 from parallel_backend.models.comfyui.content.replaced_functions import REPLACED_FUNCTIONS
 from parallel_backend.models.comfyui.content.source_digests import ABSENT
-from parallel_backend.models.comfyui.content.syntax import digest_of
-from parallel_backend.models.comfyui.content.tested import tables
+from parallel_backend.source_code import Definition, definitions, digest_of, parse
 
 from .comfyui_uses import ROOTS, Function, Use, uses_in
 from .tested import comfyui_name
@@ -38,8 +38,6 @@ HARMLESS = frozenset({"staticmethod", "classmethod", "torch.no_grad()", "torch.i
 
 UNTOLD: tuple[Binding, ...] = (Computed(""),)
 """The result for a name that only a running ComfyUI can resolve."""
-
-Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,11 @@ class Tree:
         if node is None or use.arguments is None:
             return ""
         if isinstance(use.arguments, ast.arguments):
-            return unlike(use.arguments, node.args)
+            return rejected_parameters(use.arguments, node.args)
         given = use.kind == "super" or (found is not None and found.is_class)
-        return refused(node.args, int(given or "classmethod" in map(ast.unparse, node.decorator_list)), use.arguments)
+        return rejected_arguments(
+            node.args, int(given or "classmethod" in map(ast.unparse, node.decorator_list)), use.arguments
+        )
 
     def resolved(self, name: str) -> tuple[Defined | None, str]:
         """Return the one definition of a dotted name, None where there is no such, and the part of the name that is missing."""
@@ -96,7 +96,7 @@ class Tree:
         own = methods(kind.module, kind.name, self)
         if name in own:
             return tuple(own[name]) or UNTOLD
-        node = definitions(kind.file)[kind.name][0]
+        node = definitions_in(kind.file)[kind.name][0]
         if not isinstance(node, ast.ClassDef) or name in set_outside(kind.file, kind.name):
             return UNTOLD
         for base in node.bases:
@@ -110,12 +110,12 @@ class Tree:
         if found is not None and found.is_class and not found.decorated:
             made = self._attribute(found, "__init__")
             found = made[0] if len(made) == 1 and isinstance(made[0], Defined) else None
-        nodes = definitions(found.file)[found.name] if found is not None else ()
+        nodes = definitions_in(found.file)[found.name] if found is not None else ()
         node = nodes[0] if len(nodes) == 1 else None
         return node if isinstance(node, Function) and {*map(ast.unparse, node.decorator_list)} <= HARMLESS else None
 
 
-def refused(parameters: ast.arguments, first: int, call: ast.Call) -> str:
+def rejected_arguments(parameters: ast.arguments, first: int, call: ast.Call) -> str:
     """Return the reason why a function does not accept a call's arguments; empty if it accepts them.
 
     Args:
@@ -138,7 +138,7 @@ def refused(parameters: ast.arguments, first: int, call: ast.Call) -> str:
     return f"needs {', '.join(lacking)}" if lacking and not spread else ""
 
 
-def unlike(ours: ast.arguments, theirs: ast.arguments) -> str:
+def rejected_parameters(ours: ast.arguments, theirs: ast.arguments) -> str:
     """Return the parameters of an overridden method that the pack's method does not accept; empty if it accepts all."""
     taken = {each.arg for each in (*ours.posonlyargs, *ours.args, *ours.kwonlyargs)}
     wanted = [each.arg for each in (*theirs.posonlyargs, *theirs.args[not theirs.posonlyargs :], *theirs.kwonlyargs)]
@@ -148,26 +148,14 @@ def unlike(ours: ast.arguments, theirs: ast.arguments) -> str:
 
 @functools.cache
 def parsed(file: str) -> ast.Module:
-    """Return a file's syntax."""
-    return ast.parse(Path(file).read_bytes())
+    """Return the syntax tree of a file, empty if the file cannot be read."""
+    return parse(file) or ast.Module([], [])
 
 
 @functools.cache
-def definitions(file: str) -> Mapping[str, Sequence[Definition]]:
-    """Return the functions and classes of a file by qualified name; a name may have several, in the branches of an `if`."""
-    found: dict[str, list[Definition]] = {}
-
-    def look(body: Iterable[ast.AST], prefix: str) -> None:
-        for node in body:
-            if isinstance(node, Definition):
-                found.setdefault(f"{prefix}{node.name}", []).append(node)
-                inner = "." if isinstance(node, ast.ClassDef) else ".<locals>."
-                look(node.body, f"{prefix}{node.name}{inner}")
-            elif isinstance(node, ast.stmt | ast.ExceptHandler):
-                look(ast.iter_child_nodes(node), prefix)
-
-    look(parsed(file).body, "")
-    return found
+def definitions_in(file: str) -> Mapping[str, Sequence[Definition]]:
+    """Return the functions and classes of a file by qualified name."""
+    return definitions(parsed(file))
 
 
 @functools.cache
@@ -186,9 +174,10 @@ def uses_of_pack() -> list[Use]:
     folders = (REPO / "nodes", REPO / "parallel_backend")
     files = [REPO / "__init__.py", *(path for folder in folders for path in sorted(folder.rglob("*.py")))]
     found = [use for path in files for use in uses_in(path.read_bytes(), path.relative_to(REPO).as_posix())]
-    absent = {name for each in tables() for name, digest in each.things.items() if digest == ABSENT}
+    absent = {name for each in tables() for name, digest in each.replaced.items() if digest == ABSENT}
     return found + [
-        Use(str(each), f"things.py, {each.kind}", "replaced", None, str(each) in absent) for each in REPLACED_FUNCTIONS
+        Use(str(each), f"replaced_functions.py, {each.kind}", "replaced", None, str(each) in absent)
+        for each in REPLACED_FUNCTIONS
     ]
 
 
@@ -201,7 +190,7 @@ def changed(tree: Tree) -> list[str]:
     def is_known(name: str) -> bool:
         module, names = tree.split(name)
         file = tree(module) if module else None
-        nodes = definitions(file).get(".".join(names), ()) if file else ()
+        nodes = definitions_in(file).get(".".join(names), ()) if file else ()
         return any(digest_of(node) in known[name] for node in nodes)
 
     return sorted(name for name in known if not is_known(name))

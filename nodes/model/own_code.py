@@ -1,4 +1,4 @@
-"""What is ComfyUI's own code, or this pack's, and what another pack has put into an object or a class."""
+"""The owner of code: ComfyUI and this pack, a library, or another pack that has changed an object, class or function."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import comfy.samplers
 
+from ...parallel_backend.models.comfyui.content.source_digests import LIBRARIES, FunctionWalk
+
 COMFYUI = Path(comfy.samplers.__file__).parents[1]
 OWN_CODE = tuple(
     f"{folder}{os.sep}" for folder in (COMFYUI / "comfy", COMFYUI / "comfy_extras", Path(__file__).parents[2])
 )
-"""Where the code is whose classes and functions are known: ComfyUI's, and this pack's."""
+"""The folders of ComfyUI's code and of this pack's."""
 
 INSTALLED = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
 """Folders of Python's own modules and of modules that pip installs."""
 
-LIBRARIES = ("numpy", "scipy", "torchsde", "tqdm", "typing")
-"""Libraries that ComfyUI's sampler functions call besides ComfyUI and torch."""
-
 
 def foreign_class(kind: type) -> Iterator[str]:
-    """What another pack has put into a class: itself, a class that it inherits from, or a function."""
+    """Yield another pack's changes to a class, in words: the class itself, a class that it inherits from, or a method."""
     for base in inspect.getmro(kind):
         if not _own_module(sys.modules.get(base.__module__)):
             yield f"the class {base.__name__}"
@@ -53,12 +52,12 @@ def foreign(instance: Any, what: str) -> Iterator[str]:
 
 
 def name_of(function: Any) -> str:
-    """A function as its author knows it."""
+    """Return a function's name with its module."""
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
 def own(value: Any) -> bool:
-    """Whether this is nothing to be called, or ComfyUI's own or this pack's."""
+    """Return True if ComfyUI, this pack, torch or Python defines a function. Other objects that cannot be called count too."""
     if isinstance(value, (staticmethod, classmethod)) or inspect.ismethod(value):
         value = value.__func__
     while isinstance(value, functools.partial):
@@ -74,15 +73,34 @@ def own(value: Any) -> bool:
 def of_another_pack(definition: Any) -> bool:
     """Return True if another pack defines a module, class or function: not ComfyUI, this pack or an installed library."""
     name = definition.__name__ if isinstance(definition, ModuleType) else getattr(definition, "__module__", None)
-    if not name or name.partition(".")[0] in (*LIBRARIES, "torch", "einops", *sys.stdlib_module_names):
+    if not name or name.partition(".")[0] in LIBRARIES:
         return False
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     comfyuis = file.startswith(f"{COMFYUI}{os.sep}") and not file.startswith(f"{COMFYUI / 'custom_nodes'}{os.sep}")
     return not comfyuis and not file.startswith((*OWN_CODE, *INSTALLED))
 
 
+def is_own_sampler(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
+    """Return True if ComfyUI defines a sampler function, the functions among its options, and all that they call in ComfyUI."""
+    members = [
+        function,
+        *(value for value in options.values() if not isinstance(value, bool | int | float | str | None)),
+    ]
+    return all(
+        inspect.isfunction(member)
+        and own(member)
+        and not _all_code().reached_from(name_of(member), member, member.__module__).foreign
+        for member in members
+    )
+
+
+@functools.cache
+def _all_code() -> FunctionWalk:
+    return FunctionWalk(COMFYUI, stops=())
+
+
 def _own_module(module: Any) -> bool:
-    """Whether a module is ComfyUI's, this pack's, torch's or Python's, or of the library whose layers ComfyUI's models have."""
+    """Return True if a module belongs to ComfyUI, this pack, torch, einops or Python."""
     package = getattr(module, "__name__", "").partition(".")[0]
     return _comfyui(module) or package in ("torch", "einops", *sys.stdlib_module_names)
 

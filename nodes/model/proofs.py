@@ -22,9 +22,8 @@ from ...parallel_backend.host import Deadlines
 from ...parallel_backend.host.proofs import Prover, Sources, key_of, verdict_of
 from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.models.comfyui.config import ComfyConfig
-from ...parallel_backend.models.comfyui.content.sources import sources_of
-from ...parallel_backend.models.comfyui.content.tested import same_files, tables, versions
-from ...parallel_backend.models.comfyui.content.verdict_cache import TrialVerdict, found, keep
+from ...parallel_backend.models.comfyui.content.known import TrialVerdict, same_files, tables, verdict_cache, versions
+from ...parallel_backend.models.comfyui.content.model_code import sources_of
 from ...parallel_backend.models.comfyui.proof.request import ProofRequest, chosen, class_name
 from ...parallel_backend.models.comfyui.small.graph_inputs import GraphInputs
 from ...parallel_backend.models.comfyui.small.kinds import KINDS, cases_of
@@ -72,7 +71,7 @@ class Proofs:
 
     def __init__(self, folder: Path, kept_in: Path | None = None) -> None:
         self._seconds = Deadlines.read(os.environ).proof
-        self._folder, self._cache_folder, self._tables = folder, kept_in, tables()
+        self._folder, self._cache, self._tables = folder, verdict_cache(kept_in), tables()
         self._sources: dict[str, Sources] = {}
         self._proofs: dict[str, ClassProof] = {}
         self._done = threading.Condition()
@@ -125,7 +124,7 @@ class Proofs:
             new = [proof for proof in proofs if proof.key not in self._proofs]
             for proof in new:
                 self._proofs[proof.key] = proof
-                proof.verdict = found(proof.key, self._cache_folder)
+                proof.verdict = self._cache.read(proof.key)
                 proof.reported = proof.verdict is not None
         missing = [proof for proof in new if proof.verdict is None]
         if missing:
@@ -147,7 +146,7 @@ class Proofs:
                 )  # fmt: skip
                 verdict = None if failure else verdict_of(proof.request, answer, own_comfyui_version())
                 if verdict is not None:
-                    keep(proof.key, verdict, self._cache_folder)
+                    self._cache.write(proof.key, verdict)
                 self._tell(proof, verdict, failure)
         except OSError as error:
             failure = str(error)
@@ -168,8 +167,8 @@ class Proofs:
             while proof.verdict is None and not proof.failure:
                 comfy.model_management.throw_exception_if_processing_interrupted()
                 self._done.wait(LOOK)
-        if proof.verdict is not None and proof.verdict.fault:
-            mismatch = proof.verdict.fault
+        if proof.verdict is not None and proof.verdict.mismatch:
+            mismatch = proof.verdict.mismatch
             raise AnotherResult(
                 f"{kind} of {of} gives another result on several devices than on one, {mismatch}: use devices with one GPU in "
                 "Parallel Plan, on which it runs whole, Load Diffusion Model, or a ComfyUI that was tested "

@@ -30,6 +30,7 @@ from ...parallel_backend.conditioning import (
 from ...parallel_backend.diffusion import Value
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.comfy_family import ComfyFamily
+from ...parallel_backend.models.comfyui.content.model_code import options_read_by
 from ...parallel_backend.models.comfyui.features.node_functions import REPLACED
 from ...parallel_backend.models.comfyui.rows import CONTROL
 from ...parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
@@ -58,7 +59,6 @@ from .features.pose_cache import without_it
 from .features.prefix_cache import refuse_quantised_prefix
 from .features.recipe import RecipeReader
 from .features.step_cache import runs_wrappers
-from .named_options import named_by
 from .own_writes import is_written
 from .proofs import AnotherResult, proofs
 from .refusals import WAY_OUT, refuse_transformer_options, refuse_weights
@@ -156,7 +156,7 @@ class DiffusionProxy(nn.Module):
             lists = {kind: list(tensors) for kind, tensors in control.items()}
             flatten(CONTROL, lists, conditioning.tensors, conditioning.values)
             control = None
-        if self.unsharded and SIDES in named_by(self.skeleton):
+        if self.unsharded and SIDES in options_read_by(self.skeleton):
             flatten(f"{OPTIONS}.{SIDES}", transformer_options[SIDES], {}, conditioning.values)
             conditioning.values.update({TOGETHER: x.shape[0], ALONE: True})
         compared = attention_values_of(transformer_options)

@@ -10,8 +10,8 @@ from torch import nn
 
 from ...parallel_backend.conditioning import SIDES, SIGMAS
 from ...parallel_backend.errors import Refused
+from ...parallel_backend.models.comfyui.content.model_code import options_read_by
 from .conditioning import NUMBERS, is_plain, is_plain_dict_option
-from .named_options import named_by
 from .own_code import name_of
 
 TRANSFORMER_OPTIONS = {
@@ -91,7 +91,7 @@ def refuse_transformer_options(options: Mapping[str, Any], model: nn.Module) -> 
         for name, value in options.items()
         if name not in HANDLED and not is_plain(value) and not is_plain_dict_option(name, value)
     }
-    for name in sorted(strange.keys() & named_by(model)) if strange else ():
+    for name in sorted(strange.keys() & options_read_by(model)) if strange else ():
         kind = type(strange[name]).__name__
         raise Refused(f"the option {name} (a {kind}) cannot be applied to a parallel MODEL: {WAY_OUT}.")
 

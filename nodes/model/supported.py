@@ -7,18 +7,19 @@ one forward at a time. What is inside the diffusion model is looked at in `uncha
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import comfy.k_diffusion.sampling
 import comfy.model_base
 import comfy.samplers
-from comfy.patcher_extension import CallbacksMP, WrappersMP
+from comfy.patcher_extension import CallbacksMP, WrappersMP, copy_nested_dicts
+from torch.utils._pytree import tree_leaves
 
+from ...parallel_backend.snapshot import same_items
 from .features.compile import KEY as COMPILED
 from .features.compile import OPTION as COMPILE_OPTION
 from .features.compile import compiles
 from .features.node_functions import GUIDANCE, guidance_functions
-from .features.prepared_state import changes_nothing
 from .features.step_cache import KEY as STEP_CACHE
 from .features.step_cache import known_wrappers
 from .own_code import foreign, foreign_class, own
@@ -118,7 +119,7 @@ def _unknown_hooks(model_options: Mapping[str, Any], known: Collection[tuple[str
         if (
             every
             and kind not in CALLBACKS
-            and not (prepares and all(changes_nothing(function, model_options) for function in every))
+            and not (prepares and all(_changes_nothing(function, model_options) for function in every))
         ):
             yield f"the callback {kind}"
 
@@ -138,3 +139,35 @@ def _unknown_in_model(model: Any) -> Iterator[str]:
     yield from foreign(model.diffusion_model, "diffusion model")
     if any(hooks for table, hooks in vars(model.diffusion_model).items() if table.endswith("_hooks")):
         yield "a hook on the diffusion model"
+
+
+def _changes_nothing(callback: Any, model_options: Mapping[str, Any]) -> bool:
+    """Return True if a callback before each step is ComfyUI's own, reads neither model nor timestep, and changes no model option.
+
+    BlockSparseAttention's callback puts its function back in attention's place, where it already is.
+    """
+    if not own(callback):
+        return False
+    options = copy_nested_dicts(model_options)
+    try:
+        for _ in range(2):
+            callback(_Unreadable(), _Unreadable(), options)
+    except Exception:  # the callback reads an argument
+        return False
+    return _holds_same(options, model_options)
+
+
+def _holds_same(ours: Any, theirs: Any) -> bool:
+    """Return True if two trees of dicts hold identical objects. The dicts themselves may be copies."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(_holds_same(ours[name], theirs[name]) for name in ours)
+    return same_items(tree_leaves(ours), tree_leaves(theirs))
+
+
+class _Unreadable:
+    """An argument of a callback that raises LookupError when it is read."""
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise LookupError
+
+    __getattr__ = __getitem__ = __bool__ = __float__ = __iter__ = __len__ = __eq__ = __hash__ = _refuse  # type: ignore[assignment]

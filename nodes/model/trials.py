@@ -16,15 +16,15 @@ from weakref import WeakKeyDictionary
 
 import comfy.model_management
 import comfy.samplers
+import msgspec
 import torch
 from torch import Tensor
 
 from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.identity import code_digest
+from ...parallel_backend.models.comfyui.content.known import TrialVerdict, tables, verdict_cache, versions
 from ...parallel_backend.models.comfyui.content.replaced_functions import REPLACED_FUNCTIONS, Kind, ReplacedFunction
-from ...parallel_backend.models.comfyui.content.source_digests import Content, Unknown
-from ...parallel_backend.models.comfyui.content.tested import tables, versions
-from ...parallel_backend.models.comfyui.content.verdict_cache import TrialVerdict, kept
+from ...parallel_backend.models.comfyui.content.source_digests import SourceDigestCheck, UnknownFunction
 from .conditioning import NotSupported
 
 log = logging.getLogger(__name__)
@@ -82,9 +82,9 @@ class Verdicts:
         folder: where verdicts are kept; by default the cache folder.
     """
 
-    def __init__(self, content: Content, folder: Path | None = None) -> None:
+    def __init__(self, content: SourceDigestCheck, folder: Path | None = None) -> None:
         self._content = content
-        self._folder = folder
+        self._cache = verdict_cache(folder)
         self._known: dict[str, TrialVerdict] = {}
         self._reports: list[str] = []
 
@@ -108,9 +108,9 @@ class Verdicts:
             return None
         unreadable = next((function for function in unknown if not function.digest), None)
         if unreadable is not None:
-            return f"{unreadable.function}, {unreadable.why}"
+            return f"{unreadable.function}, {unreadable.reason}"
         verdict = self._verdict(kind, unknown, functools.partial(all_equal, results, tolerance))
-        return f"{verdict.functions[0]}, {verdict.fault}" if verdict.fault else None
+        return f"{verdict.functions[0]}, {verdict.mismatch}" if verdict.mismatch else None
 
     def mismatch_of(
         self, maker: ReplacedFunction, use: str, results: Callable[[], Results], tolerance: float = TOLERANCE
@@ -127,18 +127,18 @@ class Verdicts:
         """
         unknown = self._content.judge(maker)
         if unknown is not None and not unknown.digest:
-            return f"{unknown.function}, {unknown.why}"
-        known = Unknown(maker, str(maker), self._content.measured(maker).thing)
+            return f"{unknown.function}, {unknown.reason}"
+        known = UnknownFunction(maker, str(maker), self._content.digests(maker).digest)
         reported = unknown is not None and maker in REPLACED_FUNCTIONS
         attempt = functools.partial(all_equal, results, tolerance)
         verdict = self._verdict(maker.kind, [unknown or known], attempt, use, reported=reported)
-        return f"{verdict.functions[0]}, {verdict.fault}" if verdict.fault else None
+        return f"{verdict.functions[0]}, {verdict.mismatch}" if verdict.mismatch else None
 
     def unverified(self, kind: Kind) -> bool:
         """Return True if a function of a kind is unknown and no trial found it equal."""
         unknown = self._content.unknown((kind,))
         key = self._key(kind, unknown)
-        return bool(unknown) and (key not in self._known or bool(self._known[key].fault))
+        return bool(unknown) and (key not in self._known or bool(self._known[key].mismatch))
 
     def reports(self) -> list[str]:
         """Return a sentence for each trial since the last call that found functions equal."""
@@ -148,7 +148,7 @@ class Verdicts:
     def _verdict(
         self,
         kind: Kind,
-        unknown: Collection[Unknown],
+        unknown: Collection[UnknownFunction],
         attempt: Callable[[], bool],
         use: str = "",
         *,
@@ -157,31 +157,32 @@ class Verdicts:
         key = self._key(kind, unknown, use)
         if key not in self._known:
             names = tuple(dict.fromkeys(function.function for function in unknown))
-            verdict_for = functools.partial(TrialVerdict, kind, names, own_comfyui_version())
-
-            def verdict() -> TrialVerdict:
-                return verdict_for(
-                    "" if attempt() else "which gives another result than the workers' where both were tried"
-                )
-
-            try:
-                self._known[key], new = kept(key, verdict, self._folder) if reported else (verdict(), False)
-            except comfy.model_management.InterruptProcessingException:
-                raise
-            except Exception as error:  # which is not kept: the next start tries again
-                self._known[key] = verdict_for(f"which could not be tried ({type(error).__name__}: {error})")
-                new = reported
-            if new:
-                self._report(self._known[key])
+            verdict = self._cache.read(key) if reported else None
+            if verdict is None:
+                verdict = TrialVerdict(kind, names, own_comfyui_version())
+                try:
+                    if not attempt():
+                        reason = "which gives another result than the workers' where both were tried"
+                        verdict = msgspec.structs.replace(verdict, mismatch=reason)
+                    if reported:
+                        self._cache.write(key, verdict)
+                except comfy.model_management.InterruptProcessingException:
+                    raise
+                except Exception as error:  # not written to the cache: the next start tries again
+                    reason = f"which could not be tried ({type(error).__name__}: {error})"
+                    verdict = msgspec.structs.replace(verdict, mismatch=reason)
+                if reported:
+                    self._report(verdict)
+            self._known[key] = verdict
         return self._known[key]
 
-    def _key(self, kind: Kind, unknown: Collection[Unknown], use: str = "") -> str:
-        digests = sorted(f"{function.thing} {function.digest}" for function in unknown)
+    def _key(self, kind: Kind, unknown: Collection[UnknownFunction], use: str = "") -> str:
+        digests = sorted(f"{function.replaced} {function.digest}" for function in unknown)
         return "\n".join([kind, *digests, *filter(None, [use]), code_digest(), _own_digest(), torch.__version__])
 
     def _report(self, verdict: TrialVerdict) -> None:
-        if verdict.fault:
-            log.warning("Parallel: ComfyUI's %s, %s", ", ".join(verdict.functions), verdict.fault)
+        if verdict.mismatch:
+            log.warning("Parallel: ComfyUI's %s, %s", ", ".join(verdict.functions), verdict.mismatch)
             return
         report = f"No tested ComfyUI has {', '.join(verdict.functions)} like this one: tried here, and equal to the workers'."
         log.info("Parallel: %s", report)
@@ -191,7 +192,7 @@ class Verdicts:
 @functools.cache
 def verdicts() -> Verdicts:
     """Return the verdicts of this ComfyUI process, which all MODELs share."""
-    return Verdicts(Content(FOLDER))
+    return Verdicts(SourceDigestCheck(FOLDER))
 
 
 @functools.cache

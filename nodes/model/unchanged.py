@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...parallel_backend.models.comfyui.content.model_code import classes_of
 from ...parallel_backend.models.comfyui.content.replaced import ReachedCode
 from .own_code import is_own_method
 from .own_writes import NOTHING, OwnWrites, is_written
@@ -107,11 +108,6 @@ class SkeletonSnapshot:
         for name, values, original_values in self._buffers:
             if not torch.equal(values, original_values):
                 raise self._guarded.refusal(f"Changing {self._guarded.inside}.{name}")
-
-
-def classes_of(module: nn.Module) -> frozenset[type]:
-    """Return the classes of a module and of all modules in it."""
-    return frozenset(type(submodule) for submodule in module.modules())
 
 
 def refuse_replaced(classes: frozenset[type], guarded: Guarded = MODEL) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ...parallel_backend.conditioning import CROSS_ATTENTION, SIDES, Conditioning
 from ...parallel_backend.declaration import Declaration
 from ...parallel_backend.derive.call_kind import CallKind, kind_of
-from ...parallel_backend.derive.declaration_cache import key_of, unlike
+from ...parallel_backend.derive.declaration_cache import difference, key_of
 from ...parallel_backend.derive.prompt import PromptExample, as_dicts
 from ...parallel_backend.derive.request import DeriveReply
 from ...parallel_backend.errors import PlanRefused, Refused
@@ -30,7 +30,7 @@ from ...parallel_backend.host import Deadlines
 from ...parallel_backend.host.deriving import Derivation
 from ...parallel_backend.host.workers.versions import own_comfyui_version
 from ...parallel_backend.models.comfyui.config import SEQUENCES, ComfyConfig
-from ...parallel_backend.models.comfyui.content.sources import sources_of
+from ...parallel_backend.models.comfyui.content.model_code import options_read_by, sources_of
 from ...parallel_backend.models.comfyui.features.node_functions import REPLACED
 from ...parallel_backend.models.comfyui.own_call import MASK
 from ...parallel_backend.models.families import FAMILIES, UNSHARDED
@@ -42,7 +42,6 @@ from .conditioning import SAMPLING_KEYS, is_constant_tensor, of_prompt, options_
 from .features.attention_override import OPTION as OVERRIDE
 from .features.compile import compiler_of
 from .features.networks import PATCHES
-from .named_options import named_by
 from .proofs import AnotherResult
 from .remote_model import RemoteModel
 from .sampler_run import SamplerRun
@@ -73,7 +72,7 @@ def may_be_derived(config: Any) -> bool:
         lists
         and not isinstance(model, UNetModel)
         and not hasattr(model, PREPARES_TEXT)
-        and SIDES not in named_by(model)
+        and SIDES not in options_read_by(model)
     )
 
 
@@ -136,7 +135,7 @@ class Undeclared:
 
     def check(self, latent: Tensor, conditioning: Conditioning) -> None:
         """Raise Refused for a call of a kind that what is chosen was not proved for."""
-        if self._kinds and (strange := unlike(self._kinds, [kind_of(latent, conditioning)])):
+        if self._kinds and (strange := difference(self._kinds, [kind_of(latent, conditioning)])):
             raise Refused(
                 f"{self.unsharded.config.kind} was not proved to give the same on several workers with {strange}: remove the "
                 "node that adds it, or use Load Diffusion Model."

@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 from server import PromptServer
 
-from ...parallel_backend.derive.declaration_cache import all_kept
+from ...parallel_backend.derive.declaration_cache import all_records
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.doctor import Finding, diagnose, of_derived
 from ...parallel_backend.errors import Cancelled, Refused, RequestFailed, WorkerFailed
@@ -195,7 +195,7 @@ class Panel:
         while time.monotonic() < self._watched_until:
             if time.monotonic() - self._looked_at > LOOK_SECONDS:
                 self._memory = await asyncio.to_thread(device_memory)
-                self._derived = await asyncio.to_thread(lambda: of_derived(all_kept()))
+                self._derived = await asyncio.to_thread(lambda: of_derived(all_records()))
                 self._looked_at = time.monotonic()
             now = self._now()
             if now != sent:

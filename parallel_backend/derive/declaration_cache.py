@@ -32,12 +32,14 @@ class DeclarationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     def found(self, kinds: Collection[CallKind]) -> DeriveReply | None:
         """The newest declaration that holds for all these kinds of calls."""
         return next(
-            (each for each in reversed(self.answers) if each.declaration and not unlike(each.kinds, kinds)), None
+            (each for each in reversed(self.answers) if each.declaration and not difference(each.kinds, kinds)), None
         )
 
     def failed(self, kinds: Collection[CallKind]) -> DeriveReply | None:
         """The newest answer that says why none holds for all of these."""
-        return next((each for each in reversed(self.answers) if each.failure and not unlike(kinds, each.kinds)), None)
+        return next(
+            (each for each in reversed(self.answers) if each.failure and not difference(kinds, each.kinds)), None
+        )
 
     def with_answer(self, answer: DeriveReply) -> DeclarationRecord:
         """With one more, and without those that it makes superfluous, or that are too many."""
@@ -57,7 +59,7 @@ class DeclarationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return tuple(each.declaration for each in reversed(self.answers) if each.declaration)
 
 
-def unlike(known: Collection[CallKind], kinds: Collection[CallKind]) -> str:
+def difference(known: Collection[CallKind], kinds: Collection[CallKind]) -> str:
     """What the first of some kinds has that none of the known ones has, in words; empty where all are known."""
     for kind in kinds:
         differences = [each.difference(kind) for each in known]
@@ -82,7 +84,7 @@ def save(key: str, record: DeclarationRecord, folder: Path | None = None) -> Non
     _store(folder).write(key, record)
 
 
-def all_kept(folder: Path | None = None) -> tuple[DeclarationRecord, ...]:
+def all_records(folder: Path | None = None) -> tuple[DeclarationRecord, ...]:
     """Of all classes of this machine, the newest last."""
     return _store(folder).all()
 

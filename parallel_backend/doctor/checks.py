@@ -174,9 +174,12 @@ def _functions(facts: Observations) -> Iterator[Finding]:
     """The last verdict on the functions of each kind."""
     for verdict in {verdict.kind: verdict for verdict in facts.verdicts}.values():
         of, named = f"in ComfyUI {verdict.comfyui}" if verdict.comfyui else "in ComfyUI", ", ".join(verdict.functions)
-        if verdict.fault:
+        if verdict.mismatch:
             yield Finding(
-                f"ComfyUI's {verdict.kind}", FindingStatus.WARNING, f"{of}: {named}, {verdict.fault}", UNKNOWN_FUNCTION
+                f"ComfyUI's {verdict.kind}",
+                FindingStatus.WARNING,
+                f"{of}: {named}, {verdict.mismatch}",
+                UNKNOWN_FUNCTION,
             )
         else:
             text = f"{of} no tested version's ({named}); tried on this machine, and equal to the workers'"

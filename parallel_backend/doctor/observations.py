@@ -20,7 +20,7 @@ from ..errors import Refused, RequestFailed, WorkerFailed
 from ..gpus import Gpu, visible_gpus
 from ..host import Backend, Deadlines
 from ..host.workers.launcher import folder
-from ..models.comfyui.content.verdict_cache import TrialVerdict, all_kept
+from ..models.comfyui.content.known import TrialVerdict, verdict_cache
 from ..plan import ParallelPlan
 from ..plan.predict.measure import Machine
 from ..plan.resolve import in_rows
@@ -99,8 +99,8 @@ def look(report: Callable[[str], None] = lambda what: None) -> Observations:
         torchaudio_error=_torchaudio_error(),
         allocator=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
         measured=_measure(len(gpus), report),
-        verdicts=all_kept(),
-        derived=declaration_cache.all_kept(),
+        verdicts=verdict_cache().all(),
+        derived=declaration_cache.all_records(),
         under_windows=WINDOWS.exists(),
     )
 

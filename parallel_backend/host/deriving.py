@@ -14,7 +14,7 @@ import psutil
 
 from ..declaration import Declaration
 from ..derive.call_kind import CallKind
-from ..derive.declaration_cache import DeclarationRecord, load, save, unlike
+from ..derive.declaration_cache import DeclarationRecord, difference, load, save
 from ..derive.prompt import PromptExample
 from ..derive.request import ANSWER, DeriveReply, request_bytes
 from ..temporary import memory_file, path_of
@@ -87,7 +87,7 @@ class Derivation:
             if (answer := self._record.failed(kinds)) is not None:
                 return answer.failure
             remaining = self._again_at - time.monotonic()
-            if self._trouble is None or remaining <= 0 or unlike(self._trouble.kinds, kinds):
+            if self._trouble is None or remaining <= 0 or difference(self._trouble.kinds, kinds):
                 return ""
             why = f"{self._trouble.failure}; a prompt in {math.ceil(remaining / 60)} min tries again"
             return f"working out how to split it failed ({why})"
@@ -103,7 +103,7 @@ class Derivation:
         kinds = tuple(prompt.kind for prompt in prompts)
         with self._changed:
             if self._running:
-                return not unlike(self._running, kinds)
+                return not difference(self._running, kinds)
             self._running, self._stopped = kinds, False
             known = self._record.declarations
         threading.Thread(target=self._derive, args=(prompts, known), daemon=True).start()

@@ -18,7 +18,7 @@ import torch
 from ..clock import AwakeClock
 from ..comfyui_folder import ARGUMENTS, FOLDER
 from ..identity import code_digest
-from ..models.comfyui.content.verdict_cache import TrialVerdict
+from ..models.comfyui.content.known import TrialVerdict
 from ..models.comfyui.proof.prove import TOLERANCE
 from ..models.comfyui.proof.request import ANSWER, ProofReply, ProofRequest, off
 from .workers.launcher import worker_environment

@@ -44,7 +44,7 @@ def test_uneven_tokens_and_heads(heads: int, kv_heads: int, ranks: int, chunks: 
         mesh = build_mesh(plan, CPU, Meter())
         counts = tuple(indices(streams, other).numel() for other in range(ranks))
         split = SequenceSplit(counts, heads, 1, ranks, plan.shares, kv_heads)
-        attention = FunctionAttention(mesh, split, order_of(streams), replicated_keys, chunks)
+        attention = FunctionAttention(mesh.ulysses, split, order_of(streams), replicated_keys, chunks)
         local = indices(streams, rank)
         return attention(function, q[:, local], *((k, v) if replicated_keys else (k[:, local], v[:, local])))
 

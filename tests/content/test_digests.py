@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from parallel_backend.models.comfyui.content.files import changed_since, digest_of, imported, other_file, own_files
-from parallel_backend.models.comfyui.content.reached import Walk
+from parallel_backend.models.comfyui.content.files import changed_since, file_digest, imported, other_file, own_files
+from parallel_backend.models.comfyui.content.known import tables
 from parallel_backend.models.comfyui.content.replaced_functions import REPLACED_FUNCTIONS, ReplacedFunction
-from parallel_backend.models.comfyui.content.source_digests import Content
-from parallel_backend.models.comfyui.content.tested import tables
+from parallel_backend.models.comfyui.content.source_digests import FunctionWalk, SourceDigestCheck
 from tests.support.comfyuis import NewInComfyUI, name
 from tests.support.programs import recording  # imports ComfyUI
 
@@ -29,7 +28,7 @@ COPY = "comfy.samplers_copy"
 CALLS = ReplacedFunction(COPY, "_calc_cond_batch", "guidance")
 
 Edit = Callable[[str], str]
-Copied = Callable[[Edit], Content]
+Copied = Callable[[Edit], SourceDigestCheck]
 
 assert recording
 
@@ -38,7 +37,7 @@ assert recording
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copied:
     """ComfyUI's sampling file, edited, as a module of a folder of its own."""
 
-    def make(edit: Edit) -> Content:
+    def make(edit: Edit) -> SourceDigestCheck:
         folder = tmp_path / f"{len([*tmp_path.iterdir()])}"
         file = folder / "comfy" / "samplers_copy.py"
         file.parent.mkdir(parents=True)
@@ -49,7 +48,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copied:
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, COPY, module)
         spec.loader.exec_module(module)
-        return Content(folder, ())
+        return SourceDigestCheck(folder, ())
 
     return make
 
@@ -72,8 +71,8 @@ def commented(text: str) -> str:
 
 
 def test_comments_docstrings_annotations_and_places_change_nothing(copied: Copied) -> None:
-    plain = copied(str).measured(CALLS)
-    assert plain == copied(commented).measured(CALLS)
+    plain = copied(str).digests(CALLS)
+    assert plain == copied(commented).digests(CALLS)
     assert len(plain.functions) > 5 and all(plain.functions.values())
 
 
@@ -89,54 +88,56 @@ def test_comments_docstrings_annotations_and_places_change_nothing(copied: Copie
     ],
 )
 def test_what_changes_a_result_changes_the_digest_and_is_named(copied: Copied, edit: Edit, function: str) -> None:
-    before, after = copied(str).measured(CALLS), copied(edit).measured(CALLS)
-    assert before.thing != after.thing
+    before, after = copied(str).digests(CALLS), copied(edit).digests(CALLS)
+    assert before.digest != after.digest
     changed = {each for each, digest in after.functions.items() if before.functions[each] != digest}
     assert changed == {f"{COPY}.{function}"}
 
 
 def test_what_it_does_not_call_changes_nothing(copied: Copied) -> None:
     edit = replaced("cfg_result = uncond_pred + (cond_pred - uncond_pred) * cond_scale", "cfg_result = cond_pred")
-    assert copied(str).measured(CALLS) == copied(edit).measured(CALLS)
+    assert copied(str).digests(CALLS) == copied(edit).digests(CALLS)
 
 
 def test_a_number_of_the_module_counts(copied: Copied) -> None:
     used = replaced("* 1e-37)", "* _LEAST)")
     first, second = (
-        copied(lambda text, n=n: used(text) + f"\n_LEAST = {n}\n").measured(CALLS) for n in ("1e-37", "1e-36")
+        copied(lambda text, n=n: used(text) + f"\n_LEAST = {n}\n").digests(CALLS) for n in ("1e-37", "1e-36")
     )  # type: ignore[misc]
-    assert first.functions == second.functions and first.thing != second.thing
+    assert first.functions == second.functions and first.digest != second.digest
 
 
 def test_what_is_not_there_is_no_other_thing(copied: Copied) -> None:
     content = copied(replaced("def _calc_cond_batch(", "def _calc_conds("))
-    assert content.measured(CALLS).functions == {}
+    assert content.digests(CALLS).functions == {}
 
 
 def test_another_packs_function_two_calls_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = Content(FOLDER)
+    content = SourceDigestCheck(FOLDER)
 
     def foreign(*_: object) -> None: ...
 
     foreign.__globals__["__name__"]  # of a file that is none of ComfyUI's
     monkeypatch.setattr(comfy.samplers, "add_area_dims", foreign)
     (found,) = content.unknown(("guidance",))
-    assert (str(found.thing), found.function) == ("comfy.samplers._calc_cond_batch", "comfy.samplers.add_area_dims")
-    assert not found.digest and found.why == "which is another pack's"
+    assert (str(found.replaced), found.function) == ("comfy.samplers._calc_cond_batch", "comfy.samplers.add_area_dims")
+    assert not found.digest and found.reason == "which is another pack's"
     monkeypatch.undo()
     assert content.unknown(("guidance",)) == []
 
 
 def test_all_of_a_tested_comfyui_is_known_by_its_files_and_by_its_syntax() -> None:
-    kinds = {thing.kind for thing in REPLACED_FUNCTIONS}
-    loaded = {thing.module for thing in REPLACED_FUNCTIONS if Walk(FOLDER).module(thing.module) is not None}
+    kinds = {function.kind for function in REPLACED_FUNCTIONS}
+    loaded = {
+        name for name in {function.module for function in REPLACED_FUNCTIONS} if FunctionWalk(FOLDER).module(name)
+    }
     assert {"comfy.samplers", "comfy.lora", "comfy.model_base"} <= loaded
     by_syntax = tuple(
-        table.__class__(table.version, table.how, {}, table.things, table.functions) for table in tables()
+        table.__class__(table.version, table.how, {}, table.replaced, table.functions) for table in tables()
     )
     for given in (tables(), by_syntax):
-        assert given and all(table.things for table in given)
-        unknown = [each for each in Content(FOLDER, given).unknown(kinds) if each.thing.module in loaded]
+        assert given and all(table.replaced for table in given)
+        unknown = [each for each in SourceDigestCheck(FOLDER, given).unknown(kinds) if each.replaced.module in loaded]
         if unknown and not any(name().startswith(table.version.partition("+")[0]) for table in tables()):
             text = ", ".join(each.function for each in unknown)
             warnings.warn(NewInComfyUI(f"ComfyUI {name()} has functions that no table has: {text}"), stacklevel=1)
@@ -145,8 +146,8 @@ def test_all_of_a_tested_comfyui_is_known_by_its_files_and_by_its_syntax() -> No
 
 
 def test_without_tables_everything_is_unknown_and_has_a_digest() -> None:
-    unknown = Content(FOLDER, ()).unknown(("guidance", "mask"))
-    assert len(unknown) == sum(thing.kind in ("guidance", "mask") for thing in REPLACED_FUNCTIONS)
+    unknown = SourceDigestCheck(FOLDER, ()).unknown(("guidance", "mask"))
+    assert len(unknown) == sum(function.kind in ("guidance", "mask") for function in REPLACED_FUNCTIONS)
     assert all(each.digest for each in unknown)
 
 
@@ -163,7 +164,7 @@ def test_a_file_that_another_place_has_otherwise_is_named(tmp_path: Path) -> Non
     other.write_text("b = 2\n")
     assert other_file(paths, tmp_path, told) == "comfy/other.py"
     assert own_files(str(tmp_path)) == told, "they are those that this process began with"
-    assert digest_of(tmp_path / "none.py") == ""
+    assert file_digest(tmp_path / "none.py") == ""
 
 
 def test_a_file_that_was_changed_under_a_running_process_is_found(copied: Copied, tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ import torch
 from torch._dynamo import mutation_guard
 
 from parallel_backend.models.comfyui.content.bindings import Defined, Imported, Literal, bound, methods
-from parallel_backend.models.comfyui.content.reached import layers_of
+from parallel_backend.models.comfyui.content.model_code import classes_of
 from parallel_backend.models.comfyui.content.replaced import ReachedCode
 from parallel_backend.models.comfyui.small import SMALL, Builder, small_model
+from parallel_backend.source_code import layers_of
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.selection import thorough
 from tests.vae.comfy_vaes import KINDS, build
@@ -32,10 +33,6 @@ FOLDER = Path(LAYERS.__file__ or "").parents[3]
 
 FEWEST = 350
 """Names that the simplest of ComfyUI's models and autoencoders reaches, rounded down."""
-
-
-def classes_of(module: torch.nn.Module) -> frozenset[type]:
-    return frozenset(type(each) for each in module.modules())
 
 
 @functools.cache

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_backend.models.comfyui.content.source_digests import Content
-from parallel_backend.models.comfyui.content.verdict_cache import all_kept
+from parallel_backend.models.comfyui.content.known import verdict_cache
+from parallel_backend.models.comfyui.content.source_digests import SourceDigestCheck
 from parallel_backend.models.comfyui.features.recipe import decoded, encoded, function_from, packed, unpacked
 from tests.support.nodes_module import ForGood, nodes_module
 from tests.support.programs import recording  # imports ComfyUI
@@ -177,7 +177,7 @@ def test_a_changed_adapter_is_found_and_refused_by_name(
     monkeypatch.setattr(adapter, "calculate_weight", lambda self, weight, *rest: own(self, weight, *rest) * 1.001)
     assert not adapters_equal(kind)
     for each in lora.ADAPTERS:
-        verdicts = trials.Verdicts(Content(FOLDER, ()), tmp_path)
+        verdicts = trials.Verdicts(SourceDigestCheck(FOLDER, ()), tmp_path)
         results = functools.partial(lora.adapter_results, each)
         found = verdicts.mismatch("adapter", results, lora.functions_of(each))
         assert found is None if each != kind else f"comfy.weight_adapter.{kind}" in found
@@ -190,7 +190,7 @@ def test_a_verdict_is_kept_and_told_once(tmp_path: Path) -> None:
         attempts.append(1)
         return [(torch.ones(2), torch.ones(2))]
 
-    content = Content(FOLDER, ())
+    content = SourceDigestCheck(FOLDER, ())
     first = trials.Verdicts(content, tmp_path)
     assert first.unverified("mask")
     assert [first.mismatch("mask", attempt) for _ in range(3)] == [None] * 3
@@ -200,8 +200,8 @@ def test_a_verdict_is_kept_and_told_once(tmp_path: Path) -> None:
     again = trials.Verdicts(content, tmp_path)
     assert again.mismatch("mask", attempt) is None and again.reports() == []
     assert len(attempts) == 1
-    (kept,) = all_kept(tmp_path)
-    assert kept.kind == "mask" and not kept.fault
+    (kept,) = verdict_cache(tmp_path).all()
+    assert kept.kind == "mask" and not kept.mismatch
 
 
 def test_a_trial_compares_shapes_and_numbers() -> None:
@@ -218,15 +218,15 @@ def test_what_fails_where_it_is_tried_is_not_kept(tmp_path: Path) -> None:
     def attempt() -> list[tuple[Tensor, Tensor]]:
         raise TypeError("missing 1 argument")
 
-    verdicts = trials.Verdicts(Content(FOLDER, ()), tmp_path)
+    verdicts = trials.Verdicts(SourceDigestCheck(FOLDER, ()), tmp_path)
     told = verdicts.mismatch("mask", attempt)
     assert told is not None and told.endswith("which could not be tried (TypeError: missing 1 argument)")
-    assert all_kept(tmp_path) == () and verdicts.unverified("mask")
+    assert verdict_cache(tmp_path).all() == () and verdicts.unverified("mask")
 
 
 def test_another_packs_function_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(comfy.samplers, "cond_cat", lambda *_, **__: {})
-    verdicts = trials.Verdicts(Content(FOLDER), tmp_path)
+    verdicts = trials.Verdicts(SourceDigestCheck(FOLDER), tmp_path)
     told = verdicts.mismatch("guidance", lambda: pytest.fail("it was tried"))
     assert told == "comfy.samplers.cond_cat, which is another pack's"
 

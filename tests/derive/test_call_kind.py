@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from parallel_backend.derive.call_kind import CallKind
-from parallel_backend.derive.declaration_cache import MOST_KINDS, DeclarationRecord, all_kept, load, save, unlike
+from parallel_backend.derive.declaration_cache import MOST_KINDS, DeclarationRecord, all_records, difference, load, save
 from parallel_backend.derive.request import DeriveReply
 from tests.derive.found import FOUND, kind
 from tests.support.tiny.models import draw
@@ -45,7 +45,7 @@ def test_another_size_is_the_same_kind_once_the_sizes_are_known() -> None:
 def test_another_kind_is_named(other: CallKind, what: str) -> None:
     known = kind().with_sizes([kind(9, 12)])
     assert re.fullmatch(f"{what}.*", known.difference(other))
-    assert unlike([known], [known, other]) == unlike([known], [other])
+    assert difference([known], [known, other]) == difference([known], [other])
 
 
 def proved(*kinds: CallKind) -> DeriveReply:
@@ -107,12 +107,12 @@ def test_what_is_kept_is_read_again_and_damage_is_ignored(tmp_path: Path, caplog
     save("some class", kept, tmp_path)
     assert load("some class", tmp_path) == kept
     assert load("another class", tmp_path) is None
-    assert all_kept(tmp_path) == (kept,)
+    assert all_records(tmp_path) == (kept,)
     [path] = tmp_path.glob("derived-*.json")
     path.write_bytes(path.read_bytes()[:-40])
     with caplog.at_level(logging.WARNING):
         assert load("some class", tmp_path) is None
     assert f"{path} is ignored, as it cannot be read" in caplog.text
-    assert all_kept(tmp_path) == ()
+    assert all_records(tmp_path) == ()
     save("some class", kept, tmp_path)
     assert load("some class", tmp_path) == kept

@@ -9,7 +9,7 @@ from parallel_backend.derive.request import DeriveReply
 from parallel_backend.doctor import FindingStatus, Observations
 from parallel_backend.doctor.observations import DeviceMeasurements, Space
 from parallel_backend.gpus import Gpu
-from parallel_backend.models.comfyui.content.verdict_cache import TrialVerdict
+from parallel_backend.models.comfyui.content.known import TrialVerdict
 from tests.derive.found import FOUND, kind
 from tests.support.plans import MEASURED
 
@@ -52,7 +52,7 @@ DERIVED = DeclarationRecord(
     ),
 )
 EQUAL = TrialVerdict("guidance", ("comfy.samplers.cfg_function",), "0.46.0")
-OTHER = msgspec.structs.replace(EQUAL, fault="which gives another result than the workers' where both were tried")
+OTHER = msgspec.structs.replace(EQUAL, mismatch="which gives another result than the workers' where both were tried")
 WRONG_MODEL = TrialVerdict(
     "WAN21_T2V", ("WAN21_T2V (wan, text)",), "0.46.0", "which is 2.3e-02 off under ring 3, where 1e-05 is allowed"
 )

@@ -19,7 +19,7 @@ from parallel_backend.models.comfyui.features.compile import COMPILED
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.sequence_parallel.compiled import CompiledBlocks
-from parallel_backend.models.sequence_parallel.sources import unknown_arguments
+from parallel_backend.models.sequence_parallel.module_attention import unknown_arguments
 from parallel_backend.weights.stores.store import BlockAccess
 from tests.models.parallel_models import TOLERANCE, worst
 from tests.support.ranks import run_ranks

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parallel_backend.models.comfyui.state_leak import StateLeak
+from parallel_backend.snapshot import StateLeak
 
 
 class Keeps(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from parallel_backend.models.comfyui.content.tested import tables, versions
+from parallel_backend.models.comfyui.content.known import tables, versions
 from scripts.comfyui import ComfyUI, Graph
 from tests.support.copies.changed import copied, plain, said
 from tests.support.graphs.comfyui import PLANS, TOLERANCE, masked, spread

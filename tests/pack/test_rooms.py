@@ -13,7 +13,7 @@ from scripts.comfyui import REPO
 
 ENGINE = "parallel_backend"
 FLOORS = (
-    ("declaration",),
+    ("declaration", "source_code"),
     (
         "errors",
         "cache",
@@ -25,6 +25,7 @@ FLOORS = (
         "layout",
         "markdown",
         "mesh_axes",
+        "snapshot",
         "sprites",
         "temporary",
         "transfers",

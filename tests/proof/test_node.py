@@ -13,8 +13,8 @@ import torch
 
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
-from parallel_backend.models.comfyui.content.sources import sources_of
-from parallel_backend.models.comfyui.content.verdict_cache import TrialVerdict, all_kept
+from parallel_backend.models.comfyui.content.known import TrialVerdict, verdict_cache
+from parallel_backend.models.comfyui.content.model_code import sources_of
 from parallel_backend.models.comfyui.proof.request import ProofReply, ProofRequest
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.support.nodes_module import ForGood, nodes_module
@@ -73,7 +73,7 @@ def test_of_a_tested_comfyui_nothing_runs(loaded: Any, started: list[list[ProofR
     began = time.monotonic()
     assert mine.check(*loaded, [TEXT], said) == []
     assert time.monotonic() - began < 0.5
-    assert started == [] and all_kept(tmp_path) == ()
+    assert started == [] and verdict_cache(tmp_path).all() == ()
 
 
 @pytest.mark.usefixtures("unknown", "not_cancelled")
@@ -93,9 +93,9 @@ def test_it_is_proved_once_told_once_and_kept(loaded: Any, started: list[list[Pr
     for each in (plain, asked):
         assert (each.kind, each.case, each.model) == ("WAN21_T2V", "wan, text", "comfy.ldm.wan.model.WanModel")
     assert plain.inputs is None and asked.inputs == TEXT
-    for verdict in all_kept(tmp_path):
-        assert (verdict.kind, verdict.functions, verdict.fault) == ("WAN21_T2V", ("WAN21_T2V (wan, text)",), "")
-    assert len(all_kept(tmp_path)) == 2
+    for verdict in verdict_cache(tmp_path).all():
+        assert (verdict.kind, verdict.functions, verdict.mismatch) == ("WAN21_T2V", ("WAN21_T2V (wan, text)",), "")
+    assert len(verdict_cache(tmp_path).all()) == 2
     assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, [TEXT], said) == []
     assert len(started) == 2, "the next start of ComfyUI goes by what is kept"
 
@@ -123,7 +123,7 @@ def test_what_is_kept_as_wrong_is_refused_with_the_figure(loaded: Any, started: 
         config.kind, "wan, text", proofs.class_name(type(model)), proofs.chosen(config.described.unet_config)
     )
     verdict = proofs.verdict_of(asked, ProofReply({"ulysses 2": 2e-7, "ring 3": 0.0234}, 1.0), "0.46.0")
-    proofs.keep(proofs.key_of(asked, sources_of(model, FOLDER)), verdict, tmp_path)
+    verdict_cache(tmp_path).write(proofs.key_of(asked, sources_of(model, FOLDER)), verdict)
     mine = proofs.Proofs(FOLDER, tmp_path)
     mine.begin(*loaded)
     for _ in range(2):
@@ -143,8 +143,8 @@ def test_what_is_kept_as_wrong_is_refused_with_the_figure(loaded: Any, started: 
 )
 def test_a_number_over_the_limit_or_none_is_a_fault(errors: dict[str, float | None], split: str) -> None:
     verdict: TrialVerdict = proofs.verdict_of(ProofRequest("Flux", "flux"), ProofReply(errors, 1.0), "")
-    assert f"under {split}," in verdict.fault
-    assert not proofs.verdict_of(ProofRequest("Flux", "flux"), ProofReply({"ring 3": 1e-5}, 1.0), "").fault
+    assert f"under {split}," in verdict.mismatch
+    assert not proofs.verdict_of(ProofRequest("Flux", "flux"), ProofReply({"ring 3": 1e-5}, 1.0), "").mismatch
 
 
 @pytest.mark.usefixtures("unknown")
@@ -158,7 +158,7 @@ def test_what_cannot_be_proved_is_said_once_and_tried_again_after_a_restart(
     (sentence,) = mine.check(config, model, [], said)
     assert "could not be checked here (its process ended with code 1): compare a picture with" in sentence
     assert mine.check(config, model, [], said) == []
-    assert len(started) == 1 and all_kept(tmp_path) == ()
+    assert len(started) == 1 and verdict_cache(tmp_path).all() == ()
 
 
 def test_a_model_whose_forward_is_not_spread_needs_none(started: list[list[ProofRequest]]) -> None:

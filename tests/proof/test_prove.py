@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from parallel_backend.models.comfyui.content.sources import AROUND, sources_of
-from parallel_backend.models.comfyui.content.tested import same_files, tables
+from parallel_backend.models.comfyui.content.known import same_files, tables
+from parallel_backend.models.comfyui.content.model_code import AROUND, sources_of
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE, prove
 from parallel_backend.models.comfyui.proof.rank import errors_of, worst
 from parallel_backend.models.comfyui.small import SMALL, Builder, small, small_model

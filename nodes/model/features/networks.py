@@ -18,12 +18,13 @@ from comfy.ldm.wan.model_multitalk import MultiTalkCrossAttnPatch, MultiTalkGetA
 from torch import Tensor, nn
 
 from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.content.model_code import classes_of
 from ....parallel_backend.models.comfyui.features.node_functions import ATTENTION_OUTPUT, UNET_OUTPUT
 from ....parallel_backend.plan import ResolvedPlan
 from ....parallel_backend.weights.adapters.lora import CROSS_ATTENTION, SELF_ATTENTION, NetworkPatch
 from ..own_code import COMFYUI, foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
-from ..unchanged import classes_of, refuse_replaced
+from ..unchanged import refuse_replaced
 from .node_functions import attention_guidance_functions, unet_functions
 
 ZIMAGE_SETTINGS = ("n_control_layers", "additional_in_dim", "control_in_dim", "refiner_control", "broken")

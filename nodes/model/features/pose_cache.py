@@ -9,8 +9,8 @@ from torch import nn
 
 from ....parallel_backend.conditioning import OPTIONS, POSE_CACHE, flatten
 from ....parallel_backend.diffusion import Value
+from ....parallel_backend.models.comfyui.content.model_code import options_read_by
 from ....parallel_backend.models.comfyui.features.pose_cache import CLASS, MODULE, OPTION
-from ..named_options import named_by
 from ..own_code import foreign
 
 HOLDS = frozenset({"store_device", "dtype", "slots", "slot", "_pending", "_staging"})
@@ -36,7 +36,7 @@ def without_it(transformer_options: Mapping[str, Any]) -> Mapping[str, Any]:
 def values_of(transformer_options: Mapping[str, Any], model: nn.Module) -> dict[str, Value]:
     """What its node was given, as values that go with a call; nothing for a model that does not look for it."""
     values: dict[str, Value] = {}
-    if known(transformer_options) and OPTION in named_by(model):
+    if known(transformer_options) and OPTION in options_read_by(model):
         cache = transformer_options[OPTION]
         settings = {"on_device": cache.store_device.type != "cpu", "dtype": cache.dtype}
         flatten(f"{OPTIONS}.{POSE_CACHE}", settings, {}, values)

@@ -9,8 +9,8 @@ from torch import nn
 
 from ....parallel_backend.conditioning import PREFIX_CACHE
 from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.content.model_code import options_read_by
 from ....parallel_backend.plan import ResolvedPlan
-from ..named_options import named_by
 
 
 def refuse_quantised_prefix(plan: ResolvedPlan, transformer_options: Mapping[str, Any], model: nn.Module) -> None:
@@ -21,7 +21,7 @@ def refuse_quantised_prefix(plan: ResolvedPlan, transformer_options: Mapping[str
     option = transformer_options.get(PREFIX_CACHE) or {}
     dtype = option.get("dtype", "default")
     quantised = dtype != "default" and option.get("device") != "off"
-    if quantised and plan.uses_pipefusion and PREFIX_CACHE in named_by(model):
+    if quantised and plan.uses_pipefusion and PREFIX_CACHE in options_read_by(model):
         raise Refused(
             f"the cache of text and references with dtype {dtype} (QwenImage21Cache) cannot be used with pipefusion "
             f"{plan.pipefusion} and patches {plan.patches}, which run without a cache: set its dtype to default, or choose "

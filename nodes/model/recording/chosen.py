@@ -8,9 +8,9 @@ import torch
 from ....parallel_backend.denoise.program import Program, encoded
 from ....parallel_backend.denoise.replay import script_of
 from ....parallel_backend.errors import Refused
+from ..own_code import is_own_sampler
 from ..sampler_run import SamplerRun
 from ..trials import FunctionVerdicts
-from .known import is_comfyuis
 from .record import Recording, options_of, recorded, without_program
 from .trial import clause_of
 
@@ -33,7 +33,7 @@ def recording_of(run: SamplerRun, verdicts: FunctionVerdicts) -> Recording:
     if recording.program is None:
         return recording
     reason = _refused_by_workers(recording.program, run)
-    if not reason and not is_comfyuis(function, options_of(run)):
+    if not reason and not is_own_sampler(function, options_of(run)):
         reason = clause_of(run, verdicts)
     return without_program(recording, reason) if reason else recording
 

@@ -21,13 +21,14 @@ from torch.overrides import TorchFunctionMode
 
 from ....parallel_backend.denoise.program import Program, encoded
 from ....parallel_backend.errors import Refused
+from ....parallel_backend.snapshot import Generators, StateSnapshot
 from ..conditioning import NotSupported
 from ..sampler_run import SamplerRun
+from .function_state import FunctionStateSnapshot
 from .latent import Recorded, number_of, spoilt, value_of
 from .noise import recorded_noise
 from .recording_model import RecordingModel, no_network, recorded_answers
 from .rules import RecordingRules
-from .snapshot import FunctionStateSnapshot, Generators, StateSnapshot
 from .tape import Cell, NotRecordable, Tape
 
 OTHER_SAMPLER = "another sampler, such as euler or dpmpp_2m"

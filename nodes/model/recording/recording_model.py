@@ -11,9 +11,9 @@ import comfy.model_management
 import comfy.samplers
 from torch import Tensor
 
+from ....parallel_backend.snapshot import StateSnapshot
 from ..features.node_functions import GUIDANCE
 from .latent import Recorded, number_of, spoilt, value_of
-from .snapshot import StateSnapshot
 from .tape import Cell, NotRecordable, Tape
 
 KEEPS_NEGATIVE = "disable_cfg1_optimization"

@@ -16,11 +16,11 @@ from ....parallel_backend.denoise.noise import LatentNoise
 from ....parallel_backend.denoise.program import Program
 from ....parallel_backend.denoise.replay import DeviceProgram, Prediction
 from ....parallel_backend.errors import Refused
+from ....parallel_backend.snapshot import Generators, StateSnapshot
 from ..sampler_run import SamplerRun
 from ..trials import FunctionVerdicts, equal, isolated, random
 from .record import call, fixed_of, left_alone, options_of, recorded
 from .recording_model import Answering, Hooks, RecordingModel, arguments_of_hook, call_hooks, cfg_of, no_network
-from .snapshot import Generators, StateSnapshot
 from .tape import NotRecordable
 
 SEEDS = 1, 2

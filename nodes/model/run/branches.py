@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ....parallel_backend.conditioning import ALONE, SIDES, TOGETHER
 from ....parallel_backend.diffusion import Value
+from ....parallel_backend.models.comfyui.content.model_code import options_read_by
 from ..features.step_cache import known_wrappers
-from ..named_options import named_by
 from ..own_code import is_own_method, own
 from ..recording.recording_model import KEEPS_NEGATIVE
 from ..sampler_run import SamplerRun
@@ -50,7 +50,7 @@ def kept_together(run: SamplerRun) -> dict[str, Value]:
     Such a class may compute rows from one another, as SeedVR2 does, so the rows of a prompt stay together.
     """
     proxy = run.guider.inner_model.diffusion_model
-    if not proxy.unsharded or SIDES not in named_by(proxy.skeleton):
+    if not proxy.unsharded or SIDES not in options_read_by(proxy.skeleton):
         return {}
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
     if any(cond_equal_size(*pair) for pair in itertools.combinations(prompts, 2)):

@@ -29,6 +29,7 @@ from ...conditioning import (
 from ...declaration import Declaration
 from ...diffusion import Value
 from ...plan import ResolvedPlan
+from ...snapshot import StateLeak
 from ..family import Conditioning, Execution, Stage
 from ..inputs import Inputs, Region
 from ..sequence_parallel.blocks import ParallelModel, blocks_of, control_blocks
@@ -47,7 +48,6 @@ from .features.text import PreparedTexts
 from .model_run import ModelRun, end_run
 from .plan_shape import reference_tokens
 from .rows import CONTROL
-from .state_leak import StateLeak
 from .timestep_numbers import TimestepNumbers
 
 PROMPTS = "uuids"

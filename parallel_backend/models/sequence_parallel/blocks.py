@@ -27,13 +27,12 @@ from .attentions import BlockCall
 from .call_layout import StageOver
 from .compiled import CompiledBlocks, CompiledEntry
 from .forward import RankForward
-from .head_parallel import OfSomeHeads
+from .head_parallel import HeadParallelMethod
 from .injected_attention import BlockOfSomeHeads, InjectedFunction, SomeHeads
 from .layer_operator import LayerOperator, layer_operators
 from .modulation import of_vectors
-from .module_attention import answered
+from .module_attention import answered, unknown_arguments
 from .placement import Placement
-from .sources import unknown_arguments
 from .stream import StagePosition, Stream
 
 
@@ -398,7 +397,7 @@ def _by_heads(model: ParallelModel, block: Block, attentions: Sequence[Attention
     for attention in attentions:
         if isinstance(attention, HeadParallelAttention):
             inside = block.module.get_submodule(attention.module)
-            way = OfSomeHeads(inside, attention, lambda: model.now)
+            way = HeadParallelMethod(inside, attention, lambda: model.now)
             hooks[attention.module] = BlockHook(inside.forward, inside, {attention.method: way})
     return hooks
 

@@ -1,7 +1,7 @@
-"""A function of ComfyUI's in attention's place, as nodes put it among the options: over ranks under Ulysses.
+"""A function of ComfyUI's in attention's place, as nodes put it among the options: over Ulysses ranks.
 
-It may look at where tokens are (causal, windowed, block-sparse attention): it is given all of them, in the model's order, and
-some of the heads. Idle tokens and masked text are not among them.
+The function may depend on token positions (causal, windowed, block-sparse attention). So it receives all tokens of some heads, in
+the model's order, without idle tokens and masked text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from ...attention.codec import EXACT, FP8, SCALE_BYTES, Codec
-from ...attention.function_attention import FunctionAttention
 from ...declaration import (
     Attention,
     DistributedAttention,
@@ -22,26 +21,26 @@ from ...declaration import (
     ReplicatedQueries,
 )
 from ...errors import Refused
-from ...layout import SequenceSplit
 from ...mesh import Mesh
 from ...plan import ResolvedPlan
-from .attentions import BlockCall, Kernel, Operands, shared_heads, with_idle, without_idle, without_prefix
+from .attentions import BlockCall, Kernel, Operands, shared_heads, without_prefix
 from .call_layout import CallLayout
-from .placement import Placement, order_of
+from .head_parallel import EveryToken
+from .placement import Placement
 
 Function = Callable[..., Tensor]
-"""As ComfyUI calls it: given the kernel that it stands in for, q, k, v, the number of heads, and what else attention is told."""
+"""A function as ComfyUI calls it: with the kernel that it replaces, q, k, v, the number of heads, and further arguments."""
 
 OfHeads = Callable[[slice, int], Function]
-"""The function for a run of heads, of so many: what it holds for each head is cut to these."""
+"""(heads, number of all heads) to the function for these heads: lists in it with an entry for each head are cut."""
 
 
 class FunctionOverride:
-    """Answers a model's calls of attention during one forward by a function.
+    """Computes a model's attention during one forward by a function.
 
     Args:
-        function: for some heads.
-        plan: without Ring and patches; says in how many chunks heads are exchanged, and in which type.
+        function: returns the function for some heads.
+        plan: a plan without Ring and patches; it has the chunks of heads and the exchange's codec.
     """
 
     def __init__(self, function: OfHeads, call: CallLayout, mesh: Mesh, plan: ResolvedPlan) -> None:
@@ -67,10 +66,10 @@ class FunctionOverride:
         skip_output_reshape: bool,
         **extra_arguments: Any,
     ) -> Tensor:
-        """What `Attentions` gives, by the function.
+        """Compute attention as `Attentions` does, by the function.
 
         Raises:
-            Refused: a model's attention that it cannot answer on several ranks.
+            Refused: the function cannot compute this attention on several ranks.
         """
         keywords = {"attn_precision": attn_precision, **extra_arguments}
         queries = [] if block is None else self._queries(block, attention, mask)
@@ -99,15 +98,27 @@ class FunctionOverride:
             )
             return out.transpose(1, 2)
 
-        out = self._exchanged(block, queries, isinstance(attention, ReplicatedKeys), of_heads, operands, prefix)
+        q, k, v = (x.transpose(1, 2) for x in (operands.q, operands.k, operands.v))
+        expected = sum(max(1, placement.counts[self._call.rank]) for placement in queries)
+        if prefix is None and q.shape[1] != expected:
+            raise Refused(
+                f"the model's {block.name} attends with {q.shape[1]} queries where this pack knows of {expected}: update the "
+                "pack, or use Load Diffusion Model."
+            )
+        codec = EXACT if q.shape[3] % SCALE_BYTES else self._codec
+        replicated = isinstance(attention, ReplicatedKeys)
+        every = EveryToken(
+            self._call, self._mesh.ulysses, queries, q.shape[2], k.shape[2], replicated, self._chunks, codec
+        )
+        out = every.attend(of_heads, q, k, v, prefix)
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
     def of_heads(self, run: slice, heads: int) -> Function:
-        """The function, for some of so many heads and all tokens."""
+        """Return the function for some of `heads` heads and all tokens."""
         return self._function(run, heads)
 
     def _queries(self, block: BlockCall, attention: Attention, mask: Tensor | None) -> list[Placement]:
-        """Where the queries of an attention are; nothing where every rank has them all, or the answer does not depend on it."""
+        """Return the placements of an attention's queries; none if the rank computes the attention without the other ranks."""
         if isinstance(attention, DistributedAttention):
             if attention.biased and mask is not None:
                 raise _refused(block, "weighs its attention")
@@ -131,40 +142,8 @@ class FunctionOverride:
         return spread
 
     def _here(self, placement: Placement) -> bool:
-        """Whether this rank has tokens of a stream; else an idle one stands for them."""
+        """Return True if this rank has tokens of a stream. Otherwise an idle token stands for them."""
         return placement.counts[self._call.rank] > 0
-
-    def _exchanged(
-        self,
-        block: BlockCall,
-        placements: list[Placement],
-        keys_here: bool,
-        function: Callable[[slice, Tensor, Tensor, Tensor], Tensor],
-        operands: Operands,
-        prefix: Tensor | None,
-    ) -> Tensor:
-        """`[batch, local tokens, heads, head_dim]`."""
-        counts = [placement.counts[self._call.rank] for placement in placements]
-        padded_counts = [max(1, count) for count in counts] if prefix is None else [operands.q.shape[2]]
-        if operands.q.shape[2] != sum(padded_counts):
-            raise Refused(
-                f"the model's {block.name} attends with {operands.q.shape[2]} queries where this pack knows of "
-                f"{sum(padded_counts)}: update the pack, or use Load Diffusion Model."
-            )
-        q, k, v = operands.q, operands.k, operands.v
-        q = without_idle(q, padded_counts, counts).transpose(1, 2)
-        k, v = (x if keys_here else without_idle(x, padded_counts, counts) for x in (k, v))
-        k, v = k.transpose(1, 2), v.transpose(1, 2)
-        codec = EXACT if q.shape[3] % SCALE_BYTES else self._codec
-
-        def make() -> FunctionAttention:
-            tokens = tuple(map(sum, zip(*(placement.counts for placement in placements), strict=True)))
-            shares = self._call.layout.shares
-            split = SequenceSplit(tokens, q.shape[2], 1, self._mesh.ulysses.size, shares, k.shape[2])
-            return FunctionAttention(self._mesh, split, order_of(placements), keys_here, self._chunks, codec)
-
-        key = "function", self._chunks, codec, keys_here, q.shape[2], k.shape[2], *placements
-        return with_idle(self._call.layout.once(key, make)(function, q, k, v, prefix), padded_counts, counts)
 
 
 def _refused(block: BlockCall, what: str) -> Refused:

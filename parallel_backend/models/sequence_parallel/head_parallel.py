@@ -1,31 +1,87 @@
-"""The way into a submodule whose attention goes by where tokens are: its own method runs for all tokens and some of its heads."""
+"""Attention that depends on token positions: functions and a submodule's own method, on all tokens of some heads."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ...attention.codec import EXACT, Codec
+from ...attention.function_attention import FunctionAttention, HeadFunction
+from ...comm.communicator import Communicator
 from ...declaration import HeadParallelAttention
 from ...errors import Refused
+from ...layout import SequenceSplit, length
 from .arguments import OPTIONS
+from .attentions import with_idle, without_idle
+from .call_layout import CallLayout
 from .compiled import OVERRIDE
-from .every_token import all_tokens, back_here, here
 from .forward import RankForward
+from .placement import Placement, order_of
 
 
-class OfSomeHeads:
-    """Stands in for `attention.method` of a submodule.
+class EveryToken:
+    """The exchange between the local tokens of some streams and all tokens, in the model's order, of some heads.
 
     Args:
-        now: the forward that is running.
+        ranks: the ranks that share tokens and heads.
+        placements: the streams, one after the other.
+        heads: the number of heads.
+        kv_heads: the number of key heads; 0 for `heads`.
+        replicated_keys: every rank has all keys and values.
+        max_chunks: as in `FunctionAttention`.
+        codec: as in `FunctionAttention`.
+    """
+
+    def __init__(
+        self, call: CallLayout, ranks: Communicator, placements: Sequence[Placement], heads: int, kv_heads: int = 0,
+        replicated_keys: bool = False, max_chunks: int = 1, codec: Codec = EXACT,
+    ) -> None:  # fmt: skip
+        self._counts = [placement.counts[call.rank] for placement in placements]
+        self._replicated_keys = replicated_keys
+
+        def make() -> FunctionAttention:
+            tokens = tuple(map(sum, zip(*(placement.counts for placement in placements), strict=True)))
+            split = SequenceSplit(tokens, heads, 1, ranks.size, call.layout.shares, kv_heads or heads)
+            return FunctionAttention(ranks, split, order_of(placements), replicated_keys, max_chunks, codec)
+
+        key = "every token", ranks, heads, kv_heads, replicated_keys, max_chunks, codec, *placements
+        self._attention = call.layout.once(key, make)
+
+    def attend(self, function: HeadFunction, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None = None) -> Tensor:
+        """Return the function's results for this rank's tokens. A collective.
+
+        The arguments are those of `FunctionAttention`. A stream without tokens on this rank may have an idle one.
+        """
+        padded = self._padded(q)
+        keys = (k, v) if self._replicated_keys else (self._own(k), self._own(v))
+        return with_idle(self._attention(function, self._own(q), *keys, prefix), padded, self._counts)
+
+    def keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """Return all keys and values of this rank's heads, `[batch, tokens, heads, head_dim]`. A collective."""
+        return self._attention.keys_to_heads(self._own(k), self._own(v))
+
+    def _own(self, x: Tensor) -> Tensor:
+        """Return `[batch, tokens, heads, channels]` without idle tokens."""
+        return without_idle(x.transpose(1, 2), self._padded(x), self._counts).transpose(1, 2)
+
+    def _padded(self, x: Tensor) -> list[int]:
+        return self._counts if x.shape[1] == sum(self._counts) else [max(1, count) for count in self._counts]
+
+
+class HeadParallelMethod:
+    """The method that is called in place of `attention.method` of a submodule.
+
+    Args:
+        inside: the submodule.
+        now: returns the running forward.
 
     Raises:
-        Refused: the submodule has not what is declared.
+        Refused: the submodule lacks a declared attribute.
     """
 
     def __init__(self, inside: nn.Module, attention: HeadParallelAttention, now: Callable[[], RankForward]) -> None:
@@ -42,7 +98,7 @@ class OfSomeHeads:
         self._projected = inspect.signature(getattr(inside, attention.projection)).parameters
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        """What the method gives, for this rank's tokens. A collective."""
+        """Return the method's result for this rank's tokens. A collective."""
         now, declared, inside = self._now(), self._attention, self._inside
         block = now.attentions.block
         assert block is not None
@@ -55,34 +111,35 @@ class OfSomeHeads:
         bound.apply_defaults()
         values: dict[str, Any] = bound.arguments
         q, k, v = getattr(inside, declared.projection)(**{name: values[name] for name in self._projected})
-        batch, _, heads, width = q.shape
+        heads, width = q.shape[2:]
         placement = block.placements[declared.stream]
-        exchange = all_tokens(now, placement, heads)
-        operands = exchange.qkv_to_heads(*(here(x, placement, now) for x in (q, k, v)))
         keys = {name: block.placements[name] for name in declared.keys if values[name] is not None}
         if keys:  # of one stream
             (where,) = {id(each): each for each in keys.values()}.values()
-            further = all_tokens(now, where, heads).kv_to_heads(*(here(values[name], where, now) for name in keys))
-            values |= zip(keys, further, strict=True)
-        own = exchange.heads.stop - exchange.heads.start
-        out = q.new_empty(batch, placement.length, 0, width)
-        if own:
+            further = EveryToken(now.call, now.mesh.sequence, [where], heads)
+            values |= zip(keys, further.keys(*(values[name] for name in keys)), strict=True)
+
+        def attend(run: slice, *operands: Tensor) -> Tensor:
+            own = length(run)
             first = next(iter(self._signature.parameters))
-            values[first] = q.new_empty(()).expand(batch, placement.length, heads * width)  # for its shape
-            values[OPTIONS] = _answered(values[OPTIONS], now, exchange.heads, heads)
+            tokens = operands[0].shape[:2]
+            local = values | {
+                first: q.new_empty(()).expand(*tokens, heads * width),  # for its shape
+                OPTIONS: _with_attention(values[OPTIONS], now, run, heads),
+            }
             if declared.scratch:
-                values[declared.scratch] = tree_map_only(
+                local[declared.scratch] = tree_map_only(
                     Tensor, lambda tensor: _narrower(tensor, own, heads), values[declared.scratch]
                 )
-            computed = getattr(self._of(operands, own), declared.method)(**values)
-            out = computed.unflatten(2, (own, width))
-        result: Tensor = getattr(inside, declared.output_layer)(
-            back_here(exchange.to_tokens(out), placement, now).flatten(2)
-        )
+            computed: Tensor = getattr(self._of(operands, own), declared.method)(**local)
+            return computed.unflatten(2, (own, width))
+
+        out = EveryToken(now.call, now.mesh.sequence, [placement], heads).attend(attend, q, k, v)
+        result: Tensor = getattr(inside, declared.output_layer)(out.flatten(2))
         return result
 
     def _of(self, operands: tuple[Tensor, ...], heads: int) -> nn.Module:
-        """The submodule as if it had these heads alone; what it projects is there."""
+        """Return a copy of the submodule that has only these heads, and whose projection returns the operands."""
         shallow = copy.copy(self._inside)
         shallow._modules = {**self._inside._modules, self._attention.output_layer: nn.Identity()}
         vars(shallow).update({"num_heads": heads, self._attention.projection: lambda *_, **__: operands})
@@ -90,15 +147,15 @@ class OfSomeHeads:
 
 
 def _narrower(tensor: Tensor, own: int, heads: int) -> Tensor:
-    """Of scratch memory as much as some of the heads need."""
+    """Return the part of scratch memory that some of the heads need."""
     shape = list(tensor.shape)
     shape[2] = shape[2] // heads * own
     needed = tensor.numel() // heads * own
     return tensor.view(-1)[:needed].view(shape)
 
 
-def _answered(options: Mapping[str, Any], now: RankForward, run: slice, heads: int) -> dict[str, Any]:
-    """The options with what answers for some heads and all tokens."""
+def _with_attention(options: Mapping[str, Any], now: RankForward, run: slice, heads: int) -> dict[str, Any]:
+    """Return the options with the function that computes attention of some heads and all tokens."""
     answer = now.attentions.of_heads(run, heads)
     other_options = {name: value for name, value in options.items() if name != OVERRIDE}
     return other_options if answer is None else {**other_options, OVERRIDE: answer}

@@ -12,20 +12,21 @@ from torch import Tensor
 from ...declaration import InjectedAttention
 from ...errors import Refused
 from ...layout import SequenceSplit, length
-from .every_token import all_tokens, back_here, here
 from .forward import RankForward
+from .head_parallel import EveryToken
 from .placement import Placement
 
 WAY_OUT = "remove that node, or use Load Diffusion Model"
 
 
 class InjectedFunction:
-    """What the block calls in its attention's place.
+    """The function that a block calls in its attention's place.
 
     Args:
-        inside: the submodule that it stands in for.
-        values: the block's arguments, as the model gave them: one of them is the function.
-        placement: where the tokens are.
+        inside: the submodule that it replaces.
+        function: the node's function.
+        values: the block's arguments as the model passed them.
+        placement: the positions of the block's tokens.
     """
 
     def __init__(
@@ -40,34 +41,34 @@ class InjectedFunction:
         self._now = now
 
     def __call__(self, tokens: Tensor, **keywords: Any) -> Tensor:
-        """`[local tokens, width]`, as the submodule gives it. A collective."""
-        inside, declared, now, placement = self._inside, self._declared, self._now, self._placement
+        """Return `[local tokens, width]`, as the submodule does. A collective."""
+        inside, now = self._inside, self._now
         heads, head_dim = inside.heads, inside.head_dim
-        exchange = all_tokens(now, placement, heads)
-        own = length(exchange.heads)
         local = self._projected(tokens, heads, head_dim)
-        every = exchange.rows_to_heads(here(torch.cat([*local.values()], dim=2)[None], placement, now))[0]
-        out = tokens.new_empty(placement.length, 0)
-        if own:
-            arguments = {name: self._values.get(name, value) for name, value in keywords.items()}
-            apart = every.split([rows.shape[2] for rows in local.values()], dim=2)
+        arguments = {name: self._values.get(name, value) for name, value in keywords.items()}
+        nothing = tokens.new_empty(1, 0, heads, head_dim)
+
+        def attend(run: slice, every: Tensor, *_: Tensor) -> Tensor:
+            apart = every[0].split([rows.shape[2] for rows in local.values()], dim=2)
             in_turn = (rows.unflatten(2, (-1, head_dim)).transpose(1, 2).flatten(1) for rows in apart)
-            rows = Rows(dict(zip(local, in_turn, strict=True)), (placement.length, tokens.shape[1]), tokens)
+            rows = Rows(dict(zip(local, in_turn, strict=True)), (every.shape[1], tokens.shape[1]), tokens)
             try:
                 output = self._function(rows, **arguments)
             except AttributeError as error:
                 raise _looks_at(f"{error.name} of the model's layers") from error
             if not isinstance(output, _Out):
                 raise Refused(
-                    f"attention that a node hands to the model's blocks does not end in {declared.output_layer}: {WAY_OUT}."
+                    f"attention that a node hands to the model's blocks does not end in {self._declared.output_layer}: {WAY_OUT}."
                 )
-            out = output.rows
-        back = exchange.to_tokens(out.view(1, placement.length, own, head_dim))
-        result: Tensor = getattr(inside, declared.output_layer)(back_here(back, placement, now)[0].flatten(1))
+            return output.rows.view(1, every.shape[1], length(run), head_dim)
+
+        exchange = EveryToken(now.call, now.mesh.sequence, [self._placement], heads, replicated_keys=True)
+        out = exchange.attend(attend, torch.cat([*local.values()], dim=2)[None], nothing, nothing)
+        result: Tensor = getattr(inside, self._declared.output_layer)(out[0].flatten(1))
         return result
 
     def _projected(self, tokens: Tensor, heads: int, head_dim: int) -> dict[str, Tensor]:
-        """Of each layer that there is `[local tokens, heads, values of a head]`."""
+        """Return the result of each projection, `[local tokens, heads, values of a head]`. A submodule may lack some."""
         projected = {}
         for name in self._declared.projections:
             if (layer := getattr(self._inside, name)) is None:
@@ -79,14 +80,14 @@ class InjectedFunction:
 
 
 class Rows:
-    """Tokens as a node's attention sees them: it may pick some, weigh them, and have the submodule's layers project them.
+    """Tokens as a node's function sees them: it may select, weigh and project them by the submodule's layers.
 
-    What those give for this rank's heads is here already. All else of a token is on another rank.
+    The projections for this rank's heads have been computed. Everything else of a token is on another rank.
 
     Args:
-        projected: by the layer's name, `[tokens, values]`.
-        shape: what the tokens' would be.
-        like: has their dtype and device.
+        projected: `[tokens, values]` by the layer's name.
+        shape: the shape of the tokens, `[tokens, width]`.
+        like: a tensor with their dtype and device.
     """
 
     def __init__(self, projected: Mapping[str, Tensor], shape: tuple[int, int], like: Tensor) -> None:
@@ -104,11 +105,11 @@ class Rows:
         return self._each(lambda rows: rows * weights)
 
     def new_empty(self, *sizes: Any, **settings: Any) -> Tensor:
-        """As a tensor's."""
+        """Return a new tensor, as `Tensor.new_empty` does."""
         return self._like.new_empty(*sizes, **settings)
 
     def by(self, layer: str) -> Tensor:
-        """What a layer gives for them."""
+        """Return the result of a layer."""
         return self._projected[layer]
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Rows:
@@ -123,7 +124,7 @@ class Rows:
 
 
 class SomeHeads:
-    """A submodule as a node's attention sees it: of this rank's heads alone."""
+    """A submodule as a node's function sees it: with only this rank's heads."""
 
     def __init__(self, inside: Any, declared: InjectedAttention, now: Callable[[], RankForward]) -> None:
         self._inside = inside
@@ -147,13 +148,13 @@ class SomeHeads:
 
 @dataclass(frozen=True)
 class _Out:
-    """What goes into the submodule's last layer: `[tokens, heads * head_dim]`."""
+    """The input of the submodule's last layer: `[tokens, heads * head_dim]`."""
 
     rows: Tensor
 
 
 class BlockOfSomeHeads:
-    """A block as a node's attention sees it: of that only its submodules for attention, by their names."""
+    """A block as a node's function sees it: only its submodules for attention, by name."""
 
     def __init__(self, inside: Mapping[str, SomeHeads]) -> None:
         self._inside = inside

@@ -1,26 +1,37 @@
-"""Attention that a block calls without ComfyUI's transformer_options of the run, through which another may answer."""
+"""ComfyUI's `optimized_attention` as a block calls it: replaced while the block runs, and its arguments in the source."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ...declaration import Attention, ReplicatedKeys
 from ...errors import Refused
+from ...source_code import definitions, parse
+from .attentions import CHANGES_NOTHING, Attentions, unknown
 from .compiled import OVERRIDE
 
 NAME = "optimized_attention"
 
+OPERANDS = frozenset(inspect.signature(Attentions.__call__).parameters)
+"""The arguments that `Attentions` names itself."""
+
 
 @contextmanager
 def answered(module: str, attentions: Callable[..., Tensor]) -> Iterator[None]:
-    """While a block runs, have `attentions` answer what this module of ComfyUI's calls by that name; empty for none.
+    """Have `attentions` compute the attention of a ComfyUI module while this context is entered. "" stands for no module.
+
+    Such a module does not pass the run's transformer_options to attention.
 
     Raises:
-        Refused: it calls attention by another name.
+        Refused: the module calls attention by another name.
     """
     if not module:
         yield
@@ -41,3 +52,50 @@ def answered(module: str, attentions: Callable[..., Tensor]) -> Iterator[None]:
         yield
     finally:
         setattr(source_module, NAME, own)
+
+
+def unknown_arguments(block: nn.Module, attentions: Sequence[Attention]) -> list[str]:
+    """Return the names of arguments that our kernels do not know and that each call of attention in a block's source has.
+
+    The list is empty if no attention needs our kernels. An argument that some call lacks is not in the list, because only a run
+    shows which call needs our kernels.
+    """
+    if all(isinstance(attention, ReplicatedKeys) for attention in attentions):
+        return []
+    calls = [names for kind in set(map(type, block.modules())) for names in _calls(kind)]
+    return sorted(set.intersection(*map(set, calls))) if calls else []
+
+
+@functools.cache
+def _calls(kind: type) -> tuple[tuple[str, ...], ...]:
+    """Return the names of arguments that our kernels do not know, for each call of attention in a class's source.
+
+    Names of ComfyUI's own function, which calls ours, are left out: the function may not pass them on.
+    """
+    module = sys.modules[kind.__module__]
+    tree = parse(getattr(module, "__file__", None)) or ast.Module([], [])
+    body = definitions(tree).get(kind.__qualname__, ())[-1:]  # none if the program makes the class, or it is built in
+    calls = (
+        node for each in body for node in ast.walk(each) if isinstance(node, ast.Call) and _name(node.func) == NAME
+    )
+    code = getattr(getattr(module, NAME, None), "__code__", None)
+    known_names = {*code.co_consts, *code.co_varnames} if code else set()
+    return tuple(tuple(name for name in _unknown(call) if name not in known_names) for call in calls)
+
+
+def _unknown(call: ast.Call) -> Iterator[str]:
+    for keyword in call.keywords:
+        if keyword.arg is not None and keyword.arg not in OPERANDS:
+            yield from unknown({keyword.arg: _value(keyword.arg, keyword.value)})
+
+
+def _value(name: str, node: ast.expr) -> Any:
+    """Return the value of a constant expression; for other expressions a value that our kernels know, if there is one."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return next(iter(CHANGES_NOTHING.get(name, ())), None)
+
+
+def _name(called: ast.expr) -> str:
+    return called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""

@@ -1,1 +1,1 @@
-"""What of ComfyUI is known by content: digests of the functions that this pack stands in for, and of all that they call."""
+"""The functions and files of ComfyUI that are known by the digests of their source."""

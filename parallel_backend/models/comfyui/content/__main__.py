@@ -13,14 +13,14 @@ from ....comfyui_folder import FOLDER, comfyui_version
 from ..importing import import_comfyui
 from ..small import SMALL, Builder, small_model
 from ..small.kinds import KINDS, all_cases
+from .known import write
+from .model_code import sources_of
 from .replaced_functions import REPLACED_FUNCTIONS
-from .source_digests import Content
-from .sources import sources_of
-from .tested import write
+from .source_digests import SourceDigestCheck
 
 
 def main() -> None:
-    """Import the ComfyUI of a folder, and write down what the things in it are."""
+    """Import the ComfyUI of a folder, and write the table of its replaced functions."""
     parser = argparse.ArgumentParser(prog="python -m parallel_backend.models.comfyui.content", description=__doc__)
     parser.add_argument("folder", type=Path, help="a ComfyUI that the tests ran against")
     parser.add_argument(
@@ -34,13 +34,14 @@ def main() -> None:
     import_comfyui({**os.environ, FOLDER: str(folder)})
     for name in sorted({function.module for function in REPLACED_FUNCTIONS}):
         importlib.import_module(name)
-    content_table = Content(folder, ()).table(
+    content_table = SourceDigestCheck(folder, ()).table(
         options.version or comfyui_version(str(folder)), "read" if options.read else "tested"
     )
     table = msgspec.structs.replace(
         content_table, files=dict(sorted({**content_table.files, **_sources(folder)}.items()))
     )
-    print(f"{write(table)}: {len(table.things)} things of {len(table.functions)} functions in {len(table.files)} files")
+    counts = len(table.replaced), len(table.functions), len(table.files)
+    print(f"{write(table)}: {counts[0]} replaced functions, which reach {counts[1]} functions; {counts[2]} files")
 
 
 def _sources(folder: Path) -> dict[str, str]:

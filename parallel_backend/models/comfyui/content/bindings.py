@@ -1,4 +1,4 @@
-"""What each name of a module is bound to by the module's own source: read from the file, nothing of it is run."""
+"""The objects that a module's source binds to each name, read from the file without running it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from ....source_code import parse
 
 
 @dataclass(frozen=True)
 class Defined:
-    """A function or class that a module's file defines under a qualified name; `decorated` if something is put around it."""
+    """A function or class that a module's file defines under a qualified name; `decorated` if it has decorators."""
 
     module: str
     file: str
@@ -40,7 +41,7 @@ class Literal:
 
 @dataclass(frozen=True)
 class Computed:
-    """The value of an expression, or a name that a library makes in another way; `module` is where."""
+    """The value of an expression in `module`, or a name that a library binds in another way."""
 
     module: str
 
@@ -74,7 +75,7 @@ class _Same:
 
 @dataclass(frozen=True)
 class ModuleBindings:
-    """A file's bindings: those of the module, those of each class's body, and the modules of which it takes all names."""
+    """A file's bindings: of the module, of the body of each class, and the modules that it imports all names from."""
 
     module: dict[str, list[Binding | _From | _Same]]
     classes: dict[str, dict[str, list[Defined]]]
@@ -158,17 +159,11 @@ def _followed(module: str, chain: tuple[str, ...], seen: frozenset[tuple[str, st
 
 @functools.cache
 def _read(file: str, module: str, package: bool) -> ModuleBindings | None:
-    try:
-        text = Path(file).read_bytes()
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError):
+    tree = parse(file)
+    if tree is None:
         return None
     reader = _StatementReader(file, module, package)
     reader.read(tree.body, "", reader.names)
-    for node in ast.walk(tree) if b"global" in text else ():  # a walk takes as long as the parsing
-        if isinstance(node, ast.Global):
-            for name in node.names:
-                reader.names.setdefault(name, []).append(Computed(module))
     return ModuleBindings(reader.names, reader.classes, tuple(reader.stars))
 
 
@@ -182,10 +177,13 @@ class _StatementReader:
         self.stars: list[str] = []
 
     def read(self, body: Sequence[ast.stmt], prefix: str, into: dict[str, Any] | None) -> None:
-        """Note what statements bind, in `into` where that is a module or class, and all classes defined in them."""
+        """Add the names that statements bind to `into` (a module's or class's names), and collect all classes in them."""
         for node in _flat(body):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self._definition(node, prefix, into)
+            elif isinstance(node, ast.Global):  # a function binds names of the module
+                for name in node.names:
+                    self.names.setdefault(name, []).append(Computed(self._module))
             elif into is self.names:
                 for name, binding in self._bindings(node):
                     self.names.setdefault(name, []).append(binding)
@@ -225,7 +223,7 @@ class _StatementReader:
                 yield name, value or Computed(self._module)
 
     def _value(self, node: ast.stmt) -> Binding | _Same | None:
-        """The value of a plain assignment, where it is a name or written out."""
+        """Return the value of a plain assignment, if it is a name or a literal."""
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
         if value is None or not all(isinstance(each, ast.Name) for each in targets):
@@ -248,7 +246,7 @@ class _StatementReader:
 
 
 def _chain(node: ast.expr) -> tuple[str, ...]:
-    """The names of `a.b.c`; empty for any other expression."""
+    """Return the names of `a.b.c`; empty for any other expression."""
     if isinstance(node, ast.Name):
         return (node.id,)
     if isinstance(node, ast.Attribute) and (first := _chain(node.value)):
@@ -257,7 +255,7 @@ def _chain(node: ast.expr) -> tuple[str, ...]:
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a body, those under conditions too."""
+    """Yield the statements of a body, including those under conditions."""
     for node in body:
         yield node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -269,7 +267,7 @@ def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _targets(node: ast.stmt) -> Iterator[str]:
-    """The names that a statement binds other than by an import or a definition; not those of statements within it."""
+    """Yield the names that a statement itself binds, except by an import or a definition."""
     fields = [getattr(node, name, None) for name in ("targets", "target")]
     fields += [item.optional_vars for item in getattr(node, "items", ())]
     for field in fields:

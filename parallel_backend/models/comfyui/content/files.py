@@ -1,4 +1,4 @@
-"""ComfyUI's files by content: whether two processes have the same, and whether this one has what lies on the disk."""
+"""ComfyUI's files by content: the comparison of two processes' files, and of imported code with the files on disk."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import psutil
 
+from ....source_code import codes_in
 from .replaced_functions import REPLACED_FUNCTIONS
 
 PACKAGE = "comfy"
-"""What workers import of ComfyUI, but for single functions of its nodes."""
+"""The package of ComfyUI that workers import, besides single functions of its nodes."""
 
 OF_NODES = frozenset(
     f"{function.module.replace('.', '/')}.py"
@@ -25,32 +26,37 @@ OF_NODES = frozenset(
 """The files of nodes that single functions are imported from."""
 
 SHORT = 4
-"""Bytes that a file takes in what ranks tell."""
+"""Bytes of a file's digest among the facts of a rank."""
 
 
 @functools.cache
 def own_files(folder: str) -> bytes:
-    """What a process tells of the files in ComfyUI's folder: a few bytes for each, the same wherever it is the same.
+    """Return short digests of the files in ComfyUI's folder, for the comparison with another process.
 
-    They are read once in a process, so that they are those which it has imported.
+    The files are read once in a process, near its start, so that they are the files which the process has imported.
     """
     root = Path(folder)
     paths = {path.relative_to(root).as_posix() for path in (root / PACKAGE).rglob("*.py")} | OF_NODES
-    return b"".join(sorted(_short(path, digest_of(root / path)) for path in paths))
+    return b"".join(sorted(_short(path, file_digest(root / path)) for path in paths))
 
 
 def other_file(modules: Iterable[str], folder: Path, digests: bytes) -> str | None:
-    """The first of these files in ComfyUI's folder, by their paths, that is another one where `digests` comes from."""
+    """Return the path of the first file that differs from another process's; None if all are equal.
+
+    Args:
+        modules: the paths of the files, in ComfyUI's folder.
+        digests: the other process's `own_files`.
+    """
     theirs = {digests[start : start + SHORT] for start in range(0, len(digests), SHORT)}
-    return next((path for path in sorted(modules) if _short(path, digest_of(folder / path)) not in theirs), None)
+    return next((path for path in sorted(modules) if _short(path, file_digest(folder / path)) not in theirs), None)
 
 
 def _short(path: str, digest: str) -> bytes:
     return hashlib.blake2b(f"{path} {digest}".encode(), digest_size=SHORT).digest()
 
 
-def digest_of(path: Path) -> str:
-    """Twelve hexadecimal digits of a file's text; empty for none."""
+def file_digest(path: Path) -> str:
+    """Return twelve hexadecimal digits of a file's text; empty if there is no such file."""
     try:
         text = path.read_bytes()
     except OSError:
@@ -59,7 +65,7 @@ def digest_of(path: Path) -> str:
 
 
 def imported(folder: Path) -> dict[str, ModuleType]:
-    """The modules of ComfyUI's package in this process, by the paths of their files."""
+    """Return the modules of ComfyUI's package in this process, by the paths of their files."""
     modules: dict[str, ModuleType] = {}
     for module in [*sys.modules.values()]:
         file = getattr(module, "__file__", None)
@@ -71,17 +77,17 @@ def imported(folder: Path) -> dict[str, ModuleType]:
 
 
 def changed_since(modules: Mapping[str, ModuleType], folder: Path, started: float | None = None) -> list[str]:
-    """The files, by their paths, that hold other code now than these modules have been made of.
+    """Return the paths of the files that now hold other code than these modules were imported from.
 
     Args:
-        started: when this process was, in seconds since the epoch; asked by default.
+        started: the start of this process in seconds since the epoch; by default the system's record.
     """
     begun = psutil.Process().create_time() if started is None else started
     return [path for path, module in modules.items() if _touched(folder / path, begun) and _differs(module)]
 
 
 def _touched(path: Path, since: float) -> bool:
-    """Whether anything has been done to a file since; no tool can set this time back."""
+    """Return True if a file may have changed since a time. No tool can set a file's ctime back."""
     try:
         return path.stat().st_ctime > since
     except OSError:
@@ -89,13 +95,13 @@ def _touched(path: Path, since: float) -> bool:
 
 
 def _differs(module: ModuleType) -> bool:
-    """Whether a module's functions are not those of its file, in the same places."""
+    """Return True if a module has a function that its file does not define at the same line."""
     file = str(module.__file__)
     try:
-        there = {*_codes(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True))}
+        in_file = {*codes_in(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True))}
     except (OSError, SyntaxError, ValueError):
         return True
-    return not there.issuperset(function.__code__ for function in _functions(module, file))
+    return not in_file.issuperset(function.__code__ for function in _functions(module, file))
 
 
 def _functions(module: ModuleType, file: str) -> Iterator[FunctionType]:
@@ -105,10 +111,3 @@ def _functions(module: ModuleType, file: str) -> Iterator[FunctionType]:
         inner: Any = getattr(value, "__func__", value)
         if isinstance(inner, FunctionType) and inner.__code__.co_filename == file:
             yield inner
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)

@@ -1,32 +1,31 @@
-"""The functions and values that a model's code reaches, and which of them are other ones than ComfyUI's source says.
+"""The functions and values that a model's code reaches, compared with what the sources of their modules bind.
 
-Workers import ComfyUI without any pack, so whatever a pack puts in such a place of ComfyUI's own process never reaches them.
+Workers import ComfyUI without any pack. So a function that a pack has replaced in ComfyUI's process would not run there.
 """
 
 from __future__ import annotations
 
-import dis
-import functools
 import operator
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
+from ....source_code import layers_of, uses_of
 from .bindings import Binding, Computed, Defined, Imported, Literal, bound, methods
-from .reached import LIBRARIES, layers_of
+from .source_digests import LIBRARIES
 
 FOLLOWED = (
     "comfy.ldm.", "comfy.ops", "comfy.quant_ops", "comfy.float", "comfy.rmsnorm", "comfy.text_encoders.", "comfy_kitchen",
     "torch.nn.",
 )  # fmt: skip
-"""Modules whose functions are followed to all that they use; of others a function itself is compared."""
+"""Modules whose functions are followed to all that they use. A function of another module is compared by itself."""
 
 OWN = __name__.partition(".")[0]
-"""This pack, under the name that it has in this process."""
+"""The name of this pack in this process."""
 
 CONSTANT = tuple(name for name in FOLLOWED if name.startswith("comfy."))
 """Modules whose constants are compared."""
@@ -37,33 +36,33 @@ BINDERS = frozenset({"nanobind"})
 """Packages that make the functions of compiled modules callable from Python."""
 
 KNOWN = LIBRARIES | COMFYUI | {OWN, "builtins", "triton", "typing_extensions"}
-"""Packages whose code may stand where a source does not write out what does."""
+"""Packages whose code may be bound to a name that the source computes."""
 
-PLACES = frozenset(
+DEVICE_FUNCTIONS = frozenset(
     f"comfy.model_management.{name}"
     for name in (
         "get_torch_device", "get_free_memory", "get_total_memory", "soft_empty_cache",
         "throw_exception_if_processing_interrupted",
     )
 )  # fmt: skip
-"""Functions that say where things are, how much memory is free and whether to stop: workers ask their own devices."""
+"""Functions about devices, free memory and Cancel, which are not compared: workers ask their own devices."""
 
 OPERATORS = frozenset(name for name in vars(operator) if name.startswith("__"))
 """Methods that Python calls for an operator."""
 
-SHOWN = frozenset({"__repr__", "__str__", "__format__", "__dir__", "__doc__"})
-"""Methods that show a thing to people."""
+DISPLAY_METHODS = frozenset({"__repr__", "__str__", "__format__", "__dir__", "__doc__"})
+"""Methods that describe an object to people, which are not compared."""
 
 MISSING = object()
 
 
 @dataclass(frozen=True)
-class Replaced:
-    """A name that is bound to something else than its source says.
+class ReplacedName:
+    """A name that is bound to another object than the source of its module says.
 
     Attributes:
-        name: dotted, with its module.
-        by: the file of what is bound to it; empty where that is not known.
+        name: the dotted name, with its module.
+        by: the file that defines the bound object; empty if it is unknown.
     """
 
     name: str
@@ -77,10 +76,10 @@ class ReachedCode:
         self._classes = tuple(dict.fromkeys(classes))
         self._found: _Bindings | None = None
 
-    def replaced(self) -> Replaced | None:
-        """Return the first name that is bound to something else than its source says; None if there is none.
+    def replaced(self) -> ReplacedName | None:
+        """Return the first name that is bound to another object than its source says; None if there is none.
 
-        Each call looks at all bindings. It takes about a millisecond while all of them are what they were at the last call.
+        Each call compares all bindings. It takes about a millisecond if none has changed since the last call.
         """
         if self._found is None or not self._found.unchanged():
             self._found = None
@@ -93,7 +92,7 @@ class ReachedCode:
         return None
 
     def names(self) -> frozenset[str]:
-        """The dotted names that the last look found as their source says."""
+        """Return the dotted names that the last comparison found to be bound as their sources say."""
         return frozenset() if self._found is None else frozenset(self._found.dotted)
 
 
@@ -104,8 +103,8 @@ class _Bindings:
     Attributes:
         names: namespaces, a name in each, and its value.
         codes: functions, with the code and the defaults of each.
-        literals: lists and dictionaries that a source writes out, and what it writes.
-        sizes: the names of classes, and how many each class has: one that is added may hide an inherited one.
+        literals: lists and dicts that a source writes out, and their values in the source.
+        sizes: the attributes of classes, and their number: an added attribute may hide an inherited one.
         dotted: the names, with their modules.
     """
 
@@ -129,19 +128,10 @@ class _Bindings:
 
 
 class _Other(Exception):
-    """A name is bound to something else than its source says."""
+    """A name is bound to another object than its source says."""
 
     def __init__(self, name: str, value: Any) -> None:
-        self.replaced = Replaced(name, _file_of(value))
-
-
-@dataclass(frozen=True)
-class _Uses:
-    """What a function's code names: globals with their attributes, modules that it imports, and all attributes."""
-
-    chains: frozenset[tuple[str, ...]]
-    imports: frozenset[str]
-    attributes: frozenset[str]
+        self.replaced = ReplacedName(name, _file_of(value))
 
 
 class _Walk:
@@ -201,8 +191,8 @@ class _Walk:
         module = function.__globals__.get("__name__", "")
         if not module.startswith(FOLLOWED):
             return
-        uses = _uses(function.__code__)
-        self._attributes |= uses.attributes - SHOWN
+        uses = uses_of(function.__code__)
+        self._attributes |= uses.attributes - DISPLAY_METHODS
         for chain in uses.chains:
             self._chain(function.__globals__, module, chain, uses.attributes)
         package = function.__globals__.get("__package__")
@@ -220,15 +210,15 @@ class _Walk:
         self._parts(value, attributes)
 
     def _parts(self, module: ModuleType, attributes: frozenset[str]) -> None:
-        """Look at all that code may take from a module that it hands about."""
+        """Compare all names that code may read from a module object."""
         for name in sorted(attributes & vars(module).keys()):
             if not isinstance(vars(module)[name], ModuleType):
                 self._value(vars(module), module.__name__, name)
 
     def _value(self, names: Mapping[str, Any], module: str, name: str) -> Any:
-        """Return what a module's name is bound to. Raises _Other if the source says something else."""
+        """Return the object that a module's name is bound to. Raises _Other if the source binds another one."""
         value, full = names.get(name, MISSING), f"{module}.{name}"
-        if (id(names), name) in self._named or full in PLACES:
+        if (id(names), name) in self._named or full in DEVICE_FUNCTIONS:
             return value
         self._named.add((id(names), name))
         candidates = [_as_compared(binding) for binding in bound(module, name)]
@@ -281,14 +271,14 @@ def _is(value: Any, binding: Binding, name: str) -> bool:
 
 
 def _is_compilers(functions: Sequence[FunctionType]) -> bool:
-    """Return whether torch.compile has put a function of its own, which watches modules, in another one's place."""
+    """Return True if torch.compile has replaced a function by its own, which watches modules."""
     return bool(functions) and all(
         each.__globals__.get("__name__", "").startswith("torch._dynamo.") for each in functions
     )
 
 
 def _as_compared(binding: Binding) -> Binding:
-    """A binding without its constant, unless that is one of a model's code: ComfyUI sets others from outside, such as flags."""
+    """Return a binding without its constant, except in a model's code. ComfyUI sets other constants, such as flags."""
     if isinstance(binding, Literal) and not binding.module.startswith(CONSTANT):
         return Computed(binding.module)
     return binding
@@ -342,37 +332,3 @@ def _file_of(value: Any) -> str:
     if isinstance(value, type):
         return getattr(sys.modules.get(value.__module__), "__file__", None) or ""
     return next((each.__code__.co_filename for each in layers_of(value)), "")
-
-
-@functools.cache
-def _uses(code: CodeType) -> _Uses:
-    """Return the names that code and all code within it uses."""
-    chains: set[tuple[str, ...]] = set()
-    imports: set[str] = set()
-    attributes: set[str] = set()
-    for part in _codes(code):
-        chain: tuple[str, ...] = ()
-        for step in dis.get_instructions(part):
-            if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                attributes.add(step.argval)
-                chain = (*chain, step.argval) if chain else ()
-                continue
-            if step.opname in ("CACHE", "EXTENDED_ARG", "NOP"):
-                continue
-            if chain:
-                chains.add(chain)
-            chain = (step.argval,) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") else ()
-            if step.opname == "IMPORT_NAME":
-                imports.add(step.argval)
-            elif step.opname == "IMPORT_FROM":
-                attributes.add(step.argval)
-        if chain:
-            chains.add(chain)
-    return _Uses(frozenset(chains), frozenset(imports), frozenset(attributes))
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)

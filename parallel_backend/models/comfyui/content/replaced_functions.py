@@ -1,6 +1,7 @@
-"""What this pack stands in for or reaches into, of ComfyUI's sampling: by kind, which says what becomes of a run without it.
+"""The functions and classes of ComfyUI's sampling that this pack replaces or reaches into, by kind.
 
-Samplers themselves are none: each is recorded as it is. Nor are models, whose own forward runs.
+The kind decides how a run goes on without the replacement. Samplers are not among them, because each is recorded as it is. Nor
+are models, whose own forward runs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 Kind = Literal["sampler driver", "guidance", "mask", "noise sampler", "step cache", "adapter", "closure"]
 
 SAMPLING: tuple[Kind, ...] = "sampler driver", "guidance"
-"""What takes part in every run."""
+"""The kinds that take part in every run."""
 
 
 @dataclass(frozen=True)

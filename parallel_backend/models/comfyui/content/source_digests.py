@@ -1,63 +1,102 @@
-"""Which things of the ComfyUI in this process are those of a version that was tested, and which are not."""
+"""The replaced functions of the ComfyUI in this process: the code that each reaches, its digest, and who has it like this."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import inspect
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
+from typing import Any, Literal
 
-from .files import changed_since, digest_of
-from .reached import Reached, Walk
+from ....source_code import layers_of, syntax_digest, uses_of
+from .files import changed_since, file_digest
+from .known import VersionTable, same_files, tables
 from .replaced_functions import REPLACED_FUNCTIONS, Kind, ReplacedFunction
-from .syntax import Sources
-from .tested import Table, same_files, tables
+
+FOLLOWED = (
+    "comfy.samplers",
+    "comfy.k_diffusion",
+    "comfy.extra_samplers",
+    "comfy.model_sampling",
+    "comfy.weight_adapter",
+)
+"""Modules whose functions are a part of the function that calls them. Elsewhere only functions of the same file are."""
+
+LIBRARIES = frozenset({"torch", "einops", "numpy", "scipy", "torchsde", "tqdm", *sys.stdlib_module_names})
+"""Packages whose functions are trusted in every version."""
+
+CONSTANT = bool, int, float, complex, str, type(None)
 
 ABSENT = "absent"
-"""The digest of a thing that a ComfyUI has not."""
+"""The digest of a function that a ComfyUI does not have."""
 
 
 @dataclass(frozen=True)
-class Unknown:
-    """A thing that is none of a tested version's.
+class UnknownFunction:
+    """A replaced function that no tested version has like this.
 
     Attributes:
-        function: which function it was: the thing itself, or one that it calls.
-        digest: of the thing and all that it calls; empty where it cannot be told, or another pack has put something there.
-        why: what it is, behind the function's name.
+        function: the name of the function that differs: the replaced function, or one that it calls.
+        digest: the digest of the replaced function and all that it calls; empty if there is none, or if another pack has put
+            a function there.
+        reason: a clause that follows the function's name.
     """
 
-    thing: ReplacedFunction
+    replaced: ReplacedFunction
     function: str
     digest: str
-    why: str = "which no tested version has like this"
+    reason: str = "which no tested version has like this"
 
 
 @dataclass(frozen=True)
 class FunctionDigests:
-    """The digests of a thing and of the functions that it consists of."""
+    """The digest of a replaced function with all that it calls, and the digest of each of these functions, by name."""
 
-    thing: str
+    digest: str
     functions: Mapping[str, str]
 
 
-class Content:
-    """The things of a ComfyUI that is imported here, held against tables."""
+@dataclass(frozen=True)
+class ReachedFunctions:
+    """The code that a replaced function consists of.
 
-    def __init__(self, folder: Path, known: Sequence[Table] | None = None) -> None:
+    Attributes:
+        functions: by name, with the name of the module that defines them.
+        constants: numbers and strings of modules that the functions use, as source text.
+        foreign: names that another pack has bound to a function of its own.
+        missing: True if this ComfyUI does not have the replaced function.
+    """
+
+    functions: dict[str, FunctionType] = field(default_factory=dict)
+    constants: dict[str, str] = field(default_factory=dict)
+    foreign: list[str] = field(default_factory=list)
+    missing: bool = False
+
+
+class SourceDigestCheck:
+    """Compares the replaced functions of the imported ComfyUI with the tables of tested versions.
+
+    Args:
+        folder: ComfyUI's folder.
+        known_tables: by default the tables of all tested versions.
+    """
+
+    def __init__(self, folder: Path, known_tables: Sequence[VersionTable] | None = None) -> None:
         self._folder = folder
-        self._tables = tables() if known is None else known
-        self._walk = Walk(folder)
-        self._sources = Sources()
-        self._judged: dict[ReplacedFunction, tuple[frozenset[int], Unknown | None]] = {}
+        self._tables = tables() if known_tables is None else known_tables
+        self._walk = FunctionWalk(folder)
+        self._judged: dict[ReplacedFunction, tuple[frozenset[int], UnknownFunction | None]] = {}
         self._files: dict[str, str] = {}
 
-    def unknown(self, kinds: Iterable[Kind], only: Collection[str] = ()) -> list[Unknown]:
-        """The things of these kinds that are not known; looked at anew, because packs change things as they are loaded.
+    def unknown(self, kinds: Iterable[Kind], only: Collection[str] = ()) -> list[UnknownFunction]:
+        """Return the unknown functions of these kinds. Each call looks anew, because packs replace functions as they load.
 
         Args:
-            only: the names of those that are looked at; by default all of the kinds.
+            only: the names of the functions to compare; by default all of the kinds.
         """
         judged = (
             self.judge(function)
@@ -66,54 +105,53 @@ class Content:
         )
         return [each for each in judged if each is not None]
 
-    def table(self, version: str, how: str) -> Table:
-        """The table of the ComfyUI that is imported here."""
-        reached = {function: self._walk.of(function) for function in REPLACED_FUNCTIONS}
-        measured = {function: self.measured(function) for function in REPLACED_FUNCTIONS}
-        files = {path: digest_of(self._folder / path) for of in reached.values() for path in self._paths(of)}
+    def table(self, version: str, how: Literal["tested", "read"]) -> VersionTable:
+        """Return the table of the imported ComfyUI."""
+        reached = {function: self._walk.reached_by(function) for function in REPLACED_FUNCTIONS}
+        measured = {function: self.digests(function) for function in REPLACED_FUNCTIONS}
+        files = {path: file_digest(self._folder / path) for each in reached.values() for path in self._paths(each)}
         functions = {name: digest for each in measured.values() for name, digest in each.functions.items()}
-        digests = {str(function): each.thing for function, each in measured.items()}
-        return Table(version, how, *(dict(sorted(each.items())) for each in (files, digests, functions)))  # type: ignore[arg-type]
+        replaced = {str(function): each.digest for function, each in measured.items()}
+        return VersionTable(version, how, *(dict(sorted(each.items())) for each in (files, replaced, functions)))
 
-    def judge(self, function: ReplacedFunction) -> Unknown | None:
+    def digests(self, replaced: ReplacedFunction) -> FunctionDigests:
+        """Return the digests of a replaced function, as it is in this process."""
+        reached = self._walk.reached_by(replaced)
+        if reached.missing:
+            return FunctionDigests(ABSENT, {})
+        functions = {name: syntax_digest(each.__code__) for name, each in sorted(reached.functions.items())}
+        parts = [*functions.items(), *sorted(reached.constants.items())]
+        return FunctionDigests(hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest(), functions)
+
+    def judge(self, function: ReplacedFunction) -> UnknownFunction | None:
         """Return why a function of ComfyUI is not known, also one that is not replaced; None if a table has its digest."""
-        reached = self._walk.of(function)
+        reached = self._walk.reached_by(function)
         if reached.foreign:
-            return Unknown(function, reached.foreign[0], "", "which is another pack's")
+            return UnknownFunction(function, reached.foreign[0], "", "which is another pack's")
         key = frozenset(id(code_owner.__code__) for code_owner in reached.functions.values())
         before = self._judged.get(function)
         if before is None or before[0] != key:
             self._judged[function] = before = key, self._compare_with_tables(function, reached)
         return before[1]
 
-    def _compare_with_tables(self, replaced: ReplacedFunction, reached: Reached) -> Unknown | None:
+    def _compare_with_tables(self, replaced: ReplacedFunction, reached: ReachedFunctions) -> UnknownFunction | None:
+        name = str(replaced)
         modules = {path: module for path in self._paths(reached) if (module := self._module(path)) is not None}
         if changed := changed_since(modules, self._folder):
-            return Unknown(replaced, str(replaced), "", f"of which {changed[0]} has changed since ComfyUI was started")
+            return UnknownFunction(replaced, name, "", f"of which {changed[0]} has changed since ComfyUI was started")
         if modules and same_files([(path, self._file(path)) for path in modules], self._tables):
             return None
-        measured = self.measured(replaced)
-        if any(table.things.get(str(replaced)) == measured.thing for table in self._tables):
+        measured = self.digests(replaced)
+        if any(table.replaced.get(name) == measured.digest for table in self._tables):
             return None
         if reached.missing:
-            return Unknown(replaced, str(replaced), "", "which this ComfyUI does not have")
-        known = {(name, digest) for table in self._tables for name, digest in table.functions.items()}
-        changed_functions = [name for name, digest in measured.functions.items() if (name, digest) not in known]
-        function = (
-            str(replaced) if not changed_functions or str(replaced) in changed_functions else changed_functions[0]
-        )
-        return Unknown(replaced, function, measured.thing if all(measured.functions.values()) else "")
+            return UnknownFunction(replaced, name, "", "which this ComfyUI does not have")
+        known = {item for table in self._tables for item in table.functions.items()}
+        changed_functions = [each for each, digest in measured.functions.items() if (each, digest) not in known]
+        function = name if not changed_functions or name in changed_functions else changed_functions[0]
+        return UnknownFunction(replaced, function, measured.digest if all(measured.functions.values()) else "")
 
-    def measured(self, replaced: ReplacedFunction) -> FunctionDigests:
-        """Return the digests of a replaced function, as it is in this process."""
-        reached = self._walk.of(replaced)
-        if reached.missing:
-            return FunctionDigests(ABSENT, {})
-        functions = {name: self._sources.digest(each.__code__) for name, each in sorted(reached.functions.items())}
-        parts = [*functions.items(), *sorted(reached.constants.items())]
-        return FunctionDigests(hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest(), functions)
-
-    def _paths(self, reached: Reached) -> list[str]:
+    def _paths(self, reached: ReachedFunctions) -> list[str]:
         files = {function.__code__.co_filename for function in reached.functions.values()}
         return sorted(Path(file).relative_to(self._folder).as_posix() for file in files)
 
@@ -122,5 +160,124 @@ class Content:
 
     def _file(self, path: str) -> str:
         if path not in self._files:
-            self._files[path] = digest_of(self._folder / path)
+            self._files[path] = file_digest(self._folder / path)
         return self._files[path]
+
+
+class FunctionWalk:
+    """Finds the code that functions and classes of a ComfyUI reach. It imports no module.
+
+    Args:
+        folder: ComfyUI's folder.
+        stops: names that are not followed, because they are judged by themselves.
+    """
+
+    def __init__(self, folder: Path, stops: Collection[str] = frozenset(map(str, REPLACED_FUNCTIONS))) -> None:
+        self._folder = folder
+        self._stops = stops
+
+    def reached_by(self, replaced: ReplacedFunction) -> ReachedFunctions:
+        """Return the code that a replaced function reaches, except other replaced functions."""
+        value: Any = self.module(replaced.module)
+        for name in replaced.name.split("."):
+            value = None if value is None else inspect.getattr_static(value, name, None)
+        if value is None:
+            return ReachedFunctions(missing=True)
+        return self.reached_from(str(replaced), value, replaced.module)
+
+    def reached_from(self, name: str, value: Any, home: str) -> ReachedFunctions:
+        """Return the code that a function or class reaches.
+
+        Args:
+            home: the module of the value, in which the functions that it calls are a part of it.
+        """
+        reached = ReachedFunctions()
+        seen: set[int] = set()
+        waiting = [(name, value)]
+        while waiting:
+            name, value = waiting.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            waiting.extend(self._parts_of(name, value, home, reached))
+        return reached
+
+    def module(self, name: str) -> ModuleType | None:
+        """Return ComfyUI's module of this name. ComfyUI imports modules of nodes under other names."""
+        if name in sys.modules:
+            return sys.modules[name]
+        file = str(self._folder.joinpath(*name.split(".")).with_suffix(".py"))
+        return next((each for each in [*sys.modules.values()] if getattr(each, "__file__", None) == file), None)
+
+    def _parts_of(self, name: str, value: Any, home: str, reached: ReachedFunctions) -> Iterator[tuple[str, Any]]:
+        """Add a function or class to the reached code, and yield all that it consists of and uses."""
+        if isinstance(value, type):
+            yield from ((f"{name}.{part}", each) for part, each in vars(value).items() if _is_called(each))
+            yield from ((self._name_of(base), base) for base in value.__bases__ if self._is_followed(base, home))
+            return
+        for function in layers_of(value):
+            module = self._dotted(function.__code__.co_filename)
+            if module is None:
+                if function.__globals__.get("__name__", "").partition(".")[0] not in LIBRARIES:
+                    reached.foreign.append(name)
+                continue
+            reached.functions[name] = function
+            yield from self._used(function, module, home, reached)
+
+    def _used(
+        self, function: FunctionType, module: str, home: str, reached: ReachedFunctions
+    ) -> Iterator[tuple[str, Any]]:
+        uses = uses_of(function.__code__)
+        spaces: list[tuple[str, Mapping[str, Any], Set[str]]] = [(module, function.__globals__, uses.globals)]
+        seen: set[str] = set()
+        while spaces:
+            space, names, used = spaces.pop()
+            if space in seen:
+                continue
+            seen.add(space)
+            inside = self._inside(space, home)
+            for name in sorted(used & names.keys()):
+                value, full = names[name], f"{space}.{name}"
+                if isinstance(value, ModuleType):
+                    if value.__name__.partition(".")[0] in ("comfy", "comfy_extras"):
+                        spaces.append((value.__name__, vars(value), uses.names))
+                elif full not in self._stops and _is_called(value) and self._is_followed(value, home):
+                    yield self._name_of(value), value
+                elif isinstance(value, CONSTANT) and inside and not name.startswith("__"):
+                    reached.constants[full] = repr(value)
+                elif _is_called(value) and inside and self._is_foreign(value):
+                    reached.foreign.append(full)
+
+    def _is_followed(self, value: Any, home: str) -> bool:
+        module = self._comfyui_module(value)
+        return module is not None and self._inside(module, home)
+
+    def _inside(self, module: str, home: str) -> bool:
+        return module == home or module.startswith(FOLLOWED)
+
+    def _is_foreign(self, value: Any) -> bool:
+        """Return True if neither ComfyUI nor a library defines a callable object."""
+        package = str(getattr(value, "__module__", None) or type(value).__module__).partition(".")[0]
+        return self._comfyui_module(value) is None and package not in LIBRARIES | {"", "builtins"}
+
+    def _comfyui_module(self, value: Any) -> str | None:
+        """Return the module of ComfyUI's that defines a function or class; None if ComfyUI does not."""
+        if isinstance(value, type):
+            return self._dotted(getattr(sys.modules.get(value.__module__), "__file__", None))
+        functions = [*layers_of(value)]
+        return self._dotted(functions[-1].__code__.co_filename) if functions else None
+
+    def _name_of(self, value: Any) -> str:
+        inner = value if isinstance(value, type) else [*layers_of(value)][-1]
+        return f"{self._comfyui_module(value)}.{inner.__qualname__}"
+
+    @functools.cache  # noqa: B019 (as many as there are files)
+    def _dotted(self, file: str | None) -> str | None:
+        """Return the module's name for a file of ComfyUI's; None for other files."""
+        if file is None or not file.startswith(f"{self._folder}/comfy"):
+            return None
+        return ".".join(Path(file).relative_to(self._folder).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _is_called(value: Any) -> bool:
+    return isinstance(value, type | staticmethod | classmethod | property) or callable(value)
