@@ -289,7 +289,7 @@ def _answer_for_the_workers(host: Host) -> None:
 
     reader.add = lambda self, tensor, tensors: "without values"
     remote.plan = lambda *_, **__: plan
-    remote.make_room = lambda *_, **__: 0
+    remote.free_memory = lambda *_, **__: 0
     remote.sample, remote.forward = sample, forward
     log = logging.getLogger(f"{PACK}.nodes.model.run")
     log.setLevel(logging.INFO)

@@ -35,10 +35,10 @@ from parallel_backend.models.comfyui.small.often_used import wan as small_wan
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.plan import ModelShape
 from parallel_backend.plan.predict.cost import DenoiseJob, needs
+from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import BlockAccess, WeightStore
 from parallel_backend.weights.stores.streamed import Streamed
-from parallel_backend.weights.stores.whole import Whole
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
 from tests.support.tiny.models import draw
@@ -113,7 +113,7 @@ def _streamed(part: float) -> Arrange:
 
 
 FORMS: Mapping[str, Arrange] = {
-    "replicated": lambda module, blocks, meter: (Whole(module), BlockAccess()),
+    "replicated": lambda module, blocks, meter: (ReplicatedStore(module), BlockAccess()),
     "FSDP2": lambda module, blocks, meter: (None, Fsdp(blocks, meter)),
     "sharded": _sharded,
     "streamed, all blocks fit": _streamed(1.01),

@@ -40,9 +40,9 @@ def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], wor
         if "/" in name:
             continue  # of another machine
         device, count = torch.device(name), workers.count(name)
-        held_bytes = backend.held_bytes(model, name)
-        contexts = count * CONTEXT_BYTES if device.type == "cuda" and not held_bytes else 0
-        needed = count * worker_bytes - held_bytes + contexts
+        resident_bytes = backend.resident_bytes(model, name)
+        contexts = count * CONTEXT_BYTES if device.type == "cuda" and not resident_bytes else 0
+        needed = count * worker_bytes - resident_bytes + contexts
         if device.type == "cuda" and _keeps(device) and torch.cuda.mem_get_info(device)[0] < needed:
             comfy.model_management.soft_empty_cache()  # what torch keeps looks free to ComfyUI, but only to it
         if any(

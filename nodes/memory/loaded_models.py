@@ -51,7 +51,7 @@ class WorkerPatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
 
     def loaded_size(self) -> int:
         """Bytes that the workers hold now on this process's device."""
-        return self.remote.backend.held_bytes(self.remote.spec, device_name(self.load_device))
+        return self.remote.backend.resident_bytes(self.remote.spec, device_name(self.load_device))
 
     def partially_unload(self, *_: Any, **__: Any) -> int:
         """Make the workers on this device give their weights' memory back, all of it; others keep theirs."""

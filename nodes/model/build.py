@@ -26,7 +26,7 @@ from ...parallel_backend.plan import ModelLimits, ParallelPlan, check
 from ...parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.files.digest import file_digest
 from ...parallel_backend.weights.files.keymap import tensor_sizes
-from ...parallel_backend.weights.layers.packing import expanded_bytes, held_bytes, packed_starts
+from ...parallel_backend.weights.layers.packing import expanded_bytes, packed_starts, resident_bytes
 from ..memory.loaded_models import Shares
 from .dtypes import dtype_name
 from .features.lora import AdapterReader
@@ -144,7 +144,7 @@ def remote_of(
     dtype, names = precision.storage, family.comfyui_keys(config)
     reader = AdapterReader(tensor_sizes(names), packed_starts(part, family.keys(config), dtype, names))
     expanded = expanded_bytes(part, dtype, precision.compute.itemsize, precision.in_fp8)
-    return RemoteModel(backend, family, config, spec, plan, devices, held_bytes(part, dtype), expanded, reader)
+    return RemoteModel(backend, family, config, spec, plan, devices, resident_bytes(part, dtype), expanded, reader)
 
 
 def parallelised(precision: Precision, unsharded: RemoteModel, declaration: Declaration, compiled: bool) -> RemoteModel:

@@ -44,8 +44,7 @@ from .features.attention_override import refuse_split, values_of_override
 from .features.block_attention import function_in, refuse_other, takes_attention
 from .features.block_attention import recipes_of as blocks_of
 from .features.block_attention import values_of as values_of_blocks
-from .features.controlnet import Control
-from .features.controlnet_whole import Shapes, refuse_other_control, shapes_in
+from .features.controlnet import Control, Shapes, refuse_other_control, shapes_in
 from .features.networks import PATCHES, networks_of, refuse_stages
 from .features.node_functions import (
     attention_values_of,
@@ -182,7 +181,7 @@ class DiffusionProxy(nn.Module):
             plan = self.remote.plan(job, call, x.dtype, all_tokens=bool(overriding))
             refuse_stages(plan, adapters.networks)
             refuse_quantised_prefix(plan, transformer_options, self.skeleton)
-            run = StepByStep(plan, self.remote.make_room(plan, job, adapters))
+            run = StepByStep(plan, self.remote.free_memory(plan, job, adapters))
         check_stages(skipped, run.plan)
         return run.forward(self.remote, call, x.dtype, adapters, control).to(x.device)
 

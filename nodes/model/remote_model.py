@@ -181,7 +181,7 @@ class RemoteModel:
             raise interruption() from None
         return answer.frame
 
-    def make_room(self, plan: ResolvedPlan, job: DenoiseJob, adapters: AdapterSet) -> int:
+    def free_memory(self, plan: ResolvedPlan, job: DenoiseJob, adapters: AdapterSet) -> int:
         """Make ComfyUI's models leave the plan's devices as far as a job needs it.
 
         Returns what it needs beside the model's weights: what it computes with, and the networks that each rank holds.
@@ -209,7 +209,7 @@ class RemoteModel:
         """Run the model once for each call, in a compute dtype.
 
         Args:
-            working: what `make_room` found.
+            working: what `free_memory` found.
             control: a ControlNet's output for a single call, as ComfyUI hands it to a model.
         """
         shape = picture_shape(calls[0].tensors["x"].shape, calls[0].values)

@@ -43,7 +43,7 @@ class StepByStep:
     """
 
     def __init__(self, plan: ResolvedPlan, working: int) -> None:
-        """`working` is what `RemoteModel.make_room` found for it."""
+        """`working` is what `RemoteModel.free_memory` found for it."""
         self.plan = plan
         self.costs = ControlCosts()
         self._working = working

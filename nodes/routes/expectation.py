@@ -179,6 +179,6 @@ def _with_ours(memory: DeviceMemory, groups: Sequence[GroupStatus]) -> DeviceMem
     if memory.free is None:
         return memory
     ranks = [rank for group in groups for rank in group.ranks if rank.device == memory.device]
-    held_bytes = sum(model.nbytes for rank in ranks for model in rank.held)
-    free = min(memory.total, memory.free + held_bytes + reclaimable_bytes(memory.device))
+    resident_bytes = sum(model.nbytes for rank in ranks for model in rank.held)
+    free = min(memory.total, memory.free + resident_bytes + reclaimable_bytes(memory.device))
     return msgspec.structs.replace(memory, free=free)

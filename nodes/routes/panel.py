@@ -147,14 +147,14 @@ class Panel:
         def report(what: str) -> None:
             self._comparison = msgspec.structs.replace(before, doing=what, said="")
 
-        def make_room(model: ModelSpec, devices: tuple[str, ...], worker_bytes: float) -> None:
+        def free_memory(model: ModelSpec, devices: tuple[str, ...], worker_bytes: float) -> None:
             free_devices(backend, model, devices, worker_bytes)
 
         report("beginning")
         try:
             backend = self._backend()
             run = backend.status().runs
-            result = await asyncio.to_thread(backend.compare, make_room, report, _is_queued)
+            result = await asyncio.to_thread(backend.compare, free_memory, report, _is_queued)
             before, message = ComparisonStatus("", result, run=run), ""
         except (Refused, RequestFailed, WorkerFailed) as error:
             message = str(error)

@@ -68,7 +68,7 @@ class BlockCost:
 
     operations: int
     products: int
-    held_bytes: int
+    resident_bytes: int
 
 
 class _Counting(TorchDispatchMode):
@@ -137,7 +137,9 @@ def _costing(group: BlockGroup, less: ModuleCall, more: ModuleCall, hidden: int)
         group,
         kernels=first.operations,
         active_weights=round((second.products - first.products) / tokens / weights, 4),
-        activation_copies=round((second.held_bytes - first.held_bytes) / tokens / hidden / torch.bfloat16.itemsize, 2),
+        activation_copies=round(
+            (second.resident_bytes - first.resident_bytes) / tokens / hidden / torch.bfloat16.itemsize, 2
+        ),
     )
 
 

@@ -39,7 +39,7 @@ from ..wire.to_worker import (
     ReleaseModelRequest,
     SampleRequest,
 )
-from .planning.comparison import Comparison, MakeRoom, compare
+from .planning.comparison import Comparison, FreeMemory, compare
 from .planning.devices import Devices
 from .planning.events import CostEvent, OnEvent, PlanEvent, StartingEvent, ignore
 from .planning.measurements import Measurements
@@ -309,9 +309,9 @@ class Backend:
         if of_diffusers(family.imports) and not is_remote(devices[0]):
             check_diffusers()
 
-    def held_bytes(self, model: ModelSpec, device: str) -> int:
+    def resident_bytes(self, model: ModelSpec, device: str) -> int:
         """Bytes of this model's weights that all workers on a device hold there."""
-        return sum(group.held_bytes(model, device) for group in list(self._groups.values()))
+        return sum(group.resident_bytes(model, device) for group in list(self._groups.values()))
 
     def release(self, model: ModelSpec, leaves: Callable[[str], bool] = lambda device: True) -> None:
         """Take a model off the devices for which `leaves` says so; it stays in host memory where there is room.
@@ -321,7 +321,7 @@ class Backend:
         with self._lock:
             for devices, group in list(self._groups.items()):
                 ranks = [rank for rank, device in enumerate(devices) if leaves(device)]
-                if not any(group.held_bytes(model, devices[rank]) for rank in ranks):
+                if not any(group.resident_bytes(model, devices[rank]) for rank in ranks):
                     continue
                 if group.alive():
                     try:
@@ -371,7 +371,7 @@ class Backend:
             self._planner.forget()
             return self._measurements.machine(in_rows(ParallelPlan(), devices), is_cancelled)
 
-    def compare(self, make_room: MakeRoom, report: Callable[[str], None], is_cancelled: IsCancelled) -> Comparison:
+    def compare(self, free_memory: FreeMemory, report: Callable[[str], None], is_cancelled: IsCancelled) -> Comparison:
         """What the last denoise's plan gains over one device, measured; see comparison.compare.
 
         Raises:
@@ -381,7 +381,7 @@ class Backend:
         with self._idle():
             denoise = self._journal.denoise
             try:
-                return compare(denoise, self._ask, self._number, make_room, report, is_cancelled)
+                return compare(denoise, self._ask, self._number, free_memory, report, is_cancelled)
             finally:  # the model is whole there
                 if denoise is not None and (group := self._groups.pop(denoise.message.plan.devices[:1], None)):
                     group.stop()

@@ -20,8 +20,8 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models.family import Stage
 from parallel_backend.plan import ResolvedPlan
+from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.store import WeightStore
-from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.requests.sampling import sample
 from tests.dry.dry_rank import by_formula, model_of
 from tests.dry.full_size import JOBS
@@ -187,7 +187,7 @@ class Bench(Report):
     ) -> tuple[Any, WeightStore]:
         """A stage of the model, or all of it, and where its weights are."""
         model = model_of(name, whole=True, stage=stage)
-        store = Whole(model.module) if arrange is None else arrange(model.module, model.block_modules)
+        store = ReplicatedStore(model.module) if arrange is None else arrange(model.module, model.block_modules)
         store.materialise(self.device)
         for key, parameter in model.module.named_parameters():
             run = store.run(key)

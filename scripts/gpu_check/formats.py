@@ -28,7 +28,7 @@ from parallel_backend.weights.layers.packing import shape_parameters
 from parallel_backend.weights.layers.quantised import compute_in
 from parallel_backend.weights.loading.loader import WeightSource, load_weights
 from parallel_backend.weights.loading.reading import Neighbours, Watch
-from parallel_backend.weights.stores.whole import Whole
+from parallel_backend.weights.stores.replicated import ReplicatedStore
 from tests.support.tiny.formats import random_blocks
 
 from .bench import TYPE, Bench
@@ -141,7 +141,7 @@ class Formats(Bench):
         part, keys = replace(part, entries=made_of), pieces_of(made_of)
         compute_in(model, self.computing)
         shape_parameters(model, part, keys, self.computing)
-        store = Whole(model)
+        store = ReplicatedStore(model)
         store.materialise(self.device)
         alone = Communicator("loading", None, torch.device("cpu"), False, Meter())
         watch = Watch(lambda: False, lambda *_: None, lambda _: None)

@@ -49,7 +49,7 @@ def test_a_block_costs_what_is_counted_by_hand() -> None:
     block = model.get_submodule("blocks.0")
     cost = cost_of(ModuleCall("blocks.0", block, {"x": torch.ones(1, tokens, WIDTH)}, {}, None))
     assert cost.products == tokens * 4 * WIDTH**2
-    assert cost.held_bytes == tokens * 6 * WIDTH * 4
+    assert cost.resident_bytes == tokens * 6 * WIDTH * 4
 
 
 @pytest.mark.parametrize("name", ["longcat", "wan", pytest.param("wide_qwen", marks=thorough)])

@@ -29,10 +29,10 @@ from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.formats import BLOCK_TYPES
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.packing import expanding_bytes, shape_parameters
+from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import BlockAccess, WeightStore
 from parallel_backend.weights.stores.streamed import Streamed
-from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import stages
 from parallel_backend.worker.requests.sampling import sample
 
@@ -194,7 +194,7 @@ def held(model: Any, plan: ResolvedPlan, meter: Meter) -> tuple[WeightStore, Blo
             model.module, model.block_modules, Communicator("weights", dist.group.WORLD, DEVICE, False, meter)
         )
         return sharded, sharded
-    return Whole(model.module), BlockAccess()
+    return ReplicatedStore(model.module), BlockAccess()
 
 
 def by_formula(name: str, plan: ResolvedPlan, expanded: int = 0) -> Needs:

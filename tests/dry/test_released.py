@@ -8,7 +8,7 @@ from torch import nn
 
 from parallel_backend.transfers import NOT_PINNED
 from parallel_backend.weights.stores.host_copy import pin
-from parallel_backend.weights.stores.whole import Whole
+from parallel_backend.weights.stores.replicated import ReplicatedStore
 from tests.support.comfy_oracle import comfy_on_path
 
 comfy_on_path()
@@ -48,7 +48,7 @@ def test_host_memory_is_pinned_once_for_all_times_that_weights_leave() -> None:
     module = nn.Module()
     module.register_buffer("weight", torch.empty(64, 64, device="meta"))
     with gpu.running(0, 1):
-        whole = Whole(module)
+        whole = ReplicatedStore(module)
         whole.materialise(DEVICE)
         for _ in range(3):
             whole.leaving(True)

@@ -198,7 +198,7 @@ def test_comfyui_takes_a_model_off_the_device_that_it_asks_for_and_off_all_when_
         return sorted(device for device in devices if device in names)
 
     def expect(*on_devices: bool, stays: Sequence[str]) -> None:
-        assert tuple(run.backend.held_bytes(weights.spec, name) > 0 for name in names) == on_devices
+        assert tuple(run.backend.resident_bytes(weights.spec, name) > 0 for name in names) == on_devices
         assert listed() == [*stays]
 
     def sample() -> None:

@@ -25,8 +25,8 @@ from parallel_backend.models.sequence_parallel.picture import Picture
 from parallel_backend.weights.adapters.lora import Adapter, AdapterSet
 from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
 from parallel_backend.weights.files.keymap import Piece
+from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.store import BlockAccess
-from parallel_backend.weights.stores.whole import Whole
 from tests.models.parallel_models import TOLERANCE, worst
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
@@ -96,7 +96,7 @@ def lora_on(module: nn.Module) -> Callable[[float], None]:
     tensors |= {name + "d": 0.2 * draw(4, shape[1], seed=5) for name, shape in shapes.items()}
     keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
     merging = Merging(torch.float32, (), merging_dtype, rounded)
-    patching = Patching(module, Whole(module), CPU, keys, lambda _: None, keep, merging)
+    patching = Patching(module, ReplicatedStore(module), CPU, keys, lambda _: None, keep, merging)
 
     def merge(strength: float) -> None:
         parts = {name: {"up": name + "u", "down": name + "d"} for name in names}

@@ -26,8 +26,8 @@ from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.layers.packing import shape_parameters
 from parallel_backend.weights.loading.loader import WeightSource, load_weights
 from parallel_backend.weights.loading.reading import Neighbours, Watch
+from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.store import BlockAccess
-from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import stages
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_in_turn, run_ranks
@@ -171,7 +171,9 @@ def load(case: Case, plan: ResolvedPlan, rank: int, dtype: torch.dtype = torch.f
         model.module.get_buffer(name).copy_(buffer)
     watch = Watch(lambda: False, lambda *_: None, lambda _: None)
     alone = Neighbours(build_mesh(cpu_plan(), CPU, Meter()).sequence, (0,))
-    load_weights(model.module, Whole(model.module), WeightSource(part, family.keys(config), dtype), alone, watch)
+    load_weights(
+        model.module, ReplicatedStore(model.module), WeightSource(part, family.keys(config), dtype), alone, watch
+    )
     return model
 
 

@@ -27,10 +27,10 @@ from parallel_backend.weights.formats import PLAIN
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.packing import packed_starts
 from parallel_backend.weights.loading.reading import Neighbours, Watch
+from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import BlockAccess, WeightStore
 from parallel_backend.weights.stores.streamed import Streamed
-from parallel_backend.weights.stores.whole import Whole
 from parallel_backend.worker.memory.stage_part import StagePart
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.nodes_module import nodes_module
@@ -98,7 +98,7 @@ class Case:
             if place == "streamed":
                 window = Streamed(module, blocks, everyone, CPU, Meter())
                 return window, window
-            return Whole(module), BlockAccess()
+            return ReplicatedStore(module), BlockAccess()
 
         state = self.path.stat()
         spec = ModelSpec("comfyui", str(self.path), state.st_mtime_ns, state.st_size, str(self.dtype).split(".")[1])
@@ -225,7 +225,7 @@ def test_layers_that_are_rows_of_one_weight(dtype: torch.dtype) -> None:
         keys[f"{name}.weight"] = Piece("qkv.weight", 4 * number, 4 * number + 4, (32,))
     keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
     merging = Merging(dtype, (), merging_dtype, rounded)
-    patching = Patching(ours, Whole(ours), CPU, keys, lambda _: None, keep, merging)
+    patching = Patching(ours, ReplicatedStore(ours), CPU, keys, lambda _: None, keep, merging)
     lora = Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)
     for adapters, expected in (
         (AdapterSet({"qkv.weight": [lora]}, {"u": up, "d": down}), theirs.diffusion_model.qkv.weight),

@@ -28,13 +28,13 @@ from parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.formats import PLAIN
 from parallel_backend.weights.layers.cast import pack
-from parallel_backend.weights.layers.packing import held_bytes, shape_parameters
+from parallel_backend.weights.layers.packing import resident_bytes, shape_parameters
 from parallel_backend.weights.layers.quantised import compute_in
 from parallel_backend.weights.loading.loader import WeightSource, load_weights
 from parallel_backend.weights.loading.reading import Neighbours, Watch
+from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import WeightStore
-from parallel_backend.weights.stores.whole import Whole
 from tests.support.ranks import run_ranks
 from tests.support.tiny.models import draw
 from tests.support.tiny.quantised import FORMATS, save_quantised
@@ -93,7 +93,7 @@ def build(path: Path) -> tuple[nn.Module, Checkpoint]:
 
 def load(path: Path, compute: torch.dtype = torch.float32) -> Any:
     """The layer as a rank loads it."""
-    return load_with(path, Whole, compute)[0].get_submodule(LAYER)
+    return load_with(path, ReplicatedStore, compute)[0].get_submodule(LAYER)
 
 
 def load_with(
@@ -104,7 +104,7 @@ def load_with(
     keys = {key: Piece(key, 0, entry.shape[0], ()) for key, entry in part.entries.items()}
     compute_in(model, compute)
     shape_parameters(model, part, keys, compute)
-    assert held_bytes(part, compute) == sum(parameter.nbytes for parameter in model.parameters())
+    assert resident_bytes(part, compute) == sum(parameter.nbytes for parameter in model.parameters())
     store = store_of(model)
     store.materialise(CPU)
     everyone = Communicator("loading", dist.group.WORLD if dist.is_initialized() else None, CPU, False, Meter())
@@ -151,7 +151,7 @@ def test_lora(file: Callable[[str], Path], form: str, monkeypatch: pytest.Monkey
     before = {name: parameter.clone() for name, parameter in whole.named_parameters()}
     keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
     keys = {NAME: Piece(NAME, 0, ROWS, (COLUMNS,))}
-    patching = Patching(whole, Whole(whole), CPU, keys, _never_again, keep, MERGING)
+    patching = Patching(whole, ReplicatedStore(whole), CPU, keys, _never_again, keep, MERGING)
     lora = Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)
     patching.merge(AdapterSet({NAME: [lora]}, {"u": up, "d": down}))
     expected = model.diffusion_model.blocks[0].state_dict()
@@ -204,7 +204,7 @@ def test_shared_out_over_ranks(file: Callable[[str], Path], form: str) -> None:
 
         return [out.clone() for out in outputs(sharded, first_block)]
 
-    expected = outputs(Whole, lambda _: nullcontext())
+    expected = outputs(ReplicatedStore, lambda _: nullcontext())
     assert not torch.equal(expected[0], expected[1])
     for found in run_ranks(2, rank):
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))

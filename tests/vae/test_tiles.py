@@ -19,7 +19,7 @@ from parallel_backend.vae import AUTOENCODERS, recognise
 from parallel_backend.vae.comfyui import ComfyAutoencoder
 from parallel_backend.vae.rows import slab_of
 from parallel_backend.weights.files.checkpoint import read_header
-from parallel_backend.weights.stores.whole import Whole
+from parallel_backend.weights.stores.replicated import ReplicatedStore
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
@@ -70,7 +70,7 @@ def test_what_no_file_holds_is_computed() -> None:
     with torch.device("meta"):
         ours = made()
     compute_buffers(ours)
-    Whole(ours).materialise(CPU)
+    ReplicatedStore(ours).materialise(CPU)
     theirs = made()
     for name in ("latents_mean", "latents_std", "pixel_mean", "pixel_std", "decoder.pos_embed.inv_freq"):
         assert torch.equal(ours.get_buffer(name), theirs.get_buffer(name)), name

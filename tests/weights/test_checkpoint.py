@@ -23,7 +23,7 @@ from parallel_backend.weights.loading import rounds
 from parallel_backend.weights.loading.loader import WeightSource, load_weights, want_of
 from parallel_backend.weights.loading.reading import Neighbours, Want, Watch, read_wanted
 from parallel_backend.weights.loading.rounds import CHUNK_BYTES, Way
-from parallel_backend.weights.stores.whole import Whole
+from parallel_backend.weights.stores.replicated import ReplicatedStore
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
@@ -49,7 +49,7 @@ def load(path: Path, stage: Stage, counted: list[int] | None = None, dtype: torc
         parameter.fill_(float("nan"))
     everyone = Communicator("loading", None, torch.device("cpu"), False, Meter())
     watch = Watch(lambda: False, lambda *_: None, [].append if counted is None else counted.append)
-    load_weights(module, Whole(module), WeightSource(part, keys, dtype), Neighbours(everyone, (0,)), watch)
+    load_weights(module, ReplicatedStore(module), WeightSource(part, keys, dtype), Neighbours(everyone, (0,)), watch)
     return module
 
 

@@ -28,10 +28,10 @@ from parallel_backend.models.families import FAMILIES
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.layers.cast import CastLinear, use_cast_layers
-from parallel_backend.weights.layers.packing import can_be_held, held_bytes, shape_parameters
+from parallel_backend.weights.layers.packing import can_be_held, resident_bytes, shape_parameters
 from parallel_backend.weights.loading.loader import WeightSource, load_weights, want_of
 from parallel_backend.weights.loading.reading import Neighbours, Watch
-from parallel_backend.weights.stores.whole import Whole
+from parallel_backend.weights.stores.replicated import ReplicatedStore
 from tests.support.ranks import run_ranks
 from tests.support.tiny.comfyui import WIDE, save_header, save_tiny
 from tests.support.tiny.flux import flux_tensors
@@ -125,11 +125,11 @@ def test_folded_tensors_have_the_values_that_the_gguf_package_expands(
         shape_parameters(model, checkpoint, keys, dtype)
         model.to_empty(device=CPU)
         everyone = Communicator("everyone", dist.group.WORLD, CPU, False, Meter())
-        store = Whole(model, everyone)
+        store = ReplicatedStore(model, everyone)
         watch = Watch(lambda: False, lambda *_: None, lambda _: None)
         load_weights(model, store, WeightSource(checkpoint, keys, dtype), Neighbours(everyone, (0, 0)), watch)
         held = sum(parameter.nbytes for parameter in model.parameters())
-        assert held == held_bytes(checkpoint, dtype)
+        assert held == resident_bytes(checkpoint, dtype)
         found = {}
         for name, layer in model.named_children():
             weight = layer.full_weight(torch.float32) if isinstance(layer, CastLinear) else layer.weight

@@ -26,7 +26,7 @@ from parallel_backend.models.family import Stage
 from parallel_backend.plan.predict.profiles import UNPACKING
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.formats import BLOCK_TYPES, PLAIN
-from parallel_backend.weights.layers.packing import expanded_bytes, held_bytes, shape_parameters
+from parallel_backend.weights.layers.packing import expanded_bytes, resident_bytes, shape_parameters
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.cogvideox import save_cogvideox
 from tests.support.tiny.flux import flux_tensors, save_flux
@@ -283,7 +283,7 @@ def prepare(name: str, path: Path) -> None:
     """All that is done with a header before any tensor is read."""
     family = FAMILIES[name]
     part, config = family.inspect(read_header(path))
-    held_bytes(part, torch.float32)
+    resident_bytes(part, torch.float32)
     blocks = family.shape(config).limits.blocks
     module = family.build(config, Stage(0, blocks, blocks)).module
     shape_parameters(module, part, family.keys(config), torch.float32)

@@ -14,9 +14,9 @@ from torch import nn
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
+from parallel_backend.weights.stores.replicated import ALONE, ReplicatedStore
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import WeightStore
-from parallel_backend.weights.stores.whole import ALONE, Whole
 from parallel_backend.worker.memory.holder import ModelHolder
 from parallel_backend.worker.memory.rank_memory import Allowance, OutOfMemory, RankMemory
 from parallel_backend.worker.process.status import RankProgress
@@ -38,7 +38,7 @@ class Rows:
         self.value = value
         self.fills = 0
         self.module = nn.Linear(ROWS, ROWS * rows, bias=False, device="meta")
-        self.store: WeightStore = Whole(self.module, sharers)
+        self.store: WeightStore = ReplicatedStore(self.module, sharers)
         if sharded:
             everyone = Communicator("weights", dist.group.WORLD, CPU, False, Meter())
             self.store = self.sharded = Sharded(self.module, [self.module], everyone)
@@ -196,7 +196,7 @@ def test_ranks_that_hold_the_same_keep_one_copy_of_it_whoever_leaves_when():
         assert found == ((device, share), share, (True, 1), (True, 0), number, {"b": 2})
 
 
-class Keeping(Whole):
+class Keeping(ReplicatedStore):
     """Keeps the memory of its copy, as where it is pinned for a GPU."""
 
     def stay(self) -> None:

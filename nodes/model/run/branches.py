@@ -44,7 +44,7 @@ def has_uncond(run: SamplerRun, keeps_negative: bool) -> bool:
     return any(_count_branches(run, sigma, wrappers, keeps_negative) > 1 for sigma in run.sigmas[:-1])
 
 
-def kept_together(run: SamplerRun) -> dict[str, Value]:
+def rows_together(run: SamplerRun) -> dict[str, Value]:
     """Values that go with the prompts of a class which reads the sides of a call, where ComfyUI makes a call of each prompt.
 
     Such a class may compute rows from one another, as SeedVR2 does, so the rows of a prompt stay together.

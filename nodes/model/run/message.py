@@ -27,7 +27,7 @@ from ..noise_process import sampling_of
 from ..recording.record import Recording
 from ..refusals import refuse_prompts, refuse_transformer_options
 from ..sampler_run import SamplerRun
-from .branches import has_uncond, kept_together
+from .branches import has_uncond, rows_together
 
 
 def refuse_what_cannot_work(run: SamplerRun) -> None:
@@ -52,7 +52,7 @@ def example_of(run: SamplerRun) -> Conditioning:
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
     longest = max(prompts, key=_text_length)
     conditioning = of_prompt(longest, dtype, batch)
-    conditioning.values.update(kept_together(run))
+    conditioning.values.update(rows_together(run))
     tensors = {
         name: tensor if in_dict(name, conditioning.values) else tensor[:1].expand(batch, *tensor.shape[1:])
         for name, tensor in conditioning.tensors.items()
@@ -116,7 +116,7 @@ def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[Prom
     options |= pose_cache.values_of(run.transformer_options, skeleton)
     options |= run.guider.inner_model.diffusion_model.override(run.transformer_options, dtype)
     options |= run.guider.inner_model.diffusion_model.injected_attention(run.transformer_options)
-    options |= kept_together(run)
+    options |= rows_together(run)
     conds = [entry["model_conds"] for entries in branches.values() for entry in entries or ()]
     kinds = repeated_text(run.guider.inner_model, conds)
     return {

@@ -112,7 +112,7 @@ def run_in_workers(
             node_progress.warnings.append(RUN_WHOLE)
         if remote.requested_plan.compiler and (reason is not None or not compiler):
             node_progress.warnings.append(NOT_COMPILED)
-        working = remote.make_room(plan, job, checked.adapters)
+        working = remote.free_memory(plan, job, checked.adapters)
         planned = PlannedRun(
             remote, plan, checked.adapters, working, f"{describe(plan)}, attention {checked.attention}"
         )

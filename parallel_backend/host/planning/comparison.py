@@ -24,7 +24,7 @@ from .planner import MeasuredChoice
 STEPS = 6
 """Steps that are timed, after the first and those of PipeFusion's warm-up."""
 
-MakeRoom = Callable[[ModelSpec, tuple[str, ...], float], None]
+FreeMemory = Callable[[ModelSpec, tuple[str, ...], float], None]
 """Makes other models leave devices, for so many bytes on each."""
 
 
@@ -60,7 +60,7 @@ def compare(
     denoise: Denoise | None,
     ask: Callable[[PendingRequest], RequestReply],
     number: Callable[[], int],
-    make_room: MakeRoom,
+    free_memory: FreeMemory,
     report: Callable[[str], None],
     is_cancelled: IsCancelled,
 ) -> Comparison:
@@ -112,7 +112,7 @@ def compare(
     shared = timed(plan, denoise.message.working_bytes)
     alone = single_device(plan)
     report(f"{steps} steps on {alone.devices[0]} alone, once the model is loaded there")
-    make_room(denoise.message.model, alone.devices, single.memory)
+    free_memory(denoise.message.model, alone.devices, single.memory)
     seconds = timed(alone, int(single.memory - single.weights))
     (chosen,) = (entry for entry in choice.ranking if entry.plan == plan)
     return Comparison(

@@ -204,7 +204,7 @@ class WorkerGroup:
             self._end(State.FAILED)
         return self.state is State.READY
 
-    def held_bytes(self, model: ModelSpec, device: str) -> int:
+    def resident_bytes(self, model: ModelSpec, device: str) -> int:
         """Return the bytes of a model's weights that the workers on a device hold there."""
         reports = (report for report in self._latest.values() if self.devices[report.rank] == device)
         return sum(entry.nbytes for report in reports for entry in report.models_on_device if entry.model == model)

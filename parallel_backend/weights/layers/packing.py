@@ -63,7 +63,7 @@ def in_rows(entry: TensorEntry) -> bool:
     return len(entry.shape) == 2 and entry.shape[1] % entry.storage.values == 0
 
 
-def held_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+def resident_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     """Bytes of all tensors of a checkpoint once held."""
     total = 0
     for entry in checkpoint.entries.values():

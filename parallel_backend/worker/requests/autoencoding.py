@@ -16,8 +16,8 @@ from ...vae.rows import Slab, slab_of
 from ...weights.files.checkpoint import read_header
 from ...weights.loading.loader import WeightSource, load_weights
 from ...weights.loading.reading import Neighbours, Watch
+from ...weights.stores.replicated import ReplicatedStore
 from ...weights.stores.store import WeightStore
-from ...weights.stores.whole import Whole
 from ...wire.to_host import DecodedPixelsReply, DoneReply
 from ...wire.to_worker import DecodeRequest, EncodeRequest
 from ..memory.stage_part import STORAGE_DTYPES
@@ -46,7 +46,7 @@ class AutoencoderPart:
         self._watch = watch
         self.autoencoder: Autoencoder = family.build(config)
         self.module = self.autoencoder.module.to(self._source.dtype)
-        self.store: WeightStore = Whole(self.module, sharers)
+        self.store: WeightStore = ReplicatedStore(self.module, sharers)
 
     def fill(self) -> None:
         """Load the weights by byte range."""

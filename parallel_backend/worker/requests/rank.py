@@ -26,10 +26,10 @@ from ...plan import ResolvedPlan
 from ...weights.adapters.merging import Keep
 from ...weights.layers.expansion import Expansion, expand_by
 from ...weights.loading.reading import Neighbours, Watch
+from ...weights.stores.replicated import ReplicatedStore
 from ...weights.stores.sharded import Sharded
 from ...weights.stores.store import BlockAccess
 from ...weights.stores.streamed import Streamed
-from ...weights.stores.whole import Whole
 from ...wire.to_host import CancelledReply, IssuedOperations, LoadingReply, MemoryShortage, ModelOnDevice, RankCostReply
 from ...wire.to_worker import DecodeRequest, EncodeRequest, ForwardRequest, MeasureBlocksRequest, SampleRequest
 from ..memory.adapter_store import AdapterStore
@@ -211,7 +211,7 @@ class WorkerRank:
         sharers = self.group.split_by_value(self._copies(plan), self.meter)
         if plan.weights == "streamed":
             return lambda module, blocks: _twice(Streamed(module, blocks, sharers, self.device, self.meter))
-        return lambda module, blocks: (Whole(module, sharers), BlockAccess())
+        return lambda module, blocks: (ReplicatedStore(module, sharers), BlockAccess())
 
     def watch(self, request: int, reports: bool) -> Watch:
         """Looks on while a model is loaded: counts what is read, tells the host of it, is cancelled with the request."""

@@ -16,7 +16,7 @@ ALONE = Communicator("alone", None, HOST, False, Meter())
 """Of a rank that shares with no other."""
 
 
-class Whole(WeightStore):
+class ReplicatedStore(WeightStore):
     """All of a module's weights, on this rank's device.
 
     Off the devices they are in memory that the sharers of a machine have together, written by those that leave first; a rank

@@ -13,7 +13,7 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.weights.stores import host_copy
 from parallel_backend.weights.stores.host_copy import WORDS, digest, shared_bytes
-from parallel_backend.weights.stores.whole import Whole
+from parallel_backend.weights.stores.replicated import ReplicatedStore
 from tests.support.ranks import run_ranks
 from tests.weights.tiny import CPU, bits, tiny
 
@@ -52,7 +52,7 @@ def test_weights_of_every_kind_leave_into_one_copy_and_come_back_bit_by_bit(unli
         if unlike:
             module.blocks[4].exact.data[10].add_(number * 1e-16)  # the last of the last block's
         expected = {name: tensor.clone() for name, tensor in tensors(module).items()}
-        whole = Whole(module, Communicator("subgroup", dist.group.WORLD, CPU, False, Meter()))
+        whole = ReplicatedStore(module, Communicator("subgroup", dist.group.WORLD, CPU, False, Meter()))
         taken = []
         for leavers in ({0, 1, 2}, {1}, {0, 2}):
             taken.append(whole.leaving(number in leavers))
@@ -85,7 +85,7 @@ def test_weights_of_every_kind_leave_into_one_copy_and_come_back_bit_by_bit(unli
         assert taken == [part, not unlike or number == 1, some, False, rest, False]
 
 
-class Keeping(Whole):
+class Keeping(ReplicatedStore):
     """Keeps the memory of its copy, as where it is pinned for a GPU."""
 
     def stay(self) -> None:
