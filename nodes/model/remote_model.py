@@ -140,9 +140,9 @@ class RemoteModel:
         tensors, values = conditioning.tensors, conditioning.values
         picture = comfy.utils.unpack_latents(latent, packed_shapes(values))[0]
         self.family.check(self.config, picture, tensors, values)
-        takes = self.family.takes
+        conditioning_names = self.family.conditioning_names
         names = {name.partition(".")[0] for name in (*tensors, *values)} - {OPTIONS}
-        if takes is not None and (unknown := sorted(names - takes)):
+        if conditioning_names is not None and (unknown := sorted(names - conditioning_names)):
             raise Refused(
                 f"{', '.join(unknown)} in the conditioning cannot be used with this parallel MODEL: remove the node that adds "
                 "it, or use Load Diffusion Model."

@@ -131,7 +131,7 @@ def _unknown_in_model(model: Any) -> Iterator[str]:
     if patcher.forced_hooks is not None:
         yield "hooks on the whole model"
     yield from foreign(model, "model")
-    known_methods = model.diffusion_model.remote.family.asks
+    known_methods = model.diffusion_model.remote.family.called_methods
     for name in MODEL_METHODS:
         if name not in known_methods and getattr(type(model), name) is not getattr(plain, name):
             yield f"{name} of {type(model).__name__}"

@@ -105,15 +105,17 @@ class StageModel(Protocol):
 
 
 class Family(Protocol):
-    """A kind of model: how its files look and how it is built.
+    """A kind of model: the form of its files, and how it is built.
 
-    `takes` names the conditioning that its models are told of; what else a prompt holds must be refused, not dropped. None:
-    whatever ComfyUI's own class is told of. `asks` are the methods of ComfyUI's model class that the workers call, so that a
-    class may have its own. `imports` are the modules that its models are made of and that take seconds to import.
+    Attributes:
+        conditioning_names: the conditioning that its models read; a prompt with any other is refused. None: a model of ComfyUI's
+            reads whatever its own class reads.
+        called_methods: the methods of ComfyUI's model class that the workers call, so that a class may override them.
+        imports: the modules that its models are made of and whose import takes seconds.
     """
 
-    takes: frozenset[str] | None
-    asks: frozenset[str]
+    conditioning_names: frozenset[str] | None
+    called_methods: frozenset[str]
     imports: tuple[str, ...]
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, Any]:

@@ -12,7 +12,7 @@ from tests.support.copies.sized import copied
 from tests.support.graphs.comfyui import DIFFERENT, PLANS, TOLERANCE, LatentOf, graph_of, save_families, spread
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.flux import Graph, insert_after_model, queue_logged, step_by_step, ways
-from tests.support.graphs.whole import batched
+from tests.support.graphs.unsharded import batched
 from tests.support.latents import latents, relative_error, saved_latent
 from tests.support.selection import thorough
 

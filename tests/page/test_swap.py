@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.template_graphs import Node, read, template_files
 from scripts.comfyui import ComfyUI
-from tests.refusals.whole import save_zero123, zero123
+from tests.refusals.unsharded import save_zero123, zero123
 from tests.support.graphs.flux import Graph, node
 from tests.support.graphs.vae import pixels, saved
 from tests.support.latents import relative_error

@@ -11,7 +11,7 @@ from scripts.comfyui import ComfyUI
 from tests.refusals import files as refused_files
 from tests.refusals import inputs as refused_inputs
 from tests.refusals import networks as refused_networks
-from tests.refusals import whole as refused_whole
+from tests.refusals import unsharded as refused_unsharded
 from tests.refusals.kinds import Refusals, exactly, literally
 from tests.refusals.no_pictures import NO_PICTURE
 from tests.refusals.of_comfyui import FROM_WITHIN, PICTURE
@@ -186,6 +186,6 @@ LISTS: dict[str, Callable[[ComfyUI], Refusals]] = {
         refused_inputs.sizes,
         refused_inputs.computed,
         refused_networks.networks,
-        refused_whole.whole,
+        refused_unsharded.whole,
     )
 }

@@ -14,7 +14,7 @@ FOLDERS = {
     "tests/host": FEATURES,
     "tests/newer": FEATURES,
     "tests/families": MODELS,
-    "tests/families/whole": MODELS,
+    "tests/families/unsharded": MODELS,
     "tests/page": PAGE,
     "tests/refusals": PAGE,
 }

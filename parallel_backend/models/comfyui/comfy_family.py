@@ -39,8 +39,8 @@ class ComfyFamily:
             unsharded.
     """
 
-    takes: frozenset[str] | None = None
-    asks = frozenset({"process_timestep"})
+    conditioning_names: frozenset[str] | None = None
+    called_methods = frozenset({"process_timestep"})
     imports: tuple[str, ...] = ()
 
     def __init__(self, declare: Callable[[str], Declaration | None] = DECLARATIONS.get) -> None:

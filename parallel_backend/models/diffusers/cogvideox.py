@@ -85,7 +85,7 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
     """Reads CogVideoX files with ComfyUI's or diffusers' tensor names and builds the model."""
 
     declaration = COGVIDEOX
-    takes: frozenset[str] | None = frozenset({"context", "concat", "ofs"})
+    conditioning_names: frozenset[str] | None = frozenset({"context", "concat", "ofs"})
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, CogVideoXConfig]:
         """The model's own tensors and its configuration. Raises Refused where the file is no CogVideoX model."""

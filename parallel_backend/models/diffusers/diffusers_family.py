@@ -40,8 +40,8 @@ class DiffusersFamily(ABC, Generic[C]):
     """
 
     declaration: Declaration
-    takes: frozenset[str] | None
-    asks: frozenset[str] = frozenset()
+    conditioning_names: frozenset[str] | None
+    called_methods: frozenset[str] = frozenset()
     imports: tuple[str, ...] = ("diffusers.models.transformers",)
 
     @abstractmethod

@@ -81,7 +81,7 @@ class PixArtFamily(DiffusersFamily[PixArtConfig]):
     """Reads PixArt files with the original or diffusers' tensor names and builds the model."""
 
     declaration = PIXART
-    takes: frozenset[str] | None = frozenset({"context", "attention_mask", "c_size", "c_ar"})
+    conditioning_names: frozenset[str] | None = frozenset({"context", "attention_mask", "c_size", "c_ar"})
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, PixArtConfig]:
         """The model's own tensors and its configuration. Raises Refused where the file is no PixArt model."""

@@ -17,7 +17,7 @@ from benchmarks.template_graphs import Node
 from benchmarks.template_models import SIZES, class_of, file_of
 from parallel_backend.models.comfyui.meta_model import make_model
 from tests.support.comfy_oracle import comfy_on_path
-from tests.support.tiny.whole import WHOLE
+from tests.support.tiny.unsharded import UNSHARDED
 from tests.vae.comfy_vaes import save_image_vae
 
 FOLDERS: Mapping[str, str] = {
@@ -62,7 +62,7 @@ def _state_dict(model: str) -> Mapping[str, Tensor]:
     import comfy.supported_models
 
     if model in UNETS:
-        unet: Mapping[str, Tensor] = WHOLE[UNETS[model]].make(None, comfy.ops.disable_weight_init).state_dict()
+        unet: Mapping[str, Tensor] = UNSHARDED[UNETS[model]].make(None, comfy.ops.disable_weight_init).state_dict()
         return unet
     kind = getattr(comfy.supported_models, model.partition(" ")[0])
     transformer: Mapping[str, Tensor] = make_model(

@@ -21,7 +21,7 @@ from tests.support.tiny.families.lumina import wide_z_image
 from tests.support.tiny.families.qwen import wide_qwen
 from tests.support.tiny.family import Tiny
 from tests.support.tiny.models import draw, randomise
-from tests.support.tiny.whole import WHOLE
+from tests.support.tiny.unsharded import UNSHARDED
 
 
 def save_tiny(folder: Path, name: str, seed: int | None = None) -> Path:
@@ -102,6 +102,6 @@ FAMILIES = [import_module(f"{families.__name__}.{each.name}") for each in iter_m
 """The modules of the folder of families; one has no table, as its model is only made at its real width."""
 
 TINY: Mapping[str, Tiny] = {
-    **WHOLE,
+    **UNSHARDED,
     **{name: tiny for family in FAMILIES for name, tiny in getattr(family, "TINY", {}).items()},
 }

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scripts.comfyui import ComfyUI
-from tests.refusals.whole import PLANS, no_negative, other_control, other_text, save, sound, swapped, zero123
+from tests.refusals.unsharded import PLANS, no_negative, other_control, other_text, save, sound, swapped, zero123
 from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread, with_tensors
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.family_tests import Layers, save_with_prompts
 from tests.support.graphs.flux import Graph, controlled, insert_after_model, node, queue_logged
 from tests.support.graphs.loras import save_lora, with_lora
-from tests.support.graphs.whole import SIZE, SPLITS, batched
+from tests.support.graphs.unsharded import SIZE, SPLITS, batched
 from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import product, thorough
 from tests.support.tiny.controlnet import SDXL, save_of_unet

@@ -20,7 +20,7 @@ from tests.support.copies.sized import sized_copy
 from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_latent, spread
 from tests.support.graphs.flux import Graph, insert_after, node
 from tests.support.graphs.loras import save_lora, with_lora
-from tests.support.graphs.whole import SPLITS
+from tests.support.graphs.unsharded import SPLITS
 from tests.support.latents import latents, relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw

@@ -16,7 +16,7 @@ from tests.support.graphs.diffusers import refused
 from tests.support.graphs.family_tests import save_with_prompts
 from tests.support.graphs.flux import Graph, controlled, insert_after, node
 from tests.support.graphs.quantised import distance, file_name
-from tests.support.graphs.whole import SPLITS
+from tests.support.graphs.unsharded import SPLITS
 from tests.support.latents import relative_error
 from tests.support.selection import pairwise, thorough
 from tests.support.tiny.comfyui import TINY

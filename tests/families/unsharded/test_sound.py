@@ -14,7 +14,7 @@ from tests.support.copies.sized import sized_copy
 from tests.support.graphs.comfyui import TOLERANCE, LatentOf, graph_of, save_latent, spread
 from tests.support.graphs.family_tests import job, save_with_prompts
 from tests.support.graphs.flux import Graph, node
-from tests.support.graphs.whole import SPLITS
+from tests.support.graphs.unsharded import SPLITS
 from tests.support.latents import latents, relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw

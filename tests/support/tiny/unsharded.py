@@ -157,7 +157,7 @@ def video_unet(width: int) -> Tiny:
     return Tiny(make, (4, 8, 12), 1024)
 
 
-WHOLE: Mapping[str, Tiny] = {
+UNSHARDED: Mapping[str, Tiny] = {
     "unclip_l": unclip(1536),
     "unclip_h": unclip(2048),
     "sv3d_u": video_unet(256),

@@ -17,12 +17,12 @@ from tests.support.graphs.diffusers import refused
 from tests.support.graphs.family_tests import save_with_prompts
 from tests.support.graphs.flux import Graph, insert_after, node
 from tests.support.graphs.loras import save_lora, with_lora
-from tests.support.graphs.whole import SPLITS
+from tests.support.graphs.unsharded import SPLITS
 from tests.support.latents import latents, relative_error
 from tests.support.selection import pairwise, thorough
 from tests.support.tiny.comfyui import TINY
 from tests.support.tiny.models import draw
-from tests.support.tiny.whole import PIXEL_DIT
+from tests.support.tiny.unsharded import PIXEL_DIT
 
 pytestmark = thorough
 

@@ -13,7 +13,7 @@ from tests.support.copies.sized import sized_copy
 from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, masked, save_latent, spread
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.flux import Graph, insert_after, node, queue_logged, ways
-from tests.support.graphs.whole import SPLITS
+from tests.support.graphs.unsharded import SPLITS
 from tests.support.latents import latents, relative_error, saved_latent
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY, save_tiny

@@ -13,7 +13,7 @@ from tests.support.graphs.diffusers import refused
 from tests.support.graphs.family_tests import save_with_prompts
 from tests.support.graphs.flux import Graph, insert_after_model, node, step_by_step
 from tests.support.graphs.guidance import NAG, SKIPPING
-from tests.support.graphs.whole import batched
+from tests.support.graphs.unsharded import batched
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
 
