@@ -70,7 +70,7 @@ def commented(text: str) -> str:
     return "\n\n\n# moved down\n" + re.sub(r"(?m)^    area = None$", "    # what it is\n    area: object = None", lines)
 
 
-def test_comments_docstrings_annotations_and_places_change_nothing(copied: Copied) -> None:
+def test_comments_docstrings_annotations_and_positions_change_no_digest(copied: Copied) -> None:
     plain = copied(str).digests(CALLS)
     assert plain == copied(commented).digests(CALLS)
     assert len(plain.functions) > 5 and all(plain.functions.values())
@@ -94,12 +94,12 @@ def test_what_changes_a_result_changes_the_digest_and_is_named(copied: Copied, e
     assert changed == {f"{COPY}.{function}"}
 
 
-def test_what_it_does_not_call_changes_nothing(copied: Copied) -> None:
+def test_code_that_a_function_does_not_call_changes_no_digest(copied: Copied) -> None:
     edit = replaced("cfg_result = uncond_pred + (cond_pred - uncond_pred) * cond_scale", "cfg_result = cond_pred")
     assert copied(str).digests(CALLS) == copied(edit).digests(CALLS)
 
 
-def test_a_number_of_the_module_counts(copied: Copied) -> None:
+def test_constant_of_a_module_changes_the_digest(copied: Copied) -> None:
     used = replaced("* 1e-37)", "* _LEAST)")
     first, second = (
         copied(lambda text, n=n: used(text) + f"\n_LEAST = {n}\n").digests(CALLS) for n in ("1e-37", "1e-36")
@@ -107,7 +107,7 @@ def test_a_number_of_the_module_counts(copied: Copied) -> None:
     assert first.functions == second.functions and first.digest != second.digest
 
 
-def test_what_is_not_there_is_no_other_thing(copied: Copied) -> None:
+def test_missing_function_reaches_no_functions(copied: Copied) -> None:
     content = copied(replaced("def _calc_cond_batch(", "def _calc_conds("))
     assert content.digests(CALLS).functions == {}
 
