@@ -135,7 +135,7 @@ class TrialNetwork(nn.Module):
         return self
 
     @property
-    def whole(self) -> bool:
+    def unsharded(self) -> bool:
         """As the stand-in for a model says it: no."""
         return False
 
