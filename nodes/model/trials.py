@@ -128,10 +128,10 @@ class Verdicts:
         unknown = self._content.judge(maker)
         if unknown is not None and not unknown.digest:
             return f"{unknown.function}, {unknown.why}"
-        known = Unknown(maker, str(maker), self._content.measured(maker).thing)
         reported = unknown is not None and maker in REPLACED_FUNCTIONS
         attempt = functools.partial(all_equal, results, tolerance)
-        verdict = self._verdict(maker.kind, [unknown or known], attempt, use, reported=reported)
+        made = unknown or Unknown(maker, str(maker), "")
+        verdict = self._verdict(maker.kind, [made], attempt, use, reported=reported)
         return f"{verdict.functions[0]}, {verdict.fault}" if verdict.fault else None
 
     def unverified(self, kind: Kind) -> bool:
