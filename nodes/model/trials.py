@@ -128,10 +128,10 @@ class Verdicts:
         unknown = self._content.judge(maker)
         if unknown is not None and not unknown.digest:
             return f"{unknown.function}, {unknown.reason}"
-        known = UnknownFunction(maker, str(maker), self._content.digests(maker).digest)
         reported = unknown is not None and maker in REPLACED_FUNCTIONS
         attempt = functools.partial(all_equal, results, tolerance)
-        verdict = self._verdict(maker.kind, [unknown or known], attempt, use, reported=reported)
+        judged = unknown or UnknownFunction(maker, str(maker), "")
+        verdict = self._verdict(maker.kind, [judged], attempt, use, reported=reported)
         return f"{verdict.functions[0]}, {verdict.mismatch}" if verdict.mismatch else None
 
     def unverified(self, kind: Kind) -> bool:

@@ -290,7 +290,9 @@ def test_a_function_of_a_guidance_node_that_looks_at_the_whole_batch_is_found(mo
     function = function_of(nodes_cfg.CFGZeroStar)
     recipe = recipes.RecipeReader().read(function)
     assert tried(function, recipe)
-    monkeypatch.setattr(nodes_cfg, "optimized_scale", lambda a, b: own(a, b).mean() + 0 * own(a, b))
+    of_batch = lambda a, b: own(a, b).mean() + 0 * own(a, b)  # noqa: E731
+    of_batch.__module__ = "another_pack"
+    monkeypatch.setattr(nodes_cfg, "optimized_scale", of_batch)
     assert not tried(function, recipe)
     found = places._mismatch(places.GUIDANCE, function, recipe, ())
     assert found == "comfy_extras.nodes_cfg.optimized_scale, which is another pack's"

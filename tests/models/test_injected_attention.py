@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from parallel_backend.errors import Refused
-from parallel_backend.models.comfyui.features.block_attention import handing_attention
+from parallel_backend.models.comfyui.features.block_attention import injecting_attention
 from parallel_backend.models.comfyui.proof.rank import ProofRank, error_of, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from tests.support.comfy_oracle import comfy_on_path
@@ -79,7 +79,7 @@ def test_it_is_comfyuis_own_result(ranks: int, cubes: bool, case: Case, node: di
     def on_rank(_: int) -> list[Tensor | None]:
         rank = ProofRank(case, plan_for(case, ulysses=ranks))
         own = with_sparse(
-            case, node, cubes, lambda number: rank.model.of_some_heads(f"blocks.{number}"), handing_attention
+            case, node, cubes, lambda number: rank.model.of_some_heads(f"blocks.{number}"), injecting_attention
         )
         outs = []
         for x in latents:
@@ -122,7 +122,7 @@ class Seen:
 
 def test_what_stands_in_for_a_block_hands_attention_over() -> None:
     tokens, block = torch.ones(5, 4), Seen()
-    held = handing_attention(lambda given, more: more["original_block"]({**given, "attention": given["img"].shape}))
+    held = injecting_attention(lambda given, more: more["original_block"]({**given, "attention": given["img"].shape}))
     assert held({"img": tokens, "t_emb": None}, {"original_block": block})["img"] is tokens
     assert block.given == {"img": tokens, "t_emb": None, "attention": tokens.shape}
 
@@ -141,4 +141,4 @@ def test_what_stands_in_for_a_block_hands_attention_over() -> None:
 )
 def test_whatever_else_it_does_is_refused(function: Any, what: str) -> None:
     with pytest.raises(Refused, match=what):
-        handing_attention(function)({"img": torch.ones(5, 4), "t_emb": 1}, {"original_block": Seen()})
+        injecting_attention(function)({"img": torch.ones(5, 4), "t_emb": 1}, {"original_block": Seen()})

@@ -35,7 +35,7 @@ from .node_functions import strings_in
 from .recipe import same, state_of
 
 OPTION = "optimized_attention_override"
-"""The option in which nodes put such a function."""
+"""The option in which nodes put such a function, under the name that ComfyUI's models read."""
 
 UNSENT = {SIDES, "uuids", "callbacks", "wrappers"}
 """ComfyUI's options that workers are not told."""
@@ -49,7 +49,11 @@ ROUGH = 1e-2
 
 
 def refuse_split(function: Any, requested_plan: ParallelPlan, what: str = "an attention override") -> None:
-    """Raise Refused where a plan asks for what an override, or `what` else attends, cannot be used with."""
+    """Raise Refused if a plan has a degree that a function with all tokens of some heads cannot run with.
+
+    Args:
+        what: the function, in the message's words.
+    """
     degrees = {"ring": requested_plan.ring, "pipefusion": requested_plan.pipefusion, "patches": requested_plan.patches}
     if names := [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]:
         raise Refused(

@@ -1,7 +1,7 @@
-"""Attention that ComfyUI's own nodes hand to a model's blocks by standing in for them (BlockSparseAttention on MiniMax-H3).
+"""Functions of ComfyUI's nodes that replace a model's blocks and inject attention into them (BlockSparseAttention on MiniMax-H3).
 
-One function of ComfyUI's makes what stands in for each block; workers rebuild it from its recipe. What it may do there, they hold
-it to (`parallel_backend/models/comfyui/features/block_attention.py`).
+Workers rebuild the functions from recipes, and check that each injects attention and does nothing else
+(`parallel_backend/models/comfyui/features/block_attention.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ....parallel_backend.models.comfyui.features.block_attention import (
     BLOCK,
     TOKENS,
     BlockRecipe,
-    handing_attention,
+    injecting_attention,
     replacements_from,
 )
 from ....parallel_backend.models.comfyui.features.node_functions import REPLACED
@@ -62,18 +62,18 @@ def blocks_in(recipe: FunctionRecipe) -> list[str]:
 
 
 def refuse_other(recipes: Sequence[BlockRecipe], model: nn.Module) -> None:
-    """Raise Refused where what stands in for blocks is seen to do more than to hand them attention.
+    """Raise Refused if a function that replaces a block does more than inject attention.
 
-    It is tried with the numbers of tokens alone: what it hands over, workers hold to its own rules.
+    The trial has only the number of tokens. The workers check the injected attention itself.
     """
     tokens = torch.empty(1 << 20, 1 << 10, dtype=torch.bfloat16, device="meta")
     for key, function in replacements_from(recipes, model.get_submodule).items():
         options = {"sigmas": torch.tensor([0.5]), "block_index": key[1]}
         try:
-            handing_attention(function)({TOKENS: tokens, "transformer_options": options}, {BLOCK: dict})
+            injecting_attention(function)({TOKENS: tokens, "transformer_options": options}, {BLOCK: dict})
         except Refused:
             raise
-        except Exception:  # whatever it comes to without all that it is told in a model
+        except Exception:  # the trial lacks most options of a real call
             continue
 
 

@@ -219,10 +219,15 @@ def unet_values_of(transformer_options: Mapping[str, Any], model: nn.Module) -> 
 
 
 def refuse_differing(transformer_options: Mapping[str, Any], model: nn.Module) -> None:
-    """Raise Refused for a function that goes into the model and that workers could rebuild, but not run as it is."""
+    """Raise Refused for a function that goes into the model and that workers could rebuild, but not run as it is.
+
+    Functions at other places are refused by the names of their places (`networks_of`).
+    """
     widths = channels_of(model)
-    for place in (ATTENTION_OUTPUT, UNET_OUTPUT) if widths else (ATTENTION_OUTPUT,):
-        for function in _patches(transformer_options, place):
+    places = {ATTENTION_OUTPUT, UNET_OUTPUT} if widths else {ATTENTION_OUTPUT}
+    patches = {place: functions for place, functions in (transformer_options.get("patches") or {}).items() if functions}
+    for place in patches if patches.keys() <= places else ():
+        for function in patches[place]:
             if (what := mismatch_at(place, function, widths)) is not None:
                 raise Refused(f"What a node does by {what}, cannot be done with a parallel MODEL: {WAY_OUT}.")
 

@@ -41,7 +41,7 @@ from ..trials import random
 from .message import fields_of
 
 SHAPE = 2, 4, 8, 6
-"""Of the latents: batch, channels, height, width."""
+"""The shape of the latents: batch, channels, height, width."""
 
 STEPS = 6
 SEED = 11
@@ -49,13 +49,13 @@ SEED = 11
 
 @dataclass(frozen=True)
 class TrialCase:
-    """A run: what is sampled how.
+    """The settings of a run.
 
     Attributes:
         type: ComfyUI's name of the noise process.
         texts: the numbers of tokens of the positive prompts; the negative has 3.
-        denoise: which part of the steps is run; below 1 from a latent that is not empty.
-        patches: into how many the latent is cut.
+        denoise: the part of the steps that runs; below 1 the run starts from a latent that is not empty.
+        patches: the number of patches of the latent.
         cache: the class of a step cache's state.
     """
 
@@ -96,7 +96,7 @@ CASES: Mapping[Kind, tuple[TrialCase, ...]] = {
         TrialCase("EPS", cache="LazyCacheHolder", cfg=1.0),
     ),
 }
-"""What shows each kind, whole and cut, with one prompt and two, with guidance and without."""
+"""The runs that show each kind: whole and in patches, with one prompt and two, with guidance and without."""
 
 CACHES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "EasyCacheHolder": {
@@ -109,7 +109,7 @@ CACHES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         WrappersMP.PREDICT_NOISE: ("lazycache", "lazycache_predict_noise_wrapper"),
     },
 }
-"""What the nodes of step caches put around a run."""
+"""The wrappers that the nodes of step caches put around a run: by type, a key and the function's name."""
 
 
 def sampling_results(kind: Kind, caches: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -123,7 +123,7 @@ def sampling_results(kind: Kind, caches: Any = None) -> Iterator[tuple[Tensor, T
 
 
 class TrialNetwork(nn.Module):
-    """In the place of a model: element by element of a latent, its time and a text."""
+    """A network in a model's place: it computes each element of a latent from the element, the time and a text."""
 
     def __init__(self, device: Any = None, operations: Any = None, **_: Any) -> None:
         super().__init__()
@@ -131,16 +131,16 @@ class TrialNetwork(nn.Module):
 
     @property
     def skeleton(self) -> TrialNetwork:
-        """Itself: it has no weights."""
+        """Return the network itself: it has no weights."""
         return self
 
     @property
     def unsharded(self) -> bool:
-        """As the stand-in for a model says it: no."""
+        """Return False, as the proxy of a parallelised model does."""
         return False
 
     def override(self, options: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Value]:
-        """Nothing in attention's place: it has none."""
+        """Return nothing: the network has no attention to replace."""
         return {}
 
     def injected_attention(self, options: Mapping[str, Any]) -> dict[str, Value]:
@@ -156,7 +156,7 @@ class TrialNetwork(nn.Module):
         transformer_options: Any = None,
         **_: Any,
     ) -> Tensor:
-        """As ComfyUI's models do, with the DIFFUSION_MODEL wrappers around it."""
+        """Run the network inside the DIFFUSION_MODEL wrappers, as ComfyUI's models do."""
         options = transformer_options or {}
         wrappers = get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options)
         executor = WrapperExecutor.new_class_executor(self._forward, self, wrappers)
@@ -176,15 +176,15 @@ def computed(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
 
 
 class TrialModel(comfy.model_base.BaseModel):
-    """ComfyUI's model of such a network."""
+    """ComfyUI's model around a TrialNetwork."""
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
-        """A text, as those of models whose blocks are spread."""
+        """Return the text, as models with parallelised blocks take it."""
         return {"c_crossattn": comfy.conds.CONDRegular(kwargs["cross_attn"])}
 
 
 class TrialConfig(comfy.supported_models_base.BASE):
-    """What ComfyUI builds it by."""
+    """The configuration from which ComfyUI builds a TrialModel."""
 
     sampling_settings = {"shift": 2.0}  # noqa: RUF012 (ComfyUI's class has it so)
 
@@ -267,7 +267,7 @@ class SamplingTrial:
         mask: Tensor | None = None,
         disable_pbar: bool = False,
     ) -> Tensor:
-        """In the place of the sampler, as `wrapper.run_in_workers` is."""
+        """Run the workers' loop in the sampler's place, as `wrapper.run_in_workers` does."""
         self._reached = True
         run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent, mask)
         recording = recorded(run)

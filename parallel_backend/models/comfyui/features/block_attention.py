@@ -1,4 +1,4 @@
-"""Attention that a node of ComfyUI's hands to blocks by standing in for them, in a worker: made of ComfyUI's own code."""
+"""Functions of ComfyUI's nodes that replace blocks and inject attention into them, in a worker."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ....errors import Refused
 from .recipe import function_from, objects_from
 
 TOKENS, ATTENTION, BLOCK = "img", "attention", "original_block"
-"""ComfyUI's names: of what a block is given its tokens, and attention in its own's place; and the block itself."""
+"""ComfyUI's names of a block's tokens, of the attention that it takes in its own's place, and of the block itself."""
 
 Replacement = Callable[[dict[str, Any], dict[str, Any]], Any]
-"""As ComfyUI's models call what stands in for a block: with its arguments and the block."""
+"""A function that replaces a block. ComfyUI's models call it with the block's arguments and the block."""
 
 
 BlockRecipe = tuple[str, int, FunctionRecipe]
@@ -37,7 +37,7 @@ def replacements_from(
 
 
 class BlockAttention:
-    """What stands in for blocks during one run: what it keeps from step to step is of this rank's heads."""
+    """The functions that replace blocks during one run. What they keep from step to step is of this rank's heads."""
 
     def __init__(self) -> None:
         self._replacements: dict[tuple[str, int], Replacement] = {}
@@ -48,14 +48,17 @@ class BlockAttention:
         """Return ComfyUI's `patches_replace`, made of the recipes in the run's first call."""
         if not self._replacements:
             built = replacements_from(msgspec.json.decode(recipes, type=list[BlockRecipe]), block_at)
-            self._replacements = {location: handing_attention(each) for location, each in built.items()}
+            self._replacements = {location: injecting_attention(each) for location, each in built.items()}
         return {"dit": self._replacements}
 
 
-def handing_attention(replacement: Replacement) -> Replacement:
-    """What stands in for a block, held to this: it hands the block attention, and changes nothing else.
+def injecting_attention(replacement: Replacement) -> Replacement:
+    """Return a function that replaces a block, with a check that it injects attention and changes nothing else.
 
-    Of tokens, most of which are on other ranks, it sees how many there are.
+    Most of the tokens are on other ranks. The function sees only their shape, dtype and device.
+
+    Raises:
+        Refused: the returned function raises this when the replacement does anything else.
     """
 
     def checked(arguments: dict[str, Any], more: dict[str, Any]) -> Any:
@@ -92,7 +95,7 @@ def handing_attention(replacement: Replacement) -> Replacement:
 
 @dataclass(frozen=True)
 class _Shape:
-    """All that is told of tokens."""
+    """The properties of tokens that a function may read."""
 
     shape: torch.Size
     dtype: torch.dtype
