@@ -106,6 +106,8 @@ def test_the_last_denoise_is_timed_on_its_plan_and_on_one_device(comfyui: ComfyU
     assert get(comfyui, "run")["steps"] == 20  # it is not taken for the last run
     comfyui.queue(parallel(ksampler_graph("tiny-schnell", seed=156), "cpu:1")).check()
     assert "on one device" in compared()["said"]
+    comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=1, seed=157), "cpu:2")).check()
+    assert "had one step" in compared()["said"]
 
 
 def test_routes_answer_while_a_job_runs_and_actions_are_refused_then(comfyui: ComfyUI) -> None:
