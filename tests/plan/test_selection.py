@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from parallel_backend.gpus import Gpu
+from parallel_backend.host.planning.devices import select_gpus, selection_note
 from parallel_backend.plan import ModelLimits, ParallelPlan, Workload, resolve
-from parallel_backend.plan.devices import select_gpus, why
 from parallel_backend.plan.resolve import is_automatic
 
 RTX_4090 = Gpu("NVIDIA GeForce RTX 4090", 25_300_000_000, None, (8, 9), 128, False)
@@ -47,7 +47,7 @@ def test_a_card_that_makes_all_slower_is_left_out(gpus, used):
 
 
 def test_what_is_left_out_is_said_with_the_way_to_use_it():
-    assert why([shown(GT_1030), RTX_4090, RTX_4090], (1, 2)) == (
+    assert selection_note([shown(GT_1030), RTX_4090, RTX_4090], (1, 2)) == (
         "devices auto leaves out GPU 0 (NVIDIA GeForce GT 1030, 3 multiprocessors, 2.1 GB, with a display): a GPU that "
         "is less than a third as fast as the fastest, or has less than half of the largest one's memory, would hold up GPUs 1, "
         "2; write 0,1,2 into devices of Parallel Plan to use all."
