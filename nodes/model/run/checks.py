@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ....parallel_backend.conditioning import Conditioning, runs_alone
 from ....parallel_backend.diffusion import FunctionRecipe
+from ....parallel_backend.errors import Refused
+from ....parallel_backend.plan import ParallelPlan
 from ....parallel_backend.weights.adapters.lora import AdapterSet
 from ..conditioning import of_prompt
 from ..features.attention_override import OPTION as OVERRIDE
@@ -16,10 +22,9 @@ from ..features.block_attention import function_in
 from ..features.node_functions import attention_guidance_functions, refuse_differing
 from ..own_code import name_of
 from ..proxy import DiffusionProxy
+from ..remote_model import RemoteModel
 from ..sampler_run import SamplerRun
-from .coupled_rows import coupling_of, refuse_split
 from .message import refuse_what_cannot_work
-from .sigmas import refuse_guidance, refuse_sigmas, refuse_strengths
 
 OF_A_MASK = "set it from 0 to 1"
 
@@ -81,3 +86,99 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
     coupling = coupling_of(compared, prompts, remote)
     refuse_split(remote.requested_plan, coupling)
     return Checked(adapters, attention, compared, coupling, overridden or injected is not None, injected)
+
+
+def coupling_of(compared: Sequence[FunctionRecipe], prompts: Sequence[Conditioning], remote: RemoteModel) -> str:
+    """Why the rows of a call change one another, as a sentence begins; empty where they do not.
+
+    Args:
+        compared: functions that compare the rows of an attention.
+    """
+    if compared:
+        return f"{compared[0].node} compares both prompts in every attention"
+    for call in shared_calls(prompts):
+        if what := remote.family.couples_rows(remote.config, call):
+            kind = remote.config.kind
+            return f"the {what} of this batch differ, and {kind} models compute such rows from one another"
+    return ""
+
+
+def shared_calls(prompts: Sequence[Conditioning]) -> Iterator[Mapping[str, Tensor]]:
+    """Yield the tensors of prompts that ComfyUI can run as one batch, joined along the batch."""
+    groups: dict[object, list[Mapping[str, Tensor]]] = {}
+    for number, prompt in enumerate(prompts):
+        shapes = sorted((name, tensor.shape) for name, tensor in prompt.tensors.items())
+        key = number if runs_alone(prompt.tensors, prompt.values) else (*shapes, *sorted(prompt.values.items()))
+        groups.setdefault(key, []).append(prompt.tensors)
+    for group in groups.values():
+        yield {name: torch.cat([tensors[name] for tensors in group]) for name, first in group[0].items() if first.ndim}
+
+
+def refuse_split(requested_plan: ParallelPlan, coupling: str) -> None:
+    """Refuse a plan that computes rows separately which change one another.
+
+    Args:
+        requested_plan: the plan.
+        coupling: the reason why the rows change one another, or an empty text.
+
+    Raises:
+        Refused: the plan has a degree of cfg or data above 1.
+    """
+    cfg, data = max(1, requested_plan.cfg), max(1, requested_plan.data)
+    if coupling and (cfg > 1 or data > 1):
+        raise Refused(
+            f"{coupling}, so they cannot be computed apart, as cfg {cfg} and data {data} would: choose "
+            "cfg 1 and data 1 in Parallel Plan, and ulysses, ring or pipefusion."
+        )
+
+
+STRENGTH = re.compile(r"cfg\d*|(cfg|guidance|neg)_scale|guidance")
+"""Where guiders keep by how much they guide: CFGGuider, DualCFGGuider, PerpNegGuider and other packs'."""
+
+MOST = math.sqrt(torch.finfo(torch.float32).max)
+"""What is guided by more has squares, which models and samplers compute with, that fp32 does not hold."""
+
+TIMES = 1000.0
+"""What ComfyUI's models multiply a guidance by before they embed it."""
+
+
+def refuse_strengths(guider: Any) -> None:
+    """Raises Refused where a guider guides by NaN, infinity, or so much that infinity comes of it."""
+    for name in ("cfg", *sorted({*vars(guider)} - {"cfg"})):
+        value = getattr(guider, name, None) if STRENGTH.fullmatch(name) else None
+        if isinstance(value, float | int) and not abs(value) <= MOST:
+            raise Refused(f"the {name} is {value:g}, which makes no picture: set it to a number such as 1.")
+
+
+def refuse_guidance(conditioning: Mapping[str, Tensor]) -> None:
+    """Raises Refused where a prompt's guidance, in the dtype that the model computes in, overflows as it is embedded."""
+    guidance = conditioning.get("guidance")
+    if guidance is not None and not bool(torch.isfinite(guidance * TIMES).all()):
+        value = float(guidance.flatten()[0])
+        raise Refused(
+            f"the guidance is {value:g}, which overflows in {str(guidance.dtype).removeprefix('torch.')}: set it to a number "
+            "such as 3.5 in FluxGuidance."
+        )
+
+
+def refuse_sigmas(sigmas: Tensor, model_sampling: Any) -> None:
+    """Look for numbers that ComfyUI's own samplers turn into NaN or infinity, whatever the model says.
+
+    Args:
+        sigmas: 1-D, at least one.
+        model_sampling: the MODEL's, which scales the last latent by the last sigma.
+
+    Raises:
+        Refused: there is one.
+    """
+    wrong = [number for number, sigma in enumerate(sigmas.tolist(), 1) if not math.isfinite(sigma)]
+    if wrong:
+        raise Refused(
+            f"sigma {wrong[0]} of {len(sigmas)} is {sigmas[wrong[0] - 1].item()}: look at the node that the sigmas come from, "
+            "and at the shift of a ModelSampling node, which must be above 0."
+        )
+    if not math.isfinite(model_sampling.inverse_noise_scaling(sigmas[-1].cpu(), torch.ones(1)).item()):
+        raise Refused(
+            f"the sigmas end at {sigmas[-1].item():g}, where this model's latent is noise alone and cannot be scaled to a "
+            "picture's: let them end below that, at 0 for a finished picture."
+        )
