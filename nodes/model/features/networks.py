@@ -62,7 +62,8 @@ def networks_of(
     Raises:
         Refused: patches are there that the workers do not know, or that do not fit the model.
     """
-    patches = {point: functions for point, functions in (options.get(PATCHES) or {}).items() if functions}
+    every_patch = {point: functions for point, functions in (options.get(PATCHES) or {}).items() if functions}
+    patches = dict(every_patch)
     if attention_guidance_functions(options):
         del patches[ATTENTION_OUTPUT]
     if unet_functions(options, skeleton):
@@ -77,7 +78,7 @@ def networks_of(
         return tuple(_zimage(patch, skeleton, shape, name) for patch in patches["double_block"])
     if type(skeleton) is WanModel and _all_infinitetalk(patches):
         return (_infinitetalk(patches, skeleton, shape, name, options["audio_embeds"]),)
-    refuse_transformer_options({PATCHES: patches}, skeleton)
+    refuse_transformer_options({PATCHES: every_patch}, skeleton)
     raise AssertionError("any patches that are left are refused")
 
 
