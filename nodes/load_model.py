@@ -95,7 +95,7 @@ ALIASES = [
     "z-image",
     "flux 2",
 ]
-"""What people look for who have several GPUs: this loader is where they start."""
+"""Words by which ComfyUI's node search finds this loader, where users with several GPUs start."""
 
 
 class LoadParallelDiffusionModel(LoadParallelModel):

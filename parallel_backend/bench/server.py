@@ -196,7 +196,7 @@ ANSWER = 30.0
 
 
 class Running(Client):
-    """For use in a `with` statement, which ends by taking the jobs out of the history. A job of the user's ends it.
+    """Queues jobs in the user's ComfyUI, in a `with` statement that removes them from the history. A job of the user's ends it.
 
     Args:
         url: where it answers.
@@ -224,7 +224,7 @@ class Running(Client):
         return self._output
 
     def _submit(self, graph: Graph) -> QueuedRun:
-        """As a client does, while no other job runs or waits. Raises Cancelled where one does."""
+        """Queue a graph. Raises Cancelled if another job runs or waits."""
         if self.queued():
             raise Cancelled("a run was queued.")
         run = super()._submit(graph)

@@ -121,7 +121,7 @@ class LatentNoise:
 
 
 KIND = "noise"
-"""What the meter calls this traffic."""
+"""The name under which the meter counts this traffic."""
 
 
 @dataclass(frozen=True)

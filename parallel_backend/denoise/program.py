@@ -185,7 +185,7 @@ ELEMENTWISE: Mapping[str, int] = MappingProxyType(
 """By torch's name: how many of the arguments, from the first on, torch wants as tensors."""
 
 KEYWORDS = ("alpha", "rounding_mode", "min", "max", "nan", "posinf", "neginf", "value", "decimals", "eps")
-"""What an elementwise operation may be given by name."""
+"""Keyword arguments that an elementwise operation may have."""
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64", "bool")
 
@@ -217,9 +217,9 @@ def _combine(stack: Tensor, dim: int, weights: Tensor) -> Tensor:
 OTHERS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"to": _to, "full_like": _full_like, "stack": _stack, "sum": _sum, "select": _select, "combine": _combine}
 )
-"""A cast; a latent of one number; and what makes a stack, or one latent of a stack."""
+"""The functions of operations that torch has under no name of its own, or with other arguments."""
 
 
 def function_of(name: str) -> Callable[..., Tensor]:
-    """What computes an operation."""
+    """Return the function that computes an operation."""
     return OTHERS[name] if name in OTHERS else getattr(torch, name)

@@ -131,7 +131,7 @@ def _drawn(tensor: Tensor) -> Tensor:
 
 
 ATTRIBUTES = "attributes of an object"
-"""The one entry of such a dict."""
+"""The key of the one entry of a dict that stands for an object; its value has the object's attributes."""
 
 
 def as_dicts(tree: Any, kind: type) -> Any:

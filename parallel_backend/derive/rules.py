@@ -73,17 +73,17 @@ class Undescribed(Exception):
     """A reason why no declaration says what a model does, to stand behind "because"."""
 
     lasting = True
-    """Whether it lies in the model and its calls alone."""
+    """True if the reason lies in the model and its calls alone, so that another try would fail too."""
 
 
 class Unproved(Undescribed):
-    """What fits a model was not proved to hold: it does not, or its ranks failed, as they may for want of time or memory."""
+    """A declaration fits a model, but its proof failed: by another result, or because ranks lacked time or memory."""
 
     lasting = False
 
 
 def not_derived(kind: str, reason: str) -> Refused:
-    """For a class without a proved declaration."""
+    """Return the refusal of a class for which no declaration is proved."""
     return Refused(
         f"{kind} cannot be derived, because {reason}: write its declaration by hand (docs/develop/adding-a-model.md), "
         "or run it whole."

@@ -14,7 +14,7 @@ from .predict.profiles import ForwardTime, ModelShape, Profile
 
 
 def cut_by_time(plan: ResolvedPlan, times: BlockTimes, lacks: Lacking) -> tuple[int, ...]:
-    """How many blocks each stage gets so that the slowest stage, on its slowest rank, is as fast as can be.
+    """Return the number of blocks of each pipeline stage that makes the slowest stage, on its slowest rank, as fast as possible.
 
     Args:
         lacks: of the plan's stages.

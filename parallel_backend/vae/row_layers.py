@@ -87,7 +87,7 @@ Affine = tuple[Tensor, Tensor]
 
 
 class GroupNorm(Protocol):
-    """What there is to know of a group normalisation, as torch's module calls it."""
+    """The settings of a group normalisation, under the names of torch's module."""
 
     num_groups: int
     eps: float

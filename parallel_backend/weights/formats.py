@@ -1,4 +1,4 @@
-"""How files store tensors: the storage types, and the blocks of GGUF that the workers expand."""
+"""Storage types of tensors in files, and the blocks of GGUF that workers expand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Storage:
 
     @property
     def quantised(self) -> bool:
-        """Whether values are expanded where they are used: blocks, and fp8."""
+        """True for values that layers expand when they compute: blocks of GGUF, and fp8."""
         return self.dtype is None or self.dtype in FLOAT8
 
     def row_bytes(self, width: int) -> int:

@@ -35,7 +35,7 @@ from .node_functions import strings_in
 from .recipe import same, state_of
 
 OPTION = "optimized_attention_override"
-"""The option in which nodes put such a function, under the name that ComfyUI's models read."""
+"""The transformer option that holds a function in attention's place."""
 
 UNSENT = {SIDES, "uuids", "callbacks", "wrappers"}
 """ComfyUI's options that workers are not told."""

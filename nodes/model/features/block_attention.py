@@ -78,7 +78,7 @@ def refuse_other(recipes: Sequence[BlockRecipe], model: nn.Module) -> None:
 
 
 def function_in(transformer_options: Mapping[str, Any]) -> Any:
-    """Return one of the functions that replace blocks, where there are recipes of them."""
+    """Return one of the functions that replace blocks."""
     return next(iter(transformer_options[REPLACED][BLOCKS].values()))
 
 

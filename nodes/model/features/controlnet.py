@@ -59,12 +59,12 @@ def residuals_of(
 
 
 def _whole(tensor: Tensor, rows: int, tokens: int, dtype: Any) -> Tensor:
-    """With nothing for the tokens that it has no part of."""
+    """Return a residual with zeros for the tokens that it lacks, repeated for all rows."""
     return F.pad(tensor.to(dtype), (0, 0, 0, tokens - tensor.shape[1])).expand(rows, -1, -1)
 
 
 Shapes = Mapping[str, Sequence[torch.Size]]
-"""Of what a ControlNet's tensors are added to, by the list that they come from, in the order in which a model takes them."""
+"""For each list of a ControlNet's output: the shapes of the features to which its tensors are added, in the UNet's order."""
 
 
 def shapes_in(unet: Any, x: Tensor, inputs: Mapping[str, Tensor]) -> Shapes:

@@ -44,7 +44,7 @@ GUIDANCE = "sampler_post_cfg_function"
 """The model option with the functions after classifier-free guidance, the first one first."""
 
 BLOCKS = "dit"
-"""Where nodes put functions that replace blocks, among `patches_replace`."""
+"""The key of `patches_replace` under which nodes put functions that replace transformer blocks."""
 
 LATENTS = "denoised", "cond_denoised", "uncond_denoised", "input"
 """The latents that workers pass to a function after the guidance."""
@@ -80,7 +80,7 @@ def recipes_at(place: str, functions: Sequence[Any], channels: Sequence[int] = (
 
 
 def mismatch_at(place: str, function: Any, channels: Sequence[int] = ()) -> str | None:
-    """Return the name of what has made a function at a place, with the reason why workers cannot run the function.
+    """Return the name of the function that made a function at a place, with the reason why workers cannot run the latter.
 
     Return None if they can run it, and if workers cannot rebuild it at all.
     """

@@ -22,7 +22,7 @@ ABSENT = {"nodes", "server", "execution"}
 """Modules of ComfyUI's that workers do not have."""
 
 MAX_DEPTH = 2
-"""How deep functions may hold functions that were made with them."""
+"""The number of levels of functions inside functions that a recipe may have."""
 
 
 class RecipeReader:
@@ -72,12 +72,12 @@ class RecipeReader:
                 functions[variable] = path
             elif id(value) in self._blocks:
                 blocks[variable] = self._blocks[id(value)]
-            elif (made := self._read(value, remembered, depth + 1)) is not None:
-                inner[variable] = made
-            elif (kept := object_recipe(value, remembered)) is not None:
+            elif (recipe := self._read(value, remembered, depth + 1)) is not None:
+                inner[variable] = recipe
+            elif (instance := object_recipe(value, remembered)) is not None:
                 if self._objects.setdefault(variable, value) is not value:
                     return None
-                objects[variable] = kept
+                objects[variable] = instance
             else:
                 return None
         defaults = packed(function.__defaults__)

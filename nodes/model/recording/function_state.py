@@ -1,4 +1,4 @@
-"""What functions of other packs remember between calls: recorded, compared and restored."""
+"""State that functions of other packs keep between calls: it is recorded, compared and restored."""
 
 from __future__ import annotations
 

@@ -133,17 +133,17 @@ def refuse_split(requested_plan: ParallelPlan, coupling: str) -> None:
 
 
 STRENGTH = re.compile(r"cfg\d*|(cfg|guidance|neg)_scale|guidance")
-"""Where guiders keep by how much they guide: CFGGuider, DualCFGGuider, PerpNegGuider and other packs'."""
+"""Attributes of guiders that hold a guidance strength: of CFGGuider, DualCFGGuider, PerpNegGuider and other packs' guiders."""
 
 MOST = math.sqrt(torch.finfo(torch.float32).max)
-"""What is guided by more has squares, which models and samplers compute with, that fp32 does not hold."""
+"""The largest guidance strength whose square fp32 can represent; models and samplers compute such squares."""
 
 TIMES = 1000.0
-"""What ComfyUI's models multiply a guidance by before they embed it."""
+"""The factor by which ComfyUI's models multiply the conditioning's guidance before they embed it."""
 
 
 def refuse_strengths(guider: Any) -> None:
-    """Raises Refused where a guider guides by NaN, infinity, or so much that infinity comes of it."""
+    """Raise Refused for a guidance strength that is NaN, infinite, or so large that its square is infinite."""
     for name in ("cfg", *sorted({*vars(guider)} - {"cfg"})):
         value = getattr(guider, name, None) if STRENGTH.fullmatch(name) else None
         if isinstance(value, float | int) and not abs(value) <= MOST:

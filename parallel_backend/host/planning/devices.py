@@ -102,10 +102,10 @@ DISPLAY = 0.9
 """The part of its speed that is left to an older GPU, and to one that draws a desktop."""
 
 LEAST_PACE = 1 / 3
-"""Of the fastest GPU's: what a slower one would take off the others is less than what exchanging with it costs."""
+"""The least speed of a GPU that `auto` uses, as a part of the fastest GPU's: a slower one costs more than it saves."""
 
 LEAST_MEMORY = 0.5
-"""Of the largest GPU's: what each rank of Ulysses and Ring holds whole has to fit into the smallest."""
+"""The least memory of a GPU that `auto` uses, as a part of the largest GPU's: each rank of Ulysses and Ring holds all weights."""
 
 
 def select_gpus(gpus: Sequence[Gpu]) -> tuple[int, ...]:

@@ -112,7 +112,7 @@ class ComfyFamily:
         return Picture(tuple(latent_shape), config.patch_size).tokens
 
     def context_tokens(self, config: ComfyConfig, conditioning: Conditioning) -> int:
-        """The text, and every latent that is given as a reference."""
+        """Tokens of the text, and of the reference latents in the conditioning."""
         text = conditioning.get("context")
         tokens = 0 if text is None or text.ndim < 2 else text.shape[1]
         if config.declaration is None:
@@ -147,7 +147,7 @@ class ComfyFamily:
             check_declared(config, config.declaration, latent, conditioning, values)
 
     def couples_rows(self, config: ComfyConfig, conditioning: Conditioning) -> str:
-        """What the model's declaration says of it; without one a worker tries it (worker/requests/unsharded.py)."""
+        """Ask the declaration. Without one this returns no reason, and a worker tries it (worker/requests/unsharded.py)."""
         return "" if config.declaration is None else config.declaration.couples_rows(conditioning)
 
     def keys(self, config: ComfyConfig) -> KeyMap:
@@ -163,7 +163,7 @@ class ComfyFamily:
         return config.exact
 
     def control_blocks(self, config: ComfyConfig) -> Mapping[str, range]:
-        """After which blocks the declaration adds a ControlNet's tensors; none without a declaration, whose forward adds them."""
+        """The blocks after which a ControlNet's tensors are added; none for an unsharded model, whose forward adds them."""
         return config.control
 
     def build(self, config: ComfyConfig, stage: Stage) -> ComfyModel | UnshardedModel:

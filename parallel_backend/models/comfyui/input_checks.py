@@ -24,7 +24,10 @@ CONCATENATED = "concat"
 """The conditioning that ComfyUI concatenates to the latent's channels."""
 
 GUIDES, GUIDED = "keyframe_idxs", "denoise_mask"
-"""Where the guides of LTX-Video are, which lie behind the latent's frames, and the mask of both; below 0 it leaves tokens out."""
+"""The conditioning with the positions of LTX-Video's guides, which follow the latent's frames, and with the mask of both.
+
+The model leaves out tokens whose mask is below 0.
+"""
 
 TEXT_WIDTHS = {"context": "context_dim", "y": "adm_in_channels"}
 """The names in a UNet's configuration of the widths of a prompt's text and pooled text."""
@@ -169,7 +172,7 @@ def _check_sound(config: ComfyConfig, declaration: Declaration, shapes: Sequence
 
 
 def _fits(shapes: Sequence[Sequence[int]], sound: Sequence[int | None]) -> bool:
-    """Whether a sound's shape is as declared."""
+    """Return True if there is one sound, and its shape is as declared."""
     ((_, *sizes), *more_shapes) = shapes
     return (
         not more_shapes
@@ -207,7 +210,11 @@ def _check_sizes(kind: str, declaration: Declaration, picture: Picture, conditio
 
 
 def _check_sized(kind: str, name: str, tensor: Tensor, picture: Picture, values: Sequence[int]) -> None:
-    """Of conditioning that goes with every token, `values` for one of the latent's; a model pads the latent, and not this."""
+    """Check conditioning that follows the tokens, whose latents a model pads while it does not pad this.
+
+    Args:
+        values: the number of its values per latent value, in each dimension.
+    """
     sizes = tuple(size // each for size, each in zip(tensor.shape[-len(values) :], values, strict=False))
     tokens = tuple(size // step for size, step in zip(sizes, picture.patch_size, strict=False))
     if tokens == picture.grid:
@@ -221,7 +228,7 @@ def _check_sized(kind: str, name: str, tensor: Tensor, picture: Picture, values:
 
 
 def _check_frames(name: str, tensor: Tensor, picture: Picture) -> None:
-    """Of frames that are laid over the latent's first or behind its last ones."""
+    """Check the size of frames that a model places over the latent's first frames or after its last."""
     sizes = picture.shape[3:]
     if (
         tensor.ndim == len(picture.shape)

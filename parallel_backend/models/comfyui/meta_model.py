@@ -104,7 +104,7 @@ def make_model(
     dtype: torch.dtype,
     entries: Mapping[str, TensorEntry] = MappingProxyType({}),
 ) -> Any:
-    """Make ComfyUI's BaseModel on the meta device, its layers casting their weights to what they are given.
+    """Make ComfyUI's BaseModel on the meta device, with layers that cast their weights to the dtype of their input.
 
     Args:
         tensors: the file's, on the meta device.
@@ -144,7 +144,7 @@ def keep_type(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def make_in_memory(described: Any, tensors: Mapping[str, Tensor], entries: Mapping[str, TensorEntry]) -> Any:
-    """ComfyUI's BaseModel in fp32 on the CPU, its weights still to be filled: memory that nothing is written to is not taken."""
+    """Return ComfyUI's BaseModel in fp32 on the CPU with uninitialised weights, which occupy no memory until they are written."""
     import comfy.ops
 
     described.unet_config["dtype"] = torch.float32
@@ -213,7 +213,7 @@ def compute_buffers(
 
 
 def _made_without_weights(make: Callable[[], Any]) -> Any:
-    """ComfyUI's BaseModel on the meta device, of a class that looks at values while it is made, as ACE-Step 1.5's does."""
+    """Return ComfyUI's BaseModel on the meta device, of a class whose constructor reads values, such as ACE-Step 1.5's."""
     with _WithoutWeights():
         base = make()
     for part in base.diffusion_model.modules():
@@ -225,7 +225,7 @@ def _made_without_weights(make: Callable[[], Any]) -> Any:
 
 
 class _WithoutWeights(TorchFunctionMode):
-    """Has memory that is only asked for, which is weights', on the meta device."""
+    """Creates uninitialised tensors (torch.empty), which are a model's weights, on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

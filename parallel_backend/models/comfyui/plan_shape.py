@@ -14,7 +14,7 @@ from ..sequence_parallel.blocks import Block, attentions_of
 from ..sequence_parallel.picture import Picture, as_patch_size
 
 MODULATION = ("mod", "adaLN", "adaln", "norm")
-"""In the names of layers that are applied once a call, not once a token."""
+"""Parts of the names of layers that run once in a call, not once for each token."""
 
 REFERENCES = frozenset(
     {

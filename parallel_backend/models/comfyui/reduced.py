@@ -20,13 +20,12 @@ DEPTHS = ("depth", "layer", "block")
 """Parts of the names of attributes that hold a list's length."""
 
 SPREAD = 0.03
-"""Of the random numbers of vectors."""
+"""Standard deviation of the random numbers of vectors, such as biases."""
 
 SCALE, BIAS = 0, -1
 
 Kind = tuple[torch.dtype, int]
-"""A parameter's type, and of a matrix the power of two next to how many features go into each that it gives; of a vector whether
-it is a scale or a bias."""
+"""A parameter's dtype, and for a matrix the power of two next to its number of inputs, for a vector SCALE or BIAS."""
 
 
 def draw(*shape: int, seed: int) -> Tensor:

@@ -128,7 +128,7 @@ REMEDY = "run pip install -r requirements.txt in the pack's folder with ComfyUI'
 
 
 def of_diffusers(imports: Iterable[str]) -> bool:
-    """Whether a kind of model or autoencoder is made of diffusers' modules, by what it imports."""
+    """Return True if the imports of a kind of model or autoencoder include diffusers."""
     return any(module.partition(".")[0] == "diffusers" for module in imports)
 
 
@@ -147,5 +147,5 @@ def own_diffusers() -> str:
 
 
 def in_range(installed: str) -> bool:
-    """Whether a version is supported; none is not."""
+    """Return True for a supported version; False for an empty text, which stands for no diffusers."""
     return OLDEST <= tuple(int(number) for number in re.findall(r"\d+", installed)[:2]) <= NEWEST

@@ -20,24 +20,24 @@ OF_A_BLOCK: Mapping[str, int] = {
 """Kernels of one block in this project's code, by the block's class: on one rank, eager, the most of any model."""
 
 MIDDLING = 36
-"""The median of them, for blocks of other classes."""
+"""The median of OF_A_BLOCK's numbers, for blocks of other classes."""
 
 ULYSSES = 5
-"""What Ulysses adds to an attention: three kernels and two all-to-alls."""
+"""Operations that Ulysses adds to an attention: three kernels and two all-to-alls."""
 
 CHUNK = 6
-"""What each further chunk of heads adds to that: three kernels, attention's own, and two all-to-alls."""
+"""Operations that each further chunk of heads adds under Ulysses: three kernels, one attention and two all-to-alls."""
 
 FP8 = 27
-"""What an exchange in fp8 adds to an attention under Ulysses: eleven kernels to pack its operands, ten for its result, and
-three to unpack each."""
+"""Operations that an exchange in fp8 adds to an attention under Ulysses: eleven kernels to pack its operands, ten for its result,
+and three to unpack each."""
 
 FP8_TRAFFIC = 30
 """Bytes that packing and unpacking read and write for each value, in between in fp32."""
 
 RING = 3
 RING_HOP = 8
-"""What Ring adds to an attention, and each of its hops: seven kernels and a transfer."""
+"""Operations that Ring adds to an attention for each of its hops: seven kernels and a transfer."""
 
 PATCHED = 4
 """The most that keys and values of other patches add to an attention."""

@@ -280,12 +280,12 @@ class AdapterRows:
 
 
 class ExpandedAdapters(nn.Module):
-    """From a weight's values (fp32) to changed ones. Its tensors are buffers and so move with the layer.
+    """Applies adapters to the fp32 values of a weight. The adapters' tensors are buffers, so they move with the layer.
 
     Args:
         values: the adapters' tensors, on the weight's device.
         adds_in: the type in which they are added.
-        held: the type to which ComfyUI rounds the sum.
+        stored_dtype: the type to which ComfyUI rounds the sum.
     """
 
     def __init__(self, rows: AdapterRows, values: Values, adds_in: torch.dtype, stored_dtype: torch.dtype) -> None:

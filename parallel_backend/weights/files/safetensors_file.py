@@ -71,13 +71,13 @@ def _entry(path: Path, name: str, value: Mapping[str, Any], data_start: int) -> 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 TRANSFORMER = "transformer"
-"""Where a whole pipeline's folder has the denoiser."""
+"""The folder of the denoiser inside the folder of a diffusers pipeline."""
 
 MAX_INDEX_BYTES = 100 * 2**20
 
 
 def is_diffusers_folder(path: Path) -> bool:
-    """Whether a folder has what `read_folder` reads."""
+    """Return True if a folder has weights that `read_folder` reads."""
     return any((folder / name).is_file() for folder in (path, path / TRANSFORMER) for name in (WEIGHTS, INDEX))
 
 

@@ -99,7 +99,7 @@ class WeightStore(ABC):
 
 
 class BlockAccess:
-    """What has to be done for that around model calls, forwards and blocks: nothing, where every rank holds its blocks whole."""
+    """Makes the weights of blocks usable around model calls, forwards and blocks. This class has all blocks and does nothing."""
 
     def model_call(self, forwards: int) -> AbstractContextManager[None]:
         """Inside, this rank runs so many forwards, other ranks perhaps others. A collective where ranks share weights."""

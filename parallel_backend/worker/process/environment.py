@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def own_facts(device: torch.device) -> RankFacts:
-    """What this process tells of itself."""
+    """Return the versions and devices of this process, for the host's checks."""
     version_of_torch = str(torch.__version__)
     comfyui = os.environ.get(FOLDER, "")
     return RankFacts(

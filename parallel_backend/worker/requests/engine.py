@@ -135,7 +135,7 @@ class Engine:
 
 
 class Agreement:
-    """What all ranks last agreed on.
+    """Checks that all ranks have the same plan and model, and can run them together; the last agreement is remembered.
 
     Args:
         refusals: why attention that a plan can ask for does not run on this rank, by its name.
@@ -177,7 +177,7 @@ class Agreement:
         return ""
 
     def _lack(self, plan: ResolvedPlan, model: ModelSpec) -> str:
-        """What this rank would need and has not, as a sentence; empty if it has everything."""
+        """Return a sentence about what this rank lacks for a plan; empty if it lacks nothing."""
         if plan.stages and plan.attention in self._refusals:  # work cut in space takes any kernel
             return self._refusals[plan.attention]
         try:

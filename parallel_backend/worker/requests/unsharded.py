@@ -110,10 +110,10 @@ def _randomly_weighted(family: Family, config: Any, dtype: torch.dtype, device: 
 
 @dataclass(frozen=True)
 class ForwardExample:
-    """What a model is given, and where it runs.
+    """The inputs of one model call, and the device that computes it.
 
     Attributes:
-        device: where.
+        device: the rank's device.
         dtype: of the weights; inputs come in the compute dtype.
         tensors, values: `x`, `timestep` and the conditioning of one forward.
         on_progress: called as it gets on, so that a watcher sees that the rank does.
@@ -136,7 +136,7 @@ class ForwardExample:
         return replace(self, tensors=rows_of(self.tensors, self.values, numbers))
 
     def inputs(self, key: str) -> Inputs:
-        """What goes with the latent, under a key of its own."""
+        """Return the inputs besides the latent; `key` tells the call apart from others."""
         conditioning = {name: tensor for name, tensor in self.tensors.items() if name not in ("x", "timestep")}
         timestep = self.tensors.get("timestep")
         return Inputs(key, self.x.shape, self.x.dtype, self.device, timestep, conditioning, values=self.values)
