@@ -18,7 +18,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `dtype` is what weights are held in that the file does not quantise, `compute` the type that ComfyUI computes in and quantised
     layers expand to; with `fast_fp8` plain fp8 weights are multiplied in fp8. `digest` is the file's content
     (`weights/files/digest.py`), which tells other machines their copy. `derived` says how a model of ComfyUI's is spread for
-    whose class no declaration is written.
+    whose class no declaration is written. `dynamic` is True where ComfyUI's own loader would load the model dynamically
+    (`models/comfyui/dynamic_loading.py`).
     """
 
     family: str
@@ -30,6 +31,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compute: str = "float32"
     fast_fp8: bool = False
     derived: Declaration | None = None
+    dynamic: bool = False
 
 
 class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

@@ -29,6 +29,7 @@ from ...parallel_backend.weights.files.keymap import tensor_sizes
 from ...parallel_backend.weights.layers.packing import expanded_bytes, packed_starts, resident_bytes
 from ..memory.loaded_models import Shares
 from .dtypes import dtype_name
+from .features.adapters_asked import loads_dynamically
 from .features.lora import AdapterReader
 from .patcher import ParallelModelPatcher
 from .proofs import proofs
@@ -100,7 +101,14 @@ def load_model(
     compute = dtype_name(cast or dtype)
     fast = weight_dtype == FAST or PerformanceFeature.Fp8MatrixMultiplication in args.fast
     spec = ModelSpec(
-        family_name, str(path), *part.fingerprint(), dtype_name(dtype), file_digest(path), compute, fast and not marked
+        family_name,
+        str(path),
+        *part.fingerprint(),
+        dtype_name(dtype),
+        file_digest(path),
+        compute,
+        fast and not marked,
+        dynamic=loads_dynamically(device),
     )
     in_fp8 = spec.fast_fp8 and comfy.model_management.supports_fp8_compute(device)
     precision = Precision(dtype, cast or dtype, in_fp8)

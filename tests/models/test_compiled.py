@@ -6,6 +6,7 @@ The backend is aot_eager, which takes the same graphs as inductor and runs them 
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -95,7 +96,7 @@ def lora_on(module: nn.Module) -> Callable[[float], None]:
     tensors = {name + "u": 0.2 * draw(shape[0], 4, seed=4) for name, shape in shapes.items()}
     tensors |= {name + "d": 0.2 * draw(4, shape[1], seed=5) for name, shape in shapes.items()}
     keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
-    merging = Merging(torch.float32, (), merging_dtype, rounded)
+    merging = Merging(torch.float32, (), functools.partial(merging_dtype, False), rounded)
     patching = Patching(module, ReplicatedStore(module), CPU, keys, lambda _: None, keep, merging)
 
     def merge(strength: float) -> None:

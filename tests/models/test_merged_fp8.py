@@ -86,8 +86,8 @@ class Case:
         comfy.model_management.unload_all_models()
         return adapters, weights
 
-    def part(self, place: str = "whole", room: bool = True, stage: Stage = ALL) -> StagePart:
-        """This rank's part of the model, as a worker loads it."""
+    def part(self, place: str = "whole", room: bool = True, stage: Stage = ALL, dynamic: bool = False) -> StagePart:
+        """Return this rank's part of the model, as a worker loads it; `dynamic` as in ModelSpec."""
         joined = dist.is_initialized()
         everyone = Communicator("all", dist.group.WORLD if joined else None, CPU, False, Meter())
 
@@ -101,7 +101,8 @@ class Case:
             return ReplicatedStore(module), BlockAccess()
 
         state = self.path.stat()
-        spec = ModelSpec("comfyui", str(self.path), state.st_mtime_ns, state.st_size, str(self.dtype).split(".")[1])
+        dtype = str(self.dtype).split(".")[1]
+        spec = ModelSpec("comfyui", str(self.path), state.st_mtime_ns, state.st_size, dtype, dynamic=dynamic)
         watch = Watch(lambda: False, lambda *_: None, lambda _: None)
         keep = Keep(fits=lambda _: room, all_true=lambda fits: fits)
         made = StagePart(spec, stage, arrange, CPU, Neighbours(everyone, (0,) * everyone.size), watch, keep)
@@ -142,7 +143,7 @@ def add_in(dtype: torch.dtype, patch: pytest.MonkeyPatch) -> None:
     import comfy.model_management
 
     patch.setitem(comfy.model_management.LORA_COMPUTE_DTYPES, CPU, dtype)
-    assert merging_dtype(CPU) == dtype
+    assert merging_dtype(False, CPU) == dtype
 
 
 @pytest.fixture
@@ -224,7 +225,7 @@ def test_layers_that_are_rows_of_one_weight(dtype: torch.dtype) -> None:
         ours.add_module(name, layer)
         keys[f"{name}.weight"] = Piece("qkv.weight", 4 * number, 4 * number + 4, (32,))
     keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
-    merging = Merging(dtype, (), merging_dtype, rounded)
+    merging = Merging(dtype, (), functools.partial(merging_dtype, False), rounded)
     patching = Patching(ours, ReplicatedStore(ours), CPU, keys, lambda _: None, keep, merging)
     lora = Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)
     for adapters, expected in (

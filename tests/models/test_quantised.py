@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -50,7 +51,7 @@ S = TypeVar("S", bound=WeightStore)
 LAYER, NAME = "blocks.0", "blocks.0.weight"
 ROWS, COLUMNS = 48, 192
 CPU = torch.device("cpu")
-MERGING = Merging(torch.float32, (), merging_dtype, rounded)
+MERGING = Merging(torch.float32, (), functools.partial(merging_dtype, False), rounded)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 INPUT_SCALED = ("fp8", "fp8_e5m2", "nvfp4", "mxfp8")
 

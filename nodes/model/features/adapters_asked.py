@@ -16,13 +16,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ....parallel_backend.errors import Refused
 
 
+def loads_dynamically(device: torch.device) -> bool:
+    """Return True if ComfyUI loads models dynamically on a device: an NVIDIA GPU, with comfy-aimdo in use."""
+    dynamic = comfy.model_patcher.CoreModelPatcher is not comfy.model_patcher.ModelPatcher
+    return dynamic and not comfy.model_management.is_device_cpu(device)
+
+
 def patched_keys(patcher: Any) -> frozenset[str]:
     """Return the parameters that ComfyUI's loader patches where it loads a model whole: none of a module with submodules.
 
     Where ComfyUI loads dynamically, its loader patches only modules that cast their own weights.
     """
-    dynamic = comfy.model_patcher.CoreModelPatcher is not comfy.model_patcher.ModelPatcher
-    dynamic = dynamic and not comfy.model_management.is_device_cpu(patcher.load_device)
+    dynamic = loads_dynamically(patcher.load_device)
     return frozenset(
         comfy.model_patcher.key_param_name_to_key(name, parameter)
         for *_, name, module, parameters in patcher._load_list()

@@ -96,7 +96,7 @@ class OfParts(nn.Module):
 
     def values(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The weight's values `[rows, columns]`, in the type in which ComfyUI applies LoRA."""
-        expanded: Tensor = self.weight_of(parts, merging_dtype(parts["weight"].device)).dequantize()
+        expanded: Tensor = self.weight_of(parts, merging_dtype(False, parts["weight"].device)).dequantize()
         return expanded
 
     def quantised(self, parts: Mapping[str, Tensor], values: Tensor, name: str) -> dict[str, Tensor]:

@@ -113,7 +113,7 @@ def packed_starts(checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype, name
     has the keys of `keys`."""
     starts: dict[str, list[int]] = {}
     for parameter, piece in keys.items():
-        entry = _first_entry(checkpoint, piece)
+        entry = first_entry(checkpoint, piece)
         if len(entry.shape) == 2 and not is_merged(held_as(entry, dtype), entry.scale is not None, dtype):
             named = names[parameter]
             starts.setdefault(named.name, []).append(named.start)
@@ -145,7 +145,7 @@ def shape_parameters(
                 child.register_parameter(key, nn.Parameter(parameter.to(exact[full_name]), requires_grad=False))
                 continue
             piece = keys[full_name]
-            entry = _first_entry(checkpoint, piece)
+            entry = first_entry(checkpoint, piece)
             storage = held_as(entry, dtype)
             if storage.quantised and isinstance(child, nn.Linear) and key == "weight":
                 pack(child, storage, entry.scale is not None)
@@ -159,7 +159,7 @@ def shape_parameters(
             child.register_parameter(key, nn.Parameter(parameter.to(parameter_dtype), requires_grad=False))
 
 
-def _first_entry(checkpoint: Checkpoint, piece: Piece) -> TensorEntry:
-    """The file's tensor that a parameter begins with."""
+def first_entry(checkpoint: Checkpoint, piece: Piece) -> TensorEntry:
+    """Return the tensor of the file that a parameter begins with."""
     entry, _, _ = next(checkpoint.entries[piece.name].runs(piece.start, piece.stop))
     return entry

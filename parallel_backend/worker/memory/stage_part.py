@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ...diffusion import ModelSpec
+from ...models.comfyui.dynamic_loading import file_dtypes
 from ...models.comfyui.fast_fp8 import multiply_in_fp8
 from ...models.comfyui.features.lora import merging_dtype, rounded
 from ...models.comfyui.meta_model import keep_type
@@ -67,13 +68,16 @@ class StagePart:
         keep_type(self.module, dtype)
         compute = STORAGE_DTYPES[spec.compute]
         compute_in(self.module, compute)
+        keys = family.keys(config)
         exact = dict.fromkeys(family.exact(config), torch.float32) | plain_linears(self.module, compute)
-        self._source = WeightSource(checkpoint, family.keys(config), dtype, exact)
-        shape_parameters(self.module, checkpoint, self._source.keys, dtype, exact)
+        if spec.dynamic:
+            exact = file_dtypes(self.module, checkpoint, keys) | exact
+        self._source = WeightSource(checkpoint, keys, dtype, exact)
+        shape_parameters(self.module, checkpoint, keys, dtype, exact)
         if spec.fast_fp8 and isinstance(self.model, ComfyModel):
             multiply_in_fp8(self.module, device)
         self.store, self.access = arrange(self.module, self.model.block_modules)
-        merging = Merging(dtype, exact, merging_dtype, rounded)
+        merging = Merging(dtype, exact, functools.partial(merging_dtype, spec.dynamic), rounded)
         names = family.comfyui_keys(config)
         self._patching = Patching(self.module, self.store, device, names, self._load, keep, merging)
 

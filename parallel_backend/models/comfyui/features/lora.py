@@ -11,8 +11,16 @@ PREFIX = "diffusion_model."
 """Before the names of weights where ComfyUI draws random numbers for rounding."""
 
 
-def merging_dtype(device: torch.device) -> torch.dtype:
-    """The type in which ComfyUI adds adapters to a weight on a device."""
+def merging_dtype(dynamic: bool, device: torch.device) -> torch.dtype:
+    """Return the dtype in which ComfyUI adds adapters to a weight on a device.
+
+    Args:
+        dynamic: True if ComfyUI loads the model dynamically. It then adds in the dtype in which the model computes. This function
+            returns fp32, so that only the sum is rounded.
+        device: the device of the weight.
+    """
+    if dynamic:
+        return torch.float32
     import_comfyui()
     import comfy.model_management
 

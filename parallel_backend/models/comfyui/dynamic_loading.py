@@ -1,0 +1,44 @@
+"""Weights as ComfyUI has them where it loads models dynamically: on NVIDIA GPUs with comfy-aimdo.
+
+Source: `ModelPatcherDynamic.load` in `comfy/model_patcher.py`. It casts a large layer's weights to the dtype that was chosen for
+weights, and puts the weights of a small layer on the device in the dtype of their file.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ...weights.files.entry import Checkpoint
+from ...weights.files.keymap import KeyMap
+from ...weights.formats import FLOAT8
+from ...weights.layers.packing import first_entry
+
+SMALL_MODULE = 16 * 1024
+"""The bytes in the file up to which ComfyUI takes a layer for a small one."""
+
+
+def file_dtypes(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap) -> dict[str, torch.dtype]:
+    """Return the dtypes of the parameters that ComfyUI keeps in the dtype of their file, by the parameters' names.
+
+    They are those of small layers, and a large layer's parameters other than its weight and bias. fp8 and blocks of GGUF
+    are left out: they are held as they are in any case.
+
+    Args:
+        module: the model, or a stage of it, on the meta device.
+        checkpoint: the model's file.
+        keys: the rows of the file's tensors that each parameter consists of.
+    """
+    found: dict[str, torch.dtype] = {}
+    for name, layer in module.named_modules():
+        own = dict(layer.named_parameters(prefix=name, recurse=False))
+        if not hasattr(layer, "comfy_cast_weights") or len(own) < len(list(layer.parameters())):
+            continue
+        entries = {key: first_entry(checkpoint, keys[key]) for key in own}
+        size = sum(own[key].numel() * entry.storage.nbytes // entry.storage.values for key, entry in entries.items())
+        for key, entry in entries.items():
+            kept = size <= SMALL_MODULE or key.rpartition(".")[2] not in ("weight", "bias")
+            dtype = entry.dtype
+            if kept and dtype is not None and dtype.is_floating_point and dtype not in FLOAT8:
+                found[key] = dtype
+    return found
