@@ -40,6 +40,7 @@ class ReportLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         figures: what was found, in numbers, in the units of a `Device` (FLOP/s, bytes/s, bytes, seconds).
         versions: on the line that is called BEGINNING.
         end: true on the line with which rank 0 ends the list, whatever its checks came to.
+        seconds: since the list began.
     """
 
     checks: str
@@ -51,6 +52,7 @@ class ReportLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     figures: Mapping[str, float] = {}
     versions: Versions | None = None
     end: bool = False
+    seconds: float = 0.0
 
 
 def lines_of(report: Path) -> list[ReportLine]:

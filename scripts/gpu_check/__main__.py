@@ -2,6 +2,7 @@
 
     python -m scripts.gpu_check one                                          # one GPU
     python -m scripts.gpu_check compiled                                     # its blocks compiled
+    python -m scripts.gpu_check whole                                        # a large model's weights in host memory
     python -m scripts.gpu_check formats                                      # a layer in each format
     python -m scripts.gpu_check shares                                       # rates, and what a rank of many computes
     python -m scripts.gpu_check races                                        # weights that come and go
@@ -18,7 +19,9 @@ the same code; what only a GPU can answer is INFO there.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
+import signal
 from pathlib import Path
 
 import torch
@@ -29,7 +32,7 @@ from parallel_backend.models.comfyui.importing import import_comfyui
 from .connections import Connections
 from .formats import Formats
 from .many import Many
-from .one import Compiled, One
+from .one import Compiled, One, Whole
 from .pipeline import Pipeline
 from .prompts import Prompts
 from .races import Races
@@ -42,6 +45,7 @@ LISTS: dict[str, type[Report]] = {
     "ready": Ready,
     "one": One,
     "compiled": Compiled,
+    "whole": Whole,
     "formats": Formats,
     "races": Races,
     "shares": Shares,
@@ -58,6 +62,7 @@ def main() -> None:
     parser.add_argument("list", choices=tuple(LISTS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
+    faulthandler.register(signal.SIGTERM, chain=True)  # a list that is ended says where it was
     import_comfyui()
     with stand_ins(Path(os.environ[FOLDER])), torch.inference_mode():  # as workers have it
         LISTS[options.list](options.device).begin_to_end()

@@ -38,6 +38,9 @@ SHAPES = (
 EAGER, COMPILED = 1.02, 0.95
 """One rank's step against ComfyUI's own: at most."""
 
+PROTOTYPE = "prototype feature"
+"""A part of the warning with which torch begins to watch for waits."""
+
 FURTHER = 1.5
 """How much further than ComfyUI's own result ours may be from one in fp32."""
 
@@ -46,9 +49,9 @@ class One(Bench):
     """Checks of one GPU."""
 
     def run(self) -> None:
-        """What one GPU can answer; last what takes longest."""
+        """Run what one GPU can answer; last what takes longest."""
         self.each(self.kernels, self.speeds, self.copies, self.pins, self.needs, self.streamed, self.busy, self.context)
-        self.each(self.exact, self.eager, self.streamed_whole)
+        self.each(self.exact, self.eager)
 
     def kernels(self) -> None:
         """Attention and its log-sum-exp against fp64, whole and merged of two halves of the keys."""
@@ -127,27 +130,18 @@ class One(Bench):
             self.needed(f"{patches} patches", plan, self.ours(self.name, plan, model)[1])
 
     def streamed(self) -> None:
-        """Compare a window of half the blocks with all of them on the device."""
-        self.windowed(self.name, 0.5)
+        """Compare a window of the two largest blocks with all four of them on the device."""
+        self.windowed(self.name)
 
-    def streamed_whole(self) -> None:
-        """Compare a window of two blocks of all of FLUX.1-dev with all of them on the device, where there is room for that."""
-        if self.roomy():
-            self.windowed(FLUX, 0.0)
-
-    def windowed(self, name: str, part: float) -> None:
-        """Compare a window with all blocks on the device.
-
-        Args:
-            part: of the blocks that stay on the device, besides the two that come and go.
-        """
+    def windowed(self, name: str) -> None:
+        """Compare a window of two blocks, which come and go, with all blocks on the device."""
         plan = self.plan(name)
         alone = Communicator("subgroup", None, torch.device("cpu"), False, Meter())
         _, all_there = self.ours(name, plan, self.model(name)[0])
         meter = Meter(device=self.device)
         model, store = self.model(name, lambda module, blocks: Streamed(module, blocks, alone, self.device, meter))
         assert isinstance(store, Streamed)
-        store.fit(int(store.kept * part))
+        store.fit(0)
         _, windowed = self.ours(name, plan, model, access=store)
         expected, found = all_there(SHORT, nothing), windowed(SHORT, nothing)
         assert found is not None
@@ -156,14 +150,13 @@ class One(Bench):
         before = meter.sent["weights"]
         windowed(1, nothing)
         copied = meter.sent["weights"] - before
+        copying = 1e3 * copied / self.host_rate()
+        hidden = 1 - (streamed - resident) / copying
         text = (
-            f"{streamed:.1f} ms a step, {resident:.1f} with all blocks there; {store.whole / 1e6:.0f} MB of blocks stay"
+            f"error {error_of(found, expected):.1e}; {streamed:.1f} ms a step, {resident:.1f} with all blocks there; "
+            f"{copied / 1e6:.0f} MB come, which takes {copying:.1f} ms, of which {hidden:.2f} hide"
         )
-        if copied:
-            copying = 1e3 * copied / self.host_rate()
-            hidden = 1 - (streamed - resident) / copying
-            text += f", {copied / 1e6:.0f} MB come, which takes {copying:.1f} ms, of which {hidden:.2f} hide"
-        self.say(f"streamed weights, {name}", torch.equal(found, expected), text)
+        self.say(f"streamed weights, {name}", copied > 0 and torch.equal(found, expected), text)
 
     def host_rate(self) -> float:
         """Return the bytes/s from pinned host memory to the device."""
@@ -186,7 +179,8 @@ class One(Bench):
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             self.watched(run)
-        waits = [str(warning.message)[:80] for warning in seen if "synchroniz" in str(warning.message)]
+        messages = [str(warning.message) for warning in seen]
+        waits = [each[:80] for each in messages if "synchroniz" in each and PROTOTYPE not in each]
         self.say("nothing waits in the loop", not waits if self.cuda else None, waits[:3])
 
     def watched(self, run: Run) -> None:
@@ -218,7 +212,7 @@ class One(Bench):
         self.beside_comfyui(FLUX if self.roomy() else self.name, "", EAGER)
 
     def beside_comfyui(self, name: str, compiler: str, aim: float) -> None:
-        """How far ours and ComfyUI's own are from the result in fp32, if the model is small, and how long a step takes each."""
+        """Compare ours and ComfyUI's own with the result in fp32, if the model is small, and time a step of each."""
         import comfy.model_management
 
         model, _ = self.model(name)
@@ -230,10 +224,13 @@ class One(Bench):
         how = f"{name}, {f'compiled by {compiler}' if compiler else 'eager'}"
         if name == self.name:
             exact = self.comfyuis(name, model, dtype=torch.float32)(SHORT, nothing)
+            eager = self.comfyuis(name, model)(SHORT, nothing) if compiler else other
             assert exact is not None
-            ours, theirs = error_of(found, exact), error_of(other, exact)
-            text = f"error in {self.computes_in} {ours:.1e}, of ComfyUI's own {theirs:.1e}"
-            self.say(f"{how}, the result", ours <= FURTHER * theirs + FP32_TOLERANCE, text)
+            assert eager is not None
+            ours, theirs, uncompiled = (error_of(each, exact) for each in (found, other, eager))
+            text = f"error in {self.computes_in} {ours:.1e}, of ComfyUI's own {theirs:.1e}, of its own eager {uncompiled:.1e}"
+            # ComfyUI compiles the whole model and rounds less often: what is outside of blocks rounds here as in its eager model.
+            self.say(f"{how}, the result", ours <= FURTHER * max(theirs, uncompiled) + FP32_TOLERANCE, text)
         else:
             self.say(f"{how}, the result", None, f"{error_of(found, other):.1e} from ComfyUI's own")
         if compiler:
@@ -290,3 +287,14 @@ class Compiled(One):
             self.beside_comfyui(FLUX, self.compiler, COMPILED)
         else:
             self.say(f"{FLUX}, compiled by {self.compiler}", None, "not run: it needs a card with 60 GB free")
+
+
+class Whole(One):
+    """Checks of all of FLUX.1-dev in host memory."""
+
+    def run(self) -> None:
+        """Compare a window of two blocks with all of them on the device, where there is room for that."""
+        if self.roomy():
+            self.each(functools.partial(self.windowed, FLUX))
+        else:
+            self.say(f"streamed weights, {FLUX}", None, "not run: it needs a card with 60 GB free")

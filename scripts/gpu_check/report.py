@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ class Report(ABC):
     def __init__(self, kind: str) -> None:
         self.rank = int(os.environ.get("LOCAL_RANK", 0))
         self.cuda = kind == "cuda"
+        self._begun = time.monotonic()
 
     def begin_to_end(self) -> None:
         """Run the list between two lines of rank 0: its versions, and that it ended. One that crashes or hangs has no end."""
@@ -53,8 +55,10 @@ class Report(ABC):
 
     def _line(self, passed: bool | None, name: str, text: object, **more: Any) -> ReportLine:
         verdict = "INFO" if passed is None else "PASS" if passed else "FAIL"
-        device = torch.cuda.get_device_name() if self.cuda else "cpu"
-        return ReportLine(type(self).__name__.lower(), self.rank, device, verdict, name, str(text), **more)
+        device, seconds = torch.cuda.get_device_name() if self.cuda else "cpu", round(time.monotonic() - self._begun, 1)
+        return ReportLine(
+            type(self).__name__.lower(), self.rank, device, verdict, name, str(text), seconds=seconds, **more
+        )
 
     def _write(self, line: ReportLine) -> None:
         words = f"[{line.rank}] {line.verdict} {line.name}: {line.text}\n"

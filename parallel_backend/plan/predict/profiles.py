@@ -173,7 +173,7 @@ def expansion_of(stored: float, element: int, unpacked: bool) -> float:
     return stored + element + UNPACKING * unpacked
 
 
-CONTEXT_BYTES = 0.8e9
+CONTEXT_BYTES = 0.85e9
 """Device memory that the CUDA context, NCCL and the kernels take (typical, bytes)."""
 
 HOST_BANDWIDTH = 20e9
