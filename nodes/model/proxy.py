@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from ...parallel_backend.conditioning import (
     ALONE,
+    ATTENTION_GUIDANCE,
+    ATTENTION_OVERRIDE,
     CONCAT,
     NAMES,
     OPTIONS,
@@ -27,11 +29,8 @@ from ...parallel_backend.conditioning import (
     Conditioning,
     flatten,
 )
-from ...parallel_backend.diffusion import Value
 from ...parallel_backend.errors import Refused
-from ...parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from ...parallel_backend.models.comfyui.content.model_code import options_read_by
-from ...parallel_backend.models.comfyui.features.node_functions import REPLACED
 from ...parallel_backend.models.comfyui.rows import CONTROL
 from ...parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
 from ...parallel_backend.weights.adapters.lora import NONE, AdapterSet
@@ -39,24 +38,10 @@ from ...parallel_backend.weights.values import values_of as values_of_entry
 from ..memory.loaded_models import Shares
 from ..progress import say
 from .conditioning import of_call, options_of, sigmas_of
-from .features.attention_override import OPTION as OVERRIDE
-from .features.attention_override import refuse_split, values_of_override
-from .features.block_attention import function_in, refuse_other, takes_attention
-from .features.block_attention import recipes_of as blocks_of
-from .features.block_attention import values_of as values_of_blocks
 from .features.controlnet import Control, Shapes, refuse_other_control, shapes_in
-from .features.networks import PATCHES, networks_of, refuse_stages
-from .features.node_functions import (
-    attention_values_of,
-    check_stages,
-    skipped_in,
-    skipped_values_of,
-    unet_values_of,
-)
-from .features.pose_cache import values_of as pose_cache_as_values
-from .features.pose_cache import without_it
-from .features.prefix_cache import refuse_quantised_prefix
-from .features.recipe import RecipeReader
+from .features.feature import FeatureCall, refuse_plan, unhandled, values_of
+from .features.feature_list import IN_A_SINGLE_CALL
+from .features.networks import networks_of, refuse_stages
 from .features.step_cache import runs_wrappers
 from .own_writes import is_written
 from .proofs import AnotherResult, proofs
@@ -91,7 +76,6 @@ class DiffusionProxy(nn.Module):
         self.shares = shares
         self._undeclared, self._parallelise = undeclared, parallelise
         self.asked_of_text: dict[str, Any] | None = None
-        self._overriding: tuple[Any, torch.dtype, dict[str, Value]] | None = None
         self._control_shapes: dict[object, Shapes] = {}
         self._snapshot = SkeletonSnapshot(skeleton)
         self._own = {*vars(self), "_own"}
@@ -143,10 +127,8 @@ class DiffusionProxy(nn.Module):
             out = self._forward(x, timestep, context, transformer_options, **inputs, **{SHAPES: shapes})
             return comfy.utils.unpack_latents(out, shapes) if len(shapes) > 1 else out
         self.refuse_changes()
-        skipped = skipped_in(transformer_options)
-        known = {PATCHES, OVERRIDE, REPLACED} if skipped else {PATCHES, OVERRIDE}
-        options = {name: value for name, value in without_it(transformer_options).items() if name not in known}
-        refuse_transformer_options(options, self.skeleton)
+        features = FeatureCall(transformer_options, self, x.dtype)
+        refuse_transformer_options(unhandled(IN_A_SINGLE_CALL, features), self.skeleton)
         adapters = self.adapters(transformer_options, x.shape)
         control = inputs.pop("control", None)
         conditioning = of_call(context, inputs)
@@ -158,12 +140,9 @@ class DiffusionProxy(nn.Module):
         if self.unsharded and SIDES in options_read_by(self.skeleton):
             flatten(f"{OPTIONS}.{SIDES}", transformer_options[SIDES], {}, conditioning.values)
             conditioning.values.update({TOGETHER: x.shape[0], ALONE: True})
-        compared = attention_values_of(transformer_options)
-        conditioning.values.update(options_of(transformer_options) | skipped_values_of(skipped) | compared)
-        overriding = self.override(transformer_options, x.dtype)
-        conditioning.values.update(overriding)
-        conditioning.values.update(unet_values_of(transformer_options, self.skeleton))
-        conditioning.values.update(pose_cache_as_values(transformer_options, self.skeleton))
+        values = values_of(IN_A_SINGLE_CALL, features)
+        compared, overriding = (f"{OPTIONS}.{name}" in values for name in (ATTENTION_GUIDANCE, ATTENTION_OVERRIDE))
+        conditioning.values.update(options_of(transformer_options) | values)
         if getattr(self.remote.config, "sigmas", False) or adapters.networks or overriding:
             conditioning.values.update(sigmas_of(transformer_options))
         if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
@@ -178,11 +157,12 @@ class DiffusionProxy(nn.Module):
         run: StepByStep | None = transformer_options.get(STEP_BY_STEP)
         if run is None:
             job = self.remote.job(call, x.dtype, has_uncond=x.shape[0] > 1 and not compared, steps=1)
-            plan = self.remote.plan(job, call, x.dtype, all_tokens=bool(overriding))
+            plan = self.remote.plan(job, call, x.dtype, all_tokens=overriding)
             refuse_stages(plan, adapters.networks)
-            refuse_quantised_prefix(plan, transformer_options, self.skeleton)
+            refuse_plan(IN_A_SINGLE_CALL, features, plan)
             run = StepByStep(plan, self.remote.free_memory(plan, job, adapters))
-        check_stages(skipped, run.plan)
+        else:
+            refuse_plan(IN_A_SINGLE_CALL, features, run.plan)
         return run.forward(self.remote, call, x.dtype, adapters, control).to(x.device)
 
     def _check_control(self, control: Control, x: Tensor, inputs: Mapping[str, Tensor]) -> None:
@@ -196,43 +176,6 @@ class DiffusionProxy(nn.Module):
         if key not in self._control_shapes:
             self._control_shapes[key] = shapes_in(self.remote.config.base_model.diffusion_model, x, inputs)
         refuse_other_control(control, self._control_shapes[key])
-
-    def override(self, options: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Value]:
-        """What has the workers put the options' function in attention's place, as values that go with a call; empty for none.
-
-        Raises:
-            Refused: they cannot, or not under the plan that is wished for.
-        """
-        function = options.get(OVERRIDE)
-        if function is None:
-            return {}
-        if self._overriding is None or self._overriding[:2] != (function, dtype):
-            recipe = RecipeReader().read(function) if isinstance(self.remote.family, ComfyFamily) else None
-            if recipe is None:
-                refuse_transformer_options({OVERRIDE: function}, self.skeleton)
-            assert recipe is not None
-            refuse_split(function, self.remote.requested_plan)
-            self._overriding = function, dtype, values_of_override(recipe, self.remote.shape, dtype)
-        return self._overriding[2]
-
-    def injected_attention(self, options: Mapping[str, Any]) -> dict[str, Value]:
-        """Return values for the workers' calls that describe the attention injected by the options; empty if it is
-        unknown.
-
-        Raises:
-            Refused: they cannot, or not under the plan that is wished for.
-        """
-        declaration = getattr(self.remote.config, "declaration", None)
-        if declaration is None or not takes_attention(declaration):
-            return {}
-        recipes = blocks_of(options, self.skeleton)
-        if not recipes:
-            return {}
-        refuse_split(
-            function_in(options), self.remote.requested_plan, "attention that a node hands to the model's blocks"
-        )
-        refuse_other(recipes, self.skeleton)
-        return values_of_blocks(recipes)
 
     def preprocess_text_embeds(self, text: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The text itself; what ComfyUI's class asks of the weights here, the workers do (`text.py`)."""

@@ -20,7 +20,9 @@ from torch import Tensor
 from ....parallel_backend.conditioning import ATTENTION_OVERRIDE, OPTIONS, SIDES
 from ....parallel_backend.diffusion import FunctionRecipe, Value
 from ....parallel_backend.errors import Refused
+from ....parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from ....parallel_backend.models.comfyui.features.recipe import (
+    decoded,
     encoded,
     function_from,
     named,
@@ -30,9 +32,11 @@ from ....parallel_backend.models.comfyui.features.recipe import (
 )
 from ....parallel_backend.plan import ModelShape, ParallelPlan
 from ..own_code import name_of
+from ..refusals import refuse_transformer_options
 from ..trials import all_equal, random
+from .feature import Feature, FeatureCall
 from .node_functions import strings_in
-from .recipe import same, state_of
+from .recipe import RecipeReader, same, state_of
 
 OPTION = "optimized_attention_override"
 """The transformer option that holds a function in attention's place."""
@@ -63,15 +67,33 @@ def refuse_split(function: Any, requested_plan: ParallelPlan, what: str = "an at
         )
 
 
-def values_of_override(recipe: FunctionRecipe, shape: ModelShape, dtype: torch.dtype) -> dict[str, Value]:
-    """Return the recipe of a function that a trial found equal, as values that go with a call.
+def _values(call: FeatureCall) -> dict[str, Value]:
+    """Return the recipe of the function in attention's place as values that go with a call; none if there is none.
 
-    The trial finds which of the function's lists have an entry for each head.
+    Raises:
+        Refused: workers cannot run the function, or not under the requested plan.
+    """
+    function = call.options.get(OPTION)
+    if function is None:
+        return {}
+    remote = call.proxy.remote
+    recipe = RecipeReader().read(function) if isinstance(remote.family, ComfyFamily) else None
+    if recipe is None:
+        refuse_transformer_options({OPTION: function}, call.proxy.skeleton)
+    assert recipe is not None
+    refuse_split(function, remote.requested_plan)
+    return {f"{OPTIONS}.{ATTENTION_OVERRIDE}": _tried(encoded([recipe]), remote.shape, call.dtype)}
+
+
+@functools.lru_cache(maxsize=8)
+def _tried(recipes: str, shape: ModelShape, dtype: torch.dtype) -> str:
+    """Try the function of an encoded recipe, and return the recipe with the lists that have an entry for each head.
 
     Raises:
         Refused: the function gives something else for some heads than for all, keeps something, or reads what workers are not
             told; or it cannot be tried.
     """
+    (recipe,) = decoded(recipes)
     values = {name: unpacked(value) for name, value in recipe.values.items()}
     lists = tuple(
         name for name, value in values.items() if isinstance(value, list | tuple) and len(value) == shape.heads
@@ -81,7 +103,7 @@ def values_of_override(recipe: FunctionRecipe, shape: ModelShape, dtype: torch.d
         candidate = msgspec.structs.replace(recipe, by_head=by_head)
         reason = _reason(candidate, shape, dtype)
         if not reason:
-            return {f"{OPTIONS}.{ATTENTION_OVERRIDE}": encoded([candidate])}
+            return encoded([candidate])
     raise Refused(
         f"an attention override ({recipe.module}.{recipe.function}) cannot be applied to a parallel MODEL, because {reason}: "
         "remove that node, or use Load Diffusion Model."
@@ -149,3 +171,6 @@ def _changed_attributes(recipe: FunctionRecipe, objects: Mapping[str, Any]) -> I
         for field, value in sorted(vars(objects[name]).items()):
             if field not in new or not same(new[field], value):
                 yield f"{type(objects[name]).__name__}.{field}"
+
+
+FEATURE = Feature(handled=lambda call: (OPTION,), values=_values)

@@ -26,6 +26,8 @@ from ....parallel_backend.models.comfyui.features.block_attention import (
 )
 from ....parallel_backend.models.comfyui.features.node_functions import REPLACED
 from .attention_override import OPTION as OVERRIDE
+from .attention_override import refuse_split
+from .feature import Feature, FeatureCall
 from .node_functions import BLOCKS
 from .recipe import RecipeReader
 
@@ -82,6 +84,22 @@ def function_in(transformer_options: Mapping[str, Any]) -> Any:
     return next(iter(transformer_options[REPLACED][BLOCKS].values()))
 
 
-def values_of(recipes: Sequence[BlockRecipe]) -> dict[str, Value]:
-    """Return recipes as values that go with a call."""
+def _values(call: FeatureCall) -> dict[str, Value]:
+    """Return the functions that inject attention into blocks as values that go with a call; none if they are unknown.
+
+    Raises:
+        Refused: workers cannot run the functions, or not under the requested plan.
+    """
+    if REPLACED not in call.options:
+        return {}
+    remote, model = call.proxy.remote, call.proxy.skeleton
+    declaration = getattr(remote.config, "declaration", None)
+    recipes = recipes_of(call.options, model) if declaration is not None and takes_attention(declaration) else []
+    if not recipes:
+        return {}
+    refuse_split(function_in(call.options), remote.requested_plan, "attention that a node hands to the model's blocks")
+    refuse_other(recipes, model)
     return {f"{OPTIONS}.{BLOCK_ATTENTION}": msgspec.json.encode(recipes).decode()}
+
+
+FEATURE = Feature(handled=lambda call: {REPLACED} if _values(call) else (), values=_values)

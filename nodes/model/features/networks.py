@@ -25,6 +25,7 @@ from ....parallel_backend.weights.adapters.lora import CROSS_ATTENTION, SELF_ATT
 from ..own_code import COMFYUI, foreign
 from ..refusals import WAY_OUT, refuse_transformer_options
 from ..unchanged import refuse_replaced
+from .feature import Feature
 from .node_functions import attention_guidance_functions, unet_functions
 
 ZIMAGE_SETTINGS = ("n_control_layers", "additional_in_dim", "control_in_dim", "refiner_control", "broken")
@@ -279,3 +280,7 @@ def _check_single(inputs: Any) -> None:
                 f"the model patch is given a batch of {tensor.shape[0]} pictures and a parallel MODEL takes one: choose one, "
                 "or use Load Diffusion Model."
             )
+
+
+FEATURE = Feature(handled=lambda call: (PATCHES,))
+"""The networks themselves go with a run's adapters (`networks_of`), which refuses all other patches."""

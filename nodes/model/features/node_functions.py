@@ -38,6 +38,7 @@ from ....parallel_backend.models.comfyui.features.recipe import encoded, functio
 from ....parallel_backend.plan import ResolvedPlan
 from ..refusals import WAY_OUT
 from ..trials import TOLERANCE, Results, random, verdicts
+from .feature import Feature, FeatureCall
 from .recipe import RecipeReader, closure_of, state_of
 
 GUIDANCE = "sampler_post_cfg_function"
@@ -203,18 +204,18 @@ def channels_of(model: nn.Module) -> list[int]:
     )
 
 
-def attention_values_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
+def _attention_values(call: FeatureCall) -> dict[str, Value]:
     """Return the attention guidance functions, and the branches of the call, as values that go with the call."""
     values: dict[str, Value] = {}
-    if recipes := attention_guidance_functions(transformer_options):
+    if recipes := attention_guidance_functions(call.options):
         values[f"{OPTIONS}.{ATTENTION_GUIDANCE}"] = encoded(recipes)
-        flatten(f"{OPTIONS}.{SIDES}", transformer_options.get(SIDES), {}, values)
+        flatten(f"{OPTIONS}.{SIDES}", call.options.get(SIDES), {}, values)
     return values
 
 
-def unet_values_of(transformer_options: Mapping[str, Any], model: nn.Module) -> dict[str, Value]:
+def _unet_values(call: FeatureCall) -> dict[str, Value]:
     """Return the functions between a UNet's output blocks as values that go with a call."""
-    recipes = unet_functions(transformer_options, model)
+    recipes = unet_functions(call.options, call.proxy.skeleton)
     return {f"{OPTIONS}.{UNET_FUNCTIONS}": encoded(recipes)} if recipes else {}
 
 
@@ -245,18 +246,27 @@ def skipped_in(transformer_options: Mapping[str, Any]) -> list[tuple[str, int]]:
     return list(functions)
 
 
-def skipped_values_of(skipped: Sequence[tuple[str, int]]) -> dict[str, Value]:
+def _skipped_values(call: FeatureCall) -> dict[str, Value]:
     """Return the skipped blocks as values that go with a call."""
     values: dict[str, Value] = {}
-    if skipped:
+    if skipped := skipped_in(call.options):
         flatten(f"{OPTIONS}.{SKIPPED_BLOCKS}", [*skipped], {}, values)
     return values
 
 
-def check_stages(skipped: Sequence[tuple[str, int]], plan: ResolvedPlan) -> None:
+def _refuse_empty_stages(call: FeatureCall, plan: ResolvedPlan) -> None:
     """Raise Refused where a PipeFusion stage might have no block left: it would have nothing to hand on."""
-    if plan.pipefusion > 1 and len(skipped) >= min(plan.stages):
+    if plan.pipefusion > 1 and len(skipped := skipped_in(call.options)) >= min(plan.stages):
         raise Refused(
             f"the guidance leaves out {len(skipped)} of the model's blocks and a PipeFusion stage of the plan has "
             f"{min(plan.stages)}: choose pipefusion 1 in Parallel Plan, or leave out fewer."
         )
+
+
+GUIDANCE_FEATURE = Feature(values=_attention_values)
+UNET_FEATURE = Feature(values=_unet_values)
+SKIPPED_FEATURE = Feature(
+    handled=lambda call: {REPLACED} if skipped_in(call.options) else (),
+    values=_skipped_values,
+    refuse=_refuse_empty_stages,
+)

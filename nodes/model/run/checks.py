@@ -17,14 +17,14 @@ from ....parallel_backend.errors import Refused
 from ....parallel_backend.plan import ParallelPlan
 from ....parallel_backend.weights.adapters.lora import AdapterSet
 from ..conditioning import of_prompt
-from ..features.attention_override import OPTION as OVERRIDE
+from ..features import attention_override, block_attention
 from ..features.block_attention import function_in
 from ..features.node_functions import attention_guidance_functions, refuse_differing
 from ..own_code import name_of
 from ..proxy import DiffusionProxy
 from ..remote_model import RemoteModel
 from ..sampler_run import SamplerRun
-from .message import refuse_what_cannot_work
+from .message import features_of, refuse_what_cannot_work
 
 OF_A_MASK = "set it from 0 to 1"
 
@@ -63,10 +63,11 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
     refuse_sigmas(run.sigmas, guider.inner_model.model_sampling)
     dtype = guider.inner_model.get_dtype_inference()
     attention = remote.attention(dtype)
-    overridden = bool(proxy.override(run.transformer_options, dtype))
+    features = features_of(run)
+    overridden = bool(attention_override.FEATURE.values(features))
     if overridden:
-        attention = f"by {name_of(run.transformer_options[OVERRIDE])}"
-    injected = function_in(run.transformer_options) if proxy.injected_attention(run.transformer_options) else None
+        attention = f"by {name_of(run.transformer_options[attention_override.OPTION])}"
+    injected = function_in(run.transformer_options) if block_attention.FEATURE.values(features) else None
     if injected is not None:
         attention = f"by {name_of(injected)}"
     adapters = proxy.adapters(run.transformer_options, run.noise.shape)

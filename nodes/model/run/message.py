@@ -12,16 +12,14 @@ from ....parallel_backend.conditioning import CROSS_ATTENTION, Conditioning, in_
 from ....parallel_backend.denoise.program import encoded
 from ....parallel_backend.diffusion import PromptSpec, Value
 from ....parallel_backend.errors import Refused
-from ....parallel_backend.models.comfyui.features.node_functions import REPLACED
 from ....parallel_backend.models.comfyui.small.graph_inputs import GraphInputs, graph_inputs_of
 from ....parallel_backend.wire.to_worker import PROGRAM
 from ..conditioning import NotSupported, check_prompt, of_prompt, options_of, repeated_text
 from ..dtypes import dtype_name
-from ..features import pose_cache
-from ..features.attention_override import OPTION as OVERRIDE
 from ..features.compile import compiler_of
-from ..features.networks import PATCHES
-from ..features.node_functions import guidance_functions, unet_values_of
+from ..features.feature import FeatureCall, unhandled, values_of
+from ..features.feature_list import IN_THE_LOOP
+from ..features.node_functions import guidance_functions
 from ..features.step_cache import cache_of
 from ..noise_process import sampling_of
 from ..recording.record import Recording
@@ -33,17 +31,19 @@ from .branches import has_uncond, rows_together
 def refuse_what_cannot_work(run: SamplerRun) -> None:
     """Raise Refused for what neither the loop nor single forwards can do.
 
-    `networks_of` does so for patches, `DiffusionProxy.override` for a function in attention's place.
+    `networks_of` does so for patches, `features/attention_override.py` for a function in attention's place.
     """
-    remaining = pose_cache.without_it(run.transformer_options)
-    known = {PATCHES, OVERRIDE}
-    if run.guider.inner_model.diffusion_model.injected_attention(run.transformer_options):
-        known.add(REPLACED)
-    options = {name: value for name, value in remaining.items() if name not in known}
-    refuse_transformer_options(options, run.guider.inner_model.diffusion_model.skeleton)
+    proxy = run.guider.inner_model.diffusion_model
+    refuse_transformer_options(unhandled(IN_THE_LOOP, features_of(run)), proxy.skeleton)
     refuse_prompts(run.guider.conds)
     if "multigpu_clones" in run.model_options:
         raise Refused("MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead.")
+
+
+def features_of(run: SamplerRun) -> FeatureCall:
+    """Return the calls of a run in the workers' loop, as features see them."""
+    model = run.guider.inner_model
+    return FeatureCall(run.transformer_options, model.diffusion_model, model.get_dtype_inference())
 
 
 def example_of(run: SamplerRun) -> Conditioning:
@@ -111,12 +111,7 @@ def _prompts(run: SamplerRun, keeps_negative: bool) -> tuple[dict[str, list[Prom
         branches.pop("negative", None)
     tensors: dict[str, Tensor] = {}
     dtype = run.guider.inner_model.get_dtype_inference()
-    skeleton = run.guider.inner_model.diffusion_model.skeleton
-    options = options_of(run.transformer_options) | unet_values_of(run.transformer_options, skeleton)
-    options |= pose_cache.values_of(run.transformer_options, skeleton)
-    options |= run.guider.inner_model.diffusion_model.override(run.transformer_options, dtype)
-    options |= run.guider.inner_model.diffusion_model.injected_attention(run.transformer_options)
-    options |= rows_together(run)
+    options = options_of(run.transformer_options) | values_of(IN_THE_LOOP, features_of(run)) | rows_together(run)
     conds = [entry["model_conds"] for entries in branches.values() for entry in entries or ()]
     kinds = repeated_text(run.guider.inner_model, conds)
     return {

@@ -29,7 +29,6 @@ from ....parallel_backend.denoise.process import process_of
 from ....parallel_backend.denoise.prompts import Prompts
 from ....parallel_backend.denoise.replay import DeviceProgram
 from ....parallel_backend.denoise.step_cache import step_cache
-from ....parallel_backend.diffusion import Value
 from ....parallel_backend.mesh import Mesh
 from ....parallel_backend.mesh_axes import MeshAxis
 from ....parallel_backend.models.comfyui.content.replaced_functions import Kind
@@ -138,14 +137,6 @@ class TrialNetwork(nn.Module):
     def unsharded(self) -> bool:
         """Return False, as the proxy of a parallelised model does."""
         return False
-
-    def override(self, options: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Value]:
-        """Return nothing: the network has no attention to replace."""
-        return {}
-
-    def injected_attention(self, options: Mapping[str, Any]) -> dict[str, Value]:
-        """Return nothing: the network has no blocks that take attention."""
-        return {}
 
     def forward(
         self,

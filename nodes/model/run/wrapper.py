@@ -12,8 +12,9 @@ from ....parallel_backend.conditioning import ALONE
 from ....parallel_backend.errors import Refused
 from ...runtime import progress
 from ..conditioning import STRICT, NotSupported
+from ..features.feature import refuse_plan
+from ..features.feature_list import IN_THE_LOOP
 from ..features.networks import WHOLE, refuse_stages
-from ..features.prefix_cache import refuse_quantised_prefix
 from ..own_code import name_of
 from ..proxy import DiffusionProxy
 from ..recording.chosen import recording_of
@@ -24,7 +25,7 @@ from .branches import has_uncond
 from .callbacks import changing_callbacks
 from .checks import Checked, check_run
 from .loop import message_of, run_in_loop, whole_picture_only
-from .message import calls_of, example_of
+from .message import calls_of, example_of, features_of
 from .planned import PlannedRun
 from .single_calls import run_by_calls
 from .steps import Steps
@@ -107,7 +108,7 @@ def run_in_workers(
             )
         node_progress.warnings.extend(verdicts().reports())
         refuse_stages(plan, networks)
-        refuse_quantised_prefix(plan, run.transformer_options, proxy.skeleton)
+        refuse_plan(IN_THE_LOOP, features_of(run), plan)
         if plan.world_size > 1 and any(network.kind == WHOLE for network in networks):
             node_progress.warnings.append(RUN_WHOLE)
         if remote.requested_plan.compiler and (reason is not None or not compiler):

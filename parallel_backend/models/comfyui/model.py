@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -10,19 +10,13 @@ from torch import Tensor, nn
 
 from ...conditioning import (
     ALONE,
-    ATTENTION_GUIDANCE,
-    ATTENTION_OVERRIDE,
-    BLOCK_ATTENTION,
     CONSTANTS,
     OPTIONS,
-    POSE_CACHE,
     SHAPES,
     SIDES,
     SIGMAS,
-    SKIPPED_BLOCKS,
     TEXT_PREPARATION,
     TOGETHER,
-    UNET_FUNCTIONS,
     arguments,
     picture_shape,
 )
@@ -33,25 +27,20 @@ from ...snapshot import StateLeak
 from ..family import Conditioning, Execution, Stage
 from ..inputs import Inputs, Region
 from ..sequence_parallel.blocks import ParallelModel, blocks_of, control_blocks
-from ..sequence_parallel.compiled import OVERRIDE
 from ..sequence_parallel.picture import Picture, as_patch_size
 from ..sequence_parallel.placement import Placement
 from ..sequence_parallel.run import ParallelForward
 from ..sequence_parallel.stream import Stream
-from .features.block_attention import BlockAttention
 from .features.compile import COMPILED
+from .features.feature import FeatureCall, add_patches, apply
+from .features.feature_list import FEATURES
 from .features.networks import NetworkCall, patches_of
-from .features.node_functions import ATTENTION_OUTPUT, REPLACED, UNET_OUTPUT, guided, override_in, replacements
-from .features.pose_cache import OPTION, PoseCaches
-from .features.recipe import decoded, function_from
+from .features.node_functions import override_in
 from .features.text import PreparedTexts
 from .model_run import ModelRun, end_run
 from .plan_shape import reference_tokens
 from .rows import CONTROL
 from .timestep_numbers import TimestepNumbers
-
-PROMPTS = "uuids"
-"""ComfyUI's name among these options of what tells a call's prompts apart."""
 
 PICTURE_ENDS = 2
 """Dimensions of a latent before those of the picture."""
@@ -117,46 +106,32 @@ class ComfyModel:
         latent: Tensor,
         inputs: Inputs,
         options: Mapping[str, Any],
-        texts: PreparedTexts,
         picture_tokens: Placement | None,
-        poses: PoseCaches,
-        block_attention: BlockAttention,
         networks: Sequence[NetworkCall],
         fixed_options: Mapping[str, object],
+        run_state: MutableMapping[type, Any],
     ) -> Tensor:
         """Compute the model's output on this rank, with ComfyUI's code around the model.
 
         Args:
             latent: the model's input, in the compute dtype.
-            texts: the texts that the model has prepared in this run.
+            options: the transformer options of the forward.
             picture_tokens: where those of the residuals are, if there are any.
-            poses: the poses that the run has cached.
-            block_attention: the run's attention functions that nodes inject into blocks.
             networks: those that run beside the blocks.
             fixed_options: transformer options that replace the request's.
+            run_state: what features keep from call to call of the run.
         """
         kwargs = arguments(inputs.conditioning, inputs.values)
         context, more = kwargs.pop("context", None), kwargs.pop(OPTIONS, {})
-        if SKIPPED_BLOCKS in more:
-            more[REPLACED] = replacements(more.pop(SKIPPED_BLOCKS))
-        if POSE_CACHE in more:
-            more[OPTION] = poses.of_this_rank(more.pop(POSE_CACHE), self._blocks.now.call)
-        overridden = more.pop(ATTENTION_OVERRIDE, None) is not None
-        replacing = more.pop(BLOCK_ATTENTION, None)
-        if replacing is not None:
-            more[REPLACED] = block_attention.replacements(replacing, self._blocks.of_some_heads)
-            more[PROMPTS] = [inputs.key]
-        if self._asks_sigmas or networks or overridden or replacing is not None:
+        forward = self._blocks.now
+        call = FeatureCall(inputs, latent.device, run_state, forward, self._blocks.of_some_heads)
+        add_patches(more, patches_of(networks, forward.call))
+        if apply(FEATURES, more, call) or self._asks_sigmas or networks:
             more |= _sigmas(inputs, more)
-        patches = patches_of(networks, self._blocks.now.call)
-        if ATTENTION_GUIDANCE in more:
-            patches |= guided(more.pop(ATTENTION_GUIDANCE), self._blocks.now)
-        if patches:
-            more["patches"] = patches
         text_preparation = kwargs.pop(TEXT_PREPARATION, None)
         if context is not None:  # a copy, as ComfyUI gives: SD 3's context processor writes into it
             context = (
-                texts.prepared(inputs.key, self.module, context, text_preparation)
+                call.of_run(PreparedTexts).prepared(inputs.key, self.module, context, text_preparation)
                 if text_preparation
                 else context.clone()
             )
@@ -202,29 +177,20 @@ class UnshardedModel:
         self.state_leak.restore()
         return ModelRun(self._base, self.module, device)
 
-    def compute(self, latent: Tensor, inputs: Inputs, poses: PoseCaches | None = None) -> Tensor:
+    def compute(self, latent: Tensor, inputs: Inputs, run_state: MutableMapping[type, Any]) -> Tensor:
         """Compute the model's output, with ComfyUI's code around the model.
 
         Args:
             latent: the model's input, in the compute dtype.
-            poses: the poses that the run has cached; None to cache none.
+            run_state: what features keep from call to call of the run.
         """
         kwargs = arguments(inputs.conditioning, inputs.values)
         kwargs |= kwargs.pop(CONSTANTS, {})
         kwargs = {name: value for name, value in kwargs.items() if name not in (TOGETHER, ALONE)}
         context, options = kwargs.pop("context", None), kwargs.pop(OPTIONS, {})
-        options.pop(ATTENTION_OVERRIDE, None)
-        if override := override_in(inputs.values):
-            options[OVERRIDE] = override(slice(None), 0)
         options |= _sigmas(inputs, options)
         options.setdefault(SIDES, list(inputs.branches) or [0])  # an example is of one side
-        if SKIPPED_BLOCKS in options:
-            options[REPLACED] = replacements(options.pop(SKIPPED_BLOCKS))
-        if POSE_CACHE in options:
-            options[OPTION] = (poses or PoseCaches()).whole(options.pop(POSE_CACHE), latent.device)
-        recipes = {UNET_OUTPUT: options.pop(UNET_FUNCTIONS, ""), ATTENTION_OUTPUT: options.pop(ATTENTION_GUIDANCE, "")}
-        if patches := {place: [*map(function_from, decoded(text))] for place, text in recipes.items() if text}:
-            options["patches"] = patches
+        apply(FEATURES, options, FeatureCall(inputs, latent.device, run_state))
         text = None if context is None else context.clone()  # as ComfyUI gives it: a model may write into it
         kwargs |= {"context": text, "control": kwargs.pop(CONTROL, None), "transformer_options": options}
         return _call(self._base, self.module, latent, inputs, kwargs)
@@ -271,9 +237,7 @@ class ComfyForward(ParallelForward):
         self._model = model
         self._run = model.run_on(execution.mesh.sequence.device)
         self._fixed_options = model.options_under(execution.plan)
-        self._texts = PreparedTexts()
-        self._poses = PoseCaches()
-        self._block_attention = BlockAttention()
+        self._run_state: dict[type, Any] = {}
 
     def picture_tokens(
         self, latent_shape: Sequence[int], conditioning: Conditioning, values: Mapping[str, Value]
@@ -294,15 +258,7 @@ class ComfyForward(ParallelForward):
             latent,
             patch,
             lambda x, options: self._model.compute(
-                x,
-                inputs,
-                options,
-                self._texts,
-                controlled,
-                self._poses,
-                self._block_attention,
-                self.networks,
-                self._fixed_options,
+                x, inputs, options, controlled, self.networks, self._fixed_options, self._run_state
             ),
         )
 
@@ -317,7 +273,7 @@ class UnshardedForward:
         self._on_progress = execution.on_progress
         self._compiles = bool(execution.compiler)
         self._first = True
-        self._poses = PoseCaches()
+        self._run_state: dict[type, Any] = {}
         self._run = model.run_on(execution.mesh.sequence.device)
 
     def uncompiled(self) -> tuple[str, ...]:
@@ -332,7 +288,7 @@ class UnshardedForward:
         """The output for the whole latent."""
         assert latent is not None and patch is None, "there is one stage and one patch"
         before = self._model.state_leak.state() if self._first else None
-        out = self._model.compute(latent, inputs, self._poses)
+        out = self._model.compute(latent, inputs, self._run_state)
         if before is not None:
             self._model.state_leak.find(before)
         self._first = False

@@ -46,7 +46,7 @@ def _time(model: UnshardedModel, example: ForwardExample) -> float:
     inputs, events, best = example.inputs("time"), DeviceEvents(example.device), float("inf")
     for _ in range(RUNS):
         events.record()
-        model.compute(example.x, inputs)
+        model.compute(example.x, inputs, {})
         events.record()
         best = min(best, events.pop_seconds()[1])
         example.on_progress()
@@ -90,7 +90,7 @@ def _in_fp32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _run(model: UnshardedModel, example: ForwardExample) -> Tensor:
-    out = model.compute(example.x, example.inputs("apart"))
+    out = model.compute(example.x, example.inputs("apart"), {})
     example.on_progress()
     return out
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,15 @@ import torch
 
 from ....diffusion import FunctionRecipe
 from ....errors import Refused
+from .feature import FeatureCall
+from .node_functions import REPLACED
 from .recipe import function_from, objects_from
 
 TOKENS, ATTENTION, BLOCK = "img", "attention", "original_block"
 """ComfyUI's names of a block's tokens, of the attention that it takes in its own's place, and of the block itself."""
+
+PROMPTS = "uuids"
+"""ComfyUI's name among these options of what tells a call's prompts apart."""
 
 Replacement = Callable[[dict[str, Any], dict[str, Any]], Any]
 """A function that replaces a block. ComfyUI's models call it with the block's arguments and the block."""
@@ -36,20 +41,18 @@ def replacements_from(
     return {(kind, number): function_from(recipe, objects, block_at=block_at) for kind, number, recipe in recipes}
 
 
-class BlockAttention:
+class BlockAttention(dict[tuple[str, int], Replacement]):
     """The functions that replace blocks during one run. What they keep from step to step is of this rank's heads."""
 
-    def __init__(self) -> None:
-        self._replacements: dict[tuple[str, int], Replacement] = {}
 
-    def replacements(
-        self, recipes: str, block_at: Callable[[str], Any]
-    ) -> dict[str, dict[tuple[str, int], Replacement]]:
-        """Return ComfyUI's `patches_replace`, made of the recipes in the run's first call."""
-        if not self._replacements:
-            built = replacements_from(msgspec.json.decode(recipes, type=list[BlockRecipe]), block_at)
-            self._replacements = {location: injecting_attention(each) for location, each in built.items()}
-        return {"dit": self._replacements}
+def injected_attention(recipes: str, call: FeatureCall) -> Mapping[str, Any]:
+    """Return the functions that replace blocks, rebuilt in the run's first call, and what tells a call's prompts apart."""
+    assert call.block_at is not None, "an unsharded model takes none"
+    replacements = call.of_run(BlockAttention)
+    if not replacements:
+        built = replacements_from(msgspec.json.decode(recipes, type=list[BlockRecipe]), call.block_at)
+        replacements.update({location: injecting_attention(each) for location, each in built.items()})
+    return {REPLACED: {"dit": replacements}, PROMPTS: [call.inputs.key]}
 
 
 def injecting_attention(replacement: Replacement) -> Replacement:

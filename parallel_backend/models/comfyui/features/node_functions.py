@@ -10,8 +10,10 @@ from torch import Tensor
 
 from ....conditioning import ATTENTION_OVERRIDE, OPTIONS
 from ....diffusion import Value
+from ...sequence_parallel.compiled import OVERRIDE
 from ...sequence_parallel.forward import RankForward
 from ...sequence_parallel.function_override import Function, OfHeads
+from .feature import PATCHES, FeatureCall
 from .recipe import decoded, function_from, objects_from
 
 ATTENTION_OUTPUT = "attn1_output_patch"
@@ -27,29 +29,44 @@ PICTURE = "img_slice"
 """The option with the first and last position of the picture's tokens, after the text."""
 
 
-def guided(recipes: str, now: RankForward) -> dict[str, list[Callable[..., Any]]]:
-    """Return the patches that run functions on a rank's tokens; `recipes` are those of the functions."""
-    return {ATTENTION_OUTPUT: [_on_local_tokens(function_from(recipe), now) for recipe in decoded(recipes)]}
+def attention_guidance(recipes: str, call: FeatureCall) -> Mapping[str, Any]:
+    """Return the patch that runs functions on the output of attention, on a rank's own tokens."""
+    functions = [function_from(recipe) for recipe in decoded(recipes)]
+    if call.forward is not None:
+        functions = [_on_local_tokens(function, call.forward) for function in functions]
+    return {PATCHES: {ATTENTION_OUTPUT: functions}}
 
 
-def _on_local_tokens(function: Any, now: RankForward) -> Callable[[Tensor, Mapping[str, Any]], Tensor]:
+def _on_local_tokens(function: Any, forward: RankForward) -> Callable[[Tensor, Mapping[str, Any]], Tensor]:
     def guide(out: Tensor, options: Mapping[str, Any]) -> Tensor:
-        block = now.attentions.block
+        block = forward.attentions.block
         if block is not None and len(block.placements) == 1:  # text and picture in one stream, told in whole positions
             (placement,) = block.placements.values()
             text, _ = options[PICTURE]
-            options = {**options, PICTURE: [placement.before(now.call.rank, text), out.shape[1]]}
+            options = {**options, PICTURE: [placement.before(forward.call.rank, text), out.shape[1]]}
         return function(out, options)  # type: ignore[no-any-return]
 
     return guide
 
 
+def unet_functions(recipes: str, call: FeatureCall) -> Mapping[str, Any]:
+    """Return the patch that runs functions between the output blocks of a UNet."""
+    return {PATCHES: {UNET_OUTPUT: [function_from(recipe) for recipe in decoded(recipes)]}}
+
+
+def attention_override(recipes: str, call: FeatureCall) -> Mapping[str, Any]:
+    """Return the function in attention's place for an unsharded model; a split forward has it already (`override_in`)."""
+    return {} if call.forward is not None else {OVERRIDE: _override_from(recipes)(slice(None), 0)}
+
+
 def override_in(values: Mapping[str, Value]) -> OfHeads | None:
-    """Return the function that goes with a call's values; None if there is none."""
-    text = values.get(f"{OPTIONS}.{ATTENTION_OVERRIDE}")
-    if text is None:
-        return None
-    (recipe,) = decoded(str(text))
+    """Return the function in attention's place that goes with a call's values; None if there is none."""
+    recipes = values.get(f"{OPTIONS}.{ATTENTION_OVERRIDE}")
+    return None if recipes is None else _override_from(str(recipes))
+
+
+def _override_from(recipes: str) -> OfHeads:
+    (recipe,) = decoded(recipes)
     objects = objects_from([recipe])
 
     @functools.lru_cache(maxsize=8)
@@ -59,6 +76,6 @@ def override_in(values: Mapping[str, Value]) -> OfHeads | None:
     return lambda run, heads: cached_function(run.start, run.stop, heads)
 
 
-def replacements(blocks: Iterable[Sequence[Any]]) -> dict[str, dict[tuple[Any, ...], Callable[[Any, Any], Any]]]:
+def skipped_blocks(blocks: Iterable[Sequence[Any]], call: FeatureCall) -> Mapping[str, Any]:
     """Return functions that skip blocks, each named by kind and number: they return a block's arguments."""
-    return {"dit": {tuple(block): lambda arguments, _: arguments for block in blocks}}
+    return {REPLACED: {"dit": {tuple(block): lambda arguments, _: arguments for block in blocks}}}

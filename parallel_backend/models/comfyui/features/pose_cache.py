@@ -13,6 +13,7 @@ from torch import Tensor
 from ....declaration import FirstPatchTokens
 from ...sequence_parallel.call_layout import CallLayout
 from ...sequence_parallel.stream import Stream
+from .feature import FeatureCall
 
 OPTION = "animate2_cache"
 """Where the model looks for it among its options."""
@@ -20,23 +21,25 @@ OPTION = "animate2_cache"
 MODULE, CLASS = "comfy.ldm.wan.model_animate2", "PoseBranchCache"
 
 
-class PoseCaches:
+def pose_cache(settings: Mapping[str, Any], call: FeatureCall) -> Mapping[str, Any]:
+    """Return the run's cache, of which a split forward stores this rank's tokens."""
+    cache = call.of_run(RunPoseCache).cache(settings, call.device)
+    return {OPTION: cache if call.forward is None else RankPoses(cache, call.forward.call)}
+
+
+class RunPoseCache:
     """The cache of a run, made when a call first asks for it."""
 
     def __init__(self) -> None:
         self._cache: Any = None
 
-    def whole(self, settings: Mapping[str, Any], device: torch.device) -> Any:
-        """That of a model that runs whole, as the host says what its node was given."""
+    def cache(self, settings: Mapping[str, Any], device: torch.device) -> Any:
+        """Return ComfyUI's cache with the node's settings."""
         if self._cache is None:
             store = device if settings["on_device"] else torch.device("cpu")
             self._cache = getattr(import_module(MODULE), CLASS)(store_device=store, dtype=settings["dtype"])
             weakref.finalize(self, self._cache.free)
         return self._cache
-
-    def of_this_rank(self, settings: Mapping[str, Any], call: CallLayout) -> RankPoses:
-        """That of one forward of a model whose tokens are spread."""
-        return RankPoses(self.whole(settings, call.device), call)
 
 
 class RankPoses:

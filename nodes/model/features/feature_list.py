@@ -1,0 +1,19 @@
+"""The features of ComfyUI's nodes that workers carry out: a new one is a line here and a file beside this one."""
+
+from __future__ import annotations
+
+from . import attention_override, block_attention, networks, node_functions, pose_cache, prefix_cache
+
+IN_EVERY_CALL = (
+    networks.FEATURE,
+    attention_override.FEATURE,
+    node_functions.UNET_FEATURE,
+    pose_cache.FEATURE,
+    prefix_cache.FEATURE,
+)
+
+IN_THE_LOOP = (*IN_EVERY_CALL, block_attention.FEATURE)
+"""The features of a run whose loop is in the workers: what they keep from step to step is there."""
+
+IN_A_SINGLE_CALL = (*IN_EVERY_CALL, node_functions.SKIPPED_FEATURE, node_functions.GUIDANCE_FEATURE)
+"""The features of single model calls, for functions of nodes that call the model themselves."""

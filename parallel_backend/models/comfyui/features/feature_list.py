@@ -1,0 +1,26 @@
+"""The features of ComfyUI's nodes that a worker carries out: a new one is a line here and a file beside this one."""
+
+from __future__ import annotations
+
+from ....conditioning import (
+    ATTENTION_GUIDANCE,
+    ATTENTION_OVERRIDE,
+    BLOCK_ATTENTION,
+    POSE_CACHE,
+    SKIPPED_BLOCKS,
+    UNET_FUNCTIONS,
+)
+from .block_attention import injected_attention
+from .feature import Feature
+from .node_functions import attention_guidance, attention_override, skipped_blocks, unet_functions
+from .pose_cache import pose_cache
+
+FEATURES = (
+    Feature(SKIPPED_BLOCKS, skipped_blocks),
+    Feature(POSE_CACHE, pose_cache),
+    Feature(ATTENTION_OVERRIDE, attention_override, reads_sigmas=True),
+    Feature(BLOCK_ATTENTION, injected_attention, reads_sigmas=True),
+    Feature(ATTENTION_GUIDANCE, attention_guidance),
+    Feature(UNET_FUNCTIONS, unet_functions),
+)
+"""In the order in which they are applied to a model call."""
