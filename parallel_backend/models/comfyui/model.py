@@ -32,7 +32,7 @@ from ..sequence_parallel.placement import Placement
 from ..sequence_parallel.run import ParallelForward
 from ..sequence_parallel.stream import Stream
 from .features.compile import COMPILED
-from .features.feature import FeatureCall, add_patches, apply
+from .features.feature import RankFeatureCall, add_patches, apply
 from .features.feature_list import FEATURES
 from .features.networks import NetworkCall, patches_of
 from .features.node_functions import override_in
@@ -124,7 +124,7 @@ class ComfyModel:
         kwargs = arguments(inputs.conditioning, inputs.values)
         context, more = kwargs.pop("context", None), kwargs.pop(OPTIONS, {})
         forward = self._blocks.now
-        call = FeatureCall(inputs, latent.device, run_state, forward, self._blocks.of_some_heads)
+        call = RankFeatureCall(inputs, latent.device, run_state, forward, self._blocks.of_some_heads)
         add_patches(more, patches_of(networks, forward.call))
         if apply(FEATURES, more, call) or self._asks_sigmas or networks:
             more |= _sigmas(inputs, more)
@@ -190,7 +190,7 @@ class UnshardedModel:
         context, options = kwargs.pop("context", None), kwargs.pop(OPTIONS, {})
         options |= _sigmas(inputs, options)
         options.setdefault(SIDES, list(inputs.branches) or [0])  # an example is of one side
-        apply(FEATURES, options, FeatureCall(inputs, latent.device, run_state))
+        apply(FEATURES, options, RankFeatureCall(inputs, latent.device, run_state))
         text = None if context is None else context.clone()  # as ComfyUI gives it: a model may write into it
         kwargs |= {"context": text, "control": kwargs.pop(CONTROL, None), "transformer_options": options}
         return _call(self._base, self.module, latent, inputs, kwargs)

@@ -11,7 +11,7 @@ import torch
 
 from ....diffusion import FunctionRecipe
 from ....errors import Refused
-from .feature import FeatureCall
+from .feature import RankFeatureCall
 from .node_functions import REPLACED
 from .recipe import function_from, objects_from
 
@@ -45,7 +45,7 @@ class BlockAttention(dict[tuple[str, int], Replacement]):
     """The functions that replace blocks during one run. What they keep from step to step is of this rank's heads."""
 
 
-def injected_attention(recipes: str, call: FeatureCall) -> Mapping[str, Any]:
+def injected_attention(recipes: str, call: RankFeatureCall) -> Mapping[str, Any]:
     """Return the functions that replace blocks, rebuilt in the run's first call, and what tells a call's prompts apart."""
     assert call.block_at is not None, "an unsharded model takes none"
     replacements = call.of_run(BlockAttention)

@@ -18,7 +18,7 @@ PATCHES = "patches"
 
 
 @dataclass(frozen=True)
-class FeatureCall:
+class RankFeatureCall:
     """One model call on a rank, as features see it.
 
     Attributes:
@@ -41,7 +41,7 @@ class FeatureCall:
 
 
 @dataclass(frozen=True)
-class Feature:
+class RankFeature:
     """A feature of ComfyUI's nodes, in a worker.
 
     Attributes:
@@ -51,11 +51,11 @@ class Feature:
     """
 
     key: str
-    options: Callable[[Any, FeatureCall], Mapping[str, Any]]
+    options: Callable[[Any, RankFeatureCall], Mapping[str, Any]]
     reads_sigmas: bool = False
 
 
-def apply(features: Sequence[Feature], options: dict[str, Any], call: FeatureCall) -> bool:
+def apply(features: Sequence[RankFeature], options: dict[str, Any], call: RankFeatureCall) -> bool:
     """Replace the values of features among a call's options by the options that ComfyUI's model reads.
 
     Returns:

@@ -11,16 +11,16 @@ from ....conditioning import (
     UNET_FUNCTIONS,
 )
 from .block_attention import injected_attention
-from .feature import Feature
+from .feature import RankFeature
 from .node_functions import attention_guidance, attention_override, skipped_blocks, unet_functions
 from .pose_cache import pose_cache
 
 FEATURES = (
-    Feature(SKIPPED_BLOCKS, skipped_blocks),
-    Feature(POSE_CACHE, pose_cache),
-    Feature(ATTENTION_OVERRIDE, attention_override, reads_sigmas=True),
-    Feature(BLOCK_ATTENTION, injected_attention, reads_sigmas=True),
-    Feature(ATTENTION_GUIDANCE, attention_guidance),
-    Feature(UNET_FUNCTIONS, unet_functions),
+    RankFeature(SKIPPED_BLOCKS, skipped_blocks),
+    RankFeature(POSE_CACHE, pose_cache),
+    RankFeature(ATTENTION_OVERRIDE, attention_override, reads_sigmas=True),
+    RankFeature(BLOCK_ATTENTION, injected_attention, reads_sigmas=True),
+    RankFeature(ATTENTION_GUIDANCE, attention_guidance),
+    RankFeature(UNET_FUNCTIONS, unet_functions),
 )
 """In the order in which they are applied to a model call."""

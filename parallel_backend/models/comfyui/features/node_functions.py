@@ -13,7 +13,7 @@ from ....diffusion import Value
 from ...sequence_parallel.compiled import OVERRIDE
 from ...sequence_parallel.forward import RankForward
 from ...sequence_parallel.function_override import Function, OfHeads
-from .feature import PATCHES, FeatureCall
+from .feature import PATCHES, RankFeatureCall
 from .recipe import decoded, function_from, objects_from
 
 ATTENTION_OUTPUT = "attn1_output_patch"
@@ -29,7 +29,7 @@ PICTURE = "img_slice"
 """The option with the first and last position of the picture's tokens, after the text."""
 
 
-def attention_guidance(recipes: str, call: FeatureCall) -> Mapping[str, Any]:
+def attention_guidance(recipes: str, call: RankFeatureCall) -> Mapping[str, Any]:
     """Return the patch that runs functions on the output of attention, on a rank's own tokens."""
     functions = [function_from(recipe) for recipe in decoded(recipes)]
     if call.forward is not None:
@@ -49,12 +49,12 @@ def _on_local_tokens(function: Any, forward: RankForward) -> Callable[[Tensor, M
     return guide
 
 
-def unet_functions(recipes: str, call: FeatureCall) -> Mapping[str, Any]:
+def unet_functions(recipes: str, call: RankFeatureCall) -> Mapping[str, Any]:
     """Return the patch that runs functions between the output blocks of a UNet."""
     return {PATCHES: {UNET_OUTPUT: [function_from(recipe) for recipe in decoded(recipes)]}}
 
 
-def attention_override(recipes: str, call: FeatureCall) -> Mapping[str, Any]:
+def attention_override(recipes: str, call: RankFeatureCall) -> Mapping[str, Any]:
     """Return the function in attention's place for an unsharded model; a split forward has it already (`override_in`)."""
     return {} if call.forward is not None else {OVERRIDE: _override_from(recipes)(slice(None), 0)}
 
@@ -76,6 +76,6 @@ def _override_from(recipes: str) -> OfHeads:
     return lambda run, heads: cached_function(run.start, run.stop, heads)
 
 
-def skipped_blocks(blocks: Iterable[Sequence[Any]], call: FeatureCall) -> Mapping[str, Any]:
+def skipped_blocks(blocks: Iterable[Sequence[Any]], call: RankFeatureCall) -> Mapping[str, Any]:
     """Return functions that skip blocks, each named by kind and number: they return a block's arguments."""
     return {REPLACED: {"dit": {tuple(block): lambda arguments, _: arguments for block in blocks}}}

@@ -13,7 +13,7 @@ from torch import Tensor
 from ....declaration import FirstPatchTokens
 from ...sequence_parallel.call_layout import CallLayout
 from ...sequence_parallel.stream import Stream
-from .feature import FeatureCall
+from .feature import RankFeatureCall
 
 OPTION = "animate2_cache"
 """Where the model looks for it among its options."""
@@ -21,7 +21,7 @@ OPTION = "animate2_cache"
 MODULE, CLASS = "comfy.ldm.wan.model_animate2", "PoseBranchCache"
 
 
-def pose_cache(settings: Mapping[str, Any], call: FeatureCall) -> Mapping[str, Any]:
+def pose_cache(settings: Mapping[str, Any], call: RankFeatureCall) -> Mapping[str, Any]:
     """Return the run's cache, of which a split forward stores this rank's tokens."""
     cache = call.of_run(RunPoseCache).cache(settings, call.device)
     return {OPTION: cache if call.forward is None else RankPoses(cache, call.forward.call)}
