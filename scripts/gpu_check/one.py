@@ -39,7 +39,7 @@ EAGER, COMPILED = 1.02, 0.95
 """One rank's step against ComfyUI's own: at most."""
 
 PROTOTYPE = "prototype feature"
-"""A part of the warning with which torch begins to watch for waits."""
+"""A part of the warning that torch gives when its check for waits is turned on; it reports no wait."""
 
 FURTHER = 1.5
 """How much further than ComfyUI's own result ours may be from one in fp32."""

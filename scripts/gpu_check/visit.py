@@ -79,13 +79,13 @@ ENTRIES: Mapping[str, Entry] = {
     "pipeline": Entry(35, each_card=True, loading="EAGER"),  # as the launcher has stages load kernels
     "pipeline-lazy": Entry(20, each_card=True, loading="LAZY", broken="INFO"),  # whether it has to
 }
-"""The seconds are those that an H200 took, and some more."""
+"""The lists of checks and their rules. The seconds have a margin above those that an H200 took."""
 
 ONE_CARD = ("prompts", "one", "races", "formats", "shares", "doctor")
 """The order on one card, by value: the visit may be cut off at any line."""
 
 ONE_CARD_AGAIN = ("compiled", "whole", "many", "connections")
-"""The lists of a second visit to one card, which names them."""
+"""The lists that do not fit into the first visit to one card; the command of a second visit names them."""
 
 SEVERAL_CARDS = ("connections", "many", "pipeline", "pipeline-lazy", "doctor", "prompts", "one", "races", "formats")
 """The order on several cards: first what one card cannot answer. The other lists may be named."""

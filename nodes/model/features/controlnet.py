@@ -64,7 +64,11 @@ def _whole(tensor: Tensor, rows: int, tokens: int, dtype: Any) -> Tensor:
 
 
 Shapes = Mapping[str, Sequence[torch.Size]]
-"""For each list of a ControlNet's output: the shapes of the features to which its tensors are added, in the UNet's order."""
+"""Shapes of a UNet's activations, in the order in which the UNet computes them.
+
+The keys are the names of a ControlNet's lists of outputs ("input", "middle", "output"); the tensors of a list are added to
+activations of these shapes.
+"""
 
 
 def shapes_in(unet: Any, x: Tensor, inputs: Mapping[str, Tensor]) -> Shapes:

@@ -1,4 +1,7 @@
-"""Features of ComfyUI's nodes in ComfyUI's process: which transformer options the workers carry out, and what is sent of them."""
+"""The interface of a feature that ComfyUI's nodes turn on by transformer options, in ComfyUI's process.
+
+A feature names the options that the workers carry out, the values that are sent to them, and the plans that it refuses.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from ....parallel_backend.plan import ResolvedPlan
 
 @dataclass(frozen=True)
 class FeatureCall:
-    """A model call, or the calls of a run in the workers' loop, as features see it.
+    """The facts about a model call, or about a run whose loop is in the workers, that features depend on.
 
     Attributes:
         options: ComfyUI's transformer_options.
@@ -32,8 +35,9 @@ class Feature:
     """A feature that ComfyUI's nodes turn on by transformer options.
 
     Attributes:
-        handled: returns the names of the options that workers carry out in a call. All others are refused by name.
-        values: returns what goes with a call, under the name by which the worker's half of the feature knows it.
+        handled: returns the names of the transformer options that this feature carries out in a call. An option that no
+            feature carries out is refused.
+        values: returns the values that are sent to the workers with a call, by the names that the worker's half reads.
         refuse: raises Refused for a plan that the feature cannot run with.
     """
 
@@ -49,7 +53,7 @@ def unhandled(features: Sequence[Feature], call: FeatureCall) -> dict[str, Any]:
 
 
 def values_of(features: Sequence[Feature], call: FeatureCall) -> dict[str, Value]:
-    """Return what goes with a call."""
+    """Return the values of all features that are sent to the workers with a model call, by the names that a worker reads."""
     return {name: value for feature in features for name, value in feature.values(call).items()}
 
 

@@ -1,4 +1,4 @@
-"""The features of ComfyUI's nodes that workers carry out: a new one is a line here and a file beside this one."""
+"""Lists of the features of ComfyUI's nodes that workers carry out. A new feature is a file beside this one and a line here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IN_EVERY_CALL = (
 )
 
 IN_THE_LOOP = (*IN_EVERY_CALL, block_attention.FEATURE)
-"""The features of a run whose loop is in the workers: what they keep from step to step is there."""
+"""The features of a run whose denoise loop is in the workers. Block attention keeps state there from step to step."""
 
 IN_A_SINGLE_CALL = (*IN_EVERY_CALL, node_functions.SKIPPED_FEATURE, node_functions.GUIDANCE_FEATURE)
-"""The features of single model calls, for functions of nodes that call the model themselves."""
+"""The features of a model call that ComfyUI's own denoise loop makes."""

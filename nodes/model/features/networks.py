@@ -283,4 +283,4 @@ def _check_single(inputs: Any) -> None:
 
 
 FEATURE = Feature(handled=lambda call: (PATCHES,))
-"""The networks themselves go with a run's adapters (`networks_of`), which refuses all other patches."""
+"""Carries out the option `patches`. `networks_of` reads the networks from it, and refuses all other patches."""

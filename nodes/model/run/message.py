@@ -41,7 +41,7 @@ def refuse_what_cannot_work(run: SamplerRun) -> None:
 
 
 def features_of(run: SamplerRun) -> FeatureCall:
-    """Return the calls of a run in the workers' loop, as features see them."""
+    """Return the facts about a run whose loop is in the workers that features depend on."""
     model = run.guider.inner_model
     return FeatureCall(run.transformer_options, model.diffusion_model, model.get_dtype_inference())
 

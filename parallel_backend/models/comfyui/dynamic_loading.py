@@ -1,4 +1,4 @@
-"""Weights as ComfyUI has them where it loads models dynamically: on NVIDIA GPUs with comfy-aimdo.
+"""The dtypes in which ComfyUI holds weights if it loads a model dynamically, which it does on NVIDIA GPUs with comfy-aimdo.
 
 Source: `ModelPatcherDynamic.load` in `comfy/model_patcher.py`. It casts a large layer's weights to the dtype that was chosen for
 weights, and puts the weights of a small layer on the device in the dtype of their file.
@@ -15,7 +15,7 @@ from ...weights.formats import FLOAT8
 from ...weights.layers.packing import first_entry
 
 SMALL_MODULE = 16 * 1024
-"""The bytes in the file up to which ComfyUI takes a layer for a small one."""
+"""The size in bytes, as in the file, of the largest layer that ComfyUI treats as small."""
 
 
 def file_dtypes(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap) -> dict[str, torch.dtype]:

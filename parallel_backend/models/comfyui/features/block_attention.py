@@ -19,7 +19,7 @@ TOKENS, ATTENTION, BLOCK = "img", "attention", "original_block"
 """ComfyUI's names of a block's tokens, of the attention that it takes in its own's place, and of the block itself."""
 
 PROMPTS = "uuids"
-"""ComfyUI's name among these options of what tells a call's prompts apart."""
+"""The transformer option that identifies the prompts of a call."""
 
 Replacement = Callable[[dict[str, Any], dict[str, Any]], Any]
 """A function that replaces a block. ComfyUI's models call it with the block's arguments and the block."""
@@ -46,7 +46,7 @@ class BlockAttention(dict[tuple[str, int], Replacement]):
 
 
 def injected_attention(recipes: str, call: RankFeatureCall) -> Mapping[str, Any]:
-    """Return the functions that replace blocks, rebuilt in the run's first call, and what tells a call's prompts apart."""
+    """Return the functions that replace blocks, which the run's first call rebuilds, and the key of the call's prompts."""
     assert call.block_at is not None, "an unsharded model takes none"
     replacements = call.of_run(BlockAttention)
     if not replacements:

@@ -1,4 +1,7 @@
-"""Features of ComfyUI's nodes in a worker: what the host sends of them becomes transformer options that ComfyUI's model reads."""
+"""The interface of a feature of ComfyUI's nodes, in a worker.
+
+A feature turns a value that the host has sent into transformer options that ComfyUI's model reads.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,17 @@ from ...sequence_parallel.forward import RankForward
 T = TypeVar("T")
 
 PATCHES = "patches"
-"""The option in which ComfyUI's models find functions to call at places of their own, a list for each place."""
+"""The transformer option that holds functions for ComfyUI's model to call, in a list for each place of its forward."""
 
 
 @dataclass(frozen=True)
 class RankFeatureCall:
-    """One model call on a rank, as features see it.
+    """The facts about a model call on a rank that features depend on.
 
     Attributes:
         inputs: the call's inputs.
         device: the rank's device.
-        run_state: what features keep from call to call of a run, by its type.
+        run_state: the objects that features keep from call to call of a run, by their classes.
         forward: the running forward on this rank's tokens; None for an unsharded model.
         block_at: returns the block at a path, with all tokens of some heads.
     """
@@ -42,12 +45,12 @@ class RankFeatureCall:
 
 @dataclass(frozen=True)
 class RankFeature:
-    """A feature of ComfyUI's nodes, in a worker.
+    """The worker's half of a feature of ComfyUI's nodes.
 
     Attributes:
-        key: the name among a call's options under which the host sends the feature's value.
-        options: returns the transformer options that ComfyUI's model reads, from the value.
-        reads_sigmas: the feature reads the sigmas of the call and of the run.
+        key: the name under which the host sends the feature's value among a call's options.
+        options: returns the transformer options that ComfyUI's model reads, given the value and the call.
+        reads_sigmas: True if the feature reads the sigmas of the call and of the run.
     """
 
     key: str
@@ -70,6 +73,6 @@ def apply(features: Sequence[RankFeature], options: dict[str, Any], call: RankFe
 
 
 def add_patches(options: dict[str, Any], patches: Mapping[str, Sequence[Any]]) -> None:
-    """Add functions to those that ComfyUI's model calls at its places."""
+    """Add functions to the option `patches`, whose lists ComfyUI's model calls at places of its forward."""
     for place, functions in patches.items():
         options.setdefault(PATCHES, {}).setdefault(place, []).extend(functions)

@@ -1,4 +1,4 @@
-"""The features of ComfyUI's nodes that a worker carries out: a new one is a line here and a file beside this one."""
+"""The list of the features of ComfyUI's nodes that a worker carries out. A new feature is a function and a line here."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ FEATURES = (
     RankFeature(ATTENTION_GUIDANCE, attention_guidance),
     RankFeature(UNET_FUNCTIONS, unet_functions),
 )
-"""In the order in which they are applied to a model call."""
+"""The features, in the order in which their options are added to a model call."""
