@@ -75,8 +75,8 @@ def pytest_terminal_summary(
     if left_out := config.stash[LEFT_OUT]:
         terminalreporter.write_line(f"The quick run leaves out {left_out} tests, which --all takes (tests/README.md).")
     ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-    if ended and (run := config.getoption("record")):
-        counts = {outcome: len(terminalreporter.getreports(outcome)) for outcome in tested.OUTCOMES}
+    counts = {outcome: len(terminalreporter.getreports(outcome)) for outcome in tested.OUTCOMES}
+    if ended and any(counts.values()) and (run := config.getoption("record")):
         of = tested.versions(Path(os.environ["COMFYUI_PATH"]), datetime.date.today().isoformat())
         row = tested.row(of, run, counts)
         tested.README.write_text(tested.written(tested.README.read_text(encoding="utf-8"), row), encoding="utf-8")
