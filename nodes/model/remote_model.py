@@ -13,12 +13,20 @@ import torch
 from torch import Tensor
 
 from ...parallel_backend.attention.kernels import choose_kernel
-from ...parallel_backend.conditioning import ALONE, OPTIONS, Conditioning, packed_shapes, picture_shape
+from ...parallel_backend.conditioning import (
+    ALONE,
+    ATTENTION_GUIDANCE,
+    OPTIONS,
+    Conditioning,
+    packed_shapes,
+    picture_shape,
+)
 from ...parallel_backend.diffusion import ModelSpec
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.planner import PlanRequest
 from ...parallel_backend.host.workers.pending_request import RequestContext
+from ...parallel_backend.models.comfyui.features.recipe import decoded
 from ...parallel_backend.models.comfyui.rows import rows_a_unit
 from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
@@ -197,6 +205,16 @@ class RemoteModel:
         free_devices(self.backend, self.spec, plan.devices, weight_bytes + working)
         return working
 
+    def coupling(self, call: Conditioning) -> str:
+        """Return why the rows of a call influence one another, as the beginning of a sentence; empty if they do not."""
+        if recipes := call.values.get(f"{OPTIONS}.{ATTENTION_GUIDANCE}"):
+            return f"{decoded(str(recipes))[0].node} compares both prompts in every attention"
+        if inputs := self.family.couples_rows(self.config, call.tensors):
+            return (
+                f"the {inputs} of this batch differ, and {self.config.kind} models compute such rows from one another"
+            )
+        return ""
+
     def forward(
         self,
         calls: Sequence[Conditioning],
@@ -226,6 +244,7 @@ class RemoteModel:
                 plan=plan,
                 compute_dtype=dtype_name(dtype),
                 working_bytes=working,
+                couples_rows=any(map(self.coupling, parts)),
             )
         except Cancelled:
             raise interruption() from None

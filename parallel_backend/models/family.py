@@ -145,7 +145,7 @@ class Family(Protocol):
         """
 
     def couples_rows(self, config: Any, conditioning: Conditioning) -> str:
-        """What makes the rows of a batch with this conditioning change one another, in words; empty where nothing does."""
+        """Return the inputs that make the rows of a batch influence one another, in words; empty if none does."""
 
     def keys(self, config: Any) -> KeyMap:
         """Which rows of the file make each parameter."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL = 19
+PROTOCOL = 20
 """Version of the messages and their framing, the same on both sides. Every change of either raises it by one."""
 
 

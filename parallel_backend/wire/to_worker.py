@@ -83,6 +83,7 @@ class ForwardRequest(Message, frozen=True):
         values: for each call, the conditioning that is not a tensor.
         adapters: id of the adapters to apply to the weights; empty for none.
         working_bytes: estimate of the memory that a rank needs besides the weights.
+        couples_rows: True if the rows of a call influence one another, so that ranks must not divide its batch.
     """
 
     request: int
@@ -94,6 +95,7 @@ class ForwardRequest(Message, frozen=True):
     adapters: str = ""
     residuals: BlockResiduals | None = None
     working_bytes: int = 0
+    couples_rows: bool = False
 
 
 class DecodeRequest(Message, frozen=True):

@@ -74,7 +74,7 @@ class LoneRank:
         """The model and its forward."""
         expand_by(self._model.module, self.expansion)
         forward = self._model.forward_on(Execution(mesh, message.plan, self._access, lambda: None, self._compiler))
-        return Prepared(self._model, forward, self._access, lambda _: "")
+        return Prepared(self._model, forward, self._access)
 
     def keeping(self) -> AbstractContextManager[None]:
         """As far as there is room."""

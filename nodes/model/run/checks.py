@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 
 from ....parallel_backend.conditioning import Conditioning, runs_alone
-from ....parallel_backend.diffusion import FunctionRecipe
+from ....parallel_backend.diffusion import FunctionRecipe, Value
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.plan import ParallelPlan
 from ....parallel_backend.weights.adapters.lora import AdapterSet
 from ..conditioning import of_prompt
 from ..features import attention_override, block_attention
 from ..features.block_attention import function_in
-from ..features.node_functions import attention_guidance_functions, refuse_differing
+from ..features.node_functions import GUIDANCE_FEATURE, attention_guidance_functions, refuse_differing
 from ..own_code import name_of
 from ..proxy import DiffusionProxy
-from ..remote_model import RemoteModel
 from ..sampler_run import SamplerRun
 from .message import features_of, refuse_what_cannot_work
 
@@ -39,7 +38,7 @@ class Checked:
         compared: functions that compare the rows of an attention.
         overridden: whether a node's function stands in attention's place, or blocks are handed attention.
         injected: what hands blocks attention; None if nothing does.
-        coupling: why no worker can have some of a call's rows alone, as a sentence begins; empty where each can.
+        coupling: the reason why the rows of a call influence one another, as the beginning of a sentence; empty if they do not.
     """
 
     adapters: AdapterSet
@@ -83,36 +82,29 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
     remote.check_numbers("latent", run.latent)
     if run.mask is not None:
         remote.check_numbers("noise mask", run.mask, OF_A_MASK)
-    compared = attention_guidance_functions(run.transformer_options)
-    coupling = coupling_of(compared, prompts, remote)
+    guidance = GUIDANCE_FEATURE.values(features)
+    coupling = next(filter(None, map(remote.coupling, shared_calls(prompts, guidance))), "")
     refuse_split(remote.requested_plan, coupling)
+    compared = attention_guidance_functions(run.transformer_options)
     return Checked(adapters, attention, compared, coupling, overridden or injected is not None, injected)
 
 
-def coupling_of(compared: Sequence[FunctionRecipe], prompts: Sequence[Conditioning], remote: RemoteModel) -> str:
-    """Why the rows of a call change one another, as a sentence begins; empty where they do not.
+def shared_calls(prompts: Sequence[Conditioning], values: Mapping[str, Value]) -> Iterator[Conditioning]:
+    """Yield the calls that ComfyUI can make of prompts: the tensors of equal shapes are joined along the batch.
 
     Args:
-        compared: functions that compare the rows of an attention.
+        values: the values that nodes add to each call.
     """
-    if compared:
-        return f"{compared[0].node} compares both prompts in every attention"
-    for call in shared_calls(prompts):
-        if what := remote.family.couples_rows(remote.config, call):
-            kind = remote.config.kind
-            return f"the {what} of this batch differ, and {kind} models compute such rows from one another"
-    return ""
-
-
-def shared_calls(prompts: Sequence[Conditioning]) -> Iterator[Mapping[str, Tensor]]:
-    """Yield the tensors of prompts that ComfyUI can run as one batch, joined along the batch."""
     groups: dict[object, list[Mapping[str, Tensor]]] = {}
     for number, prompt in enumerate(prompts):
         shapes = sorted((name, tensor.shape) for name, tensor in prompt.tensors.items())
         key = number if runs_alone(prompt.tensors, prompt.values) else (*shapes, *sorted(prompt.values.items()))
         groups.setdefault(key, []).append(prompt.tensors)
     for group in groups.values():
-        yield {name: torch.cat([tensors[name] for tensors in group]) for name, first in group[0].items() if first.ndim}
+        joined = {
+            name: torch.cat([tensors[name] for tensors in group]) for name, first in group[0].items() if first.ndim
+        }
+        yield Conditioning(joined, dict(values))
 
 
 def refuse_split(requested_plan: ParallelPlan, coupling: str) -> None:

@@ -63,7 +63,6 @@ class StagePart:
         self._neighbours = neighbours
         self._watch = watch
         self.model: StageModel = family.build(config, stage)
-        self.couples_rows = functools.partial(family.couples_rows, config)
         self.module = self.model.module
         keep_type(self.module, dtype)
         compute = STORAGE_DTYPES[spec.compute]

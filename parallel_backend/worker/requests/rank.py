@@ -19,7 +19,7 @@ from ...mesh import Mesh, build_mesh
 from ...mesh_axes import CONTROL
 from ...models.comfyui.features.networks import Networks
 from ...models.comfyui.model import ComfyForward
-from ...models.family import Conditioning, Execution, Stage, StageModel
+from ...models.family import Execution, Stage, StageModel
 from ...models.family import ModelForward as ModelForward
 from ...models.sequence_parallel.attentions import attends_alone, attention_refused
 from ...plan import ResolvedPlan
@@ -64,8 +64,6 @@ class Prepared:
     """The model's forward under the request's plan."""
     access: BlockAccess
     """How the weights of its blocks are made usable."""
-    couples_rows: Callable[[Conditioning], str]
-    """What makes the rows of a batch with some conditioning change one another; empty where nothing does."""
 
 
 class WorkerRank:
@@ -181,7 +179,7 @@ class WorkerRank:
         if networks:
             assert isinstance(forward, ComfyForward), "no other family takes networks"
             forward.networks = networks
-        return Prepared(part.model, forward, part.access, part.couples_rows)
+        return Prepared(part.model, forward, part.access)
 
     def keeping(self) -> AbstractContextManager[None]:
         """While the model last prepared runs, have its expanded weights stay as far as there is room."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from ...conditioning import ATTENTION_GUIDANCE, OPTIONS
 from ...diffusion import Value
 from ...errors import Cancelled
 from ...layout import cut, length
@@ -16,10 +15,8 @@ from ...mesh import Mesh
 from ...models.comfyui.features.controlnet import distribute, shares
 from ...models.comfyui.model import ComfyForward, ComfyModel
 from ...models.comfyui.rows import rows_a_unit, rows_of, run_of
-from ...models.family import Conditioning
 from ...models.family import ModelForward as ModelForward
 from ...models.inputs import Inputs
-from ...plan import ResolvedPlan
 from ...wire.to_host import DoneReply
 from ...wire.to_worker import ForwardRequest
 from ..memory.stage_part import stages
@@ -44,7 +41,7 @@ def single_forward(
     started = rank.start()
     rank.status.enter("running the model once")
     groups = mesh.data.size * mesh.cfg.size
-    pieces = _pieces(message.calls, tensors, message.plan, message.values, prepared.couples_rows)
+    pieces = _pieces(message, tensors)
     parts = cut(len(pieces), groups) if len(pieces) > 1 else [slice(0, 1)] * groups
     run = parts[mesh.data.rank * mesh.cfg.size + mesh.cfg.rank]
     every = message.values if message.calls > 1 else message.values * len(pieces)
@@ -98,28 +95,22 @@ def _forward_piece(
     return forward(inputs, x, None)
 
 
-def _pieces(
-    calls: int,
-    tensors: Mapping[str, Tensor],
-    plan: ResolvedPlan,
-    values: Sequence[Mapping[str, Value]],
-    couples_rows: Callable[[Conditioning], str],
-) -> list[dict[str, Tensor]]:
+def _pieces(message: ForwardRequest, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     """Return the tensors of each call. Divide a single call with a large enough batch into a run of rows for each group.
 
     A call whose rows influence one another is not divided, and neither are the frames of a video that are rows.
     """
+    calls, values = message.calls, message.values[0]
     calls_tensors = [
         {name.removeprefix(f"{call}."): tensor for name, tensor in tensors.items() if name.startswith(f"{call}.")}
         for call in range(calls)
     ]
     batch = calls_tensors[0]["x"].shape[0]
-    compared = f"{OPTIONS}.{ATTENTION_GUIDANCE}" in values[0]
-    unit = rows_a_unit(values[0])
-    runs = plan.groups(batch // unit)
-    if calls > 1 or not all(map(length, runs)) or compared or couples_rows(calls_tensors[0]) or batch % unit:
+    unit = rows_a_unit(values)
+    runs = message.plan.groups(batch // unit)
+    if calls > 1 or not all(map(length, runs)) or message.couples_rows or batch % unit:
         return calls_tensors
-    return [rows_of(calls_tensors[0], values[0], run_of(slice(unit * run.start, unit * run.stop))) for run in runs]
+    return [rows_of(calls_tensors[0], values, run_of(slice(unit * run.start, unit * run.stop))) for run in runs]
 
 
 def _from_groups(local: Tensor, counts: list[int], mesh: Mesh) -> Tensor:
