@@ -25,7 +25,7 @@ Ratio: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1 << 24)]
 Numbers: TypeAlias = Annotated[tuple[Number, ...], msgspec.Meta(max_length=64)]
 
 REMOVE = "remove the node that adds it"
-"""The way out that most refusals of conditioning name."""
+"""The advice to the user in most refusals of conditioning."""
 
 
 class DeclarationPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=True):
@@ -70,7 +70,7 @@ class AlignedToEnd(DeclarationPart, frozen=True):
     """The position of the first latent token in a stream that ends with the latent tokens.
 
     Attributes:
-        multiple: the model pads the number of latent tokens to a multiple of this one.
+        multiple: the model pads the number of latent tokens to a multiple of this number.
     """
 
     multiple: Positive = 1
@@ -93,7 +93,7 @@ class TokensOfLatents(DeclarationPart, frozen=True):
     patch_size: Numbers
 
     def __call__(self, arguments: Mapping[str, Any]) -> int:
-        """Return the number of tokens for a call with these arguments, which have neither latent nor timestep."""
+        """Return the number of tokens for a call with these arguments; latent and timestep are not among them."""
         latents = tree_leaves([arguments.get(name) for name in self.latents])
         return sum(
             math.prod(-(-size // step) for size, step in zip(latent.shape[2:], self.patch_size, strict=True))
@@ -144,7 +144,7 @@ class LatentTokens(DeclarationPart, frozen=True):
         start: the position of the range. Trailing tokens do not count as part of the stream's length.
         trailing: tokens of other latents at the end of the stream, such as references.
         grid: the tokens have several dimensions (frames, height, width) instead of one. A block gets its tokens along the first
-            one.
+            dimension.
         dim: the tensor dimension of the tokens. It is 0 for a model without a batch dimension.
         parts_per_frame: if not 0, each rank's range begins and ends at a row and at one of this many equal parts of a frame.
     """
@@ -251,7 +251,7 @@ class TextMask(DeclarationPart, frozen=True):
 
 
 class TextLength(DeclarationPart, frozen=True):
-    """The number of a text stream's tokens that are attended to. The tokens after them are left out of the stream."""
+    """The number of leading tokens of a text stream that are attended to. The later tokens are left out of the stream."""
 
     stream: Name
 
@@ -296,7 +296,7 @@ class Replicated(DeclarationPart, frozen=True):
 
 
 class ReplicatedContext(DeclarationPart, frozen=True):
-    """Text or sound that is attended to and is not in the sequence, and its masks. Every rank has all of it."""
+    """Text or sound that tokens attend to and that is not in the sequence, or its masks. Every rank has all of it."""
 
 
 class InjectedAttention(DeclarationPart, frozen=True):
@@ -342,7 +342,7 @@ Options: TypeAlias = Mapping[str, Any]
 
 
 def always(options: Options) -> bool:
-    """Return true: the block calls this attention whatever its options are."""
+    """Return True: the block calls this attention whatever its options are."""
     return True
 
 
@@ -418,8 +418,8 @@ class HeadParallelAttention(DeclarationPart, frozen=True):
 class PrefixedAttention(DeclarationPart, frozen=True):
     """Attention of the latent tokens of a `PrefixedTokens` stream to the prefix and to the latent tokens of all ranks.
 
-    The keys begin with the prefix's, from the stream or from a cache of the model's. Any number of calls inside the prefix may
-    come before this call. Every rank computes those alone, by ComfyUI's own kernel.
+    The keys begin with the prefix's, from the stream or from a cache of the model's. Any number of attention calls inside the
+    prefix may come before this call. Every rank computes those calls alone, by ComfyUI's own kernel.
 
     Attributes:
         stream: the name of the stream.
@@ -489,7 +489,7 @@ class BlockGroup(DeclarationPart, frozen=True):
     other_methods: Annotated[tuple[BlockGroup, ...], msgspec.Meta(max_length=64)] = ()
 
     def __hash__(self) -> int:
-        """Hash the fields that can be hashed, which mappings cannot."""
+        """Hash the fields without mappings, which cannot be hashed."""
         return hash((self.path, self.returns, self.attentions))
 
 
@@ -497,12 +497,12 @@ BlockGroups: TypeAlias = Annotated[tuple[BlockGroup, ...], msgspec.Meta(max_leng
 
 
 def rows_differ(tensor: Tensor | None) -> bool:
-    """Return true if the rows of a tensor `[batch, ...]` are not all equal."""
+    """Return True if the rows of a tensor `[batch, ...]` are not all equal."""
     return tensor is not None and bool((tensor != tensor[:1]).any())
 
 
 MODEL_PATCH_SIZE = PythonFunction(lambda model: model.patch_size)
-"""The default: the model's own attribute."""
+"""The default patch size: the model's own attribute."""
 
 
 class Declaration(DeclarationPart, frozen=True):
@@ -574,11 +574,11 @@ class Declaration(DeclarationPart, frozen=True):
     couples_rows: Callable[[Mapping[str, Tensor]], str] = lambda conditioning: ""
 
     def __hash__(self) -> int:
-        """Hash the fields that can be hashed, which mappings cannot."""
+        """Hash the fields without mappings, which cannot be hashed."""
         return hash((self.groups, self.output_layers, self.attention_heads, self.text_width))
 
     def sent(self) -> Declaration:
-        """Return the declaration as it arrives on a worker: the same.
+        """Return the declaration as it arrives on a worker, which is an equal declaration.
 
         Raises:
             ValueError: the declaration has a function, which cannot be sent, or more values than a message may have.

@@ -13,12 +13,12 @@ MAX_E4M3 = 448.0
 """The largest value of e4m3."""
 
 MIN_SCALE = 2.0**-100
-"""The scale of a row of zeros."""
+"""The smallest scale, used for a row of zeros."""
 
 SCALE_BYTES = 4
 
 MANTISSA, EXPONENT = 0x7FFFFF, 0x7F800000
-"""Bit masks of fp32."""
+"""Bit masks of fp32's fields."""
 
 
 class Codec(Protocol):
@@ -51,7 +51,7 @@ class Fp8Codec:
     """
 
     def encode(self, x: Tensor) -> Tensor:
-        """Return uint8 `[…, head_dim + 4]` for `[…, head_dim]`; head_dim must be a multiple of 4."""
+        """Return uint8 `[…, head_dim + 4]` for `[…, head_dim]`. The head_dim must be a multiple of 4."""
         max_abs = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True, dtype=torch.float32)
         min_scale = (max_abs / MAX_E4M3).clamp(min=MIN_SCALE)
         scale = ((min_scale.view(torch.int32) + MANTISSA) & EXPONENT).view(torch.float32)

@@ -1,4 +1,4 @@
-"""Attention by a function that reads where tokens are: it receives all tokens in the model's order, and some of the heads."""
+"""Attention by a function that depends on token positions: it receives all tokens in the model's order, and some of the heads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class TokenOrder:
 
 
 class FunctionAttention:
-    """Attention by a function in place of a kernel: an all-to-all gives each rank all tokens of some heads, another returns them.
+    """Attention by a function in place of a kernel.
+
+    One all-to-all gives each rank all tokens of some heads. Another all-to-all returns the outputs.
 
     Args:
         ranks: the ranks that share tokens and heads.

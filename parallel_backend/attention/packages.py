@@ -22,14 +22,14 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 """The dtypes that these kernels take."""
 
 MAX_FAILURE_LENGTH = 200
-"""The largest number of characters of a failure, which includes a library's error."""
+"""The largest number of characters in the sentence about a failure, which quotes a library's error."""
 
 TRIAL_SHAPE = (1, 128, 2, 64)
 """Shape of q, k and v in the trial call of a kernel."""
 
 MAX_TRIAL_ERROR = 0.1
-"""Allowed relative error of the trial call. SageAttention's int8 and fp8 stay below; a log-sum-exp to another base, or of scores
-without scale, does not."""
+"""Allowed relative error of the trial call. SageAttention's int8 and fp8 stay below it. A log-sum-exp to another base, or of
+scores without scale, does not."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class KernelPackage:
     def failure(self, device: torch.device) -> str:
         """Call the kernel once and return a sentence about its failure; empty if it works.
 
-        A wheel may be built for another torch, so the import fails, or without kernels for this GPU, so the launch fails.
+        The import fails if the wheel was built for another torch. The launch fails if the wheel has no kernels for this GPU.
         """
         return kernel_failure(self.name, self.attend, device)
 
@@ -139,7 +139,7 @@ FLASH_ATTN = KernelPackage("flash-attn", "flash_attn", 256, range(8, 100), _flas
 FLASH_ATTN_3 = KernelPackage("flash-attn 3", "flash_attn_interface", 256, range(9, 10), _flash_attn_3)
 
 SAGE_ATTENTION = KernelPackage("SageAttention", "sageattention", 128, range(8, 100), _sage_attention, approximate=True)
-"""SageAttention, which multiplies in int8 and fp8."""
+"""The approximate kernel of SageAttention. It multiplies in int8 and fp8."""
 
 PACKAGES = FLASH_ATTN_3, FLASH_ATTN, SAGE_ATTENTION
 

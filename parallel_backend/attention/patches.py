@@ -26,7 +26,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and values."""
+        """Return the bytes of the keys and values."""
         return 0 if self._kv is None else self._kv.nbytes
 
     def fill(self, kv: Tensor) -> None:

@@ -19,8 +19,8 @@ nothing is padded. Attention does not depend on the order of tokens, because mod
 numbers, and a rank has none if there are fewer heads than ranks. With grouped queries each rank receives the key heads that its
 query heads share. A key head whose group lies on two ranks goes to both.
 
-Other files: `ulysses.py` (the all-to-all), `online_softmax.py` (the merge), `patches.py` (PipeFusion's patches against a cache),
-`function_attention.py` (a node's function in place of a kernel), `codec.py` (fp8), `kernels.py` (the choice of a kernel).
+Other files: `ulysses.py` has the all-to-all, `online_softmax.py` the merge and `codec.py` fp8. `kernels.py` chooses a kernel.
+`patches.py` computes PipeFusion's patches against a cache. `function_attention.py` calls a node's function in place of a kernel.
 """
 
 from __future__ import annotations

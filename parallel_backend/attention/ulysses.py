@@ -1,6 +1,6 @@
 """Ulysses' all-to-all: from tokens sharded over ranks to heads sharded over ranks, and back (arXiv 2309.14509).
 
-Buffers have tokens outermost. So the received pieces, rank after rank, are the whole sequence, and no copy is needed.
+Buffers have tokens outermost. So the received pieces, in rank order, form the whole sequence without a copy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HeadExchange:
         tokens: the number of tokens on each of them.
         split: the numbers of heads.
         chunk: the heads of each rank in this chunk. If the query heads or the key heads are empty, they are not sent.
-        overlap: start operations and wait for them later; otherwise wait at once.
+        overlap: True to start operations and wait for them later, False to wait at once.
     """
 
     def __init__(
@@ -154,17 +154,17 @@ class UlyssesLayout:
 
 
 def without_keys(chunk: Sequence[HeadSlices]) -> list[HeadSlices]:
-    """Return the same query heads of each rank, and no key heads."""
+    """Return a chunk with the same query heads of each rank and no key heads."""
     return [HeadSlices(heads.q, slice(0, 0)) for heads in chunk]
 
 
 def without_queries(chunk: Sequence[HeadSlices]) -> list[HeadSlices]:
-    """Return the same key heads of each rank, and no query heads."""
+    """Return a chunk with the same key heads of each rank and no query heads."""
     return [HeadSlices(slice(0, 0), heads.kv) for heads in chunk]
 
 
 def encode_operands(codec: Codec, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Decode]:
-    """Return q, k and v `[batch, tokens, heads, channels]` as they are sent, and a function that decodes received ones."""
+    """Return q, k and v encoded for sending, `[batch, tokens, heads, channels]`, and a function that decodes received tensors."""
     if codec is EXACT:
         return q, k, v, unchanged
     dtype, head_counts = q.dtype, [operand.shape[2] for operand in (q, k, v)]
@@ -173,7 +173,7 @@ def encode_operands(codec: Codec, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tens
 
 
 def unchanged(x: Tensor) -> Tensor:
-    """Return the tensor itself: the decoding of tensors that are sent as they are."""
+    """Return the tensor itself. This decodes tensors that are sent without encoding."""
     return x
 
 
@@ -193,7 +193,7 @@ def concatenate_heads(chunks: Sequence[Sequence[Tensor]]) -> Tensor:
 def repeat_kv_heads(
     attend: Callable[[Tensor, Tensor, Tensor], Output], group: int, heads: HeadSlices
 ) -> Callable[[Tensor, Tensor, Tensor], Output]:
-    """Return a function for grouped queries, made of one that takes as many key heads as query heads.
+    """Wrap an attention function that takes as many key heads as query heads, so that it accepts grouped queries.
 
     Key heads are repeated last, after the all-to-all, the ring and the cache, which handle each key head once.
 
@@ -201,6 +201,9 @@ def repeat_kv_heads(
         attend: takes q, k and v `[batch, tokens, heads, head_dim]`.
         group: the number of query heads that share one key head.
         heads: the query heads and key heads that the returned function receives.
+
+    Returns:
+        A function of q, k and v that repeats the key heads and calls `attend`.
     """
     if group == 1:
         return attend

@@ -1,8 +1,8 @@
 """Communicator: the collectives and sends among the ranks of one mesh axis. Every form of parallelism uses these.
 
-Activations are exchanged by `all_to_all_single` with explicit sizes, also round a ring, and sent between pipeline stages by
-`batch_isend_irecv`: separate sends and receives work on gloo and deadlock on NCCL. When the host is many blocks ahead of the
-GPU, NCCL's sends and receives keep a buffer until the GPU gets there. Its collectives do not.
+`all_to_all_single` with explicit sizes exchanges activations, also round a ring. `batch_isend_irecv` sends them between pipeline
+stages, because separate sends and receives work on gloo and deadlock on NCCL. When the host is many blocks ahead of the GPU,
+NCCL's sends and receives keep a buffer until the GPU gets there. Its collectives do not.
 
 Methods that start with `start_` return a function that waits for the result.
 """
@@ -20,7 +20,7 @@ from ..transfers import empty_pinned
 from .meter import Meter
 
 GPU_PATTERN, CPU_PATTERN = 1 << 16, 1 << 6
-"""Elements of the test data for each pair of ranks. Between GPUs enough to take the same path as activations."""
+"""Elements of the test data for each pair of ranks. Between GPUs it is large enough to take the same path as activations."""
 
 
 def tensors_equal(received: Tensor, expected: Tensor) -> bool:
@@ -68,14 +68,14 @@ class Communicator:
 
     @property
     def is_traced(self) -> bool:
-        """True if the user asked for a trace, and with it for checks that take time."""
+        """Return True if the user asked for a trace, which also turns on checks that take time."""
         return self._meter.trace is not None
 
     def warm_up(self) -> None:
         """Exchange test data with every rank, which opens every connection now. A collective.
 
         Raises:
-            RuntimeError: the received data differs, as over P2P that the driver reports and that does not work.
+            RuntimeError: the received data differs, for example because the driver reports P2P that does not work.
         """
         if self.size == 1:
             return
@@ -246,7 +246,7 @@ class Communicator:
         return torch.cat([piece.view(batch, size, channels) for piece, size in pieces], dim=1)
 
     def barrier(self) -> None:
-        """Wait until every rank calls this. For CPU tensors only: with a GPU, its stream would wait and not the host."""
+        """Wait until every rank calls this. For CPU tensors only: on a GPU the stream would wait, and not the host."""
         assert self.device.type == "cpu"
         self.all_gather(torch.zeros(1, 1, 1), [1] * self.size)
 

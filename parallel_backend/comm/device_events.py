@@ -1,4 +1,4 @@
-"""DeviceEvents: the times at which a device reaches marks in its work, which is later than the host's launch."""
+"""DeviceEvents: the times at which a device reaches marks in its work. They are later than the host's launches."""
 
 from __future__ import annotations
 

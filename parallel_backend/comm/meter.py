@@ -54,14 +54,14 @@ class Tally:
 
 
 BINS = 256
-"""The number of bins."""
+"""The number of bins of a timeline."""
 
 INITIAL_WIDTH = 1 / 1024
-"""Seconds of a bin at the start. The width doubles when a request needs more, so bins of several ranks fit together."""
+"""Seconds of a bin at the start. The width only doubles when a request needs more, so the bins of several ranks line up."""
 
 
 class Timeline:
-    """Seconds waited in each bin, by kind of traffic, from now on.
+    """Seconds waited in each bin, by kind of traffic, counted from the object's creation.
 
     Attributes:
         begun: the start, by `time.perf_counter`.
