@@ -1,4 +1,4 @@
-"""What was found out on this machine, kept on disk: a file of JSON for each thing, named by its key."""
+"""Results about this machine, kept on disk: a JSON file for each result, named by the hash of its key."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """The pack's own in $XDG_CACHE_HOME, or ~/.cache."""
+    """Return the pack's own folder in $XDG_CACHE_HOME, or in ~/.cache without that variable."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comfyui-parallel"
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file of which nobody ever sees a part, also where the disk is full.
+    """Write a file atomically: no reader ever sees a part of it, even if the disk is full.
 
     Raises:
-        OSError: the file cannot be written. It is as before, and nothing else is left.
+        OSError: the file cannot be written. An earlier file at the path is unchanged, and no temporary file is left.
     """
     own = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
@@ -38,23 +38,23 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 class DiskCache(Generic[Cached]):
-    """Things of one kind.
+    """The cached results of one class.
 
     Args:
-        name: what the names of their files begin with.
-        kind: their class.
-        folder: where they are kept; by default the cache folder.
+        name: the beginning of the names of the files.
+        kind: the class of the results.
+        folder: the folder of the files; by default the cache folder.
     """
 
     def __init__(self, name: str, kind: type[Cached], folder: Path | None = None) -> None:
         self._name, self._kind, self._folder = name, kind, folder or cache_folder()
 
     def read(self, key: str) -> Cached | None:
-        """What is kept under a key; None if nothing is. A damaged file is ignored, and the log says so."""
+        """Return the result of a key; None if there is none. A damaged file is ignored with a warning in the log."""
         return self._read(self._path(key))
 
     def write(self, key: str, value: Cached) -> None:
-        """Keep it if that can be: where the folder cannot be written to, it is found out again next time."""
+        """Store the result of a key. If the folder is not writable, log that; the caller then finds the result anew next time."""
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,12 +63,12 @@ class DiskCache(Generic[Cached]):
             log.info("Parallel: %s cannot be kept (%s).", path, error)
 
     def all(self) -> tuple[Cached, ...]:
-        """All that can be read, the newest last."""
+        """Return all results that can be read, the newest last."""
         paths = sorted(self._paths(), key=lambda path: path.stat().st_mtime)
         return tuple(entry for path in paths if (entry := self._read(path)) is not None)
 
     def forget(self) -> None:
-        """Remove all of them."""
+        """Remove all results."""
         for path in self._paths():
             path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Time: a clock for deadlines that does not count the time for which this process was stopped, and the seconds of a step."""
+"""A clock for deadlines that does not count the time for which this process was stopped, and the seconds of a step."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 LONGEST_STEP = 0.5
-"""Seconds that pass at most between two looks at the clock; whoever waits looks several times a second."""
+"""The largest number of seconds that count between two readings of the clock. Waiting code reads it several times a second."""
 
 
 class AwakeClock:
     """A monotonic clock that leaves out pauses of this process: SIGSTOP, a debugger, a suspended machine.
 
-    A deadline compares now with a time that a thread has noted, such as that of a heartbeat. In a pause the other
-    process goes on, and this one notes nothing. After it, a usual clock says that the other process was silent.
+    A deadline compares the present with a time that a thread has noted, such as that of the last heartbeat. During a pause
+    the other process goes on, but this process notes nothing. By an ordinary clock, the other process would seem silent.
 
-    The clock must be read often while a deadline runs. Of a longer time between two readings it counts `longest_step`
-    seconds. Any thread may read it.
+    The clock must be read often while a deadline runs: between two readings it counts at most `longest_step` seconds. Any
+    thread may read it.
     """
 
     def __init__(self, longest_step: float = LONGEST_STEP) -> None:
@@ -38,5 +38,9 @@ class AwakeClock:
 
 
 def seconds_per_step(times: Sequence[Sequence[float]]) -> float:
-    """Return the median seconds between the steps of each sampler, by the times of their ends; 0 if none has two steps."""
+    """Return the median seconds between consecutive steps of a sampler; 0 if no sampler has two steps.
+
+    Args:
+        times: for each sampler the times at which its steps end, in seconds.
+    """
     return statistics.median([after - before for moments in times for before, after in pairwise(moments)] or [0.0])

@@ -1,4 +1,4 @@
-"""Where workers find ComfyUI, as environment variables tell them, and which version lies there. Nothing of it is run."""
+"""The environment variables that tell workers where ComfyUI is, and its version. No code of ComfyUI runs here."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from pathlib import Path
 
 FOLDER = "PARALLEL_COMFYUI"
-"""Environment variable: ComfyUI's folder."""
+"""Name of the environment variable with ComfyUI's folder."""
 
 ARGUMENTS = "PARALLEL_COMFYUI_ARGUMENTS"
-"""Environment variable: ComfyUI's command line, as JSON; its switches (precision, attention) are the host's."""
+"""Name of the environment variable with ComfyUI's command line as JSON: the host's switches (precision, attention)."""
 
 VERSION = re.compile(r"^__version__ = \"(.+)\"$", re.MULTILINE)
 
 
 def comfyui_version(folder: str) -> str:
-    """The version of the ComfyUI in a folder, read without running any of it; empty if it does not say."""
+    """Return the version of the ComfyUI in a folder, read without running its code; empty if no file states the version."""
     try:
         match = VERSION.search(Path(folder, "comfyui_version.py").read_text())
     except OSError:

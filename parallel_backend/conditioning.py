@@ -1,6 +1,6 @@
-"""Conditioning as flat names: what travels between ComfyUI and the workers, and the arguments of the model it becomes.
+"""Conditioning as flat names, the form in which it travels between ComfyUI and the workers.
 
-Both processes use it: one takes a tree apart, the other puts it together.
+ComfyUI's process flattens trees of conditioning. The worker rebuilds the trees, which are arguments of the model.
 """
 
 from __future__ import annotations
@@ -17,80 +17,87 @@ from .errors import Refused
 
 MAX_DEPTH = 4
 LENGTH = "#"
-"""Ends the name under which the length of a list stands."""
+"""Last part of the flat name of a list's length."""
 
 KIND = "@"
-"""Ends the name under which the kind of a collection stands that is no list."""
+"""Last part of the flat name of a collection's kind, for collections other than lists."""
 
 KINDS: Mapping[str, Callable[[list[Any]], Any]] = MappingProxyType({"tuple": tuple, "set": set, "frozenset": frozenset})
-"""Such collections, by kind."""
+"""The classes of collections other than lists, by kind."""
 
 CROSS_ATTENTION, CONCAT = "c_crossattn", "c_concat"
 NAMES: Mapping[str, str] = MappingProxyType({CROSS_ATTENTION: "context", CONCAT: "concat"})
-"""ComfyUI's names of the conditioning of all models -> the model's own."""
+"""ComfyUI's names of the conditioning that all models share, mapped to the model's own names."""
 
 OPTIONS = "transformer_options"
-"""Plain values of these options go under this name."""
+"""First part of the flat name of a plain value among ComfyUI's transformer_options."""
 
 UNET_FUNCTIONS = "unet_functions"
-"""Functions after a UNet's output blocks go under this name among these options, as their recipes."""
+"""Option with the recipes of functions that run after a UNet's output blocks."""
 
 PREFIX_CACHE = "qwen_image21_cache"
-"""The option that ComfyUI's QwenImage21Cache sets: the device of the cache of text and references, or "off", and its dtype."""
+"""Option that ComfyUI's QwenImage21Cache sets: the device and dtype of its cache of text and references, or "off"."""
 
 POSE_CACHE = "pose_cache"
-"""What ComfyUI's cache of poses is made with (features/pose_cache.py) goes under this name among these options."""
+"""Option with the arguments from which a worker makes ComfyUI's pose cache (`features/pose_cache.py`)."""
 
 SKIPPED_BLOCKS = "skipped_blocks"
-"""Blocks that are left out of a call, as [kind, number], go under this name among these options."""
+"""Option with the blocks that a call leaves out, as [kind, number]."""
 
 ATTENTION_GUIDANCE = "attention_guidance_functions"
-"""Functions that change the output of attention go under this name among these options, as their recipes."""
+"""Option with the recipes of functions that change the output of attention."""
 
 BLOCK_ATTENTION = "block_attention"
-"""Functions that inject attention into blocks go under this name among these options, as recipes by block."""
+"""Option with the recipes of functions that inject attention into blocks, by block."""
 
 ATTENTION_OVERRIDE = "attention_override"
-"""A function that replaces attention goes under this name among these options, as its recipe."""
+"""Option with the recipe of a function that replaces attention."""
 
 TEXT_PREPARATION = "text_preparation"
-"""The conditioning that asks for a text to be prepared: the arguments of the model's `preprocess_text_embeds` besides it."""
+"""Conditioning that requests text preparation: a dict of the further arguments of the model's `preprocess_text_embeds`."""
 
 ASKED = "asked"
-"""An entry of that which is always there, as there may be no arguments."""
+"""A key that this dict always has, because there may be no arguments and an empty dict cannot be flattened."""
 
 SIDES = "cond_or_uncond"
-"""ComfyUI's name among these options of the sides in a call's batch, 0 for the positive one."""
+"""ComfyUI's option with the branch of each prompt in a call's batch: 0 for the positive branch."""
 
 CONSTANTS = "constants"
-"""Tensors that belong to all rows of a batch, by ComfyUI's names of them, go under this name."""
+"""First part of the flat name of a tensor that belongs to all rows of a batch. ComfyUI's own name follows."""
 
 TOGETHER = "rows_together"
-"""How many rows of a call's batch are not computed apart, whatever the model."""
+"""Value: the number of consecutive rows of a call's batch that are always computed together, whatever the model."""
 
 ALONE = "as_one_call"
-"""Says that ComfyUI has no other rows in its call than those that are computed together."""
+"""Value: True if ComfyUI's own call has only the rows that are computed together, and no others."""
 
 SIGMAS = ("sigmas", "sample_sigmas")
-"""ComfyUI's names among these options of the sigmas of a call and of all steps."""
+"""ComfyUI's options with the sigmas of a call and of all steps."""
 
 SHAPES = "latent_shapes"
-"""ComfyUI's name of the shapes of the latents that are packed in one."""
+"""ComfyUI's name for the shapes of the latents that are packed into one latent."""
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Tensors and values by the model's own names; those of a whole call have `x` and `timestep` too."""
+    """Tensors and values by the model's own names. The conditioning of a whole model call also has `x` and `timestep`."""
 
     tensors: dict[str, Tensor]
     values: dict[str, Value] = field(default_factory=dict)
 
 
 def flatten(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str, Value], depth: int = 0) -> None:
-    """Put a tree of tensors, numbers, words, lists and other collections and dicts under names such as `ref_latents.0`.
+    """Flatten a tree of tensors, plain values, collections and dicts into names such as `ref_latents.0`.
+
+    Args:
+        name: the flat name of the tree's root.
+        value: the tree.
+        tensors: receives the tensors of the tree.
+        values: receives the numbers, texts, lengths and kinds of the tree.
+        depth: the depth of `value` in the whole tree.
 
     Raises:
-        Refused: it holds something else, or is too deep.
+        Refused: the tree holds an object of another class, or is too deep.
     """
     if depth > MAX_DEPTH:
         raise Refused(
@@ -105,7 +112,8 @@ def flatten(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str,
             if (kind := type(value).__name__) in KINDS:
                 values[f"{name}.{KIND}"] = kind
             values[f"{name}.{LENGTH}"] = len(value)
-            ordered = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value  # as on any other day
+            # The order of a set can change from process to process.
+            ordered = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
             for index, item in enumerate(ordered):
                 flatten(f"{name}.{index}", item, tensors, values, depth + 1)
         case dict() if value and all(
@@ -121,31 +129,31 @@ def flatten(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str,
 
 
 def in_dict(name: str, values: Mapping[str, Value]) -> bool:
-    """Whether a flat name is of something in a dict, which ComfyUI neither casts nor repeats to the batch."""
+    """Return True if a flat name belongs to an entry of a dict, which ComfyUI neither casts nor repeats to the batch."""
     root, _, rest = name.partition(".")
     return bool(rest) and f"{root}.{LENGTH}" not in values
 
 
 def runs_alone(tensors: Mapping[str, object], values: Mapping[str, Value]) -> bool:
-    """Whether a prompt has a dict with it, and so never shares a batch with another."""
+    """Return True if a prompt's conditioning has a dict, so that the prompt never shares a batch with another prompt."""
     return any(in_dict(name, values) and not name.startswith(f"{OPTIONS}.") for name in (*tensors, *values))
 
 
 def packed_shapes(values: Mapping[str, Value]) -> tuple[tuple[int, ...], ...]:
-    """The shapes of the latents that are packed in one, such as a video's and its sound's; none if there is but one."""
+    """Return the shapes of the latents that are packed into one, such as a video and its sound; empty for a single latent."""
     trees = arguments({}, {name: value for name, value in values.items() if name.partition(".")[0] == SHAPES})
     shapes = tuple(tuple(shape) for shape in trees.get(SHAPES) or ())
     return shapes if len(shapes) > 1 else ()
 
 
 def picture_shape(latent_shape: Sequence[int], values: Mapping[str, Value]) -> tuple[int, ...]:
-    """The shape of a latent, or of the video packed in it."""
+    """Return the shape of a latent, or of the video that is packed into it."""
     shapes = packed_shapes(values)
     return (latent_shape[0], *shapes[0][1:]) if shapes else tuple(latent_shape)
 
 
 def arguments(tensors: Mapping[str, Tensor], values: Mapping[str, Value]) -> dict[str, Any]:
-    """The trees that `flatten` took apart, by name."""
+    """Rebuild the trees that `flatten` took apart, by the names of their roots."""
     root: dict[str, Any] = {}
     for name, leaf in {**values, **tensors}.items():
         *path, last = name.split(".")

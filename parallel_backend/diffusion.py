@@ -1,4 +1,4 @@
-"""What a denoise is of: the model's weights, its prompts, and its noise process."""
+"""The inputs of a denoise request: the model's weights, the prompts and the noise process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ import msgspec
 from .declaration import Declaration
 
 Value = bool | int | float | str | None
-"""What conditioning may hold besides tensors."""
+"""The type of a plain value in conditioning, besides tensors."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which weights to hold: enough for a worker to load them, and equal exactly when they are the same weights.
+    """The weights that a worker loads. Two specs are equal exactly when they name the same weights.
 
-    `dtype` is what weights are held in that the file does not quantise, `compute` the type that ComfyUI computes in and quantised
-    layers expand to; with `fast_fp8` plain fp8 weights are multiplied in fp8. `digest` is the file's content
-    (`weights/files/digest.py`), which tells other machines their copy. `derived` says how a model of ComfyUI's is spread for
-    whose class no declaration is written. `dynamic` is True where ComfyUI's own loader would load the model dynamically
-    (`models/comfyui/dynamic_loading.py`).
+    Attributes:
+        family: the name of the model family.
+        path: the model file.
+        modified: the file's time of modification.
+        size: bytes of the file.
+        dtype: the dtype of weights that the file does not quantise.
+        digest: the digest of the file's content (`weights/files/digest.py`), by which other machines find their copy.
+        compute: the dtype that ComfyUI computes in and that quantised layers expand to.
+        fast_fp8: plain fp8 weights are multiplied in fp8.
+        derived: the derived declaration of a class of ComfyUI's for which no declaration is written.
+        dynamic: ComfyUI's own loader would load the model dynamically (`models/comfyui/dynamic_loading.py`).
     """
 
     family: str
@@ -35,9 +41,11 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """The MODEL's rectified-flow sampling (ComfyUI's CONST), as plain numbers.
+    """The settings of a MODEL's rectified-flow sampling (ComfyUI's CONST).
 
-    `timestep_scale` turns sigma into the model's timestep; `noise_scale` multiplies noise.
+    Attributes:
+        timestep_scale: the factor from sigma to the model's timestep.
+        noise_scale: the factor of the noise.
     """
 
     timestep_scale: float
@@ -45,9 +53,12 @@ class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class DiffusionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """The MODEL's diffusion over a table of noise levels (ComfyUI's EPS and V_PREDICTION).
+    """The settings of a MODEL's diffusion over a table of noise levels (ComfyUI's EPS and V_PREDICTION).
 
-    `prediction` is what the model predicts. The table is the request's tensor `log_sigmas`.
+    The table is the request's tensor `log_sigmas`.
+
+    Attributes:
+        prediction: the quantity that the model predicts: the noise (eps) or the velocity (v).
     """
 
     prediction: Literal["eps", "v"]
@@ -65,20 +76,20 @@ class ObjectRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FunctionRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a worker needs to rebuild a function that a node of ComfyUI's has put among a MODEL's options.
+    """The recipe by which a worker rebuilds a function that a node of ComfyUI's has put among a MODEL's options.
 
-    All but `module`, `function` and `defaults` are variables of the function's closure, by name.
+    All attributes but `module`, `function`, `defaults` and `by_head` hold variables of the function's closure, by name.
 
     Attributes:
         module: the function's module in ComfyUI, by its full name.
-        function: the function's qualified name there; `<locals>` is in the name of a function that another one makes.
+        function: the function's qualified name there. It contains `<locals>` if another function makes this function.
         values: plain values, packed (`models/comfyui/features/recipe.py`).
         functions: functions of ComfyUI's modules, as `module:name`.
-        objects: objects of ComfyUI's classes; the functions of one request that name an object alike share it.
+        objects: objects of ComfyUI's classes. Functions of one request that name an object alike share it.
         blocks: blocks of the model, as their paths.
         inner: functions that were made by the same call as this one.
         defaults: the packed defaults of the function's arguments.
-        by_head: the names of lists among the values that have an entry for each head.
+        by_head: the names of the values that are lists with one entry per head.
     """
 
     module: str
@@ -93,15 +104,19 @@ class FunctionRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
     @property
     def node(self) -> str:
-        """The name of the class or function that makes the function."""
+        """Return the name of the class or function that makes the function."""
         return self.function.partition(".")[0]
 
 
 class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A step cache of ComfyUI's (`denoise/step_cache.py`), which skips model calls at sigmas above `end` and not above `start`.
+    """The settings of a step cache of ComfyUI's, which skips model calls (`denoise/step_cache.py`).
 
-    It skips while the output has probably changed by less than `threshold` of itself, judged by every `stride`-th row and
-    column.
+    Attributes:
+        kind: the name of the cache in ComfyUI.
+        threshold: the cache skips calls while the output has probably changed by less than this fraction of itself.
+        start: the largest sigma of a skipped call.
+        end: the cache skips calls only at sigmas above this one.
+        stride: the cache compares every `stride`-th row and column.
     """
 
     kind: Literal["EasyCache", "LazyCache"]
@@ -112,9 +127,14 @@ class CacheSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PromptSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of a CONDITIONING: `tensors` maps the model's names to the request's tensors, `values` what is no tensor.
+    """One entry of a CONDITIONING. It takes part in model calls with `end <= sigma <= start`.
 
-    It takes part while `end <= sigma <= start`; outputs of several entries are averaged by `strength`.
+    Attributes:
+        tensors: the model's names of the tensors, mapped to the request's names.
+        strength: the entry's weight in the average of the outputs of several entries.
+        start: the largest sigma; None for no limit.
+        end: the smallest sigma; None for no limit.
+        values: the values that are not tensors, by the model's names.
     """
 
     tensors: dict[str, str]

@@ -1,4 +1,4 @@
-"""How far a result is from what it should be."""
+"""The error of a result, compared with the expected result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def error_of(actual: Tensor, expected: Tensor) -> float:
-    """Relative L2; infinite for another shape and for what is no number, with which no comparison holds."""
+    """Return the relative L2 error; infinite for different shapes and for NaN, with which every comparison is False."""
     if actual.shape != expected.shape:
         return math.inf
     error = ((actual - expected).norm() / expected.norm()).item()

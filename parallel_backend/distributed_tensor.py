@@ -1,7 +1,7 @@
-"""Tensors with the shape of the whole; each rank holds a part along one dimension.
+"""Tensors with the shape of the whole, of which each rank holds a part along one dimension.
 
-Code that knows nothing of ranks runs on them unchanged: what needs no other rank's values stays local, and any other operation
-gathers the whole first, so that what is unknown is slow and not wrong.
+Code that knows nothing of ranks runs on these tensors unchanged. An operation that needs no other rank's values stays local.
+Any other operation gathers the whole tensor first, so an unknown operation is slow and not wrong.
 """
 
 from __future__ import annotations
@@ -26,31 +26,36 @@ COPIES = (
     aten.ones_like.default,
     aten.empty_like.default,
 )
-"""Operations that torch does not tag as element-wise although they are."""
+"""Element-wise operations that torch does not tag as element-wise."""
 
 Rule = Callable[..., Any]
-"""Given an operation and its arguments: its result, or NotImplemented where that needs the whole."""
+"""A function of an operation and its arguments. It returns the result, or NotImplemented if that needs the whole tensor."""
 
 D = TypeVar("D", bound="DistributedTensor")
 
 
 @dataclass(frozen=True)
 class DispatchRules:
-    """What does not gather: `known` operations by a rule of their own, and `element_wise` ones by one for all."""
+    """The rules of operations that need not gather: one for each of the `known` operations, one for all element-wise ones."""
 
     known: Mapping[Any, Rule]
     element_wise: Rule
 
 
 class DistributedTensor(torch.Tensor):
-    """`local` is this rank's part along dimension `along`."""
+    """A tensor with the shape of the whole, of which this rank holds a part.
+
+    Attributes:
+        local: this rank's part.
+        along: the dimension along which the part is cut.
+    """
 
     local: Tensor
     along: int
 
     @classmethod
     def of_part(cls: type[D], local: Tensor, along: int, sizes: Sequence[int], device: torch.device) -> D:
-        """A tensor without storage of its own, which has these sizes in the place of the part's along its dimension."""
+        """Return a tensor without storage of its own, whose shape has `sizes` in place of the part's size along `along`."""
         shape = (*local.shape[:along], *sizes, *local.shape[along + 1 :])
         tensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=device)  # type: ignore[attr-defined]
         tensor.local, tensor.along = local, along
@@ -64,19 +69,19 @@ class DistributedTensor(torch.Tensor):
 
     @classmethod
     def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DispatchRules:
-        """What stays local of the operations on these arguments."""
+        """Return the rules of the operations that stay local with these arguments."""
         raise NotImplementedError
 
     def whole(self) -> Tensor:
-        """All ranks' values. A collective."""
+        """Return the whole tensor with all ranks' values. A collective."""
         raise NotImplementedError
 
     def own(self, tensor: Tensor, dim: int) -> Tensor:
-        """Of a tensor that every rank has, what goes with this rank's part."""
+        """Return the entries along `dim` that belong to this rank's part, of a tensor that every rank has."""
         raise NotImplementedError
 
     def part_of(self, tensor: Tensor) -> Tensor:
-        """Of a tensor that every rank has, what is broadcast with this rank's part."""
+        """Return the entries that broadcast with this rank's part, of a tensor that every rank has."""
         from_end = self.ndim - self.along
         if tensor.ndim < from_end or tensor.shape[-from_end] == 1:
             return tensor
@@ -86,12 +91,12 @@ class DistributedTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Stay local where that gives the same, else gather."""
+        """Compute an operation on the local parts if a rule allows that; otherwise gather the whole tensors first."""
         kwargs = kwargs or {}
         rules = cls.rules(args, kwargs)
         rule = rules.known.get(func)
         if rule is None:
-            # In inference mode, in which workers run, operations that consist of others come as they are called.
+            # In inference mode, in which workers run, composite operations arrive here before torch decomposes them.
             out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -106,23 +111,23 @@ class DistributedTensor(torch.Tensor):
 
     @classmethod
     def gathered(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """An operation on the whole. A collective.
+        """Compute an operation on the whole tensors. A collective.
 
-        The whole is contiguous, as the part says of itself: torch has chosen a view or a copy by that.
+        The whole is made contiguous, because the part reports that it is: torch has chosen a view or a copy by that report.
         """
         whole = tree_map_only(cls, lambda part: part.whole().contiguous(), (tuple(args), dict(kwargs)))
         return func(*whole[0], **whole[1])
 
 
 def is_element_wise(operation: Any) -> bool:
-    """Whether an `OpOverload` gives each value of its result by the values in its place alone.
+    """Return True if each value of an `OpOverload`'s result depends only on the arguments' values at the same position.
 
-    What draws random numbers does not, as ranks would draw other ones.
+    Operations that draw random numbers do not count, because ranks would draw different numbers.
     """
     tags = operation.tags
     return operation in COPIES or (torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags)
 
 
 def of_parts(func: Any, part: Callable[[Tensor], Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An element-wise operation on what `part` makes of its tensors."""
+    """Compute an element-wise operation after applying `part` to each of its tensors."""
     return func(*(tree_map_only(Tensor, part, tuple(args))), **tree_map_only(Tensor, part, dict(kwargs)))

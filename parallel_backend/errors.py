@@ -1,29 +1,30 @@
-"""The errors a user can meet. Each message is one sentence that says what to do. No torch: plans are predicted without it.
+"""The errors that a user can meet. Each message is one sentence that says what to do.
 
-ComfyUI shows an error's type in front of the sentence, with its module unless that is `builtins`; so these have that one.
+ComfyUI shows an error's type before the sentence, with its module unless that is `builtins`. So these classes set `builtins`.
+This file does not import torch, because plans are predicted without it.
 """
 
 from __future__ import annotations
 
 
 class Refused(ValueError):
-    """What was asked for cannot work; said before any work starts, with the numbers and a way out."""
+    """The error for a request that cannot work. It is raised before any work starts, with the numbers and a way out."""
 
     __module__ = "builtins"
 
 
 class PlanRefused(Refused):
-    """It is the plan that cannot work. The sentence names its fields that are to be changed, each with its value behind it."""
+    """The error for a plan that cannot work. The sentence names the plan's fields to change, each followed by its value."""
 
     __module__ = "builtins"
 
 
 class Cancelled(Exception):
-    """The request was cancelled by the user; the workers are alive and idle."""
+    """The error for a request that the user cancelled; the workers are alive and idle."""
 
 
 class NotFinite(ArithmeticError):
-    """NaN or infinity in a model's output or a sampler's latent; the workers are alive and idle.
+    """The error for NaN or infinity in a model's output or a sampler's latent; the workers are alive and idle.
 
     Args:
         finding: the tensor and its number of wrong values.
@@ -38,12 +39,12 @@ class NotFinite(ArithmeticError):
 
 
 class RequestFailed(RuntimeError):
-    """One request's data raised the same error on all workers; they are alive and idle."""
+    """The error for a request whose data raised the same error on all workers; the workers are alive and idle."""
 
     __module__ = "builtins"
 
 
 class WorkerFailed(RuntimeError):
-    """A worker died, hung or raised; the whole group was stopped and starts again when next needed."""
+    """The error for a worker that died, hung or raised. The whole group was stopped and starts again when next needed."""
 
     __module__ = "builtins"

@@ -1,4 +1,4 @@
-"""What GPUs this machine shows, without opening one: a context would take 0.3 to 0.5 GB of each in ComfyUI's process."""
+"""The GPUs of this machine, read without a CUDA context, which would take 0.3 to 0.5 GB of each GPU in ComfyUI's process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 MEBIBYTE = 1 << 20
 SECONDS = 10
-"""The driver's tool takes one or two on machines with many GPUs that nothing uses."""
+"""Seconds to wait for the driver's tool. It takes one or two on machines with many GPUs that nothing uses."""
 
 _ASKED = ("uuid", "memory.free", "display_active", "utilization.gpu", "temperature.gpu")
 QUERY = ("nvidia-smi", f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader,nounits")
@@ -18,9 +18,9 @@ QUERY = ("nvidia-smi", f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that torch sees; memory in bytes, load in percent, temperature in degrees Celsius.
+    """A GPU that torch sees: memory in bytes, load in percent, temperature in degrees Celsius.
 
-    `free`, `load` and `temperature` are None where the driver does not say. `uuid` is what the driver calls it.
+    `free`, `load` and `temperature` are None if the driver does not report them. `uuid` is the driver's name of the GPU.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class DriverReport:
-    """What the driver tells of a GPU: bytes that are free, whether a display shows what it draws, percent, degrees Celsius."""
+    """The driver's report about a GPU: free bytes, True if it drives a display, load in percent, degrees Celsius."""
 
     free: int | None
     display: bool
@@ -45,10 +45,10 @@ class DriverReport:
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """The GPUs in torch's order; raises as torch.cuda.init does.
+    """Return the GPUs in torch's order. Raise the same errors as `torch.cuda.init`.
 
-    torch numbers those that CUDA_VISIBLE_DEVICES leaves, in an order of CUDA's; the driver numbers all. So they are matched by
-    their UUIDs. Parts of a GPU (MIG) have UUIDs of their own, which the driver does not tell here.
+    torch numbers the GPUs that CUDA_VISIBLE_DEVICES leaves, in an order of CUDA's; the driver numbers all GPUs. So they are
+    matched by their UUIDs. Parts of a GPU (MIG) have UUIDs of their own, which the driver's tool does not report here.
     """
     torch.cuda.init()
     reports = ask_driver()
@@ -75,10 +75,10 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 def device_choices() -> tuple[tuple[str, str], ...]:
-    """What this machine offers for a plan's devices: each choice and what it comes to, the usual one first."""
+    """Return this machine's choices for a plan's devices, each with a description of its devices, the usual choice first."""
     try:
         gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    except RuntimeError:  # such as a driver that is too old, which the workers name
+    except RuntimeError:  # for example the driver is too old; the workers report that
         gpus = []
     if not gpus:
         return (
@@ -93,7 +93,7 @@ def device_choices() -> tuple[tuple[str, str], ...]:
 
 
 def ask_driver(query: Sequence[str] = QUERY) -> dict[str, DriverReport]:
-    """What the driver's own tool says, by UUID; nothing where there is no such tool."""
+    """Return the reports of the driver's own tool by UUID; empty if the tool is missing or takes too long."""
     try:
         ran = subprocess.run(query, capture_output=True, text=True, timeout=SECONDS)
     except (OSError, subprocess.TimeoutExpired):
@@ -102,11 +102,11 @@ def ask_driver(query: Sequence[str] = QUERY) -> dict[str, DriverReport]:
 
 
 def parse(text: str) -> dict[str, DriverReport]:
-    """The answer to QUERY; a field may say that it is not known, such as `[N/A]`, and a line that something is wrong."""
+    """Parse the tool's answer to QUERY. A field may be unknown, such as `[N/A]`, and a line may be an error message."""
     reports = {}
     for line in text.splitlines():
         fields = [part.strip() for part in line.split(",")]
-        if len(fields) != len(_ASKED):  # such as of a GPU that is lost
+        if len(fields) != len(_ASKED):  # for example an error message about a GPU that is lost
             continue
         uuid, free, display, load, temperature = fields
         bytes_free = int(free) * MEBIBYTE if free.isdecimal() else None
@@ -120,7 +120,7 @@ HOLDERS = ("nvidia-smi", f"--query-compute-apps={','.join(_HELD)}", "--format=cs
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that computes on a GPU, with the bytes that it holds there, None where the driver does not say."""
+    """A process that computes on a GPU, with the bytes that it holds there; None if the driver does not report them."""
 
     uuid: str
     process: int
@@ -129,9 +129,9 @@ class GpuProcess:
 
 
 def ask_holders(query: Sequence[str] = HOLDERS) -> tuple[GpuProcess, ...]:
-    """The processes that the driver's own tool shows on the GPUs; none where there is no such tool.
+    """Return the processes that the driver's own tool shows on the GPUs; empty if the tool is missing or takes too long.
 
-    In a container, and under WSL2, it shows none, or not what they hold.
+    In a container, and under WSL2, the tool shows no processes, or processes without the bytes that they hold.
     """
     try:
         ran = subprocess.run(query, capture_output=True, text=True, timeout=SECONDS)

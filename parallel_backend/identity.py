@@ -1,4 +1,4 @@
-"""What must be the same in ComfyUI and in every worker: the pack's own code."""
+"""The digest of the pack's own code, which must be the same in ComfyUI and in every worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent
 
 @functools.cache
 def code_digest() -> str:
-    """Eight hexadecimal digits of this package's source files, by their names and bytes."""
+    """Return the digest of the names and bytes of this package's source files, as eight hexadecimal digits."""
     digest = hashlib.sha256()
     for path in sorted(ROOT.rglob("*.py")):
         text = path.read_bytes()

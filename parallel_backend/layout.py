@@ -48,7 +48,7 @@ class SequenceSplit:
         ring: the number of ring ranks.
         ulysses: the number of Ulysses ranks.
         shares: each sequence rank's share of the work. Heads are cut by the sum over ring ranks.
-        kv_heads: the number of key heads, each used by equally many consecutive query heads; 0 if each query head has its own.
+        kv_heads: the number of key heads. Each is used by equally many consecutive query heads. 0: each query head has its own.
     """
 
     tokens: tuple[int, ...]
@@ -78,7 +78,7 @@ class SequenceSplit:
 
     @property
     def group_size(self) -> int:
-        """The number of query heads that use one key head."""
+        """Return the number of query heads that use one key head."""
         return self.heads // self.kv_heads if self.kv_heads else 1
 
     def ulysses_tokens(self, ring_rank: int) -> list[int]:
@@ -100,7 +100,7 @@ class SequenceSplit:
         return [slice(*ends) for ends in pairwise((0, *accumulate(self.head_counts())))]
 
     def kv_slices(self) -> list[slice]:
-        """Return the key heads that each Ulysses rank uses. Two ranks have the same one if its query heads lie on both."""
+        """Return the key heads that each Ulysses rank uses. Two ranks share a key head if its query heads lie on both."""
         group = self.group_size
         return [slice(heads.start // group, -(-heads.stop // group)) for heads in self.query_slices()]
 

@@ -6,5 +6,5 @@ from collections.abc import Iterable, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table, with a line's end behind each line."""
+    """Return a table as text, with a line break at the end of each line."""
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rows))

@@ -16,7 +16,7 @@ from .mesh_axes import PLAN_AXES, SEQUENCE_AXES, MeshAxis
 from .plan import Place, ResolvedPlan
 
 NO_TIMEOUT = timedelta(days=365)
-"""The timeout of collectives. Ranks wait in one while no prompt runs, and the host watches for hangs."""
+"""The timeout of collectives. Ranks wait in a collective while no prompt runs, and the host watches for hangs."""
 
 MAX_STAGES_ONE_SENDER = 2
 """The largest number of pipeline stages of which only the first sends activations."""
@@ -26,8 +26,8 @@ MAX_STAGES_ONE_SENDER = 2
 class Mesh:
     """The communicators of one rank, named after `MeshAxis`.
 
-    A communicator does one operation after another. So even and odd stages send activations on two of them, `pipefusion` and
-    `pipefusion_odd`: a receive that a stage has started must not delay what the stage sends.
+    A communicator does one operation after another. So even and odd stages send activations on two communicators, `pipefusion`
+    and `pipefusion_odd`: a receive that a stage has started must not delay the stage's sends.
 
     Ranks of `sequence` are ordered as in `layout.SequenceSplit`. `stage` and `cancel_flag` take CPU tensors.
     """
@@ -46,32 +46,32 @@ class Mesh:
 
     @property
     def is_first_stage(self) -> bool:
-        """True if this rank belongs to the first pipeline stage."""
+        """Return True if this rank belongs to the first pipeline stage."""
         return self.pipefusion.rank == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """True if this rank belongs to the last pipeline stage."""
+        """Return True if this rank belongs to the last pipeline stage."""
         return self.pipefusion.rank == self.pipefusion.size - 1
 
     @property
     def reads_latent(self) -> bool:
-        """True if this rank's stage runs the model's layers before or after the blocks, which read the latent."""
+        """Return True if this rank's stage runs the model's layers before or after the blocks, which read the latent."""
         return self.is_first_stage or self.is_last_stage
 
     @property
     def to_next_stage(self) -> Communicator:
-        """The communicator that sends this stage's activations."""
+        """Return the communicator that sends this stage's activations."""
         return self.pipefusion_odd if self.pipefusion.rank % 2 else self.pipefusion
 
     @property
     def from_previous_stage(self) -> Communicator:
-        """The communicator that receives the previous stage's activations."""
+        """Return the communicator that receives the previous stage's activations."""
         return self.pipefusion if self.pipefusion.rank % 2 else self.pipefusion_odd
 
     @property
     def replies_to_host(self) -> bool:
-        """True for the one rank that replies to the host: the first of the last stage."""
+        """Return True on the one rank that replies to the host: the first rank of the last stage."""
         return self.is_last_stage and self.sequence.rank == self.cfg.rank == self.data.rank == 0
 
     def finish_sending(self) -> None:
@@ -88,12 +88,12 @@ class Mesh:
 def build_mesh(plan: ResolvedPlan, device: torch.device, meter: Meter) -> Mesh:
     """Create the communicators of this rank. A collective: every rank of the world calls it with the same plan.
 
-    Each communicator exchanges test data here. So none is connected lazily in the middle of a denoise.
+    Each communicator exchanges test data here, so that no connection is opened in the middle of a denoise.
 
     Args:
         plan: the sizes of the axes and the transport.
         device: the device of this rank.
-        meter: counts bytes and waits; it starts anew at the end.
+        meter: counts bytes and waits; it is reset at the end.
     """
     staged = device.type == "cuda" and plan.transport == "gloo"
     backend = "nccl" if plan.transport == "nccl" else "gloo"

@@ -1,4 +1,4 @@
-"""The names of the device mesh's axes. They are written down here only."""
+"""The names of the device mesh's axes, which only this file defines."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class MeshAxis(str, Enum):
 
     @property
     def traffic(self) -> str:
-        """The name under which the meter counts this axis's bytes and waits."""
+        """Return the name under which the meter counts this axis's bytes and waits."""
         if self is MeshAxis.PIPEFUSION_ODD:
             return MeshAxis.PIPEFUSION.value
         return CONTROL if self is MeshAxis.CANCEL_FLAG else self.value

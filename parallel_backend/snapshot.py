@@ -1,4 +1,4 @@
-"""Snapshots of state: what code has changed in Python objects and random generators, and its restoration."""
+"""Snapshots of the state of Python objects and random generators, to find and undo the changes that code makes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from torch import nn
 from .source_code import names_in
 
 MISSING = object()
-"""The value of a name that is bound to nothing."""
+"""The value that stands for an unbound name."""
 
 TABLES = vars(nn.Module()).keys()
-"""Attributes of torch's own class: parameters, buffers, submodules and hooks."""
+"""Attributes of `nn.Module` itself: parameters, buffers, submodules and hooks."""
 
 ANOTHER_SEED = 0x9E3779B9
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """One piece of state as it was.
+    """The saved value of one piece of state.
 
     Attributes:
-        read: returns the piece as it is now.
-        write: gives the piece an earlier value.
-        value: the piece as it was.
-        equal: compares two values of the piece.
+        read: returns the current value.
+        write: restores a value.
+        value: the saved value.
+        equal: compares two values.
     """
 
     read: Callable[[], Any]
@@ -44,38 +44,39 @@ class SavedState:
 
     @property
     def changed(self) -> bool:
-        """True if the piece differs from what it was."""
+        """Return True if the current value differs from the saved value."""
         return not self.equal(self.read(), self.value)
 
 
 class StateSnapshot:
-    """The contents of dicts, lists and other containers, and what functions remember in closures, defaults and globals.
+    """A snapshot of the contents of containers, and of the closures, defaults, attributes and globals of functions.
 
-    Tensors and other objects are compared by identity, except those that hold a prompt's conditioning.
+    Tensors and other objects are compared by identity, except ComfyUI's conditioning objects (`comfy.conds`): their
+    attributes are saved.
 
     Args:
-        roots: the objects to begin at.
+        roots: the objects from which the snapshot follows references.
     """
 
     def __init__(self, roots: Iterable[Any] = ()) -> None:
-        self._seen: dict[int, Any] = {}  # with the objects, so that no other object gets their ids meanwhile
+        self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no other object gets their ids
         self._saved: list[SavedState] = []
         for root in roots:
             self._add(root)
 
     @property
     def changed(self) -> bool:
-        """True if a piece of state differs from what it was."""
+        """Return True if a piece of state differs from its saved value."""
         return any(state.changed for state in self._saved)
 
     def restore(self) -> None:
-        """Give every piece of state that has changed its earlier value."""
+        """Restore the saved value of every piece of state that has changed."""
         for state in self._saved:
             if state.changed:
                 state.write(state.value)
 
     def save_name(self, names: dict[str, Any], name: str, value: Any = MISSING) -> None:
-        """Save that a namespace binds a name to a value."""
+        """Save the value of a name in a namespace; MISSING if the name is unbound."""
         self._saved.append(SavedState(lambda: names.get(name, MISSING), functools.partial(_bind, names, name), value))
 
     def save_contents(self, container: Any) -> None:
@@ -129,7 +130,7 @@ class StateSnapshot:
 
 
 class ModuleStateSnapshot(StateSnapshot):
-    """The attributes of a model's modules besides parameters, buffers, submodules and hooks, one level deep."""
+    """A snapshot of the attributes of a model's modules, except parameters, buffers, submodules and hooks, one level deep."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -141,7 +142,7 @@ class ModuleStateSnapshot(StateSnapshot):
                     self.save_contents(names[name])
 
     def keep_changes(self) -> None:
-        """Keep the attributes that code has changed or added by now, and forget all others."""
+        """Keep only the attributes that code has changed or added since the snapshot, and drop all others."""
         for names, known in self._namespaces:
             for name in names.keys() - known:
                 self.save_name(names, name, MISSING)
@@ -149,10 +150,10 @@ class ModuleStateSnapshot(StateSnapshot):
 
 
 class StateLeak:
-    """State that forwards leave on a model's modules, such as keys of a text. It is restored before the next request.
+    """The state that forwards leave on a model's modules, such as cached keys of a text. It is restored before the next request.
 
-    ComfyUI's HiDream-O1 finds such keys by the text and by a picture's address in memory. Weights with another LoRA, or another
-    picture at the same address, would get the keys of the request before.
+    ComfyUI's HiDream-O1 looks up cached keys by the text and by a picture's memory address. Weights with another LoRA, or
+    another picture at the same address, would get the keys of the previous request.
 
     Args:
         module: the model.
@@ -163,12 +164,12 @@ class StateLeak:
         self._leaks: list[StateSnapshot] = []
 
     def restore(self) -> None:
-        """Restore the attributes that forwards have changed."""
+        """Restore the attributes that forwards have changed, the last change first."""
         while self._leaks:
             self._leaks.pop().restore()
 
     def find(self, before: ModuleStateSnapshot) -> None:
-        """Find the attributes that a forward has changed since `state`."""
+        """Find the attributes that a forward has changed since the snapshot `before`, which `state` returned."""
         before.keep_changes()
         self._leaks.append(before)
 
@@ -226,7 +227,7 @@ def _fill(cell: CellType, contents: Any) -> None:
 
 
 class Generators:
-    """The states of the global random generators of torch, numpy and Python, on all devices that are in use."""
+    """A snapshot of the global random generators of torch, numpy and Python, on all devices that are in use."""
 
     def __init__(self) -> None:
         self._devices = torch.cuda.is_available() and torch.cuda.is_initialized()
@@ -234,17 +235,17 @@ class Generators:
 
     @property
     def moved(self) -> bool:
-        """True if code had drawn numbers or set a seed by the last `restore`."""
+        """Return True if code had drawn numbers or set a seed by the last `restore`."""
         return any(self._moved())
 
     def restore(self) -> None:
-        """Set all generators as if no code had drawn numbers."""
+        """Set all generators to the states of the snapshot, and remember the states that they had."""
         self._after = self._states()
         self._set(self._before)
 
     @contextlib.contextmanager
     def another_state(self) -> Iterator[Generators]:
-        """Give all generators another state while this context is entered."""
+        """Provide a snapshot of generators in another state, and restore this snapshot's states at the end of the context."""
         torch.default_generator.manual_seed(ANOTHER_SEED)
         if self._devices:
             torch.cuda.manual_seed_all(ANOTHER_SEED)
@@ -256,8 +257,10 @@ class Generators:
             self._set(self._before)
 
     def seeded_like(self, rerun: Generators) -> bool:
-        """Return True if the code seeded all generators that it used: a run from another state left them in the same
-        state.
+        """Return True if the code seeded all generators that it used, so that a rerun from another state left the same states.
+
+        Args:
+            rerun: the snapshot around the rerun, from `another_state`.
         """
         pairs = zip(self._moved(), self._after, rerun._after, strict=True)
         return all(equal_values(first, second) for moved, first, second in pairs if moved)

@@ -14,7 +14,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 NO_EFFECT = frozenset({"annotation", "ctx", "kind", "returns", "simple", "type_comment", "type_params"})
-"""Fields of syntax that change no result, or that only some versions of Python have."""
+"""Fields of syntax nodes that change no result, or that only some versions of Python have."""
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -51,7 +51,7 @@ def syntax_digest(code: CodeType) -> str:
 
 @functools.cache
 def _functions_in(file: str) -> Mapping[tuple[int, str], Sequence[ast.AST]]:
-    """Return the functions of a file, by the line where Python says that a function begins, and its name."""
+    """Return the functions of a file, by first line (as `co_firstlineno` counts, decorators included) and name."""
     found: dict[tuple[int, str], list[ast.AST]] = {}
     for node in ast.walk(parse(file) or ast.Module([], [])):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -138,7 +138,7 @@ class CodeUses:
         chains: names of globals, each with the attributes that are read off it: `a.b.c`.
         imports: names of modules in import statements.
         attributes: names of attributes, and names imported from modules.
-        names: all names in the code, those that it only writes included.
+        names: all names in the code, including names that it only writes.
     """
 
     chains: frozenset[tuple[str, ...]]
@@ -148,7 +148,7 @@ class CodeUses:
 
     @property
     def globals(self) -> frozenset[str]:
-        """The names of globals."""
+        """Return the names of globals."""
         return frozenset(chain[0] for chain in self.chains)
 
 

@@ -1,4 +1,4 @@
-"""The small model that this pack brings along, with its autoencoder and prompts."""
+"""The files of the small model that this pack includes, with its autoencoder and prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SPRITES = Path(__file__).parents[1] / "workflows" / "sprites"
 
 
 def sprites() -> Iterator[tuple[str, Path]]:
-    """Its files, each with the folder that it belongs into in ComfyUI's."""
+    """Yield the model's files, each after its destination folder, relative to ComfyUI's folder."""
     for file in sorted(SPRITES.glob("*.safetensors")):
         yield _folder(file.name), file
 

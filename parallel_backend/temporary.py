@@ -1,4 +1,4 @@
-"""Temporary files that nobody has to remove, and folders that a later process removes where their owner could not."""
+"""Temporary files that nobody has to remove, and folders that a later process removes if their owner could not."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PREFIX = "comfyui-parallel-"
 
 @contextlib.contextmanager
 def memory_file(name: str) -> Iterator[int]:
-    """A file in memory that has no name in any folder; yields its descriptor.
+    """Provide the descriptor of a file in memory that has no name in any folder.
 
-    The kernel frees the file with its last descriptor, however the processes end that have one. Forked processes open it
-    at `path_of` of the descriptor; others inherit the descriptor first.
+    The kernel frees the file with its last descriptor, however the processes with a descriptor end. A forked process opens
+    the file at `path_of` of the descriptor. Another process must inherit the descriptor first.
     """
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
@@ -30,21 +30,21 @@ def memory_file(name: str) -> Iterator[int]:
 
 
 def path_of(descriptor: int, process: int | None = None) -> Path:
-    """Return the path at which a process opens a descriptor of its own, or of another process of the same user."""
+    """Return the path by which a process opens its own descriptor, or one of another process of the same user."""
     return Path(f"/proc/{'self' if process is None else process}/fd/{descriptor}")
 
 
 class OwnedFolder:
-    """A folder of the user's alone (mode 0700) that is locked as long as its owner lives.
+    """A folder that only the user can open (mode 0700) and that is locked as long as the process that made it lives.
 
-    The kernel releases the lock however the owner ends, and `sweep` removes folders that nobody has locked.
+    The kernel releases the lock however that process ends, and `sweep` removes folders without a lock.
 
     Args:
-        parent: the temporary folder in which it is made.
-        kind: a word for its name.
+        parent: the temporary folder in which the folder is made.
+        kind: a word for the folder's name.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
 
     def __init__(self, parent: str, kind: str = "") -> None:
@@ -55,14 +55,14 @@ class OwnedFolder:
             except OSError:
                 self.path.rmdir()
                 raise
-            with contextlib.suppress(OSError):  # a file system without locks, on which nothing is swept either
+            with contextlib.suppress(OSError):  # a file system without locks, where `sweep` removes nothing either
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
             if self.path.exists():
                 return
             os.close(self._lock)  # another process swept the folder before it was locked
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it; a want of file numbers does not keep it."""
+        """Remove the folder with its contents, even if this process has no free file descriptors."""
         if self._lock < 0:
             return
         os.close(self._lock)
@@ -82,9 +82,9 @@ class OwnedFolder:
 
 
 def sweep(parent: str) -> None:
-    """Remove the folders of this user's that processes left in a temporary folder which have ended.
+    """Remove this user's folders in a temporary folder that processes which have ended did not remove.
 
-    It follows no link, and leaves alone what others own, what is locked, and what is no folder. It never fails.
+    Symbolic links, other users' entries, locked folders and entries that are not folders stay. This function never raises.
     """
     with contextlib.suppress(OSError):
         for name in [name for name in os.listdir(parent) if name.startswith(PREFIX)]:

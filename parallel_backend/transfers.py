@@ -15,14 +15,17 @@ NOT_PINNED = (
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device; the host does not wait. A copy from memory that is not pinned would make it wait."""
+    """Copy a tensor to a device. Copies to a GPU go through pinned memory, because otherwise the host would wait for them."""
     if tensor.device.type == "cpu" and device.type == "cuda":
         return empty_pinned(tensor.shape, tensor.dtype).copy_(tensor).to(device, non_blocking=True)
     return tensor.to(device)
 
 
 def empty_pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Allocate uninitialised pinned host memory, which GPUs copy at full speed; ordinary memory, with a warning, on failure."""
+    """Allocate an uninitialised tensor in pinned host memory, which GPUs copy at full speed.
+
+    If pinning fails, warn and return ordinary memory.
+    """
     try:
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
     except RuntimeError as error:
