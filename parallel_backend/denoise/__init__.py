@@ -1,1 +1,1 @@
-"""The denoise: samplers, guidance, inpainting and one parallel forward of the model."""
+"""The denoise on the workers: samplers, guidance, inpainting and the parallel forward of the model."""

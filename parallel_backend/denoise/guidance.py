@@ -1,7 +1,7 @@
-"""From the model's outputs to the denoised latent: the prompts' average and classifier-free guidance.
+"""The steps from the model's outputs to the denoised latent: the average over prompts and classifier-free guidance (CFG).
 
 The arithmetic is ComfyUI's: entries of one CONDITIONING are averaged by strength, and CFG combines denoised latents. With
-cfg degree 2 each rank computes one side, and the sides' averages are exchanged.
+cfg degree 2 each rank computes one branch, and ranks exchange the averages.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 
 
 GuidanceFunction = Callable[[Mapping[str, object]], Tensor]
-"""Changes the denoised latent, as ComfyUI's functions behind the guidance do: it is given what they are given, by their names."""
+"""A function that changes the denoised latent, as ComfyUI's post-CFG functions do. Its dict has their arguments by name."""
 
 
 class Guidance:
-    """Combines what the batches of one call predicted.
+    """The combination of the outputs of one model call into a denoised latent.
 
     Args:
-        process: what the model's output says of the latent.
-        cfg: the guidance scale; used only if there are two sides.
-        sides: the sides that this rank computes.
-        axis: the ranks that compute the other sides.
-        functions: what follows the guidance; each treats every latent of a batch for itself.
+        process: converts the model's outputs to denoised latents.
+        cfg: the guidance scale; used only if there are two branches.
+        branches: the branches that this rank computes.
+        axis: the ranks that compute the other branches.
+        functions: functions that follow the guidance. Each treats every latent of a batch separately.
     """
 
     def __init__(
@@ -49,7 +49,15 @@ class Guidance:
         self._functions = functions
 
     def combined(self, x: Tensor, averages: Sequence[Tensor]) -> Tensor:
-        """The denoised latent, fp32 like `x` `[batch, channels, ...]`: what the guidance makes of the sides."""
+        """Return the denoised latent after guidance.
+
+        Args:
+            x: the noisy latent, fp32 `[batch, channels, ...]`.
+            averages: each branch's denoised latent, shaped as x: the positive, and the negative if there is one.
+
+        Returns:
+            The denoised latent, fp32, shaped as x.
+        """
         positive, *negatives = averages
         denoised = negatives[0] + (positive - negatives[0]) * self._cfg if negatives else positive
         if not self._functions:
@@ -75,11 +83,17 @@ class Guidance:
         outputs: Sequence[Tensor],
         moved: Mapping[int, Tensor] = NOTHING,
     ) -> list[Tensor]:
-        """What each side's prompts say of the denoised latent, fp32 like `x`: the positive, and the negative if there is one.
+        """Average the denoised latents of each branch's prompts by strength. A collective of the ranks of `axis`.
 
         Args:
-            outputs: the model's, for each batch, `[prompts * batch, channels, ...]`.
-            moved: by the number of a prompt, what the output is taken from in place of `x`.
+            x: the noisy latent, fp32 `[batch, channels, ...]`.
+            sigma: the noise level of x.
+            batches: the batches of prompts that this rank computed.
+            outputs: the model's output for each batch, `[prompts * batch, channels, ...]`.
+            moved: by the number of a prompt, the latent that its output belongs to, in place of x.
+
+        Returns:
+            One fp32 latent per branch, shaped as x: the positive, and the negative if there is one.
         """
         sums = {branch: torch.zeros_like(x) for branch in self._branches}
         weights = dict.fromkeys(self._branches, 1e-37)

@@ -1,4 +1,4 @@
-"""A model call on one rank: the latent as the model sees it, a forward for each batch of prompts, and what a cache spares."""
+"""A model call on one rank: a forward for each batch of prompts, unless a step cache answers it, and the prediction."""
 
 from __future__ import annotations
 
@@ -19,47 +19,51 @@ from .replay import Prediction
 from .step_cache import StepCache
 
 Behind = Callable[[Batch], PatchForward | None]
-"""The forward that comes behind that of a batch, where it is of the same patches."""
+"""A function of a batch that returns the patch forward after the batch's own; None if the next forward is not of a patch."""
 
 
 class RunsStage(Protocol):
     """One rank's part of a forward."""
 
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
-        """On the last stage the output for the whole latent, or for the patch; None on the others.
+        """Run this rank's stage.
 
         Args:
-            latent: the whole latent in the compute dtype, on the first and the last stage.
-            patch: the number of the patch to compute from the cache, or None for everything, exactly.
+            inputs: the model's inputs besides the latent.
+            latent: the whole latent in the compute dtype; None on stages between the first and the last.
+            patch: the number of the patch to compute with cached keys and values, or None to compute all tokens exactly.
+
+        Returns:
+            On the last stage the output for the whole latent or for the patch; None on the other stages.
         """
 
 
 def no_next_forward(batch: Batch) -> None:
-    """Return None: no forward follows one of a whole latent."""
+    """Return None: no patch forward follows a forward of a whole latent."""
 
 
 @dataclass(frozen=True)
 class ModelCalls:
-    """What all model calls of a denoise have in common."""
+    """The settings that all model calls of a denoise share, and the calls themselves."""
 
     forward: RunsStage
-    """This rank's stage."""
+    """The forward of this rank's stage."""
     access: BlockAccess
-    """How the weights of its blocks are made usable."""
+    """The access that makes the weights of the stage's blocks usable during a call."""
     prompts: Prompts
     """The prompts that this rank computes."""
     guidance: Guidance
-    """How their outputs combine."""
+    """The combination of the prompts' outputs."""
     process: NoiseProcess
-    """How the latent and sigma become the model's input and time."""
+    """The conversion of the latent and sigma to the model's input and timestep."""
     sigmas: Tensor
     """The sigmas of all steps, fp32 on the CPU."""
     cache: StepCache
-    """What may save calls, where there is one stage and one patch."""
+    """The step cache, which may skip calls if there is one stage and one patch."""
     dtype: torch.dtype
-    """That of the computation."""
+    """The compute dtype."""
     meter: Meter
-    """Records what is computed when, if a trace was asked for."""
+    """The meter, which records a span per call if the user asked for a trace."""
 
     def outputs(
         self,
@@ -73,15 +77,20 @@ class ModelCalls:
         patch: int | None = None,
         next_forward: Behind = no_next_forward,
     ) -> list[Tensor | None]:
-        """The output of each batch on the last stage, None on the others.
+        """Run the forwards of one model call on this rank's stage.
 
         Args:
-            number: the call's, from 0.
+            number: the call's number, from 0.
+            batches: the batches of prompts to compute.
             x: the sampler's latent, fp32.
             sigma: 0-dim fp32 on the CPU.
             timestep: 0-dim, on the device.
-            reads_latent: whether this stage gives the latent to the model, as the first and the last do.
-            patch: the number of the patch to compute from the cache, or None for everything, exactly.
+            reads_latent: True if this stage passes the latent to the model, as the first and the last stage do.
+            patch: the number of the patch to compute with cached keys and values, or None to compute all tokens exactly.
+            next_forward: returns the patch forward after a batch's own.
+
+        Returns:
+            The output of each batch on the last stage, None for each on the other stages. Empty if a cache skipped the call.
         """
         latent = self.process.model_input(x, sigma).to(self.dtype) if reads_latent else None
 
@@ -97,7 +106,14 @@ class ModelCalls:
             return self.cache.outputs(sigma, x, latent, batches, run)
 
     def answer(self, x: Tensor, sigma: Tensor, batches: Sequence[Batch], outputs: Sequence[Tensor]) -> Prediction:
-        """What the batches' outputs, for the whole latent or for a patch `x` of it, say of the clean latent."""
+        """Return the prediction of the clean latent from the outputs of a call.
+
+        Args:
+            x: the noisy latent or a patch of it, fp32.
+            sigma: the noise level of x.
+            batches: the batches of the call.
+            outputs: the output of each batch for x.
+        """
         branches: list[Tensor] = []
 
         def combine(moved: Mapping[int, Tensor] = NOTHING) -> Tensor:

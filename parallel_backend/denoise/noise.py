@@ -1,7 +1,7 @@
-"""Fresh noise for samplers: drawn for the whole latent; each patch gets its part.
+"""Fresh noise for samplers, drawn for the whole latent and cut to the part of a patch.
 
-Patches of one latent, and ranks that hold different patches, must see the same noise as a run on the whole.
-So every source draws the whole latent from the seed; the share decides who draws and who gets which part.
+Patches of one latent, on one rank or several, must see the same noise as a run on the whole latent. So every source draws
+noise of the whole latent from the seed. The share decides which rank draws, and which part each sampler gets.
 """
 
 from __future__ import annotations
@@ -21,29 +21,32 @@ from ..models.inputs import Region
 from .program import NoiseSource
 
 Draw = Callable[[], Tensor]
-"""Draws noise of the whole latent, fp32 on its device."""
+"""A function that draws noise of the whole latent, fp32 on the latent's device."""
 
 Share = Callable[[Draw], Tensor]
-"""What a sampler gets of a draw. It need not call it: another rank may have drawn for all."""
+"""A function that returns a sampler's part of a draw. It need not call the draw: another rank may have drawn for all."""
 
 Drawn = Callable[[float, float, float], Tensor]
-"""Standard normal noise for the step from one sigma to another, clamped to so many of its deviations (0: not at all)."""
+"""A function of (start sigma, end sigma, clip) that returns standard normal noise for that step.
+
+The noise is clamped to `clip` of its own standard deviations; 0 means no clamp.
+"""
 
 
 SHORT_STEP = 1e-5
-"""Steps between sigmas that torchsde may not tell from none: it rounds them to 1e-6."""
+"""Difference of sigmas below which torchsde may not tell them apart: it rounds them to 1e-6."""
 
 
 def whole(draw: Draw) -> Tensor:
-    """The share of a sampler that runs alone, on the whole latent."""
+    """Return the whole draw: the share of a sampler that runs alone, on the whole latent."""
     return draw()
 
 
 def check_step(source: NoiseSource, start: float, end: float) -> None:
-    """Try whether noise of a source can be drawn for a step between two sigmas.
+    """Check that a source can draw noise for a step between two sigmas.
 
-    In a run one rank draws for the others, so all of them try it beforehand. Only what torchsde may fail at is tried: a step
-    that reaches beyond the path, or a very short one.
+    In a run one rank draws for the others, so every rank checks beforehand and raises the same error. Only steps at which
+    torchsde may fail are tried: a step that reaches beyond the path, or a very short step.
 
     Raises:
         Refused: torchsde does not find the step on the path, and recurs without end.
@@ -63,11 +66,12 @@ def check_step(source: NoiseSource, start: float, end: float) -> None:
 
 @dataclass(frozen=True)
 class LatentNoise:
-    """Makes the sources of a program's noise.
+    """The noise of a program's sources, for one sampler.
 
-    `shape` and `device` are those of the **whole** latent, batch included, also where the sampler runs on
-    one patch; `share` gives that patch its part. Each call begins the sequence anew, so
-    every patch's sampler gets its own source and all agree.
+    Attributes:
+        shape: the shape of the **whole** latent, batch included, even if the sampler runs on one patch.
+        device: the device of the latent.
+        share: returns the part of a draw that belongs to the sampler's patch.
     """
 
     shape: tuple[int, ...]
@@ -75,7 +79,11 @@ class LatentNoise:
     share: Share = whole
 
     def drawn_from(self, source: NoiseSource) -> Drawn:
-        """Noise of the numbers that ComfyUI's noise samplers of this kind give."""
+        """Return a function that draws the same numbers as ComfyUI's noise sampler of this kind.
+
+        Each call of this method starts the sequence from its beginning. So every patch's sampler has its own sequence, and all
+        these sequences are equal.
+        """
         fresh = self._gaussian(source.seed) if source.kind == "gaussian" else self._brownian(source)
 
         def drawn(start: float, end: float, clip: float) -> Tensor:
@@ -91,8 +99,10 @@ class LatentNoise:
         return drawn
 
     def _gaussian(self, seed: int) -> Callable[[float, float], Tensor]:
-        """Independent at every call: the seed itself on an accelerator, the seed + 1 on the CPU, where the seed itself made the
-        initial noise."""
+        """Return a function that draws independent noise at every call.
+
+        The generator has the seed on an accelerator and the seed + 1 on the CPU, where the seed itself made the initial noise.
+        """
         generator = torch.Generator(self.device)
         generator.manual_seed(seed + 1 if self.device.type == "cpu" else seed)
 
@@ -102,7 +112,10 @@ class LatentNoise:
         return draw
 
     def _brownian(self, source: NoiseSource) -> Callable[[float, float], Tensor]:
-        """Increments of one path, scaled to unit variance; other steps over the same range follow the same path."""
+        """Return a function that draws increments of one Brownian path, scaled to unit variance.
+
+        The path depends on the seed and the range of sigmas, not on the steps.
+        """
 
         @cache
         def path() -> torchsde.BrownianTree:
@@ -112,7 +125,7 @@ class LatentNoise:
             )
 
         def draw(start: float, end: float) -> Tensor:
-            # The path is parametrised upwards in sigma; samplers walk it downwards.
+            # The path's time is sigma, upwards; samplers go downwards.
             low, high = torch.tensor(min(start, end)), torch.tensor(max(start, end))
             increment: Tensor = path()(low, high).to(self.device)
             return (increment if start < end else -increment) / (high - low).sqrt()
@@ -126,9 +139,13 @@ KIND = "noise"
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """Gives the ranks of the last stage their part of what one of them draws. A collective of these ranks.
+    """A share by which one rank of the last stage draws noise and sends the other ranks their parts.
 
-    `shape` is the whole latent's, `rows` are the runs of its batch, one a data rank, and `patch` is what a sampler holds.
+    Attributes:
+        mesh: this rank's communicators.
+        shape: the shape of the whole latent.
+        rows: the rows of the batch on each data rank.
+        patch: the sampler's part of the latent.
     """
 
     mesh: Mesh
@@ -137,7 +154,7 @@ class SharedNoise:
     patch: Region
 
     def __call__(self, draw: Draw) -> Tensor:
-        """This rank's rows of the patch, of one draw."""
+        """Return this rank's rows of the patch of one draw. A collective of the ranks of the last stage."""
         mesh = self.mesh
         assert mesh.is_last_stage, "only the last stage runs samplers"
         parts = [self.patch.of(torch.empty(self.shape, device="meta")[rows]) for rows in self.rows]
@@ -154,5 +171,5 @@ class SharedNoise:
 
 
 def _to_all(axis: Communicator, noise: Tensor | None, count: int, kind: str) -> Tensor:
-    """Rank 0's tensor of `count` elements on every rank of an axis."""
+    """Return rank 0's tensor of `count` elements on every rank of an axis. A collective."""
     return axis.scatter(None if noise is None else noise.repeat(axis.size), [count] * axis.size, kind)

@@ -1,4 +1,4 @@
-"""The sampler of one patch: a program, replayed on that patch's part of the latent, with inpainting around the model."""
+"""The sampler of one patch: a program that is replayed on the patch of the latent, with inpainting around the model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from .replay import DeviceProgram, ModelRequest, Prediction, Steps
 
 @dataclass(frozen=True)
 class Inpaint:
-    """Outside the mask the latent follows the original, as ComfyUI's KSamplerX0Inpaint does it.
+    """Inpainting: outside the mask the latent follows the original, as in ComfyUI's KSamplerX0Inpaint.
 
-    `mask` is 1 where the latent may change, `latent` the clean original, `noise` what it was noised with; all broadcast to
-    the patch's `[batch, channels, ...]`. With `clean` what is outside the mask is shown to the model without noise.
+    Attributes:
+        process: adds noise to the original.
+        mask: 1 where the latent may change. Mask, latent and noise broadcast to the patch's `[batch, channels, ...]`.
+        latent: the clean original.
+        noise: the noise of the original.
+        clean: the model sees the original without noise outside the mask.
     """
 
     process: NoiseProcess
@@ -31,24 +35,31 @@ class Inpaint:
     def of(
         cls, tensors: Mapping[str, Tensor], process: NoiseProcess, view: Callable[[Tensor], Tensor], clean: bool
     ) -> Inpaint | None:
-        """For a patch, from a request's tensors; None if there is no mask."""
+        """Return the inpainting of a patch, from a request's tensors; None if there is no mask.
+
+        Args:
+            tensors: the request's tensors.
+            process: the noise process.
+            view: returns the patch's part of a tensor.
+            clean: as the attribute.
+        """
         if "mask" not in tensors:
             return None
         mask, latent, noise = (view(tensors[name]) for name in ("mask", "latent", "noise"))
         return cls(process, mask, latent, noise, clean)
 
     def before(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """What the model sees."""
+        """Return the model's input: `x` inside the mask, the original outside."""
         outside = self.latent if self.clean else self.process.add_noise(sigma, self.noise, self.latent)
         return x * self.mask + outside * (1.0 - self.mask)
 
     def after(self, denoised: Tensor) -> Tensor:
-        """What the sampler is sent."""
+        """Return the sampler's denoised latent: `denoised` inside the mask, the original outside."""
         return denoised * self.mask + self.latent * (1.0 - self.mask)
 
 
 class Shown(NamedTuple):
-    """What a sampler shows of a step."""
+    """A step event of a sampler, with its latents."""
 
     step: int
     denoised: Tensor
@@ -56,11 +67,16 @@ class Shown(NamedTuple):
 
 
 class PatchSampler:
-    """Drives a program from one model call to the next.
+    """A running program, which advances from one model call to the next.
 
     Args:
-        x: the noisy latent or a patch of it, fp32; `noise` is where its fresh noise comes from.
-        inpaint: what stands around the model, if there is a mask.
+        script: the program.
+        x: the noisy latent or a patch of it, fp32.
+        noise: the source of fresh noise.
+        inpaint: the inpainting around the model; None without a mask.
+
+    Attributes:
+        result: the final latent; None until the program has ended.
     """
 
     def __init__(self, script: DeviceProgram, x: Tensor, noise: LatentNoise, inpaint: Inpaint | None) -> None:
@@ -73,19 +89,19 @@ class PatchSampler:
 
     @property
     def model_input(self) -> Tensor:
-        """The latent that the model is to see in the call that is waiting."""
+        """Return the latent that the model sees in the pending call."""
         assert self._call is not None
         call = self._call
         return self._inpaint.before(call.x, call.sigma) if self._inpaint else call.x
 
     def advance(self, answer: Prediction) -> None:
-        """Answer the waiting call with what the guidance made of the model's outputs, and with the sides."""
+        """Answer the pending call with a prediction, and run the program to its next call or to its end."""
         denoised, branches = answer
         answer = Prediction(self._inpaint.after(denoised) if self._inpaint else denoised, branches)
         self._step(lambda: self._steps.send(answer))
 
     def take_events(self) -> list[Shown]:
-        """Return the step events since the last call, and forget them."""
+        """Return the step events since the last call of this method, and forget them."""
         events, self._events = self._events, []
         return events
 

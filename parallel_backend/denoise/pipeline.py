@@ -1,9 +1,9 @@
-"""The denoise on one rank: which calls and patches it computes, in which order, and what comes back to the first stage.
+"""The denoise on one rank: the order of calls and patches, and the return of latents to the first stage.
 
-Calls of the warm-up steps run whole and exact and fill the caches. After them patches stream through the stages
+Calls of the warm-up steps compute all tokens exactly and fill the caches. After them patches stream through the stages
 (PipeFusion, arXiv 2405.14430): the first stage begins a patch's next call as soon as that patch's update has come back,
-so the pipeline never drains between steps. One stage, one patch: the same loop is the plain denoise. The result depends
-on the number of patches and warm-up steps alone.
+so the pipeline never drains between steps. With one stage and one patch, the same loop is the plain denoise. The result
+depends only on the number of patches and warm-up steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .prompts import Batch
 
 @dataclass(frozen=True)
 class Patch:
-    """A part of the latent, or all of it."""
+    """A part of the latent, or all of it, with its sampler."""
 
     region: Region
     sampler: PatchSampler
@@ -36,27 +36,27 @@ class Patch:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What a run asks and reports while it goes on."""
+    """The functions that a run calls while it goes on."""
 
     cancelled: CancelSignal
-    """Asked before each model call."""
+    """The cancel signal, read before each model call."""
     step_begins: Callable[[int], None]
-    """Called with a step's number, from 0."""
+    """Called with a step's number, from 0, when the step begins."""
     step_done: Callable[[int, Tensor, Tensor], None]
-    """Called on the last stage with the step, the denoised latent and x, when the sampler shows them."""
+    """Called on the last stage with the step, the denoised latent and x, at each step event of the sampler."""
 
 
 class Pipeline:
-    """One run.
+    """One run of a denoise on this rank.
 
     Args:
         mesh: this rank's communicators.
-        model: what the calls have in common.
+        model: the settings that all model calls share.
         calls: all model calls.
-        patches: what is sampled.
-        latent: as the run begins; all of it.
-        warmup_steps: how many steps run whole before patches stream.
-        callbacks: called by every rank, but for the steps that are done.
+        patches: the patches of the latent with their samplers.
+        latent: the whole latent at the start of the run.
+        warmup_steps: the number of steps that compute all tokens before patches stream.
+        callbacks: called on every rank, except `step_done`.
     """
 
     def __init__(
@@ -81,7 +81,14 @@ class Pipeline:
         self._timesteps = to_device(torch.stack(times), latent.device) if times else latent.new_empty(0)
 
     def run(self) -> Tensor | None:
-        """The final latent on the ranks of the last stage; None on the others. Raises Cancelled."""
+        """Run all model calls. A collective.
+
+        Returns:
+            The final latent on the ranks of the last stage; None on the others.
+
+        Raises:
+            Cancelled: the user cancelled the run. All ranks raise it before the same model call.
+        """
         for patch in self._patches if self._calls else ():
             patch.region.of(self._latent).copy_(patch.sampler.model_input)
         previous: tuple[int, ...] | None = None
@@ -102,9 +109,9 @@ class Pipeline:
         return self._join([patch.sampler.result for patch in self._patches if patch.sampler.result is not None])
 
     def _take_updates(self, index: int, patch: int | None) -> None:
-        """Put the latents of this call into the whole latent, on the stages whose part of the model sees it.
+        """Copy the latents of this call into the whole latent, on the stages that read the latent.
 
-        The first stage receives them; the last one, whose samplers made them, has them.
+        The first stage receives the latents. The last stage has them, because its samplers made them.
         """
         if not index or not self._mesh.reads_latent:
             return
@@ -113,14 +120,14 @@ class Pipeline:
             self._patches[number].region.of(self._latent).copy_(x)
 
     def _begin(self, call: CallInfo, whole: bool) -> None:
-        """Say that a step begins, if one does, and leave together if the user has cancelled."""
+        """Report the beginning of a step if the call opens one, and raise Cancelled on all ranks if the user has cancelled."""
         if call.opens_step:
             self._callbacks.step_begins(call.step)
         cancelled = self._callbacks.cancelled
         if cancelled.everywhere() if whole else cancelled.in_band(self._mesh):
             if not whole and self._mesh.is_first_stage:
                 for _ in self._patches[1:]:
-                    self._latent_return.take()  # they are on their way and must not meet the next request
+                    self._latent_return.take()  # these latents are on their way and must not meet the next request
             self._mesh.finish_sending()
             raise Cancelled
 
@@ -144,7 +151,7 @@ class Pipeline:
     def _update(
         self, index: int, call: CallInfo, batches: Sequence[Batch], patch: int | None, outputs: Sequence[Tensor | None]
     ) -> None:
-        """Last stage: go on with the samplers of what was computed, and send back what the next call is to see."""
+        """Advance the samplers of the computed patches, on the last stage, and send back the latents of the next call."""
         for number in self._numbers(patch):
             region, sampler = self._patches[number].region, self._patches[number].sampler
             predicted = [out if patch is not None else region.of(out) for out in outputs if out is not None]
@@ -157,7 +164,7 @@ class Pipeline:
                 self._callbacks.step_done(events[0].step, denoised, x)
 
     def _next_forward(self, batches: Sequence[Batch], batch: Batch, patch: int | None) -> PatchForward | None:
-        """Return the next patch forward of this call; the first of a step waits for the cancel flag."""
+        """Return the patch forward after a batch's own in this call; None at the end, as the next call may be cancelled."""
         if patch is None:
             return None
         keys = [each.key for each in batches]
@@ -174,18 +181,23 @@ class Pipeline:
 
 
 class CancelSignal:
-    """How ranks learn between model calls that the user has cancelled."""
+    """The user's cancel flag, as ranks learn it between model calls.
+
+    Args:
+        is_requested: returns True on a rank that knows that the user has cancelled.
+        broadcast_flag: returns rank 0's flag on every rank. A collective.
+    """
 
     def __init__(self, is_requested: Callable[[], bool], broadcast_flag: Callable[[bool], bool]) -> None:
         self._is_requested = is_requested
         self._broadcast_flag = broadcast_flag
 
     def everywhere(self) -> bool:
-        """Broadcast the cancel flag from rank 0, for calls that all stages compute together."""
+        """Broadcast the cancel flag from rank 0, before a call of all tokens. A collective of all ranks."""
         return self._broadcast_flag(self._is_requested())
 
     def in_band(self, mesh: Mesh) -> bool:
-        """Pass the first stage's cancel flag from stage to stage, before the first patch, and return it."""
+        """Pass the first stage's cancel flag from stage to stage, before the first patch of a call, and return the flag."""
         flag = mesh.cancel_flag
         if mesh.is_first_stage:
             requested = torch.full((1, 1, 1), float(self._is_requested()))
@@ -198,7 +210,7 @@ class CancelSignal:
 
 
 class _LatentReturn:
-    """The way of updated patches from the last stage to the first; a queue where they are the same."""
+    """The return of updated patches from the last stage to the first; a local queue if there is one stage."""
 
     def __init__(self, axis: Communicator, patches: Sequence[Region], latent: Tensor) -> None:
         self._axis = axis
@@ -207,17 +219,17 @@ class _LatentReturn:
         self._coming: deque[Callable[[], Tensor]] = deque()
 
     def put(self, number: int, x: Tensor) -> None:
-        """Last stage: what the model is to see of this patch in its next call."""
+        """Send the model's next input for a patch, on the last stage."""
         if self._axis.size == 1:
             self._queue.append(x)
         else:
             self._axis.send(x, 0, "latents")
 
     def expect(self, number: int) -> None:
-        """First stage: begin to receive it. Patches are expected and taken in the order in which they are put."""
+        """Start to receive a patch, on the first stage. Patches are expected and taken in the order in which they are put."""
         if self._axis.size > 1:
             self._coming.append(self._axis.start_receive(self._shapes[number], torch.float32, self._axis.size - 1))
 
     def take(self) -> Tensor:
-        """First stage: wait for the next one."""
+        """Wait for the next patch, on the first stage, and return it."""
         return self._queue.popleft() if self._axis.size == 1 else self._coming.popleft()()

@@ -1,7 +1,7 @@
-"""A sampler as a program: what one of ComfyUI's functions did to the latent, in order, as data that any rank can replay.
+"""A sampler as a program: the operations of one of ComfyUI's sampling functions, in order, as data that any rank can replay.
 
-Values are numbered as they come: 0 is the noisy latent at the first sigma, and every operation and draw makes the next one,
-a model call its denoised latent and, where they are used, the two sides it was made of.
+Values are numbered in order of their creation. Value 0 is the noisy latent at the first sigma. Every operation and draw makes
+one value. A model evaluation makes the denoised latent and, if the sampler uses them, the positive and the negative branch.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 
 
 class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
-    """The value of this number."""
+    """A reference to a value by its number."""
 
     value: int
 
 
 class StackWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
-    """A vector of the program's `weights`, one for each latent of a stack along its dimension `dim`."""
+    """A reference to one of the program's `weights`, which has one number per latent along dimension `dim` of a stack."""
 
     weights: int
     dim: int
@@ -32,11 +32,11 @@ Argument = Ref | StackWeights | bool | int | float | str | None
 
 
 class ProgramEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
-    """One thing that happens."""
+    """The base class of a program's entries."""
 
 
 class Operation(ProgramEntry, frozen=True):
-    """Makes a value of others, by the name that `operations` has for it."""
+    """An operation that makes a value from other values. `function_of` returns the function of a name."""
 
     name: str
     arguments: tuple[Argument, ...]
@@ -44,10 +44,10 @@ class Operation(ProgramEntry, frozen=True):
 
 
 class Draw(ProgramEntry, frozen=True):
-    """Makes a value: fresh noise for the step from one sigma to another, from a source. It comes behind a model call, as only the
-    last stage draws.
+    """A draw of fresh noise from a source, for the step from sigma `start` to sigma `end`.
 
-    With `clip` each draw is clamped to that many of its own standard deviations.
+    A draw comes after the first model evaluation, because only the last stage draws. If `clip` is not 0, the noise is clamped
+    to that many of its own standard deviations.
     """
 
     source: int
@@ -57,7 +57,7 @@ class Draw(ProgramEntry, frozen=True):
 
 
 class ModelEvaluation(ProgramEntry, frozen=True):
-    """Makes the denoised latent that the model gives of `x` at `sigma`, and with `sides` the positive and the negative."""
+    """A model evaluation of value `x` at `sigma`. It makes the denoised latent, and with `sides` also the two branches."""
 
     x: int
     sigma: float
@@ -65,7 +65,7 @@ class ModelEvaluation(ProgramEntry, frozen=True):
 
 
 class StepEvent(ProgramEntry, frozen=True):
-    """What is shown of a step, by its number."""
+    """The report of a step to the user, with the numbers of the two values that it shows."""
 
     step: int
     x: int
@@ -77,13 +77,18 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     numbers: tuple[float, ...]
     dtype: str
-    """Torch's name of the type that the numbers have."""
+    """The numbers' dtype, by torch's name."""
 
 
 class NoiseSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where noise comes from: `gaussian` is independent in each draw, `brownian` one path over the sigmas from `low` to `high`.
+    """A source of noise.
 
-    `seed` is the run's. A path is drawn on the CPU, or on the latent's device.
+    Attributes:
+        kind: `gaussian` noise is independent in each draw. `brownian` noise is the increments of one path over sigmas.
+        seed: the seed of the run.
+        low: the smallest sigma of the path.
+        high: the largest sigma of the path.
+        on_cpu: the path is drawn on the CPU, not on the latent's device.
     """
 
     kind: Literal["gaussian", "brownian"]
@@ -94,7 +99,7 @@ class NoiseSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CallInfo(NamedTuple):
-    """One model call: its sigma (0-dim fp32 on the CPU), its step, and whether it is the one that opens the step."""
+    """One model call: its sigma (0-dim fp32 on the CPU), its step, and True if the call is the first of the step."""
 
     sigma: Tensor
     step: int
@@ -102,7 +107,7 @@ class CallInfo(NamedTuple):
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that a sampler does from the noisy latent to the value `result`. `name` is the user's word for the sampler."""
+    """The program of a sampler, from the noisy latent to the value `result`. `name` is the sampler's name for the user."""
 
     name: str
     entries: tuple[Operation | Draw | ModelEvaluation | StepEvent, ...]
@@ -112,14 +117,13 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def shows_steps(self) -> bool:
-        """Whether the sampler says which step it is at; without, each call counts as one."""
+        """Return True if the sampler reports its steps. Otherwise each model call counts as a step."""
         return any(isinstance(entry, StepEvent) for entry in self.entries)
 
     def calls(self) -> list[CallInfo]:
-        """The model calls, all of which are known beforehand.
+        """Return all model calls, which are known before the run.
 
-        The call before step i is told opens it. Where the steps that are told do not rise by one from 0 with a call before
-        each, they are counted.
+        The last call before a step event opens that step. Steps are counted from 0, whatever numbers the events have.
         """
         number, opening = -1, list[int]()
         for entry in self.entries:
@@ -138,12 +142,18 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encoded(program: Program) -> Tensor:
-    """As bytes, uint8, 1-D: what a request carries beside its tensors."""
+    """Return the program as bytes (1-D uint8), for a request."""
     return torch.frombuffer(bytearray(msgspec.msgpack.encode(program)), dtype=torch.uint8)
 
 
 def view_along(weights: Weights, along: StackWeights, ndim: int) -> Tensor:
-    """The vector in the shape in which it stands beside stacks of latents of `ndim` dimensions, on the CPU."""
+    """Return the weights as a CPU tensor that broadcasts with a stack of latents.
+
+    Args:
+        weights: the numbers.
+        along: the reference that uses them.
+        ndim: the number of a latent's dimensions; a stack has one more.
+    """
     shape: Sequence[int] = [len(weights.numbers) if dim == along.dim else 1 for dim in range(ndim + 1)]
     return torch.tensor(weights.numbers, dtype=getattr(torch, weights.dtype)).view(shape)
 
@@ -182,7 +192,7 @@ ELEMENTWISE: Mapping[str, int] = MappingProxyType(
     | dict.fromkeys(_TWO_TENSORS, 2)
     | dict.fromkeys(_THREE_TENSORS, 3)
 )
-"""By torch's name: how many of the arguments, from the first on, torch wants as tensors."""
+"""Torch's names of elementwise operations, with the number of leading arguments that torch wants as tensors."""
 
 KEYWORDS = ("alpha", "rounding_mode", "min", "max", "nan", "posinf", "neginf", "value", "decimals", "eps")
 """Keyword arguments that an elementwise operation may have."""
@@ -217,7 +227,7 @@ def _combine(stack: Tensor, dim: int, weights: Tensor) -> Tensor:
 OTHERS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"to": _to, "full_like": _full_like, "stack": _stack, "sum": _sum, "select": _select, "combine": _combine}
 )
-"""The functions of operations that torch has under no name of its own, or with other arguments."""
+"""The functions of operations that have no function of that name in torch, or one with other arguments."""
 
 
 def function_of(name: str) -> Callable[..., Tensor]:

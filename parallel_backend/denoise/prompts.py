@@ -1,4 +1,4 @@
-"""Which prompts take part in a model call, and which of them run as one forward."""
+"""The prompts that take part in a model call, and their batches, which run as one forward."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from ..models.family import Conditioning
 from ..models.inputs import Inputs, PatchForward
 
 TEXT_MASK = "attention_mask"
-"""The conditioning that says which text tokens there are."""
+"""The conditioning that masks text tokens."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts that run as one forward, their latents stacked along the batch; `members` are (side, strength).
+    """Prompts that run as one forward, with their latents stacked along the batch dimension.
 
-    `values` are what their conditioning holds besides tensors.
+    Attributes:
+        key: the numbers of the prompts.
+        members: the branch and the strength of each prompt.
+        conditioning: the tensors of all prompts, concatenated along the batch dimension.
+        values: the plain values of the conditioning, equal for all prompts.
     """
 
     key: tuple[int, ...]
@@ -37,11 +41,14 @@ class Batch:
         sigmas: tuple[Tensor, Tensor],
         next_forward: PatchForward | None = None,
     ) -> Inputs:
-        """What the model is given besides the latent `[batch, channels, ...]`.
+        """Return the model's inputs besides the latent.
 
         Args:
+            latent: the latent `[batch, channels, ...]`.
             timestep: 0-dim, on the latent's device.
-            sigmas, behind: as the inputs'.
+            dtype: the compute dtype.
+            sigmas: as in `Inputs`.
+            next_forward: as in `Inputs`.
         """
         size = len(self.members) * latent.shape[0]
         shape = (size, *latent.shape[1:])
@@ -60,18 +67,20 @@ class Batch:
         )
 
     def stack(self, latent: Tensor) -> Tensor:
-        """The latent once for each prompt."""
+        """Return the latent repeated once for each prompt, along the batch dimension."""
         return latent.repeat(len(self.members), *[1] * (latent.ndim - 1))
 
 
 class Prompts:
-    """The prompts of all sides (positive, negative) for a batch of latents.
+    """The prompts of all branches (positive, negative) for a batch of latents.
 
     Args:
-        sides: side number -> its prompts, whose tensors are looked up in `tensors`.
-        mine: the sides that this rank computes.
-        batch: the whole latent batch; conditioning is repeated or cut to it, as ComfyUI spreads it.
-        rows: the part of the batch that this rank computes.
+        branches: the prompts of each branch, by the branch's number.
+        mine: the branches that this rank computes.
+        tensors: the request's tensors, by the names in the prompts.
+        dtype: the compute dtype.
+        batch: the number of latents in the whole batch. Conditioning is repeated or cut to it, as in ComfyUI.
+        rows: the rows of the batch that this rank computes.
     """
 
     def __init__(
@@ -95,10 +104,10 @@ class Prompts:
         self._batches: dict[tuple[int, ...], Batch] = {}
 
     def taking_part(self, sigma: Tensor) -> tuple[int, ...]:
-        """The numbers of the prompts, of all sides, that take part in a call at `sigma`; the same on every rank.
+        """Return the numbers of the prompts, of all branches, that take part in a call at `sigma`; the same on every rank.
 
-        `sigma` is 0-dim fp32. It stays a tensor, because ComfyUI compares one with a number: that rounds the range's ends to
-        fp32 as well, so that a range which ends on a step's sigma holds it.
+        `sigma` is 0-dim fp32. It stays a tensor, because ComfyUI compares a tensor with a number. That comparison rounds the
+        range's ends to fp32 as well, so a range that ends on a step's sigma includes the step.
         """
         return tuple(
             index
@@ -108,8 +117,11 @@ class Prompts:
         )
 
     def at(self, sigma: Tensor) -> list[Batch]:
-        """This rank's batches of a call at `sigma`. Prompts whose tensors have the same shapes share one, the last one first, as
-        ComfyUI has them: there are models whose rows change one another by their order."""
+        """Return this rank's batches of a call at `sigma`.
+
+        Prompts whose tensors have the same shapes share a batch, the last prompt first. This is ComfyUI's order, and in some
+        models rows change one another by their order.
+        """
         groups: dict[object, list[int]] = {}
         for index in self.taking_part(sigma):
             if self._prompts[index][0] in self.mine:
@@ -117,21 +129,21 @@ class Prompts:
         return [self._batch(tuple(reversed(group))) for group in groups.values()]
 
     def groups(self, sigma: Tensor) -> list[tuple[int, ...]]:
-        """The prompts of all sides that ComfyUI would run as one in a call at `sigma`, in its order."""
+        """Return the groups of prompts, of all branches, that ComfyUI would run as one forward at `sigma`, in its order."""
         groups: dict[object, list[int]] = {}
         for index in self.taking_part(sigma):
             groups.setdefault(self._formats[index], []).append(index)
         return [tuple(reversed(group)) for group in groups.values()]
 
     def _format(self, prompt: PromptSpec) -> object:
-        """Equal for prompts that ComfyUI can run as one: of the same shapes and values."""
+        """Return a key that is equal for prompts that ComfyUI can run as one forward: those of the same shapes and values."""
         if runs_alone(prompt.tensors, prompt.values):
             return id(prompt)
         shapes = tuple(sorted((name, self._tensors[key].shape) for name, key in prompt.tensors.items()))
         return shapes, tuple(sorted(prompt.values.items()))
 
     def _batching_key(self, prompt: PromptSpec) -> object:
-        """Equal for prompts that can run as one here: text masks must be the same too, since they choose tokens."""
+        """Return a key that is equal for prompts that can share a batch. Text masks must be equal, because they drop tokens."""
         mask = prompt.tensors.get(TEXT_MASK)
         return self._format(prompt), None if mask is None else tuple(self._tensors[mask].flatten().tolist())
 
@@ -149,7 +161,7 @@ class Prompts:
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Along the batch; one alone is no copy."""
+    """Concatenate tensors along the batch dimension; return a single tensor without a copy."""
     return torch.cat(tuple(tensors)) if len(tensors) > 1 else tensors[0]
 
 

@@ -1,4 +1,4 @@
-"""A sampler's program, replayed on a latent or on one patch of it: the same code for both, and nobody waits for the device.
+"""The replay of a sampler's program on a latent or on one patch of it. The host never waits for the device.
 
 steps = script.replay(x, noise, on_step)
 call = next(steps)
@@ -35,12 +35,12 @@ from .well_formed import decoded
 
 
 class ModelRequest(NamedTuple):
-    """One evaluation of the model that a sampler asks for."""
+    """A request of a sampler for one evaluation of the model."""
 
     x: Tensor
     """Noisy latent, fp32 `[batch, channels, ...]`."""
     sigma: Tensor
-    """Noise level of `x`, 0-dim fp32 on the CPU; one for the whole batch."""
+    """Noise level of the whole batch `x`, 0-dim fp32 on the CPU."""
 
 
 class Prediction(NamedTuple):
@@ -49,19 +49,22 @@ class Prediction(NamedTuple):
     denoised: Tensor
     """The prediction after guidance and, when inpainting, after the mask."""
     branches: Sequence[Tensor]
-    """The positive, and the negative if there is one; none where a step cache answered in the guidance's place."""
+    """The positive branch, and the negative if there is one; empty if a step cache answered the call."""
 
 
 Steps = Generator[ModelRequest, Prediction, Tensor]
-"""A running sampler: yields calls, is sent answers, returns the final latent."""
+"""A running sampler: a generator that yields model requests, receives predictions and returns the final latent."""
 
 OnStep = Callable[[int, Tensor, Tensor], None]
-"""Given a step, the denoised latent and x, where the sampler shows them."""
+"""A function of (step, denoised latent, x) that is called at each step event."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """An operation, ready to be computed: `positions` are those of the arguments that are values, by their numbers."""
+    """An operation that is ready to run.
+
+    `positions` has the position and the value's number of each argument that is a value, `named` the same for keywords.
+    """
 
     function: Callable[..., Tensor]
     arguments: list[Any]
@@ -82,7 +85,7 @@ class _Computed:
 
 @dataclass(frozen=True, slots=True)
 class _PendingCall:
-    """A model call; its sigma is a tensor."""
+    """A model evaluation that is ready to run: its sigma is a tensor."""
 
     x: int
     sigma: Tensor
@@ -94,7 +97,7 @@ _Entry = _Computed | _PendingCall | Draw | StepEvent
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An entry, the number of the first value that it makes, and the values that are used for the last time."""
+    """An entry, the number of the first value that it makes, and the values that no later entry uses."""
 
     entry: _Entry
     makes: int
@@ -102,10 +105,12 @@ class _Step:
 
 
 class DeviceProgram:
-    """A program, made ready for a device before its run.
+    """A program that was prepared for a device before its run.
 
     Args:
-        ndim: of the latents.
+        program: the program.
+        ndim: the number of a latent's dimensions.
+        device: the device of the latents.
     """
 
     def __init__(self, program: Program, ndim: int, device: torch.device) -> None:
@@ -116,11 +121,14 @@ class DeviceProgram:
         self._steps = self._prepared(program)
 
     def calls(self) -> list[CallInfo]:
-        """All model calls."""
+        """Return all model calls."""
         return self.program.calls()
 
     def replay(self, x: Tensor, noise: LatentNoise, on_step: OnStep = lambda *_: None) -> Steps:
-        """Run from the noisy latent `x`, fp32: all of it, or a patch. Tensors that are yielded or sent are never written to."""
+        """Start the program on the noisy latent `x`, fp32: the whole latent or a patch.
+
+        The program never writes to tensors that are yielded or sent.
+        """
         sources = [noise.drawn_from(source) for source in self.program.sources]
         return self._replay(x, sources, on_step)
 
@@ -189,10 +197,16 @@ class DeviceProgram:
 
 
 def script_of(data: Tensor, ndim: int, sigmas: int, device: torch.device) -> DeviceProgram:
-    """The program of a request, as `encoded` made it, and tried on latents of one element.
+    """Decode and prepare the program of a request, after a trial on latents of one element.
+
+    Args:
+        data: the bytes that `program.encoded` returned.
+        ndim: the number of the latent's dimensions.
+        sigmas: the number of the request's sigmas.
+        device: the device of the latents.
 
     Raises:
-        Refused: it is not well-formed, or asks for noise that cannot be drawn, so that nothing of it is run.
+        Refused: the program is not well-formed, fails in the trial, or needs noise that cannot be drawn.
     """
     program = decoded(data, ndim, sigmas)
     for entry in program.entries:
@@ -240,7 +254,7 @@ def _value_count(entry: Operation | Draw | ModelEvaluation | StepEvent) -> int:
 
 
 def _used(entry: Operation | Draw | ModelEvaluation | StepEvent) -> list[int]:
-    """The numbers of the values that an entry needs."""
+    """Return the numbers of the values that an entry needs."""
     match entry:
         case Operation():
             return [each.value for each in (*entry.arguments, *entry.keywords.values()) if isinstance(each, Ref)]

@@ -1,8 +1,8 @@
-"""Step caches: model calls that are answered by what the last computed one did (approximate).
+"""Step caches: skipped model calls reuse the effect of the last computed call (approximate).
 
-The rule is that of ComfyUI's EasyCache and LazyCache nodes, with its order of operations and its rounding, so that the same
-calls are skipped. It compares means over the whole batch. Each group of ranks adds up its part of it, the groups' sums are
-exchanged, and of what follows rank 0's word counts, so that all ranks take the same branch on any mixture of devices.
+The rule is that of ComfyUI's EasyCache and LazyCache nodes, with the same order of operations and rounding, so that the same
+calls are skipped. The rule compares means over the whole batch: each group of ranks sums its part, and groups exchange the
+sums. Rank 0's decision counts, so that all ranks take the same branch on any mixture of devices.
 """
 
 from __future__ import annotations
@@ -22,54 +22,66 @@ CONCAT = "concat"
 """The conditioning that is joined to the latent before the model sees it."""
 
 BroadcastFlag = Callable[[bool], bool]
-"""Returns rank 0's flag on every rank. A collective."""
+"""A function that returns rank 0's flag on every rank. A collective."""
 
 Run = Callable[[Sequence[Batch]], list[Tensor | None]]
-"""The model's outputs for batches of prompts: all of a call at once, and for none too, as other ranks may have some."""
+"""A function that computes the model's outputs for all batches of a call that are not skipped.
+
+It is called for an empty list too, because other ranks may have batches to compute.
+"""
 
 
 Combine = Callable[..., Tensor]
-"""The guidance of a call's outputs; only `moved` (see `Guidance.averages`) is left to be given."""
+"""A function that applies the guidance to a call's outputs. Its only argument is `moved` (see `Guidance.averages`)."""
 
 
 class StepCache(Protocol):
-    """Stands around the model calls of a denoise; `skipped` counts those that were not computed."""
+    """A cache around the model calls of a denoise.
+
+    Attributes:
+        skipped: the number of calls that were not computed.
+    """
 
     skipped: int
 
     def outputs(
         self, sigma: Tensor, x: Tensor, latent: Tensor | None, batches: Sequence[Batch], run: Run
     ) -> list[Tensor | None]:
-        """The outputs of a call's batches.
+        """Return the outputs of a call's batches, computed or from the cache.
 
         Args:
             sigma: 0-dim fp32 on the CPU.
             x: the sampler's latent, fp32.
-            latent: as the model is to see it, in the compute dtype; None on all stages but the first.
+            latent: the model's input in the compute dtype; None on a stage that does not read the latent.
+            batches: this rank's batches of the call.
+            run: computes the outputs of batches.
         """
 
     def denoised(self, sigma: Tensor, x: Tensor, combine: Combine) -> Tensor:
-        """The call's denoised latent, which `combine` makes of its outputs."""
+        """Return the call's denoised latent, from `combine` or from the cache."""
 
 
 class EveryCall:
-    """No cache: every call is computed."""
+    """The absence of a cache: every call is computed."""
 
     skipped = 0
 
     def outputs(
         self, sigma: Tensor, x: Tensor, latent: Tensor | None, batches: Sequence[Batch], run: Run
     ) -> list[Tensor | None]:
-        """The outputs of all batches, computed."""
+        """Compute the outputs of all batches."""
         return run(batches)
 
     def denoised(self, sigma: Tensor, x: Tensor, combine: Combine) -> Tensor:
-        """What the guidance makes of them."""
+        """Return the guidance's result."""
         return combine()
 
 
 class EasyCache:
-    """Keeps for each prompt what the model added to its input. All prompts of a call follow the first one's decision."""
+    """ComfyUI's EasyCache: keeps for each prompt the difference between the model's output and its input.
+
+    All prompts of a call follow the first prompt's decision.
+    """
 
     def __init__(self, settings: CacheSettings, prompts: Prompts, mesh: Mesh, broadcast_flag: BroadcastFlag) -> None:
         self.skipped = 0
@@ -84,7 +96,7 @@ class EasyCache:
     def outputs(
         self, sigma: Tensor, x: Tensor, latent: Tensor | None, batches: Sequence[Batch], run: Run
     ) -> list[Tensor | None]:
-        """The input and what was added to it last, for prompts that are skipped."""
+        """Return the outputs of a call; for skipped prompts the model's input plus the kept difference."""
         assert latent is not None, "there is one stage"
         self._moved = {}
         if not sigma > self._settings.end:
@@ -101,7 +113,8 @@ class EasyCache:
                 reused = {number: (latent + self._added[number]).to(latent.dtype) for number in batch.key}
                 outputs.append(torch.cat([*reused.values()]))
                 if latent is x and CONCAT not in batch.conditioning:
-                    # ComfyUI's node adds in place: where nothing was cast or joined, the output is then taken from that.
+                    # ComfyUI's node adds in place. If the input is x itself (not cast, scaled or concatenated), ComfyUI then
+                    # computes the denoised latent from the changed x.
                     self._moved |= reused
                 continue
             output = next(computed)
@@ -117,11 +130,11 @@ class EasyCache:
         return outputs
 
     def denoised(self, sigma: Tensor, x: Tensor, combine: Combine) -> Tensor:
-        """What the guidance makes of them and of latents that were moved where ComfyUI moves them."""
+        """Return the guidance's result, with the latents that ComfyUI would have changed in place."""
         return combine(moved=self._moved)
 
     def _to_skip(self, groups: Sequence[Sequence[int]], latent: Tensor) -> set[int]:
-        """The prompts that are not computed in this call, the same on every rank."""
+        """Return the numbers of the prompts that this call does not compute, the same on every rank."""
         if self._first is None:
             self._first = groups[0][0]
         to_skip: set[int] = set()
@@ -133,7 +146,7 @@ class EasyCache:
 
 
 class LazyCache:
-    """Keeps what a whole call, guidance and all, added to the sampler's latent."""
+    """ComfyUI's LazyCache: keeps the difference between a call's denoised latent, after guidance, and the sampler's latent."""
 
     def __init__(self, settings: CacheSettings, mesh: Mesh, broadcast_flag: BroadcastFlag) -> None:
         self.skipped = 0
@@ -145,7 +158,7 @@ class LazyCache:
     def outputs(
         self, sigma: Tensor, x: Tensor, latent: Tensor | None, batches: Sequence[Batch], run: Run
     ) -> list[Tensor | None]:
-        """None at all where the call is skipped, which it is on all ranks alike."""
+        """Return the outputs of all batches; an empty list if the call is skipped, which all ranks do together."""
         self._change.begin()
         inside = bool(sigma <= self._settings.start) and bool(sigma > self._settings.end)
         self._skips = inside and self._change.is_small(x, known=True)
@@ -153,7 +166,7 @@ class LazyCache:
         return [] if self._skips else run(batches)
 
     def denoised(self, sigma: Tensor, x: Tensor, combine: Combine) -> Tensor:
-        """The latent and what was added to it last, where the call is skipped."""
+        """Return the guidance's result; for a skipped call the latent plus the kept difference."""
         if self._skips:
             assert self._added is not None
             return x + self._added
@@ -165,10 +178,13 @@ class LazyCache:
 
 
 class _Change:
-    """How much the output has probably changed since it was last computed, in parts of itself.
+    """The estimated change of the output since it was last computed, relative to the output.
 
     Args:
-        of_input, of_output: the axes whose ranks have other parts of the model's input and of its output.
+        settings: the cache's settings.
+        of_input: the axes whose ranks have different parts of the model's input.
+        of_output: the axes whose ranks have different parts of the model's output.
+        broadcast_flag: returns rank 0's flag on every rank.
     """
 
     def __init__(
@@ -190,11 +206,16 @@ class _Change:
         self._output: Collection[Tensor] = ()
 
     def begin(self) -> None:
-        """Another call: how far its input has moved is not known."""
+        """Start another call, whose change of input is not known yet."""
         self._moved = None
 
     def is_small(self, x: Tensor, known: bool) -> bool:
-        """Whether a call with this input need not be computed; `known` says that it could be answered."""
+        """Return True if the call need not be computed. A collective.
+
+        Args:
+            x: the call's input.
+            known: True if the cache could answer the call.
+        """
         if self._input is None:
             return False
         self._moved = _mean([self._sampled(x) - self._input], self._of_input, x.dtype)
@@ -207,11 +228,12 @@ class _Change:
         return False
 
     def learn(self, x: Tensor, output: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """What a computed call gave.
+        """Note the input and the outputs of a computed call. A collective.
 
         Args:
-            output: this rank's part of the output that is looked at; none where others have it.
-            outputs: this rank's part of all that was computed with it; changes are measured by them.
+            x: the call's input.
+            output: this rank's part of the output whose change is measured; empty if other ranks have it.
+            outputs: this rank's part of all outputs of the same forward. The change is relative to their size.
         """
         dtype = outputs[0].dtype if outputs else x.dtype
         sampled = [self._sampled(part) for part in output]
@@ -229,7 +251,7 @@ class _Change:
 
 
 def _mean(parts: Sequence[Tensor], axes: Sequence[Communicator], dtype: torch.dtype) -> Tensor:
-    """The mean of the absolute values of these tensors on all ranks of the axes, 0-dim. A collective."""
+    """Return the mean of the absolute values of these tensors on all ranks of the axes, 0-dim. A collective."""
     device = axes[0].device
     sums = [part.abs().sum(dtype=torch.float64) for part in parts]
     total = torch.stack(sums).sum() if sums else torch.zeros((), dtype=torch.float64, device=device)
@@ -243,7 +265,7 @@ def _mean(parts: Sequence[Tensor], axes: Sequence[Communicator], dtype: torch.dt
 def step_cache(
     settings: CacheSettings | None, prompts: Prompts, mesh: Mesh, broadcast_flag: BroadcastFlag
 ) -> StepCache:
-    """What a request asks for."""
+    """Return the step cache of a request's settings."""
     if settings is None:
         return EveryCall()
     if settings.kind == "EasyCache":

@@ -1,4 +1,4 @@
-"""What came as a sampler's program is looked at before anything of it runs: schema, sizes, and every value."""
+"""The check of a sampler's program that arrived in a request, before any of it runs: schema, sizes and every value."""
 
 from __future__ import annotations
 
@@ -23,17 +23,22 @@ from .program import (
 )
 
 ENTRIES_FOR_A_SIGMA = 4096
-"""How long a program may be; ComfyUI's own have some 40 entries for each sigma."""
+"""The largest number of a program's entries for each sigma. ComfyUI's own samplers have some 40."""
 
 MOST_STACKED = 256
 MOST_ARGUMENTS = 8
 
 
 def decoded(data: Tensor, ndim: int, sigmas: int) -> Program:
-    """The program of a request whose latent has `ndim` dimensions and which has so many `sigmas`.
+    """Decode the program of a request and check it.
+
+    Args:
+        data: the bytes that `program.encoded` returned.
+        ndim: the number of the latent's dimensions.
+        sigmas: the number of the request's sigmas.
 
     Raises:
-        Refused: it is not well-formed, so that nothing of it is run.
+        Refused: the program is not well-formed. Nothing of it runs.
     """
     try:
         program = msgspec.msgpack.decode(data.numpy().tobytes(), type=Program)
@@ -46,7 +51,7 @@ def decoded(data: Tensor, ndim: int, sigmas: int) -> Program:
 
 
 class _Kind(NamedTuple):
-    """What a value is: a latent, or so many (`stacked`) along `dim`."""
+    """The kind of a value: a latent, or a stack of `stacked` latents along `dim`."""
 
     stacked: int = 0
     dim: int = 0
@@ -56,7 +61,7 @@ LATENT = _Kind()
 
 
 class _Check:
-    """Goes through a program once."""
+    """The check of one program, entry by entry."""
 
     def __init__(self, program: Program, ndim: int, sigmas: int) -> None:
         self._program = program
@@ -66,7 +71,7 @@ class _Check:
         self._called = False
 
     def all(self) -> None:
-        """Raises Refused with the first entry that cannot be."""
+        """Raise Refused for the first entry that is not well-formed."""
         program = self._program
         self._must(
             len(program.entries) <= self._most, f"{len(program.entries)} entries, of which {self._most} are the limit"
@@ -160,7 +165,7 @@ class _Check:
 
 
 class _Wrong(Exception):
-    """What is wrong with an entry."""
+    """The error for an entry that is not well-formed."""
 
 
 def _need(holds: bool, otherwise: str) -> None:
