@@ -1,4 +1,4 @@
-"""Plans: what the user asks for, its one validation, and the choice of what is left automatic."""
+"""Plans: the user's requested plan, its validation, and the choice of the settings that are left automatic."""
 
 from .plan import (
     COMPILE,

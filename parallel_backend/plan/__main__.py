@@ -1,6 +1,6 @@
-"""What a machine one does not need to have would take for a picture or a video, by the cost model; nothing is measured.
+"""Predict the seconds of a picture or a video on a machine, which you need not have. The cost model measures nothing.
 
-Without --devices: 1, 2, 4 and 8 GPUs side by side. With it: every plan for so many, and why one is chosen.
+Without --devices: 1, 2, 4 and 8 GPUs side by side. With --devices: every plan for that many GPUs, and why one is chosen.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .recipes import HEAD, recipe
 UNITS = {"": 1.0, "MB": 1e6, "GB": 1e9, "MIB": 2.0**20, "GIB": 2.0**30}
 COUNTS = (1, 2, 4, 8)
 USUAL_CFG = 6.0
-"""For models that are usually sampled with a negative prompt; any cfg but 1 costs the same."""
+"""The assumed cfg of models that are usually sampled with a negative prompt. Any cfg but 1 costs the same."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Width and height in pixels, and video frames."""
+    """The size of a picture or video: width and height in pixels, and frames."""
 
     width: int
     height: int
@@ -37,7 +37,7 @@ class Size:
 
 
 def size(text: str) -> Size:
-    """`1024x1024`, or `1360x768x161` for a video of 161 frames."""
+    """Parse a size such as `1024x1024`, or `1360x768x161` for a video of 161 frames."""
     parts = text.lower().split("x")
     if len(parts) not in (2, 3) or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no size: write WIDTHxHEIGHT or WIDTHxHEIGHTxFRAMES")
@@ -46,7 +46,7 @@ def size(text: str) -> Size:
 
 
 def memory(text: str) -> float:
-    """Return the bytes of an amount such as `24GB` (or MB, GiB, MiB)."""
+    """Parse an amount of memory such as `24GB` (or MB, GiB, MiB) and return its bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper())
     if match is None or match[2] not in UNITS:
         raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory: write a number and MB, GB, MiB or GiB")
@@ -54,14 +54,14 @@ def memory(text: str) -> float:
 
 
 def positive(text: str) -> int:
-    """An integer from 1."""
+    """Parse an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
     return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; what is left out is None."""
+    """Return the parser of the command line. Most options without an argument are None."""
     line = argparse.ArgumentParser(
         prog="python -m parallel_backend.plan",
         description=__doc__,
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def asked_for(options: argparse.Namespace) -> tuple[OfferRequest, KnownModel, list[str]]:
-    """Return the request of a command line, its model, and the assumptions about missing options in words."""
+    """Return the request of a command line, its model, and the values assumed for missing options, as options in text."""
     known = known_model(options.model or "flux-dev")
     shape = known.shape
     area = options.size or Size(*known.size)
@@ -163,7 +163,7 @@ def heading(request: OfferRequest) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables and the choice; 2 where no plan can work."""
+    """Print the tables and the choice. Return the exit code: 0, or 2 if no plan fits."""
     options = parser().parse_args(arguments)
     if options.recipe:
         print(recipe_table(options), end="")
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def recipe_table(options: argparse.Namespace) -> str:
-    """What to choose for each model, whose usual size and steps count; a table in Markdown."""
+    """Return a Markdown table of the choice for each model, with the model's usual size and steps."""
 
     def ask(model: str, dtype: str) -> OfferRequest:
         return asked_for(argparse.Namespace(**{**vars(options), "model": model, "dtype": dtype}))[0]
@@ -195,7 +195,7 @@ def recipe_table(options: argparse.Namespace) -> str:
 
 
 def ranking(request: OfferRequest, devices: int) -> int:
-    """Print every plan for so many GPUs and the choice; 2 where none fits."""
+    """Print every plan for this number of GPUs and the choice. Return the exit code: 0, or 2 if no plan fits."""
     plans = [plan for weights in request.weights for plan in request.plans(devices, weights)]
     try:
         choice = best(plans, request.model, request.job, request.machine, request.approximate)

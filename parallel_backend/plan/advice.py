@@ -1,4 +1,4 @@
-"""What to change in a plan whose worker ran out of memory, so that the job fits."""
+"""Advice for a plan whose worker ran out of memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from .plan import ResolvedPlan, share_a_gpu
 
 
 def memory_advice(plan: ResolvedPlan, part: int, other_models: int, missing: int) -> str:
-    """Advice in words: the mildest change that frees `missing` bytes on a worker.
+    """Return advice in words: the mildest change to the plan that frees `missing` bytes on a worker.
 
     Args:
+        plan: the plan that ran out of memory.
         part: bytes of weights that the job's model takes, or would take, on the worker.
-        other_models: bytes of weights of other models there.
-        missing: bytes asked for beyond what was free.
+        other_models: bytes of weights of other models on the worker.
+        missing: bytes that the allocation lacked.
     """
     if other_models >= max(missing, 1):
         sharers = max(plan.devices.count(device) for device in plan.devices)
@@ -36,12 +37,12 @@ def memory_advice(plan: ResolvedPlan, part: int, other_models: int, missing: int
 
 
 def _instead(change: str, after: int, before: int, about: str = "") -> str:
-    """`after` and `before` are bytes of weights."""
+    """Return the advice for a change, with the bytes of weights on a worker after and before the change."""
     return (
         f"use {change} in Parallel Plan, which holds {about}{gigabytes(after)} a worker instead of {gigabytes(before)}"
     )
 
 
 def gigabytes(count: float) -> str:
-    """Bytes as `1.25 GB`; small amounts as `37 MB`."""
+    """Return bytes as text, such as `1.25 GB`, or `37 MB` for small amounts."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"

@@ -28,14 +28,14 @@ UNITS = {
     "connection": (1e9, "GB"),
     "host_bandwidth": (1e9, "GB/s"),
 }
-"""The unit in which the table shows each figure: its size in the unit of the file of cards, and its name."""
+"""The unit in which the table shows each figure: its size in the units of the file of cards, and its name."""
 
 
 def measured(lines: Sequence[ReportLine]) -> dict[str, float]:
-    """Return the median of each figure that a card's profile has and the lines tell, whatever their verdict.
+    """Return the median of each figure of a card's profile over all lines that have it, whatever their verdict.
 
     Raises:
-        Refused: the lines tell none, or one that is not above zero.
+        Refused: the lines have no such figure, or a figure that is not above zero.
     """
     values = {name: [line.figures[name] for line in lines if name in line.figures] for name in FIGURES}
     wrong = [f"{name} {value:g}" for name, numbers in values.items() for value in numbers if value <= 0]
@@ -51,20 +51,22 @@ def calibrated(before: CardProfile, figures: Mapping[str, float], origin: str) -
     """Return a card's profile with new figures.
 
     Args:
+        before: the profile.
+        figures: the new figures by name.
         origin: the card on which they were measured, and when.
     """
     return msgspec.structs.replace(before, **figures, measured={**before.measured, **dict.fromkeys(figures, origin)})
 
 
 def card_for(device: str, named: str | None) -> str:
-    """Return the card whose profile a report is for.
+    """Return the name of the card whose profile a report updates.
 
     Args:
-        device: as the driver calls the card.
+        device: the driver's name of the card.
         named: the card that the user names, if any.
 
     Raises:
-        Refused: nobody names a card, and the device is not known as one.
+        Refused: the user names no card, and the driver's name is not that of a known card.
     """
     card = named or card_of(device)
     if card is None:
@@ -75,13 +77,13 @@ def card_for(device: str, named: str | None) -> str:
 
 
 def origin_of(lines: Sequence[ReportLine], device: str) -> str:
-    """Return in words where the figures of a report are from."""
+    """Return the origin of a report's figures in words: the card, the version of torch and the day."""
     versions = [line.versions for line in lines if line.versions]
     return f"{device}, torch {versions[-1].torch}, {versions[-1].day}" if versions else device
 
 
 def table(before: CardProfile, figures: Mapping[str, float], lines: Sequence[ReportLine]) -> str:
-    """Return a Markdown table with a row for each figure: its value before, its new value, and how many lines have it."""
+    """Return a Markdown table with a row for each figure: its old value, its new value, and the number of lines with it."""
 
     def row(name: str) -> tuple[str, ...]:
         old = getattr(before, name)
@@ -97,7 +99,7 @@ def _amount(name: str, value: float) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
+    """Return the parser of the command line."""
     line = argparse.ArgumentParser(prog="python -m parallel_backend.plan.calibrate", description=__doc__)
     line.add_argument("report", type=Path, help="a report's lines.jsonl, or the folder or the archive that holds it")
     line.add_argument("--card", choices=list(cards()), help="default: the card that the report names")
@@ -106,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the profile and print what changed; 2 where the report does not make one."""
+    """Write the profile and print the changes. Return the exit code: 0, or 2 if the report gives no profile."""
     options = parser().parse_args(arguments)
     try:
         lines = lines_of(options.report)

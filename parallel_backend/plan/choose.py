@@ -1,4 +1,4 @@
-"""Ranking plans by their predicted cost, and the choice among them in words."""
+"""The ranking of plans by their predicted cost, the choice among them, and its explanation in words."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .predict.cost import DenoiseJob, StepCost
 from .predict.profiles import ModelShape, Profile
 
 ALIKE = 0.9
-"""Ranks are spoken of as one where the least that is free to any is more than this part of the most."""
+"""Messages treat all ranks as equal if the smallest free memory is more than this fraction of the largest."""
 
 COMPILING_PAYS = 1.3
-"""How many times as fast a plan should be with compiled blocks before that is recommended: compiling takes minutes."""
+"""The smallest speedup by compiled blocks at which compiling is recommended, because compiling takes minutes."""
 
 PARTS = ("device", "ulysses", "ring", "pipeline", "cfg", "gather", "launch", "fill")
 
 
 class Ranked(NamedTuple):
-    """A plan, its predicted seconds a step, and what they are made of.
+    """A plan with its predicted seconds a step and their breakdown.
 
-    `compiled` are its seconds with compiled blocks, None where that is not compared.
+    `compiled` is the seconds a step with compiled blocks; None if that is not compared.
     """
 
     plan: ResolvedPlan
@@ -40,7 +40,15 @@ class Ranked(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanChoice:
-    """The plan chosen, the ranking it comes from, one device's cost, and the reason in one or two sentences."""
+    """The chosen plan, with the reason in one or two sentences.
+
+    Attributes:
+        plan: the chosen plan.
+        ranking: the ranking of all candidates.
+        single: the cost of the same job on one device.
+        why: the reason.
+        better_alone: one device is at least as fast as the chosen plan.
+    """
 
     plan: ResolvedPlan
     ranking: list[Ranked]
@@ -55,8 +63,10 @@ def rank(
     job: DenoiseJob,
     profile: Profile,
 ) -> list[Ranked]:
-    """The candidates by predicted seconds a step, each with its heads in the best chunks; those that need more than a rank may
-    take come last."""
+    """Return the candidates in order of predicted seconds a step, each with its best number of head chunks.
+
+    Plans that do not fit into memory come last.
+    """
     ranked = []
     compared = None if profile.compiled is None or model.unsharded else replace(profile, software=profile.compiled)
     for candidate in candidates:
@@ -77,18 +87,22 @@ def best(
     """Return the fastest candidate that fits, with the reason.
 
     Args:
+        candidates: the plans to choose from.
+        model: the model's shape.
+        job: the job.
+        profile: the machine.
         approximate: also choose among plans with PipeFusion patches, which change the picture.
-        alternatives: plans that were not asked for, to name one of them where no candidate fits.
+        alternatives: plans that the user did not request. The refusal names one of them if no candidate fits.
 
     Raises:
-        Refused: no candidate fits into memory; with the numbers and a plan that does.
+        Refused: no candidate fits into memory. The message has the numbers and names a plan that fits.
     """
     ranking = rank(candidates, model, job, profile)
     fitting = [entry for entry in ranking if entry.breakdown.fits]
     allowed = [entry for entry in fitting if approximate or not is_approximate(entry.plan)]
     if not allowed:
         instead = [entry for entry in rank(alternatives, model, job, profile) if entry.breakdown.fits]
-        instead.sort(key=lambda entry: entry.plan.weights == "streamed")  # where nothing else fits
+        instead.sort(key=lambda entry: entry.plan.weights == "streamed")  # streamed weights are the last resort
         raise PlanRefused(_none_fits(ranking, fitting, instead, job))
     chosen = allowed[0]
     (single,) = rank([single_device(chosen.plan)], model, job, profile)
@@ -97,12 +111,12 @@ def best(
 
 
 def is_approximate(plan: ResolvedPlan) -> bool:
-    """Whether the plan attends to last step's keys and so changes the picture."""
+    """Return True if the plan attends to keys of the previous step, which changes the picture."""
     return plan.pipefusion > 1 or plan.patches > 1
 
 
 def single_device(plan: ResolvedPlan) -> ResolvedPlan:
-    """The same job on the plan's first device alone."""
+    """Return a plan for the first device of a plan alone."""
     return msgspec.structs.replace(
         plan,
         devices=plan.devices[:1],
@@ -121,8 +135,9 @@ def single_device(plan: ResolvedPlan) -> ResolvedPlan:
 
 
 def table(ranking: Sequence[Ranked], chosen: ResolvedPlan | None = None) -> str:
-    """Return the ranking as plain text: milliseconds per step, also with compiled blocks, their parts, and gigabytes on
-    the tightest device.
+    """Return the ranking as a text table, with a star at the chosen plan.
+
+    The columns are milliseconds per step, the same with compiled blocks, their parts, and gigabytes on the tightest device.
     """
     heads = ("", "plan", "ms/step", "compiled", *PARTS, "GB", "")
     rows: list[tuple[str, ...]] = [heads]
@@ -207,7 +222,7 @@ def _equal_memory(entry: Ranked) -> bool:
 
 
 def _tightest(entry: Ranked) -> str:
-    """The device of the tightest rank, or its worker where it shares that."""
+    """Return the device of the tightest rank, or the worker's number if several workers share the device."""
     rank, devices = entry.breakdown.tightest, entry.plan.devices
     return devices[rank] if devices.count(devices[rank]) == 1 else f"worker {rank} of {len(devices)}"
 
@@ -253,7 +268,7 @@ def _against_single(chosen: Ranked, single: Ranked) -> str:
 
 
 def _main_loss(breakdown: StepCost) -> str:
-    """What the plan spends most time on besides computing."""
+    """Return in words the part, besides computing, that takes most of the plan's time."""
     spent = {
         "waits for its all-to-alls": breakdown.ulysses,
         "waits for its ring": breakdown.ring,

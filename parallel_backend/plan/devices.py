@@ -6,21 +6,26 @@ from ..errors import PlanRefused
 from .plan import MAX_WORLD_SIZE
 
 AUTOMATIC_AMONG = "auto:"
-"""Begins a wish for as many of the GPUs that follow as the degrees ask for."""
+"""Prefix of a list of GPUs of which a plan uses as many as its degrees need."""
 MOST_DIGITS = 9
 LONGEST_SHOWN = 60
-"""Characters of what the user wrote that a message repeats."""
+"""Characters of the user's text that a message repeats."""
 
 
 def named_devices(text: str, gpus: int) -> tuple[str, ...]:
-    """One device a worker; "auto" and "all" are every GPU, or one CPU worker where there is none; "0-2" is "0,1,2".
+    """Parse a plan's `devices` and return one device for each worker.
 
-    "auto:0,2" are those of the GPUs that automatic devices come to.
+    "auto" and "all" are every GPU, or one CPU worker if there is no GPU. "0-2" is "0,1,2". "auto:0,2" lists the GPUs that
+    were chosen for automatic devices.
+
+    Args:
+        text: the plan's `devices`.
+        gpus: the number of visible GPUs.
 
     Raises:
         Refused: the text is not understood or names a GPU that is not there.
     """
-    if text.strip().startswith("tcp://"):  # workers elsewhere: Backend.located has asked them
+    if text.strip().startswith("tcp://"):  # workers on other machines, which `Backend.placed_on_devices` has asked
         return tuple(text.strip().split(","))
     requested_plan = text.strip().lower()
     if requested_plan in ("auto", "all"):
@@ -51,7 +56,7 @@ def named_devices(text: str, gpus: int) -> tuple[str, ...]:
 
 
 def _indices(part: str, text: str) -> range:
-    """What "1", "cuda:1" or "0-2" names; of a range too long for any plan, what is over the limit at most."""
+    """Return the GPU indices of "1", "cuda:1" or "0-2". A range is cut to one more device than any plan may have."""
     first, dash, last = part.removeprefix("cuda:").partition("-")
     ends = [end.strip().removeprefix("cuda:") for end in ((first, last) if dash else (first, first))]
     if not all(end.isdecimal() for end in ends) or _number(ends[0]) > _number(ends[1]):
@@ -67,7 +72,7 @@ def _not_understood(text: str) -> PlanRefused:
 
 
 def _number(digits: str) -> int:
-    """The number; of one with more digits than Python converts, its first ones, which are more than there is of anything."""
+    """Return the number of the first digits. Python refuses to convert very long ones, and the first suffice for any limit."""
     return int(digits.lstrip("0")[:MOST_DIGITS] or "0")
 
 
@@ -76,7 +81,7 @@ def _short(text: str) -> str:
 
 
 def visible(gpus: int) -> str:
-    """How many GPUs there are, in words."""
+    """Return in words which GPUs are visible, given their number."""
     if gpus == 0:
         return "no GPU is visible"
     return "only GPU 0 is visible" if gpus == 1 else f"GPUs 0 to {gpus - 1} are visible"

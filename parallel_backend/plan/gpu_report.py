@@ -1,4 +1,4 @@
-"""The report of a visit to a machine with GPUs: a line of JSON for each check that `scripts/gpu.sh` made there."""
+"""The report of a visit to a machine with GPUs: a line of JSON for each check that `scripts/gpu.sh` ran there."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FILE = "lines.jsonl"
 
 
 BEGINNING = "versions"
-"""The name of the line with which rank 0 begins a list, also where the line has failed to tell the versions."""
+"""The name of the line with which rank 0 begins a list of checks, even if the line lacks the versions after an error."""
 
 
 class Versions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The versions that a list of checks ran with, as the README's table has them, and the day, as 2026-11-24."""
+    """The versions that a list of checks ran with, as in the README's table, and the day, such as 2026-11-24."""
 
     comfyui: str
     torch: str
@@ -32,15 +32,16 @@ class ReportLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """A line of a report.
 
     Attributes:
-        checks: the name of the list.
+        checks: the name of the list of checks.
+        rank: the rank that wrote the line.
         device: the name of the card, or "cpu".
         verdict: PASS, FAIL or INFO.
-        name: of what was checked or measured.
-        text: what was found, in words.
-        figures: what was found, in numbers, in the units of a `Device` (FLOP/s, bytes/s, bytes, seconds).
-        versions: on the line that is called BEGINNING.
-        end: true on the line with which rank 0 ends the list, whatever its checks came to.
-        seconds: since the list began.
+        name: the name of the check or measurement.
+        text: the result in words.
+        figures: the result in numbers, in the units of a `Device` (FLOP/s, bytes/s, bytes, seconds).
+        versions: the versions, on the line with the name BEGINNING.
+        end: True on the line with which rank 0 ends the list, whatever the results of its checks.
+        seconds: seconds since the list began.
     """
 
     checks: str
@@ -62,7 +63,7 @@ def lines_of(report: Path) -> list[ReportLine]:
         report: the file of lines, or the folder or the tar archive that has it.
 
     Raises:
-        Refused: the report cannot be read, holds no line, or holds one that is cut off or none of a report.
+        Refused: the report cannot be read or has no lines, or a line is cut off or is not a report's line.
     """
     way_out = f"copy the report again, and name its {FILE}, or the folder or the archive that holds it."
     try:
@@ -94,10 +95,10 @@ def _content(report: Path) -> bytes:
 
 
 def device_of(lines: Sequence[ReportLine]) -> str:
-    """Return the name of the one card that a report is of, or "cpu".
+    """Return the name of the one card that a report is about, or "cpu".
 
     Raises:
-        Refused: the report is of several.
+        Refused: the report is about several cards.
     """
     devices = dict.fromkeys(line.device for line in lines)
     if len(devices) > 1:

@@ -1,4 +1,4 @@
-"""Numbers of GPUs and ways to hold a model side by side, by predicted seconds."""
+"""Comparison of numbers of GPUs and of ways to hold a model's weights, by predicted seconds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .predict.profiles import ModelShape, Profile, expansion_of
 from .resolve import candidates
 
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "q8_0": 34 / 32, "q4_k": 144 / 256}
-"""Bytes of a weight by its type: as they are, fp8, and two of GGUF's. All are multiplied in bf16."""
+"""Bytes of one weight by dtype: bf16, fp8 and two of GGUF's types. All are multiplied in bf16."""
 
 WHOLE = ("bf16", "fp8")
-"""Types whose values are stored one by one."""
+"""Dtypes that store each value separately, not in blocks."""
 
 
 def with_weights(job: DenoiseJob, dtype: str) -> DenoiseJob:
-    """The job with weights of a type, expanded where they are not what is computed in."""
+    """Return the job with weights of a dtype, which are expanded if they are smaller than the compute dtype."""
     stored = WEIGHT_BYTES[dtype]
     expansion = expansion_of(stored, job.element, dtype not in WHOLE) if stored < job.element else 0.0
     return replace(job, weight_element=stored, expansion=expansion)
@@ -28,10 +28,18 @@ def with_weights(job: DenoiseJob, dtype: str) -> DenoiseJob:
 
 @dataclass(frozen=True)
 class OfferRequest:
-    """A job on a kind of machine, the ways in which its weights may be held, and what PipeFusion may do.
+    """A job on a kind of machine, with the plans to compare.
 
-    `dtype` is the name of the weights' type, `token_rows` the picture's rows of tokens, all frames together; `approximate`
-    lets plans that change the picture be chosen.
+    Attributes:
+        model: the model's shape.
+        job: the job.
+        machine: the machine.
+        dtype: the name of the weights' dtype, a key of WEIGHT_BYTES.
+        token_rows: the picture's rows of tokens, all frames together.
+        weights: the ways in which the weights may be held, of `plan.WEIGHTS`.
+        patches: PipeFusion patches; 0 for as many as stages.
+        approximate: also choose plans with PipeFusion, which change the picture.
+        exchange: the plan's `exchange` setting.
     """
 
     model: ModelShape
@@ -45,7 +53,7 @@ class OfferRequest:
     exchange: str = EXCHANGES[0]
 
     def plans(self, gpus: int, weights: str) -> list[ResolvedPlan]:
-        """Every plan for so many GPUs with the weights held in one way, approximate ones too."""
+        """Return every plan for a number of GPUs and one way to hold the weights, including approximate plans."""
         stages = 0 if weights == "replicated" else 1
         requested_plan = ParallelPlan(
             pipefusion=stages, data=0, weights=weights, patches=self.patches, exchange=self.exchange
@@ -54,12 +62,12 @@ class OfferRequest:
         return candidates(requested_plan, gpus, self.model.limits, workload)
 
     def as_dtype(self, dtype: str) -> OfferRequest:
-        """The question for the same model with weights of another type."""
+        """Return the request for the same model with weights of another dtype."""
         return replace(self, dtype=dtype, job=with_weights(self.job, dtype))
 
 
 class Offer(NamedTuple):
-    """The best plan of a way to hold the weights: its degrees, seconds a picture, bytes on a GPU, and whether they are there."""
+    """The best plan of a way to hold the weights: its degrees, seconds a picture, bytes on a GPU, and True if it fits."""
 
     storage: str
     degrees: str
@@ -69,7 +77,10 @@ class Offer(NamedTuple):
 
 
 def offered(request: OfferRequest, gpus: int) -> list[Offer]:
-    """Return the fastest plan that fits for each way to hold the weights, exact ways first; else the smallest plan."""
+    """Return the fastest plan that fits for each way to hold the weights, exact plans first.
+
+    If no plan of a way fits, the offer is the plan that needs the least memory.
+    """
     offers = []
     for approximate in (False, True):
         for weights in request.weights:
@@ -134,7 +145,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]], numbers: int) -> str:
-    """The rows under each other, the first columns to the right."""
+    """Return the rows as a text table, with the first `numbers` columns aligned to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = (
         "  ".join(

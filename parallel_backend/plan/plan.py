@@ -1,4 +1,4 @@
-"""The types of a plan: the user's wish, what can run, and what a model and a job allow."""
+"""The types of plans: the user's requested plan, the plan that can run, and the limits of a model and a job."""
 
 from __future__ import annotations
 
@@ -16,24 +16,34 @@ MAX_WORLD_SIZE = 64
 WEIGHTS = ("replicated", "sharded", "streamed")
 
 EXCHANGES = ("exact", "fp8")
-"""How attention's operands and results travel between ranks; all but the first change the picture slightly."""
+"""The forms in which attention's operands and results travel between ranks. All but the first change the picture slightly."""
 
 COMPILE = ("off", "on")
-"""Whether the workers compile a model's blocks; only the second does."""
+"""Values of the plan's `compile` setting. With "on" the workers compile the model's blocks."""
 
 COMPILER = "inductor"
-"""The backend of torch.compile that `compile` on stands for."""
+"""The backend of torch.compile for `compile` "on"."""
 
 
 class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A wish for how to spread one denoise; a degree of 0 means "choose for me".
+    """The requested plan: the user's settings for parallelising one denoise. A degree of 0 means "choose for me".
 
-    `devices` is "auto" (the visible GPUs that are worth using together), "all", a list of GPU indices ("0,1"; "0-3"; "0,0"
-    puts two workers on one GPU), "cpu:N" for N workers on the CPU, or "tcp://HOST:PORT" for workers on other machines.
-    `pipefusion` 0 also chooses among plans that change the picture. `patches` 0 means as many as pipeline stages.
-    `stages` gives the number of blocks of each PipeFusion stage ("20,37"), or "" to cut them by measured time.
-    `memory_limit` is in gigabytes (10^9 bytes) a device; 0 means all that is free. `compile` "on" has the workers compile the
-    model's blocks.
+    Attributes:
+        devices: "auto" (the visible GPUs that are worth using together), "all", or a list of GPU indices ("0,1"; "0-3"; "0,0"
+            puts two workers on one GPU). "cpu:N" is N workers on the CPU, "tcp://HOST:PORT" workers on other machines.
+        cfg: ranks for the positive and the negative branch.
+        pipefusion: pipeline stages. 0 also chooses among plans that change the picture.
+        ulysses: ranks of DeepSpeed-Ulysses.
+        ring: ranks of Ring Attention.
+        data: ranks for different rows of the batch.
+        patches: PipeFusion patches. 0: as many as pipeline stages.
+        warmup_steps: steps that compute all tokens before patches stream.
+        stages: the number of blocks of each pipeline stage ("20,37"), or "" to cut them by measured time.
+        weights: the way to hold weights, one of WEIGHTS.
+        attention: the choice of attention kernel.
+        memory_limit: gigabytes (10^9 bytes) for each device. 0: all that is free.
+        exchange: the form of tensors that attention sends, one of EXCHANGES.
+        compile: "on" to compile the model's blocks in the workers.
     """
 
     devices: str = "auto"
@@ -53,7 +63,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def compiler(self) -> str:
-        """The backend of torch.compile for the blocks; empty for none."""
+        """Return the backend of torch.compile for the blocks; empty if they are not compiled."""
         return "" if self.compile == COMPILE[0] else COMPILER
 
 
@@ -68,12 +78,18 @@ class Place(NamedTuple):
 
 
 class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan that can run: one device a rank, every degree at least 1, their product the world size.
+    """A plan that can run: every degree is at least 1, and their product is the number of devices.
 
-    `stages` holds the number of blocks of each PipeFusion stage, and nothing where work is cut in space; `memory_limit` is
-    in gigabytes a device, 0 for none. Tokens are cut over the ring x ulysses sequence ranks in proportion to `shares`, the
-    batch over the data ranks in proportion to `batch_shares`, evenly where that is empty. Ulysses exchanges the heads in
-    `head_chunks`, or as many as they allow, each behind the attention of another.
+    Attributes not listed here mean the same as in `ParallelPlan`.
+
+    Attributes:
+        devices: one device for each rank.
+        stages: the number of blocks of each pipeline stage. Empty for work that is cut in space, such as a VAE's.
+        memory_limit: gigabytes for each device. 0: no limit.
+        shares: tokens are cut over the ring x ulysses sequence ranks in proportion to these numbers.
+        batch_shares: the batch is cut over the data ranks in proportion to these numbers. Empty: evenly.
+        head_chunks: the largest number of chunks in which Ulysses exchanges heads. The exchange of a chunk overlaps with the
+            attention of another.
     """
 
     devices: tuple[str, ...]
@@ -94,32 +110,32 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exchange: str = EXCHANGES[0]
 
     def parts(self, batch: int) -> list[slice]:
-        """The rows of a batch that each data rank computes; none is left without one where there are enough."""
+        """Return the rows of a batch that each data rank computes; at least one row each if there are enough."""
         return _cut(batch, self.batch_shares or (1,) * self.data)
 
     def groups(self, items: int) -> list[slice]:
-        """Which of some things, such as a model call's rows, the ranks at each place of the data and cfg axes compute."""
+        """Return the items, such as the rows of a model call, that the ranks of each data and cfg coordinate compute."""
         shares = self.batch_shares or (1,) * self.data
         return _cut(items, [share for share in shares for _ in range(self.cfg)])
 
     @property
     def world_size(self) -> int:
-        """How many workers there are."""
+        """Return the number of workers."""
         return len(self.devices)
 
     @property
     def transport(self) -> str:
-        """ "nccl" with one GPU a rank; "gloo" on CPUs and when ranks share a GPU (staged through host memory)."""
+        """Return "nccl" if each rank has a GPU of its own; "gloo" on CPUs and for ranks that share a GPU (via host memory)."""
         return "nccl" if all(map(_is_gpu, self.devices)) and not share_a_gpu(self.devices) else "gloo"
 
     @property
     def uses_pipefusion(self) -> bool:
-        """True if the picture is computed in patches, or the blocks in stages, so that a rank's call is not the whole model's."""
+        """Return True if the picture is computed in patches or the blocks in stages, so no rank runs a whole model call."""
         return max(self.pipefusion, self.patches) > 1
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:
-        """The size of each axis, in the order of PLAN_AXES."""
+        """Return the size of each axis, in the order of PLAN_AXES."""
         return tuple(getattr(self, axis) for axis in PLAN_AXES)
 
     def place(self, rank: int) -> Place:
@@ -131,18 +147,21 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Place(*reversed(along))
 
     def rank_at(self, coordinates: Place) -> int:
-        """Return the world rank at a rank's coordinates in the mesh."""
+        """Return the world rank at these mesh coordinates."""
         rank = 0
         for degree, at in zip(self.mesh_shape, coordinates, strict=True):
             rank = rank * degree + at
         return rank
 
     def stage_ranks(self, stage: int) -> list[int]:
-        """The world ranks of a stage."""
+        """Return the world ranks of a pipeline stage."""
         return [rank for rank in range(self.world_size) if self.place(rank).pipefusion == stage]
 
     def without_pipefusion(self) -> ResolvedPlan:
-        """Return this plan with its pipeline stages turned into Ring attention ranks; weights are sharded where they can be."""
+        """Return this plan with its pipeline stages turned into Ring attention ranks.
+
+        Replicated weights become sharded unless workers share a GPU.
+        """
         shard = self.weights == "replicated" and not share_a_gpu(self.devices)
         return msgspec.structs.replace(
             self,
@@ -156,20 +175,20 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def exchanges_approximately(self) -> bool:
-        """Whether what attention's ranks exchange is rounded, which changes the picture slightly."""
+        """Return True if attention's ranks exchange rounded tensors, which changes the picture slightly."""
         return self.exchange != EXCHANGES[0] and self.ring * self.ulysses > 1
 
     @property
     def degrees(self) -> str:
-        """The degrees above 1, such as `cfg 2 x ulysses 4`; `1 worker` if there is none."""
+        """Return the degrees above 1 as text, such as `cfg 2 x ulysses 4`; `1 worker` if there are none."""
         named = [f"{axis} {degree}" for axis, degree in zip(PLAN_AXES, self.mesh_shape, strict=True) if degree > 1]
         return " x ".join(named) or "1 worker"
 
     def describe(self, approximate_attention: bool = False) -> str:
-        """Short text for logs, such as `4 workers (cuda:0 … cuda:3): ring 2 x ulysses 2`.
+        """Return a short text for logs, such as `4 workers (cuda:0 … cuda:3): ring 2 x ulysses 2`.
 
         Args:
-            approximate_attention: whether to say so of the attention asked for; `attention.kernels.describe` knows.
+            approximate_attention: the plan's attention kernel is approximate, which `attention.kernels.describe` finds out.
         """
         first, last = self.devices[0], self.devices[-1]
         where = first if first == last else f"{first} … {last}"
@@ -199,7 +218,7 @@ def _cut(items: int, shares: Sequence[int]) -> list[slice]:
 
 
 def share_a_gpu(devices: Sequence[str]) -> bool:
-    """Whether two workers are on one GPU."""
+    """Return True if two workers are on one GPU."""
     gpus = [device for device in devices if _is_gpu(device)]
     return len(set(gpus)) < len(gpus)
 
@@ -210,7 +229,15 @@ def _is_gpu(device: str) -> bool:
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """Limits of a model's shape to plans: with `whole_picture` no PipeFusion, with `unsharded` only prompts and batches."""
+    """The limits of a model's shape to plans.
+
+    Attributes:
+        heads: the number of attention heads.
+        head_dim: the width of a head.
+        blocks: the number of blocks.
+        whole_picture: PipeFusion is impossible.
+        unsharded: plans can split only prompts and the batch.
+    """
 
     heads: int
     head_dim: int
@@ -221,7 +248,7 @@ class ModelLimits:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a job allows a plan to be: its batch, whether a negative prompt takes part, and its rows of image tokens."""
+    """The limits of a job to plans: its batch, True if it has a negative prompt, and its rows of image tokens."""
 
     batch: int
     has_uncond: bool
@@ -233,10 +260,10 @@ PRESETS = (AUTOMATIC, SMALLEST, SLOW_LINKS)
 
 
 def with_preset(preset: str, fields: ParallelPlan) -> ParallelPlan:
-    """The plan for a preset and the fields beside it, where 0 means "choose for me" and any other value counts.
+    """Return the requested plan for a preset and the node's other fields, which override the preset unless they are 0.
 
-    `automatic` chooses exact plans only, `smallest memory` besides streams the weights from host memory, `slow links` also
-    chooses PipeFusion, which changes the picture.
+    `automatic` allows exact plans only. `smallest memory` also streams the weights from host memory. `slow links` also
+    allows PipeFusion, which changes the picture.
     """
     staged = fields.pipefusion > 1
     off = 0 if preset == SLOW_LINKS else 1

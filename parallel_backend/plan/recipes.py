@@ -1,4 +1,4 @@
-"""What to choose on a machine for the models that people run: a line each, by predicted seconds."""
+"""Recipes: the settings to choose on a machine for popular models, by predicted seconds, one line each."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .plan import AUTOMATIC, SMALLEST
 MODELS = ("flux-dev", "flux2-dev", "qwen-image", "z-image-turbo", "wan2.2-14b", "wan2.2-5b", "hunyuan-video")
 HEAD = ("model", "1 GPU", "choose", "seconds", "gain", "GB a GPU", "approximate (*slow links*)")
 WORTH = 1.05
-"""How many times as fast several GPUs have to be to be worth choosing."""
+"""The smallest speedup at which several GPUs are worth choosing."""
 
 AS_FAST = 1.02
-"""Times as long as the fastest: below that, weights stay whole on each GPU."""
+"""Plans that take at most this many times the fastest plan's seconds count as equally fast; the plainest is chosen."""
 
 Ask = Callable[[str, str], OfferRequest]
-"""What is asked for a model by name, with its weights in a type, where everything else is usual."""
+"""A function of a model's name and the weights' dtype that returns a request with the usual values for everything else."""
 
 
 def recipe(ask: Ask, gpus: int) -> Iterator[Sequence[str]]:
-    """Yield a line for each model in bf16, and in fp8 if bf16 does not fit whole into one GPU; in the words of HEAD."""
+    """Yield a line for each model in bf16, and in fp8 if bf16 does not fit whole into one GPU. HEAD names the columns."""
     for name in MODELS:
         request = ask(name, "bf16")
         yield _line(name, request, gpus)
@@ -49,7 +49,13 @@ def _line(title: str, request: OfferRequest, gpus: int) -> Sequence[str]:
 
 
 def _best(request: OfferRequest, gpus: int, *, exact: bool) -> Offer | None:
-    """Return the plainest of the fastest plans that fit: exact plans, or plans that change the picture slightly."""
+    """Return the plainest of the fastest plans that fit; None if no plan fits.
+
+    Args:
+        request: the job and the machine.
+        gpus: the number of GPUs.
+        exact: True for exact plans, False for plans with PipeFusion, which change the picture slightly.
+    """
     fitting = [offer for offer in offered(request, gpus) if offer.fits and (offer.storage == "PipeFusion") != exact]
     least = min((offer.seconds for offer in fitting), default=0.0)
     return next((offer for offer in fitting if offer.seconds <= AS_FAST * least), None)

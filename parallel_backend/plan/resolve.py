@@ -1,4 +1,4 @@
-"""From a wish to a plan that can run: all candidates, the choice among them, and the one-sentence refusals."""
+"""The way from a requested plan to a plan that can run: all candidates, the choice among them, and the refusals."""
 
 from __future__ import annotations
 
@@ -24,21 +24,27 @@ from .unsharded import refuse_unsharded, usable
 
 
 def check(plan: ParallelPlan, gpus: int, limits: ModelLimits) -> tuple[str, ...]:
-    """The devices of a plan that some job can run on; see `resolve` for what is refused."""
+    """Return the devices of a requested plan, if some job can run with it. Raise Refused as `resolve` does."""
     return resolve(plan, gpus, limits, Workload(MAX_WORLD_SIZE, plan.cfg == 2, 1 << 30)).devices
 
 
 def resolve(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> ResolvedPlan:
-    """The plan with every choice made: the best candidate, for a machine that shows `gpus` GPUs.
+    """Return the best candidate for a requested plan, chosen without a cost model.
+
+    Args:
+        plan: the requested plan.
+        gpus: the number of visible GPUs.
+        limits: the model's limits.
+        workload: the job's limits.
 
     Raises:
-        Refused: the plan cannot work; the sentence names one that does.
+        Refused: the plan cannot work. The sentence names a plan that does.
     """
     return min(feasible(plan, gpus, limits, workload), key=_preference)
 
 
 def feasible(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> list[ResolvedPlan]:
-    """Return the candidates, at least one. Raises Refused as `resolve` does."""
+    """Return all candidates, at least one. Raise Refused as `resolve` does."""
     _check_fields(plan, gpus, limits, workload)
     plans = candidates(plan, gpus, limits, workload)
     if not plans:
@@ -47,7 +53,7 @@ def feasible(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workl
 
 
 def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> list[ResolvedPlan]:
-    """Return every plan that meets the request, with the automatic degrees chosen in every possible way."""
+    """Return every plan that meets the requested plan, with the automatic degrees chosen in every possible way."""
     devices = planned_devices(plan, gpus)
     if limits.unsharded:
         if plan.weights != "replicated":
@@ -94,7 +100,7 @@ def candidates(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Wor
 
 
 def planned_devices(plan: ParallelPlan, gpus: int) -> tuple[str, ...]:
-    """The devices named, or of automatic ones as many as the degrees ask for.
+    """Return the devices that the plan names; of automatic devices as many as the degrees need.
 
     Raises:
         Refused: a device is not there.
@@ -105,7 +111,7 @@ def planned_devices(plan: ParallelPlan, gpus: int) -> tuple[str, ...]:
 
 
 def in_rows(plan: ParallelPlan, devices: tuple[str, ...]) -> ResolvedPlan:
-    """The plan of work that is cut in space, such as a VAE's: all devices on one axis, whatever the degrees."""
+    """Return the plan of work that is cut in space, such as a VAE's: all devices on the ring axis, whatever the degrees."""
     return ResolvedPlan(
         devices=devices,
         shares=(1,) * len(devices),
@@ -120,18 +126,18 @@ def in_rows(plan: ParallelPlan, devices: tuple[str, ...]) -> ResolvedPlan:
 
 
 def is_automatic(plan: ParallelPlan) -> bool:
-    """Whether the devices are chosen for the user."""
+    """Return True if the devices are chosen for the user."""
     requested_plan = plan.devices.strip().lower()
     return requested_plan == "auto" or requested_plan.startswith(AUTOMATIC_AMONG)
 
 
 def _fixed(plan: ParallelPlan) -> bool:
-    """Whether the degrees say how many devices are wanted; automatic cfg and data beside them count as 1."""
+    """Return True if the degrees fix the number of devices. Automatic cfg and data degrees then count as 1."""
     return all(getattr(plan, axis) for axis in PLAN_AXES if axis not in (MeshAxis.CFG, MeshAxis.DATA))
 
 
 def _preference(plan: ResolvedPlan) -> tuple[int, ...]:
-    """Without a cost model: CFG first (one exchange a step), then Ulysses (fewest bytes), then Ring."""
+    """Return the sort key without a cost model: CFG first (one exchange a step), then Ulysses (fewest bytes), then Ring."""
     return (plan.data, -plan.cfg, plan.pipefusion, -plan.ulysses, plan.ring)
 
 
@@ -152,7 +158,7 @@ def _stages(plan: ParallelPlan, stages: int, limits: ModelLimits) -> tuple[int, 
 
 
 def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> None:
-    """Refuse what is wrong by itself, whatever the other degrees are."""
+    """Refuse fields that are wrong whatever the product of the degrees is."""
     for axis in PLAN_AXES:
         if getattr(plan, axis) < 0:
             raise PlanRefused(f"{axis} {getattr(plan, axis)} is negative: use 0 (automatic), or 1 and more.")
@@ -265,7 +271,7 @@ def _why_none(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Work
 
 
 def _instead(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: Workload) -> str:
-    """A plan for the same devices that works."""
+    """Return in words a plan for the same devices that works."""
     free = ParallelPlan(devices=plan.devices, weights=plan.weights)
     best = min(candidates(free, gpus, limits, workload), key=_preference)
     cfg = f"cfg {best.cfg} x " if best.cfg > 1 else ""

@@ -14,27 +14,33 @@ from .predict.profiles import ForwardTime, ModelShape, Profile
 
 
 def cut_by_time(plan: ResolvedPlan, times: BlockTimes, lacks: Lacking) -> tuple[int, ...]:
-    """Return the number of blocks of each pipeline stage that makes the slowest stage, on its slowest rank, as fast as possible.
+    """Return the numbers of blocks of the pipeline stages for which the slowest stage, on its slowest rank, is fastest.
 
     Args:
-        lacks: of the plan's stages.
+        plan: the plan.
+        times: the measured seconds of blocks.
+        lacks: returns the bytes that a stage of the plan lacks for a run of blocks.
     """
     costs = [_block_seconds(times, plan.stage_ranks(stage)) for stage in range(plan.pipefusion)]
     fastest = cut_by_cost(costs, lambda stage, first, count: 0.0)
     starts = accumulate(fastest, initial=0)
     if not any(lacks(stage, first, count) for stage, (first, count) in enumerate(zip(starts, fastest, strict=False))):
-        return fastest  # as ever where there is memory enough, which saves asking for every run of blocks
+        return fastest  # with enough memory, this saves calling `lacks` for every run of blocks
     return cut_by_cost(costs, lacks)
 
 
 def cut_by_cost(costs: Sequence[Sequence[float]], lacks: Lacking) -> tuple[int, ...]:
-    """Contiguous runs of blocks, at least one each, whose largest cost is least; among those, whose squares are.
+    """Cut the blocks into contiguous runs, at least one block each, with the smallest largest cost of a run.
 
-    Of cuts that do not fit, the one that lacks least is taken, for it to be refused with that.
+    Among equal cuts, the sum of the squared costs is smallest. If no cut fits, the result is the cut that lacks the fewest
+    bytes, so that the refusal can name that number.
 
     Args:
-        costs: what each block would cost on each stage, `[stage][block]`.
-        lacks: what a stage would lack for some of them.
+        costs: the cost of each block on each stage, `[stage][block]`.
+        lacks: returns the bytes that a stage lacks for a run of blocks.
+
+    Returns:
+        The number of blocks of each stage.
     """
     sums = [[0.0, *accumulate(stage)] for stage in costs]
     blocks = len(costs[0])
@@ -49,7 +55,7 @@ def cut_by_cost(costs: Sequence[Sequence[float]], lacks: Lacking) -> tuple[int, 
             for stop in range(start + 1, blocks - stages_after + 1):
                 seconds = total[stop] - total[start]
                 way = (lack, max(largest, seconds), squares + seconds**2, (*cuts, stop - start))
-                if stop not in ways or way < ways[stop]:  # at the best
+                if stop not in ways or way < ways[stop]:  # the best case, which saves calls of `lacks`
                     way = (max(lack, lacks(stage, start, stop - start)), *way[1:])
                     ways[stop] = min(ways.get(stop, way), way)
         best = ways
@@ -66,7 +72,7 @@ FASTEST = 100
 """The share of the fastest rank."""
 
 ALIKE = 1.05
-"""Ranks whose speeds differ by less than this factor, which measuring cannot tell apart, are given the same."""
+"""Ranks whose speeds differ by less than this factor get equal shares, because measuring cannot tell them apart."""
 
 
 def paces_by(times: BlockTimes) -> tuple[float, ...]:
@@ -76,7 +82,7 @@ def paces_by(times: BlockTimes) -> tuple[float, ...]:
 
 
 def forward_times(times: BlockTimes) -> tuple[ForwardTime, ...]:
-    """Return each rank's forward time, from its times for one item and for several items (`BlockTimes.counts`)."""
+    """Return each rank's forward time, from its times for few and for many batch items (`BlockTimes.counts`)."""
     (few, many), forwards = times.counts, []
     for short, long in times.seconds:
         item = max(0.0, long - short) / (many - few)
@@ -97,13 +103,14 @@ def share_batch(forwards: Sequence[ForwardTime], plan: ResolvedPlan) -> Resolved
 
 
 def share_by(paces: Sequence[float], plan: ResolvedPlan) -> ResolvedPlan:
-    """The plan with its tokens cut by speed.
+    """Return the plan with its tokens cut by speed.
 
-    A place among the sequence ranks gets what suits the slowest of the ranks there, since all branches, stages and parts of
-    the batch are cut alike.
+    All branches, stages and parts of the batch are cut in the same way. So the share of a sequence rank suits the slowest of
+    the world ranks at this position.
 
     Args:
         paces: every rank's speed, in any unit.
+        plan: the plan.
     """
     ranks = len(plan.shares)
     slowest = [min(paces[rank::ranks]) for rank in range(ranks)]
@@ -116,7 +123,8 @@ def share_by(paces: Sequence[float], plan: ResolvedPlan) -> ResolvedPlan:
 def share_by_memory(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> ResolvedPlan:
     """Return the plan with tokens moved from ranks that lack memory for them to the ranks with the most free memory.
 
-    It is what it was where all have room, and where that does not help: every rank holds its weights whatever its tokens are.
+    The plan is unchanged if all ranks have enough memory, or if moving tokens does not help: every rank holds its weights
+    whatever its tokens are.
     """
     ranks = len(plan.shares)
 

@@ -1,4 +1,4 @@
-"""Plans of unsharded models: each rank computes a whole forward, for its side of the prompts and its part of the batch."""
+"""Plans of unsharded models: each rank computes a whole forward, for its branch and its part of the batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..mesh_axes import MeshAxis
 from .plan import ParallelPlan, Workload
 
 SPLITTING = (MeshAxis.PIPEFUSION, MeshAxis.ULYSSES, MeshAxis.RING, "patches")
-"""The degrees that must be 1."""
+"""The degrees that split a forward and so must be 1."""
 
 SPLIT = "this model is split by prompts and batches only"
 
@@ -17,13 +17,15 @@ WORDS = ("no GPU", "one GPU", "two GPUs")
 
 
 def refuse_unsharded(plan: ParallelPlan, workers: int, workload: Workload) -> None:
-    """Refuse a plan that would split a forward, or with more workers than a model that runs unsharded can use.
+    """Refuse a plan that would split a forward, or that has more workers than an unsharded model can use.
 
     Args:
-        workers: how many the plan's devices are.
+        plan: the requested plan.
+        workers: the number of the plan's devices.
+        workload: the job's limits.
 
     Raises:
-        Refused: with the most that such a job has work for.
+        Refused: the message has the largest number of workers that the job has work for.
     """
     for name in SPLITTING:
         if getattr(plan, name) > 1:
@@ -58,12 +60,12 @@ def refuse_unsharded(plan: ParallelPlan, workers: int, workload: Workload) -> No
 
 
 def usable(plan: ParallelPlan, workers: int, workload: Workload) -> int:
-    """Return the largest number of workers, of automatic devices, that all have something to do; all workers if there is none."""
+    """Return the largest number of workers, among automatic devices, that all have work; `workers` if there is none."""
     return next((count for count in range(workers, 0, -1) if _splits(plan, count, workload)), workers)
 
 
 def _splits(plan: ParallelPlan, workers: int, workload: Workload) -> bool:
-    """Return True if some degrees give this number of workers something to do."""
+    """Return True if some degrees give each of this number of workers some work."""
     degrees = [plan.cfg] if plan.cfg else [1, 2] if workload.has_uncond else [1]
     parts = [workers // cfg for cfg in degrees if workers % cfg == 0]
     return any(data <= workload.batch and plan.data in (0, data) for data in parts)
@@ -74,7 +76,7 @@ def _most(plan: ParallelPlan, workload: Workload) -> int:
 
 
 def _job(plan: ParallelPlan, workload: Workload) -> str:
-    """What limits the workers, in words."""
+    """Return the job's limits to the number of workers, in words."""
     batch = f"data {plan.data}" if plan.data else f"a batch of {workload.batch}"
     if plan.cfg:
         return f"with {batch} and cfg {plan.cfg}"
