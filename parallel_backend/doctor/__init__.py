@@ -1,4 +1,4 @@
-"""The doctor: looks at the machine and says of each thing that the workers need whether it is all right, or what to do."""
+"""The doctor: checks each thing that the workers need on this machine, and names a remedy for each problem."""
 
 from collections.abc import Callable
 
@@ -11,9 +11,9 @@ __all__ = ["Finding", "FindingStatus", "Observations", "diagnose", "diagnose_mod
 
 
 def diagnose(report: Callable[[str], None] = lambda what: None) -> list[Finding]:
-    """All findings about this machine. Workers are started, measured and ended; it takes about half a minute.
+    """Return all findings about this machine. This starts, measures and ends workers, in about half a minute.
 
     Args:
-        report: told what is being looked at, in words.
+        report: called with the name of each part of the examination before it begins.
     """
     return examine(look(report))

@@ -1,4 +1,4 @@
-"""`python -m parallel_backend.doctor [--models] [--json]`: exit code 0, or 1 where something does not work."""
+"""The command `python -m parallel_backend.doctor [--models] [--json]`. Its exit code is 0, or 1 if something does not work."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from . import diagnose, diagnose_models
 from .findings import failed, table
 
 CUSTOM_NODES = Path(__file__).resolve().parents[3]
-"""ComfyUI's folder of packs, where this one is among them."""
+"""ComfyUI's folder `custom_nodes`, if this pack is installed there."""
 
 
 def comfyui() -> str:
-    """ComfyUI's folder: around this pack, unless the environment names one."""
+    """Return ComfyUI's folder: the environment's, or else the folder around this pack."""
     return os.environ.get(FOLDER, str(CUSTOM_NODES.parent))
 
 

@@ -1,4 +1,4 @@
-"""From facts to findings. Every check is told the facts and looks at nothing else."""
+"""The doctor's checks. Each check turns observations into findings and reads nothing else."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .observations import DeviceMeasurements, Observations
 GIB = 1 << 30
 OLDEST_FLASH_ATTN = (2, 6)
 SHARED_MEMORY_PER_GPU = 64 << 20
-"""NCCL takes some 10 MB a channel and pair where P2P is missing."""
+"""Bytes of /dev/shm that each GPU needs: without P2P, NCCL takes some 10 MB per channel and pair of GPUs."""
 
 LEAST_TEMPORARY = 64 << 20
 LEAST_OPEN_FILES = 1024
 SLOW_LINK = 5e9
-"""Bytes/s: below this, exchanging tokens takes longer than a consumer GPU computes on them."""
+"""Bytes/s of a slow link: below this, exchanging tokens takes longer than a consumer GPU computes on them."""
 
 
 TORCHAUDIO = (
@@ -40,7 +40,7 @@ UNKNOWN_FUNCTION = (
 
 
 def examine(facts: Observations) -> list[Finding]:
-    """One finding a line, in the order in which things depend on each other."""
+    """Return the findings of all checks, in an order in which later things depend on earlier ones."""
     return [finding for check in CHECKS for finding in check(facts)]
 
 
@@ -171,7 +171,7 @@ def _allocator(facts: Observations) -> Iterator[Finding]:
 
 
 def _functions(facts: Observations) -> Iterator[Finding]:
-    """The last verdict on the functions of each kind."""
+    """Yield a finding for the last verdict on ComfyUI's functions of each kind."""
     for verdict in {verdict.kind: verdict for verdict in facts.verdicts}.values():
         of, named = f"in ComfyUI {verdict.comfyui}" if verdict.comfyui else "in ComfyUI", ", ".join(verdict.functions)
         if verdict.mismatch:
@@ -187,7 +187,7 @@ def _functions(facts: Observations) -> Iterator[Finding]:
 
 
 def _derived(facts: Observations) -> Iterator[Finding]:
-    """Classes that nobody declared."""
+    """Yield the findings about model classes that nobody declared."""
     yield from of_derived(facts.derived)
 
 

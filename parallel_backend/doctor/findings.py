@@ -1,4 +1,4 @@
-"""What the doctor says."""
+"""The doctor's findings, and their table for a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class FindingStatus(enum.Enum):
-    """How a thing is. A warning costs speed or may go wrong; with a failure something does not work."""
+    """The status of a finding. A warning costs speed or may go wrong; a failure means that something does not work."""
 
     OK = "ok"
     WARNING = "warning"
@@ -17,7 +17,7 @@ class FindingStatus(enum.Enum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One line; `remedy` is empty where nothing is to be done."""
+    """One finding of the doctor; `remedy` is empty if there is nothing to do."""
 
     name: str
     status: FindingStatus
@@ -26,7 +26,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """The findings for a terminal."""
+    """Return the findings as a text table for a terminal."""
     width = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
@@ -39,5 +39,5 @@ def table(findings: Sequence[Finding]) -> str:
 
 
 def failed(findings: Sequence[Finding]) -> bool:
-    """Whether something does not work."""
+    """Return True if a finding is a failure."""
     return any(finding.status is FindingStatus.FAILURE for finding in findings)

@@ -1,4 +1,4 @@
-"""What the doctor looks at: everything that is asked of the machine is asked here."""
+"""The doctor's observations of the machine. Only this file reads the machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CPU_PAIR = ("cpu", "cpu")
 
 @dataclass(frozen=True)
 class Space:
-    """Bytes of a file system."""
+    """The size and the free bytes of the file system of a path."""
 
     path: str
     size: int
@@ -40,7 +40,14 @@ class Space:
 
 @dataclass(frozen=True)
 class DeviceMeasurements:
-    """What workers found on some devices, or why they could not; and how packages of attention kernels failed there, by name."""
+    """The measurement of some devices by workers.
+
+    Attributes:
+        devices: the devices, one for each worker.
+        machine: the measured speeds; None if the workers failed.
+        error: the error of the workers; empty if they did not fail.
+        kernel_faults: the failures of attention kernels on these devices, by the name of their package.
+    """
 
     devices: tuple[str, ...]
     machine: Machine | None
@@ -50,12 +57,27 @@ class DeviceMeasurements:
 
 @dataclass(frozen=True)
 class Observations:
-    """A machine.
+    """The observations of one machine.
 
-    `nvidia_devices` counts the GPUs that the driver shows; `cuda_error` is why torch cannot use them. `peers` are the pairs
-    of GPUs that reach each other's memory. `versions` has the installed packages; `torchaudio_error` is why one of them cannot be
-    imported. `allocator` is ComfyUI's setting. `verdicts` are those of functions of ComfyUI's that no tested version has.
-    `derived` is what was found out of classes that nobody declared. `under_windows` says that this is WSL2.
+    Attributes:
+        gpus: the GPUs that torch can use.
+        nvidia_devices: the number of GPUs that the driver shows.
+        cuda_error: the reason why torch cannot use them.
+        cuda_version: the CUDA version of torch; empty without CUDA.
+        peers: the pairs of GPUs that reach each other's memory.
+        nccl: the version of NCCL; empty without NCCL.
+        memory: bytes of host memory.
+        memory_free: bytes of available host memory.
+        shared_memory: the file system of /dev/shm.
+        temporary: the file system of the workers' temporary folder.
+        open_files: the limit of open files; negative for no limit.
+        versions: the versions of installed packages.
+        torchaudio_error: the reason why torchaudio cannot be imported; empty without an error.
+        allocator: ComfyUI's setting of torch's CUDA allocator.
+        measured: the workers' measurements.
+        verdicts: the verdicts on functions of ComfyUI's that no tested version has.
+        derived: the derived declarations of classes that nobody declared.
+        under_windows: this is WSL2.
     """
 
     gpus: tuple[Gpu, ...]
@@ -79,7 +101,11 @@ class Observations:
 
 
 def look(report: Callable[[str], None] = lambda what: None) -> Observations:
-    """Look at this machine; the workers are ended again. `report` is called with what is being looked at."""
+    """Observe this machine. Workers are started for that and ended again.
+
+    Args:
+        report: called with the name of each part before it begins.
+    """
     report("GPUs, memory and packages")
     gpus, error = _gpus()
     memory = psutil.virtual_memory()
@@ -115,13 +141,16 @@ def _gpus() -> tuple[tuple[Gpu, ...], str]:
 
 
 def gpus_of_the_driver(root: Path = Path("/")) -> int:
-    """How many GPUs NVIDIA's driver shows; under WSL2 one file stands for all of them, with Windows' driver beside it."""
+    """Return the number of GPUs that NVIDIA's driver shows.
+
+    Under WSL2 one device file represents all GPUs, next to Windows' driver library; they count as one GPU.
+    """
     windows = (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
     return len(list((root / "dev").glob("nvidia[0-9]*"))) or int(windows)
 
 
 def peers(gpus: int) -> frozenset[tuple[int, int]]:
-    """The pairs of so many GPUs that reach each other's memory."""
+    """Return the pairs of GPUs, among the first `gpus`, that reach each other's memory."""
     pairs = ((a, b) for a in range(gpus) for b in range(gpus) if a != b)
     return frozenset(pair for pair in pairs if torch.cuda.can_device_access_peer(*pair))
 
@@ -151,7 +180,10 @@ def _versions(*packages: str) -> dict[str, str]:
 
 
 def _torchaudio_error() -> str:
-    """Its first sentence; empty where all is well, and where torchaudio is not installed, which ComfyUI says itself."""
+    """Return the first sentence of torchaudio's import error; empty if there is none.
+
+    The text is also empty if torchaudio is not installed, because ComfyUI reports that itself.
+    """
     try:
         import_module("torchaudio")
     except ModuleNotFoundError:
@@ -176,7 +208,7 @@ def _measure(gpus: int, report: Callable[[str], None]) -> tuple[DeviceMeasuremen
 
 
 def measured(backend: Backend, devices: Sequence[str]) -> DeviceMeasurements:
-    """What a backend's workers find on devices, one worker on each."""
+    """Measure devices by a backend's workers, one worker on each device."""
     plan = in_rows(ParallelPlan(), tuple(devices))
     try:
         machine = backend.measure(plan, lambda: False)
