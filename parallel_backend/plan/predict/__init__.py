@@ -1,1 +1,1 @@
-"""What a plan costs: the model's and the machine's numbers, measured or known, and the cost model over them."""
+"""The cost model of plans, and its inputs: the figures of models and machines, measured or known."""

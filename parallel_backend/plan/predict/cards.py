@@ -1,7 +1,7 @@
 """The cards that the cost model knows, from `cards.json`: one profile for each, with the origin of its figures.
 
-The data sheet's figures (dense bf16 with fp32 sums, memory speed) count by the part that the fitted cards reach: 0.55 for the
-H100's kind, 0.9 for GeForce, 0.7 or less where the card's power limits it.
+Figures from a data sheet (dense bf16 with fp32 sums, memory speed) are multiplied by the fraction that the fitted cards reach.
+That is 0.55 for the H100's kind, 0.9 for GeForce, and 0.7 or less for cards that their power limits.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from .profiles import CONTEXT_BYTES, HOST_BANDWIDTH, Device
 CARDS = Path(__file__).with_name("cards.json")
 
 LAUNCH = 36e-6
-"""Seconds of host time of an operation, fitted as the cards' figures are. It belongs to the computer rather than the card."""
+"""Seconds of host time per operation, fitted with the cards' figures. It is a property of the computer, not of the card."""
 
 FOR_ALL = re.compile(r"nvidia|geforce|tesla|rtx|blackwell|workstation|server|edition|sxm\d?|hbm\d\w?|\d+gb")
-"""A word of a GPU's name that makes it no other card."""
+"""Words in a GPU's name that do not distinguish cards."""
 
 Amount = Annotated[float, msgspec.Meta(gt=0)]
 Words = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class CardProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A card's figures, each with the meaning and the unit that it has in a `Device`.
+    """A card's figures, with the meanings and units of the attributes of `Device`.
 
     Attributes:
         source: the origin of the figures that `measured` does not list.
-        measured: for each figure that was measured, on which card, with which torch and when.
+        measured: for each measured figure, the card, the version of torch and the day.
     """
 
     matmul: Amount
@@ -51,7 +51,7 @@ class CardProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     @property
     def device(self) -> Device:
-        """The card as the cost model takes it."""
+        """Return the card as a device of the cost model."""
         return Device(
             self.matmul,
             self.attention,
@@ -65,7 +65,7 @@ class CardProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 FIGURES = tuple(name for name in CardProfile.__struct_fields__ if name not in ("source", "measured"))
-"""The names of a card's figures, in a file of cards as on the lines of a GPU report."""
+"""The names of a card's figures, both in a file of cards and on the lines of a GPU report."""
 
 
 @functools.cache
@@ -78,7 +78,7 @@ def read_cards(file: Path) -> dict[str, CardProfile]:
     """Return the profiles in a file of cards.
 
     Raises:
-        Refused: the file cannot be read, or has an unknown field, or lacks a figure or the source of a card.
+        Refused: the file cannot be read, has an unknown field, or lacks a figure or the source of a card.
     """
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, CardProfile])
@@ -89,7 +89,7 @@ def read_cards(file: Path) -> dict[str, CardProfile]:
 
 
 def write_cards(file: Path, profiles: Mapping[str, CardProfile]) -> None:
-    """Write a file of cards, its numbers in powers of a thousand, as in 594E+12."""
+    """Write a file of cards, with numbers in powers of a thousand, such as 594E+12."""
     fields = {
         name: {field: _readable(value) for field, value in msgspec.to_builtins(profile).items()}
         for name, profile in profiles.items()
@@ -103,10 +103,10 @@ def _readable(value: object) -> object:
 
 
 def card_of(name: str) -> str | None:
-    """Return the card that is known by a GPU's name, as the driver tells it; None for another.
+    """Return the known card of a GPU, by the driver's name of the GPU; None if the card is not known.
 
-    A word too many is another card: those for laptops, with D, Ti or Super, or on PCIe where the known one has NVLink are slower
-    or faster, and parts of one (MIG) are smaller.
+    Any further word in the name means another card. Cards for laptops, with D, Ti or Super, or on PCIe where the known card has
+    NVLink, are slower or faster. Parts of a card (MIG) are smaller.
     """
     tokens = re.findall(r"[a-z0-9]+", name.lower())
     card = "-".join(token for token in tokens if not FOR_ALL.fullmatch(token))

@@ -1,4 +1,4 @@
-"""In how many chunks Ulysses exchanges the heads, each behind the attention of another."""
+"""The number of chunks in which Ulysses exchanges heads, so that a chunk's exchange overlaps with another chunk's attention."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .cost import DenoiseJob, StepCost, cost
 from .profiles import ModelShape, Profile
 
 MOST = 4
-"""Chunks; with so many three quarters of the exchange hide, and each has a start of its own."""
+"""The largest number of chunks. With four, attention hides three quarters of the exchange; each chunk adds its own latency."""
 
 PAYS = 0.99
-"""Part of a step's time below which a prediction is believed."""
+"""Chunks are used if the predicted step takes less than this fraction of the step without chunks."""
 
 
 def in_chunks(
@@ -21,8 +21,8 @@ def in_chunks(
 ) -> tuple[ResolvedPlan, StepCost]:
     """Return the plan with the number of head chunks that is predicted to be fastest, and its cost.
 
-    One, where it is little faster with more, and under Ring, whose hops hide behind the same attention and would each come
-    once a chunk; patches find all heads of their keys kept together.
+    The number is 1 if more chunks gain too little. It is also 1 under Ring, whose hops overlap with the same attention and
+    would come once per chunk, and with patches, whose cached keys of all heads lie together.
     """
     whole = msgspec.structs.replace(plan, head_chunks=1)
     alone = cost(whole, model, job, profile)

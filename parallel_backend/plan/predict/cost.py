@@ -1,7 +1,7 @@
-"""The cost of a plan on a machine: seconds a step, bytes sent, and the memory a rank needs.
+"""The cost of a plan on a machine: seconds a step, bytes sent, and the memory that each rank needs.
 
-Phases between collectives wait for the slowest rank, so each phase costs what the rank with the most tokens or heads
-needs. The host starts operations ahead of the device: a pass over the blocks takes as long as the slower of the two.
+At a collective all ranks wait for the slowest rank. So each phase takes as long as on the rank with the most tokens or heads.
+The host starts operations ahead of the device: a pass over the blocks takes as long as the slower of the two.
 """
 
 from __future__ import annotations
@@ -17,34 +17,42 @@ from ..plan import Place, ResolvedPlan
 from .profiles import FP8, FP8_TRAFFIC, Level, ModelShape, Profile
 
 EXCHANGED = 6
-"""Features that Ulysses holds for a token beside the block's own: q, k and v as they are sent and as they come."""
+"""Features per token, in units of the hidden size, that Ulysses holds besides the block: sent and received q, k and v."""
 
 PACKED = 2
-"""What packing them in fp8 holds more."""
+"""Further features per token, in the same units, that packing q, k and v in fp8 holds."""
 
 CIRCULATED = 17
-"""The same for Ring: k and v stacked (2) and as they leave and come (4), merged outputs in fp32 (6), outputs, and q."""
+"""Features per token that Ring holds: k and v stacked (2), sent and received (4), merged fp32 outputs (6), outputs, and q."""
 
 LATENTS = 2
-"""Latents that every rank has whole and in fp32, whatever its share: as it came, and as it is now."""
+"""Latents that every rank has whole and in fp32, whatever its share: the initial and the present latent."""
 
 SCALE_BYTES = 4
-"""Of a token's scale of one head where it is exchanged in fp8."""
+"""Bytes of the scale of one head of a token in fp8 exchanges."""
 
 Flow = tuple[int, int, float]
-"""From rank, to rank, bytes."""
+"""A transfer: (from rank, to rank, bytes)."""
 
 Lacking = Callable[[int, int, int], float]
-"""Bytes that the ranks of a stage lack to hold, from a first block on, so many blocks; 0 where all have room."""
+"""A function of (stage, first block, number of blocks) that returns the bytes that the stage's fullest rank lacks for them."""
 
 
 @dataclass(frozen=True)
 class DenoiseJob:
-    """What is denoised: tokens of one batch item, whether a negative branch takes part.
+    """The sizes of a denoise.
 
-    `element` is bytes of an element of activations, `weight_element` of weights (fp8 and GGUF have less). `expansion` are the
-    bytes read and written to expand a weight wherever it is used, on average over all, `expanded` those that the largest
-    matrix takes meanwhile; 0 where none is. `item_bytes` are what a forward that is not spread takes for each batch item.
+    Attributes:
+        image_tokens: image tokens of one batch item.
+        text_tokens: text tokens of one batch item.
+        batch: the number of batch items.
+        has_uncond: the denoise has a negative branch.
+        steps: the number of steps.
+        element: bytes of one element of activations.
+        weight_element: bytes of one weight, which may be less in fp8 and GGUF.
+        expansion: bytes read and written to expand one weight at each use, on average over all weights; 0 without expansion.
+        expanded: bytes of the largest expanded matrix; 0 without expansion.
+        item_bytes: bytes that a forward of an unsharded model needs for each batch item.
     """
 
     image_tokens: int
@@ -61,12 +69,20 @@ class DenoiseJob:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds a step on average over the job, and what they are made of (also seconds a step); bytes of each rank.
+    """The cost of a step, on average over the job, as parts in seconds, and the memory of each rank in bytes.
 
-    `device` is matmul, attention and memory traffic; `ulysses`, `ring`, `pipeline`, `cfg` and `gather` are the parts of
-    communication that do not hide behind it; `launch` is what the host is slower than all of that; `fill` is the
-    warm-up and the filling of the pipeline. `rank_weights` is each rank's share of weights, `needed` what it needs in all, `free`
-    what it may take.
+    Attributes:
+        device: matmul, attention and memory traffic.
+        ulysses: communication of Ulysses that does not overlap with the device's work.
+        ring: communication of Ring that does not overlap.
+        pipeline: waits of a pipeline stage for another stage.
+        cfg: the exchange between the branches.
+        gather: transfers of weights that do not overlap.
+        launch: the time by which the host is slower than all of the above.
+        fill: the warm-up steps and the filling of the pipeline.
+        rank_weights: bytes of weights on each rank.
+        needed: bytes that each rank needs in total.
+        free: bytes that each rank may use.
     """
 
     device: float
@@ -83,46 +99,52 @@ class StepCost:
 
     @property
     def tightest(self) -> int:
-        """The rank to which the least would be left; of ranks that have equally much, the fullest."""
+        """Return the rank that would have the least memory left; among ranks with equal free memory, the fullest."""
         return min(range(len(self.needed)), key=lambda rank: self.free[rank] - self.needed[rank])
 
     @property
     def memory(self) -> float:
-        """What the tightest rank needs."""
+        """Return the bytes that the tightest rank needs."""
         return self.needed[self.tightest]
 
     @property
     def weights(self) -> float:
-        """Return the tightest rank's share of weights."""
+        """Return the bytes of weights on the tightest rank."""
         return self.rank_weights[self.tightest]
 
     @property
     def allowance(self) -> float:
-        """What the tightest rank may take."""
+        """Return the bytes that the tightest rank may use."""
         return self.free[self.tightest]
 
     @property
     def fits(self) -> bool:
-        """Whether every rank may take what it needs."""
+        """Return True if every rank has enough memory."""
         return self.fits_into(self.free)
 
     def fits_into(self, free: Sequence[float]) -> bool:
-        """Whether every rank may take what it needs where so many bytes are free."""
+        """Return True if every rank has enough memory when `free` bytes are free on each."""
         return all(map(operator.le, self.needed, free))
 
     @property
     def seconds(self) -> float:
-        """Seconds a step."""
+        """Return the seconds a step."""
         return self.device + self.communication + self.launch + self.fill
 
     @property
     def communication(self) -> float:
-        """Seconds a step spent waiting for other ranks."""
+        """Return the seconds a step spent waiting for other ranks."""
         return self.ulysses + self.ring + self.pipeline + self.cfg + self.gather
 
 
 def transfer_seconds(flows: Iterable[Flow], levels: tuple[Level, ...], messages: int = 1) -> float:
-    """Seconds until all flows, sent at once in so many messages, have passed every port; 0 if nothing is sent."""
+    """Return the seconds until all flows, which start together, have passed every port; 0 if nothing is sent.
+
+    Args:
+        flows: the transfers.
+        levels: the links of the machine.
+        messages: the number of messages after one another, each with the latency of the outermost level that is crossed.
+    """
     load: dict[tuple[int, int, bool], float] = {}
     top = -1
     for source, target, size in flows:
@@ -144,7 +166,7 @@ def transfer_seconds(flows: Iterable[Flow], levels: tuple[Level, ...], messages:
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes that a rank needs: its weights, shards of others while they are gathered, and activations."""
+    """The bytes that a rank needs: its weights, gathered weights of other ranks, and activations."""
 
     weights: float
     gathered: float
@@ -152,7 +174,7 @@ class Needs:
 
     @property
     def working(self) -> float:
-        """What comes and goes beside the weights."""
+        """Return the bytes besides the rank's own weights, which come and go during a run."""
         return self.gathered + self.activations
 
 
@@ -163,7 +185,7 @@ def needs(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> Needs:
 
 
 def needs_by_rank(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> list[Needs]:
-    """Return each rank's memory needs: weights of its stage's blocks, and computation on its own tokens."""
+    """Return each rank's needs: the weights of its stage's blocks, and activations of its own tokens."""
     starts = [sum(plan.stages[:stage]) for stage in range(plan.pipefusion)]
     weights = [_weight_bytes(plan, model, job, first, count) for first, count in zip(starts, plan.stages, strict=True)]
     working = _working(plan, model, job)
@@ -181,11 +203,11 @@ def needed_by_rank(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profi
 
 
 def lacking(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> Lacking:
-    """Return a function of the bytes that a plan's stage lacks, however the blocks are cut."""
+    """Return a function that returns the bytes that a stage of the plan lacks for any run of blocks."""
     working, extra = _working(plan, model, job), _overhead_bytes(plan, profile)
 
     def free_bytes(rank: int) -> tuple[float, float]:
-        """Return bytes for blocks and their caches, and bytes of one block's cache."""
+        """Return a rank's free bytes for blocks and their caches, and the bytes of one block's cache."""
         activations, cache = working[rank % len(working)]
         return profile.memory(rank) - extra - activations, cache
 
@@ -201,7 +223,7 @@ def lacking(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Pro
 def _weight_bytes(
     plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, first: int, count: int
 ) -> tuple[float, float]:
-    """Return the bytes of weights of a rank whose stage has these blocks, and the bytes that it gathers."""
+    """Return the bytes of weights of a rank whose stage has these blocks, and the bytes of weights that the rank gathers."""
     block_weights = model.weights(first, count)
     weights, gathered = float(block_weights + model.other_weights), 0.0
     two = float(min(2 * max(model.double_weights, model.single_weights), block_weights))
@@ -209,13 +231,14 @@ def _weight_bytes(
         gathered = two  # the block in use and the one being gathered
         weights = block_weights / plan.world_size + model.other_weights
     elif plan.weights == "streamed":
-        weights = two + model.other_weights  # the rest is in host memory, as far as it has no room here
+        weights = two + model.other_weights  # blocks that do not fit stay in host memory
     return weights * job.weight_element, gathered * job.weight_element
 
 
 def _working(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> list[tuple[float, float]]:
-    """Return each sequence rank's bytes of activations with an expanded matrix, and of a block's keys and values if
-    patches keep them.
+    """Return each sequence rank's bytes of activations, with an expanded matrix, and of one block's cached keys and values.
+
+    Without patches nothing is cached.
     """
     if model.unsharded:
         return [(LATENTS * job.batch * job.image_tokens * model.channels * 4 + whole_bytes(plan, job), 0.0)]
@@ -225,12 +248,12 @@ def _working(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> list[tup
     copies = model.copies + EXCHANGED * (plan.ulysses > 1) + CIRCULATED * (plan.ring > 1)
     copies += PACKED * plan.exchanges_approximately
     split = SequenceSplit.of((tokens,), model.heads, plan.ring, plan.ulysses, plan.shares, model.kv_heads)
-    cached = itertools.product(split.ring_tokens(), split.kv_counts())  # keys and values of all tokens are split so
+    cached = itertools.product(split.ring_tokens(), split.kv_counts())  # the split of all tokens' keys and values
     latents = LATENTS * job.batch * job.image_tokens * model.channels * 4
     result = []
     for share, (keys, heads) in zip(plan.shares, cached, strict=True):
         activations = copies * math.ceil(tokens * share / sum(plan.shares)) * row
-        if model.embeds_whole:  # held until the first block returns; made in fp32, before there is anything else
+        if model.embeds_whole:  # these tokens are made in fp32, before all else, and stay until the first block returns
             activations = max(tokens * (row + 4 * model.hidden), tokens * row + activations)
         cache = 2 * keys * heads * model.head_dim * job.element * model.attentions if plan.patches > 1 else 0.0
         result.append((latents + activations + job.expanded, cache))
@@ -238,17 +261,17 @@ def _working(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> list[tup
 
 
 def connections(plan: ResolvedPlan) -> int:
-    """Pairs of GPUs between which a rank's communicators (`mesh.build_mesh`) keep buffers on the device."""
+    """Return the number of peers for which a rank's communicators (`mesh.build_mesh`) keep buffers on the GPU."""
     if plan.transport != "nccl":
         return 0
     sizes = [*plan.mesh_shape, plan.pipefusion]  # and `latent_return`
     if plan.ring > 1 and plan.ulysses > 1:
-        sizes.append(plan.ring * plan.ulysses)  # `sequence`, which else is one of the two
+        sizes.append(plan.ring * plan.ulysses)  # `sequence`, which is otherwise one of the two
     return sum(size - 1 for size in sizes)
 
 
 def rows_connections(plan: ResolvedPlan) -> int:
-    """Those that decoding and sharded weights add; decoding finds the card as the denoise has left it."""
+    """Return the number of connections that VAE decoding and sharded weights add, since a decode follows on the same GPU."""
     return plan.world_size - 1 if plan.transport == "nccl" else 0
 
 
@@ -259,7 +282,7 @@ def _overhead_bytes(plan: ResolvedPlan, profile: Profile) -> float:
 
 
 def items(plan: ResolvedPlan, job: DenoiseJob) -> int:
-    """Return the most batch items that a rank computes at once, counting both branches if a rank computes them together."""
+    """Return the largest number of batch items that a rank computes at once. An item counts once per branch."""
     return max(map(length, plan.parts(job.batch))) * branches_together(plan, job)
 
 
@@ -269,22 +292,21 @@ def branches_together(plan: ResolvedPlan, job: DenoiseJob) -> int:
 
 
 def whole_bytes(plan: ResolvedPlan, job: DenoiseJob) -> float:
-    """What a rank computes with whose forwards are not spread."""
+    """Return the bytes that a forward of an unsharded model needs on one rank, besides weights."""
     return items(plan, job) * job.item_bytes + job.expanded
 
 
 def cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> StepCost:
-    """What a plan costs for a job on a machine."""
+    """Return the cost of a plan for a job on a machine."""
     if model.unsharded:
         return _unsharded_cost(plan, model, job, profile)
     return _Estimate(plan, model, job, profile).total()
 
 
 def _unsharded_cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> StepCost:
-    """Return the cost of forwards that each run on one rank: the slowest rank's time, and the exchange between the
-    branches.
+    """Return the cost of forwards that each run on one rank: the slowest rank's time, and the exchange between branches.
 
-    `rank_weights`, `needed` and `free` are those of all plans.
+    The memory of each rank is computed as for all other plans.
     """
     seconds = []
     for rank in range(plan.world_size):
@@ -305,7 +327,7 @@ def _unsharded_cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, prof
 
 @dataclass(frozen=True)
 class _Pass:
-    """Seconds of one pass of some image tokens through the blocks of one stage."""
+    """The seconds of one pass of some image tokens through the blocks of one stage."""
 
     device: float
     ulysses: float
@@ -319,7 +341,7 @@ class _Pass:
 
 
 class _Estimate:
-    """What one step of a job costs under a plan, part by part."""
+    """The estimate of a plan's cost for one step of a job, part by part."""
 
     def __init__(self, plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> None:
         self.plan, self.model, self.job, self.profile = plan, model, job, profile
@@ -341,7 +363,10 @@ class _Estimate:
         return self._piped(whole, cfg)
 
     def _piped(self, whole: list[_Pass], cfg: float) -> StepCost:
-        """Steps in patches: each stage works without pause unless a patch's round trip takes longer than the step."""
+        """Return the cost of steps in patches.
+
+        Each stage works without pause unless a patch's round trip through all stages takes longer than a stage's step.
+        """
         plan, job = self.plan, self.job
         largest = max(length(run) for run in cut(job.image_tokens, plan.patches))
         first = [self._pass(stage, largest, self.text, True) for stage in range(plan.pipefusion)]
@@ -379,13 +404,20 @@ class _Estimate:
         )
 
     def _pass(self, stage: int, image: int, text: int, patched: bool) -> _Pass:
-        """One pass through a stage; with `patched`, all other keys and values come from the stage's cache."""
+        """Return the seconds of one pass through a stage.
+
+        Args:
+            stage: the stage's number.
+            image: the image tokens of the pass.
+            text: the text tokens of the pass.
+            patched: the pass is of a patch, so all other keys and values come from the stage's cache.
+        """
         model, job, device, soft = self.model, self.job, self.profile.device, self.profile.software
         blocks = self.plan.stages[stage]
         sizes = self.plan.ring, self.plan.ulysses
         layout = SequenceSplit.of((text, image), model.heads, *sizes, self.plan.shares, model.kv_heads)
         paces = self._paces(stage)
-        tokens = self.batch * max(map(operator.truediv, layout.tokens, paces))  # those of a rank of pace 1 in its place
+        tokens = self.batch * max(map(operator.truediv, layout.tokens, paces))  # scaled to a rank of pace 1
         attended = itertools.product(layout.ring_tokens(), layout.head_counts())
         rows = self.batch * max(q * heads / pace for (q, heads), pace in zip(attended, paces, strict=True))
         keys = job.image_tokens + self.text
@@ -411,7 +443,7 @@ class _Estimate:
         return _Pass(blocks * own, blocks * ulysses, blocks * ring, gather, max(0.0, host - seen))
 
     def _paces(self, stage: int) -> list[float]:
-        """Of the slowest rank at each place of a stage's sequence ranks."""
+        """Return the pace of the slowest world rank at each sequence rank of a stage."""
         ranks = self.plan.stage_ranks(stage)
         return [min(map(self.profile.pace, ranks[at :: len(self.plan.shares)])) for at in range(len(self.plan.shares))]
 
@@ -423,7 +455,15 @@ class _Estimate:
         return count + (soft.ring + (plan.ring - 1) * soft.ring_hop) * (plan.ring > 1)
 
     def _by_chunk(self, layout: SequenceSplit, runs: Sequence[Sequence[HeadSlices]], attention: float) -> list[float]:
-        """Seconds of each chunk of heads, of an attention that takes so long at once: few heads do not fill a device."""
+        """Return the seconds of attention for each chunk of heads.
+
+        A chunk may take more than its part, because few heads do not fill a device.
+
+        Args:
+            layout: the split of tokens and heads.
+            runs: the heads of each rank in each chunk.
+            attention: the seconds of attention for all heads at once.
+        """
 
         def waves(heads: int) -> int:
             return math.ceil(self.batch * max(layout.ring_tokens()) * heads / self.profile.device.wave)
@@ -434,8 +474,9 @@ class _Estimate:
     def _ulysses(
         self, layout: SequenceSplit, runs: Sequence[Sequence[HeadSlices]], attentions: Sequence[float]
     ) -> float:
-        """Return the seconds of one attention's all-to-alls (q, k, v there, the output back) that other chunks' attention
-        does not hide.
+        """Return the seconds of one attention's all-to-alls that do not overlap with the attention of other chunks.
+
+        The all-to-alls send q, k and v before attention, and the output back after it.
         """
         if layout.ulysses == 1:
             return 0.0
@@ -461,13 +502,14 @@ class _Estimate:
         return exposed
 
     def _row(self) -> int:
-        """Bytes of a token's features of one head as attention exchanges them."""
+        """Return the bytes of one head of one token as attention sends them."""
         width = self.model.head_dim
         return width + SCALE_BYTES if self.plan.exchanges_approximately else width * self.job.element
 
     def _ring(self, layout: SequenceSplit, attention: float, patched: bool) -> float:
-        """Return the seconds of one block's hops that attention does not hide. Patches send queries and outputs, not
-        keys.
+        """Return the seconds of one block's hops that do not overlap with attention.
+
+        Patches send queries and outputs instead of keys and values.
         """
         if layout.ring == 1:
             return 0.0
@@ -490,7 +532,7 @@ class _Estimate:
         return ((rank, self.plan.place(rank)) for rank in range(self.plan.world_size))
 
     def _stage_transfer(self, tokens: int) -> float:
-        """Return the seconds to hand a patch's tokens to the next stage, all stages at once."""
+        """Return the seconds to send a patch's tokens to the next stage, when all stages send at once."""
         plan = self.plan
         if plan.pipefusion == 1:
             return 0.0
@@ -502,7 +544,7 @@ class _Estimate:
         return transfer_seconds(flows, self.profile.levels)
 
     def _cfg(self) -> float:
-        """Return the seconds of the one exchange of predictions per step between the two branches."""
+        """Return the seconds of the exchange of predictions between the two branches, once a step."""
         plan = self.plan
         if plan.cfg == 1:
             return 0.0
@@ -514,7 +556,7 @@ class _Estimate:
         return transfer_seconds(flows, self.profile.levels)
 
     def _gather(self, block_seconds: float, stage: int) -> float:
-        """Return the seconds of fetching weights, from other ranks or the host, that the previous block does not hide."""
+        """Return the seconds of fetching weights, from other ranks or the host, that do not overlap with the previous block."""
         plan, blocks = self.plan, self.plan.stages[stage]
         stage_weights = self.model.weights(self.stage_starts[stage], blocks) * self.job.weight_element
         if plan.weights == "streamed":
@@ -527,7 +569,7 @@ class _Estimate:
         return transfer + (blocks - 1) * (transfer - self.profile.overlap * min(transfer, block_seconds))
 
     def _stream(self, stage_weights: float, seconds: float, stage: int) -> float:
-        """Return the seconds of copying the blocks that do not stay, beyond the seconds of computing all blocks."""
+        """Return the seconds of copying the blocks that do not stay on the device, beyond the seconds of computing them all."""
         device = self.profile.device
         largest = max(self.model.double_weights, self.model.single_weights) * self.job.weight_element
         spare = min(self.free[rank] - self.needed[rank] for rank in self.plan.stage_ranks(stage))

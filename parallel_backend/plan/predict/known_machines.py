@@ -1,7 +1,7 @@
-"""Machines one can buy: the cards of `cards.json`, how they are usually linked, and the software on them.
+"""Machines that one can buy: the cards of `cards.json`, their usual links, and the software on them.
 
-Figures marked "fitted" come from one- and two-GPU rows of published measurements (`benchmarks/plan_predictions.py --fit`
-finds them again).
+Figures marked "fitted" come from one- and two-GPU rows of published measurements. `benchmarks/plan_predictions.py --fit`
+computes them again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from .profiles import CHUNK, PATCHED, RING, RING_HOP, ULYSSES, Level, Profile, S
 GIGA = 1e9
 MICRO = 1e-6
 
-# This project's code; what its blocks start is with the models. Host times are those on one CPU core with tiny tensors: FLUX's
-# blocks take 0.8 of what diffusers' do for 0.38 of the operations (docs/measured/dry-run.md); what Ring adds, 0.7 an operation.
+# This project's code. The operations of its blocks are part of the models. Host times were measured on one CPU core with tiny
+# tensors. FLUX's blocks take 0.8 of the host time of diffusers' for 0.38 of the operations (docs/measured/dry-run.md). Ring's
+# added operations take 0.7 each.
 EAGER = Software(
     ulysses=ULYSSES,
     chunk=CHUNK,
@@ -31,17 +32,17 @@ EAGER = Software(
     added_launch=0.7,
 )
 
-# torch.compile fuses what is between matmuls, attention and collectives, and starts it without Python: 7 µs each.
+# torch.compile fuses the operations between matmuls, attention and collectives, and starts each in 7 µs, without Python.
 FUSED_PASSES, FUSED_LAUNCH = 8, 0.2
 
-# Attention, and so all that Ulysses and Ring add, is an operator that the compiler does not look into.
+# The compiler does not look into the attention operator, which includes all operations that Ulysses and Ring add.
 COMPILED = replace(EAGER, passes=FUSED_PASSES, launch=FUSED_LAUNCH)
 
 FUSING = {"inductor": COMPILED}
-"""By torch.compile's backend; others, such as cudagraphs, fuse nothing."""
+"""The compiled software, by torch.compile's backend. Other backends, such as cudagraphs, fuse nothing."""
 
-# xDiT's, around diffusers' modules, to which the fitted host time belongs: its attention read off its source, four
-# operations an all-to-all. Its merge of partial attentions is TorchScript and counts as one.
+# xDiT's code around diffusers' modules, for which the host time was fitted. The numbers of attention's operations come from its
+# source, with four operations per all-to-all. Its merge of partial attention is TorchScript and counts as one operation.
 XDIT_EAGER = replace(
     EAGER, ulysses=16, chunk=0, ring=11, ring_hop=9, patched=0, all_to_alls=4, launch=1.0, added_launch=1.0
 )
@@ -54,7 +55,7 @@ NVLINK2 = Level(8, 100 * GIGA, 52 * MICRO)
 NVLINK3 = Level(8, 200 * GIGA, 52 * MICRO)
 INFINIBAND = Level(1024, 8 * 22 * GIGA, 60 * MICRO)  # a 200 Gbit port for each GPU of a node
 
-# Two GPUs share a root port, two pairs a socket; the port of a socket is the link to the other one.
+# Two GPUs share a root port, and two pairs a socket. The port of a socket is the link to the other socket.
 PCIE4 = (
     Level(2, 9.4 * GIGA, 60 * MICRO),
     Level(4, 9.4 * GIGA, 60 * MICRO),
@@ -63,7 +64,7 @@ PCIE4 = (
 
 PCIE5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in PCIE4)
 
-# Without peer-to-peer everything is copied through host memory: half the speed, longer start.
+# Without peer-to-peer, data is copied through host memory: half the bandwidth, and more latency.
 HOST_COPY = tuple(Level(level.size, level.bandwidth / 2, 2 * level.latency) for level in PCIE4)
 HOST_COPY5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in HOST_COPY)  # PCIe 5
 
@@ -105,12 +106,16 @@ def _profiles() -> dict[str, Profile]:
 
 
 def software(compiler: str) -> Software:
-    """This project's code, its blocks compiled by a backend of torch.compile's, or eager if that is empty."""
+    """Return this project's software with blocks compiled by a backend of torch.compile; eager if `compiler` is empty."""
     return FUSING.get(compiler, EAGER)
 
 
 def profile(name: str) -> Profile:
-    """A machine of one kind of card by name. Raises Refused for an unknown one."""
+    """Return a machine with one kind of card, by name.
+
+    Raises:
+        Refused: the name is unknown.
+    """
     known = _profiles()
     if name not in known:
         raise Refused(f"the card {name!r} is unknown: use {', '.join(known)}.")
@@ -118,10 +123,10 @@ def profile(name: str) -> Profile:
 
 
 def profile_names() -> list[str]:
-    """Names that `profile` knows."""
+    """Return the names that `profile` knows."""
     return list(_profiles())
 
 
 def linked(machine: Profile, bandwidth: float) -> Profile:
-    """The machine with every card on one link of `bandwidth` bytes/s in each direction."""
+    """Return the machine with every card on one link of `bandwidth` bytes/s in each direction."""
     return replace(machine, levels=(Level(1024, bandwidth, machine.levels[0].latency),))

@@ -1,8 +1,8 @@
-"""The models that one can ask about by name, from `known_models.json`, and the usual job of each.
+"""The models that the plan command knows by name, from `known_models.json`, and the usual job of each.
 
 The sizes are those of ComfyUI's own model classes at their published configurations: `tests/plan/test_known_models.py`
-builds each class and counts it again. CogVideoX and PixArt, which run over diffusers' modules, are as in their public
-configurations.
+builds each class and counts its parameters again. CogVideoX and PixArt run on diffusers' modules and have the sizes of their
+public configurations.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ MODELS = Path(__file__).with_name("known_models.json")
 
 @dataclass(frozen=True)
 class UnshardedWork:
-    """One forward of an unsharded model, for a batch of one.
+    """The work of one forward of an unsharded model, for a batch of one.
 
-    `flops` of matmuls and convolutions, `scores` of attention, and the bytes that all else reads and writes, for each position
-    of the latent; `working` bytes that it computes with, likewise; `operations` that it starts.
+    Attributes:
+        flops: floating-point operations of matmuls and convolutions, per position of the latent.
+        scores: floating-point operations of attention, per position of the latent.
+        traffic: bytes that all other operations read and write, per position of the latent.
+        working: bytes of activations, per position of the latent.
+        operations: the number of operations that the host starts.
     """
 
     flops: float
@@ -34,8 +38,9 @@ class UnshardedWork:
     operations: int
 
     def on(self, device: Device, positions: int) -> ForwardTime:
-        """Return seconds on a device, as a start and the time per further batch item. The host may be slower than the
-        device.
+        """Return the seconds on a device for a latent of `positions` positions.
+
+        A forward takes as long as the slower of the device and the host, which starts the operations.
         """
         item = positions * (
             self.flops / device.matmul + self.scores / device.attention + self.traffic / device.bandwidth
@@ -47,9 +52,14 @@ class UnshardedWork:
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model, and the usual job: width, height and frames, and steps. `note` is what else a buyer should know.
+    """A model and its usual job.
 
-    `work` is that of a forward of an unsharded model; None for all others.
+    Attributes:
+        shape: the model's shape.
+        size: width and height in pixels, and frames.
+        steps: the number of steps.
+        note: further information for a buyer of a machine.
+        work: the work of a forward of an unsharded model; None for all other models.
     """
 
     shape: ModelShape
@@ -66,7 +76,11 @@ def _models() -> dict[str, KnownModel]:
 
 
 def known_model(name: str) -> KnownModel:
-    """A model by name. Raises Refused for an unknown one."""
+    """Return a model by name.
+
+    Raises:
+        Refused: the name is unknown.
+    """
     known = _models()
     if name not in known:
         raise Refused(f"the model {name!r} is unknown: use {', '.join(known)}.")
@@ -74,5 +88,5 @@ def known_model(name: str) -> KnownModel:
 
 
 def model_names() -> list[str]:
-    """Names that `known_model` knows."""
+    """Return the names that `known_model` knows."""
     return list(_models())

@@ -1,4 +1,4 @@
-"""Device and link speed of this machine, measured by its workers once, in about two seconds, and kept in a cache folder."""
+"""The speed of this machine's devices and links. Workers measure it once, in about two seconds, and a cache folder keeps it."""
 
 from __future__ import annotations
 
@@ -20,33 +20,45 @@ from .known_machines import PCIE_OVERLAP, software
 from .profiles import WAVE, Device, Level, Profile
 
 BUDGET = 0.2
-"""Seconds spent on one measurement, at most (one run may take longer)."""
+"""The largest number of seconds for one measurement (a single run may take longer)."""
 
 MODEL_OPERATION = 6
-"""Host time of an operation inside diffusers' modules, in bare operations (19 µs against 3 µs on one CPU core)."""
+"""Host time of an operation inside diffusers' modules, as a multiple of a bare operation (19 µs to 3 µs on one CPU core)."""
 
 FASTER_THAN_PCIE = 6e10
 """Bytes/s that only NVLink reaches."""
 
 KERNEL_BYTES = 0.3e9
-"""Device memory that a worker which is up takes later, besides the model: kernels, loaded when they are first used, the
-workspaces of cuBLAS and cuDNN, and what the allocator cannot use for its cuts."""
+"""Device memory that a worker takes after its start, besides the model.
+
+It holds kernels, which are loaded at their first use, workspaces of cuBLAS and cuDNN, and fragments that the allocator cannot
+use.
+"""
 
 HEAD_DIM = 128
-"""Features of a head of nearly every model."""
+"""The head_dim of nearly every model."""
 
 FLOAT = 4
 """Bytes of the elements sent."""
 
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was found: FLOP/s, bytes/s, seconds of host time an operation of a model. What is free is not of these: it is
-    asked for each time.
+    """The measured speed of a machine, that of the slowest of `ranks` workers, which are all measured at once.
 
-    Each is that of the slowest of `ranks` workers, all measured at once. `link_bandwidth` is bytes/s out of one rank in
-    an all-to-all of all ranks, `link_latency` the seconds of an empty one. `connection` is bytes that a communicator takes
-    of a GPU for each other rank of it (NCCL: from some 25 MB over PCIe to 0.4 GB over NVLink). `host_bandwidth` is bytes/s from
-    pinned host memory. `kinds` are the names of the ranks' devices: those of one name are taken to be equally fast.
+    Free memory is not part of it, because that is read for each run.
+
+    Attributes:
+        matmul: FLOP/s of matmul.
+        attention: FLOP/s of attention.
+        bandwidth: bytes/s of device memory.
+        launch: seconds of host time for one operation of a model.
+        ranks: the number of workers.
+        link_bandwidth: bytes/s out of one rank in an all-to-all of all ranks.
+        link_latency: seconds of an all-to-all of one element.
+        connection: bytes of GPU memory that a communicator takes for each peer (NCCL: from some 25 MB over PCIe to 0.4 GB over
+            NVLink).
+        host_bandwidth: bytes/s from pinned host memory.
+        kinds: the names of the ranks' devices. Devices of one name are assumed to be equally fast.
     """
 
     matmul: float
@@ -62,9 +74,12 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BlockTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of one block of each kind on each rank, `[rank][kind]`, and how many blocks of each kind a model has.
+    """The measured seconds of a model's blocks.
 
-    `together` says of a model that runs whole that it computes the rows of a batch together.
+    Attributes:
+        seconds: seconds of one block of each kind on each rank, `[rank][kind]`.
+        counts: the number of blocks of each kind in the model.
+        together: an unsharded model computes the rows of a batch together.
     """
 
     seconds: tuple[tuple[float, ...], ...]
@@ -76,17 +91,17 @@ Measurement = TypeVar("Measurement", Machine, BlockTimes)
 
 
 class MeasuredRanks(Protocol):
-    """The part of a Communicator that is measured."""
+    """The methods of a Communicator that are measured."""
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Return the number of ranks."""
 
     def all_to_all(self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Tensor:
-        """Send the k-th piece of a flat tensor to rank k; the pieces received, in rank order."""
+        """Send the k-th piece of a flat tensor to rank k, and return the received pieces in rank order."""
 
     def all_gather(self, local: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Every rank's `[1, n, 1]`, joined along dim 1."""
+        """Return the tensors `[1, n, 1]` of all ranks, concatenated along dim 1."""
 
 
 def measure(
@@ -96,13 +111,15 @@ def measure(
     kinds: Sequence[str],
     attend: Callable[[Tensor, Tensor, Tensor], object],
 ) -> Machine:
-    """Measure this machine. A collective: all ranks call it, and all get the same.
+    """Measure this machine. A collective: all ranks call it and return the same result.
 
     Args:
-        attend: the attention kernel that models run on here; it takes q, k and v, `[batch, tokens, heads, HEAD_DIM]` in bf16
-            on GPUs and in fp32 on CPUs.
+        device: this rank's device.
+        ranks: the ranks.
         connection: bytes that each connection of this rank's communicators took.
         kinds: the names of the ranks' devices.
+        attend: the attention kernel that models use here. Its arguments are q, k and v `[batch, tokens, heads, HEAD_DIM]`, in
+            bf16 on GPUs and in fp32 on CPUs.
     """
     gpu = device.type == "cuda"
     side, tokens, dtype = (4096, 4096, torch.bfloat16) if gpu else (256, 256, torch.float32)
@@ -129,7 +146,7 @@ def measure(
 def cached(
     key: str, kind: type[Measurement], find: Callable[[], Measurement], folder: Path | None = None
 ) -> Measurement:
-    """What was measured before under this key, or `find()`, which is then kept. An unreadable file is replaced."""
+    """Return the cached measurement of a key, or else measure by `find()` and cache that. An unreadable file is replaced."""
     before = kept(key, kind, folder)
     if before is not None:
         return before
@@ -139,12 +156,12 @@ def cached(
 
 
 def kept(key: str, kind: type[Measurement], folder: Path | None = None) -> Measurement | None:
-    """What was measured before under this key; None if nothing was, or what is there cannot be read."""
+    """Return the cached measurement of a key; None if there is none, or if the file cannot be read."""
     return _store(kind, folder).read(_key(key, kind))
 
 
 def forget_all(folder: Path | None = None) -> None:
-    """Forget all that was measured, so that it is measured anew when it is needed."""
+    """Delete all cached measurements, so that they are made anew when needed."""
     _store(Machine, folder).forget()
     _store(BlockTimes, folder).forget()
 
@@ -158,15 +175,18 @@ def _key(key: str, kind: type[Measurement]) -> str:
 
 
 def machine_key(devices: Sequence[str], attention: str) -> str:
-    """What a measurement depends on: the devices and their models in rank order, torch, CUDA, the heads measured, and the
-    choice of attention kernel."""
+    """Return the cache key of a machine's measurement.
+
+    The key has the devices and their models in rank order, the versions of torch and CUDA, the head_dim, and the choice of
+    attention kernel.
+    """
     names = [device_kind(name) for name in devices]
     heads = f"heads of {HEAD_DIM} by {attention}"
     return "\n".join([*devices, *names, torch.__version__, str(torch.version.cuda), heads])
 
 
 def device_kind(device: str) -> str:
-    """The name of a GPU's model, or the machine's for a CPU, or for a device of another machine."""
+    """Return the name of a GPU's model; for a CPU, or a device of another machine, the name of this machine."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.node()
 
 
@@ -177,13 +197,16 @@ def measured_profile(
     paces: tuple[float, ...] = (),
     compiler: str = "",
 ) -> Profile:
-    """The measured machine as a profile; how well transfers hide behind compute is taken from machines with such links.
+    """Return the measured machine as a profile.
+
+    The overlap of transfers with compute is not measured; known machines with similar links supply it.
 
     Args:
-        memory: bytes that a job may take of each rank's device now.
-        gpus: whether the workers are on GPUs.
-        paces: as the profile's.
-        compiler: what blocks are compiled with; empty for nothing.
+        machine: the measurement.
+        memory: bytes that a job may use of each rank's device now.
+        gpus: True if the workers are on GPUs.
+        paces: as in `Profile`.
+        compiler: the backend that compiles blocks; empty if they are not compiled.
     """
     overlap = 1.0 if machine.link_bandwidth > FASTER_THAN_PCIE else PCIE_OVERLAP
     return Profile(
@@ -215,8 +238,9 @@ def _of_all(value: float, device: torch.device, ranks: MeasuredRanks) -> list[fl
 
 
 def link_speed(device: torch.device, link: MeasuredRanks) -> tuple[float, float]:
-    """Return bytes/s out of one rank and the seconds of a one-element all-to-all. Every rank runs the same number of
-    times.
+    """Return bytes/s out of one rank, and the seconds of a one-element all-to-all.
+
+    A collective: every rank runs the same number of all-to-alls.
     """
 
     def seconds(elements: int, runs: int) -> float:
@@ -237,7 +261,7 @@ def link_speed(device: torch.device, link: MeasuredRanks) -> tuple[float, float]
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """The shortest of several runs."""
+    """Return the seconds of the shortest of several runs on the device."""
     work()
     _finish(device)
     events = DeviceEvents(device)

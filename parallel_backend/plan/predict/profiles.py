@@ -1,4 +1,4 @@
-"""What the cost model is told: the shape of a model, how fast devices and links are, and how the software drives them."""
+"""The inputs of the cost model: the shape of a model, the speed of devices and links, and the overhead of the software."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OF_A_BLOCK: Mapping[str, int] = {
     "SingleStreamBlock": 15,
     "WanAttentionBlock": 31,
 }
-"""Kernels of one block in this project's code, by the block's class: on one rank, eager, the most of any model."""
+"""Kernels that one block launches in this project's code, by its class: on one rank, eager, the largest number of any model."""
 
 MIDDLING = 36
-"""The median of OF_A_BLOCK's numbers, for blocks of other classes."""
+"""The median of OF_A_BLOCK's numbers, used for blocks of other classes."""
 
 ULYSSES = 5
 """Operations that Ulysses adds to an attention: three kernels and two all-to-alls."""
@@ -29,22 +29,24 @@ CHUNK = 6
 """Operations that each further chunk of heads adds under Ulysses: three kernels, one attention and two all-to-alls."""
 
 FP8 = 27
-"""Operations that an exchange in fp8 adds to an attention under Ulysses: eleven kernels to pack its operands, ten for its result,
-and three to unpack each."""
+"""Operations that an exchange in fp8 adds to an attention under Ulysses.
+
+They are eleven kernels to pack the operands, ten to pack the result, and three to unpack each of these.
+"""
 
 FP8_TRAFFIC = 30
-"""Bytes that packing and unpacking read and write for each value, in between in fp32."""
+"""Bytes that packing and unpacking in fp8 read and write for each value, with intermediate results in fp32."""
 
 RING = 3
 RING_HOP = 8
 """Operations that Ring adds to an attention for each of its hops: seven kernels and a transfer."""
 
 PATCHED = 4
-"""The most that keys and values of other patches add to an attention."""
+"""The largest number of operations that cached keys and values of other patches add to an attention."""
 
 
 def of_a_block(kind: str) -> int:
-    """Operations of a block of this class."""
+    """Return the number of operations that a block of this class starts."""
     return OF_A_BLOCK.get(kind, MIDDLING)
 
 
@@ -53,27 +55,29 @@ class ModelShape:
     """A transformer's shape.
 
     Attributes:
-        name: the model's, as users know it.
-        hidden: the width of a token.
-        heads: of queries.
-        double_blocks, single_blocks: how many of each kind; a model with one kind has single ones.
-        double_weights, single_weights: parameters of one block.
-        other_weights: those outside the blocks.
-        token_weights: those that multiply each token in a block.
-        channels: the latent's, per token.
-        pixels: a token covers so many pixels, squared.
-        latent_frames: in models of videos, the frames that a token covers of a latent that has one every 4 video frames; 0
-            where the model makes pictures.
-        text: tokens of a usual prompt.
-        joint_text: false where text is only attended to (cross-attention) and takes no part in the sequence.
-        guided: usually sampled with a negative branch.
+        name: the model's name for users.
+        hidden: the hidden size, which is the width of a token.
+        heads: the number of query heads.
+        double_blocks: the number of double blocks.
+        single_blocks: the number of single blocks. A model with one kind of blocks has only single blocks.
+        double_weights: parameters of one double block.
+        single_weights: parameters of one single block.
+        other_weights: parameters outside the blocks.
+        token_weights: parameters of a block that multiply each token.
+        channels: latent values of one token.
+        pixels: a token covers a square of this many pixels a side.
+        latent_frames: the latent frames that a token covers, in a video model whose latent has one frame for 4 video frames.
+            0: the model makes pictures.
+        text: text tokens of a usual prompt.
+        joint_text: text is part of the sequence, rather than only attended to (cross-attention).
+        guided: the model is usually sampled with a negative branch.
         embeds_whole: every rank embeds the whole picture before it takes its tokens.
-        copies: the features that a block holds at its peak for each token, in units of `hidden`.
-        attentions: how often tokens of all ranks attend to each other in a block, on average.
-        whole_picture: blocks, or what comes behind them, need the whole picture at once, which PipeFusion does not bring
-            together.
-        double_operations, single_operations: what one block starts on one rank's device, as its code is.
-        kv_heads: heads of keys and values; 0 where there are as many as `heads`.
+        copies: the features that a block holds per token at its peak, in units of `hidden`.
+        attentions: the number of attention calls between tokens of all ranks in a block, on average.
+        whole_picture: blocks, or the layers after them, need the whole picture at once, so PipeFusion is impossible.
+        double_operations: operations that one double block starts on one rank's device, in eager mode.
+        single_operations: operations that one single block starts on one rank's device, in eager mode.
+        kv_heads: the number of heads of keys and values. 0: as many as `heads`.
         unsharded: a forward is not split, and plans split its prompts and its batch (`plan/unsharded.py`).
     """
 
@@ -103,31 +107,31 @@ class ModelShape:
 
     @property
     def blocks(self) -> int:
-        """Blocks of both kinds."""
+        """Return the number of blocks of both kinds."""
         return self.double_blocks + self.single_blocks
 
     @property
     def limits(self) -> ModelLimits:
-        """What a plan for this model may be."""
+        """Return the limits of this model to plans."""
         return ModelLimits(self.heads, self.head_dim, self.blocks, self.whole_picture, self.unsharded)
 
     @property
     def parameters(self) -> int:
-        """Parameters in all."""
+        """Return the number of all parameters."""
         return self.weights(0, self.blocks) + self.other_weights
 
     @property
     def head_dim(self) -> int:
-        """Features of one attention head."""
+        """Return the width of one attention head."""
         return self.hidden // self.heads
 
     def weights(self, first: int, count: int) -> int:
-        """Parameters of `count` blocks from the `first` one on; double blocks come first."""
+        """Return the parameters of `count` blocks, beginning with block `first`. Double blocks come before single blocks."""
         double = self._doubles(first, count)
         return double * self.double_weights + (count - double) * self.single_weights
 
     def operations(self, first: int, count: int) -> int:
-        """Operations that `count` blocks start from the `first` one on."""
+        """Return the operations that `count` blocks start, beginning with block `first`."""
         double = self._doubles(first, count)
         return double * self.double_operations + (count - double) * self.single_operations
 
@@ -135,41 +139,50 @@ class ModelShape:
         return max(0, min(first + count, self.double_blocks) - first)
 
     def rows(self, height: int, frames: int = 1) -> int:
-        """Rows of image tokens of a picture or video, all frames together."""
+        """Return the rows of image tokens of a picture or video of this height in pixels, all frames together."""
         latents = math.ceil(((frames - 1) // 4 + 1) / self.latent_frames) if self.latent_frames else 1
         return latents * math.ceil(height / self.pixels)
 
     def image_tokens(self, width: int, height: int, frames: int = 1) -> int:
-        """Image tokens of a picture or video of this size in pixels."""
+        """Return the number of image tokens of a picture or video of this size in pixels."""
         return self.rows(height, frames) * math.ceil(width / self.pixels)
 
 
 BESIDE_LAYERS = 5
-"""Features that a block holds for a token beside the widest layer's input and output, in units of the hidden size.
+"""Features that a block holds per token besides the widest layer's input and output, in units of the hidden size.
 
-The residual, what is normed and modulated, the attention's output and the copies in between. Counted in tests/dry.
+They are the residual, the normed and the modulated tokens, attention's output, and the copies in between. `tests/dry` counts
+them.
 """
 
 
 def copies_of(hidden: int, width_in: int, width_out: int, gated: int = 0) -> float:
-    """`ModelShape.copies` of blocks whose widest layers take and give so many features a token.
+    """Return `ModelShape.copies` for blocks with these layers.
 
     Args:
-        gated: the width of a feed-forward layer whose gate is multiplied in: both, the gate's activation and the product
-            are held at once.
+        hidden: the hidden size.
+        width_in: the features per token that the widest layer takes.
+        width_out: the features per token that the widest layer returns.
+        gated: the width of a feed-forward layer with a gate. A block holds the gate's activation and the product at once.
     """
     return BESIDE_LAYERS + (max(width_in, 2 * gated) + max(width_out, 2 * gated)) / hidden
 
 
 UNPACKING = 30
-"""Bytes that are read and written in between where a value of one of GGUF's blocks is unpacked, in fp32.
+"""Bytes of intermediate results, in fp32, that unpacking one value of a GGUF block reads and writes.
 
-Of its types 16 (Q8_0) to 50 (Q3_K), and the median 30, by the operations of `weights/formats.py`.
+By the operations of `weights/formats.py`, the types need 16 (Q8_0) to 50 (Q3_K), and the median is 30.
 """
 
 
 def expansion_of(stored: float, element: int, unpacked: bool) -> float:
-    """Bytes read and written where a weight of so many bytes is expanded to `element` bytes (`Job.expansion`)."""
+    """Return the bytes read and written to expand one weight (`DenoiseJob.expansion`).
+
+    Args:
+        stored: bytes of the stored weight.
+        element: bytes of the expanded weight.
+        unpacked: the weight is unpacked from a GGUF block.
+    """
     return stored + element + UNPACKING * unpacked
 
 
@@ -181,18 +194,23 @@ HOST_BANDWIDTH = 20e9
 
 
 WAVE = 128 * 132
-"""Queries that an attention kernel works on at once: 128 on each of an H100's multiprocessors; others have 82 to 170 of them."""
+"""Queries that an attention kernel computes at once: 128 on each of an H100's multiprocessors. Other cards have 82 to 170."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator: effective rates, not peaks.
+    """One accelerator, with effective rates, not peaks.
 
-    `matmul` and `attention` in FLOP/s (bf16), `bandwidth` in bytes/s, `memory` in bytes, `launch` in seconds of host
-    time for each operation started from diffusers' modules, `context` in bytes that a worker needs besides the model,
-    `connection` in bytes for each pair of GPUs of a communicator, where `context` does not have them, `host_bandwidth` in
-    bytes/s from pinned host memory while all of the machine's copy, `wave` the queries of all heads that its attention
-    kernel works on at once: fewer take as long.
+    Attributes:
+        matmul: FLOP/s of matmul in bf16.
+        attention: FLOP/s of attention in bf16.
+        bandwidth: bytes/s of device memory.
+        memory: bytes of device memory.
+        launch: seconds of host time for each operation that diffusers' modules start.
+        context: bytes of device memory that a worker needs besides the model.
+        connection: bytes for each peer of a communicator, unless `context` includes them.
+        host_bandwidth: bytes/s from pinned host memory while all GPUs of the machine copy.
+        wave: queries, over all heads, that the attention kernel computes at once. Fewer queries take as long.
     """
 
     matmul: float
@@ -208,11 +226,15 @@ class Device:
 
 @dataclass(frozen=True)
 class Level:
-    """One level of the tree that connects the ranks, innermost first.
+    """One level of the tree that connects the ranks.
 
-    `size` ranks can reach each other at this level or below. Each group of the level below (at the innermost level:
-    each rank) is attached by one port of `bandwidth` bytes/s in each direction, which its ranks share. A collective
-    or a hop that crosses this level takes `latency` seconds on top.
+    Each group of the next inner level (at the innermost level, each rank) has one port into this level. The ranks of a group
+    share its port.
+
+    Attributes:
+        size: the number of ranks that can reach each other at this level or further inside.
+        bandwidth: bytes/s of a port in each direction.
+        latency: seconds that a collective or a hop across this level takes in addition.
     """
 
     size: int
@@ -222,14 +244,20 @@ class Level:
 
 @dataclass(frozen=True)
 class Software:
-    """How many operations, and how much memory traffic besides matmul and attention, an implementation has.
+    """The operations and the memory traffic of an implementation, besides matmul and attention.
 
-    `ulysses`, `ring`, `ring_hop` and `patched` are operations that start work and that an attention has more of: under
-    Ulysses and in each further chunk of its heads, under Ring and in each of its hops, and where patches find the keys of
-    others kept; `chunk` is 0 where heads are never exchanged in chunks. `all_to_alls` is how many a
-    block's attention makes. `passes` are readings or writings of all features of a token in one block; `merge_bytes` is the
-    traffic of merging one element of a partial attention. `hop` is seconds of device idle time in each ring hop. `launch` is
-    the host time of a block's operation, as a part of the device's, `added_launch` that of those which an attention has more of.
+    Attributes:
+        ulysses: operations that Ulysses adds to an attention.
+        chunk: operations that each further chunk of heads adds; 0 if heads are never exchanged in chunks.
+        ring: operations that Ring adds to an attention.
+        ring_hop: operations that each of Ring's hops adds.
+        patched: operations that cached keys of other patches add.
+        all_to_alls: the number of all-to-alls of one attention.
+        passes: the number of times that a block reads or writes all features of a token.
+        merge_bytes: bytes of traffic to merge one element of a partial attention.
+        hop: seconds for which the device idles in each hop.
+        launch: host time of a block's operation, as a multiple of `Device.launch`.
+        added_launch: host time of an added operation, as a multiple of `Device.launch`.
     """
 
     ulysses: int
@@ -247,7 +275,7 @@ class Software:
 
 @dataclass(frozen=True)
 class ForwardTime:
-    """Seconds of one forward: `start` whatever its batch is, and `item` for each item of it."""
+    """The seconds of one forward: `start` for any batch, plus `item` for each batch item."""
 
     start: float
     item: float
@@ -255,12 +283,18 @@ class ForwardTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """A machine and the software on it. `overlap` is the part of a transfer that really hides behind compute.
+    """A machine and the software on it.
 
-    `paces` are the ranks' speeds in units of `device`'s, the slowest; nothing where all are equally fast. `free` are the bytes
-    that ranks may take of their devices; of ranks that are not in it those are `device.memory`. `forwards` are each rank's
-    times for a forward of a model that is not spread. `compiled` is the software once it compiles its blocks, None where that
-    is not to be compared.
+    Attributes:
+        name: the machine's name.
+        device: the slowest device.
+        levels: the links between ranks, innermost first.
+        overlap: the fraction of a transfer that really overlaps with compute.
+        software: the software.
+        paces: the ranks' speeds, relative to `device`. Empty: all are equally fast.
+        free: bytes that each rank may use of its device. Further ranks may use `device.memory`.
+        forwards: each rank's times for a forward of an unsharded model.
+        compiled: the software with compiled blocks; None if it is not compared.
     """
 
     name: str
@@ -274,9 +308,9 @@ class Profile:
     compiled: Software | None = None
 
     def memory(self, rank: int) -> float:
-        """Bytes that a rank may take of its device."""
+        """Return the bytes that a rank may use of its device."""
         return self.free[rank] if rank < len(self.free) else self.device.memory
 
     def pace(self, rank: int) -> float:
-        """A rank's speed in units of the slowest's."""
+        """Return a rank's speed, relative to the slowest device."""
         return self.paces[rank] if self.paces else 1.0
