@@ -351,8 +351,8 @@ class DistributedAttention(DeclarationPart, frozen=True):
 
     Attributes:
         streams: the streams of both queries and keys, concatenated in this order.
-        kv_heads: the number of heads of keys and values where several query heads share one (grouped-query attention), whether or
-            not the model repeats them before the call. 0: each query head has its own.
+        kv_heads: the number of key heads in grouped-query attention, where several query heads share a key head. It is the same
+            if the model repeats the key heads before the call. 0: each query head has its own.
         biased: the call takes the rows of an `AttentionBias` as its mask. ComfyUI's other masks cover the whole stream and are
             ignored.
         is_called: a function of the block's options that returns whether the block makes this call.

@@ -1,6 +1,6 @@
 """Attention of a sequence that is sharded over the ring x ulysses ranks of a mesh: Ulysses, Ring and their product.
 
-Each rank passes q, k and v of its own tokens, `[batch, local tokens, heads, head_dim]`, and receives the attention output of
+Each rank passes q, k and v of its own tokens, `[batch, local tokens, heads, head_dim]`. It receives the attention output of
 these tokens in the same shape and dtype. The functions take a layout object, which is built once for each split of tokens.
 
 | function | collectives | paper |
@@ -16,7 +16,7 @@ Sequence rank = ring rank * Ulysses size + Ulysses rank. `layout.SequenceSplit` 
 nothing is padded. Attention does not depend on the order of tokens, because models apply positions to q and k beforehand.
 
 **Uneven heads.** The Ulysses size need not divide the number of heads: `SequenceSplit.head_counts` gives ranks different
-numbers, and a rank has none if there are fewer heads than ranks. With grouped queries each rank receives the key heads that its
+numbers. A rank has none if there are fewer heads than ranks. With grouped queries each rank receives the key heads that its
 query heads share. A key head whose group lies on two ranks goes to both.
 
 Other files: `ulysses.py` has the all-to-all, `online_softmax.py` the merge and `codec.py` fp8. `kernels.py` chooses a kernel.

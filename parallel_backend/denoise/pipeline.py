@@ -1,9 +1,9 @@
 """The denoise on one rank: the order of calls and patches, and the return of latents to the first stage.
 
 Calls of the warm-up steps compute all tokens exactly and fill the caches. After them patches stream through the stages
-(PipeFusion, arXiv 2405.14430): the first stage begins a patch's next call as soon as that patch's update has come back,
-so the pipeline never drains between steps. With one stage and one patch, the same loop is the plain denoise. The result
-depends only on the number of patches and warm-up steps.
+(PipeFusion, arXiv 2405.14430). The first stage begins a patch's next call as soon as that patch's update has come back, so
+the pipeline never drains between steps. With one stage and one patch, the same loop is the plain denoise. The result depends
+only on the number of patches and warm-up steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Predict the seconds of a picture or a video on a machine, which you need not have. The cost model measures nothing.
+"""Predict the seconds that a picture or a video takes on a machine that you need not have.
+
+The seconds come from the cost model; nothing is measured.
 
 Without --devices: 1, 2, 4 and 8 GPUs side by side. With --devices: every plan for that many GPUs, and why one is chosen.
 """

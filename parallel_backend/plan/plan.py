@@ -29,8 +29,8 @@ class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The requested plan: the user's settings for parallelising one denoise. A degree of 0 means "choose for me".
 
     Attributes:
-        devices: "auto" (the visible GPUs that are worth using together), "all", or a list of GPU indices ("0,1"; "0-3"; "0,0"
-            puts two workers on one GPU). "cpu:N" is N workers on the CPU, "tcp://HOST:PORT" workers on other machines.
+        devices: "auto" (the visible GPUs that are worth using together), "all", or a list of GPU indices ("0,1" or "0-3").
+            "0,0" is two workers on one GPU, "cpu:N" N workers on the CPU, "tcp://HOST:PORT" workers on other machines.
         cfg: ranks for the positive and the negative branch.
         pipefusion: pipeline stages. 0 also chooses among plans that change the picture.
         ulysses: ranks of DeepSpeed-Ulysses.

@@ -45,8 +45,8 @@ def cut_by_cost(costs: Sequence[Sequence[float]], lacks: Lacking) -> tuple[int, 
     sums = [[0.0, *accumulate(stage)] for stage in costs]
     blocks = len(costs[0])
     assert len(costs) <= blocks
-    # best[stop]: the least (bytes lacking, largest cost, sum of squares) of the stages so far over blocks up to `stop`, and
-    # their cuts
+    # best[stop]: the least (bytes lacking, largest cost, sum of squares) of the stages so far over the blocks before `stop`,
+    # and their cuts
     best: dict[int, tuple[float, float, float, tuple[int, ...]]] = {0: (0.0, 0.0, 0.0, ())}
     for stage, total in enumerate(sums):
         stages_after = len(costs) - stage - 1
@@ -55,7 +55,7 @@ def cut_by_cost(costs: Sequence[Sequence[float]], lacks: Lacking) -> tuple[int, 
             for stop in range(start + 1, blocks - stages_after + 1):
                 seconds = total[stop] - total[start]
                 way = (lack, max(largest, seconds), squares + seconds**2, (*cuts, stop - start))
-                if stop not in ways or way < ways[stop]:  # the best case, which saves calls of `lacks`
+                if stop not in ways or way < ways[stop]:  # `lacks` can only make a way worse
                     way = (max(lack, lacks(stage, start, stop - start)), *way[1:])
                     ways[stop] = min(ways.get(stop, way), way)
         best = ways
@@ -123,8 +123,8 @@ def share_by(paces: Sequence[float], plan: ResolvedPlan) -> ResolvedPlan:
 def share_by_memory(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, profile: Profile) -> ResolvedPlan:
     """Return the plan with tokens moved from ranks that lack memory for them to the ranks with the most free memory.
 
-    The plan is unchanged if all ranks have enough memory, or if moving tokens does not help: every rank holds its weights
-    whatever its tokens are.
+    The plan is unchanged if all ranks have enough memory, or if moving tokens does not help. Moving tokens does not change
+    the weights that a rank holds.
     """
     ranks = len(plan.shares)
 

@@ -21,8 +21,8 @@ def in_chunks(
 ) -> tuple[ResolvedPlan, StepCost]:
     """Return the plan with the number of head chunks that is predicted to be fastest, and its cost.
 
-    The number is 1 if more chunks gain too little. It is also 1 under Ring, whose hops overlap with the same attention and
-    would come once per chunk, and with patches, whose cached keys of all heads lie together.
+    The number is 1 if more chunks gain too little. Under Ring it is 1, because hops overlap with the same attention and would
+    come once per chunk. With patches it is 1, because their cached keys of all heads lie together.
     """
     whole = msgspec.structs.replace(plan, head_chunks=1)
     alone = cost(whole, model, job, profile)
