@@ -54,7 +54,7 @@ class DiskCache(Generic[Cached]):
         return self._read(self._path(key))
 
     def write(self, key: str, value: Cached) -> None:
-        """Store the result of a key. If the folder is not writable, log that; the caller then computes the result anew later."""
+        """Store the result of a key. If the folder is not writable, log that; the caller computes the result anew later."""
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

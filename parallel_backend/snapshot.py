@@ -150,7 +150,7 @@ class ModuleStateSnapshot(StateSnapshot):
 
 
 class StateLeak:
-    """The state that forwards leave on a model's modules, such as cached keys of a text. It is restored before the next request.
+    """The state that forwards leave on a model's modules, such as cached text keys. It is restored before the next request.
 
     ComfyUI's HiDream-O1 looks up cached keys by the text and by a picture's memory address. Weights with another LoRA, or
     another picture at the same address, would get the keys of the previous request.

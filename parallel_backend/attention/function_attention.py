@@ -1,4 +1,4 @@
-"""Attention by a function that depends on token positions: it receives all tokens in the model's order, and some of the heads."""
+"""Attention by a function that depends on token positions: it receives all tokens in the model's order, and some heads."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ numbers. A rank has none if there are fewer heads than ranks. With grouped queri
 query heads share. A key head whose group lies on two ranks goes to both.
 
 Other files: `ulysses.py` has the all-to-all, `online_softmax.py` the merge and `codec.py` fp8. `kernels.py` chooses a kernel.
-`patches.py` computes PipeFusion's patches against a cache. `function_attention.py` calls a node's function in place of a kernel.
+`patches.py` computes PipeFusion's patches with a cache. `function_attention.py` calls a node's function in place of a kernel.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def without_queries(chunk: Sequence[HeadSlices]) -> list[HeadSlices]:
 
 
 def encode_operands(codec: Codec, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Decode]:
-    """Return q, k and v encoded for sending, `[batch, tokens, heads, channels]`, and a function that decodes received tensors."""
+    """Return q, k and v encoded for sending, `[batch, tokens, heads, channels]`, and a function that decodes received data."""
     if codec is EXACT:
         return q, k, v, unchanged
     dtype, head_counts = q.dtype, [operand.shape[2] for operand in (q, k, v)]

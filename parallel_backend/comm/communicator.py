@@ -1,8 +1,8 @@
 """Communicator: the collectives and sends among the ranks of one mesh axis. Every form of parallelism uses these.
 
-`all_to_all_single` with explicit sizes exchanges activations, also round a ring. `batch_isend_irecv` sends them between pipeline
-stages, because separate sends and receives work on gloo and deadlock on NCCL. When the host is many blocks ahead of the GPU,
-NCCL's sends and receives keep a buffer until the GPU gets there. Its collectives do not.
+`all_to_all_single` with explicit sizes exchanges activations, also round a ring. `batch_isend_irecv` sends them between
+pipeline stages, because separate sends and receives work on gloo and deadlock on NCCL. When the host is many blocks ahead of
+the GPU, NCCL's sends and receives keep a buffer until the GPU gets there. Its collectives do not.
 
 Methods that start with `start_` return a function that waits for the result.
 """

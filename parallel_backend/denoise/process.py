@@ -62,8 +62,8 @@ class Flow:
 class Diffusion:
     """Diffusion over a table of noise levels (ComfyUI's EPS and V_PREDICTION): `x = clean + sigma * noise`.
 
-    The model was trained on `x / sqrt(sigma² + 1)`. It predicts the noise, or with `velocity` the quantity v of arXiv 2202.00512.
-    Its timestep is the number of the nearest noise level in `log_sigmas` (1-D fp32 on the CPU).
+    The model was trained on `x / sqrt(sigma² + 1)`. It predicts the noise, or with `velocity` the quantity v of
+    arXiv 2202.00512. Its timestep is the number of the nearest noise level in `log_sigmas` (1-D fp32 on the CPU).
     """
 
     velocity: bool
