@@ -1,4 +1,4 @@
-"""What the graph sees: each node translates ComfyUI's types to requests and back."""
+"""ComfyUI's nodes of the pack. They translate ComfyUI's types into requests to the workers, and the replies back."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .video_decode import CogVideoParallelDecode
 
 
 class ParallelExtension(ComfyExtension):
-    """The pack's nodes and routes."""
+    """The pack's nodes and HTTP routes."""
 
     async def on_load(self) -> None:
-        """Add the routes; say at once where torch is too old. The nodes are there all the same, for workers elsewhere."""
+        """Add the routes, and log a warning if torch is too old. The nodes stay available, for workers on other machines."""
         add_routes()
         try:
             check_torch()
@@ -31,7 +31,7 @@ class ParallelExtension(ComfyExtension):
             logging.getLogger(__name__).warning("ComfyUI-Parallel: %s", refusal)
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        """All nodes, in the order of a graph; samplers of our own join ComfyUI's lists."""
+        """Return all nodes, in the order of a graph. Also add the pack's samplers to ComfyUI's lists."""
         register_samplers()
         return [
             ParallelPlanNode,

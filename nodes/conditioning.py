@@ -1,4 +1,7 @@
-"""Load Conditioning and Save Conditioning: prompts as safetensors files, to share them and skip the text encoder."""
+"""Load Conditioning and Save Conditioning, nodes that read and write prompts as safetensors files.
+
+With such a file, users share a prompt and run without a text encoder.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from .runtime import CATEGORY
 
 
 class LoadConditioning(io.ComfyNode):
-    """Reads a CONDITIONING from a file in ComfyUI's input folder."""
+    """A node that reads a CONDITIONING from a file in ComfyUI's input folder."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """A file to choose."""
+        """Declare the choice of a file."""
         directory = Path(folder_paths.get_input_directory())
         files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob(f"*{SUFFIX}"))
         return io.Schema(
@@ -40,30 +43,30 @@ class LoadConditioning(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, conditioning: str) -> bool | str:
-        """The file may have been added after the page was loaded."""
+        """Accept any file that exists: the user may have added the file after the page was loaded."""
         if folder_paths.exists_annotated_filepath(conditioning):
             return True
         return f"{conditioning} is not in ComfyUI's input folder: put it there or pick another file."
 
     @classmethod
     def fingerprint_inputs(cls, conditioning: str) -> str:
-        """A file that was replaced is read again."""
+        """Return the file's time and size, so that ComfyUI reads a replaced file again."""
         path = folder_paths.get_annotated_filepath(conditioning)
         status = os.stat(path)
         return f"{status.st_mtime_ns} {status.st_size}"
 
     @classmethod
     def execute(cls, conditioning: str) -> io.NodeOutput:
-        """The file as a CONDITIONING of one entry."""
+        """Return the file as a CONDITIONING of one entry."""
         return io.NodeOutput(read(conditioning))
 
 
 class SaveConditioning(io.ComfyNode):
-    """Writes a CONDITIONING to ComfyUI's input folder."""
+    """A node that writes a CONDITIONING to ComfyUI's input folder."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """A CONDITIONING and a name."""
+        """Declare a CONDITIONING and a file name."""
         return io.Schema(
             node_id="SaveConditioning",
             display_name="Save Conditioning",
@@ -83,7 +86,7 @@ class SaveConditioning(io.ComfyNode):
 
     @classmethod
     def execute(cls, conditioning: list[Any], filename_prefix: str) -> io.NodeOutput:
-        """Write the file; it appears whole or not at all."""
+        """Write the file. No reader ever sees a part of the file."""
         file, subfolder = write(conditioning, filename_prefix)
         saved_files = [{"filename": file, "subfolder": subfolder, "type": "input"}]
         return io.NodeOutput(ui={"conditioning": saved_files})

@@ -15,11 +15,14 @@ from .runtime import CATEGORY, backend
 
 
 class LoadParallelCheckpoint(io.ComfyNode):
-    """A checkpoint whose diffusion model's weights live in worker processes; text encoder and VAE are ComfyUI's own."""
+    """A node that loads a checkpoint.
+
+    The workers hold the diffusion model's weights; ComfyUI has the text encoder and the VAE.
+    """
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Load Checkpoint's input, and a plan."""
+        """Declare the input of Load Checkpoint, and a plan."""
         return io.Schema(
             node_id="LoadParallelCheckpoint",
             display_name="Load Parallel Checkpoint",
@@ -52,7 +55,7 @@ class LoadParallelCheckpoint(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, ckpt_name: str, **_: object) -> str:
-        """A file that was replaced is loaded again."""
+        """Return a fingerprint of the file, so that ComfyUI loads a replaced file again."""
         return fingerprint_of(f"{CHECKPOINTS}/{ckpt_name}")
 
     @classmethod
@@ -63,7 +66,7 @@ class LoadParallelCheckpoint(io.ComfyNode):
         devices: str = without_plan.DEVICES,
         preset: str = AUTOMATIC,
     ) -> io.NodeOutput:
-        """Check file and plan, and return the three; no worker is started yet."""
+        """Check the file and the plan, and return MODEL, CLIP and VAE. Start no worker yet."""
         path = folder_paths.get_full_path_or_raise(CHECKPOINTS, ckpt_name)
         plan = without_plan.plan_of(backend(), plan, devices, preset)
         return io.NodeOutput(*load_checkpoint(backend(), path, plan))

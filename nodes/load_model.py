@@ -1,4 +1,4 @@
-"""The nodes that load a diffusion model: one for all of ComfyUI's, and one for each of FLUX, CogVideoX and PixArt."""
+"""The nodes that load a diffusion model: one for all of ComfyUI's models, one each for FLUX, CogVideoX and PixArt."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ WHERE = "A .safetensors or .gguf file in models/diffusion_models, a full checkpo
 
 
 class LoadParallelModel(io.ComfyNode):
-    """A MODEL of one family whose weights live in worker processes, one a device."""
+    """A node that loads a MODEL of one family. Worker processes hold the weights, one process per device."""
 
     FAMILY: ClassVar[str]
     KINDS: ClassVar[frozenset[str]] = frozenset()
-    """What ComfyUI calls those of the family's models that this loader takes; empty for all."""
+    """ComfyUI's class names of the family's models that this loader accepts; empty for all."""
 
     @classmethod
     def schema(cls, name: str, models: str, files: str, aliases: list[str]) -> io.Schema:
-        """Load Diffusion Model's inputs, and a plan.
+        """Declare the inputs of Load Diffusion Model, and a plan.
 
         Args:
-            name: the family's, as users know it.
-            models: what this loader is for, in a sentence.
-            files: which models can be chosen.
+            name: the family's name, as users know it.
+            models: a sentence that says which models this loader is for.
+            files: the model files that can be chosen, in words.
+            aliases: further words by which ComfyUI's node search finds the node.
         """
         return io.Schema(
             node_id=cls.__name__,
@@ -61,7 +62,7 @@ class LoadParallelModel(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, unet_name: str, **_: object) -> str:
-        """A file that was replaced is loaded again."""
+        """Return a fingerprint of the file, so that ComfyUI loads a replaced file again."""
         return fingerprint_of(unet_name)
 
     @classmethod
@@ -73,7 +74,7 @@ class LoadParallelModel(io.ComfyNode):
         devices: str = without_plan.DEVICES,
         preset: str = AUTOMATIC,
     ) -> io.NodeOutput:
-        """Check file and plan, and return the MODEL; no worker is started yet."""
+        """Check the file and the plan, and return the MODEL. Start no worker yet."""
         plan = without_plan.plan_of(backend(), plan, devices, preset)
         return io.NodeOutput(load_model(backend(), cls.FAMILY, path_of(unet_name), weight_dtype, plan, cls.KINDS))
 
@@ -99,13 +100,13 @@ ALIASES = [
 
 
 class LoadParallelDiffusionModel(LoadParallelModel):
-    """A MODEL of any family that the workers run, found from the file."""
+    """A node that loads a MODEL of any family that the workers run. The file's header tells the family."""
 
     FAMILY = "comfyui"
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Load Diffusion Model's inputs and a plan, for these files."""
+        """Declare the inputs of Load Diffusion Model and a plan, for all families."""
         models = (
             "Start here: takes the place of Load Diffusion Model for FLUX, Qwen-Image, Wan, Z-Image and many others."
         )
@@ -114,40 +115,40 @@ class LoadParallelDiffusionModel(LoadParallelModel):
 
 
 class LoadParallelFlux(LoadParallelModel):
-    """A FLUX MODEL whose weights live in worker processes."""
+    """A node that loads a FLUX MODEL whose weights worker processes hold."""
 
     FAMILY = "comfyui"
     KINDS = frozenset({"Flux", "FluxInpaint", "FluxSchnell", "Flux2"})
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Load Diffusion Model's inputs and a plan, for these files."""
+        """Declare the inputs of Load Diffusion Model and a plan, for FLUX files."""
         models = "For FLUX.1 and FLUX.2 alone, which Load Parallel Diffusion Model takes too."
         files = "A FLUX.1 model (dev, schnell, Krea, Kontext, Fill, Canny or Depth) or a FLUX.2 model (dev or klein)."
         return cls.schema("FLUX", models, files, ["multi gpu flux", "load flux", "parallel flux"])
 
 
 class LoadParallelCogVideoX(LoadParallelModel):
-    """A CogVideoX MODEL whose weights live in worker processes."""
+    """A node that loads a CogVideoX MODEL whose weights worker processes hold."""
 
     FAMILY = "cogvideox"
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Load Diffusion Model's inputs and a plan, for these files."""
+        """Declare the inputs of Load Diffusion Model and a plan, for CogVideoX files."""
         models = "For CogVideoX alone, as its authors' own code runs it."
         files = "A CogVideoX 2b, 5b or 1.5-5B file, text or image to video, in models/diffusion_models."
         return cls.schema("CogVideoX", models, files, ["multi gpu video", "load cogvideox"])
 
 
 class LoadParallelPixArt(LoadParallelModel):
-    """A PixArt MODEL whose weights live in worker processes."""
+    """A node that loads a PixArt MODEL whose weights worker processes hold."""
 
     FAMILY = "pixart"
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Load Diffusion Model's inputs and a plan, for these files."""
+        """Declare the inputs of Load Diffusion Model and a plan, for PixArt files."""
         models = "For PixArt-alpha and PixArt-Sigma alone."
         files = "A PixArt-alpha or PixArt-Sigma file in models/diffusion_models."
         return cls.schema("PixArt", models, files, ["multi gpu pixart", "load pixart"])

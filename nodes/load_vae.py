@@ -18,11 +18,11 @@ FOLDER = "vae"
 
 
 class LoadParallelVAE(io.ComfyNode):
-    """A VAE whose weights live in worker processes, one a device."""
+    """A node that loads a VAE. Worker processes hold the weights, one process per device."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Load VAE's input, and a plan."""
+        """Declare the input of Load VAE, and a plan."""
         return io.Schema(
             node_id="LoadParallelVAE",
             display_name="Load Parallel VAE",
@@ -60,7 +60,7 @@ class LoadParallelVAE(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, vae_name: str, **_: object) -> str:
-        """A file that was replaced is loaded again."""
+        """Return the file's time and size, so that ComfyUI loads a replaced file again."""
         path = folder_paths.get_full_path(FOLDER, vae_name)
         if path is None:
             return ""
@@ -75,7 +75,7 @@ class LoadParallelVAE(io.ComfyNode):
         frame_batches: str = SCHEDULES[0],
         devices: str = without_plan.DEVICES,
     ) -> io.NodeOutput:
-        """Check file and plan, and return the VAE; no worker is started yet."""
+        """Check the file and the plan, and return the VAE. Start no worker yet."""
         path = folder_paths.get_full_path_or_raise(FOLDER, vae_name)
         plan = without_plan.plan_of(backend(), plan, devices)
         return io.NodeOutput(load_vae(backend(), path, plan, frame_batches))

@@ -17,14 +17,14 @@ DEFAULT = ParallelPlan()
 
 
 class ParallelPlanNode(io.ComfyNode):
-    """Says which devices work on a model and how they share the work."""
+    """A node that says which devices work on a model and how they share the work."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Inputs are the fields of ParallelPlan, and the preset.
+        """Declare the fields of ParallelPlan, and the preset, as inputs.
 
-        What is new comes last, because the page keeps values by their order: graphs saved without the preset, the exchange or
-        compile open as they were.
+        A new input goes to the end, because the page saves values by their order. Graphs saved before the preset, the exchange
+        or compile existed therefore open unchanged.
         """
         return io.Schema(
             node_id="ParallelPlan",
@@ -181,10 +181,10 @@ class ParallelPlanNode(io.ComfyNode):
 
     @classmethod
     def execute(cls, preset: str = AUTOMATIC, **fields: Any) -> io.NodeOutput:
-        """The plan of the preset and the fields; the loader checks it against the machine and the model."""
+        """Return the plan of the preset and the fields. The loader later checks the plan against the machine and the model."""
         return io.NodeOutput(with_preset(preset, ParallelPlan(**fields)))
 
 
 def degree(axis: str, most: int, tooltip: str) -> io.Int.Input:
-    """The input of one mesh axis."""
+    """Return the input for the degree of one mesh axis."""
     return io.Int.Input(axis, optional=True, advanced=True, default=0, min=0, max=most, tooltip=tooltip)

@@ -15,11 +15,11 @@ from .runtime import CATEGORY
 
 
 class ParallelSampler(io.ComfyNode):
-    """KSampler that insists on running the whole denoise in the workers."""
+    """A KSampler that runs the whole denoise in the workers, or refuses."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """KSampler's inputs."""
+        """Declare KSampler's inputs."""
         return io.Schema(
             node_id="ParallelSampler",
             display_name="Parallel Sampler",
@@ -76,13 +76,13 @@ class ParallelSampler(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, sampler_name: str) -> bool:
-        """Any sampler may be queued, so that one that is not in the list is refused in a sentence, with its name."""
+        """Accept any sampler in the queue. `execute` then refuses a sampler that is not in the list, by its name."""
         return True
 
     @classmethod
     def execute(cls, model: Any, seed: int, steps: int, cfg: float, sampler_name: str, scheduler: str, positive: Any,
                 negative: Any, latent_image: Any, denoise: float) -> io.NodeOutput:  # fmt: skip
-        """ComfyUI's own KSampler on a MODEL told to refuse rather than fall back."""
+        """Run ComfyUI's own KSampler on a copy of the MODEL that refuses instead of running step by step."""
         if not isinstance(model, ParallelModelPatcher):
             raise Refused(
                 "Parallel Sampler takes a MODEL from a Load Parallel node: use such a loader, or the stock KSampler here."

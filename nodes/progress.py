@@ -1,6 +1,6 @@
-"""What a person sees of a run: a line on the node while it works, and what it came to afterwards.
+"""Progress on the node: a line while a run works, and the outcome afterwards.
 
-All that is told comes from the Backend and the nodes in the thread that executes the node, and goes to ComfyUI's server.
+The Backend and the nodes report in the thread that executes the node. This module sends the reports to ComfyUI's server.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..parallel_backend.host.planning.events import CostEvent, Event, MeasuringE
 from ..parallel_backend.host.runs.outcome import Outcome, RunTimes, in_words, outcome, part_of
 
 EVENT = "parallel.ran"
-"""Told to the page, with the node's id, when a run has ended well."""
+"""Name of the message to the page, with the node's id, that a run has ended well."""
 
 HISTORY = "parallel"
-"""Where a prompt's extra data, which ComfyUI keeps in its history, has the outcomes, by the node's id."""
+"""Key in a prompt's extra data, which ComfyUI keeps in its history. The value holds the outcomes by the node's id."""
 
 OURS = Refused, NotFinite, RequestFailed, WorkerFailed
-"""Errors that are sentences for the user."""
+"""Error classes whose text is a sentence for the user."""
 
 MEBIBYTE = 1 << 20
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class NodeRun:
-    """One run of a node; what it has told so far."""
+    """One run of a node, with the events that it has reported so far."""
 
     def __init__(self, doing: str, steps: int) -> None:
         self.planned: PlanEvent | None = None
@@ -47,18 +47,18 @@ class NodeRun:
         self.started = time.monotonic()
         self.steps = steps
         self.starting = 0.0
-        """Seconds in which workers were started."""
+        """Seconds spent on starting workers."""
         self._doing = doing
         self._done = 0
         self._times: list[float] = []
 
     def advance(self, count: int = 1) -> None:
-        """Say that so many more steps, or pictures, are done."""
+        """Report that `count` more steps, or pictures, are done."""
         self._done += count
         self.step(self._done)
 
     def step(self, done: int) -> None:
-        """Say that so many steps are done."""
+        """Report on the node that `done` steps are done in all."""
         self._times.append(time.monotonic())
         parts = [f"{self._doing} {done} of {self.steps}"]
         if self.pace:
@@ -68,26 +68,26 @@ class NodeRun:
 
     @property
     def reached(self) -> str:
-        """How far it got, in words; nothing if it has not begun."""
+        """Return the progress so far, in words; empty if no step is done."""
         return f" after {len(self._times)} of {self.steps}" if self._times else ""
 
     @property
     def pace(self) -> float:
-        """Seconds a step once it was going; 0 while that is not known."""
+        """Return the seconds per step, without the first step; 0 while fewer than two steps are done."""
         return (self._times[-1] - self._times[0]) / (len(self._times) - 1) if len(self._times) > 1 else 0.0
 
 
 class NodeProgress:
-    """Hears what the Backend reports and says it on the node that is executed."""
+    """A listener to the Backend's events that shows them on the running node."""
 
     def __init__(self) -> None:
         self._run: NodeRun | None = None
         self._displayed_start = (0, 0)
         self._alone: dict[object, float] = {}
-        """Measured seconds a step on one device, by the job."""
+        """Measured seconds per step on one device, by the job."""
 
     def hear(self, event: Event) -> None:
-        """Listen to the Backend."""
+        """Handle an event of the Backend."""
         match event:
             case StartingEvent(workers=workers, seconds=seconds):
                 if self._run is not None:
@@ -101,18 +101,18 @@ class NodeProgress:
                 self._run.ran.append(event)
 
     def _starting(self, workers: int, seconds: int) -> None:
-        if (workers, seconds) != self._displayed_start:  # it is told more often than its text changes
+        if (workers, seconds) != self._displayed_start:  # the event comes more often than its text changes
             self._displayed_start = workers, seconds
             say(f"Starting {workers} worker{'s' if workers > 1 else ''}, {seconds} s")
 
     def advance(self, count: int) -> None:
-        """So many more pictures of the run are done."""
+        """Report that `count` more pictures of the run are done."""
         if self._run is not None:
             self._run.advance(count)
 
     @contextlib.contextmanager
     def run(self, doing: str, steps: int = 0, first: str = "") -> Iterator[NodeRun]:
-        """A run of the node that is executed, which is said at once; what it came to is said when it has ended well."""
+        """Announce a run of the executed node, and provide its NodeRun. Show the outcome when the run has ended well."""
         self._run = run = NodeRun(doing, steps)
         say(first or doing)
         try:
@@ -140,7 +140,7 @@ class NodeProgress:
 
 
 def left_in_words(seconds: float) -> list[str]:
-    """How much longer it takes, in minutes where these are some; nothing at the end."""
+    """Return the remaining time in words, in minutes from 90 s on; empty at the end."""
     if not seconds:
         return []
     return [f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{math.ceil(seconds)} s left"]
@@ -155,7 +155,7 @@ def loading() -> Callable[[int, int], None]:
         if not began:
             began.append(time.monotonic())
         text = f"Loading {part_of(done, total)}"
-        if text not in texts[-1:]:  # it is told more often than its text changes
+        if text not in texts[-1:]:  # the event comes more often than its text changes
             texts.append(text)
             say(text)
         if done == total:
@@ -166,9 +166,9 @@ def loading() -> Callable[[int, int], None]:
 
 
 def executing() -> tuple[str, str] | None:
-    """The prompt that is executed and, of its nodes, the one that the user sees; None outside of any.
+    """Return the ids of the running prompt and of the node that the user sees; None outside of a prompt.
 
-    A node may have others work in its place, each with an id of its own, as a loop's turns are.
+    A node may expand into other nodes with ids of their own, as a loop does for its iterations.
     """
     context = get_executing_context()
     if context is None:
@@ -177,14 +177,14 @@ def executing() -> tuple[str, str] | None:
 
 
 def say(text: str) -> None:
-    """Show a text on the node that is executed, to the page that queued it."""
+    """Show a text on the running node, in the page that queued the prompt."""
     execution = executing()
     if execution is not None and (page := PromptServer.instance.client_id) is not None:
         PromptServer.instance.send_progress_text(text, execution[1], page)
 
 
 def publish(result: Outcome) -> None:
-    """Show on the node what its run came to, tell the page, and put it into ComfyUI's history."""
+    """Show a run's outcome on its node, send it to the page, and put it into ComfyUI's history."""
     say(in_words(result))
     execution = executing()
     if execution is None:
@@ -198,7 +198,7 @@ def publish(result: Outcome) -> None:
 
 
 def _keep(queue: Any, prompt: str, node: str, record: dict[str, Any]) -> None:
-    """The history has an entry only once the prompt is done; what it will be made of is with the queue until then."""
+    """Store an outcome in the running prompt's extra data. ComfyUI makes the history entry from these data at the end."""
     running, _ = queue.get_current_queue_volatile()
     for _, prompt_id, _, extra_data, *_ in running:
         if prompt_id == prompt:

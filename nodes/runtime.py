@@ -1,4 +1,4 @@
-"""The one Backend of this ComfyUI process, and the one who says what it tells."""
+"""The one Backend of this ComfyUI process, and the listener that shows its events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CATEGORY = "Parallel"
 
 @functools.cache
 def backend() -> Backend:
-    """Return the Backend that all nodes share; its workers end with ComfyUI."""
+    """Return the Backend that all nodes share. Its workers end with ComfyUI."""
     shared = Backend(Deadlines.read(os.environ), progress().hear)
     atexit.register(shared.close)
     return shared
@@ -22,5 +22,5 @@ def backend() -> Backend:
 
 @functools.cache
 def progress() -> NodeProgress:
-    """Who hears what that Backend tells."""
+    """Return the listener that shows the Backend's events on the nodes."""
     return NodeProgress()

@@ -1,8 +1,8 @@
-"""CogVideoX's own samplers as functions of ComfyUI's kind, equal to diffusers' CogVideoXDDIMScheduler and CogVideoXDPMScheduler.
+"""CogVideoX's own samplers as ComfyUI sampler functions, equal to diffusers' CogVideoXDDIMScheduler and CogVideoXDPMScheduler.
 
-They step in the variance-preserving latent `y = x / sqrt(sigma² + 1) = alpha * clean + spread * noise`. The schedule begins
-at pure noise (zero terminal SNR, arXiv 2305.08891), for which ComfyUI's tables hold a large finite sigma: what that lets
-through of the latent is taken out again, so that the first step is exact.
+The samplers step in the variance-preserving latent `y = x / sqrt(sigma² + 1) = alpha * clean + spread * noise`. The schedule
+begins at pure noise (zero terminal SNR, arXiv 2305.08891), for which ComfyUI's tables hold a large finite sigma. The samplers
+subtract the small part of the latent that a finite sigma keeps, so that the first step is exact.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .model.conditioning import NotSupported
 from .model.noise_process import sampling_of
 
 PURE_NOISE = 4000.0
-"""Sigmas from here on mean infinity; ComfyUI's tables end at 4518 where the terminal SNR is zero and far below elsewhere."""
+"""Smallest sigma that means infinity. ComfyUI's tables end at 4518 if the terminal SNR is zero, and far below otherwise."""
 
 Callback = Callable[[dict[str, Any]], None] | None
 
 
 def register_samplers() -> None:
-    """Add them to the lists of ComfyUI's sampler nodes."""
+    """Add the samplers to the lists of ComfyUI's sampler nodes."""
     for function in (sample_cogvideox_ddim, sample_cogvideox_dpm):
         setattr(comfy.k_diffusion.sampling, function.__name__, function)
         name = function.__name__.removeprefix("sample_")
@@ -47,7 +47,7 @@ def sample_cogvideox_ddim(
     callback: Callback = None,
     disable: bool | None = None,
 ) -> Tensor:
-    """DDIM (arXiv 2010.02502) as CogVideoX's code writes it."""
+    """Sample by DDIM (arXiv 2010.02502), as CogVideoX's code writes it."""
     _refuse_other_models(model, "cogvideox_ddim")
     y = x / _norm(sigmas[0])
     for step, (sigma, sigma_next) in enumerate(tqdm([*pairwise(sigmas.cpu())], disable=disable)):
@@ -67,7 +67,10 @@ def sample_cogvideox_dpm(
     callback: Callback = None,
     disable: bool | None = None,
 ) -> Tensor:
-    """SDE-DPM-Solver++(2M) (arXiv 2211.01095) as CogVideoX's code writes it, with fresh noise in every step but the last."""
+    """Sample by SDE-DPM-Solver++(2M) (arXiv 2211.01095), as CogVideoX's code writes it.
+
+    All steps but the last add fresh noise.
+    """
     _refuse_other_models(model, "cogvideox_dpm")
     noise = comfy.k_diffusion.sampling.default_noise_sampler(x, seed=(extra_args or {}).get("seed"))
     y = x / _norm(sigmas[0])
@@ -89,7 +92,7 @@ def sample_cogvideox_dpm(
 
 
 class _Level(NamedTuple):
-    """A noise level, 0-dim fp64 on the CPU."""
+    """A noise level. All fields are 0-dim fp64 tensors on the CPU."""
 
     alpha: Tensor
     spread: Tensor
@@ -109,7 +112,7 @@ def _norm(sigma: Tensor) -> Tensor:
 
 
 def _clean(model: Any, y: Tensor, step: int, sigma: Tensor, extra_args: Any, callback: Callback) -> Tensor:
-    """The predicted clean latent; from pure noise, without the part of `y` that a finite sigma lets through."""
+    """Return the predicted clean latent; at pure noise, without the part of `y` that a finite sigma keeps."""
     x, norm = y * _norm(sigma), _norm(sigma)
     denoised: Tensor = model(x, sigma * x.new_ones([x.shape[0]]), **(extra_args or {}))
     if callback is not None:
@@ -120,7 +123,7 @@ def _clean(model: Any, y: Tensor, step: int, sigma: Tensor, extra_args: Any, cal
 
 
 def _refuse_other_models(model: Any, name: str) -> None:
-    """Raise Refused for a model that this sampler is not made for."""
+    """Raise Refused for a model that this sampler does not work for."""
     try:
         sampling = sampling_of(model.inner_model.inner_model.model_sampling, {})
     except NotSupported as reason:

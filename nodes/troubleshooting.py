@@ -1,4 +1,4 @@
-"""The troubleshooting page in the browser, and which of its entries speaks of a message."""
+"""The troubleshooting page as HTML, and the search for the page's entry about a message."""
 
 from __future__ import annotations
 
@@ -18,29 +18,38 @@ li { margin: 0.6em 0 } li:target { outline: 2px solid #f5b301; outline-offset: 0
 """
 
 BREAK = re.compile(r"[^A-Za-z' _-]+|\b[A-Z_]{3,}\b")
-"""Values, punctuation and names in a quoted message; what is between them are its own words."""
+"""Separators in a quoted message: values, punctuation and upper-case names. The text between them is fixed words."""
 
 LEAST = 12
-"""Letters of a quotation that a message has to have in common with it."""
+"""Smallest number of letters that a message must share with a quotation."""
 
 
 @dataclass(frozen=True)
 class TroubleshootingEntry:
-    """An item of the page: its id there, its text in Markdown, and the words of each message or title that it begins with."""
+    """An item of the page.
+
+    Attributes:
+        id: the item's id on the page.
+        text: the item's text in Markdown.
+        quoted: for each message or title that the item begins with, its fixed words.
+    """
 
     id: str
     text: str
     quoted: tuple[tuple[str, ...], ...]
 
     def fits(self, message: str) -> int:
-        """How many letters of a message one of its quotations has, if all of that one's words are in the message; else 0."""
+        """Return the most letters that a quotation shares with a message.
+
+        A quotation counts only if the message has all its words.
+        """
         whole = [runs for runs in self.quoted if runs and all(run in message for run in runs)]
         return max((sum(map(len, runs)) for runs in whole), default=0)
 
 
 @functools.cache
 def entries() -> tuple[TroubleshootingEntry, ...]:
-    """All of them, in the page's order."""
+    """Return all entries, in the page's order."""
     items = re.findall(r"^- (\*\*.*?)(?=^- |^#|\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return tuple(
         TroubleshootingEntry(f"entry-{number}", text.strip(), _quoted(text)) for number, text in enumerate(items, 1)
@@ -48,14 +57,14 @@ def entries() -> tuple[TroubleshootingEntry, ...]:
 
 
 def entry_of(message: str) -> str:
-    """Return the id of the entry that shares the longest words with a message or title; empty if there is none."""
+    """Return the id of the entry that shares the most letters with a message or title; empty if there is none."""
     text = " ".join(message.split())
     best = max(entries(), key=lambda entry: entry.fits(text))
     return best.id if best.fits(text) >= LEAST or any((text,) in entry.quoted for entry in entries()) else ""
 
 
 def as_html() -> str:
-    """The page, each entry with its id."""
+    """Return the page as HTML, with an id for each entry."""
     numbered = iter(entries())
     text = PAGE.read_text(encoding="utf-8")
     parts = [HEAD]
@@ -75,19 +84,19 @@ def as_html() -> str:
 
 
 def _quoted(text: str) -> tuple[tuple[str, ...], ...]:
-    """Return the phrases in bold: messages within quotation marks, and titles."""
+    """Return the phrases in bold: the fixed words of messages in quotation marks, and titles."""
     bold = [" ".join(phrase.split()) for phrase in re.findall(r"\*\*(.+?)\*\*", text, re.DOTALL)]
     return tuple(words_of(phrase.strip('"')) if phrase.startswith('"') else (phrase,) for phrase in bold)
 
 
 def words_of(quotation: str) -> tuple[str, ...]:
-    """A quotation's own words, where at least two stand together; what is between them are values."""
+    """Return a quotation's fixed words, in runs of at least two words. The rest of the quotation is values."""
     runs = (run.strip(" '") for run in BREAK.split(quotation))
     return tuple(run for run in runs if " " in run)
 
 
 def _inline(text: str) -> str:
-    """Convert Markdown within a paragraph to HTML: bold, code, emphasis, and links, which lead to this page or nowhere."""
+    """Convert Markdown within a paragraph to HTML. Keep links within this page, and replace other links by their text."""
     markup = html.escape(text.strip(), quote=False)
     markup = re.sub(r"`([^`]+)`", r"<code>\1</code>", markup)
     markup = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", markup, flags=re.DOTALL)

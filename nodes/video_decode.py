@@ -12,11 +12,11 @@ from .vae import ParallelVAE
 
 
 class CogVideoParallelDecode(io.ComfyNode):
-    """Decodes a video latent on all workers: exactly, or approximately where tiles are asked for."""
+    """A node that decodes a video latent on all workers, exactly unless the user asks for tiles."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """VAE Decode's inputs, and tiles for a decode that memory is too small for."""
+        """Declare VAE Decode's inputs, and the size of tiles, for a decode that exceeds the memory."""
         return io.Schema(
             node_id="CogVideoParallelDecode",
             display_name="CogVideoX Parallel Decode",
@@ -44,7 +44,7 @@ class CogVideoParallelDecode(io.ComfyNode):
 
     @classmethod
     def execute(cls, samples: dict[str, Any], vae: Any, approximate_tiles: int = 0) -> io.NodeOutput:
-        """The frames; those of several videos follow one another."""
+        """Return the frames. The frames of several videos follow one another."""
         if not isinstance(vae, ParallelVAE):
             raise Refused(
                 "CogVideoX Parallel Decode takes a VAE from Load Parallel VAE: use that loader, or VAE Decode."

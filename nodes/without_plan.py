@@ -1,7 +1,7 @@
-"""What a loader does without a Parallel Plan: the devices and the preset that the user set under Parallel in ComfyUI's settings.
+"""The inputs of a loader without a Parallel Plan: devices and preset, as set under Parallel in ComfyUI's settings.
 
-The page fills these inputs in when a graph is queued or exported, so that a prompt says by itself what it runs on, and another
-setting makes another MODEL of the same loader. They are not shown on the node.
+The page fills in these inputs when a graph is queued or exported, so that a prompt says by itself which devices it uses. After
+a change of the settings the same loader makes another MODEL. The node does not show these inputs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..parallel_backend.plan.devices import named_devices
 from ..parallel_backend.plan.plan import AUTOMATIC, SMALLEST, with_preset
 
 PRESETS = (AUTOMATIC, SMALLEST)
-"""The presets whose picture is the one that a single GPU draws."""
+"""Presets that give the same picture as a single GPU."""
 
 UNSEEN = {"hidden": True}
 
@@ -24,7 +24,7 @@ DEVICES = ParallelPlan().devices
 
 
 def devices_input() -> io.String.Input:
-    """Which devices work; it comes behind all that is shown."""
+    """Return the input for the devices. The loaders put it after all visible inputs."""
     return io.String.Input(
         "devices",
         optional=True,
@@ -36,7 +36,7 @@ def devices_input() -> io.String.Input:
 
 
 def preset_input() -> io.Combo.Input:
-    """What is chosen for them; it comes last."""
+    """Return the input for the preset. The loaders put it last."""
     return io.Combo.Input(
         "preset",
         options=list(PRESETS),
@@ -49,10 +49,10 @@ def preset_input() -> io.Combo.Input:
 
 
 def plan_of(backend: Backend, plan: ParallelPlan | None, devices: str, preset: str = AUTOMATIC) -> ParallelPlan:
-    """The plan that is connected, or the one of the settings.
+    """Return the connected plan, or else the plan of the settings.
 
     Raises:
-        Refused: the settings name devices that are not there.
+        Refused: the settings name devices that do not exist.
     """
     if plan is not None:
         return plan

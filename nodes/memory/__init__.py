@@ -1,1 +1,1 @@
-"""ComfyUI's memory management and the workers': who makes room for whom, on which device."""
+"""Memory shared by ComfyUI and the workers: each frees device memory for the other."""

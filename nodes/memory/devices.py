@@ -1,4 +1,4 @@
-"""Making ComfyUI's own models leave the devices that workers are about to use."""
+"""Unload ComfyUI's own models from the devices that workers are about to use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .loaded_models import DeviceShare
 
 
 def reclaimable_bytes(device: str) -> int:
-    """Bytes that ComfyUI's own models hold on a GPU: they make way for workers."""
+    """Return the bytes that ComfyUI's own models hold on a GPU. ComfyUI unloads them for the workers."""
     if not device.startswith("cuda"):
         return 0
     loaded = [entry.model for entry in comfy.model_management.current_loaded_models if str(entry.device) == device]
@@ -22,29 +22,32 @@ def reclaimable_bytes(device: str) -> int:
 
 
 def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], worker_bytes: float) -> None:
-    """Ask ComfyUI for room on every device of this machine that workers use; models there leave as far as it takes.
+    """Ask ComfyUI to free memory on every device of this machine that workers use.
 
-    ComfyUI does so by itself for the device that it computes on, and only for that one. Where none of its models is, it is
-    not asked (workers make room among themselves): looking at what is free would open the GPU in its process, which takes
-    0.3 to 0.5 GB of it.
+    ComfyUI unloads only as many models as needed.
+
+    ComfyUI by itself frees memory only on the device that it computes on. A device without ComfyUI's models is skipped, as
+    workers free memory among themselves. Reading the free memory of such a GPU would open the GPU in ComfyUI's process, which
+    takes 0.3 to 0.5 GB of GPU memory.
 
     Args:
-        model: the one that stays.
+        backend: the Backend of the workers.
+        model: the model that ComfyUI must not unload.
         workers: each worker's device.
-        worker_bytes: bytes that a worker needs, weights that it may hold already included.
+        worker_bytes: bytes that a worker needs, including weights that the worker may already hold.
     """
     loaded = [(entry, entry.model) for entry in comfy.model_management.current_loaded_models]
-    # held in `loaded`, no model is garbage collected while ComfyUI goes through them
+    # the references in `loaded` keep ComfyUI's models alive while ComfyUI goes through them
     ours = [entry for entry, patcher in loaded if getattr(getattr(patcher, "remote", None), "spec", None) == model]
     for name in dict.fromkeys(workers):
         if "/" in name:
-            continue  # of another machine
+            continue  # a device of another machine
         device, count = torch.device(name), workers.count(name)
         resident_bytes = backend.resident_bytes(model, name)
         contexts = count * CONTEXT_BYTES if device.type == "cuda" and not resident_bytes else 0
         needed = count * worker_bytes - resident_bytes + contexts
         if device.type == "cuda" and _keeps(device) and torch.cuda.mem_get_info(device)[0] < needed:
-            comfy.model_management.soft_empty_cache()  # what torch keeps looks free to ComfyUI, but only to it
+            comfy.model_management.soft_empty_cache()  # torch's cached memory looks free only to ComfyUI
         if any(
             entry.device == device and not isinstance(patcher, DeviceShare)
             for entry, patcher in loaded
@@ -54,5 +57,5 @@ def free_devices(backend: Backend, model: ModelSpec, workers: Sequence[str], wor
 
 
 def _keeps(device: torch.device) -> bool:
-    """Whether torch keeps memory of a GPU for later in this process, which then has it open already."""
+    """Return True if torch caches freed memory of a GPU in this process. Then this process has opened the GPU already."""
     return torch.cuda.memory_reserved(device) > torch.cuda.memory_allocated(device)

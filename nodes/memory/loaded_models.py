@@ -1,7 +1,7 @@
-"""What the workers hold, as ComfyUI's memory management sees it: a model of its own on each of ComfyUI's devices.
+"""Models that represent the workers' weights in ComfyUI's memory management, one on each of ComfyUI's devices.
 
-ComfyUI asks for room by device, and of the models there. So when it takes one of them off, that device's workers alone give way;
-and all do when it unloads everything, device by device.
+ComfyUI frees memory device by device, by unloading models on that device. If it unloads the model of one device, only the
+workers on that device release their weights. If it unloads everything, all workers do.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ from ...parallel_backend.host import Backend
 
 
 class Remote(Protocol):
-    """Weights in the workers."""
+    """Weights that workers hold."""
 
     @property
     def backend(self) -> Backend:
-        """Whose workers they are."""
+        """Return the Backend of the workers."""
 
     @property
     def spec(self) -> ModelSpec:
-        """The model that they hold."""
+        """Return the model that the workers hold."""
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Which of them take part, a device each."""
+        """Return the devices of the workers that take part, one per worker."""
 
     def bytes_on(self, device: torch.device) -> int:
-        """About how many bytes all workers on a device of this process hold, once they are loaded."""
+        """Return about how many bytes all workers on a device of this process hold when the weights are loaded."""
 
 
 class WorkerPatcher(comfy.model_patcher.ModelPatcher):  # type: ignore[misc]
-    """A ModelPatcher of weights that workers hold on its load device: there is nothing to move, only to release."""
+    """A ModelPatcher for weights that workers hold on its load device. ComfyUI can release the weights, but not move them."""
 
     @property
     def remote(self) -> Remote:
-        """Where the weights are."""
+        """Return the weights in the workers."""
         return self.model.remote  # type: ignore[no-any-return]
 
     def model_size(self) -> int:
-        """Bytes that the workers hold, or will hold, on this process's device."""
+        """Return the bytes that the workers hold, or will hold, on the load device."""
         return self.remote.bytes_on(self.load_device)
 
     def loaded_size(self) -> int:
-        """Bytes that the workers hold now on this process's device."""
+        """Return the bytes that the workers hold now on the load device."""
         return self.remote.backend.resident_bytes(self.remote.spec, device_name(self.load_device))
 
     def partially_unload(self, *_: Any, **__: Any) -> int:
-        """Make the workers on this device give their weights' memory back, all of it; others keep theirs."""
+        """Make the workers on the load device release all their weights. Workers on other devices keep theirs."""
         freed = self.loaded_size()
         self.remote.backend.release(self.remote.spec, lambda name: name == device_name(self.load_device))
         return freed
 
     def current_loaded_device(self) -> torch.device:
-        """Weights are never anywhere else."""
+        """Return the load device: the weights are never on another device."""
         return self.load_device  # type: ignore[no-any-return]
 
 
 class DeviceShare(WorkerPatcher):
-    """A model's weights on a device beside the one that its MODEL or VAE is on."""
+    """A model's weights on a device other than that of its MODEL or VAE."""
 
     def __init__(self, remote: Remote, device: torch.device) -> None:
         stand_in: Any = nn.Module()
@@ -73,37 +73,41 @@ class DeviceShare(WorkerPatcher):
         super().__init__(stand_in, load_device=device, offload_device=torch.device("cpu"))
 
     def partially_load(self, *_: Any, **__: Any) -> int:
-        """The workers load the weights when they are asked to compute."""
+        """Load nothing: the workers load the weights at their first request."""
         return 0
 
     def detach(self, unpatch_all: bool = True) -> nn.Module:
-        """Where ComfyUI unloads this (`unpatch_all`), the workers on its device give their memory back."""
+        """Make the workers on the load device release their memory if ComfyUI unloads this model (`unpatch_all`)."""
         if unpatch_all:
             self.partially_unload()
         return self.model  # type: ignore[no-any-return]
 
 
 class MainShare(WorkerPatcher):
-    """A model's weights on the device that its VAE is on, in a module with its Shares; the others come and go with it."""
+    """A model's weights on the device of its VAE, in a module with the Shares.
+
+    ComfyUI lists and releases the shares with it.
+    """
 
     def partially_load(self, *_: Any, **__: Any) -> int:
-        """The workers load the weights when they are asked to compute."""
+        """Add the other devices' shares to ComfyUI's list. The workers load the weights at their first request."""
         self.model.shares.enlist()
         return 0
 
     def detach(self, unpatch_all: bool = True) -> nn.Module:
-        """Where ComfyUI unloads this (`unpatch_all`), workers give their memory back; see Shares."""
+        """Make workers release their memory if ComfyUI unloads this model (`unpatch_all`); see `Shares.release_main`."""
         if unpatch_all:
             self.model.shares.release_main()
         return self.model  # type: ignore[no-any-return]
 
 
 class Shares:
-    """A model's weights on ComfyUI's devices: each but the MODEL's or VAE's own has a Share.
+    """A model's weights on ComfyUI's devices, one DeviceShare for each device except that of the MODEL or VAE.
 
     Args:
-        main: the MODEL's or VAE's device.
-        devices: all of ComfyUI's.
+        remote: the weights in the workers.
+        main: the device of the MODEL or VAE.
+        devices: all of ComfyUI's devices.
     """
 
     def __init__(self, remote: Remote, main: torch.device, devices: Iterable[torch.device]) -> None:
@@ -116,15 +120,15 @@ class Shares:
         }
 
     def __deepcopy__(self, _: dict[int, Any]) -> Shares:
-        """The same ones: a copy of a VAE has its weights where the VAE has them."""
+        """Return this same object: the copy of a VAE has its weights where the VAE has them."""
         return self
 
     def of(self, remote: Remote) -> Shares:
-        """Those of other weights in these ones' place."""
+        """Return the shares of other weights on the same devices."""
         return Shares(remote, self._main, self._devices)
 
     def enlist(self) -> None:
-        """Have ComfyUI count those among its models that it does not, because it has taken them off their device."""
+        """Add the shares that ComfyUI has unloaded to its list of loaded models again."""
         listed = comfy.model_management.current_loaded_models
         for share in self._shares.values():
             if not any(entry.model is share for entry in listed):
@@ -133,11 +137,13 @@ class Shares:
                 listed.insert(0, entry)
 
     def release_main(self) -> None:
-        """Make the workers on the MODEL's or VAE's own device give their memory back, and those whose device ComfyUI does not
-        know: other machines', and the CPU beside GPUs."""
+        """Make the workers without a share release their memory.
+
+        These are the workers on the MODEL's or VAE's own device, on other machines, and on the CPU if ComfyUI uses GPUs.
+        """
         self._remote.backend.release(self._remote.spec, lambda name: name not in self._shares)
 
 
 def device_name(device: torch.device) -> str:
-    """A device of this process as plans name it."""
+    """Return the name of a device of this process, as plans write it."""
     return "cpu" if device.type == "cpu" and device.index is None else f"{device.type}:{device.index or 0}"
