@@ -1,4 +1,4 @@
-"""Building a MODEL from a checkpoint's header: ComfyUI's own model class on the meta device, its weights elsewhere."""
+"""Build a MODEL from a checkpoint's header: ComfyUI's model class on the meta device, with the weights in the workers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WEIGHT_DTYPES = MappingProxyType(
         "fp8_e5m2": torch.float8_e5m2,
     }
 )
-"""The choices of Load Diffusion Model."""
+"""The choices of Load Diffusion Model's `weight_dtype`, as torch dtypes; None lets ComfyUI choose."""
 
 
 def load_model(
@@ -60,15 +60,20 @@ def load_model(
     kinds: Collection[str] = (),
     other_tensors: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> ParallelModelPatcher:
-    """Return a MODEL for a file. Read only the file's header.
+    """Return a MODEL for a file, of which only the header is read.
 
     Args:
-        kinds: the models of the family that are taken; all if empty.
+        backend: the Backend whose workers load the weights.
+        family_name: the family's key in `FAMILIES`.
+        path: the model file.
+        weight_dtype: a key of `WEIGHT_DTYPES`.
+        plan: the requested plan.
+        kinds: ComfyUI's class names of the family's models to accept; all if empty.
         other_tensors: the checkpoint's tensors outside its diffusion model, for ComfyUI's class to read (such as the mark
             of a v-prediction model, or embedders). Load Checkpoint passes them, Load Diffusion Model does not.
 
     Raises:
-        Refused: the file is not one of these, or the plan cannot work on this machine.
+        Refused: the file is not of an accepted model, or the plan cannot work on this machine.
     """
     if weight_dtype not in WEIGHT_DTYPES:
         raise Refused(f"weight_dtype {weight_dtype!r} is unknown: use one of {', '.join(WEIGHT_DTYPES)}.")
@@ -131,7 +136,7 @@ def load_model(
 
 @dataclass(frozen=True)
 class Precision:
-    """What weights are held in, what is computed in, and whether products are in fp8."""
+    """The dtype of the stored weights, the dtype of the computation, and True if matrix products are in fp8."""
 
     storage: torch.dtype
     compute: torch.dtype
@@ -148,7 +153,7 @@ def remote_of(
     devices: tuple[str, ...],
     precision: Precision,
 ) -> RemoteModel:
-    """Return a model in the workers."""
+    """Return the handle of a model in the workers."""
     dtype, names = precision.storage, family.comfyui_keys(config)
     reader = AdapterReader(tensor_sizes(names), packed_starts(part, family.keys(config), dtype, names))
     expanded = expanded_bytes(part, dtype, precision.compute.itemsize, precision.in_fp8)
@@ -156,10 +161,13 @@ def remote_of(
 
 
 def parallelised(precision: Precision, unsharded: RemoteModel, declaration: Declaration, compiled: bool) -> RemoteModel:
-    """Return a model that runs unsharded, parallelised by a declaration that was derived for its class.
+    """Return an unsharded model, parallelised by a declaration that was derived for its class.
 
     Args:
-        compiled: whether its blocks may be compiled, if the plan says so.
+        precision: the model's dtypes.
+        unsharded: the model.
+        declaration: the derived declaration.
+        compiled: True if the workers may compile the blocks when the plan says so.
 
     Raises:
         Refused: the plan cannot work.
@@ -177,7 +185,7 @@ def parallelised(precision: Precision, unsharded: RemoteModel, declaration: Decl
 def _devices(
     backend: Backend, plan: ParallelPlan, limits: ModelLimits, later: ModelLimits | None = None
 ) -> tuple[str, ...]:
-    """The devices of a plan that some run of a model can go on; `later` are the limits that it may come to have."""
+    """Return the plan's devices if they fit the model's limits, or else the limits `later` that a derivation may give."""
     placed_on_devices, gpus = backend.placed_on_devices(plan), torch.cuda.device_count()
     try:
         return check(placed_on_devices, gpus, limits)
@@ -188,10 +196,10 @@ def _devices(
 
 
 def judge_model(path: str) -> Any:
-    """ComfyUI's configuration of the model that a file's header tells of.
+    """Return ComfyUI's configuration of the model that a file's header describes.
 
     Raises:
-        Refused: Load Parallel Diffusion Model would refuse the file whatever the plan.
+        Refused: Load Parallel Diffusion Model would refuse the file with any plan.
     """
     _, config = FAMILIES["comfyui"].inspect(read_header(path))
     return config.described

@@ -1,4 +1,4 @@
-"""A full checkpoint: its diffusion model in the workers, and its text encoder and VAE, which stay ComfyUI's own."""
+"""A full checkpoint: its diffusion model in the workers, its text encoder and VAE in ComfyUI."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ...parallel_backend.weights.values import values_of
 from .build import load_model
 
 EMBEDDINGS = "embeddings"
-"""ComfyUI's folder of words that text encoders learn."""
+"""Key of ComfyUI's folder of textual inversion embeddings."""
 
 
 @dataclass(frozen=True)
 class CheckpointTensors:
-    """A checkpoint's tensors, by their names in it: the diffusion model's without data, the others with theirs.
+    """A checkpoint's tensors by their names. Those of the diffusion model have no data, and the others do.
 
-    Others of a type that cannot be read are without data too.
+    Another tensor without data is of a type that cannot be read.
     """
 
     checkpoint: Checkpoint
@@ -49,7 +49,7 @@ def load_checkpoint(backend: Backend, path: str, plan: ParallelPlan) -> tuple[An
 
 
 def parts_of(path: str) -> CheckpointTensors:
-    """Read a checkpoint: of its diffusion model the header alone.
+    """Read a checkpoint. Read only the header of its diffusion model's tensors.
 
     Raises:
         Refused: the file cannot be read, or is a pickle.
@@ -67,14 +67,14 @@ def parts_of(path: str) -> CheckpointTensors:
 
 
 def refuse_another_class(checkpoint: Checkpoint, alone: Any) -> None:
-    """Refuse a checkpoint that ComfyUI takes to be of another class than its diffusion model is by itself.
+    """Refuse a checkpoint if ComfyUI detects another class for the checkpoint than for its diffusion model alone.
 
     Args:
-        checkpoint: the whole file; only its header is read, and the values that ComfyUI asks for.
+        checkpoint: the whole file. This function reads the header and the values that ComfyUI asks for.
         alone: ComfyUI's configuration of the diffusion model alone.
 
     Raises:
-        Refused: with that class, as of Stable Zero123, which is known by a tensor beside its diffusion model.
+        Refused: the classes differ, as for Stable Zero123, which ComfyUI knows by a tensor outside its diffusion model.
     """
     tensors = checkpoint.meta_tensors()
     prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
@@ -91,8 +91,8 @@ def refuse_another_class(checkpoint: Checkpoint, alone: Any) -> None:
 
 
 def clip_and_vae(path: str, parts: CheckpointTensors) -> tuple[Any, Any]:
-    """ComfyUI's text encoder and VAE of a checkpoint, made by its own loader; the first is None where there is none."""
-    if not parts.model:  # a file of a diffusion model alone
+    """Return the text encoder (None if there is none) and the VAE of a checkpoint, made by ComfyUI's own loader."""
+    if not parts.model:  # the file has a diffusion model alone
         return None, comfy.sd.VAE(sd={})
     embeddings = folder_paths.get_folder_paths(EMBEDDINGS)
     tensors = {**parts.model, **parts.other_tensors}

@@ -1,4 +1,4 @@
-"""What a model is given besides the latent: ComfyUI's conditioning as tensors and values that the workers take."""
+"""Conditioning: the inputs that ComfyUI gives a model besides the latent, as tensors and values to send to workers."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ from ...parallel_backend.diffusion import Value
 from ...parallel_backend.models.comfyui.rows import rows_of, run_of
 
 TEXT_MASK = "attention_mask"
-"""Which of the text's tokens count, in ComfyUI's names and in those of its models."""
+"""The mask of the text's tokens that count. ComfyUI and its models use this name."""
 
 KINDS = (comfy.conds.CONDRegular, comfy.conds.CONDNoiseShape, comfy.conds.CONDConstant, comfy.conds.CONDList)
-"""The kinds of conditioning whose tensors are repeated to the batch and not changed otherwise."""
+"""Kinds of conditioning whose tensors ComfyUI repeats to the batch size, and does not change otherwise."""
 
 MADE_AGAIN = frozenset({"minimax_payload.layout"})
-"""Objects in the conditioning that the model makes itself where they are not given."""
+"""Objects in the conditioning that are not sent, because the model in a worker makes them itself."""
 
 UNCAST = (torch.int32, torch.int64)
-"""What ComfyUI does not cast to the model's dtype (`convert_tensor`), but for text and concatenated latents."""
+"""Dtypes that ComfyUI does not cast to the model's dtype (`convert_tensor`). It casts text and concatenated latents always."""
 
 STRICT = "parallel_strict"
-"""The option that says that a MODEL refuses what the workers' loop does not support."""
+"""The transformer option of a MODEL that refuses runs that the workers' loop does not support."""
 
 OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT, SIDES, "uuids"})
-"""Plain transformer_options that are ComfyUI's or this pack's own."""
+"""Plain transformer_options that belong to ComfyUI or to this pack. They are not sent with a prompt."""
 
 NUMBERS = {"rope_options": "changed positions", "chroma_radiance_options": "Chroma Radiance options"}
-"""The options that hold numbers by name: how far tokens are moved (ScaleROPE, LongCatImage's class), ChromaRadianceOptions."""
+"""Options that hold numbers by name: shifts of token positions (ScaleROPE, LongCatImage's class), ChromaRadianceOptions."""
 
 DICT_OPTIONS = frozenset({PREFIX_CACHE})
 """Transformer options that are dicts of plain values."""
 
 SAMPLING_KEYS = ("area", "mask", "default", "gligen", "hooks", "control")
-"""What ComfyUI's samplers make of a prompt besides what its model class has made of it."""
+"""Keys of a prompt that ComfyUI's samplers add to the output of the model class."""
 
 
 class NotSupported(Exception):
-    """The workers' loop does not support this; it runs with one forward of the model per call instead.
+    """A reason why the workers' loop cannot do a run, which then makes one forward of the model per request.
 
-    `instead` is what to choose for the workers' loop.
+    `instead` is the choice that the message recommends to use the workers' loop.
     """
 
     def __init__(self, what: str, instead: str = "a graph without it") -> None:
@@ -67,12 +67,12 @@ class NotSupported(Exception):
 
 
 def by_mask(call: Conditioning) -> list[Conditioning]:
-    """Cut a call where the rows of its batch begin to have another mask of the text: the workers leave masked tokens out.
+    """Split a call's batch between rows with different text masks, because the workers drop masked tokens.
 
-    Tensors that are for all rows go with each part.
+    A tensor that applies to all rows goes with each part.
     """
     mask, batch = call.tensors.get(TEXT_MASK), call.tensors["x"].shape[0]
-    if mask is None or mask.shape[0] != batch:  # one mask is for all rows
+    if mask is None or mask.shape[0] != batch:  # one mask applies to all rows
         return [call]
     edges = [0, *(row for row in range(1, batch) if not torch.equal(mask[row], mask[row - 1])), batch]
     return [
@@ -81,13 +81,15 @@ def by_mask(call: Conditioning) -> list[Conditioning]:
 
 
 def of_prompt(model_conds: Mapping[str, Any], dtype: torch.dtype, batch: int) -> Conditioning:
-    """Of one entry of a CONDITIONING whatever ComfyUI's model class has made of it, in the dtype to which ComfyUI casts it.
+    """Return the conditioning of one entry of a CONDITIONING, in the dtypes to which ComfyUI casts it.
 
     Args:
-        batch: of the latents; where a tensor belongs to all of them, they are computed together.
+        model_conds: the output of ComfyUI's model class for the entry.
+        dtype: the model's dtype.
+        batch: the number of latents. If a tensor belongs to all of them, the workers compute them together.
 
     Raises:
-        Refused: it cannot be sent.
+        Refused: the conditioning cannot be sent.
     """
     conditioning = Conditioning({})
     for name, condition in model_conds.items():
@@ -104,15 +106,19 @@ def of_prompt(model_conds: Mapping[str, Any], dtype: torch.dtype, batch: int) ->
 
 
 def is_constant_tensor(condition: Any) -> bool:
-    """Whether it is one tensor for all rows of a batch, such as the voxels of all its shapes."""
+    """Return True if the condition is one tensor for all rows of a batch, such as the voxels of all its shapes."""
     return isinstance(condition, comfy.conds.CONDConstant) and isinstance(condition.cond, Tensor)
 
 
 def of_call(context: Tensor | None, inputs: Mapping[str, Any]) -> Conditioning:
-    """Of one model call, `inputs` being what it has besides text and concatenated latents.
+    """Return the conditioning of one model call.
+
+    Args:
+        context: the text.
+        inputs: the model's other inputs, without concatenated latents.
 
     Raises:
-        Refused: it cannot be sent.
+        Refused: the inputs cannot be sent.
     """
     conditioning = Conditioning({} if context is None else {"context": context})
     for name, value in inputs.items():
@@ -124,11 +130,12 @@ def of_call(context: Tensor | None, inputs: Mapping[str, Any]) -> Conditioning:
 def repeated_text(model: Any, prompts: Sequence[Mapping[str, Any]]) -> tuple[type, ...]:
     """Return the conditioning classes whose texts ComfyUI may repeat to the length of a longer text.
 
-    A UNet only attends to the text: repeating changes only its rounding, and the workers run each length separately. A
-    model that runs unsharded qualifies if ComfyUI repeats none of its texts.
+    A UNet only attends to the text: repeating changes only its rounding, and the workers run each length separately. A model
+    that runs unsharded qualifies if ComfyUI repeats none of its texts.
 
     Args:
-        prompts: what ComfyUI's class has made of each.
+        model: ComfyUI's BaseModel.
+        prompts: for each prompt, the output of ComfyUI's model class.
     """
     proxy, kinds = model.diffusion_model, (comfy.conds.CONDCrossAttn,)
     texts = [conds[CROSS_ATTENTION] for conds in prompts if CROSS_ATTENTION in conds]
@@ -139,11 +146,13 @@ def repeated_text(model: Any, prompts: Sequence[Mapping[str, Any]]) -> tuple[typ
 
 
 def check_prompt(entry: Mapping[str, Any], more_kinds: tuple[type, ...] = ()) -> None:
-    """Raise NotSupported for what samplers make of a prompt, and for kinds of conditioning that change with what they are
-    batched with: the workers' loop would not treat them as ComfyUI does.
+    """Raise NotSupported if the workers' loop would treat a prompt differently from ComfyUI's samplers.
+
+    That is so for the keys that samplers add, and for kinds of conditioning that depend on the other prompts of a batch.
 
     Args:
-        more_kinds: those that it does treat so for this model.
+        entry: the prompt.
+        more_kinds: further kinds that the loop treats as ComfyUI does, for this model.
     """
     for key in SAMPLING_KEYS:
         if entry.get(key) is not None:
@@ -154,14 +163,14 @@ def check_prompt(entry: Mapping[str, Any], more_kinds: tuple[type, ...] = ()) ->
 
 
 def _sent(name: str, value: Any) -> Any:
-    """A conditioning less what the model makes again."""
+    """Return a conditioning without the entries that the model makes itself."""
     if not isinstance(value, dict):
         return value
     return {key: item for key, item in value.items() if item is not None and f"{name}.{key}" not in MADE_AGAIN} or None
 
 
 def is_plain(option: Any) -> bool:
-    """Whether an option is a plain value, or a collection of such, which goes with a prompt."""
+    """Return True if an option is a plain value, or a collection of plain values, which can be sent with a prompt."""
     if isinstance(option, (list, tuple, set, frozenset)):
         return all(is_plain(item) for item in option)
     return option is None or isinstance(option, (bool, int, float, str))
@@ -186,7 +195,7 @@ def options_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def sigmas_of(transformer_options: Mapping[str, Any]) -> dict[str, Value]:
-    """Those of the call and of all steps, under the names that they have in a call."""
+    """Return the sigmas of the call and of all steps, under their names in a call."""
     values: dict[str, Value] = {}
     for name in SIGMAS:
         flatten(f"{OPTIONS}.{name}", transformer_options[name].float().tolist(), {}, values)

@@ -1,4 +1,4 @@
-"""Prompts as safetensors files in ComfyUI's input folder: the text, what belongs to it, and FluxGuidance."""
+"""Prompts as safetensors files in ComfyUI's input folder: the text, its pooled output and mask, and FluxGuidance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ SUFFIX = ".safetensors"
 
 
 def path_of(name: str) -> str:
-    """Return where a file lies. Raises Refused for a name that leads out of ComfyUI's folders, or that no file can have."""
+    """Return the path of a file.
+
+    Raises:
+        Refused: the name leads out of ComfyUI's folders, or is no valid file name.
+    """
     try:
         return str(folder_paths.get_annotated_filepath(name))
     except ValueError:
@@ -28,9 +32,13 @@ def path_of(name: str) -> str:
 
 
 def read(name: str) -> list[Any]:
-    """A file as a CONDITIONING of one entry. Raises Refused for what is no such file."""
+    """Read a file as a CONDITIONING of one entry.
+
+    Raises:
+        Refused: the file is no saved prompt.
+    """
     path = path_of(name)
-    read_header(path)  # says in one sentence what is wrong with a file that is none
+    read_header(path)  # raises Refused, with the reason, if the file is not a safetensors file
     tensors = safetensors.torch.load_file(path, device="cpu")
     if "cond" not in tensors:
         raise _no_text(name)
@@ -41,7 +49,11 @@ def read(name: str) -> list[Any]:
 
 
 def text_tokens(name: str) -> int:
-    """How many tokens a file's text has, by its header. Raises Refused for what is no such file."""
+    """Return the number of tokens of a file's text, from the header.
+
+    Raises:
+        Refused: the file is no saved prompt.
+    """
     text = read_header(path_of(name)).entries.get("cond")
     if text is None or len(text.shape) < 2:
         raise _no_text(name)
@@ -53,10 +65,10 @@ def _no_text(name: str) -> Refused:
 
 
 def write(conditioning: list[Any], prefix: str) -> tuple[str, str]:
-    """Write a new file, whole or not at all; returns its name and subfolder.
+    """Write a new file, whole or not at all, and return its name and subfolder.
 
     Raises:
-        Refused: something of the prompt would be lost, or it cannot be written.
+        Refused: something of the prompt would be lost, or the file cannot be written.
     """
     tensors = _tensors(conditioning)
     try:
@@ -68,10 +80,10 @@ def write(conditioning: list[Any], prefix: str) -> tuple[str, str]:
 
 
 def _write(tensors: Mapping[str, Tensor], prefix: str) -> tuple[str, str]:
-    """Write a new file in the input folder; returns its name and subfolder."""
+    """Write a new file in the input folder, and return its name and subfolder."""
     directory = folder_paths.get_input_directory()
     folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, directory)
-    while (file := Path(folder, f"{name}_{counter:05}_{SUFFIX}")).exists():  # the counter is wrong for "name/"
+    while (file := Path(folder, f"{name}_{counter:05}_{SUFFIX}")).exists():  # ComfyUI's counter is wrong for "name/"
         counter += 1
     partial = file.with_name(f".{file.name}.part")
     try:

@@ -1,4 +1,4 @@
-"""How types are called in messages."""
+"""Names of dtypes in messages."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import torch
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Its name in messages, such as `bfloat16`."""
+    """Return a dtype's name in messages, such as `bfloat16`."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""The checkpoints that loader nodes offer: what Load Diffusion Model has, GGUF files, full checkpoints, diffusers folders."""
+"""The model files that loader nodes offer: Load Diffusion Model's files, GGUF files, full checkpoints, diffusers folders."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from ...parallel_backend.weights.files.checkpoint import read_header
 from ...parallel_backend.weights.files.safetensors_file import is_diffusers_folder
 
 MODELS, CHECKPOINTS, DIFFUSERS = "diffusion_models", "checkpoints", "diffusers"
-"""ComfyUI's folders. Names from the last two begin with theirs; so the first keep Load Diffusion Model's."""
+"""ComfyUI's folders. Names from the last two begin with the folder; those from the first equal Load Diffusion Model's names."""
 
 
 def choices() -> list[str]:
-    """The names of all model files that a loader offers."""
+    """Return the names of all model files that a loader offers."""
     full = [f"{CHECKPOINTS}/{name}" for name in folder_paths.get_filename_list(CHECKPOINTS)]
     names = [*folder_paths.get_filename_list(MODELS), *_gguf_files(), *full, *_folders()]
     return list(dict.fromkeys(names))
 
 
 def path_of(name: str) -> str:
-    """Return the path of a choice. Raises Refused if the file is gone."""
+    """Return the path of a choice.
+
+    Raises:
+        Refused: the file is gone.
+    """
     path = folder_paths.get_full_path(MODELS, name) or _folders().get(name)
     if path is None and name.startswith(f"{CHECKPOINTS}/"):
         path = folder_paths.get_full_path(CHECKPOINTS, name.removeprefix(f"{CHECKPOINTS}/"))
@@ -33,7 +37,7 @@ def path_of(name: str) -> str:
 
 
 def fingerprint_of(name: str) -> str:
-    """Changes when a checkpoint is replaced."""
+    """Return a checkpoint's fingerprint, which changes when the file is replaced, or the reason why it cannot be read."""
     try:
         return str(read_header(path_of(name)).fingerprint())
     except Refused as refusal:
@@ -47,7 +51,7 @@ def _gguf_files() -> Iterator[str]:
 
 
 def _folders() -> dict[str, Path]:
-    """Return Diffusers folders by name, from both kinds of model folders."""
+    """Return the paths of diffusers folders in both kinds of model folders, by their names as choices."""
     folders: dict[str, Path] = {}
     for kind, prefix in ((MODELS, ""), (DIFFUSERS, f"{DIFFUSERS}/")):
         for directory in map(Path, folder_paths.get_folder_paths(kind)):

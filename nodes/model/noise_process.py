@@ -1,4 +1,4 @@
-"""A MODEL's noise process, as the workers know it."""
+"""A MODEL's noise process in the form that the workers read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...parallel_backend.diffusion import DiffusionSettings, FlowSettings, Sampl
 from .conditioning import NotSupported
 
 PROCESS_METHODS = ("calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling")
-"""What makes a model sampling CONST, EPS or V_PREDICTION: these methods are inherited unchanged."""
+"""Methods that make a model sampling CONST, EPS or V_PREDICTION if its class inherits them unchanged."""
 
 
 def sampling_of(sampling: Any, tensors: dict[str, Tensor]) -> Sampling:
-    """A MODEL's noise process; a table of noise levels is added to the tensors.
+    """Return a MODEL's noise process, and add a table of noise levels to `tensors` if the process has one.
 
     Raises:
-        NotSupported: it is of another kind.
+        NotSupported: the model sampling is of another kind.
     """
     kind, comfy_kinds = type(sampling), comfy.model_sampling
     if _is(kind, comfy_kinds.CONST):

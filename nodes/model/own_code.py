@@ -65,7 +65,7 @@ def own(value: Any) -> bool:
     if not inspect.isfunction(value):
         return not callable(value) or isinstance(value, type) or inspect.isroutine(value)
     module = sys.modules.get(value.__globals__["__name__"])
-    if hasattr(value, "__wrapped__") and not _comfyui(module):  # such as torch.no_grad around it
+    if hasattr(value, "__wrapped__") and not _comfyui(module):  # a wrapper such as torch.no_grad
         return _own_module(module) and own(value.__wrapped__)
     return _own_module(module)
 

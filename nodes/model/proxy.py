@@ -1,4 +1,4 @@
-"""The weightless stand-in for a diffusion model: one forward of it is one request to the workers."""
+"""The weightless proxy for a diffusion model. Its forward sends one request to the workers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ from .undeclared import Parallelise, Undeclared, unsharded_instead
 
 
 class DiffusionProxy(nn.Module):
-    """Has the skeleton's parameter names (on the meta device, for LoRA keys) and plain attributes, and no weights."""
+    """A module without weights.
+
+    Its parameter names (on the meta device, for LoRA keys) and plain attributes are the skeleton's.
+    """
 
     def __init__(
         self,
@@ -65,13 +68,13 @@ class DiffusionProxy(nn.Module):
         parallelise: Parallelise,
         undeclared: Undeclared | None = None,
     ) -> None:
-        """Takes the place of `model`'s diffusion model, the skeleton; `undeclared` says how a run of it goes."""
+        """Replace `model`'s diffusion model, the skeleton. `undeclared` decides how to run a class without a declaration."""
         super().__init__()
         skeleton = model.diffusion_model
         self._latent_channels = model.latent_format.latent_channels
-        self._model = weakref.ref(model)  # which holds this proxy
+        self._model = weakref.ref(model)  # a weak reference, as the model holds this proxy
         self._modules = skeleton._modules
-        self._skeleton = (skeleton,)  # in a tuple, so that it does not become a submodule
+        self._skeleton = (skeleton,)  # in a tuple, so that the skeleton does not become a submodule
         self.remote = remote
         self.shares = shares
         self._undeclared, self._parallelise = undeclared, parallelise
@@ -82,7 +85,7 @@ class DiffusionProxy(nn.Module):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """The skeleton's, for nodes that ask which model they are given."""
+        """Return the skeleton's class, for nodes that test a model's class."""
         return type(self.__dict__["_skeleton"][0]) if "_skeleton" in self.__dict__ else type(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -93,26 +96,27 @@ class DiffusionProxy(nn.Module):
         return self._in_file(name, value) if isinstance(value, Tensor) and value.is_meta else value
 
     def _in_file(self, name: str, tensor: Tensor) -> Tensor:
-        """The values of a tensor of the model's that its file has as it is, such as the texts of SeedVR2, which a node reads."""
+        """Return a tensor's values if the file has the tensor as it is. A node reads SeedVR2's text embeddings so."""
         remote = self.__dict__["remote"]
         entry = remote.config.part.entries.get(name) if remote.shape.unsharded else None
         return tensor if entry is None else values_of_entry(entry).to(tensor.dtype)
 
     @property
     def skeleton(self) -> Any:
-        """ComfyUI's diffusion model on the meta device."""
+        """Return ComfyUI's diffusion model on the meta device."""
         return self._skeleton[0]
 
     @property
     def unsharded(self) -> bool:
-        """True if each worker runs ComfyUI's own forward, not split."""
+        """Return True if each worker runs ComfyUI's own forward with all tokens."""
         return self.remote.shape.unsharded
 
     @torch.compiler.disable
     def forward(self, x: Any, timestep: Any, context: Tensor | None, **inputs: Any) -> Any:
-        """The model's output for `x` `[batch, channels, ...]`, in its dtype; runs DIFFUSION_MODEL wrappers as ComfyUI's own does.
+        """Return the model's output for `x` of shape `[batch, channels, ...]`, in the dtype of `x`.
 
-        `x` and the output may be lists of a video and its sound, `timestep` a tuple of theirs.
+        Run DIFFUSION_MODEL wrappers if ComfyUI's model does. For a model of video and sound, `x` and the output may be lists of
+        both latents, and `timestep` a tuple.
         """
         options = inputs.pop("transformer_options", {})
         if STEP_BY_STEP not in options:
@@ -145,7 +149,7 @@ class DiffusionProxy(nn.Module):
         conditioning.values.update(options_of(transformer_options) | values)
         if getattr(self.remote.config, "sigmas", False) or adapters.networks or overriding:
             conditioning.values.update(sigmas_of(transformer_options))
-        if x.shape[1] > self._latent_channels:  # ComfyUI has put c_concat behind the latent's channels
+        if x.shape[1] > self._latent_channels:  # ComfyUI has appended c_concat to the latent's channels
             conditioning.tensors[NAMES[CONCAT]] = x[:, self._latent_channels :]
             x = x[:, : self._latent_channels]
         if self._undeclared is not None:
@@ -166,7 +170,7 @@ class DiffusionProxy(nn.Module):
         return run.forward(self.remote, call, x.dtype, adapters, control).to(x.device)
 
     def _check_control(self, control: Control, x: Tensor, inputs: Mapping[str, Tensor]) -> None:
-        """Raise Refused where a ControlNet's output does not fit the model; of unsharded models only UNets take one."""
+        """Raise Refused if a ControlNet's output does not fit the model. Of the unsharded models only UNets accept one."""
         if not isinstance(self.skeleton, UNetModel):
             raise Refused(
                 f"A ControlNet cannot be used with a parallel {self.remote.shape.name} MODEL yet: remove it, or use Load "
@@ -178,21 +182,24 @@ class DiffusionProxy(nn.Module):
         refuse_other_control(control, self._control_shapes[key])
 
     def preprocess_text_embeds(self, text: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The text itself; what ComfyUI's class asks of the weights here, the workers do (`text.py`)."""
+        """Return the text unchanged.
+
+        The workers run this function, which needs the weights (`text.py`); record its arguments.
+        """
         arguments = inspect.signature(self._skeleton[0].preprocess_text_embeds).bind(text, *args, **kwargs).arguments
         self.asked_of_text = {name: value for name, value in list(arguments.items())[1:] if value is not None}
         return text
 
     def prove(self, calls: Sequence[GraphInputs]) -> list[str]:
-        """Wait until the model is known to be right for what a graph gives it, and return what is to be said of that, once.
+        """Wait for the proof that the model computes correctly with a graph's inputs. Return notes for the user, only once.
 
-        If it is known to be wrong, the model runs unsharded from here on, until another declaration is derived.
+        If the proof has failed, the model runs unsharded from here on, until another declaration is derived.
 
         Args:
-            calls: what the graph gives the model in each kind of call.
+            calls: the inputs that the graph gives the model, for each kind of call.
 
         Raises:
-            Refused: it is wrong, and workers would share its forward.
+            Refused: the proof has failed, and workers would share the forward.
         """
         if self._undeclared is not None:
             return []
@@ -205,11 +212,11 @@ class DiffusionProxy(nn.Module):
 
     @property
     def may_be_parallelised(self) -> bool:
-        """True if a run may be parallelised by a declaration that is still to be derived."""
+        """Return True if a run may be parallelised by a declaration that is still to be derived."""
         return self._undeclared is not None
 
     def choose(self, run: SamplerRun) -> list[str]:
-        """Choose how far a run of an undeclared class is parallelised. Return notes for the user.
+        """Choose the division of a run of an undeclared class over the workers, and return notes for the user.
 
         Raises as `Undeclared.choose` does.
         """
@@ -221,7 +228,7 @@ class DiffusionProxy(nn.Module):
         return notes
 
     def _exchange(self, remote: RemoteModel) -> None:
-        """Have the workers run the model another way from here on."""
+        """Replace the model in the workers by another form of it (unsharded or parallelised)."""
         self.remote.backend.release(self.remote.spec)
         self.remote = remote
         self.shares = self.shares.of(remote)
@@ -229,11 +236,11 @@ class DiffusionProxy(nn.Module):
         remote.backend.retain(self._model(), remote.spec)
 
     def __deepcopy__(self, _: dict[int, Any]) -> DiffusionProxy:
-        """Refuse a copy, which would have the patches of the MODEL that it was made of."""
+        """Refuse a copy, which would keep the patches of the original MODEL."""
         raise refuse_weights("Copying the diffusion model (copy.deepcopy)")
 
     def run_by(self, model: Any) -> None:
-        """Take the patches of a run from the model that is sampled, which may be a copy (copy.copy) of this proxy's own."""
+        """Use the patches of the sampled model, which may be a copy (copy.copy) of the model that this proxy was built in."""
         if self._model() is not model:
             self._model = weakref.ref(model)
             self.remote.backend.retain(model, self.remote.spec)
@@ -255,13 +262,14 @@ class DiffusionProxy(nn.Module):
                 raise refuse_weights(f"Changing diffusion_model.{name}")
 
     def adapters(self, options: Mapping[str, Any], shape: Sequence[int]) -> AdapterSet:
-        """Those of the MODEL that is being sampled, with the networks among its transformer_options.
+        """Return the adapters of the sampled MODEL, with the networks in its transformer_options.
 
         Args:
-            shape: the latent's.
+            options: the transformer_options.
+            shape: the latent's shape.
 
         Raises:
-            Refused: there are patches that the workers do not know.
+            Refused: there are patches that the workers cannot apply.
         """
         model = self._model()
         assert model is not None

@@ -1,4 +1,4 @@
-"""Answers of a step's first pass, which equal questions of its second pass get again."""
+"""Model outputs of a step's first pass, which the second pass reads instead of computing them again."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 Reply = TypeVar("Reply")
 
 PLAIN = (bool, int, float, str, uuid.UUID, type(None))
-"""Leaves of a question that are compared by value. ComfyUI names prompts by UUIDs."""
+"""Types of leaves of a question that are compared by value. ComfyUI names prompts by UUIDs."""
 
 
 class RecordedAnswers(Generic[Reply]):
     """Answers with their questions, which are trees of tensors and plain values. Each answer is given once.
 
-    The second pass may ask otherwise than the first one did: ComfyUI decides by live state, such as free memory, which prompts
-    share a model call. So an answer is found by its question and never by its place in the order.
+    The second pass may make other calls than the first: ComfyUI decides by live state, such as free memory, which prompts share
+    a model call. So an answer is found by its question and never by its place in the order.
     """
 
     def __init__(self) -> None:
         self._recorded: list[tuple[Any, Reply]] = []
 
     def __len__(self) -> int:
-        """Return the number of answers that nobody has asked for again."""
+        """Return the number of recorded answers that were not taken."""
         return len(self._recorded)
 
     def add(self, question: Any, answer: Reply) -> None:
@@ -35,7 +35,7 @@ class RecordedAnswers(Generic[Reply]):
         self._recorded.append((question, answer))
 
     def take(self, question: Any, compute: Callable[[], Reply]) -> Reply:
-        """Return the recorded answer to an equal question, or the result of `compute` where there is none."""
+        """Return the recorded answer to an equal question, or else the result of `compute`."""
         for index, (recorded, answer) in enumerate(self._recorded):
             if _equal(recorded, question):
                 del self._recorded[index]

@@ -1,4 +1,4 @@
-"""What the backend cannot do at all, refused everywhere by name: nothing is silently ignored."""
+"""Refusals of everything that the backend cannot do. Each refusal names the feature, and no feature is silently ignored."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ TRANSFORMER_OPTIONS = {
     "optimized_attention_override": "an attention override ({names})",
     **{name: f"{what} that are no numbers" for name, what in NUMBERS.items()},
 }
-"""Options that reach into the model, and how the user knows them."""
+"""Options that change the inside of the model, with their descriptions for the user."""
 
 PROMPT_KEYS = {
     "gligen": "GLIGEN",
     "hooks": "hooks on conditioning (LoRA hooks, hook keyframes)",
 }
-"""Entries of a CONDITIONING that reach into the model."""
+"""Entries of a CONDITIONING that change the inside of the model, with their descriptions for the user."""
 
 
 @dataclass(frozen=True)
 class Guarded:
-    """The names that messages use for a MODEL or VAE whose weights are in the workers.
+    """The names that messages use for a MODEL or VAE whose weights the workers hold.
 
     Attributes:
         name: the proxy's type in the graph.
         inside: the attribute that holds the proxy.
-        loader: ComfyUI's own node, which refuses nothing.
+        loader: ComfyUI's own loader node, whose MODEL or VAE refuses nothing.
     """
 
     name: str
@@ -45,19 +45,19 @@ class Guarded:
 
     @property
     def way_out(self) -> str:
-        """The last part of each message: what the user can do."""
+        """Return the last part of each message, which says what the user can do."""
         return f"the weights live in the workers; remove that node, or use {self.loader}"
 
     def refusal(self, what: str) -> Refused:
-        """The refusal of something that needs the weights in this process."""
+        """Return the refusal of an operation that needs the weights in this process."""
         return Refused(f"{what} cannot be done with a parallel {self.name}: {self.way_out}.")
 
     def refuse_replaced(self, name: str, by: str) -> Refused:
-        """The refusal of a run while another pack's code stands in a place of ComfyUI's.
+        """Return the refusal of a run because another pack has replaced a function or class of ComfyUI's.
 
         Args:
-            name: the place, dotted.
-            by: the file of that code; may be empty.
+            name: the dotted name of the function or class.
+            by: the file of the other pack's code; may be empty.
         """
         file = f" ({by})" if by else ""
         return Refused(
@@ -71,16 +71,17 @@ MODEL = Guarded("MODEL", "diffusion_model", "Load Diffusion Model")
 VAE = Guarded("VAE", "first_stage_model", "Load VAE")
 
 WAY_OUT = MODEL.way_out
-"""The last part of each message about a MODEL: what the user can do."""
+"""The last part of each message about a MODEL, which says what the user can do."""
 
 HANDLED = frozenset({*TRANSFORMER_OPTIONS, *SIGMAS, SIDES, "wrappers"})
-"""Options that models read and that are carried, refused or run elsewhere."""
+"""Options that models read and that this function does not refuse as unknown: they are sent, run or refused elsewhere."""
 
 
 def refuse_transformer_options(options: Mapping[str, Any], model: nn.Module) -> None:
-    """Raise Refused if anything in transformer_options would change the model from within.
+    """Raise Refused if a transformer option would change the inside of the model.
 
-    That is known of some options; of any other, if the model's own code names it and it is nothing that is sent.
+    The options of `TRANSFORMER_OPTIONS` always would. Any other option would if the model's own code reads it and the option is
+    not sent.
     """
     for key, description in TRANSFORMER_OPTIONS.items():
         if (value := options.get(key)) and not (key in NUMBERS and _numbers(value)):
@@ -101,7 +102,7 @@ def _numbers(option: Any) -> bool:
 
 
 def refuse_prompts(prompts: Mapping[str, list[Mapping[str, Any]]]) -> None:
-    """Raise Refused if a prompt has something the workers cannot do."""
+    """Raise Refused if a prompt has an entry that the workers cannot use."""
     for entries in prompts.values():
         for entry in entries:
             for key, description in PROMPT_KEYS.items():
@@ -110,5 +111,5 @@ def refuse_prompts(prompts: Mapping[str, list[Mapping[str, Any]]]) -> None:
 
 
 def refuse_weights(what: str) -> Refused:
-    """The refusal of something that needs a MODEL's weights in this process."""
+    """Return the refusal of an operation that needs a MODEL's weights in this process."""
     return MODEL.refusal(what)

@@ -1,4 +1,4 @@
-"""RemoteModel: where the weights of a MODEL are and how to use them."""
+"""RemoteModel: a model in the workers, with methods to plan and run requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OF_A_MODEL = "a text encoder or VAE in too low a precision does that"
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """A model in the workers: what to load, with which plan. Starting takes place when it is first used.
+    """A model in the workers, with its requested plan. The workers start and load the model at its first use.
 
     `unsharded_reason` says why a model whose class has a declaration runs unsharded; it is empty for all others.
     """
@@ -66,13 +66,13 @@ class RemoteModel:
     unsharded_reason: str = ""
 
     def job(self, forward: Conditioning, dtype: torch.dtype, has_uncond: bool, steps: int) -> DenoiseJob:
-        """What is to be computed, as a plan sees it.
+        """Return the size of a denoise, which the plan depends on.
 
         Args:
-            forward: one forward of one side, with the longest prompt.
+            forward: one forward of one branch, with the longest prompt.
             dtype: the compute dtype.
-            two_sided: whether a negative side takes part.
-            steps: of the sampler.
+            has_uncond: True if a negative branch takes part.
+            steps: the sampler's number of steps.
         """
         shape = picture_shape(forward.tensors["x"].shape, forward.values)
         return DenoiseJob(
@@ -91,14 +91,17 @@ class RemoteModel:
     def plan(
         self, job: DenoiseJob, forward: Conditioning, dtype: torch.dtype, compiler: str = "", all_tokens: bool = False
     ) -> ResolvedPlan:
-        """The plan for a job and one forward of it: the fastest that does what is wished for.
+        """Return the fastest plan for a job that satisfies the requested plan.
 
         Args:
-            compiler: what the run asks the workers to compile blocks with; empty for nothing.
-            all_tokens: whether an attention needs all tokens of its heads at once, so that there is neither Ring nor PipeFusion.
+            job: the size of the denoise.
+            forward: one forward of the job.
+            dtype: the compute dtype.
+            compiler: the backend that the run compiles the blocks with; empty for none.
+            all_tokens: True if an attention needs all tokens of its heads at once, which rules out Ring and PipeFusion.
 
         Raises:
-            Refused: the wish cannot be met.
+            Refused: no plan satisfies the request.
         """
         rows = self.family.token_rows(self.config, tuple(forward.tensors["x"].shape))
         workload = Workload(job.batch, job.has_uncond, rows)
@@ -126,11 +129,11 @@ class RemoteModel:
 
     @property
     def shape(self) -> ModelShape:
-        """The model's size and limits."""
+        """Return the model's size and limits."""
         return self.family.shape(self.config)
 
     def attention(self, dtype: torch.dtype) -> str:
-        """The attention kernel that the workers will use and why, for the log; of GPUs elsewhere, what is asked for.
+        """Return the attention kernel of the workers and the reason for it, for the log; on another machine, the plan's choice.
 
         Raises:
             Refused: the plan's choice cannot run here.
@@ -138,13 +141,13 @@ class RemoteModel:
         if self.shape.unsharded:
             return "ComfyUI's own"
         machine, _, device = self.devices[0].rpartition("/")
-        if machine and device != "cpu":  # what they can run only they know
+        if machine and device != "cpu":  # only that machine knows which kernels its GPUs can run
             return self.requested_plan.attention
         kernel = choose_kernel(self.requested_plan.attention, torch.device(device), dtype, self.shape.head_dim)
         return f"{kernel.name} ({kernel.reason})"
 
     def check(self, latent: Tensor, conditioning: Conditioning) -> None:
-        """Raise Refused where the model cannot take these inputs, or where the conditioning holds NaN."""
+        """Raise Refused if the model cannot run with these inputs, or if the conditioning contains NaN or infinity."""
         tensors, values = conditioning.tensors, conditioning.values
         picture = comfy.utils.unpack_latents(latent, packed_shapes(values))[0]
         self.family.check(self.config, picture, tensors, values)
@@ -159,7 +162,7 @@ class RemoteModel:
             self.check_numbers(f"conditioning ({name})", tensor)
 
     def check_numbers(self, what: str, tensor: Tensor, remedy: str = OF_A_MODEL) -> None:
-        """Raise Refused where a tensor holds NaN or infinity; `remedy` is what to do at the node that it comes from."""
+        """Raise Refused if a tensor contains NaN or infinity. `remedy` is advice about the node that the tensor comes from."""
         wrong = int((~torch.isfinite(tensor)).sum())
         if wrong:
             raise Refused(
@@ -168,14 +171,14 @@ class RemoteModel:
             )
 
     def bytes_on(self, device: torch.device) -> int:
-        """About how many bytes of weights all workers on a device of this process hold, once they are loaded."""
+        """Return about how many bytes of weights all workers on a device of this process hold when the weights are loaded."""
         parts = (
             len(self.devices) if self.requested_plan.weights == "sharded" else max(1, self.requested_plan.pipefusion)
         )
         return self.devices.count(device_name(device)) * self.weight_bytes // parts
 
     def sample(self, tensors: Mapping[str, Tensor], on_progress: Any, adapters: AdapterSet, **fields: Any) -> Frame:
-        """Run a denoise; see Backend.sample. ComfyUI's Cancel ends it as ComfyUI expects."""
+        """Run a denoise; see `Backend.sample`. Cancel in ComfyUI raises ComfyUI's own exception."""
         try:
             answer = self.backend.sample(
                 tensors,
@@ -190,9 +193,10 @@ class RemoteModel:
         return answer.frame
 
     def free_memory(self, plan: ResolvedPlan, job: DenoiseJob, adapters: AdapterSet) -> int:
-        """Make ComfyUI's models leave the plan's devices as far as a job needs it.
+        """Unload ComfyUI's models from the plan's devices as far as a job needs the memory.
 
-        Returns what it needs beside the model's weights: what it computes with, and the networks that each rank holds.
+        Returns:
+            The bytes that the job needs besides the model's weights: its working memory, and the networks that each rank holds.
         """
         needed = needs(plan, self.shape, job)
         network_tensors = {
@@ -200,7 +204,7 @@ class RemoteModel:
         }
         working = int(needed.working) + sum(adapters.tensors[id].nbytes for id in network_tensors)
         weight_bytes = needed.weights
-        if plan.weights == "streamed":  # the more of it stays on the device, the faster
+        if plan.weights == "streamed":  # the more of the model stays on the device, the faster it runs
             weight_bytes = needs(msgspec.structs.replace(plan, weights="replicated"), self.shape, job).weights
         free_devices(self.backend, self.spec, plan.devices, weight_bytes + working)
         return working
@@ -224,11 +228,15 @@ class RemoteModel:
         working: int,
         control: Control | None = None,
     ) -> list[Tensor]:
-        """Run the model once for each call, in a compute dtype.
+        """Run the model once for each call, and return the outputs.
 
         Args:
-            working: what `free_memory` found.
-            control: a ControlNet's output for a single call, as ComfyUI hands it to a model.
+            calls: the inputs of each call.
+            dtype: the compute dtype.
+            adapters: LoRA and its kin, and the networks.
+            plan: the plan of the run.
+            working: the result of `free_memory`.
+            control: a ControlNet's output for a single call, in the form that ComfyUI gives a model.
         """
         shape = picture_shape(calls[0].tensors["x"].shape, calls[0].values)
         size = shape[0], self.family.image_tokens(self.config, shape), self.shape.hidden
@@ -253,12 +261,12 @@ class RemoteModel:
 
 
 def caller() -> RequestContext:
-    """The node that is executed: ComfyUI's Cancel, and a line that says how loading gets on."""
+    """Return the context of the running node: a check for ComfyUI's Cancel, and a function that shows loading on the node."""
     return RequestContext(comfy.model_management.processing_interrupted, loading())
 
 
 def interruption() -> BaseException:
-    """ComfyUI's exception for Cancel, its flag cleared."""
+    """Return ComfyUI's exception for Cancel, and clear ComfyUI's flag."""
     try:
         comfy.model_management.throw_exception_if_processing_interrupted()
     except comfy.model_management.InterruptProcessingException as error:

@@ -1,4 +1,4 @@
-"""What a SAMPLER_SAMPLE wrapper is given."""
+"""The arguments of a run, as a SAMPLER_SAMPLE wrapper receives them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class SamplerRun:
 
     @property
     def model_options(self) -> Mapping[str, Any]:
-        """ComfyUI's, of the MODEL and the sampler."""
+        """Return ComfyUI's model options, of the MODEL and the sampler."""
         return self.extra_args["model_options"]  # type: ignore[no-any-return]
 
     @property
     def transformer_options(self) -> Mapping[str, Any]:
-        """Those of the model options that the diffusion model reads."""
+        """Return the model options that the diffusion model reads."""
         return self.model_options.get("transformer_options", {})  # type: ignore[no-any-return]

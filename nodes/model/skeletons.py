@@ -1,4 +1,4 @@
-"""ComfyUI's own model classes on the meta device, changed where their sampling or conditioning is not the original's."""
+"""ComfyUI's model classes on the meta device, changed where their sampling or conditioning differs from the original code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CogVideoXSampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_
 
 
 class CogVideoX(comfy.model_base.CogVideoX):
-    """ComfyUI's CogVideoX with the original's noise schedule, text that is never repeated, and the image as it was trained."""
+    """ComfyUI's CogVideoX with the original's noise schedule, text that is never repeated, and image latents as in training."""
 
     def __init__(self, model_config: Any, config: CogVideoXConfig) -> None:
         super().__init__(model_config, device=META)
@@ -47,18 +47,21 @@ class CogVideoX(comfy.model_base.CogVideoX):
         self._image_scale = self.latent_format.scale_factor**-2 if config.offset else 1.0
 
     def concat_cond(self, **kwargs: Any) -> Tensor | None:
-        """The image's latent; None if there is none, which is not replaced by zeros.
+        """Return the image's latent; None if there is none. ComfyUI's class would use zeros.
 
-        1.5 was trained on image latents that are divided by the scale and not multiplied by it (invert_scale_latents).
+        CogVideoX 1.5 was trained on image latents divided by the scale, not multiplied by it (invert_scale_latents).
         """
         image = kwargs.get("concat_latent_image")
         if image is None or self.diffusion_model.in_channels == kwargs["noise"].shape[1]:
             return image
-        copied = kwargs | {"concat_latent_image": image.clone()}  # ComfyUI's method writes into it
+        copied = kwargs | {"concat_latent_image": image.clone()}  # ComfyUI's method writes into the image
         return super().concat_cond(**copied) * self._image_scale
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
-        """Text as it is: repeating it to another prompt's length would change joint attention."""
+        """Return ComfyUI's conditions without repeated text.
+
+        Repeating it to another prompt's length would change joint attention.
+        """
         conds = super().extra_conds(**kwargs)
         if "c_crossattn" in conds:
             conds["c_crossattn"] = comfy.conds.CONDRegular(conds["c_crossattn"].cond)
@@ -66,14 +69,14 @@ class CogVideoX(comfy.model_base.CogVideoX):
 
 
 class PixArt(comfy.model_base.PixArt):
-    """ComfyUI's PixArt that also takes the mask of the text; sizes it would fill in at every call are filled in here."""
+    """ComfyUI's PixArt that also takes the mask of the text. This class fills in sizes that ComfyUI fills in at every call."""
 
     def __init__(self, model_config: Any, config: PixArtConfig) -> None:
         super().__init__(model_config, device=META)
         self._micro_conditions = config.micro_conditions
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
-        """With `attention_mask`, and with the picture's size if the model takes it."""
+        """Return ComfyUI's conditions with `attention_mask`, and with the picture's size if the model takes it."""
         conds = super().extra_conds(**kwargs)
         conditioning = {"attention_mask": kwargs.get("attention_mask")}
         if self._micro_conditions and "c_size" not in conds:
@@ -91,10 +94,10 @@ class PixArt(comfy.model_base.PixArt):
 
 @dataclass(frozen=True)
 class Skeleton:
-    """How ComfyUI's model of a family is made.
+    """The functions that build ComfyUI's model of a family.
 
-    `describe` makes its model_config from the file's meta tensors and the family's configuration (None if ComfyUI does
-    not know the model), `make` the model from these three.
+    `describe` returns the model_config for the file's meta tensors and the family's configuration; None if ComfyUI does not
+    know the model. `make` builds the model from these three.
     """
 
     describe: Callable[[Mapping[str, Tensor], Any], Any]
@@ -112,14 +115,14 @@ def _describe_cogvideox(tensors: Mapping[str, Tensor], config: CogVideoXConfig) 
     model_config.unet_config |= {
         "num_attention_heads": config.heads,
         "attention_head_dim": config.head_dim,
-        "use_learned_positional_embeddings": False,  # they would be made in this process's memory
+        "use_learned_positional_embeddings": False,  # ComfyUI would create them in this process's memory
         "use_rotary_positional_embeddings": True,
     }
     return model_config
 
 
 def _describe_pixart(_tensors: Mapping[str, Tensor], config: PixArtConfig) -> Any:
-    """By hand, for files with diffusers' names too; what takes no picture's size is Sigma, as in ComfyUI."""
+    """Return the model_config without detection, as files may have diffusers' names. A model without size inputs is Sigma."""
     alpha, sigma = comfy.supported_models.PixArtAlpha, comfy.supported_models.PixArtSigma
     kind = alpha if config.micro_conditions else sigma
     return kind(
@@ -144,4 +147,4 @@ SKELETONS: Mapping[str, Skeleton] = MappingProxyType(
         "pixart": Skeleton(_describe_pixart, lambda described, _, config: PixArt(described, config)),
     }
 )
-"""How each family's MODEL is built without weights, by the family's name."""
+"""The functions that build each family's MODEL without weights, by the family's name."""

@@ -1,4 +1,4 @@
-"""A run whose loop stays in ComfyUI: its model calls, and how both sides of a step become one request to the workers."""
+"""A run whose loop stays in ComfyUI. Both branches of a step become one request to the workers."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ KEY = "parallel_step_by_step"
 class StepByStep:
     """One run under one plan.
 
-    Where the plan has a worker for each side and ComfyUI would call the model once for each (texts of two lengths), a step
-    is gone through twice: first the calls are collected and answered with zeros, then one request computes them all, and
-    the second time they are answered with its outputs. ComfyUI is told the same free memory both times, by which it decides
-    which prompts share a call. Should it ask for another call all the same, that call is a request of its own.
+    If the plan has a worker for each branch and ComfyUI would call the model once per branch (texts of two lengths), each step
+    runs twice. The first pass collects the model calls and answers with zeros. Then one request computes all calls, and the
+    second pass gets the outputs. Both passes report the same free memory to ComfyUI, which decides by it which prompts share a
+    call. If the second pass still makes another call, that call becomes a request by itself.
 
     Attributes:
         unused: the number of calls of first passes that no second pass has made.
     """
 
     def __init__(self, plan: ResolvedPlan, working: int) -> None:
-        """`working` is what `RemoteModel.free_memory` found for it."""
+        """Start a run. `working` is the result of `RemoteModel.free_memory`."""
         self.plan = plan
         self.costs = ControlCosts()
         self._working = working
@@ -52,7 +52,7 @@ class StepByStep:
         self.unused = 0
 
     def model_options(self, model_options: Mapping[str, Any]) -> Any:
-        """A run's model options, so that its model calls find this object."""
+        """Return a copy of a run's model options in which model calls find this object."""
         options = copy_nested_dicts(model_options)
         options["transformer_options"][KEY] = self
         if self.plan.cfg > 1:
@@ -67,10 +67,14 @@ class StepByStep:
         adapters: AdapterSet,
         control: Control | None,
     ) -> Tensor:
-        """The model's output for one call, or zeros while calls are collected.
+        """Return the model's output for one call, or zeros while calls are collected.
 
         Args:
-            control: a ControlNet's output; no calls are collected then.
+            remote: the model.
+            call: the call's inputs.
+            dtype: the compute dtype.
+            adapters: LoRA and its kin, and the networks.
+            control: a ControlNet's output. No calls are collected if there is one.
         """
         if self._collected is not None:
             self._collected.append(call)
@@ -102,12 +106,12 @@ class StepByStep:
                         self._outputs.add((call.tensors, call.values), output)
                 result = executor(model, conds, x, timestep, options)
                 self.unused += len(self._outputs)
-            finally:  # no answer of this step is for another one, whatever ended it
+            finally:  # outputs of this step must not answer another step's calls, also after an error
                 self._outputs = RecordedAnswers()
         return result
 
     def _collect(self, run_pass: Callable[[], Any]) -> list[Conditioning]:
-        """Return the model calls that a step makes, which are answered with zeros."""
+        """Return the model calls of a step, which get zeros as answers."""
         calls: list[Conditioning] = []
         self._collected = calls
         try:
@@ -135,5 +139,5 @@ def _going_twice_would_show(executor: Any, model: Any, conds: Sequence[Any], opt
 
 
 def _controlled(conds: Sequence[Any]) -> bool:
-    """Return True if a ControlNet takes part. On a parallelised model its output goes only with single calls."""
+    """Return True if a ControlNet takes part. A parallelised model takes a ControlNet's output only with single calls."""
     return any(entry.get("control") is not None for branch in conds for entry in branch or ())

@@ -1,7 +1,7 @@
-"""What of a MODEL, and of a run of it, the workers' loop supports: it stands in for nothing else.
+"""The parts of a MODEL, and of a run, that the workers' loop supports.
 
-All is decided by what is allowed: what is not known here keeps a run out of the workers' loop, and ComfyUI's loop does it,
-one forward at a time. What is inside the diffusion model is looked at in `unchanged.py`.
+The check is an allow list. Anything unknown keeps a run out of the workers' loop; ComfyUI's loop then does the run, one forward
+per request. `unchanged.py` checks the inside of the diffusion model.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .features.step_cache import known_wrappers
 from .own_code import foreign, foreign_class, own
 
 GUIDER_METHODS = ("__call__", "outer_predict_noise", "predict_noise")
-"""What makes a guider one that does plain CFG: these methods of CFGGuider are inherited unchanged, as BasicGuider's are."""
+"""Methods of CFGGuider that a guider class must inherit unchanged to do plain CFG, as BasicGuider does."""
 
 MODEL_METHODS = ("apply_model", "_apply_model", "process_timestep")
-"""What the workers' loop does as BaseModel does it, but for what the workers ask the model's own class."""
+"""Methods of BaseModel that the workers' loop reimplements. A model's own version counts as unknown unless workers call it."""
 
 FUNCTIONS = (
     (comfy.samplers, "sampling_function"),
@@ -38,39 +38,39 @@ FUNCTIONS = (
     (comfy.samplers, "cfg_function"),
     (comfy.k_diffusion.sampling, "default_noise_sampler"),
 )
-"""What the workers' loop does as these functions of ComfyUI's do it."""
+"""Functions of ComfyUI's that the workers' loop reimplements."""
 
 CLASSES = (comfy.samplers, "KSamplerX0Inpaint"), (comfy.k_diffusion.sampling, "BrownianTreeNoiseSampler")
-"""What it does as these classes do it."""
+"""Classes of ComfyUI's that the workers' loop reimplements."""
 
 OBJECT_PATCHES = {"model_sampling", "manual_cast_dtype"}
-"""What may be replaced in the model: the noise process is looked at for itself, the compute dtype is a field of requests."""
+"""Object patches that a run may have. The noise process is checked by itself; requests carry the compute dtype."""
 
 MODEL_OPTIONS = {"transformer_options", "to_load_options", "disable_cfg1_optimization"}
-"""What model_options may hold; anything else changes the denoise in this process."""
+"""Model options that a run may have. Any other option changes the denoise in this process."""
 
 WRAPPERS = {WrappersMP.OUTER_SAMPLE, WrappersMP.PREPARE_SAMPLING, WrappersMP.SAMPLER_SAMPLE}
-"""Wrappers around the loop; the others are within it."""
+"""Kinds of wrappers around the loop, which may be there. All other kinds are inside the loop."""
 
 CALLBACKS = {
     CallbacksMP.ON_CLONE, CallbacksMP.ON_LOAD, CallbacksMP.ON_DETACH, CallbacksMP.ON_CLEANUP, CallbacksMP.ON_PRE_RUN,
     CallbacksMP.ON_REGISTER_ALL_HOOK_PATCHES, CallbacksMP.ON_INJECT_MODEL, CallbacksMP.ON_EJECT_MODEL
 }  # fmt: skip
-"""Callbacks before and after a run; what they change in the model is looked at for itself."""
+"""Callbacks before and after a run, which may be there. Their changes of the model are checked by themselves."""
 
 
 def not_supported(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> str | None:
-    """The first thing of a run that the workers' loop does not know, as users know it; None if it knows all."""
+    """Return the first thing in a run that the workers' loop does not support, in the user's words; None if there is none."""
     return next(_unknown(guider, sampler, model_options), None)
 
 
 def changed_model(model: Any) -> str | None:
-    """What is not ComfyUI's own in a model outside its diffusion model; None if all is."""
+    """Return the first thing of another pack's in a model outside its diffusion model; None if there is none."""
     return next(_unknown_in_model(model), None)
 
 
 def plain_guider(guider: Any) -> bool:
-    """Whether a guider does what CFGGuider does, by its class."""
+    """Return True if a guider's class does plain CFG, as CFGGuider does."""
     plain = comfy.samplers.CFGGuider
     return all(getattr(type(guider), name, None) is getattr(plain, name) for name in GUIDER_METHODS)
 
@@ -142,9 +142,10 @@ def _unknown_in_model(model: Any) -> Iterator[str]:
 
 
 def _changes_nothing(callback: Any, model_options: Mapping[str, Any]) -> bool:
-    """Return True if a callback before each step is ComfyUI's own, reads neither model nor timestep, and changes no model option.
+    """Return True if a callback before each step has no effect on a run.
 
-    BlockSparseAttention's callback puts its function back in attention's place, where it already is.
+    The callback must be ComfyUI's own, read neither model nor timestep, and change no model option. BlockSparseAttention's
+    callback sets its attention function again, which is already set.
     """
     if not own(callback):
         return False

@@ -1,6 +1,7 @@
-"""The inside of a diffusion model or an autoencoder as other packs find it: to be looked at, and refused when it was changed.
+"""Check a diffusion model or an autoencoder for changes by other packs, and refuse a changed one.
 
-Nothing that is changed there reaches the workers, nor in the functions that its classes use.
+Other packs can read the proxy's modules. Changes to the modules, or to functions that their classes use, never reach the
+workers.
 """
 
 from __future__ import annotations
@@ -20,37 +21,37 @@ from .own_writes import NOTHING, OwnWrites, is_written
 from .refusals import MODEL, VAE, Guarded
 
 VIEWS = {"data", "real", "imag", "T", "H", "mT", "mH"}
-"""Attributes of a tensor that are its values."""
+"""Attributes of a tensor that give its values."""
 
 ASKED = {"size", "dim", "numel", "nelement", "element_size", "stride", "is_contiguous", "is_floating_point", "is_complex"} | {
     "__repr__", "__hash__", "__len__", "requires_grad_"
 }  # fmt: skip
-"""Methods that ask for no values."""
+"""Methods of a tensor that do not read its values."""
 
 
 PACKS = "custom_nodes"
 
 STATISTICS = 2**16
-"""The most values of a buffer that are compared one by one."""
+"""Largest number of values of a buffer for which the buffer is compared value by value."""
 
 
 class RemoteWeight(nn.Parameter):
-    """A weight whose values are in the workers: has a shape and a dtype, and refuses to be read or changed."""
+    """A weight whose values are in the workers. The weight has a shape and a dtype, and refuses reads and changes."""
 
     guarded = MODEL
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.detach:  # as state_dict does
+        if func is torch.Tensor.detach:  # state_dict calls it
             return args[0]
-        attribute = getattr(getattr(func, "__self__", None), "__name__", None)  # of a descriptor's __get__ or __set__
+        attribute = getattr(getattr(func, "__self__", None), "__name__", None)  # of a descriptor's get or set
         if func.__name__ not in ASKED and (attribute is None or attribute in VIEWS):
             raise cls.guarded.refusal("Reading or changing the weights")
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteWeight:
-        """Another weight of the same shape, whose values are the same ones in the workers."""
+        """Return another weight of the same shape, which stands for the same values in the workers."""
         with torch._C.DisableTorchFunctionSubclass():
             copied = torch.Tensor._make_subclass(type(self), self.data)
         memo[id(self)] = copied
@@ -58,7 +59,7 @@ class RemoteWeight(nn.Parameter):
 
 
 class RemoteVAEWeight(RemoteWeight):
-    """A weight of an autoencoder."""
+    """A weight of an autoencoder whose values are in the workers."""
 
     guarded = VAE
 
@@ -67,18 +68,18 @@ WEIGHTS = {MODEL: RemoteWeight, VAE: RemoteVAEWeight}
 
 
 class SkeletonSnapshot:
-    """The modules, weights, hooks and methods of a diffusion model or an autoencoder.
+    """The modules, weights, hooks and methods of a diffusion model or an autoencoder, recorded at construction.
 
     Args:
-        skeleton: the module as it should be; its weights become RemoteWeights.
-        guarded: what refusals say of it.
+        skeleton: the module as built; its weights become RemoteWeights.
+        guarded: the names for refusals.
     """
 
     def __init__(self, skeleton: nn.Module, guarded: Guarded = MODEL) -> None:
         self._guarded = guarded
         for module in skeleton.modules():
             for name, weight in module._parameters.items():
-                if weight is not None and not isinstance(weight, RemoteWeight):  # of a copy they are
+                if weight is not None and not isinstance(weight, RemoteWeight):  # a copied module has them already
                     module._parameters[name] = torch.Tensor._make_subclass(WEIGHTS[guarded], weight.data)  # type: ignore[assignment]
         self._originals = [
             (name, module, _signature(module), dict(_parts(module))) for name, module in skeleton.named_modules()
@@ -111,7 +112,7 @@ class SkeletonSnapshot:
 
 
 def refuse_replaced(classes: frozenset[type], guarded: Guarded = MODEL) -> None:
-    """Raise Refused if code that these classes reach in this process is not what ComfyUI's source, or a library's, says."""
+    """Raise Refused if code that these classes reach in this process differs from the source of ComfyUI or of a library."""
     if replaced := _code_of(classes).replaced():
         raise guarded.refuse_replaced(replaced.name, _in_words(replaced.by))
 
@@ -122,20 +123,23 @@ def _code_of(classes: frozenset[type]) -> ReachedCode:
 
 
 def _in_words(file: str) -> str:
-    """Return a file path as a user knows it: the path of a pack's file starts at ComfyUI's folder of packs."""
+    """Return a file path for the user. The path of a pack's file starts at ComfyUI's folder of packs."""
     _, separator, rest = file.rpartition(f"{os.sep}{PACKS}{os.sep}")
     return f"{PACKS}{os.sep}{rest}" if separator else file
 
 
 def _signature(module: nn.Module) -> list[int]:
-    """Differs where a part is another object; quick, as it is looked at before every forward."""
+    """Return the ids of all parts of a module, to find replaced parts.
+
+    The check runs before every forward, so it must be fast.
+    """
     tables = vars(module).values()
     parts = (id(part) for table in tables if isinstance(table, dict) for part in table.values())
     return [id(type(module)), *map(id, tables), *parts]
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
-    """All that a module has, by names; entries of torch's own tables one by one."""
+    """Yield all parts of a module with their names. Entries of torch's own tables are parts of their own."""
     yield ("__class__", ""), type(module)
     for name, value in vars(module).items():
         if name.startswith("_") and isinstance(value, dict):
@@ -148,6 +152,7 @@ def _differing(module: nn.Module, original: dict[tuple[str, str], Any], written:
     """Yield the names of changed attributes: neither the value at construction nor the value that ComfyUI's own code wrote.
 
     Args:
+        module: the module.
         original: the module's attributes at construction.
         written: the values that ComfyUI's own code has written, by attribute name.
     """
@@ -157,7 +162,7 @@ def _differing(module: nn.Module, original: dict[tuple[str, str], Any], written:
             same = is_written(value, written[table])
         elif (table, name) in original:
             same = value is original[table, name]
-        else:  # data that no code of the model's reads, or a method that was put back
+        else:  # data that no code of the model reads, or a restored method
             same = not name and (not hasattr(type(module), table) or is_own_method(module, table))
         if not same:
             yield "forward" if "hooks" in table else name or table
