@@ -1,1 +1,1 @@
-"""ComfyUI's features on a MODEL, each as the workers are told of it; the worker's half has the same name in models/comfyui."""
+"""ComfyUI's features on a MODEL, in ComfyUI's process. The worker's half of each has the same name in models/comfyui."""

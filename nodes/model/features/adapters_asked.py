@@ -1,4 +1,4 @@
-"""ComfyUI's own answers about weight patches: which parameters it patches, and whether an adapter fits a parameter."""
+"""ComfyUI's own handling of weight patches: the parameters that it patches, and the adapters that fit a parameter."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def loads_dynamically(device: torch.device) -> bool:
 
 
 def patched_keys(patcher: Any) -> frozenset[str]:
-    """Return the parameters that ComfyUI's loader patches where it loads a model whole: none of a module with submodules.
+    """Return the keys of the parameters that ComfyUI's loader patches, which never include those of a module with submodules.
 
-    Where ComfyUI loads dynamically, its loader patches only modules that cast their own weights.
+    If ComfyUI loads dynamically, its loader patches only modules that cast their own weights.
     """
     dynamic = loads_dynamically(patcher.load_device)
     return frozenset(
@@ -37,14 +37,14 @@ def patched_keys(patcher: Any) -> frozenset[str]:
 
 
 class AdapterQuestions:
-    """Answers of ComfyUI's `calculate_weight`, run on the meta device; equal questions are asked once."""
+    """Results of ComfyUI's `calculate_weight`, run on the meta device. Equal patches run only once."""
 
     def __init__(self) -> None:
         self._fitting: set[object] = set()
         self._skipped: dict[object, tuple[str, ...]] = {}
 
     def left_out(self, key: str, size: Sequence[int], patch: Sequence[Any]) -> tuple[str, ...] | None:
-        """Return what ComfyUI logs when it leaves out an adapter of the parameter `key`; None where it applies the adapter.
+        """Return ComfyUI's log lines if it leaves out an adapter of the parameter `key`; None if ComfyUI applies the adapter.
 
         Raises:
             Refused: ComfyUI raises an error.
@@ -85,7 +85,7 @@ def _ask(key: str, size: Sequence[int], patch: Sequence[Any]) -> tuple[str, ...]
 
 
 def _shapes(value: Any) -> object:
-    """Return a patch's value with shapes in place of tensors: all that an answer depends on."""
+    """Return a patch's value with shapes in place of tensors. A result depends on nothing else."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     if isinstance(value, list | tuple):
@@ -96,7 +96,7 @@ def _shapes(value: Any) -> object:
 
 
 class _AnyValue(TorchDispatchMode):
-    """Answers 0 where code asks for a meta tensor's value, on which no shape depends."""
+    """A dispatch mode that returns 0 when code reads a meta tensor's value. No shape depends on the value."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten._local_scalar_dense.default:
@@ -105,7 +105,7 @@ class _AnyValue(TorchDispatchMode):
 
 
 class _Sentences(logging.Handler):
-    """Collects the warnings and errors that this thread logs."""
+    """A log handler that collects the warnings and errors of this thread."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -113,6 +113,6 @@ class _Sentences(logging.Handler):
         self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Collect one."""
+        """Collect the message of a record of this thread."""
         if record.thread == self._thread:
             self.sentences.append(record.getMessage())

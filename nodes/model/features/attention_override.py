@@ -1,7 +1,7 @@
-"""Functions that ComfyUI's own nodes put in attention's place (ModelAttentionBackend): the workers rebuild them from recipes.
+"""Functions of ComfyUI's nodes that replace attention (ModelAttentionBackend), sent to the workers as recipes.
 
-Such a function must treat each head separately, and keep nothing from call to call: ranks have some of the heads each, and make
-the objects anew for each model call.
+The function must treat each head separately and keep no state from call to call. Each rank has some of the heads, and builds
+the function's objects anew for each model call.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from .node_functions import strings_in
 from .recipe import RecipeReader, same, state_of
 
 OPTION = "optimized_attention_override"
-"""The transformer option that holds a function in attention's place."""
+"""The transformer option that holds the function."""
 
 UNSENT = {SIDES, "uuids", "callbacks", "wrappers"}
-"""ComfyUI's options that workers are not told."""
+"""ComfyUI's options that are not sent to workers."""
 
 TOKENS, ROWS = 65, 2
-"""The tokens and rows of a trial's operands."""
+"""Numbers of tokens and rows of a trial's tensors."""
 
 TOLERANCES = {torch.float32: 1e-5}
 ROUGH = 1e-2
@@ -56,7 +56,9 @@ def refuse_split(function: Any, requested_plan: ParallelPlan, what: str = "an at
     """Raise Refused if a plan has a degree that a function with all tokens of some heads cannot run with.
 
     Args:
-        what: the function, in the message's words.
+        function: the function.
+        requested_plan: the plan.
+        what: the function's description for the message.
     """
     degrees = {"ring": requested_plan.ring, "pipefusion": requested_plan.pipefusion, "patches": requested_plan.patches}
     if names := [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]:
@@ -68,7 +70,7 @@ def refuse_split(function: Any, requested_plan: ParallelPlan, what: str = "an at
 
 
 def _values(call: FeatureCall) -> dict[str, Value]:
-    """Return the recipe of the function in attention's place as values that go with a call; none if there is none.
+    """Return the recipe of the function that replaces attention, as values to send with a call; empty if there is none.
 
     Raises:
         Refused: workers cannot run the function, or not under the requested plan.
@@ -87,11 +89,11 @@ def _values(call: FeatureCall) -> dict[str, Value]:
 
 @functools.lru_cache(maxsize=8)
 def _tried(recipes: str, shape: ModelShape, dtype: torch.dtype) -> str:
-    """Try the function of an encoded recipe, and return the recipe with the lists that have an entry for each head.
+    """Try the function of an encoded recipe. Return the recipe with the names of the lists that have one entry per head.
 
     Raises:
-        Refused: the function gives something else for some heads than for all, keeps something, or reads what workers are not
-            told; or it cannot be tried.
+        Refused: the function cannot be tried, gives another result for some heads than for all, keeps state, or reads options
+            that are not sent to workers.
     """
     (recipe,) = decoded(recipes)
     values = {name: unpacked(value) for name, value in recipe.values.items()}
@@ -111,12 +113,12 @@ def _tried(recipes: str, shape: ModelShape, dtype: torch.dtype) -> str:
 
 
 def _reason(recipe: FunctionRecipe, shape: ModelShape, dtype: torch.dtype) -> str:
-    """Return why workers cannot run the function of a recipe; empty if they can."""
+    """Return the reason why workers cannot run the function of a recipe; empty if they can."""
     objects = objects_from([recipe])
     results = functools.partial(_by_heads, recipe, objects, shape, dtype)
     try:
         equal = all_equal(results, TOLERANCES.get(dtype, ROUGH))
-    except Exception as error:  # whatever another's code comes to
+    except Exception as error:  # another pack's code may raise any error
         return f"it cannot be tried ({type(error).__name__}: {error})"
     if changed := [*_changed_attributes(recipe, objects)]:
         return f"it keeps something from call to call ({', '.join(changed)})"
@@ -128,10 +130,10 @@ def _reason(recipe: FunctionRecipe, shape: ModelShape, dtype: torch.dtype) -> st
 def _by_heads(
     recipe: FunctionRecipe, objects: Mapping[str, Any], shape: ModelShape, dtype: torch.dtype
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the results for some of the heads and the others, and for all heads.
+    """Yield the function's results for the heads in two parts, concatenated, and for all heads together.
 
     Raises:
-        ValueError: the function keeps something from call to call.
+        ValueError: the function keeps state from call to call.
     """
     heads, device = shape.heads, get_torch_device()
     size = ROWS, heads, TOKENS, shape.head_dim
@@ -157,7 +159,7 @@ def _by_heads(
 
 
 def _strings_of(recipe: FunctionRecipe) -> Iterator[str]:
-    """Yield the strings in the code of a function, of the functions that it holds and of its objects' classes."""
+    """Yield the strings in the code of a function, of the functions that it contains and of its objects' classes."""
     yield from strings_in(function_from(recipe))
     methods = [value for entry in recipe.objects.values() for value in vars(named(entry.kind)).values()]
     for method in filter(inspect.isfunction, methods):
@@ -165,7 +167,7 @@ def _strings_of(recipe: FunctionRecipe) -> Iterator[str]:
 
 
 def _changed_attributes(recipe: FunctionRecipe, objects: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the attributes in which objects differ from new objects of the same recipes."""
+    """Yield the attributes in which used objects differ from new objects of the same recipes."""
     for name, entry in recipe.objects.items():
         new = vars(object_from(entry))
         for field, value in sorted(vars(objects[name]).items()):

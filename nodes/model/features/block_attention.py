@@ -1,4 +1,4 @@
-"""Functions of ComfyUI's nodes that replace a model's blocks and inject attention into them (BlockSparseAttention on MiniMax-H3).
+"""Functions of ComfyUI's nodes that replace a model's blocks to inject attention (BlockSparseAttention on MiniMax-H3).
 
 Workers rebuild the functions from recipes, and check that each injects attention and does nothing else
 (`parallel_backend/models/comfyui/features/block_attention.py`).
@@ -42,7 +42,7 @@ def takes_attention(declaration: Declaration) -> bool:
 def recipes_of(transformer_options: Mapping[str, Any], model: nn.Module) -> list[BlockRecipe]:
     """Return the recipes of the functions that replace blocks; none unless one function of ComfyUI's made all of them.
 
-    Each must hold one block of the model, and the same objects as the others.
+    Each function must hold one block of the model, and all must hold the same other objects.
     """
     replaced = transformer_options.get(REPLACED) or {}
     if replaced.keys() - {BLOCKS}:
@@ -80,12 +80,12 @@ def refuse_other(recipes: Sequence[BlockRecipe], model: nn.Module) -> None:
 
 
 def function_in(transformer_options: Mapping[str, Any]) -> Any:
-    """Return one of the functions that replace blocks."""
+    """Return the first of the functions that replace blocks."""
     return next(iter(transformer_options[REPLACED][BLOCKS].values()))
 
 
 def _values(call: FeatureCall) -> dict[str, Value]:
-    """Return the functions that inject attention into blocks as values that go with a call; none if they are unknown.
+    """Return the functions that inject attention into blocks, as values to send with a call; empty if they are unknown.
 
     Raises:
         Refused: workers cannot run the functions, or not under the requested plan.

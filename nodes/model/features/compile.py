@@ -1,4 +1,4 @@
-"""ComfyUI's own TorchCompileModel on a MODEL: the workers compile their blocks with its backend."""
+"""ComfyUI's TorchCompileModel on a MODEL. The workers compile their blocks with the node's backend."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import comfy.samplers
 from comfy.patcher_extension import WrappersMP
 
 OPTION = "torch_compile_kwargs"
-"""The model option in which the node says what it was asked for."""
+"""The model option that holds the node's settings."""
 
 KEY = "torch.compile"
-"""Of the wrapper that puts the compiled model in its place; here that is a stand-in without weights, and stays as it is."""
+"""Key of the wrapper that swaps in the compiled model. Here the model is the proxy without weights, which stays as it is."""
 
 SOURCE = Path(comfy.samplers.__file__).parents[1] / "comfy_api" / "torch_helpers" / "torch_compile.py"
 FACTORY = "apply_torch_compile_factory"
 
 KNOWN = {"options", "mode", "fullgraph", "dynamic", "backend"}
-"""What the option holds; the workers choose for themselves whether sizes are dynamic and what a graph is."""
+"""The settings in the option. The workers themselves choose `dynamic` and `fullgraph`."""
 
 GUARDS = "guard_filter_fn"
-"""The node's own option, which leaves transformer_options unguarded."""
+"""The node's own setting, which removes guards on transformer_options."""
 
 
 def compiles(model_options: Mapping[str, Any]) -> bool:
@@ -45,5 +45,5 @@ def compiles(model_options: Mapping[str, Any]) -> bool:
 
 
 def compiler_of(model_options: Mapping[str, Any]) -> str:
-    """The backend that the workers' blocks are compiled with; empty for none."""
+    """Return the backend that workers compile the blocks with; empty for none."""
     return str(model_options[OPTION]["backend"]) if compiles(model_options) else ""

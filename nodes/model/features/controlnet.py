@@ -1,4 +1,4 @@
-"""A ControlNet's output: residuals of blocks that the workers add, or, of an unsharded UNet, lists that its forward adds."""
+"""A ControlNet's output: residuals that the workers add after blocks, or lists that an unsharded UNet's forward adds."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Control: TypeAlias = Mapping[str, Sequence[Tensor | None]]
 def residuals_of(
     control: Control, blocks: Mapping[str, range], size: tuple[int, int, int]
 ) -> tuple[BlockResiduals, dict[str, Tensor]] | None:
-    """Which tensor is added after which block, and the tensors, each once; None if there is nothing to add.
+    """Return the residuals by block, and their tensors, each once; None if there is nothing to add.
 
     Args:
         control: ComfyUI's lists of tensors `[batch or 1, tokens, features]` or None.
-        blocks: the blocks that each list goes with; tensors for blocks that the model has not are left out, as in ComfyUI.
+        blocks: the blocks that each list belongs to. Tensors for blocks that the model lacks are dropped, as in ComfyUI.
         size: batch, image tokens and features.
 
     Raises:
-        Refused: it is a ControlNet for another model.
+        Refused: the ControlNet is for another model.
     """
     by_block: dict[int, Tensor] = {}
     for kind, tensors in control.items():
@@ -72,12 +72,12 @@ activations of these shapes.
 
 
 def shapes_in(unet: Any, x: Tensor, inputs: Mapping[str, Tensor]) -> Shapes:
-    """Return the shapes in a forward of ComfyUI's UNet without computing it.
+    """Return the shapes of a UNet's activations without computing them.
 
     Args:
-        unet: on the meta device.
-        x: `[batch, channels, height, width]`, with what is concatenated.
-        inputs: `timestep`, `context` and what else it takes that is a tensor.
+        unet: ComfyUI's UNet, on the meta device.
+        x: `[batch, channels, height, width]`, including concatenated latents.
+        inputs: `timestep`, `context` and the other tensors that the UNet takes.
     """
     shapes: dict[str, list[torch.Size]] = {"input": [], "middle": [], "output": []}
 
@@ -105,10 +105,10 @@ def shapes_in(unet: Any, x: Tensor, inputs: Mapping[str, Tensor]) -> Shapes:
 
 
 def refuse_other_control(control: Control, shapes: Shapes) -> None:
-    """Refuse the output of another model's ControlNet, which ComfyUI leaves out with a line in its log.
+    """Refuse the output of another model's ControlNet, which ComfyUI would drop with a line in its log.
 
     Raises:
-        Refused: with what does not fit.
+        Refused: a list is too long, or a tensor does not fit.
     """
     for kind, tensors in control.items():
         expected = shapes.get(kind, ())

@@ -1,4 +1,4 @@
-"""ControlNets whose output is cached while a step is gone through twice, so that no ControlNet runs twice."""
+"""A cache of ControlNets' outputs for a step that runs twice, so that no ControlNet runs twice."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .controlnet_costs import ControlCosts
 
 
 class CachedControl:
-    """A stand-in for a ControlNet during one step: the second pass gets the cached outputs of the first.
+    """A replacement of a ControlNet during one step. The second pass gets the cached outputs of the first pass.
 
-    ComfyUI asks a prompt's ControlNet for its output once for each model call. A question that the first pass did not ask goes
-    to the ControlNet itself.
+    ComfyUI asks a prompt's ControlNet for its output once per model call. A call that the first pass did not make runs the
+    ControlNet itself.
     """
 
     def __init__(self, control: Any, costs: ControlCosts) -> None:
@@ -23,7 +23,7 @@ class CachedControl:
         self._again = False
 
     def get_control(self, *args: Any) -> Any:
-        """Return the ControlNet's output for a call: lists of tensors. Every caller gets copies."""
+        """Return the ControlNet's output for a call: lists of tensors. Every caller gets copies of the lists."""
         question = compared_leaves(args)
         if self._again:
             return self._outputs.take(question, lambda: self._get_control(args))
@@ -32,7 +32,7 @@ class CachedControl:
         return output and {kind: list(tensors) for kind, tensors in output.items()}
 
     def begin_again(self) -> None:
-        """Answer with the cached outputs from here on."""
+        """Start the second pass, which reads the cached outputs."""
         self._again = True
 
     def _get_control(self, args: Sequence[Any]) -> Any:

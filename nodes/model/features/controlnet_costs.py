@@ -1,4 +1,4 @@
-"""What ControlNets cost a run whose sides are on two devices: forwards, seconds, and bytes that go to the workers."""
+"""The cost of ControlNets in a run whose branches are on two devices: forwards, seconds, and bytes sent to the workers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ....parallel_backend.plan import ResolvedPlan
 
 @dataclass
 class ControlCosts:
-    """Of one run.
+    """The costs of the ControlNets in one run.
 
     Attributes:
-        forwards: how often a ControlNet gave something new.
-        making: seconds that it took in ComfyUI's process.
-        sent: bytes that went to the workers.
-        requests: seconds of each request that had some.
+        forwards: the number of ControlNet outputs that were computed.
+        making: the seconds that ControlNets took in ComfyUI's process.
+        sent: the bytes of ControlNet outputs that were sent to the workers.
+        requests: the seconds of each request with ControlNet outputs.
     """
 
     forwards: int = 0
@@ -34,7 +34,7 @@ class ControlCosts:
 
     @contextmanager
     def made(self) -> Iterator[None]:
-        """While a ControlNet gives something new."""
+        """Measure the computation of a ControlNet's output inside this context."""
         began = time.monotonic()
         yield
         self.making += time.monotonic() - began
@@ -42,7 +42,7 @@ class ControlCosts:
 
     @contextmanager
     def request(self, calls: Sequence[Conditioning]) -> Iterator[None]:
-        """While calls are computed by the workers."""
+        """Measure a request to the workers inside this context, and count the bytes of ControlNet outputs in its calls."""
         began = time.monotonic()
         yield
         self.requests.append(time.monotonic() - began)
@@ -52,7 +52,7 @@ class ControlCosts:
         """Return the mean seconds of a request in which no rank computed. Skip the first request, which loads weights.
 
         Args:
-            ran: what the workers say of each.
+            ran: the workers' reports of each request.
         """
         gaps = [
             seconds - max((report.seconds for report in event.reports), default=0.0)
@@ -69,7 +69,7 @@ class ControlCosts:
         )
 
     def warning(self, steps: int, sending: float, saved: float | None) -> str | None:
-        """That they cost more than the second device saves, if so."""
+        """Return a warning if the costs exceed the time that the second device saves; None otherwise."""
         if saved is None or sending <= saved:
             return None
         return (
@@ -79,7 +79,7 @@ class ControlCosts:
 
 
 def saved_by_cfg(plan: ResolvedPlan, planned: PlanEvent | None) -> float | None:
-    """Predicted seconds a step that a plan with a device for each side takes less than one device; None for other plans."""
+    """Return the predicted seconds per step that a plan with a device per branch saves; None for other plans."""
     if planned is None or plan.cfg < 2:
         return None
     (chosen,) = (entry for entry in planned.choice.ranking if entry.plan == plan)

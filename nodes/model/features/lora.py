@@ -1,4 +1,4 @@
-"""From the weight patches that ComfyUI records on a MODEL (LoRA and its kin) to adapters as the workers know them."""
+"""Translate the weight patches that ComfyUI records on a MODEL (LoRA and its kin) into the workers' adapters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PREFIX = "diffusion_model."
 FUNCTION_NAMES: Mapping[Callable[..., Any], str] = {comfy.utils.swap_scale_shift: "swap_scale_shift"}
 
 SIZES = (6, 4), (6,), (6, 2, 2), (6, 2, 3, 2), (6, 2, 1, 2, 2)
-"""The shapes of the weights that adapters are tried on: a matrix, a vector, and convolutions of one to three dimensions."""
+"""Shapes of the weights in trials of adapters: a matrix, a vector, and convolutions of one to three dimensions."""
 
 OF_ALL = frozenset({"comfy.lora.calculate_weight", "comfy.utils.swap_scale_shift"})
 """The replaced functions that take part in every kind of adapter."""
@@ -34,14 +34,19 @@ ADAPTERS: Mapping[str, str] = {name.lower(): f"{name}Adapter" for name in ("LoRA
 """ComfyUI's class of each kind of adapter, by the workers' name of the kind."""
 
 WeightPatch: TypeAlias = tuple[float, Any, float, tuple[int, int, int] | None, Callable[..., Any] | None]
-"""As ComfyUI records it: strength, the adapter or (type, values), factor on the weight itself, offset, function."""
+"""A weight patch as ComfyUI records it: strength, adapter or (type, values), factor on the weight itself, offset, function."""
 
 
 class AdapterReader:
-    """Translates patches and names tensors by content; each tensor is hashed once."""
+    """A translator of weight patches that names tensors by content, and hashes each tensor once."""
 
     def __init__(self, sizes: Mapping[str, Sequence[int]], packed: Mapping[str, Sequence[int]]) -> None:
-        """`sizes` of the model's tensors by ComfyUI's names; `packed` as `packed_starts` gives it."""
+        """Create the translator for a model.
+
+        Args:
+            sizes: the shapes of the model's tensors, by ComfyUI's names.
+            packed: the result of `packed_starts`.
+        """
         self._sizes = sizes
         self._packed = packed
         self._ids = WeakIdKeyDictionary()
@@ -51,10 +56,15 @@ class AdapterReader:
     def read(
         self, patches: Mapping[str, Sequence[WeightPatch]], version: object, patched: Callable[[], Collection[str]]
     ) -> AdapterSet:
-        """What a ModelPatcher's `patches` do. `version` changes whenever they do; `patched` gives the keys that ComfyUI patches.
+        """Translate a ModelPatcher's `patches`.
+
+        Args:
+            patches: the weight patches by key.
+            version: an id that changes whenever the patches do.
+            patched: returns the keys that ComfyUI patches.
 
         Raises:
-            Refused: for what the workers cannot apply, by name.
+            Refused: the workers cannot apply a patch; the message names the patch.
         """
         if self._last is None or self._last[0] != version:
             keys = patched() if patches else ()
@@ -65,7 +75,7 @@ class AdapterReader:
         return self._last[1]
 
     def translate(self, patches: Mapping[str, Sequence[WeightPatch]]) -> AdapterSet:
-        """The same, whatever ComfyUI's own adapters are like, of keys that it patches."""
+        """Translate patches of keys that ComfyUI patches, without comparing ComfyUI's adapter code with the workers'."""
         recipe: Recipe = {}
         tensors: dict[str, Tensor] = {}
         logged: list[str] = []
@@ -79,7 +89,10 @@ class AdapterReader:
         return AdapterSet(recipe, tensors, left_out=_misfits(logged))
 
     def _adapter(self, name: str, patch: WeightPatch, tensors: dict[str, Tensor], logged: list[str]) -> Adapter | None:
-        """Translate a patch; None where ComfyUI leaves it out, which adds to `logged` what ComfyUI logs."""
+        """Translate a patch.
+
+        If ComfyUI leaves it out, add ComfyUI's log lines to `logged`, and return None or only the scale.
+        """
         strength, value, scale, offset, function = patch
         left_out = self._questions.left_out(f"{PREFIX}{name}", self._sizes[name], patch)
         if left_out is not None:
@@ -108,7 +121,7 @@ class AdapterReader:
         return adapter
 
     def add(self, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
-        """Put a tensor among others by its id, which is returned."""
+        """Add a tensor to `tensors` under its id, and return the id."""
         if tensor not in self._ids:
             self._ids[tensor] = content_id(tensor)
         name: str = self._ids[tensor]
@@ -117,7 +130,7 @@ class AdapterReader:
 
 
 def _never_patched(keys: Sequence[str]) -> tuple[str, ...]:
-    """Say that ComfyUI patches none of these parameters."""
+    """Return the sentence that ComfyUI patches none of these parameters; none without parameters."""
     if not keys:
         return ()
     return (
@@ -126,7 +139,7 @@ def _never_patched(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _misfits(logged: Sequence[str]) -> tuple[str, ...]:
-    """Say which adapters ComfyUI leaves out, by what it logs of them."""
+    """Return the sentence about adapters that ComfyUI leaves out, from its log lines; none without log lines."""
     if not logged:
         return ()
     return (
@@ -139,7 +152,7 @@ def _first(of: Sequence[str]) -> str:
 
 
 def _refuse_unknown(kinds: Iterable[str]) -> None:
-    """Raise Refused for kinds of adapter that this ComfyUI handles differently than the workers."""
+    """Raise Refused for kinds of adapter that this ComfyUI applies differently from the workers."""
     for kind in sorted(kinds):
         if what := verdicts().mismatch("adapter", functools.partial(adapter_results, kind), functions_of(kind)):
             raise _refused(f"what this ComfyUI makes of {kind} adapters ({what})")
@@ -151,7 +164,7 @@ def functions_of(kind: str) -> frozenset[str]:
 
 
 def adapter_results(kind: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield small weights with adapters of a kind, put in by the workers' code and by ComfyUI."""
+    """Yield pairs of small weights with adapters of a kind, applied by the workers' code and by ComfyUI."""
     for size in SIZES:
         for value in _adapters(kind, size):
             for patch in _patches(value):
@@ -164,7 +177,7 @@ def adapter_results(kind: str) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _patches(value: Any) -> Iterator[WeightPatch]:
-    """Yield weight patches as ComfyUI records them: plain, with other strengths, and with moved rows."""
+    """Yield weight patches as ComfyUI records them: plain, with other strengths, and with swapped scale and shift."""
     yield 1.0, value, 1.0, None, None
     yield 0.7, value, 0.9, None, None
     if isinstance(value, tuple) or getattr(value, "name", "") != "oft":
@@ -191,7 +204,7 @@ def _adapters(kind: str, size: tuple[int, ...]) -> Iterator[Any]:
             factors = random(7, (3, 1)), random(8, (1, columns // wide))
             yield kinds.LoKrAdapter(set(), (first, None, 1.5, None, None, *factors, None, dora))
         case "glora":
-            if len(size) > 1:  # ComfyUI takes none for a vector
+            if len(size) > 1:  # ComfyUI has no GLoRA for a vector
                 a1, a2 = random(5, (channels, rank)), random(6, (rank, channels))
                 yield kinds.GLoRAAdapter(set(), (a1, a2, up, down, 1.5, None))
         case "oft":
@@ -207,7 +220,7 @@ def _refused(what: str) -> Refused:
 
 
 def _parts(value: Any, size: Sequence[int]) -> tuple[str, dict[str, Tensor], float | None]:
-    """Kind, tensors by part, and alpha, of a patch of a weight of `size`."""
+    """Return the kind, the tensors by part, and alpha, of a patch of a weight of shape `size`."""
     if isinstance(value, kinds.WeightAdapterBase):
         kind, parts, alpha = _adapter_parts(value, size)
         return kind, {part: tensor for part, tensor in parts.items() if tensor is not None}, alpha
@@ -244,8 +257,8 @@ def _adapter_parts(
             a1, a2, b1, b2, alpha, dora = v
             newer = b2.shape[0] == b1.shape[1] == a1.shape[1] == a2.shape[0]
             older = b2.shape[1] == b1.shape[0] == a1.shape[0] == a2.shape[1]
-            if older and (not newer or a2.shape[0] == size[0] == size[1]):  # as ComfyUI tells LyCORIS' older layout
-                a1, a2, b1, b2 = a2, a1, b2, b1  # its factors are the other way round
+            if older and (not newer or a2.shape[0] == size[0] == size[1]):  # ComfyUI's test for LyCORIS' older layout
+                a1, a2, b1, b2 = a2, a1, b2, b1  # the older layout has the factors in the other order
             return "glora", {"a1": a1, "a2": a2, "b1": b1, "b2": b2, "dora_scale": dora}, alpha
         case kinds.OFTAdapter():
             blocks, _, constraint, dora = v

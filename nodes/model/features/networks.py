@@ -1,4 +1,4 @@
-"""ComfyUI's model patches that put a network beside the blocks, as the workers take them."""
+"""ComfyUI's model patches that add a network to the blocks, in the form that the workers take."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from .feature import Feature
 from .node_functions import attention_guidance_functions, unet_functions
 
 ZIMAGE_SETTINGS = ("n_control_layers", "additional_in_dim", "control_in_dim", "refiner_control", "broken")
-"""What ComfyUI's loader finds out of a file for Z-Image."""
+"""Settings of a Z-Image network that ComfyUI's loader derives from the file."""
 
 NODES = COMFYUI / "comfy_extras" / "nodes_model_patch.py"
-"""Where ComfyUI's nodes for model patches are."""
+"""ComfyUI's file of the nodes for model patches."""
 
 OF_MODELS = ("comfy.", "torch.")
-"""Modules of classes whose code is compared with its source; ComfyUI loads its nodes' under names that are paths."""
+"""Prefixes of modules whose classes are compared with their source. ComfyUI imports its nodes under names that are paths."""
 
 WHOLE: Literal["ZImageControl"] = "ZImageControl"
-"""The kind that sees the whole picture at once, on every rank."""
+"""The kind of network that sees the whole picture at once, on every rank."""
 
 PATCHES = "patches"
-"""Where nodes put functions among transformer_options."""
+"""The transformer option that holds the nodes' functions."""
 
 PatchTable: TypeAlias = Mapping[str, Sequence[Any]]
-"""`patches` among transformer_options: functions by the place where a model calls them."""
+"""The value of the option `patches`: functions by the place where a model calls them."""
 
 Name = Callable[[Tensor], str]
-"""Takes a tensor in and gives its id."""
+"""A function that adds a tensor to those to send, and returns its id."""
 
 
 def networks_of(
@@ -56,12 +56,13 @@ def networks_of(
     """Return the networks that a MODEL's options add to its blocks, in order.
 
     Args:
+        options: the transformer_options.
         skeleton: ComfyUI's diffusion model.
-        shape: of the latent `[batch, channels, frames, height, width]`.
-        name: takes their tensors.
+        shape: the latent's shape `[batch, channels, frames, height, width]`.
+        name: adds the networks' tensors to those to send.
 
     Raises:
-        Refused: patches are there that the workers do not know, or that do not fit the model.
+        Refused: the workers do not know a patch, or a network does not fit the model.
     """
     every_patch = {point: functions for point, functions in (options.get(PATCHES) or {}).items() if functions}
     patches = dict(every_patch)
@@ -100,7 +101,7 @@ def _all_lllite(patches: PatchTable) -> bool:
 
 
 def _part_of(patch: Any, kind: type) -> Any:
-    """Of which network a patch is a part, and for what; None for one of another kind."""
+    """Return the id of the network that a patch belongs to, with its targets; None for a patch of another kind."""
     return (id(patch.patch), getattr(patch, "targets", None)) if _own(patch, kind) else None
 
 
@@ -126,7 +127,7 @@ def _lllite(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Netw
 
 
 def _all_diffsynth(patches: PatchTable) -> bool:
-    """Whether all are what Apply Qwen Image DiffSynth ControlNet puts there."""
+    """Return True if all patches are those of Apply Qwen Image DiffSynth ControlNet."""
     return set(patches) == {"double_block"} and all(
         _of_nodes(patch, "DiffSynthCnetPatch") and _of_nodes(patch.model_patch.model, "QwenImageBlockWiseControlNet")
         for patch in patches["double_block"]
@@ -166,7 +167,7 @@ def _zimage(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Netw
         )
     height, width = (size + size % skeleton.patch_size for size in shape[-2:])
     beyond = {"x": torch.empty(1, 1, height, width, device="meta"), "block_index": blocks}
-    patch(beyond | dict.fromkeys(("img", "txt")))  # behind its last block it only encodes the picture where it has to
+    patch(beyond | dict.fromkeys(("img", "txt")))  # after the last block, the patch only encodes the picture
     _check_single([patch.encoded_image])
     values = {
         "strength": float(patch.strength),
@@ -211,7 +212,7 @@ def _infinitetalk(patches: PatchTable, skeleton: Any, shape: Sequence[int], name
 
 
 def refuse_stages(plan: ResolvedPlan, networks: Sequence[NetworkPatch]) -> None:
-    """Raise Refused where a network sees the whole picture at once and a plan has no place that does."""
+    """Raise Refused if a network needs the whole picture at once and the plan splits it into patches."""
     if plan.uses_pipefusion and any(network.kind == WHOLE for network in networks):
         raise Refused(
             f"Apply Z-Image Fun ControlNet cannot be used with pipefusion {plan.pipefusion} and patches {plan.patches}, as its "
@@ -220,7 +221,7 @@ def refuse_stages(plan: ResolvedPlan, networks: Sequence[NetworkPatch]) -> None:
 
 
 def _fit(patch: Any, shape: Sequence[int]) -> None:
-    """Make the patch encode its picture for a latent of another size, as it does when it is called."""
+    """Make the patch encode its picture for the latent's size, as the patch does when ComfyUI calls it."""
     pixels = patch.vae.spacial_compression_encode()
     height, width = shape[-2] * pixels, shape[-1] * pixels
     if patch.encoded_image is not None and patch.encoded_image_size == (height, width):
@@ -238,7 +239,10 @@ def _own(instance: Any, kind: type) -> bool:
 
 
 def _of_nodes(instance: Any, name: str) -> bool:
-    """Return True if an object's class is in ComfyUI's file of these nodes, which ComfyUI imports under its own name."""
+    """Return True if an object's class is in ComfyUI's file of the nodes for model patches, and unchanged.
+
+    ComfyUI imports that file under a name of its own.
+    """
     module = sys.modules.get(type(instance).__module__)
     return getattr(module, "__file__", None) == str(NODES) and _own(instance, vars(module)[name])
 
@@ -252,7 +256,7 @@ def _weights(patch: Any, module: nn.Module, name: Name) -> dict[str, str]:
 
 
 def _changed(module: nn.Module) -> Iterator[str]:
-    """What another pack has put into a network."""
+    """Yield another pack's changes to a network, in words."""
     for part in module.modules():
         yield from foreign(part, "network")
         yield from (table for table, hooks in vars(part).items() if table.endswith("_hooks") and hooks)

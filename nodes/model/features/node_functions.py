@@ -1,7 +1,7 @@
-"""Functions of ComfyUI's own nodes on a MODEL, by the place where nodes put them: workers rebuild them from recipes.
+"""Functions of ComfyUI's nodes on a MODEL, by the place where nodes put them. Workers rebuild the functions from recipes.
 
-PLACES is the table of places: how ranks divide what a function there is called with, and how it is tried. A new node's function
-at one of these places runs in the workers if its trial finds it equal.
+PLACES is the table of places: how ranks divide the arguments of a function there, and how a trial calls the function. A new
+node's function at one of these places runs in the workers if its trial gives equal results.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .feature import Feature, FeatureCall
 from .recipe import RecipeReader, closure_of, state_of
 
 GUIDANCE = "sampler_post_cfg_function"
-"""The model option with the functions after classifier-free guidance, the first one first."""
+"""The model option with the functions that ComfyUI calls after classifier-free guidance, in the order of the calls."""
 
 BLOCKS = "dit"
 """The key of `patches_replace` under which nodes put functions that replace transformer blocks."""
@@ -51,7 +51,7 @@ LATENTS = "denoised", "cond_denoised", "uncond_denoised", "input"
 """The latents that workers pass to a function after the guidance."""
 
 SCALE = "cond_scale"
-"""The cfg, which workers pass too."""
+"""The cfg, which workers also pass."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,9 @@ class FunctionPlace:
     """A place where nodes put functions.
 
     Attributes:
-        results: the trial of the function, and of the function that is rebuilt, with these numbers of channels.
-        reads: the keys of its arguments that a function may read: workers do not have the others.
+        results: the trial: yields pairs of tensors that must be equal, given the function, the rebuilt function and the
+            numbers of channels.
+        reads: the keys of its arguments that a function may read. Workers do not have the other arguments.
         tolerance: the allowed relative error of the results.
     """
 
@@ -70,7 +71,13 @@ class FunctionPlace:
 
 
 def recipes_at(place: str, functions: Sequence[Any], channels: Sequence[int] = ()) -> list[FunctionRecipe] | None:
-    """Return the recipes of the functions at a place, in order; None if workers cannot run one of them."""
+    """Return the recipes of the functions at a place, in order; None if workers cannot run one of them.
+
+    Args:
+        place: a key of PLACES.
+        functions: the functions.
+        channels: the widths of a UNet's blocks, for functions between its blocks.
+    """
     recipes: list[FunctionRecipe] = []
     for function in functions:
         recipe = RecipeReader().read(function)
@@ -81,9 +88,9 @@ def recipes_at(place: str, functions: Sequence[Any], channels: Sequence[int] = (
 
 
 def mismatch_at(place: str, function: Any, channels: Sequence[int] = ()) -> str | None:
-    """Return the name of the function that made a function at a place, with the reason why workers cannot run the latter.
+    """Return the name of the factory of a function at a place, with the reason why workers cannot run the function.
 
-    Return None if they can run it, and if workers cannot rebuild it at all.
+    Return None if they can run it, and also if they cannot rebuild it at all.
     """
     recipe = RecipeReader().read(function)
     return None if recipe is None else _mismatch(place, function, recipe, channels)
@@ -100,7 +107,7 @@ def _results(place: FunctionPlace, function: Any, recipe: FunctionRecipe, channe
     """Yield the results of a place's trial.
 
     Raises:
-        ValueError: the function reads what workers do not have, or keeps something from call to call.
+        ValueError: the function reads arguments that workers do not have, or keeps state from call to call.
     """
     rebuilt = function_from(recipe)
     if unsent := {text for text in strings_in(function) if text.isidentifier()} - place.reads:
@@ -112,7 +119,7 @@ def _results(place: FunctionPlace, function: Any, recipe: FunctionRecipe, channe
 
 
 def strings_in(function: Any) -> Iterator[str]:
-    """Yield the strings in the code of a function, and of the functions that its closure holds."""
+    """Yield the strings in the code of a function, and of the functions in its closure."""
     codes = [function.__code__]
     codes += [value.__code__ for value in closure_of(function).values() if inspect.isfunction(value)]
     while codes:
@@ -124,7 +131,7 @@ def strings_in(function: Any) -> Iterator[str]:
 def _by_rows(
     call: Callable[[Any, Sequence[Tensor]], Sequence[Tensor]], function: Any, rebuilt: Any, tensors: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the results for each row of a batch separately and for the whole batch, and those of a second call."""
+    """Yield the results for the rows computed separately and for the whole batch, and those of a second call and the first."""
     whole, again = (call(function, [tensor.clone() for tensor in tensors]) for _ in range(2))
     rows = [call(rebuilt, [tensor[row : row + 1].clone() for tensor in tensors]) for row in (0, 1)]
     yield from zip(map(torch.cat, zip(*rows, strict=True)), whole, strict=True)
@@ -132,7 +139,7 @@ def _by_rows(
 
 
 def _after_guidance(function: Any, rebuilt: Any, _: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Divide the latents by rows."""
+    """Yield the results of a function after the guidance, with the latents divided by rows."""
     return _by_rows(
         lambda called, latents: [called({**dict(zip(LATENTS, latents, strict=True)), SCALE: 3.0})],
         function,
@@ -142,7 +149,7 @@ def _after_guidance(function: Any, rebuilt: Any, _: Sequence[int]) -> Iterator[t
 
 
 def _after_attention(function: Any, rebuilt: Any, _: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Divide the tokens, with text before the picture and as one stream."""
+    """Yield the results of a function after attention, with the tokens in two parts: all of the picture, or text first."""
     out, branches = random(0, (2, 8, 4)), {SIDES: [1, 0]}
     for whole, parts in (({}, ({}, {})), ({PICTURE: [3, 8]}, ({PICTURE: [3, 4]}, {PICTURE: [0, 4]}))):
         output, again = (function(out.clone(), {**branches, **whole}) for _ in range(2))
@@ -152,14 +159,14 @@ def _after_attention(function: Any, rebuilt: Any, _: Sequence[int]) -> Iterator[
 
 
 def _after_unet_block(function: Any, rebuilt: Any, channels: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Divide the features of each width by rows."""
+    """Yield the results of a function after a UNet's block, with the features of each width divided by rows."""
     for width in channels:
         features = [random(seed, (2, width, 4, 4)) for seed in range(2)]
         yield from _by_rows(lambda called, given: called(*given, {}), function, rebuilt, features)
 
 
 def _skipped(function: Any, rebuilt: Any, _: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Divide nothing: the workers return a block's arguments in the function's place."""
+    """Yield a block's arguments and the function's output, which must be equal: workers return the arguments instead."""
     arguments, absent = {"img": random(0, (1, 4, 4)), "txt": random(1, (1, 3, 4))}, torch.empty(0)
     output = function({name: tensor.clone() for name, tensor in arguments.items()}, {"original_block": None})
     for name in {*arguments, *output}:
@@ -177,19 +184,20 @@ PLACES: Mapping[str, FunctionPlace] = MappingProxyType(
 
 
 def guidance_functions(model_options: Mapping[str, Any]) -> list[FunctionRecipe] | None:
-    """Return the functions that change the guidance, in ComfyUI's order; None if any function is unknown."""
+    """Return the recipes of the functions that change the guidance, in ComfyUI's order; None if any function is unknown."""
     return recipes_at(GUIDANCE, model_options.get(GUIDANCE, ()))
 
 
 def attention_guidance_functions(transformer_options: Mapping[str, Any]) -> list[FunctionRecipe]:
-    """Return the attention guidance functions in order. Return an empty list if any function is unknown."""
+    """Return the recipes of the attention guidance functions in order; an empty list if any function is unknown."""
     return recipes_at(ATTENTION_OUTPUT, _patches(transformer_options, ATTENTION_OUTPUT)) or []
 
 
 def unet_functions(transformer_options: Mapping[str, Any], model: nn.Module) -> list[FunctionRecipe]:
-    """Return the functions between a UNet's output blocks in order. Return an empty list if any function is unknown.
+    """Return the recipes of the functions between a UNet's output blocks in order; an empty list if any function is unknown.
 
     Args:
+        transformer_options: the options that hold the functions.
         model: ComfyUI's diffusion model.
     """
     if not isinstance(model, UNetModel):
@@ -198,14 +206,14 @@ def unet_functions(transformer_options: Mapping[str, Any], model: nn.Module) -> 
 
 
 def channels_of(model: nn.Module) -> list[int]:
-    """Return the widths of a UNet's blocks; none for other models."""
+    """Return the widths of a UNet's blocks; an empty list for other models."""
     return (
         sorted({model.model_channels * factor for factor in model.channel_mult}) if isinstance(model, UNetModel) else []
     )
 
 
 def _attention_values(call: FeatureCall) -> dict[str, Value]:
-    """Return the attention guidance functions, and the branches of the call, as values that go with the call."""
+    """Return the attention guidance functions and the branches of the call, as values to send with the call."""
     values: dict[str, Value] = {}
     if recipes := attention_guidance_functions(call.options):
         values[f"{OPTIONS}.{ATTENTION_GUIDANCE}"] = encoded(recipes)
@@ -214,13 +222,13 @@ def _attention_values(call: FeatureCall) -> dict[str, Value]:
 
 
 def _unet_values(call: FeatureCall) -> dict[str, Value]:
-    """Return the functions between a UNet's output blocks as values that go with a call."""
+    """Return the functions between a UNet's output blocks, as values to send with a call."""
     recipes = unet_functions(call.options, call.proxy.skeleton)
     return {f"{OPTIONS}.{UNET_FUNCTIONS}": encoded(recipes)} if recipes else {}
 
 
 def refuse_differing(transformer_options: Mapping[str, Any], model: nn.Module) -> None:
-    """Raise Refused for a function that goes into the model and that workers could rebuild, but not run as it is.
+    """Raise Refused for a function inside the model that workers could rebuild, but that does not give the same result there.
 
     Functions at other places are refused by the names of their places (`networks_of`).
     """
@@ -238,7 +246,7 @@ def _patches(transformer_options: Mapping[str, Any], place: str) -> Sequence[Any
 
 
 def skipped_in(transformer_options: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return the skipped blocks as (kind, number). Return none if anything is replaced by another function."""
+    """Return the skipped blocks as (kind, number); an empty list if another function replaces anything."""
     replaced = transformer_options.get(REPLACED) or {}
     functions = replaced.get(BLOCKS, {})
     if replaced.keys() - {BLOCKS} or recipes_at(BLOCKS, [*functions.values()]) is None:
@@ -247,7 +255,7 @@ def skipped_in(transformer_options: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def _skipped_values(call: FeatureCall) -> dict[str, Value]:
-    """Return the skipped blocks as values that go with a call."""
+    """Return the skipped blocks, as values to send with a call."""
     values: dict[str, Value] = {}
     if skipped := skipped_in(call.options):
         flatten(f"{OPTIONS}.{SKIPPED_BLOCKS}", [*skipped], {}, values)
@@ -255,7 +263,7 @@ def _skipped_values(call: FeatureCall) -> dict[str, Value]:
 
 
 def _refuse_empty_stages(call: FeatureCall, plan: ResolvedPlan) -> None:
-    """Raise Refused where a PipeFusion stage might have no block left: it would have nothing to hand on."""
+    """Raise Refused if a PipeFusion stage might have no block left, and so no output to send to the next stage."""
     if plan.pipefusion > 1 and len(skipped := skipped_in(call.options)) >= min(plan.stages):
         raise Refused(
             f"the guidance leaves out {len(skipped)} of the model's blocks and a PipeFusion stage of the plan has "

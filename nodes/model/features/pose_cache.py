@@ -1,4 +1,4 @@
-"""Wan Animate 2's cache of its pose branch, as ComfyUI's node puts it among the options: the workers make their own."""
+"""Wan Animate 2's cache of its pose branch. ComfyUI's node puts a cache into the options; the workers create their own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..own_code import foreign
 from .feature import Feature, FeatureCall
 
 HOLDS = frozenset({"store_device", "dtype", "slots", "slot", "_pending", "_staging"})
-"""The attributes of such a cache: its device and dtype, and what it stores."""
+"""The attributes of ComfyUI's cache: its device and dtype, and its contents."""
 
 
 def known(transformer_options: Mapping[str, Any]) -> bool:
-    """Return True if the option holds ComfyUI's own cache, with the attributes that are known here."""
+    """Return True if the option holds ComfyUI's own cache, with exactly the attributes in `HOLDS`."""
     cache = transformer_options.get(OPTION)
     kind = type(cache)
     if (kind.__module__, kind.__qualname__) != (MODULE, CLASS):
@@ -26,7 +26,7 @@ def known(transformer_options: Mapping[str, Any]) -> bool:
 
 
 def _values(call: FeatureCall) -> dict[str, Value]:
-    """Return the settings of the node, as values that go with a call; none for a model that does not read the option."""
+    """Return the node's settings, as values to send with a call; empty for a model that does not read the option."""
     values: dict[str, Value] = {}
     if known(call.options) and OPTION in options_read_by(call.proxy.skeleton):
         cache = call.options[OPTION]

@@ -1,4 +1,4 @@
-"""Recipes of functions that ComfyUI's own nodes put among a MODEL's options: workers rebuild the functions from them."""
+"""Recipes of the functions that ComfyUI's nodes put into a MODEL's options, from which workers rebuild the functions."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ..own_code import COMFYUI, of_another_pack
 PACKAGES = "comfy", "comfy_extras"
 
 ABSENT = {"nodes", "server", "execution"}
-"""Modules of ComfyUI's that workers do not have."""
+"""ComfyUI's modules that workers do not have."""
 
 MAX_DEPTH = 2
-"""The number of levels of functions inside functions that a recipe may have."""
+"""Largest depth of functions inside functions in a recipe."""
 
 
 class RecipeReader:
-    """Reads the recipes of functions that a MODEL's options hold.
+    """A reader of recipes of the functions in a MODEL's options.
 
     Args:
-        blocks: the paths of the model's modules, by their identity; functions may hold these.
-        remembered: the function that objects may remember, besides those that are read: BlockSparseAttention's options
-            remember which functions they have put in attention's place.
+        blocks: the paths of the model's modules, by `id`. Functions may hold these modules.
+        remembered: a function that objects may remember, besides the function that is read. BlockSparseAttention's options
+            remember the functions that they have set as attention.
     """
 
     def __init__(self, blocks: Mapping[int, str] = MappingProxyType({}), remembered: Any = None) -> None:
@@ -42,9 +42,8 @@ class RecipeReader:
     def read(self, function: Any) -> FunctionRecipe | None:
         """Return the recipe of a function; None if workers cannot rebuild it.
 
-        The function must be ComfyUI's own. It may hold plain values, functions and unchanged objects of ComfyUI's, blocks
-        of the model, and functions that were made with it. Functions that hold an object under one name must hold the same
-        object.
+        The function must be ComfyUI's own. It may hold plain values, functions and unchanged objects of ComfyUI's, blocks of
+        the model, and functions that were made with it. Functions that hold an object under one name must hold the same object.
         """
         return self._read(function, self._remembered or function, 0)
 
@@ -91,7 +90,7 @@ def closure_of(function: Any) -> dict[str, Any]:
 
 
 def state_of(function: Any) -> dict[str, Any]:
-    """Return the plain values in the closure of a function, and in those of the functions that it holds."""
+    """Return the plain values in the closures of a function and of the functions that it holds."""
     state: dict[str, Any] = {}
     for name, value in closure_of(function).items():
         if is_packable(value):
@@ -111,7 +110,7 @@ def is_packable(value: Any) -> bool:
 
 
 def _module_of(function: Any) -> str | None:
-    """Return the full name of a function's module; None unless that is ComfyUI's, and the function's own."""
+    """Return the full name of a function's module; None unless it is a module of ComfyUI's that defines the function."""
     if not inspect.isfunction(function):
         return None
     module = sys.modules.get(function.__module__)
@@ -123,7 +122,7 @@ def _module_of(function: Any) -> str | None:
 
 
 def is_importable(function: Any) -> bool:
-    """Return True if workers can import a function's module: there `nodes` is this pack's, and nothing serves pages."""
+    """Return True if workers can import a function's module. There `nodes` is this pack's package, and no server exists."""
     return _module_of(function) is not None and not _imported_by(sys.modules[function.__module__]) & ABSENT
 
 
@@ -137,7 +136,7 @@ def _imported_by(module: ModuleType) -> frozenset[str]:
 
 
 def place_of(function: Any) -> str | None:
-    """Return `module:name` of a function that lies in a module of ComfyUI's; None for anything else."""
+    """Return `module:name` of a module-level function in ComfyUI; None for anything else."""
     module = _module_of(function)
     if module is None or function.__globals__.get(function.__qualname__) is not function:
         return None
@@ -145,11 +144,10 @@ def place_of(function: Any) -> str | None:
 
 
 def object_recipe(instance: Any, function: Any) -> ObjectRecipe | None:
-    """Return the recipe that rebuilds an object of a ComfyUI class. Return None if the class would make a different
-    object.
+    """Return the recipe that rebuilds an object of a ComfyUI class; None if the class would make a different object.
 
-    A class is asked for the arguments that its objects have under the same names. Besides these an object may remember the
-    functions themselves that were put in attention's place.
+    The arguments for the class are the object's attributes of the same names. Besides these, an object may remember the
+    attention functions that it has set.
     """
     path = _path_of_class(type(instance))
     if path is None:
@@ -160,7 +158,7 @@ def object_recipe(instance: Any, function: Any) -> ObjectRecipe | None:
         return None
     try:
         new = vars(type(instance)(**values))
-    except Exception:  # whatever its class has against them
+    except Exception:  # its class may raise any error
         return None
     remaining = {
         name
@@ -172,7 +170,7 @@ def object_recipe(instance: Any, function: Any) -> ObjectRecipe | None:
 
 
 def _remembers(value: Any, function: Any) -> bool:
-    """Return True if a value is a set or list that holds only the function, or functions of the same code."""
+    """Return True if a value is a set or list that holds only functions with the code of `function`."""
     return isinstance(value, (set, list)) and {getattr(member, "__code__", None) for member in value} == {
         function.__code__
     }
@@ -182,7 +180,7 @@ def same(first: Any, second: Any) -> bool:
     """Return True if two values can be compared and are equal."""
     try:
         return bool(first == second)
-    except Exception:  # tensors of several values, and what else has no answer
+    except Exception:  # such as tensors of several values
         return False
 
 

@@ -1,4 +1,4 @@
-"""ComfyUI's own step caches on a MODEL: EasyCache and LazyCache, which the workers' loop does as ComfyUI does."""
+"""ComfyUI's step caches on a MODEL, EasyCache and LazyCache. The workers' loop skips the same calls as ComfyUI."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ from ....parallel_backend.diffusion import CacheSettings
 from ..conditioning import NotSupported
 
 KEY = "easycache"
-"""The transformer option in which both nodes keep their state."""
+"""The transformer option that holds the state of either node."""
 
 SOURCE = Path(comfy.samplers.__file__).parents[1] / "comfy_extras" / "nodes_easycache.py"
 
 
 @dataclass(frozen=True)
 class StepCacheNode:
-    """A node: its name, and by kind the functions of ComfyUI's that it puts around a run, all under one key."""
+    """One step cache node of ComfyUI's.
+
+    Attributes:
+        name: the node's name.
+        key: the key of all its wrappers.
+        wrappers: ComfyUI's functions that the node adds as wrappers, by the kind of wrapper.
+    """
 
     name: str
     key: str
@@ -56,7 +62,7 @@ HOLDERS = MappingProxyType(
 
 
 def known_wrappers(transformer_options: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
-    """The kind and key of each wrapper that is one of a step cache's; none unless all of a single node's are there."""
+    """Return the kind and key of each wrapper of a step cache; empty unless all wrappers of one node are there."""
     holder = transformer_options.get(KEY)
     if holder is None:
         return frozenset()
@@ -70,14 +76,15 @@ def known_wrappers(transformer_options: Mapping[str, Any]) -> frozenset[tuple[st
 
 
 def cache_of(transformer_options: Mapping[str, Any], latent: Tensor, model: Any) -> CacheSettings | None:
-    """A run's step cache, whose wrappers are known; None if it has none.
+    """Return a run's step cache; None if it has none. The caller has checked the cache's wrappers.
 
     Args:
+        transformer_options: the run's transformer options.
         latent: `[batch, channels, ...]`.
         model: ComfyUI's diffusion model.
 
     Raises:
-        NotSupported: the workers would not skip what ComfyUI skips.
+        NotSupported: the workers would not skip the same calls as ComfyUI.
     """
     holder = transformer_options.get(KEY)
     if holder is None:
@@ -99,11 +106,11 @@ def cache_of(transformer_options: Mapping[str, Any], latent: Tensor, model: Any)
 
 
 def report_skipped(transformer_options: Mapping[str, Any], skipped: int) -> None:
-    """Let ComfyUI's own report of a run tell how many calls the workers skipped."""
+    """Store the number of calls that the workers skipped, for ComfyUI's own report of the run."""
     if (holder := transformer_options.get(KEY)) is not None:
         holder.total_steps_skipped = skipped
 
 
 def runs_wrappers(model: Any) -> bool:
-    """Whether a diffusion model's own forward runs the DIFFUSION_MODEL wrappers; some of ComfyUI's do not."""
+    """Return True if a diffusion model's own forward runs the DIFFUSION_MODEL wrappers. Some of ComfyUI's models do not."""
     return "DIFFUSION_MODEL" in type(model).forward.__code__.co_names

@@ -1,4 +1,4 @@
-"""Texts that a model's own weights prepare before sampling: the workers do it, once a run."""
+"""Texts that a model's own weights prepare before sampling. The workers prepare them, once per run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ....parallel_backend.conditioning import ASKED, TEXT_PREPARATION
 
 
 class PreparedByWorkers:
-    """What a ComfyUI model class gets in front of it whose `extra_conds` asks its diffusion model about the text."""
+    """A mixin for a ComfyUI model class whose `extra_conds` calls the diffusion model to prepare the text."""
 
     diffusion_model: Any
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
-        """With what was asked about the text, if anything was."""
+        """Return ComfyUI's conditions, with the arguments of that call if it took place."""
         proxy = self.diffusion_model
         proxy.asked_of_text = None
         conds: dict[str, Any] = super().extra_conds(**kwargs)  # type: ignore[misc]
@@ -25,7 +25,7 @@ class PreparedByWorkers:
 
 
 def prepared_by_workers(model: Any) -> Any:
-    """A ComfyUI model whose texts the workers prepare, if it prepares them."""
+    """Return a ComfyUI model, changed so that the workers prepare its texts if its class prepares texts."""
     if hasattr(model.diffusion_model, "preprocess_text_embeds"):
         kind = type(model)
         model.__class__ = type(kind.__name__, (PreparedByWorkers, kind), {"__module__": __name__})
