@@ -1,1 +1,1 @@
-"""ComfyUI's sampler functions, run once on a latent without data that writes down what is done to it."""
+"""Record ComfyUI's sampler functions: run each once on a latent without data that records all operations."""

@@ -1,4 +1,4 @@
-"""What becomes of a run's SAMPLER: a program for the workers, or a reason."""
+"""The outcome of recording a run's SAMPLER: a program for the workers, or a reason why there is none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .trial import clause_of
 
 
 def recording_of(run: SamplerRun, verdicts: FunctionVerdicts) -> Recording:
-    """Record a sampler, and try it if it is not ComfyUI's.
+    """Record a sampler, and try the program if the sampler is not ComfyUI's.
 
     Raises:
         Refused: the sampler itself refuses with a sentence for the user.
@@ -39,7 +39,10 @@ def recording_of(run: SamplerRun, verdicts: FunctionVerdicts) -> Recording:
 
 
 def _refused_by_workers(program: Program, run: SamplerRun) -> str:
-    """Why workers would refuse a program, behind "which"; empty if they would not. They look at it in the same way."""
+    """Return the reason why workers would refuse a program, as a clause after "which"; empty if they accept it.
+
+    This is the same check as in the workers.
+    """
     try:
         script_of(encoded(program), run.noise.ndim, len(run.sigmas), torch.device("cpu"))
     except (Refused, OverflowError):

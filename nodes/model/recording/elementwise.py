@@ -1,4 +1,4 @@
-"""Operations that treat every element of a latent for itself, with numbers and weights beside it."""
+"""Record operations that treat each element of a latent separately, with numbers and weights as further operands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_OF_THE_LATENT = "computes with a tensor that is not made of the latent"
 
 
 def elementwise(tape: Tape, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Recorded:
-    """Return the result of an elementwise operation. An in-place operation replaces the latent's value."""
+    """Record an elementwise operation and return its result. An in-place operation replaces the latent's value."""
     latents = [latent for latent in (*args, *kwargs.values()) if isinstance(latent, Recorded)]
     if not latents:
         raise tape.refuse(word_of("std"))
@@ -50,7 +50,7 @@ def elementwise(tape: Tape, func: Any, name: str, args: Sequence[Any], kwargs: d
 
 
 class _Argument:
-    """What stands for an operand in a program: a value, a number, weights over a stack."""
+    """A function that translates an operand into a program's argument: a value, a number, or weights over a stack."""
 
     def __init__(self, tape: Tape, like: Recorded, promoted: torch.dtype | None) -> None:
         self._tape = tape
@@ -84,7 +84,7 @@ class _Argument:
 
 
 def _broadcast(plain: Tensor, like: Recorded) -> bool:
-    """Whether a result has the latent's shape."""
+    """Return True if a plain tensor broadcasts to the latent's shape."""
     try:
         return torch.broadcast_shapes(plain.shape, like.shape) == like.shape
     except RuntimeError:
@@ -92,7 +92,7 @@ def _broadcast(plain: Tensor, like: Recorded) -> bool:
 
 
 def _promotes(like: Recorded, args: Sequence[Any], dtype: torch.dtype) -> bool:
-    """Return True if a plain tensor with dimensions makes the result wider, as a number would not."""
+    """Return True if a plain tensor with dimensions makes the result's dtype wider, as a number would not."""
     plain = any(
         isinstance(argument, Tensor) and not isinstance(argument, Recorded) and argument.ndim for argument in args
     )
@@ -100,7 +100,7 @@ def _promotes(like: Recorded, args: Sequence[Any], dtype: torch.dtype) -> bool:
 
 
 def _dtype(tape: Tape, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:
-    """Return the dtype that torch gives a result of tensors of these dtypes."""
+    """Return the dtype of torch's result for operands of these dtypes."""
 
     def described(value: Any) -> object:
         return (value.dtype, min(value.ndim, 1)) if isinstance(value, Tensor) else type(value)

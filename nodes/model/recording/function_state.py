@@ -1,4 +1,4 @@
-"""State that functions of other packs keep between calls: it is recorded, compared and restored."""
+"""State that functions of other packs keep between calls: recorded, compared and restored."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ..own_code import OWN_CODE, of_another_pack, own
 from .tape import NotRecordable
 
 MAX_OBJECTS = 50_000
-"""The number of objects in which a function may remember something; a large pack reaches some thousands."""
+"""Largest number of objects in which a function may keep state. A large pack reaches some thousands."""
 
 MAX_BYTES = 1 << 26
-"""The number of bytes of all tensors and arrays that are compared by value. Others are compared by identity."""
+"""Largest number of bytes of all tensors and arrays that are compared by value. Any further ones are compared by identity."""
 
 
 class FunctionStateSnapshot(StateSnapshot):
-    """All that functions of other packs remember: what they reach by name, in closures, objects and classes.
+    """The state of functions of other packs, in all objects that they reach by name, in closures, objects and classes.
 
     Objects of ComfyUI, and of the libraries that it calls, are compared by identity alone.
 
@@ -49,7 +49,7 @@ class FunctionStateSnapshot(StateSnapshot):
                 super()._add(value)
 
     def _add(self, value: Any) -> None:
-        self._waiting.append(value)  # and not at once: objects may hold one another to any depth
+        self._waiting.append(value)  # a queue instead of recursion, because objects may be nested to any depth
 
     def _save(self, value: Any) -> None:
         if isinstance(value, set | deque):
@@ -187,5 +187,5 @@ def _state_of(value: Any, most: int) -> tuple[Callable[[], Any], Callable[[Any],
 
 
 def _write(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    with torch.inference_mode():  # which ComfyUI's nodes make tensors in, and which lets others be written to as well
+    with torch.inference_mode():  # ComfyUI makes tensors in this mode; it allows writes to others too
         tensor.copy_(values)

@@ -1,4 +1,4 @@
-"""A latent without data that writes down what is done to it, and refuses what is not done to each element for itself."""
+"""A latent without data that records elementwise operations, and refuses all others."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ WORDS = {
     **dict.fromkeys(("slice", "select", "index", "unbind", "split", "narrow"), "takes a part of the latent"),
     **dict.fromkeys(("std", "var", "mean", "sum", "max", "min", "amax", "amin"), "takes a statistic of the latent"),
 }
-"""What is refused, in the user's words; anything else by torch's name."""
+"""Clauses for refused operations, by torch's names, in the user's words. Any other operation is refused by torch's name."""
 
 OWN_NOISE = "draws noise of its own"
 
 
 class Recorded(torch.Tensor):
-    """A tensor of a shape and type whose values are those of a program that is being written."""
+    """A tensor with a shape and a dtype whose values are results of a program that is being recorded."""
 
     tape: Tape
     cell: Cell
@@ -68,7 +68,7 @@ class Recorded(torch.Tensor):
 
 
 class Deviation(torch.Tensor):
-    """So many standard deviations of fresh noise, 0-dim: good for clamping that noise, and for nothing else."""
+    """A number of standard deviations of fresh noise, 0-dim. It can only be used to clamp that noise."""
 
     tape: Tape
     cell: Cell
@@ -107,10 +107,14 @@ def spoilt(tape: Tape, reason: str, shape: Sequence[int] | None = None, dtype: t
 
 
 def value_of(latent: Any, what: str) -> int:
-    """The number of the value that a whole latent of the run's type is.
+    """Return the number of the program value for a latent of the run's shape, cast to the run's dtype.
+
+    Args:
+        latent: the latent.
+        what: the use of the latent, for the refusal, such as "returns".
 
     Raises:
-        NotRecordable: it is not recorded, not of the run's shape, or must not be used.
+        NotRecordable: the latent is not recorded, has another shape, or must not be used.
     """
     if not isinstance(latent, Recorded):
         raise NotRecordable(f"{what} what is not made of the latent")
@@ -134,7 +138,7 @@ def number_of(value: Any) -> float | int | bool | None:
 
 
 def plain_number(value: Any) -> float | int | bool | None:
-    """The number that this is; None if it is none."""
+    """Return the value as a number if it is a number or a plain tensor of one element; None otherwise."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Tensor) and not isinstance(value, Recorded | Deviation) and value.numel() == 1:
@@ -152,12 +156,12 @@ def tape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tape:
 
 
 def word_of(name: str) -> str:
-    """Why something of torch's, by its name, is refused."""
+    """Return the clause that says why an operation is refused, by torch's name for it."""
     return WORDS.get(name.rstrip("_") if name not in WORDS else name, f"calls torch's {name} on the latent")
 
 
 def copied(tape: Tape, this: Recorded, dtype: torch.dtype) -> Recorded:
-    """Another latent of the same values, perhaps in another type."""
+    """Return another latent of the same values, in the given dtype."""
     cell = this.cell
     if cell.spoilt:
         return spoilt(tape, cell.spoilt, this.shape, dtype)

@@ -1,4 +1,4 @@
-"""ComfyUI's noise samplers while a function is recorded: each draw becomes an entry of the program."""
+"""Replacements of ComfyUI's noise samplers for recording: each draw becomes an entry of the program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NoiseSampler = Callable[[Any, Any], Recorded]
 
 
 def default_noise_sampler(x: Any, seed: Any = None) -> NoiseSampler:
-    """In the place of ComfyUI's of this name: independent noise at every call."""
+    """Replace ComfyUI's function of this name: record independent noise for each call."""
     tape = _tape_of(x)
     return _source(tape, NoiseSource("gaussian", _seed(tape, seed)))
 
@@ -43,12 +43,12 @@ def brownian_noise_sampler(
 STANDING_IN: Mapping[str, Callable[..., NoiseSampler]] = MappingProxyType(
     {"default_noise_sampler": default_noise_sampler, "BrownianTreeNoiseSampler": brownian_noise_sampler}
 )
-"""What stands in for ComfyUI's noise samplers, by ComfyUI's name."""
+"""The replacements of ComfyUI's noise samplers, by ComfyUI's name."""
 
 
 @contextlib.contextmanager
 def recorded_noise(function: Callable[..., Any]) -> Iterator[None]:
-    """While this is entered, a function's own modules, and ComfyUI's, hold these in the places of ComfyUI's."""
+    """Replace ComfyUI's noise samplers in ComfyUI's modules and in those of the function's package, inside this context."""
     while isinstance(function, functools.partial):
         function = function.func
     package = (getattr(function, "__module__", None) or "").partition(".")[0]
@@ -61,7 +61,10 @@ def recorded_noise(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def _standing_in(value: Any) -> Callable[..., NoiseSampler] | None:
-    """Return the replacement for a ComfyUI noise class, also if another pack has reloaded its module."""
+    """Return the replacement for a ComfyUI noise sampler; None for any other object.
+
+    A noise sampler of a module that another pack has reloaded counts too.
+    """
     if not isinstance(value, FunctionType | type) or value.__qualname__ not in STANDING_IN:
         return None
     functions = [value] if isinstance(value, FunctionType) else filter(isfunction, vars(value).values())

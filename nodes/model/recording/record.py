@@ -1,4 +1,4 @@
-"""From a run's SAMPLER to the program that the workers replay, or the reason why ComfyUI's own loop does it."""
+"""Turn a run's SAMPLER into the program that workers replay, or into the reason why ComfyUI's own loop does the run."""
 
 from __future__ import annotations
 
@@ -32,18 +32,22 @@ from .rules import RecordingRules
 from .tape import Cell, NotRecordable, Tape
 
 OTHER_SAMPLER = "another sampler, such as euler or dpmpp_2m"
-"""What to choose for one that the workers do not run."""
+"""Advice for a sampler that the workers do not run."""
 
 ONE_AT_A_TIME = threading.RLock()
-"""Held while a function is recorded: what is changed meanwhile (generators, the compiler's stance) is the whole process's."""
+"""A lock for recording, which changes state of the entire process (random generators, the compiler's stance)."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What has become of a sampler's function.
+    """The outcome of recording a sampler's function.
 
-    `program` is None where the workers cannot replay it, and `reason` says why. `reads_both_branches` is whether it asks for both
-    prompts whatever the cfg, as far as it came. `sigmas` are those that it was given, with what it wrote into them.
+    Attributes:
+        name: the sampler's name for the user.
+        program: the program; None if the workers cannot replay the function.
+        reason: the reason why there is no program.
+        reads_both_branches: True if the function reads both prompts whatever the cfg, up to the point that recording reached.
+        sigmas: the sigmas that the function got, with its changes to them.
     """
 
     name: str
@@ -53,7 +57,7 @@ class Recording:
     sigmas: Tensor
 
     def needed(self) -> Program:
-        """The program.
+        """Return the program.
 
         Raises:
             NotSupported: there is none.
@@ -64,7 +68,7 @@ class Recording:
 
 
 def name_of(function: Any) -> str:
-    """What users call a sampler's function; some of ComfyUI's are made anew whenever they are asked for."""
+    """Return the user's name for a sampler's function. Compare code, as ComfyUI makes some functions anew at each call."""
     code = _code(function)
     for name in comfy.samplers.SAMPLER_NAMES:
         if code is not None and _code(comfy.samplers.sampler_object(name).sampler_function) is code:
@@ -77,7 +81,7 @@ def _code(function: Any) -> Any:
 
 
 def recorded(run: SamplerRun) -> Recording:
-    """Run a KSAMPLER's function on a latent without data; nothing of that is left behind.
+    """Run a KSAMPLER's function on a latent without data, and undo all side effects.
 
     Raises:
         Refused: the function itself refuses with a sentence for the user.
@@ -138,21 +142,22 @@ def _reason(name: str, clause: str) -> str:
 
 
 def fixed_of(run: SamplerRun) -> list[Any]:
-    """What must be at every model call as it was at the beginning."""
+    """Return the state that must be the same at every model call as at the beginning."""
     model = run.guider.inner_model
     return [vars(run.guider), vars(model), vars(model.model_sampling), run.model_options]
 
 
 @contextlib.contextmanager
 def left_alone(run: SamplerRun, fixed: StateSnapshot, generators: Generators) -> Iterator[Mapping[str, Any]]:
-    """While this is entered a run's function may be called, with these options; all that it changes is put back.
+    """Provide copies of the options for a call of the run's function inside this context. Restore all state at the end.
 
     Args:
-        fixed: what must be as it was at the beginning.
-        generators: as they are now.
+        run: the run.
+        fixed: a snapshot of the state that must not change.
+        generators: the states of the random generators now.
 
     Raises:
-        NotRecordable: there is an option that cannot be copied, or it has changed what outlives it.
+        NotRecordable: an option cannot be copied, or the function has changed state that outlives the call.
     """
     try:
         options = copied_options(run)
@@ -171,17 +176,17 @@ def left_alone(run: SamplerRun, fixed: StateSnapshot, generators: Generators) ->
 
 
 def options_of(run: SamplerRun) -> Mapping[str, Any]:
-    """What a sampler's function is given of a node."""
+    """Return the options that a node gives a sampler's function."""
     return run.sampler.extra_options  # type: ignore[no-any-return]
 
 
 def copied_options(run: SamplerRun) -> dict[str, Any]:
-    """Copies of them: what is in them may change as the function runs."""
+    """Return deep copies of the options, because the function may change the objects in them."""
     return {name: copy.deepcopy(value) for name, value in options_of(run).items()}
 
 
 def memories(function: Any, options: Mapping[str, Any]) -> list[Any]:
-    """Return the objects in which a function and its arguments may remember earlier calls."""
+    """Return the objects in which a function and its arguments may keep state from earlier calls."""
     containers: list[Any] = [options]
     for value in (function, *options.values()):
         if isinstance(value, functools.partial):
@@ -202,7 +207,7 @@ def call(
     callback: Callable[..., None],
     options: Mapping[str, Any],
 ) -> Any:
-    """Call a sampler's function as KSAMPLER does."""
+    """Call a sampler's function with the arguments that KSAMPLER passes."""
     return function(model, x, sigmas, extra_args=dict(extra_args), callback=callback, disable=True, **options)
 
 
@@ -217,7 +222,7 @@ def _callback(tape: Tape) -> Callable[[Mapping[str, Any]], None]:
 
 
 class _Watched(TorchFunctionMode):
-    """Looks at the time whenever anything is computed."""
+    """A torch function mode that checks the time limit at each call."""
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
@@ -230,7 +235,7 @@ class _Watched(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _eager() -> Iterator[None]:
-    """Compiled helpers run as they were written; where there is no compiler yet, there are none."""
+    """Run compiled helpers as plain Python inside this context. Without an imported compiler there are none."""
     if "torch._dynamo" not in sys.modules:
         yield
         return

@@ -1,4 +1,4 @@
-"""What a sampler function finds in the place of the model: the run's own guider, whose calls are looked at, and no network."""
+"""The model that a sampler function calls while it is recorded: the run's own guider with checked calls, without a network."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from .latent import Recorded, number_of, spoilt, value_of
 from .tape import Cell, NotRecordable, Tape
 
 KEEPS_NEGATIVE = "disable_cfg1_optimization"
-"""The model option of what uses the negative at cfg 1 too."""
+"""The model option of nodes that use the negative prompt also at cfg 1."""
 
 Hooks = Sequence[Callable[[dict[str, Any]], Any]]
-"""What a function has put behind the guidance."""
+"""Functions that a sampler function has added after the guidance."""
 
 Answering = Callable[[Any, Any, Mapping[str, Any], Hooks], Any]
-"""Gives the denoised of x, sigma, the model options and the function's hooks."""
+"""A function that returns the denoised latent for x, sigma, the model options and the sampler function's hooks."""
 
 
 class RecordingModel(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
-    """The model that a function calls.
+    """The model that a sampler function calls.
 
     Args:
-        guider: the run's.
-        extra_args: what the function was given to hand on at each call.
-        same: whether all is still as it was when the run began.
+        guider: the run's guider.
+        sigmas: the run's sigmas.
+        extra_args: the arguments that the function must pass on at each call.
+        snapshot: the state at the beginning of the run, which must not change.
+        answering: computes the model's output.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class RecordingModel(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
         self._snapshot = snapshot
         self._answering = answering
         self.reads_both_branches: bool | None = None
-        """Whether the function asks for both prompts whatever the cfg; None before it has called the model."""
+        """True if the function reads both prompts whatever the cfg; None before its first model call."""
 
     def __call__(self, x: Any, sigma: Any, **extra_args: Any) -> Any:
         comfy.model_management.throw_exception_if_processing_interrupted()
@@ -91,7 +93,7 @@ def _same_values(first: Any, second: Any) -> bool:
 
 
 def recorded_answers(tape: Tape, guider: Any, masked: bool) -> Answering:
-    """Model calls as entries of a program; `masked` says that the run has a mask around the model."""
+    """Return a function that records model calls in a program. `masked` is true for a run with a mask around the model."""
 
     def answer(x: Any, sigma: Any, options: Mapping[str, Any], hooks: Hooks) -> Recorded:
         tape.look()
@@ -120,7 +122,7 @@ def recorded_answers(tape: Tape, guider: Any, masked: bool) -> Answering:
 
 
 def call_hooks(hooks: Hooks, arguments: dict[str, Any]) -> None:
-    """Call what stands behind the guidance, which may look and not change."""
+    """Call the functions after the guidance. Raise NotRecordable if one of them changes the denoised latent."""
     denoised = arguments["denoised"]
     before = _state(denoised)
     for hook in hooks:
@@ -133,12 +135,12 @@ def _state(denoised: Any) -> object:
 
 
 def cfg_of(guider: Any) -> float:
-    """By how much a guider guides; those that keep it elsewhere do not run in the workers' loop."""
+    """Return a guider's cfg, or 1. A guider with its scale in another attribute does not run in the workers' loop."""
     return float(getattr(guider, "cfg", 1.0))
 
 
 def arguments_of_hook(guider: Any, options: Mapping[str, Any], sigma: Any) -> dict[str, Any]:
-    """What a function behind the guidance is given, less the latents."""
+    """Return the arguments of a function after the guidance, without the latents."""
     cfg = cfg_of(guider)
     unused = math.isclose(cfg, 1.0) and not options.get(KEEPS_NEGATIVE, False)
     return {
@@ -153,7 +155,7 @@ def arguments_of_hook(guider: Any, options: Mapping[str, Any], sigma: Any) -> di
 
 @contextlib.contextmanager
 def no_network(guider: Any) -> Iterator[None]:
-    """While this is entered, what a function might call past its model is refused."""
+    """Refuse calls of the model or the guider that bypass RecordingModel, inside this context."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise NotRecordable("calls the model past the way of samplers")

@@ -1,4 +1,4 @@
-"""What becomes of each of torch's operations on a recorded latent: an entry of the program, or a refusal with the word."""
+"""Rules for torch's operations on a recorded latent: each becomes an entry of the program, or a refusal with a reason."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .stacks import combined, of_stack, stacked
 from .tape import Cell, Tape
 
 ONE_MEMORY = ("detach", "alias", "lift_fresh", "view", "_unsafe_view", "reshape", "expand", "slice")
-"""What gives the same values in the same memory, if it gives the same shape."""
+"""Operations whose result shares the latent's memory, and equals the latent if the shape stays the same."""
 
 COPIES = ("clone", "_to_copy")
 
 FILLED = {"zeros_like": 0.0, "ones_like": 1.0, "new_zeros": 0.0, "new_ones": 1.0, "full_like": None, "new_full": None}
-"""What makes a tensor of one number, and the number."""
+"""Operations that make a tensor of one number, with that number; None if the number is an argument."""
 
 
 class RecordingRules:
-    """What torch's functions do to recorded latents: all rules of this folder, in the form that `tape.Rules` asks for."""
+    """The rules for torch's functions on recorded latents, in the form of `tape.Rules`."""
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A sum of stacked latents with plain weights is one operation, not the many that torch makes of it."""
+        """Record a weighted sum of stacked latents as one operation, not as torch's many; return None for other functions."""
         return combined(func, args, kwargs) if func in (torch.tensordot, torch.einsum) else None
 
     def done(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What an operation of torch's makes, once it has been written down."""
+        """Record one operation of torch's and return its result."""
         return _done(tape_of(args, kwargs), func, args, kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Latents that are stacked along a dimension of their own, as multistep samplers stack their history."""
+"""Record operations on latents stacked along a new dimension, as multistep samplers stack their history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tape import Cell, Tape
 
 
 def stacked(tape: Tape, parts: Sequence[Any], dim: int = 0) -> Recorded:
-    """Return the result of torch.stack."""
+    """Record torch.stack of latents, and return its result."""
     if not all(isinstance(part, Recorded) and not part.cell.count for part in parts):
         raise tape.refuse("stacks the latent with others")
     first = parts[0]
@@ -28,7 +28,7 @@ def stacked(tape: Tape, parts: Sequence[Any], dim: int = 0) -> Recorded:
 
 
 def of_stack(tape: Tape, this: Recorded, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """One latent, or all of them, of a stack; None if it is something else that is asked for."""
+    """Record a selection or the sum along a stack's dimension; return None for any other operation."""
     stack, ndim = this.cell, this.ndim
 
     def latent(name: str, *arguments: Argument) -> Recorded:
@@ -44,7 +44,7 @@ def of_stack(tape: Tape, this: Recorded, name: str, args: Sequence[Any], kwargs:
 
 
 def combined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recorded | None:
-    """Return a sum of stacked latents with plain weights; None for any other operation."""
+    """Record a sum of stacked latents with plain weights, and return its result; None for any other operation."""
     if func is torch.einsum:
         formula, *operands = args
         operands = list(operands[0]) if len(operands) == 1 else operands

@@ -1,4 +1,4 @@
-"""What has been recorded so far of a sampler function's run."""
+"""The recording of a sampler function's run, entry by entry."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ....parallel_backend.denoise.program import (
 
 ENTRIES = 2000
 ENTRIES_FOR_A_SIGMA = 1000
-"""How much a function may do: ComfyUI's own do up to 40 things for each sigma."""
+"""Largest number of entries: a constant and a part per sigma. ComfyUI's own functions make up to 40 entries per sigma."""
 
 SECONDS = 10.0
 SECONDS_FOR_A_SIGMA = 0.5
-"""How long it may take: ComfyUI's own take 2 ms for each sigma."""
+"""Longest time for recording: a constant and a part per sigma. ComfyUI's own functions take 2 ms per sigma."""
 
 
 class NotRecordable(BaseException):
-    """A sampler does what cannot be done to each element of a latent for itself; `clause` says what, behind "which".
+    """A refusal, because a sampler does more than elementwise operations. `clause` gives the reason, after the word "which".
 
-    No Exception, which a function may catch and go on for ever.
+    This class is not an Exception, because a function may catch any Exception and continue forever.
     """
 
     def __init__(self, clause: str) -> None:
@@ -44,10 +44,14 @@ class NotRecordable(BaseException):
 
 @dataclass
 class Cell:
-    """What a recorded latent is at this moment; shared by those that are one memory in a plain run.
+    """The present value of a recorded latent. Latents that share memory in a plain run share a cell.
 
-    `spoilt` says why it must not be used: it is not known to be what it would be in a plain run. `drawn` is the place of the
-    entry that drew it, for fresh noise. Where `count` is not 0 it is so many latents, stacked along `dim`.
+    Attributes:
+        value: the number of the program's value.
+        spoilt: the reason why the value must not be used: it might differ from the value in a plain run.
+        drawn: the index of the entry that drew the value, for fresh noise.
+        count: the number of latents that are stacked along `dim`; 0 for a single latent.
+        dim: the dimension of the stack.
     """
 
     value: int
@@ -58,22 +62,23 @@ class Cell:
 
 
 class TapeRules(Protocol):
-    """What becomes of torch's operations on recorded latents."""
+    """The rules that record torch's operations on recorded latents."""
 
     def before(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What a function of torch's makes, where it is not to be looked into; None otherwise."""
+        """Return the result of a torch function that is recorded as one operation; None for all other functions."""
 
     def done(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What one of the operations makes that torch's functions consist of."""
+        """Record one of the operations that torch's functions consist of, and return its result."""
 
 
 @dataclass
 class Tape:
-    """The entries of a program, as they are written.
+    """The entries of a program while it is recorded.
 
     Args:
         shape, dtype: the latent's.
-        sigmas: how many there are.
+        sigmas: the number of sigmas.
+        rules: the rules that record operations.
     """
 
     shape: torch.Size
@@ -84,9 +89,9 @@ class Tape:
     weights: list[Weights] = field(default_factory=list)
     sources: list[NoiseSource] = field(default_factory=list)
     refused: NotRecordable | None = None
-    """The first thing that was refused, which a function may have caught."""
+    """The first refusal, which the function may have caught."""
     dtypes: dict[object, torch.dtype] = field(default_factory=dict)
-    """Of results, by what they are made of."""
+    """Dtypes of results, by the operation and its operands' dtypes."""
 
     def __post_init__(self) -> None:
         self._values = 1
@@ -94,44 +99,45 @@ class Tape:
         self._ends = time.monotonic() + SECONDS + SECONDS_FOR_A_SIGMA * self.sigmas
 
     def refuse(self, clause: str) -> NotRecordable:
-        """Store a refusal, permanently, and return it."""
+        """Store the first refusal permanently, and return it."""
         self.refused = self.refused or NotRecordable(clause)
         return self.refused
 
     def look(self) -> None:
-        """Raise NotRecordable if the function should have been stopped already, or takes too long."""
+        """Raise NotRecordable if the function has been refused already, or takes too long."""
         if self.refused is not None:
             raise self.refused
         if time.monotonic() > self._ends:
             raise self.refuse("takes too long on a latent without data")
 
     def operation(self, name: str, arguments: Sequence[Argument], keywords: dict[str, Argument] | None = None) -> int:
-        """Record an operation and return the number of the value that the operation makes."""
+        """Record an operation and return the number of its result."""
         keywords = keywords or {}
         self._used |= {argument.value for argument in (*arguments, *keywords.values()) if isinstance(argument, Ref)}
         return self._write(Operation(name, tuple(arguments), keywords), 1)
 
     def call(self, x: int, sigma: float, both_branches: bool) -> int:
-        """Record a model call. Return the number of its first value: denoised, and with `both_branches` the positive and the
-        negative.
+        """Record a model call and return the number of its first value.
+
+        The first value is the denoised latent. With `both_branches`, the positive and the negative prediction follow.
         """
         self._used.add(x)
         return self._write(ModelEvaluation(x, sigma, both_branches), 3 if both_branches else 1)
 
     def show(self, step: int, x: int, denoised: int) -> None:
-        """What the function tells of a step."""
+        """Record a step that the function reports, with the numbers of its latents."""
         self._used |= {x, denoised}
         self._write(StepEvent(step, x, denoised), 0)
 
     def draw(self, source: int, start: float, end: float) -> Cell:
-        """Fresh noise for the step from one sigma to another, from a source by its number."""
+        """Record a draw of fresh noise for the step between two sigmas, from the source of this number."""
         if not any(isinstance(entry, ModelEvaluation) for entry in self.entries):
             raise self.refuse("draws noise before it calls the model")
         value = self._write(Draw(source, start, end), 1)
         return Cell(value, drawn=len(self.entries) - 1)
 
     def clip(self, noise: Cell, deviations: float) -> Cell:
-        """Fresh noise, clamped to so many of its own standard deviations, in the place of what was drawn."""
+        """Clamp fresh noise to a number of its own standard deviations, in the entry that drew it."""
         assert noise.drawn is not None
         if noise.value in self._used:
             raise self.refuse("uses noise before it clamps it")
@@ -142,18 +148,23 @@ class Tape:
         return Cell(noise.value)
 
     def weigh(self, numbers: Sequence[float], dtype: torch.dtype) -> int:
-        """The number of a vector of weights."""
+        """Return the number of a vector of weights, and store it if it is new."""
         weights = Weights(tuple(numbers), str(dtype).removeprefix("torch."))
         if weights not in self.weights:
             self.weights.append(weights)
         return self.weights.index(weights)
 
     def cast(self, value: int, dtype: torch.dtype, target: torch.dtype) -> int:
-        """Return a value converted to another dtype."""
+        """Record a conversion to another dtype, and return the number of the converted value."""
         return value if dtype == target else self.operation("to", (Ref(value), str(target).removeprefix("torch.")))
 
     def program(self, name: str, result: int) -> Program:
-        """What has been recorded, of a function by its name; `result` is the value that it returns."""
+        """Return the recorded program.
+
+        Args:
+            name: the function's name.
+            result: the number of the value that the function returns.
+        """
         return Program(name, tuple(self.entries), result, tuple(self.weights), tuple(self.sources))
 
     def _write(self, entry: Operation | Draw | ModelEvaluation | StepEvent, values: int) -> int:

@@ -1,4 +1,4 @@
-"""The trial of a sampler function that is not ComfyUI's: the function itself runs, and then its recorded program."""
+"""The trial of a sampler function that is not ComfyUI's: its own result against that of its recorded program."""
 
 from __future__ import annotations
 
@@ -25,16 +25,14 @@ from .tape import NotRecordable
 
 SEEDS = 1, 2
 SIZES = 2, 2, 5, 6
-"""Of the last dimensions of a small latent."""
+"""The last dimensions of a trial's latent."""
 
 SECONDS = 20.0
-"""How long a function may run plainly."""
+"""Longest time in seconds for a run of the function itself."""
 
 
 def clause_of(run: SamplerRun, verdicts: FunctionVerdicts) -> str:
-    """Return why the program of a run's sampler cannot be trusted, as a clause after "which"; empty if the program is
-    right.
-    """
+    """Return the reason why the program of a run's sampler is wrong, as a clause after "which"; empty if it is right."""
     options = options_of(run)
     if not all(isinstance(value, bool | int | float | str | None) for value in options.values()):
         return _tried(run)
