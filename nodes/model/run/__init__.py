@@ -1,1 +1,1 @@
-"""One run of a sampler: whether the workers' loop does it, and what they are told of it."""
+"""One run of a sampler: the checks that allow the workers' loop, and the request to the workers."""

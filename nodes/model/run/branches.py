@@ -1,4 +1,4 @@
-"""How many sides of its prompts a run asks the model for at once, which is what `cfg` 2 divides."""
+"""The number of branches of a run's prompts in one model call. `cfg` 2 divides the branches."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ from ..supported import GUIDER_METHODS, plain_guider
 KEY = "parallel_sides"
 
 INSTEAD = ("sampler_calc_cond_batch_function", "context_handler")
-"""What stands between a guider and the function that is asked here, and does not change the sides."""
+"""Model options between a guider and `calc_cond_batch` that do not change the branches."""
 
 
 def has_uncond(run: SamplerRun, keeps_negative: bool) -> bool:
     """Return True if more than one branch of a guider's prompts takes part in a call.
 
-    `keeps_negative` says that the sampler itself uses the negative whatever the cfg.
+    This function asks a guider of ComfyUI's, because only the guider knows. For instance, DualCFGGuider keeps its cfg elsewhere
+    than CFGGuider, and CFGOverride changes the cfg during the run. Another pack's guider must run no more than once a step, so
+    all its branches count.
 
-    A guider of ComfyUI's is asked, because only it knows (the cfg of DualCFGGuider is not where CFGGuider keeps it, CFGOverride
-    changes it as it goes). Only its own code knows what another pack's does, and that runs no more than once a step: all
-    sides that it has count.
+    Args:
+        run: the run.
+        keeps_negative: True if the sampler itself uses the negative prompt whatever the cfg.
     """
     if not _known(run):
         return sum(bool(entries) for entries in run.guider.conds.values()) > 1
@@ -45,9 +47,10 @@ def has_uncond(run: SamplerRun, keeps_negative: bool) -> bool:
 
 
 def rows_together(run: SamplerRun) -> dict[str, Value]:
-    """Values that go with the prompts of a class which reads the sides of a call, where ComfyUI makes a call of each prompt.
+    """Return values to send with prompts that keep a prompt's rows on one rank, if ComfyUI makes a call for each prompt.
 
-    Such a class may compute rows from one another, as SeedVR2 does, so the rows of a prompt stay together.
+    The values are for classes that read the branches of a call. Such a class may compute rows from one another, as SeedVR2
+    does.
     """
     proxy = run.guider.inner_model.diffusion_model
     if not proxy.unsharded or SIDES not in options_read_by(proxy.skeleton):
@@ -74,14 +77,14 @@ def _negative_counts(run: SamplerRun, keeps_negative: bool) -> bool:
 
 
 def _wrappers(run: SamplerRun) -> Mapping[str, list[Any]]:
-    """Those of ComfyUI's own around a guider's function, by key, less the step caches, which count its calls."""
+    """Return ComfyUI's own wrappers of a guider's function, by key, without step caches, which count the calls."""
     wrappers = run.transformer_options.get("wrappers", {}).get(WrappersMP.PREDICT_NOISE, {})
     caches = {key for _, key in known_wrappers(run.transformer_options)}
     return {key: functions for key, functions in wrappers.items() if key not in caches and all(map(own, functions))}
 
 
 class _BranchesFound(BaseException):
-    """Ends a guider's function as soon as it has said what it asks for."""
+    """An exception that ends a guider's function at its first model call, with the number of branches."""
 
     def __init__(self, conds: Sequence[Any]) -> None:
         self.count = sum(bool(branch) for branch in conds)

@@ -1,4 +1,4 @@
-"""Callbacks that change the latents that they are shown: only ComfyUI's own loop goes on with what they have changed."""
+"""Callbacks that change the latents they receive. Only ComfyUI's own loop continues with the changed latents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .steps import Steps
 
 WITH_KSAMPLER = "use KSampler instead of Parallel Sampler for it"
 STEPS_BACK = 4
-"""The number of steps whose latents are looked at: this one, and those that ComfyUI's multistep samplers go back to."""
+"""Number of steps whose latents are compared: the present step and the earlier ones that ComfyUI's multistep samplers use."""
 
 QUEUED_AGAIN = "queue the prompt again, and it runs one model call at a time, where such a change takes effect"
 
@@ -29,7 +29,8 @@ QUEUED_AGAIN = "queue the prompt again, and it runs one model call at a time, wh
 class ChangingCallbacks:
     """The callbacks that have changed a latent in a run of the workers' loop.
 
-    Packs make a callback anew for each run. So it is known by its code and by the words and switches that it was made with.
+    Packs make a callback anew for each run. A callback is therefore known by its code and by the strings and booleans in its
+    closure and arguments.
     """
 
     def __init__(self) -> None:
@@ -41,24 +42,27 @@ class ChangingCallbacks:
             raise NotSupported(f"the callback {name_of(_innermost(callback))}, which changes latents")
 
     def watched(self, steps: Steps, device: torch.device, *, strict: bool) -> WatchedSteps:
-        """Return what shows a run's steps and looks at the callback's doings.
+        """Return an object that shows a run's steps and checks the latents after each call of the callback.
 
         Args:
-            device: where the callback gets the latents.
-            strict: whether the MODEL refuses single model calls.
+            steps: the steps of the run.
+            device: the device of the callback's latents.
+            strict: True if the MODEL refuses single model calls.
         """
-        kind = None if steps.callback is None else _kind(steps.callback)  # as it is before it runs
+        kind = None if steps.callback is None else _kind(steps.callback)  # before the callback changes its closure
         return WatchedSteps(
             steps, device, functools.partial(self._known.add, kind), WITH_KSAMPLER if strict else QUEUED_AGAIN
         )
 
 
 class WatchedSteps:
-    """Shows the steps of one run in the workers' loop to its callback, with copies of the latents.
+    """The steps of one run in the workers' loop. Its callback gets copies of the latents.
 
     Args:
-        remember: is called where the callback has changed one.
-        way_out: what the user can do then.
+        steps: the steps.
+        device: the device of the copies.
+        remember: is called if the callback has changed a copy.
+        way_out: advice to the user in that case.
     """
 
     def __init__(self, steps: Steps, device: torch.device, remember: Callable[[], None], way_out: str) -> None:
@@ -67,7 +71,7 @@ class WatchedSteps:
         self._history: deque[_Shown] = deque(maxlen=2 * STEPS_BACK)
 
     def show(self, step: int, denoised: Tensor, x: Tensor, total: int) -> None:
-        """Show a step, from 0, with its latents on the CPU.
+        """Show a step, counted from 0, with its latents on the CPU.
 
         Raises:
             Refused: the callback has changed a latent.
@@ -90,7 +94,10 @@ class WatchedSteps:
 
 @dataclass
 class _Shown:
-    """A latent that a callback was given a copy of, by its name and step; the copy is gone unless the callback keeps it."""
+    """A latent, with its name and step, and a weak reference to the copy that a callback got.
+
+    The copy no longer exists unless the callback keeps it.
+    """
 
     name: str
     step: int
@@ -105,14 +112,12 @@ class _Shown:
 
 @functools.cache
 def changing_callbacks() -> ChangingCallbacks:
-    """Return those of this process."""
+    """Return the changing callbacks of this process."""
     return ChangingCallbacks()
 
 
 def _innermost(callback: Any) -> Any:
-    """Return the callback that was given to ComfyUI, without the function that ComfyUI wraps around it for packed
-    latents.
-    """
+    """Return the user's callback, without the function that ComfyUI wraps around it for packed latents."""
     while own(callback):
         inner = next((value for value in _closure_values(callback) if callable(value)), None)
         if inner is None:
@@ -124,7 +129,7 @@ def _innermost(callback: Any) -> Any:
 def _closure_values(function: Any) -> Iterator[Any]:
     """Yield the values in a function's closure."""
     for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # it is empty
+        with contextlib.suppress(ValueError):  # an empty cell
             yield cell.cell_contents
 
 

@@ -1,4 +1,4 @@
-"""The whole denoise in the workers' own loop."""
+"""Run the whole denoise in the workers' own loop."""
 
 from __future__ import annotations
 
@@ -34,13 +34,16 @@ Message = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def message_of(run: SamplerRun, checked: Checked, recording: Recording, *, wrapped: bool) -> Message:
-    """The message that has the workers do the run.
+    """Return the request that makes the workers do the run.
 
     Args:
-        wrapped: whether another wrapper stands between this pack's and the sampler.
+        run: the run.
+        checked: the results of the checks.
+        recording: the sampler's recording.
+        wrapped: True if another wrapper is between this pack's and the sampler.
 
     Raises:
-        NotSupported: with the reason, where their loop does not do it.
+        NotSupported: the workers' loop cannot do the run; the message gives the reason.
     """
     if wrapped:
         raise NotSupported("another wrapper around the sampler")
@@ -59,10 +62,10 @@ def message_of(run: SamplerRun, checked: Checked, recording: Recording, *, wrapp
 
 
 def refuse_unknown(run: SamplerRun, recording: Recording) -> None:
-    """Look at the functions of ComfyUI's that the workers' loop stands in for in a run.
+    """Check the functions of ComfyUI's that the workers' loop replaces in a run.
 
     Raises:
-        NotKnown: one of them is none of a tested ComfyUI's, and does something else than the workers.
+        NotKnown: a function is not from a tested ComfyUI, and differs from the workers' code.
     """
     holder = run.transformer_options.get(STEP_CACHE)
     takes_part: dict[Kind, bool] = {
@@ -79,7 +82,7 @@ def refuse_unknown(run: SamplerRun, recording: Recording) -> None:
 
 
 def whole_picture_only(fields: Mapping[str, Any], recording: Recording) -> str | None:
-    """What of a run needs every step to be of the whole picture; None if nothing does."""
+    """Return the name of a part of the run that needs every step on the whole picture; None if there is none."""
     if fields["cache"] is not None:
         return str(fields["cache"].kind)
     if fields["guidance_functions"]:
@@ -90,7 +93,7 @@ def whole_picture_only(fields: Mapping[str, Any], recording: Recording) -> str |
 def run_in_loop(
     run: SamplerRun, message: Message, recording: Recording, planned: PlannedRun, steps: Steps, *, bar_off: bool
 ) -> Tensor:
-    """Have the workers do the run; returns what `Sampler.sample` would.
+    """Do the run in the workers, and return the result of `Sampler.sample`.
 
     Raises:
         Refused: the run's callback changes latents.
@@ -100,7 +103,7 @@ def run_in_loop(
     compiled = f", blocks compiled by {fields['compiler']}" if fields["compiler"] else ""
     log.info("Parallel: %s in the workers on %s%s%s", recording.name, planned.where, cached, compiled)
     total = len(sigmas) - 1
-    sigmas.copy_(recording.sigmas)  # as the sampler's function leaves them: uni_pc writes to the last one
+    sigmas.copy_(recording.sigmas)  # the sampler's function may change sigmas: uni_pc writes to the last one
     with tqdm(total=total, disable=bar_off) as bar:
         strict = bool(run.transformer_options.get(STRICT))
         watched = changing_callbacks().watched(steps, device, strict=strict)

@@ -29,9 +29,9 @@ from .branches import has_uncond, rows_together
 
 
 def refuse_what_cannot_work(run: SamplerRun) -> None:
-    """Raise Refused for what neither the loop nor single forwards can do.
+    """Raise Refused for options and prompts that neither the workers' loop nor single forwards can run.
 
-    `networks_of` does so for patches, `features/attention_override.py` for a function in attention's place.
+    `networks_of` checks patches, and `features/attention_override.py` checks a function that replaces attention.
     """
     proxy = run.guider.inner_model.diffusion_model
     refuse_transformer_options(unhandled(IN_THE_LOOP, features_of(run)), proxy.skeleton)
@@ -47,7 +47,7 @@ def features_of(run: SamplerRun) -> FeatureCall:
 
 
 def example_of(run: SamplerRun) -> Conditioning:
-    """One forward of the run's longest prompt, in the compute dtype."""
+    """Return the inputs of one forward with the run's longest prompt, in the compute dtype."""
     dtype, batch = run.guider.inner_model.get_dtype_inference(), run.noise.shape[0]
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
     longest = max(prompts, key=_text_length)
@@ -72,10 +72,10 @@ def _text_length(conds: Mapping[str, Any]) -> int:
 
 
 def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the fields and tensors of the SampleRequest that does the same.
+    """Return the fields and tensors of the SampleRequest for the run.
 
     Raises:
-        NotSupported: with the reason.
+        NotSupported: the workers' loop cannot do the run; the message gives the reason.
     """
     program = recording.needed()
     model_sampling = run.guider.inner_model.model_sampling
@@ -154,11 +154,10 @@ def _number(value: Any) -> float | None:
 
 
 def _shows_clean_latent(run: SamplerRun, noise: Tensor) -> bool:
-    """Return True if the model sees the latent without noise outside the mask, by its class's results at the run's
-    sigmas.
+    """Return True if the model gets the latent without noise outside the mask, as its class computes it at the run's sigmas.
 
     Raises:
-        NotSupported: it is shown anything else than that, or than the latent with the sigma's noise.
+        NotSupported: the model gets neither the latent without noise nor the latent with the sigma's noise.
     """
     model = run.guider.inner_model
     clean = noised = True
@@ -180,7 +179,7 @@ def _shows_clean_latent(run: SamplerRun, noise: Tensor) -> bool:
 
 
 def _inpaint_noise(run: SamplerRun) -> Tensor:
-    """What the part outside the mask is noised with: the initial noise, or noise of its own (ddim)."""
+    """Return the noise for the part outside the mask: the initial noise, or separate noise (ddim)."""
     if not run.sampler.inpaint_options.get("random", False):
         return run.noise
     generator = torch.manual_seed(run.extra_args["seed"] + 1)

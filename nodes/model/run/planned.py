@@ -1,4 +1,4 @@
-"""A run under its plan, for which the devices have room."""
+"""A run with its plan, for which the devices have enough free memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..remote_model import RemoteModel
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What a run goes by.
+    """The model, plan and memory of a run.
 
     Attributes:
         remote: the model in the workers.
-        plan: how they share the run.
-        adapters: what changes the weights.
-        working: bytes that it takes of a device beside the model's weights.
-        where: the plan and the attention's kernels, in words.
+        plan: the division of the run over the workers.
+        adapters: the changes of the weights.
+        working: bytes that the run needs on a device besides the model's weights.
+        where: the plan and the attention kernels, in words.
     """
 
     remote: RemoteModel

@@ -48,12 +48,15 @@ SEED = 11
 
 @dataclass(frozen=True)
 class TrialCase:
-    """The settings of a run.
+    """The settings of a trial's run.
 
     Attributes:
         type: ComfyUI's name of the noise process.
-        texts: the numbers of tokens of the positive prompts; the negative has 3.
+        sampler: ComfyUI's name of the sampler.
+        cfg: the guidance scale.
+        texts: the numbers of tokens of the positive prompts; the negative prompt has 3.
         denoise: the part of the steps that runs; below 1 the run starts from a latent that is not empty.
+        masked: True if the run has a mask.
         patches: the number of patches of the latent.
         cache: the class of a step cache's state.
     """
@@ -95,7 +98,7 @@ CASES: Mapping[Kind, tuple[TrialCase, ...]] = {
         TrialCase("EPS", cache="LazyCacheHolder", cfg=1.0),
     ),
 }
-"""The runs that show each kind: whole and in patches, with one prompt and two, with guidance and without."""
+"""Runs that test each kind of replaced function: whole and in patches, with one prompt and two, with and without guidance."""
 
 CACHES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "EasyCacheHolder": {
@@ -108,13 +111,14 @@ CACHES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         WrappersMP.PREDICT_NOISE: ("lazycache", "lazycache_predict_noise_wrapper"),
     },
 }
-"""The wrappers that the nodes of step caches put around a run: by type, a key and the function's name."""
+"""The wrappers that the nodes of step caches add to a run: by type, the wrapper's key and the function's name."""
 
 
 def sampling_results(kind: Kind, caches: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the results of the workers' loop and of ComfyUI's loop for each case of a kind of replaced function.
 
     Args:
+        kind: the kind of replaced function.
         caches: ComfyUI's module of step caches; needed for step caches only.
     """
     for case in CASES[kind]:
@@ -122,7 +126,7 @@ def sampling_results(kind: Kind, caches: Any = None) -> Iterator[tuple[Tensor, T
 
 
 class TrialNetwork(nn.Module):
-    """A network in a model's place: it computes each element of a latent from the element, the time and a text."""
+    """A network without weights that computes each element of a latent from the element, the timestep and the text."""
 
     def __init__(self, device: Any = None, operations: Any = None, **_: Any) -> None:
         super().__init__()
@@ -159,8 +163,12 @@ class TrialNetwork(nn.Module):
 
 
 def computed(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
-    """Return the network's output for `x` `[batch, channels, height, width]`, `timestep` `[batch]` and `context` `[batch,
-    tokens, features]`.
+    """Return the output of the trial's network.
+
+    Args:
+        x: the latent `[batch, channels, height, width]`.
+        timestep: `[batch]`.
+        context: the text `[batch, tokens, features]`.
     """
     time, text = (tensor.view(-1, 1, 1, 1) for tensor in (timestep / (1 + timestep), context.mean(dim=(1, 2))))
     return x * (1.1 - time) / (1 + x * x) + 0.3 * text * (1 - time)
@@ -170,7 +178,7 @@ class TrialModel(comfy.model_base.BaseModel):
     """ComfyUI's model around a TrialNetwork."""
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the text, as models with parallelised blocks take it."""
+        """Return the text in the form that models with parallelised blocks take."""
         return {"c_crossattn": comfy.conds.CONDRegular(kwargs["cross_attn"])}
 
 
@@ -200,7 +208,7 @@ class SamplingTrial:
         """Return the result of the workers' loop and that of ComfyUI's loop.
 
         Raises:
-            RuntimeError: ComfyUI leaves out the wrappers, so that both results would be its own.
+            RuntimeError: ComfyUI ignores the wrappers, so that both results would be its own.
         """
         expected = self._run({})
         ours = self._run({WrappersMP.SAMPLER_SAMPLE: {"parallel": [self._in_workers]}})
@@ -258,7 +266,7 @@ class SamplingTrial:
         mask: Tensor | None = None,
         disable_pbar: bool = False,
     ) -> Tensor:
-        """Run the workers' loop in the sampler's place, as `wrapper.run_in_workers` does."""
+        """Run the workers' loop instead of the sampler, as `wrapper.run_in_workers` does."""
         self._reached = True
         run = SamplerRun(executor.class_obj, guider, sigmas, extra_args, noise, latent, mask)
         recording = recorded(run)
@@ -269,7 +277,7 @@ class SamplingTrial:
 
 
 def _denoised(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], program: Any, patches: int) -> Tensor:
-    """Return the result of a SampleRequest on one worker, with the network in the model's place."""
+    """Return the result of a SampleRequest on one worker, with the trial's network as the model."""
     x, here = tensors["x"], torch.device("cpu")
     mesh = Mesh(groups=(), **{axis.value: Communicator(axis.traffic, None, here, False, Meter()) for axis in MeshAxis})
     branches = {0: fields["positive"]} if fields["negative"] is None else {0: fields["positive"], 1: fields["negative"]}

@@ -1,4 +1,4 @@
-"""ComfyUI's own loop; each model call in it is a request to the workers."""
+"""Run ComfyUI's own loop, in which each model call is a request to the workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .steps import Steps
 log = logging.getLogger(__name__)
 
 SamplerLoop = Callable[[dict[str, Any], Any], Tensor]
-"""ComfyUI's loop, or what other packs have put around it, by extra_args and the callback."""
+"""ComfyUI's loop, with the wrappers of other packs around it, as a function of extra_args and the callback."""
 
 STAGES_IN_TURN = (
     "Each model call goes through PipeFusion's stages one after the other, so that one stage works at a time: choose "
@@ -31,10 +31,10 @@ STAGES_IN_TURN = (
 
 
 def run_by_calls(run: SamplerRun, reason: NotSupported, planned: PlannedRun, steps: Steps, loop: SamplerLoop) -> Tensor:
-    """One model call at a time, and say why; returns what `loop` does.
+    """Run the loop one model call at a time, report the reason, and return the loop's result.
 
     Raises:
-        Refused: the result has numbers that give no picture.
+        Refused: the result has NaN or infinite values.
     """
     log.info(
         "Parallel: slower path: one forward per model call on %s (choose %s for the fast one), because the workers' "
@@ -65,7 +65,7 @@ def run_by_calls(run: SamplerRun, reason: NotSupported, planned: PlannedRun, ste
 
 
 def _tell_costs(costs: ControlCosts, plan: ResolvedPlan, run: NodeRun) -> None:
-    """Say what ControlNets cost, and on the node where that is more than their plan saves."""
+    """Log the cost of ControlNets, and warn on the node if the cost exceeds the time that the plan saves."""
     if not costs.forwards:
         return
     sending, saved = costs.sending(run.ran), saved_by_cfg(plan, run.planned)

@@ -1,4 +1,4 @@
-"""What is shown of each step of a run: on the node, and to the callback that ComfyUI gave."""
+"""Report the steps of a run on the node and to ComfyUI's callback."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ...progress import NodeRun
 
 @dataclass(frozen=True)
 class Steps:
-    """Shows a run's steps.
+    """The recipients of a run's steps.
 
     Attributes:
-        run: what the node shows of the run.
-        callback: ComfyUI's own, if there is one.
+        run: the run as the node shows it.
+        callback: ComfyUI's callback, if there is one.
     """
 
     run: NodeRun
     callback: Callable[..., Any] | None
 
     def show(self, step: int, *rest: Any) -> None:
-        """A step, from 0, is done; `rest` goes to the callback."""
+        """Report that a step, counted from 0, is done, and pass `rest` to the callback."""
         self.run.step(step + 1)
         if self.callback is not None:
             self.callback(step, *rest)

@@ -1,4 +1,4 @@
-"""The SAMPLER_SAMPLE wrapper: the whole denoise in the workers where they support it, step by step where not."""
+"""The SAMPLER_SAMPLE wrapper. The workers do the whole denoise if their loop supports it, and single model calls if not."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def run_in_workers(
     denoise_mask: Tensor | None = None,
     disable_pbar: bool = False,
 ) -> Tensor:
-    """Stand in for `Sampler.sample`; returns its result.
+    """Do the work of `Sampler.sample` in the workers, and return its result.
 
     Raises:
-        Refused: what the workers cannot do at all, or, on a strict MODEL, not in their own loop.
+        Refused: the workers cannot do the run at all, or, on a strict MODEL, not in their own loop.
     """
     proxy = guider.inner_model.diffusion_model
     if not isinstance(proxy, DiffusionProxy):
@@ -68,7 +68,7 @@ def run_in_workers(
     def loop(arguments: dict[str, Any], on_step: Any) -> Tensor:
         return executor(guider, sigmas, arguments, on_step, noise, latent_image, denoise_mask, disable_pbar)
 
-    if len(sigmas) < 2:  # no step, so there is nothing for the workers to do
+    if len(sigmas) < 2:  # no step, so no work for the workers
         return loop(extra_args, callback)
     recording = recording_of(run, proxy.remote.verdicts)
     message, reason = None, None
@@ -82,7 +82,7 @@ def run_in_workers(
         remote, networks, steps = proxy.remote, checked.adapters.networks, Steps(node_progress, callback)
         node_progress.warnings.extend((*notes, *checked.adapters.left_out))
         node_progress.warnings.extend(proxy.prove(calls_of(guider)))
-        if proxy.remote is not remote:  # what was looked at goes for a model that is spread
+        if proxy.remote is not remote:  # the checks above were for the parallelised model
             return run_in_workers(
                 executor, guider, sigmas, extra_args, callback, noise, latent_image, denoise_mask, disable_pbar
             )
@@ -90,7 +90,7 @@ def run_in_workers(
             node_progress.warnings.append(remote.unsharded_reason)
         example, dtype = example_of(run), guider.inner_model.get_dtype_inference()
         job = remote.job(example, dtype, has_uncond(run, recording.reads_both_branches), len(sigmas) - 1)
-        # of a call whose rows change one another no worker can have some alone
+        # if a call's rows change one another, no worker can compute only some of them
         planned_for = replace(job, batch=1, has_uncond=False) if checked.coupling else job
         plan = remote.plan(planned_for, example, dtype, compiler, all_tokens=checked.overridden)
         if message is not None and ALONE not in example.values and remote.backend.couples_rows(remote.spec):
@@ -121,12 +121,16 @@ def run_in_workers(
             return run_by_calls(run, reason, planned, steps, loop)
         assert message is not None
         result = run_in_loop(run, message, recording, planned, steps, bar_off=disable_pbar)
-    proxy.refuse_changes()  # by what was called between steps
+    proxy.refuse_changes()  # callbacks may have changed the model between steps
     return result
 
 
 def _accepted(reason: NotSupported, run: SamplerRun, checked: Checked) -> NotSupported:
-    """Return the reason why a run calls the model one forward at a time. Raises Refused if the run cannot go on that way."""
+    """Return the reason why a run makes single model calls.
+
+    Raises:
+        Refused: the run cannot go on in that way.
+    """
     if checked.injected is not None:
         raise Refused(
             f"attention that a node hands to the model's blocks ({name_of(checked.injected)}) is kept from step to step in the "
