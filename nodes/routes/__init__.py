@@ -1,7 +1,7 @@
-"""The routes of ComfyUI's server under /parallel: the state of the workers, the last run, the doctor, and a few actions.
+"""HTTP routes of ComfyUI's server under /parallel: the workers' state, the last run, the doctor, and a few actions.
 
-A route reads the headers by which guard.py knows who asks, and the body that it states here; nothing else of a request. None
-answers a page of another origin.
+A route reads the body that it declares here, and the headers that guard.py checks; it reads nothing else of a request. Every
+route refuses pages of another origin.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def routes() -> tuple[Route, ...]:
 
 
 def add_routes() -> None:
-    """Have ComfyUI's server answer them."""
+    """Register the routes with ComfyUI's server."""
     table = PromptServer.instance.routes
     add = {"GET": table.get, "POST": table.post}
     for route in routes():

@@ -1,4 +1,4 @@
-"""Work that a route begins and that a page hears of."""
+"""Run a route's work in the background of ComfyUI's server."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ Result = TypeVar("Result")
 
 
 async def run_in_background(work: Callable[[], Result]) -> Result:
-    """What a thread comes to that ComfyUI does not wait for when it ends, as it would for one of asyncio's."""
+    """Run work in a daemon thread, and return its result.
+
+    ComfyUI does not wait for this thread at its end, as it would for one of asyncio's threads.
+    """
     done: Future[Result] = Future()
 
     def run() -> None:
-        done.set_running_or_notify_cancel()  # from here on no task that is cancelled can cancel it
+        done.set_running_or_notify_cancel()  # from here on, a cancelled task cannot cancel it
         try:
             result = work()
         except Exception as error:
             done.set_exception(error)
-        except BaseException as error:  # a panic of a library in Rust; in a task it would end ComfyUI's event loop
+        except BaseException as error:  # such as a panic of a Rust library, which would end ComfyUI's event loop
             done.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
         else:
             done.set_result(result)

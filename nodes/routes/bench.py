@@ -1,6 +1,6 @@
-"""The benchmark begun in the tab: jobs of this ComfyUI, stock and with this pack, which are queued one after the other.
+"""The benchmark that the tab starts: a queue of jobs on this ComfyUI, with stock nodes and with this pack.
 
-Each is a prompt as any other: it is in the queue, and Cancel ends it. A prompt of the user's ends the benchmark.
+Each job is a normal prompt in ComfyUI's queue, and Cancel ends the job. If the user queues a prompt, the benchmark ends.
 """
 
 from __future__ import annotations
@@ -40,26 +40,35 @@ from .sprites import copy_sprites
 from .turn import FAILED, Turn
 
 LEAVING = 60.0
-"""Seconds that models may take to leave the devices."""
+"""Longest time in seconds for ComfyUI's models to leave the devices."""
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""An address for each of those that a server may listen on which mean all."""
+"""Addresses under which a server answers that listens on all addresses."""
 
 GRAPH_BYTES = 4 << 20
-"""Bytes that the body with a graph may have: ComfyUI's largest templates have a hundredth of it."""
+"""Largest size in bytes of a request with a graph. ComfyUI's largest templates have a hundredth of it."""
 
 log = logging.getLogger(__name__)
 
 
 class BenchRequest(msgspec.Struct, frozen=True):
-    """A graph in the API's format and what it is called; without one the small picture that this pack brings along."""
+    """A graph in ComfyUI's API format and its name. An empty graph stands for the small picture that comes with this pack."""
 
     graph: Graph = {}
     name: Annotated[str, msgspec.Meta(max_length=1024)] = ""
 
 
 class SideStatus(msgspec.Struct, frozen=True):
-    """A side for the page: seconds a step and of the second job, bytes of the fullest device; `failed` is why there are none."""
+    """One configuration's result for the page.
+
+    Attributes:
+        name, plan: the configuration.
+        step: seconds per step.
+        whole: seconds of the second job.
+        peak: bytes on the fullest device.
+        error: the relative L2 error of the latent against stock ComfyUI's; None if stock ComfyUI has no latent.
+        failed: the reason why there are no measurements.
+    """
 
     name: str
     plan: str
@@ -71,15 +80,21 @@ class SideStatus(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, side: Side) -> SideStatus:
-        """What the page shows of a side."""
+        """Return the status of a measured configuration."""
         whole = side.then.whole if side.then else 0.0
         peak = max(side.peak.values(), default=0)
         return cls(side.name, side.plan, side.step, whole, peak, side.error, side.failed)
 
 
 class BenchStatus(msgspec.Struct, frozen=True):
-    """What is measured now (empty if nothing is), the sides so far, their row in Markdown, the name of their file in the output
-    folder's FOLDER, and why it has ended early, if it has.
+    """The benchmark's status for the page.
+
+    Attributes:
+        doing: the measurement that runs now; empty if none runs.
+        sides: the results so far.
+        row: the results as a row of a Markdown table.
+        file: the name of their file in FOLDER of the output folder.
+        said: the reason why the benchmark ended early, if it did.
     """
 
     doing: str = ""
@@ -90,7 +105,7 @@ class BenchStatus(msgspec.Struct, frozen=True):
 
 
 class BenchRoute:
-    """One benchmark at a time. `backend` gives the one of this process."""
+    """The benchmark's route, which runs one benchmark at a time. `backend` returns this process's Backend."""
 
     def __init__(self, backend: Callable[[], Backend], turn: Turn) -> None:
         self.status = BenchStatus()
@@ -98,7 +113,11 @@ class BenchRoute:
         self._turn = turn
 
     async def begin(self, request: BenchRequest) -> str:
-        """Begin the benchmark of a request. Return why it cannot be measured; empty if it has begun. Raises TurnTaken."""
+        """Begin the benchmark of a request, and return the reason why it cannot be measured; empty if it has begun.
+
+        Raises:
+            TurnTaken: another benchmark, a comparison or the doctor runs.
+        """
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turn.begin(lambda: self._run(request, begun))
         try:
@@ -108,7 +127,7 @@ class BenchRoute:
         return ""
 
     async def _run(self, request: BenchRequest, begun: asyncio.Future[None]) -> None:
-        """Prepare, which settles `begun`, and measure."""
+        """Prepare the benchmark, which completes `begun`, and measure."""
         before, self.status = self.status, BenchStatus("beginning")
         try:
             bench = await run_in_background(lambda: bench_of(request))
@@ -145,7 +164,12 @@ class BenchRoute:
 
     @contextlib.contextmanager
     def _idle(self, bench: Bench, client: Running) -> Iterator[IdleServer]:
-        """This ComfyUI, when nothing is loaded. Raises NotMeasured, Refused, Cancelled."""
+        """Provide this ComfyUI's server when no model is loaded.
+
+        Raises:
+            NotMeasured, Refused: the devices are in use.
+            Cancelled: the user has queued a prompt.
+        """
         if client.queued():
             raise Cancelled("a run was queued.")
         self._backend().stop()
@@ -168,7 +192,11 @@ class BenchRoute:
 
 
 def bench_of(request: BenchRequest) -> Bench:
-    """Return the benchmark of a request. Raises NotMeasured, Refused, OSError."""
+    """Return the benchmark of a request.
+
+    Raises:
+        NotMeasured, Refused, OSError: the graph cannot be measured.
+    """
     if args.tls_keyfile:
         raise NotMeasured("ComfyUI answers by TLS (--tls-keyfile): run python -m parallel_backend.bench instead.")
     if not is_graph(request.graph):
@@ -182,7 +210,7 @@ def bench_of(request: BenchRequest) -> Bench:
 
 
 def own_url() -> str:
-    """Where this ComfyUI answers."""
+    """Return the URL of this ComfyUI."""
     server = PromptServer.instance
     address = EVERYWHERE.get(server.address, server.address)
     return f"http://{f'[{address}]' if ':' in address else address}:{server.port}"

@@ -1,4 +1,4 @@
-"""Bodies of requests: read up to a limit, decoded in a thread, and refused in one sentence where they are wrong."""
+"""Request bodies: read up to a limit, decoded in a thread, and refused with one sentence if they are wrong."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import msgspec
 from aiohttp import web
 
 BYTES = 1 << 20
-"""Bytes that a body may have, unless its route says otherwise."""
+"""Largest number of bytes of a body, unless its route has another limit."""
 
 VALUES = 200_000
-"""Values, at all levels, that a body of JSON may have: a graph of a thousand nodes has some ten thousand."""
+"""Largest number of values, at all levels, of a JSON body. A graph of a thousand nodes has about ten thousand."""
 
 LEVELS = 64
-"""Levels to which a body of JSON may nest: far more than a graph has, and far fewer than Python's recursion takes."""
+"""Largest nesting depth of a JSON body: much more than a graph has, and much less than Python's recursion limit."""
 
 LARGEST = 1 << 64
-"""Integers of JSON stay below it: seeds have 64 bits."""
+"""Upper limit of JSON integers, exclusive. Seeds have 64 bits."""
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-"""A size that a request names: pixels, frames, rows of a batch."""
+"""A size in a request: pixels, frames, or rows of a batch."""
 
 Name = Annotated[str, msgspec.Meta(max_length=4096)]
-"""A file's name, which `check_name` looks into. No file system takes more letters."""
+"""A file name in a request, for `check_name`. No file system allows a longer one."""
 
 
 class WrongBody(ValueError):
-    """A body that a route does not take: the sentence that says why, and the answer's HTTP status."""
+    """A body that a route refuses, with the sentence for the user and the HTTP status of the reply."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -41,10 +41,10 @@ class Body(Protocol):
 
     @property
     def most(self) -> int:
-        """The number of bytes that it may have."""
+        """Return the largest number of bytes of the body."""
 
     def decoded(self, content: bytes) -> Any:
-        """Decode a body. Raises WrongBody."""
+        """Decode a body. Raise WrongBody if it is wrong."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TextBody:
     most: int = BYTES
 
     def decoded(self, content: bytes) -> str:
-        """Decode a body. Raises WrongBody."""
+        """Decode a body. Raise WrongBody if it is wrong."""
         try:
             return content.decode()
         except UnicodeDecodeError as error:
@@ -63,11 +63,13 @@ class TextBody:
 
 @dataclass(frozen=True)
 class JsonBody:
-    """A body of JSON that holds a value of `type`.
+    """A JSON body with a value of `type`.
 
     Args:
+        type: the value's type, for msgspec.
         what: the value's name in a sentence.
-        empty: the value of a body without bytes; None where there has to be one.
+        most: the largest number of bytes.
+        empty: the value of a body without bytes; None if such a body is an error.
     """
 
     type: Any
@@ -76,7 +78,7 @@ class JsonBody:
     empty: Any = None
 
     def decoded(self, content: bytes) -> Any:
-        """Decode a body. Raises WrongBody."""
+        """Decode a body. Raise WrongBody if it is wrong."""
         if not content and self.empty is not None:
             return self.empty
         try:
@@ -95,7 +97,7 @@ _TOO_DEEP = f"The body nests deeper than {LEVELS} levels: send fewer levels."
 
 
 def check_extent(value: Any) -> None:
-    """Raise WrongBody where decoded JSON has too many values, too many levels, or an integer of more than 64 bits."""
+    """Raise WrongBody if decoded JSON has too many values, too many levels, or an integer of more than 64 bits."""
     level, count = [value], 0
     for _ in range(LEVELS + 1):
         count += len(level)
@@ -116,7 +118,7 @@ def _inside(value: Any) -> list[Any]:
 
 
 async def read(request: web.Request, most: int) -> bytes:
-    """Return a request's body. Raises WrongBody once it has more than `most` bytes, and reads no further."""
+    """Return a request's body. Raise WrongBody once the body has more than `most` bytes, and read no further."""
     content = bytearray()
     async for part in request.content.iter_any():
         content += part
@@ -127,7 +129,7 @@ async def read(request: web.Request, most: int) -> bytes:
 
 
 def check_name(name: str, *, inside: bool = False) -> None:
-    """Raise ValueError for a name that no file can have, or, with `inside`, one that leads out of its folder."""
+    """Raise ValueError for an invalid file name, or, with `inside`, for a name that leads out of its folder."""
     if "\0" in name:
         raise ValueError(f"{name!r} has a NUL, which no file's name has: leave it out")
     if inside and (os.path.isabs(name) or os.path.normpath(name).split(os.sep)[0] == os.pardir):

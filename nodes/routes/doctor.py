@@ -1,4 +1,4 @@
-"""The doctor: GET /parallel/doctor waits for its findings; the panel begins it and hears how far it has got."""
+"""The doctor's routes: GET /parallel/doctor waits for the findings; the panel starts the doctor and shows its progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Look = Callable[[Report], list[Finding]]
 
 
 def look_at_models(report: Report) -> list[Finding]:
-    """The model classes of this ComfyUI."""
+    """Return findings about the model classes of this ComfyUI."""
     return diagnose_models(str(FOLDER), report)
 
 
@@ -27,14 +27,14 @@ DISTURBING = "a run is going on, which the doctor would disturb: wait for its en
 
 
 class DoctorStatus(msgspec.Struct, frozen=True):
-    """What the doctor looks at now (empty if it does not), and its last findings, None before the first."""
+    """The doctor's present check (empty if it is not running), and its last findings, None before the first run."""
 
     doing: str = ""
     findings: list[Finding] | None = None
 
 
 class DoctorRoute:
-    """Runs once at a time: who asks meanwhile gets the same findings."""
+    """The doctor's route. It runs once at a time, and requests in the meantime get the same findings."""
 
     def __init__(self, turn: Turn) -> None:
         self.status = DoctorStatus()
@@ -42,7 +42,11 @@ class DoctorRoute:
         self._running: asyncio.Task[list[Finding]] | None = None
 
     def begin(self, look: Look = diagnose) -> asyncio.Task[list[Finding]]:
-        """The run that is going on, or a new one; by default of the machine. Raises TurnTaken."""
+        """Return the task of the running doctor, or start it. By default it examines the machine.
+
+        Raises:
+            TurnTaken: a benchmark or a comparison runs.
+        """
         if self._running is None or self._running.done():
             self._running = self._turn.begin(lambda: self._run(look))
         return self._running
@@ -60,7 +64,7 @@ class DoctorRoute:
         return findings
 
     async def answer(self) -> web.Response:
-        """All findings, once the workers have been measured."""
+        """Reply with all findings, after measurements by the workers."""
         try:
             running = self.begin()
         except TurnTaken:

@@ -1,6 +1,6 @@
-"""What the next run of a loader should come to, once file, plan and size are known.
+"""The expected time and memory of a loader's next run, given its file, plan and size.
 
-No worker is started for it; but the run is likely to come, so that what workers are forked from begins with its imports.
+No worker starts for the prediction. But the run is likely to come, so the fork server of the workers starts its imports.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOADERS = {
 REMOTE = "tcp://"
 
 SHORT = 16
-"""Tokens of a prompt of a few words; how many a usual one has is a model's own."""
+"""Tokens of a short prompt, for a lower estimate. Each model has its own number of tokens of a usual prompt."""
 
 
 class PlanInputs(ParallelPlan, frozen=True, forbid_unknown_fields=True):
@@ -50,17 +50,25 @@ class PlanInputs(ParallelPlan, frozen=True, forbid_unknown_fields=True):
     preset: str = AUTOMATIC
 
     def __post_init__(self) -> None:
-        """Refuse a preset that there is not."""
+        """Raise ValueError for an unknown preset."""
         if self.preset not in PRESETS:
             raise ValueError(f"{self.preset!r} is no preset: use one of {', '.join(PRESETS)}")
 
 
 class ExpectationRequest(msgspec.Struct, frozen=True):
-    """A loader's kind and file, the inputs of its Parallel Plan or what the settings say, and what is to be sampled.
+    """A loader's node class and file, its plan, and the size of the run.
 
-    `width` and `height` are pixels, `length` video frames; `has_uncond` says whether a negative prompt takes part. `steps` is 0
-    where they are not known, `compute` is what Model Compute Dtype says, empty where there is none, and `prompts` are the files
-    of Load Conditioning, empty where a prompt comes from elsewhere.
+    Attributes:
+        kind, file: the loader's node class and its model file.
+        width, height: pixels.
+        plan: the inputs of its Parallel Plan, or the plan of the settings.
+        length: video frames.
+        batch: rows of the batch.
+        has_uncond: True if a negative prompt takes part.
+        weight_dtype: the loader's choice.
+        steps: the sampler's steps; 0 if unknown.
+        compute: the choice of Model Compute Dtype; empty without that node.
+        prompts: the files of Load Conditioning; empty if the prompts come from other nodes.
     """
 
     kind: Name
@@ -77,15 +85,15 @@ class ExpectationRequest(msgspec.Struct, frozen=True):
     prompts: Annotated[tuple[Name, ...], msgspec.Meta(max_length=16)] = ()
 
     def __post_init__(self) -> None:
-        """Refuse files outside of ComfyUI's folders."""
+        """Raise ValueError for files outside of ComfyUI's folders."""
         for name in (self.file, *self.prompts):
             check_name(name, inside=True)
 
 
 class ExpectationReply(msgspec.Struct, frozen=True):
-    """A line for the tab, empty where nothing can be said, and a shorter one for the loader.
+    """A line for the tab, empty if nothing can be predicted, and a shorter line for the loader node.
 
-    `refused` says that the first is why the plan cannot run.
+    If `refused` is true, the first line is the reason why the plan cannot run.
     """
 
     said: str
@@ -94,7 +102,7 @@ class ExpectationReply(msgspec.Struct, frozen=True):
 
 
 def tell_expectation(request: ExpectationRequest) -> web.Response:
-    """Answer a loader's request with what to expect of its run."""
+    """Reply to a loader's request with the prediction of its run."""
     return as_json(_answer(request))
 
 
@@ -109,7 +117,7 @@ def _answer(request: ExpectationRequest) -> ExpectationReply:
         )
     except PlanRefused as refusal:
         return ExpectationReply(str(refusal), refused=True)
-    except (Refused, FileNotFoundError):  # a graph that is being made
+    except (Refused, FileNotFoundError):  # the user is still building the graph
         return ExpectationReply("")
 
 
@@ -118,7 +126,7 @@ def _expected(request: ExpectationRequest, requested_plan: ParallelPlan) -> Expe
 
     Raises:
         PlanRefused: the plan cannot run.
-        Refused: the loader does not take the file.
+        Refused: the loader does not accept the file.
     """
     if request.kind == LoadParallelCheckpoint.__name__:
         path = folder_paths.get_full_path_or_raise(CHECKPOINTS, request.file)
@@ -156,7 +164,7 @@ def _expected(request: ExpectationRequest, requested_plan: ParallelPlan) -> Expe
         if not model.diffusion_model.may_be_parallelised:
             raise
         return ExpectationReply("")
-    if not request.prompts:  # their length is known once they are encoded
+    if not request.prompts:  # the prompts' length is unknown before they are encoded
         short = replace(question, job=replace(job, text_tokens=SHORT))
         expected = expected.or_else(expect(short, devices, measured_before))
     line = in_words(expected)
@@ -175,7 +183,7 @@ def _latent(request: ExpectationRequest, form: Any) -> tuple[int, ...]:
 
 
 def _with_ours(memory: DeviceMemory, groups: Sequence[GroupStatus]) -> DeviceMemory:
-    """Count memory that makes way for the run as free: the workers' models and ComfyUI's models."""
+    """Count memory that ComfyUI and the workers would free for the run as free memory."""
     if memory.free is None:
         return memory
     ranks = [rank for group in groups for rank in group.ranks if rank.device == memory.device]

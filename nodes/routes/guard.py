@@ -1,4 +1,4 @@
-"""Who may ask: this machine's own pages, and those that ComfyUI was told to answer."""
+"""Access to the routes, for pages of this machine and for pages that ComfyUI's options allow."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PROXY = "behind a proxy, start ComfyUI with --enable-cors-header and the page's 
 
 
 async def refusal_of(request: web.Request) -> str:
-    """Return why a request is not answered; empty where it is.
+    """Return the reason for refusing a request; empty if it is allowed.
 
-    A page of another origin may not ask, nor one that has this machine's address behind a name of its own (DNS rebinding).
-    What ComfyUI's --enable-cors-header names may ask.
+    A page of another origin is refused, and so is a page whose own domain name points to this machine (DNS rebinding). The
+    origin in ComfyUI's --enable-cors-header is allowed.
     """
     allowed = args.enable_cors_header or ""
     names = await asyncio.to_thread(
@@ -34,10 +34,10 @@ async def refusal_of(request: web.Request) -> str:
 
 
 def is_foreign(origin: str | None, fetch_site: str | None, host: str) -> bool:
-    """Whether the browser says that a page of another origin asks.
+    """Return True if the browser says that a page of another origin sent the request.
 
     Args:
-        origin, fetch_site, host: the headers of these names; programs other than browsers send but the last.
+        origin, fetch_site, host: the headers of these names. Programs other than browsers send only the last.
     """
     if fetch_site in ("cross-site", "same-site"):
         return True
@@ -45,11 +45,13 @@ def is_foreign(origin: str | None, fetch_site: str | None, host: str) -> bool:
 
 
 def is_ours(host: str, names: set[str]) -> bool:
-    """Return True if a Host header means this machine: an IP address, which no name server can redirect, or one of its
-    names.
+    """Return True if a Host header names this machine.
+
+    An IP address does, because no name server can redirect it, and so do the machine's names.
 
     Args:
-        names: what this machine is called, besides localhost; each also with .local behind it.
+        host: the header.
+        names: the machine's names besides localhost. Each also counts with .local appended.
     """
     name = host_of(f"//{host}")
     ours = {own_name.strip().lower().rstrip(".") for own_name in names} - {""}
@@ -63,7 +65,7 @@ def is_ours(host: str, names: set[str]) -> bool:
 
 
 def host_of(address: str) -> str:
-    """The host of an address, without port; empty if there is none."""
+    """Return the host of an address, without port; empty if there is none."""
     try:
         return (urllib.parse.urlsplit(address).hostname or "").rstrip(".")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which loaders of a graph could use all GPUs: told by the header of the file that each names."""
+"""The check of a graph's loaders: by the file's header, can this pack's loader take a loader's place?"""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from .route import as_json
 
 
 class Loader(msgspec.Struct, frozen=True):
-    """A loader of ComfyUI's, or of a pack that loads GGUF files, and the choice of its file."""
+    """A loader node of ComfyUI's, or of a pack that loads GGUF files, and its file."""
 
     kind: str
     file: Name
 
     def __post_init__(self) -> None:
-        """Refuse a name that no file can have."""
+        """Raise ValueError for an invalid file name."""
         check_name(self.file)
 
 
 LoaderList = Annotated[list[Loader], msgspec.Meta(max_length=1000)]
-"""The loaders of a graph. The route reads the header of each one's file, so their number is limited."""
+"""The loaders of a graph. The route reads the header of every loader's file, so their number is limited."""
 
 
 def judge_loaders(loaders: list[Loader]) -> web.Response:
-    """Return for each loader of a list why it has to stay, in a sentence; empty if its file runs. Load nothing."""
+    """Reply with the reason why each loader must stay, in a sentence; empty if this pack can run its file. Load nothing."""
     whys = {loader: why_not(loader) for loader in set(loaders)}
     return as_json([whys[loader] for loader in loaders])
 
 
 def why_not(loader: Loader) -> str:
-    """Why a loader has to stay, in a sentence; empty where its file runs."""
+    """Return the reason why a loader must stay, in a sentence; empty if this pack can run its file."""
     try:
         match loader.kind:
             case "UNETLoader" | "UnetLoaderGGUF":

@@ -1,4 +1,4 @@
-"""The sidebar tab's routes and events: while a page looks on, it is told of every change once a second at most."""
+"""The sidebar tab's routes and events. An open page receives every change of the state, at most once per second."""
 
 from __future__ import annotations
 
@@ -29,20 +29,25 @@ from .turn import FAILED, Turn
 EVENT = "parallel.status"
 
 SECONDS = 1.0
-"""Between two comparisons of the state with what the page has been sent."""
+"""Seconds between two comparisons of the state with the last state sent to pages."""
 
 LOOK_SECONDS = 3.0
-"""Between two questions to the driver, whose tool is a process of its own, and two looks at what is kept of new classes."""
+"""Seconds between two queries of device memory and of derived declarations. The driver's tool is a process of its own."""
 
 ATTENTION_SECONDS = 60.0
-"""For which a page is told of changes after it has asked; an open panel asks again before."""
+"""Seconds after a page's request in which the page receives changes. An open panel asks again earlier."""
 
 log = logging.getLogger(__name__)
 
 
 class ComparisonStatus(msgspec.Struct, frozen=True):
-    """What is being timed now (empty if nothing is), the last result and the number of the run that it is of, and why there is
-    none, if something went wrong.
+    """The status of the comparison of plans.
+
+    Attributes:
+        doing: the present measurement; empty if no comparison runs.
+        result: the last result.
+        said: the reason why there is no result, after an error.
+        run: the number of the run that the result belongs to.
     """
 
     doing: str = ""
@@ -52,7 +57,7 @@ class ComparisonStatus(msgspec.Struct, frozen=True):
 
 
 class PanelStatus(msgspec.Struct, frozen=True):
-    """What the panel shows besides the last run."""
+    """The panel's state, without the last run."""
 
     workers: BackendStatus
     memory: list[DeviceMemory]
@@ -63,7 +68,7 @@ class PanelStatus(msgspec.Struct, frozen=True):
 
 
 class Panel:
-    """The routes behind the tab. `backend` gives the one of this process, made when it is first used."""
+    """The tab's routes. `backend` returns this process's Backend, which is created at first use."""
 
     def __init__(self, backend: Callable[[], Backend], doctor: DoctorRoute, turn: Turn) -> None:
         self._backend = backend
@@ -77,7 +82,7 @@ class Panel:
         self._comparison = ComparisonStatus()
 
     def routes(self) -> tuple[Route, ...]:
-        """The state, the last run, and actions, which answer once they are done or have begun, with a sentence."""
+        """Return the routes of the state, the last run, and the actions, which reply with a sentence when done or begun."""
         return (
             Route("GET", "status", self._status),
             Route("GET", "run", self._run),
@@ -98,7 +103,7 @@ class Panel:
         return as_json(self._now())
 
     async def _run(self) -> web.Response:
-        """The last run; null before the first."""
+        """Reply with the last run; null before the first."""
         return as_json(await asyncio.to_thread(self._backend().last_run))
 
     async def _free(self) -> web.Response:
@@ -120,21 +125,21 @@ class Panel:
         return self._begin(look_at_models)
 
     def _begin(self, look: Look) -> web.Response:
-        """Answers at once; the findings come with the status."""
+        """Start the doctor and reply at once. The status brings the findings."""
         if self._is_busy():
             return as_json({"said": DISTURBING}, 409)
         self._doctor.begin(look)
         return as_json({"said": ""})
 
     async def _begin_comparison(self) -> web.Response:
-        """Answers at once; the result comes with the status. A prompt that is queued meanwhile ends the comparison."""
+        """Start a comparison and reply at once. The status brings the result. A queued prompt ends the comparison."""
         if self._is_busy():
             return as_json({"said": "a run is going on: compare once it is done."}, 409)
         self._turn.begin(self._compare)
         return as_json({"said": ""})
 
     async def _begin_bench(self, request: BenchRequest) -> web.Response:
-        """Answer at once: empty, or why there is nothing to measure. The sides come with the status."""
+        """Start a benchmark and reply at once with a sentence: empty, or the reason why it cannot be measured."""
         if self._is_busy():
             return as_json({"said": "a run is going on: measure once it is done."}, 409)
         reason = await self._bench.begin(request)
@@ -190,7 +195,7 @@ class Panel:
         )
 
     async def _broadcast(self) -> None:
-        """Send the state to all pages whenever it has changed, for as long as one wants to know."""
+        """Send the state to all pages whenever it changes, as long as a page has asked recently."""
         sent: PanelStatus | None = None
         while time.monotonic() < self._watched_until:
             if time.monotonic() - self._looked_at > LOOK_SECONDS:
@@ -205,5 +210,5 @@ class Panel:
 
 
 def _is_queued() -> bool:
-    """Whether a prompt runs or waits."""
+    """Return True if a prompt runs or waits."""
     return bool(PromptServer.instance.prompt_queue.get_tasks_remaining())

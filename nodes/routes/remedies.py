@@ -1,4 +1,4 @@
-"""The troubleshooting page, and which of its entries speaks of a message."""
+"""Routes of the troubleshooting page, and of the search for the entry about a message."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .route import as_json
 
 
 def show_page() -> web.Response:
-    """The page, each entry with its id."""
+    """Reply with the page, with an id for each entry."""
     return web.Response(text=as_html(), content_type="text/html")
 
 
 def find_entry(message: str) -> web.Response:
-    """Of a message: the entry's id, empty where there is none."""
+    """Reply with the id of the entry about a message; empty if there is none."""
     return as_json({"entry": entry_of(message)})

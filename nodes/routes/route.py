@@ -1,6 +1,6 @@
-"""Routes: the address, the form of the body, and the work that makes the answer.
+"""Routes: the address, the form of the body, and the handler.
 
-A handler is given the decoded body and nothing else, so it cannot read anything else of a request.
+A handler gets the decoded body and nothing else, so it cannot read other parts of a request.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .body import Body, WrongBody, read
 from .guard import refusal_of
 
 Answer = Callable[..., Awaitable[web.Response]]
-"""Makes an answer of the decoded body, or of nothing where a route has no body."""
+"""A handler that makes the reply, given the decoded body, or nothing for a route without body."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """An address under /parallel/, and what answers there. The body of a route without `body` is never read."""
+    """A handler at an address under /parallel/. The body of a route without `body` is never read."""
 
     method: str
     name: str
@@ -30,7 +30,7 @@ class Route:
     body: Body | None = None
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Answer a request: 403 to a page that may not ask, 400 or 413 to a wrong body, each with a sentence."""
+        """Reply to a request: 403 to a page without access, 400 or 413 to a wrong body, each with a sentence."""
         if refusal := await refusal_of(request):
             return web.Response(status=403, text=refusal)
         if self.body is None:
@@ -45,7 +45,7 @@ class Route:
 
 
 def in_thread(work: Callable[..., web.Response]) -> Answer:
-    """Return an answer that a thread makes, so that ComfyUI's event loop goes on meanwhile."""
+    """Return a handler that runs in a thread, so that ComfyUI's event loop continues."""
 
     async def answer(*arguments: Any) -> web.Response:
         return await run_in_background(lambda: work(*arguments))
@@ -54,5 +54,5 @@ def in_thread(work: Callable[..., web.Response]) -> Answer:
 
 
 def as_json(content: object, status: int = 200) -> web.Response:
-    """Return an answer of JSON."""
+    """Return a JSON reply."""
     return web.Response(body=msgspec.json.encode(content), status=status, content_type="application/json")

@@ -1,4 +1,4 @@
-"""The files of the template that needs no GPU: the pack has them, and puts them where ComfyUI looks for them."""
+"""Files for the template that runs without a GPU, copied from the pack to ComfyUI's folders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .route import as_json
 
 
 def put_sprites() -> web.Response:
-    """Copy the missing files. The answer says how many files those were, or why none could be copied."""
+    """Copy the missing files. The reply says how many files were copied, or why none could be."""
     try:
         count = copy_sprites()
     except OSError as error:
@@ -25,9 +25,10 @@ def put_sprites() -> web.Response:
 
 
 def copy_sprites() -> int:
-    """How many files were copied. What a user has under these names stays as it is; a file appears whole or not at all.
+    """Copy the missing files, and return their number. Never overwrite a file, nor leave a part of one.
 
-    Raises OSError.
+    Raises:
+        OSError: a file cannot be written.
     """
     copied = 0
     for folder, source in sprites():
@@ -42,6 +43,6 @@ def copy_sprites() -> int:
 
 
 def _folder(name: str) -> Path:
-    """Where this ComfyUI has one of its folders."""
+    """Return the path of one of ComfyUI's folders."""
     models = name.removeprefix("models/")
     return Path(folder_paths.get_input_directory() if models == name else Path(folder_paths.models_dir, models))

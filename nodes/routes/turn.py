@@ -1,4 +1,4 @@
-"""The turn: a benchmark, a comparison or the doctor, of which one runs at a time."""
+"""The turn, which lets only one of benchmark, comparison and doctor run at a time."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 FAILED = "it has failed: ComfyUI's console says how."
-"""The page shows this sentence where a job ends with an error that nobody foresaw."""
+"""Sentence on the page after a job with an unexpected error."""
 
 
 class TurnTaken(Exception):
-    """Another job has the turn."""
+    """An error that says that another job has the turn."""
 
 
 class Turn:
-    """The right to use all workers for a job that is no prompt.
+    """The right to use all workers for a job other than a prompt.
 
-    The job's own task is all that says whether the turn is taken. A job gives it back when its task ends, however it ends.
+    The turn is taken while the job's task runs, and free once the task ends in any way.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Turn:
         return self._task is not None and not self._task.done()
 
     def begin(self, job: Callable[[], Coroutine[Any, Any, Result]]) -> asyncio.Task[Result]:
-        """Take the turn and start a job. Raises TurnTaken."""
+        """Take the turn and start a job. Raise TurnTaken if another job runs."""
         if self.is_running:
             raise TurnTaken
         task = asyncio.create_task(job())
