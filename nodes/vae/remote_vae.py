@@ -1,4 +1,4 @@
-"""RemoteVAE: where the weights of a VAE are and how to use them."""
+"""RemoteVAE: an autoencoder in the workers, with methods to decode and encode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIGABYTE = 10**9
 
 @dataclass(frozen=True)
 class RemoteVAE:
-    """An autoencoder in the workers. Starting takes place when it is first used."""
+    """An autoencoder in the workers. The workers start and load the weights at its first use."""
 
     backend: Backend
     family: AutoencoderFamily
@@ -38,35 +38,36 @@ class RemoteVAE:
     weight_bytes: int
 
     def __deepcopy__(self, _: dict[int, Any]) -> RemoteVAE:
-        """The same weights, which copies of a VAE share."""
+        """Return this same object: copies of a VAE share the weights."""
         return self
 
     def bytes_on(self, device: torch.device) -> int:
-        """Bytes of weights that all workers on a device of this process hold, once they are loaded."""
+        """Return the bytes of weights that all workers on a device of this process hold when the weights are loaded."""
         return self.devices.count(device_name(device)) * self.weight_bytes
 
     @property
     def dims(self) -> int:
-        """Dimensions of a latent."""
+        """Return the number of dimensions of a latent."""
         return self.family.dims(self.config)
 
     @property
     def kind(self) -> str:
-        """The VAE's name in sentences."""
+        """Return the VAE's name in messages."""
         return self.family.kind(self.config)
 
     def frames(self, latent_frames: int) -> int:
-        """Frames of a video with so many latent frames."""
+        """Return the number of frames of a video with this number of latent frames."""
         return self.family.decoded_shape(self.config, (1, 1, latent_frames, 1, 1))[2]
 
     def decoded_shape(self, latent: Sequence[int], element: int) -> tuple[int, ...]:
-        """The shape of what a latent decodes to, `[batch, 3, (frames,) height, width]`.
+        """Return the shape of the decoded pixels of a latent, `[batch, 3, (frames,) height, width]`.
 
         Args:
+            latent: the latent's shape.
             element: bytes of a decoded value in this process.
 
         Raises:
-            Refused: the latent is not of this VAE, or what it decodes to does not fit into memory.
+            Refused: the latent is not of this VAE, or the pixels do not fit into memory.
         """
         channels = self.family.channels(self.config)
         if len(latent) != self.dims or latent[1] != channels or min(latent) < 1:
@@ -89,20 +90,26 @@ class RemoteVAE:
         return shape
 
     def decode(self, latent: Tensor, on_pixels: Callable[[int, int, Tensor], None], working: int) -> None:
-        """Decode a batch of latents; `on_pixels` is given the item of the batch, the first frame and the pixels
-        `[3, (frames,) height, width]` as they come, in order.
+        """Decode a batch of latents.
 
         Args:
-            working: bytes that a worker needs beside the weights.
+            latent: the latents.
+            on_pixels: is called with the item of the batch, the first frame and the pixels `[3, (frames,) height, width]`, in
+                order, as they arrive.
+            working: bytes that a worker needs besides the weights.
         """
         with self._asking(working):
             self.backend.decode(self.spec, self.requested_plan, self.schedule, latent, on_pixels, caller(), working)
 
     def encode(self, pixels: Tensor, working: int) -> Tensor:
-        """The means of the latents of pixels `[batch, 3, (frames,) height, width]` from -1 to 1, in their dtype.
+        """Return the means of the latents of pixels, in the pixels' dtype.
+
+        Args:
+            pixels: `[batch, 3, (frames,) height, width]` from -1 to 1.
+            working: bytes that a worker needs besides the weights.
 
         Raises:
-            Refused: the file decodes only.
+            Refused: the file has no encoder.
         """
         if missing := self.family.missing(self.config):
             raise Refused(
@@ -116,7 +123,7 @@ class RemoteVAE:
 
     @contextmanager
     def _asking(self, working: int) -> Iterator[None]:
-        """Make room for work that needs so much beside the weights; Cancel ends it as ComfyUI expects."""
+        """Free device memory for the work inside this context, and turn Cancel into ComfyUI's own exception."""
         free_devices(self.backend, self.spec, self.devices, self.weight_bytes + working)
         try:
             yield

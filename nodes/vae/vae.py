@@ -1,6 +1,6 @@
-"""ParallelVAE: ComfyUI's VAE, its weights in the workers.
+"""ParallelVAE: ComfyUI's VAE with its weights in the workers.
 
-ComfyUI's own class says how pixels and latents are cropped, scaled and tiled; only its model is replaced.
+ComfyUI's class crops, scales and tiles pixels and latents. Only its model is replaced.
 """
 
 from __future__ import annotations
@@ -33,17 +33,23 @@ from ..runtime import progress
 from .remote_vae import RemoteVAE
 
 MemoryUse = Callable[[Sequence[int], torch.dtype], float]
-"""Bytes that work on a latent or on pixels of a shape needs."""
+"""A function that returns the bytes needed for work on a latent or on pixels, by shape and dtype."""
 
 BYTES_OF_A_BLENDED_VALUE = 6
-"""A decoded value in fp32 and its share of the fp32 weight that its pixel's three are blended with, rounded up."""
+"""Bytes per decoded value: the value in fp32, and a third of its pixel's fp32 blending weight, rounded up."""
 
 
 def load_vae(backend: Backend, path: str, plan: ParallelPlan, schedule: str) -> ParallelVAE:
-    """A VAE for a file; reads the file's header only.
+    """Return a VAE for a file, of which only the header is read.
+
+    Args:
+        backend: the Backend whose workers load the weights.
+        path: the file.
+        plan: the requested plan.
+        schedule: the schedule of CogVideoX's frame batches, one of `SCHEDULES`.
 
     Raises:
-        Refused: the file holds no VAE of a supported kind, or the plan's devices are not there.
+        Refused: the file has no VAE of a supported kind, or the plan's devices do not exist.
     """
     name, part, config = recognise(read_header(path))
     devices = planned_devices(backend.placed_on_devices(plan), torch.cuda.device_count())
@@ -58,10 +64,10 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
     """A VAE of Load Parallel VAE.
 
     Raises:
-        Refused: the file lacks tensors, or has others than ComfyUI's VAE of its kind.
+        Refused: the file lacks tensors, or has other tensors than ComfyUI's VAE of its kind.
     """
 
-    # ComfyUI's, which are replaced here
+    # attributes of ComfyUI's class that this class replaces
     first_stage_model: Any
     patcher: Any
     upscale_ratio: Any
@@ -73,8 +79,8 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
             super().__init__(sd=tensors, metadata=dict(part.metadata))
 
     def use(self, remote: RemoteVAE, part: Checkpoint) -> None:
-        """Have the workers do the work of the model, whose weights are in `part`."""
-        self._share_memory_use(1 if self.handles_tiling else len(remote.devices))  # the first joins such tiles
+        """Replace the model by a proxy for the autoencoder in the workers. `part` has the file's tensors."""
+        self._share_memory_use(1 if self.handles_tiling else len(remote.devices))  # the first worker joins tiles
         noise = noise_scale(self.first_stage_model)
         shares = Shares(remote, self.device, comfy.model_management.get_all_torch_devices())
         skeleton = with_buffers(self.first_stage_model, part)
@@ -85,36 +91,36 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
             self.first_stage_model, load_device=self.device, offload_device=self.patcher.offload_device
         )
         self.size = remote.weight_bytes
-        if self.latent_dim == 3:  # ComfyUI's formula counts the frames of an odd number of latent frames only
+        if self.latent_dim == 3:  # ComfyUI's formula is right only for an odd number of latent frames
             self.upscale_ratio = (remote.frames, *self.upscale_ratio[1:])
 
     @property
     def remote(self) -> RemoteVAE:
-        """Where the weights are."""
+        """Return the weights in the workers."""
         return self._proxy().remote
 
     def _proxy(self) -> VAEProxy:
-        """The stand-in for the autoencoder. Raises Refused if another pack has changed what only the workers have."""
+        """Return the proxy for the autoencoder. Raise Refused if another pack has changed it or its code."""
         if not isinstance(self.first_stage_model, VAEProxy):
             raise VAE.refusal("Replacing first_stage_model")
         self.first_stage_model.refuse_changes()
         return self.first_stage_model
 
     def decode(self, samples_in: Tensor, vae_options: Mapping[str, Any] | None = None) -> Tensor:
-        """As VAE Decode does. What cannot work is refused before ComfyUI makes room for it."""
+        """Decode as VAE Decode does. Refuse an impossible decode before ComfyUI frees memory for it."""
         proxy, image_of_clip = self._proxy(), self.latent_dim == 2 and samples_in.ndim == 5
         shape = proxy.decode_output_shape((samples_in[:, :, 0] if image_of_clip else samples_in).shape)
         with progress().run("Decoding", steps=pictures(shape)):
             return super().decode(samples_in, vae_options or {})
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
-        """The latent of pixels, as VAE Encode asks for it; the node shows how far it is."""
+        """Return the latent of pixels, for VAE Encode, and show the progress on the node."""
         self._proxy()
         with progress().run("Encoding"):
             return super().encode(pixel_samples)
 
     def decode_whole(self, latent: Tensor) -> Tensor:
-        """Pixels from 0 to 1, `[batch, (frames,) height, width, 3]`; never falls back to tiles, as `decode` does."""
+        """Return pixels from 0 to 1, `[batch, (frames,) height, width, 3]`. Unlike `decode`, never fall back to tiles."""
         model = self._proxy()
         pixels = torch.empty(model.decode_output_shape(latent.shape), dtype=self.vae_output_dtype())
         needed = self.memory_used_decode(latent.shape, self.vae_dtype)
@@ -124,10 +130,10 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
         return self.process_output(pixels).to(self.output_device).movedim(1, -1)  # type: ignore[no-any-return]
 
     def decode_in_tiles(self, latent: Tensor, side: int) -> Tensor:
-        """A video's pixels as `decode_whole` gives them, but approximate and with less memory.
+        """Decode a video's latent as `decode_whole` does, but approximately and with less memory.
 
-        Squares of `side` pixels are decoded one after another, each with all its frames and on all workers; where they
-        overlap, by a quarter of their side, ComfyUI blends them.
+        Squares of `side` pixels are decoded one after another, with all frames and on all workers. They overlap by a quarter of
+        their side, and ComfyUI blends the overlaps.
         """
         model, frames = self._proxy(), self.upscale_ratio[0](latent.shape[2])
         model.remote.decoded_shape(latent.shape, BYTES_OF_A_BLENDED_VALUE)
@@ -152,23 +158,23 @@ class ParallelVAE(comfy.sd.VAE):  # type: ignore[misc]
         return self.process_output(pixels).movedim(1, -1)  # type: ignore[no-any-return]
 
     def get_sd(self) -> NoReturn:
-        """What Save VAE reads."""
+        """Refuse Save VAE, which reads the weights here."""
         raise Refused("Saving a parallel VAE cannot be done: the weights live in the workers; use Load VAE.")
 
     def _share_memory_use(self, ranks: int) -> None:
-        """What room is made for before decoding, by ComfyUI and by the workers: one worker's share of ComfyUI's estimate."""
+        """Divide ComfyUI's estimate of the memory for decoding and encoding by the number of workers."""
         decode, encode = self.memory_used_decode, self.memory_used_encode
         self.memory_used_decode = lambda shape, dtype: decode(shape, dtype) / ranks
         self.memory_used_encode = lambda shape, dtype: encode(shape, dtype) / ranks
 
 
 def pictures(shape: Sequence[int]) -> int:
-    """How many pictures pixels `[batch, 3, (frames,) height, width]` are."""
+    """Return the number of pictures in pixels of shape `[batch, 3, (frames,) height, width]`."""
     return shape[0] * (shape[2] if len(shape) == 5 else 1)
 
 
 def with_buffers(skeleton: nn.Module, part: Checkpoint) -> nn.Module:
-    """An autoencoder on the meta device with the values of its buffers, statistics that nodes of ComfyUI's read."""
+    """Load the buffers of an autoencoder on the meta device. They are statistics that ComfyUI's nodes read."""
     for prefix, module in skeleton.named_modules():
         for name, values in module._buffers.items():
             entry = part.entries.get(f"{prefix}.{name}".lstrip("."))
@@ -178,19 +184,22 @@ def with_buffers(skeleton: nn.Module, part: Checkpoint) -> nn.Module:
 
 
 class VAEProxy(nn.Module):
-    """The weightless stand-in for ComfyUI's autoencoder: has its modules, for nodes that look at them, and none of their weights.
+    """The weightless proxy for ComfyUI's autoencoder. It has the autoencoder's modules, for nodes that read them.
 
-    A copy shares the weights in the workers, and is a user of them like the original.
+    A copy shares the weights in the workers, and counts as a user of them like the original.
 
     Args:
-        skeleton: ComfyUI's autoencoder on the meta device; whatever is changed in it is refused.
-        to_decode, to_encode: bytes that a worker needs beside the weights, by the shape and dtype of what it is given.
-        noise: the share of random noise that the autoencoder mixes into a latent. It is drawn here, by the generator that
-            ComfyUI's own would use.
+        skeleton: ComfyUI's autoencoder on the meta device. Changes to it are refused.
+        remote: the weights in the workers.
+        shares: the shares of the weights in ComfyUI's list of models.
+        output_dtype: the dtype of decoded pixels.
+        to_decode, to_encode: bytes that a worker needs besides the weights, by the input's shape and dtype.
+        noise: the share of random noise that the autoencoder mixes into a latent. The noise is drawn in this process, by the
+            generator that ComfyUI's own autoencoder would use.
     """
 
     comfy_has_chunked_io = True
-    """ComfyUI's word for writing into its buffer piece by piece."""
+    """ComfyUI's mark of an autoencoder that can write its output into a buffer piece by piece."""
 
     def __init__(
         self,
@@ -210,16 +219,16 @@ class VAEProxy(nn.Module):
         self._stand_for(skeleton)
 
     def _stand_for(self, skeleton: nn.Module) -> None:
-        """Stand for an autoencoder that is as ComfyUI made it."""
+        """Take the modules of an unchanged autoencoder, and record their state."""
         self._modules, self._parameters, self._buffers = skeleton._modules, skeleton._parameters, skeleton._buffers
-        self._skeleton = (skeleton,)  # in a tuple, so that it does not become a submodule
+        self._skeleton = (skeleton,)  # in a tuple, so that the skeleton does not become a submodule
         self._snapshot = SkeletonSnapshot(skeleton, VAE)
         self._own = {*vars(self), "_own"}
         self.remote.backend.retain(self, self.remote.spec)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """The skeleton's, for nodes that ask which autoencoder they are given."""
+        """Return the skeleton's class, for nodes that test an autoencoder's class."""
         return type(self.__dict__["_skeleton"][0]) if "_skeleton" in self.__dict__ else type(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -229,13 +238,13 @@ class VAEProxy(nn.Module):
             return getattr(self.__dict__["_skeleton"][0], name)
 
     def __copy__(self) -> VAEProxy:
-        """Another user of the same weights, with the same modules."""
+        """Return another user of the same weights, with the same modules."""
         copied = self._blank()
         copied.remote.backend.retain(copied, copied.remote.spec)
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> VAEProxy:
-        """Another user of the same weights, with modules of its own. Raises Refused if these modules were changed."""
+        """Return another user of the same weights, with modules of its own. Raise Refused if these modules were changed."""
         self.refuse_changes()
         copied = memo[id(self)] = self._blank()
         copied._stand_for(copy.deepcopy(self._skeleton[0], memo))
@@ -247,11 +256,11 @@ class VAEProxy(nn.Module):
         return copied
 
     def _apply(self, *_: Any, **__: Any) -> VAEProxy:  # type: ignore[override]
-        """Leave weights where they are, whatever device or type a node moves the autoencoder to."""
+        """Leave weights in place, whatever device or dtype a node moves the autoencoder to."""
         return self
 
     def refuse_changes(self) -> None:
-        """Raise Refused if another pack has changed what only the workers have, or code that only they run."""
+        """Raise Refused if another pack has changed the autoencoder, or code that only the workers run."""
         self._snapshot.refuse_changes()
         skeleton = self._skeleton[0]
         for name in vars(self):
@@ -259,11 +268,11 @@ class VAEProxy(nn.Module):
                 raise VAE.refusal(f"Changing first_stage_model.{name}")
 
     def decode_output_shape(self, latent: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the pixels of a latent. Raises Refused for a latent of another VAE, or one too long for the RAM."""
+        """Return the shape of a latent's pixels. Raise Refused for another VAE's latent, or for one too large for the RAM."""
         return self.remote.decoded_shape(tuple(latent), self._output_dtype.itemsize)
 
     def decode(self, latent: Tensor, output_buffer: Tensor | None = None, bar: Any = None) -> Tensor:
-        """The pixels of a latent, into the buffer if there is one; the progress bar, given or new, counts pictures."""
+        """Return the pixels of a latent, in the buffer if one is given. The progress bar, given or new, counts pictures."""
         self.refuse_changes()
         shape = self.decode_output_shape(latent.shape)
         pixels = torch.empty(shape, dtype=self._output_dtype) if output_buffer is None else output_buffer
@@ -282,22 +291,22 @@ class VAEProxy(nn.Module):
         return pixels
 
     def encode(self, pixels: Tensor, device: torch.device | None = None) -> Tensor:
-        """The latent of pixels from -1 to 1."""
+        """Return the latent of pixels from -1 to 1."""
         self.refuse_changes()
         return self.remote.encode(pixels, int(self._to_encode(pixels.shape, pixels.dtype)))
 
     def decode_tiled(self, latent: Tensor, **_: int) -> Tensor:
-        """An autoencoder with tiles of its own has no others."""
+        """Return the pixels of a latent. An autoencoder that tiles by itself ignores the given tile sizes."""
         return self.decode(latent)
 
     def encode_tiled(self, pixels: Tensor, **_: int) -> Tensor:
-        """The latent of pixels; an autoencoder with tiles of its own has no others."""
+        """Return the latent of pixels. An autoencoder that tiles by itself ignores the given tile sizes."""
         return self.encode(pixels)
 
 
 class ParallelVAEPatcher(MainShare):
-    """A VAE of Load Parallel VAE, as ComfyUI's memory management sees it."""
+    """The ModelPatcher of a VAE of Load Parallel VAE, for ComfyUI's memory management."""
 
     def deepclone_multigpu(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse Select VAE Device, which asks for this."""
+        """Refuse Select VAE Device, which calls this method."""
         raise Refused("Select VAE Device cannot be used with a parallel VAE: choose devices in Parallel Plan.")
