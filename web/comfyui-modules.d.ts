@@ -1,4 +1,4 @@
-/** What this pack uses of ComfyUI's extension API, typed. Its modules are found when the page loads them. */
+/** Types of ComfyUI's extension API, as far as this pack uses it. The page finds the modules when it loads them. */
 
 interface Window {
   LGraphBadge: import("./comfyui").BadgeClass;

@@ -4,25 +4,25 @@ export interface Extension {
   name: string;
   init?(app: App): void | Promise<void>;
   setup?(app: App): void | Promise<void>;
-  /** Before the page's own lists and searches take the definitions of all nodes. */
+  /** Called before the page's own lists and searches read the definitions of all nodes. */
   beforeRegisterVueAppNodeDefs?(definitions: NodeDefinition[]): void;
   nodeCreated?(node: object): void;
   commands?: Command[];
   keybindings?: Keybinding[];
   settings?: Setting[];
   getNodeMenuItems?(node: GraphNode): MenuItem[];
-  /** A graph has been opened, with all of its nodes. */
+  /** Called when a graph and all of its nodes have been opened. */
   afterConfigureGraph?(): void;
 }
 
-/** How well a node fits the words of a search: its kind of match first, then what decides between equals; the lower the better. */
+/** The scores of a node for the words of a search: the kind of match, then tie-breakers. The lower, the better. */
 export type SearchScores = [number, ...number[]];
 
-/** A node's definition, as the server tells it. */
+/** A node's definition, as the server sends it. */
 export interface NodeDefinition {
   name: string;
   python_module: string;
-  /** What the node search does with the node's scores; ComfyUI puts how often the node is used behind the first. */
+  /** Change the node's scores in the node search. ComfyUI inserts the node's frequency of use after the first score. */
   postProcessSearchScores?(scores: SearchScores): SearchScores;
 }
 
@@ -35,7 +35,7 @@ export interface Command {
 
 export interface Setting {
   id: string;
-  /** The page of the settings, the group in it, and the setting. */
+  /** The page of the settings, the group on that page, and the setting's name. */
   category: [string, string, string];
   name: string;
   tooltip: string;
@@ -55,14 +55,14 @@ export interface MenuItem {
   callback(): void;
 }
 
-/** What the page undoes and redoes of a workflow. */
+/** The undo and redo history of a workflow. */
 export interface ChangeTracker {
   activeState: object;
   undoQueue: object[];
   redoQueue: object[];
   beforeChange(): void;
   afterChange(): void;
-  /** Goes to the last state of one list and puts the one before into the other. */
+  /** Go to the last state of the list `from`, and add the previous state to the list `to`. */
   updateState(from: object[], to: object[]): Promise<void>;
 }
 
@@ -70,13 +70,13 @@ export interface ToastMessage {
   severity: "success" | "info" | "warn" | "error";
   summary: string;
   detail: string;
-  /** Milliseconds; without it the message stays until it is closed. */
+  /** Milliseconds until the message disappears; without it the message stays until the user closes it. */
   life?: number;
-  /** A class of its element. */
+  /** A CSS class for the message's element. */
   styleClass?: string;
 }
 
-/** A tab of the sidebar that draws itself; `render` is called whenever it is opened. */
+/** A sidebar tab that draws itself. ComfyUI calls `render` whenever the user opens the tab. */
 export interface SidebarTab {
   id: string;
   icon: string;
@@ -90,7 +90,7 @@ export interface SidebarTab {
 export interface ExtensionManager {
   toast: { add(message: ToastMessage): void; remove(message: ToastMessage): void };
   command: { execute(id: string): Promise<void> };
-  /** Asks yes or no; null where it is closed. */
+  /** Ask a yes-or-no question; null if the user closes the dialog. */
   dialog: { confirm(question: { title: string; message: string }): Promise<boolean | null> };
   setting: { get<Value = string>(id: string): Value | undefined; set(id: string, value: unknown): Promise<void> };
   workflow: { activeWorkflow: { changeTracker: ChangeTracker; filename?: string } | null };
@@ -100,16 +100,16 @@ export interface ExtensionManager {
 /** A field of a node. */
 export interface Widget {
   name: string;
-  /** What is shown for the name. */
+  /** The text shown instead of the name. */
   label?: string;
   value: unknown;
   advanced?: boolean;
-  /** Of the component that draws it, if one does. */
+  /** Properties of the component that draws the widget, if there is one. */
   props?: Readonly<Record<string, unknown>>;
   options?: { values?: unknown; advanced?: boolean; getMinHeight?: () => number };
-  /** Not saved where it is false. */
+  /** False if the value is not saved. */
   serialize?: boolean;
-  /** What a prompt gets in place of the value. */
+  /** Return the value for a prompt, instead of `value`. */
   serializeValue?(): unknown;
 }
 
@@ -125,7 +125,7 @@ export interface GraphNode {
   title: string;
   graph: Graph | null;
   inputs?: { name?: string; type: unknown }[];
-  /** Where an input comes from; null for one from outside of a subgraph too. */
+  /** Return the node that an input comes from; null also for an input from outside of a subgraph. */
   getInputNode?(slot: number): GraphNode | null;
   removeInput?(slot: number): void;
   mode?: number;
@@ -137,7 +137,7 @@ export interface GraphNode {
   setSize(size: [number, number]): void;
   has_errors?: boolean;
   showAdvanced?: boolean;
-  /** Called with what is to be saved of it. */
+  /** Called with the data that is saved of the node. */
   onSerialize?: (saved: object) => void;
   badges: (Badge | (() => Badge))[];
   /** The graph inside of a subgraph node. */
@@ -149,20 +149,20 @@ export interface Graph {
   id?: string;
   nodes: GraphNode[];
   getNodeById(id: string | number): GraphNode | null | undefined;
-  /** Called with what is to be saved of it. */
+  /** Called with the data that is saved of the graph. */
   onSerialize?: (saved: { extra?: Record<string, unknown> }) => void;
   trigger(action: string, event: object): void;
 }
 
-/** A graph in ComfyUI's API format, nodes by their ids in an execution; a link is `[id, output]`. */
+/** A graph in ComfyUI's API format: nodes by their ids in an execution. A link is `[id, output]`. */
 export interface Prompt {
   [id: string]: { class_type: string; inputs: Record<string, unknown> };
 }
 
 export interface App {
-  /** The open workflow; `serialize` gives it as it would be saved. */
+  /** The open workflow; `serialize` returns it in the saved form. */
   rootGraph: Graph & { serialize(): object };
-  /** The graph as it is drawn. */
+  /** The canvas that draws the graph. */
   canvas: { bringToFront(node: GraphNode): void; read_only: boolean };
   graphToPrompt(): Promise<{ output: Prompt }>;
   registerExtension(extension: Extension): void;
@@ -178,7 +178,7 @@ export interface ExecutionError {
   exception_message: string;
 }
 
-/** What a run of a node came to (parallel_backend/host/runs/outcome.py). */
+/** The outcome of a node's run (parallel_backend/host/runs/outcome.py). */
 export interface Outcome {
   plan: string;
   why: string;
@@ -196,24 +196,24 @@ export interface Outcome {
 
 export interface Events {
   "parallel.ran": { prompt_id: string; node: string; outcome: Outcome };
-  /** The user queues a graph. */
+  /** Sent when the user queues a graph. */
   promptQueueing: object;
   execution_start: { prompt_id: string };
   execution_error: ExecutionError;
   execution_success: { prompt_id: string };
   execution_interrupted: { prompt_id: string };
-  /** A line for a node; ComfyUI puts it into a widget of the node. */
+  /** A line for a node. ComfyUI shows it in a widget of the node. */
   progress_text: { nodeId: string; text: string };
-  /** What is saved of the open workflow has changed. */
+  /** Sent when the saved data of the open workflow have changed. */
   graphChanged: object;
-  /** The connection to the server is lost; it is back. */
+  /** Sent when the connection to the server is lost, and when it is back. */
   reconnecting: undefined;
   reconnected: undefined;
-  /** The pack's own. */
+  /** The pack's own event, with the state for the panel. */
   "parallel.status": import("./panel/state").Status;
 }
 
-/** The names of packs' templates, by the folders that ComfyUI has the packs in. */
+/** The names of packs' templates, by the names of the packs' folders. */
 export type Templates = Record<string, string[]>;
 
 export interface Api {
@@ -222,10 +222,10 @@ export interface Api {
     name: Name,
     listener: (event: CustomEvent<Events[Name]>) => void,
   ): void;
-  /** What the template browser lists. */
+  /** Return the template browser's list. */
   getWorkflowTemplates?(): Promise<Templates>;
-  /** The page's address for a path of the server. */
+  /** Return the page's address for a path of the server. */
   apiURL(path: string): string;
-  /** fetch of a path of the server. */
+  /** Fetch a path of the server. */
   fetchApi(path: string, options?: RequestInit): Promise<Response>;
 }

@@ -3,15 +3,15 @@
 
 /** @import { App, ToastMessage } from "./comfyui" */
 
-/** By which panel/panel.css has them stand under ComfyUI's own word of an error, which is in the same place. */
+/** CSS class by which panel/panel.css moves the messages below ComfyUI's own error message, which has the same place. */
 const STYLE = "pp-message";
 
 /**
- * Shows a message.
+ * Show a message.
  *
  * @param {Pick<App, "extensionManager">} app
  * @param {ToastMessage} message
- * @returns {() => void} takes it off again
+ * @returns {() => void} removes the message
  */
 export function showMessage({ extensionManager: { toast } }, message) {
   const shown = { ...message, styleClass: STYLE };

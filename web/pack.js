@@ -1,3 +1,3 @@
 // @ts-check
-/** The folder that ComfyUI has the pack in, by which it calls the pack. */
+/** The name of the pack's folder in ComfyUI, which is ComfyUI's name of the pack. */
 export const PACK = decodeURIComponent(new URL(".", import.meta.url).pathname.split("/").at(-2) ?? "");

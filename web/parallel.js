@@ -1,5 +1,5 @@
 // @ts-check
-/** The pack's part of ComfyUI's page. Each module below does one thing; this one connects them to the page. */
+/** The pack's part of ComfyUI's page. This module connects the other modules, which do one thing each, to the page. */
 
 import { api } from "../../scripts/api.js";
 import { app } from "../../scripts/app.js";
@@ -22,7 +22,7 @@ import { Words } from "./words.js";
 
 const words = Words.of(app);
 const swap = new Swap(app, api, words, (type) => type in window.LiteGraph.registered_node_types);
-let drawTab = () => {}; // until there is one
+let drawTab = () => {}; // replaced once there is a tab
 /** @type {Expectations | undefined} */
 let expectations;
 
@@ -31,11 +31,11 @@ app.registerExtension({
   commands: commands(swap),
   keybindings: KEYS,
   settings: settings(() => {
-    setTimeout(() => drawTab()); // the page tells before it keeps the value
+    setTimeout(() => drawTab()); // the page calls this before it stores the value
     expectations?.look();
   }),
   async init() {
-    await words.load(api); // before any node is made
+    await words.load(api); // before any node is created
     describeTemplates(api, words);
   },
   setup() {
@@ -51,7 +51,7 @@ app.registerExtension({
   afterConfigureGraph() {
     drawTab();
     expectations?.look();
-    void offerSprites(app, api, words); // the graph is open while it asks
+    void offerSprites(app, api, words); // not awaited, so that the graph opens while the user is asked
   },
   beforeRegisterVueAppNodeDefs: rank,
   getNodeMenuItems: (node) => menuOf(swap, node, words),

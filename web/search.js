@@ -1,9 +1,10 @@
 // @ts-check
-/** Where ComfyUI's node search lists the pack's nodes.
+/**
+ * The ranking of the pack's nodes in ComfyUI's node search.
  *
- * It finds a node by its aliases too, but ranks by name and display name alone. So the loader that its aliases lead to comes
- * behind every node whose name merely resembles the words ("Conditioning" for "xdit"), and for "parallel" behind those whose name
- * begins with it.
+ * ComfyUI finds a node by its aliases too, but ranks by name and display name alone. Without this module, the loader that an
+ * alias leads to comes after every node whose name merely resembles the words ("Conditioning" for "xdit"). For "parallel" it
+ * comes after the nodes whose name begins with that word.
  */
 
 /** @import { NodeDefinition, SearchScores } from "./comfyui" */
@@ -12,24 +13,24 @@ import { PACK } from "./pack.js";
 
 const MODULE = `custom_nodes.${PACK}`;
 
-/** Where everyone with several GPUs starts. */
+/** The loader that users with several GPUs start with. */
 const START = "LoadParallelDiffusionModel";
 
-/** Of ComfyUI's kinds of match, the lower the better: a name that begins with the words, has them, only resembles them. */
+/** ComfyUI's kinds of match, lower is better: a name that begins with the words, contains them, or only resembles them. */
 const BEGINS = 1;
 const HAS = 2;
 const RESEMBLES = 9;
 
-/** What ComfyUI adds to how badly the words fit, 0 to 1, where they have none of a name's letters; less, the more they have. */
+/** ComfyUI's penalty, from 0 to 1, for a name without any letter of the words. The more letters a name has, the lower it is. */
 const SHORT = 0.2;
 
-/** As an alias fits that is the very words. */
+/** Largest score of an alias that equals the words. */
 const EXACT = 1e-6;
 
 /**
- * Has the search list them so. A ComfyUI that ranks in another way does not ask.
+ * Add the pack's ranking to its nodes' definitions. A ComfyUI with another ranking ignores it.
  *
- * @param {readonly NodeDefinition[]} definitions of all nodes, those of this pack among them
+ * @param {readonly NodeDefinition[]} definitions all nodes' definitions, including this pack's
  */
 export function rank(definitions) {
   for (const node of definitions.filter(({ python_module }) => python_module === MODULE)) {
@@ -37,19 +38,19 @@ export function rank(definitions) {
   }
 }
 
-/** Before what only resembles the words that are its alias, and of equals that ComfyUI has not counted the first. */
+/** Rank the first loader before names that only resemble its alias, and before equal nodes without a use count. */
 /** @type {(scores: SearchScores) => SearchScores} */
 function first([kind, ...finer]) {
   return [kind === RESEMBLES && isAlias(finer.at(-1)) ? HAS : kind, 0, -1, ...finer];
 }
 
-/** Whether a node was found by words that are an alias of it: then its score is what a whole number of letters adds. */
+/** Return true if the words equal an alias of the node. Its score is then the penalty for a whole number of letters. */
 function isAlias(score = SHORT) {
   const letters = START.length * (1 - score / SHORT);
   return letters > EXACT && Math.abs(letters - Math.round(letters)) < EXACT;
 }
 
-/** The pack's other nodes: a name that begins with "Parallel" comes no earlier than one that has it. */
+/** Rank the pack's other nodes: a name that begins with "Parallel" comes no earlier than a name that contains the word. */
 /** @type {(scores: SearchScores) => SearchScores} */
 function after([kind, ...finer]) {
   return [kind === BEGINS ? HAS : kind, 0, ...finer];

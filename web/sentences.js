@@ -1,5 +1,5 @@
 // @ts-check
-/** What the server says of a run, in another language: English sentences with values, found by their patterns. */
+/** Translation of the server's texts about a run: English sentences with values, found by their patterns. */
 
 /** @typedef {Readonly<Record<string, string>>} Sentences by their English, such as `Starting {count} workers, {seconds} s` */
 
@@ -7,7 +7,9 @@ const VALUE = /\{\w+\}/g;
 const FULL_STOP = "。";
 
 /**
- * A text, sentence by sentence; one that is not known stays as it is. Nothing where the first is not known: it is another's text.
+ * Translate a text sentence by sentence, and keep unknown sentences.
+ *
+ * Return undefined if the first sentence is unknown: then the text is not the pack's.
  *
  * @param {string} text
  * @param {Sentences} sentences

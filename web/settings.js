@@ -1,5 +1,5 @@
 // @ts-check
-/** What the user may set, under Parallel in ComfyUI's settings; its words are in locales/<language>/settings.json too. */
+/** The user's settings under Parallel in ComfyUI's settings. Their texts are also in locales/<language>/settings.json. */
 
 /** @import { App, Setting } from "./comfyui" */
 
@@ -12,16 +12,16 @@ const STRIP = "Parallel.Strip";
 
 const AUTOMATIC = "automatic";
 
-/** What loaders without a Parallel Plan run on (nodes/without_plan.py). */
+/** The devices and the preset of loaders without a Parallel Plan (nodes/without_plan.py). */
 /** @typedef {{ devices: string, preset: string }} Unplanned */
 
 /** @type {Unplanned} */
 export const USUAL = { devices: AUTO, preset: AUTOMATIC };
 
 /**
- * The settings.
+ * Return the settings.
  *
- * @param {() => void} changed called when what loaders run on has been set
+ * @param {() => void} changed called when the devices or the preset of loaders have changed
  * @returns {Setting[]}
  */
 export function settings(changed) {
@@ -68,7 +68,7 @@ export function settings(changed) {
 }
 
 /**
- * Whether the user wants messages.
+ * Return true if the user wants messages.
  *
  * @param {App} app
  * @returns {boolean}
@@ -78,7 +78,7 @@ export function wantsMessages(app) {
 }
 
 /**
- * Whether the user wants to see the GPUs while a run goes.
+ * Return true if the user wants to see the GPUs during a run.
  *
  * @param {App} app
  * @returns {boolean}
@@ -88,7 +88,7 @@ export function wantsStrip(app) {
 }
 
 /**
- * What loaders without a Parallel Plan run on.
+ * Return the devices and the preset of loaders without a Parallel Plan.
  *
  * @param {App} app
  * @returns {Unplanned}
@@ -99,7 +99,7 @@ export function unplanned(app) {
 }
 
 /**
- * Sets the devices for them.
+ * Set the devices of loaders without a Parallel Plan.
  *
  * @param {App} app
  * @param {string} devices

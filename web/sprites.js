@@ -1,5 +1,5 @@
 // @ts-check
-/** The template that needs no GPU: its files came with the pack, and are put in place with one click. */
+/** The template that needs no GPU. One click copies its files, which came with the pack, to ComfyUI's folders. */
 
 /** @import { Api, App, GraphNode } from "./comfyui" */
 /** @import { Words } from "./words" */
@@ -10,7 +10,7 @@ import { saidIn } from "./panel/source.js";
 const MODEL = "sprites-flux-schnell.safetensors";
 
 /**
- * Asks whether to put the files in place where a graph that was opened chooses the model and it is not there.
+ * Offer to copy the files if the opened graph uses the model and the model's file is missing.
  *
  * @param {App} app
  * @param {Api} api
@@ -27,8 +27,8 @@ export async function offerSprites(app, api, words) {
     showMessage(app, { severity: "error", summary: words.say("sprites.failed"), detail: saidIn(await answer.text()) });
     return;
   }
-  await command.execute("Comfy.RefreshNodeDefinitions"); // what R does: the lists, and what is said to be missing
-  node.setDirtyCanvas(true, true); // its mark is gone, which R does not draw
+  await command.execute("Comfy.RefreshNodeDefinitions"); // like R: updates the lists and the missing-file marks
+  node.setDirtyCanvas(true, true); // draws the node without its mark, which R does not
   showMessage(app, {
     severity: "success",
     summary: words.say("sprites.done"),
@@ -38,7 +38,7 @@ export async function offerSprites(app, api, words) {
 }
 
 /**
- * Whether a node chooses the sprites' model, and its list does not have it.
+ * Return true if a node uses the sprites' model and its list of files lacks the model.
  *
  * @param {GraphNode} node
  * @returns {boolean}

@@ -1,8 +1,9 @@
 // @ts-check
-/** The pack's cards in ComfyUI's template browser: those that run at once come first, and each says what it makes.
+/**
+ * The pack's cards in ComfyUI's template browser: ordered with templates that run at once first, and with descriptions.
  *
- * ComfyUI lists a pack's templates as the disk has them, and shows a file's name as title and as description. Its search has no
- * more than that name to go by: tags are of ComfyUI's own templates alone.
+ * ComfyUI lists a pack's templates in the order of the disk, and shows a file's name as title and description. Its search reads
+ * nothing but that name: only ComfyUI's own templates have tags.
  */
 
 /** @import { Api, Templates } from "./comfyui" */
@@ -11,7 +12,7 @@
 import { PACK } from "./pack.js";
 
 /**
- * Has the template browser show them so. A ComfyUI that lists or draws them in another way shows them as it does others'.
+ * Order and describe the pack's templates in the browser. A ComfyUI with another browser shows them like other packs'.
  *
  * @param {Api} api
  * @param {Words} words
@@ -25,7 +26,7 @@ export function describeTemplates(api, words) {
 }
 
 /**
- * All packs' templates, with those of one pack in an order; what the order does not name comes last.
+ * Return all packs' templates, with those of one pack in the given order. Templates that the order lacks come last.
  *
  * @param {Templates} templates
  * @param {string} pack
@@ -40,7 +41,7 @@ export function inOrder(templates, pack, order) {
 }
 
 /**
- * What shows descriptions in the place of those on the cards, or below the titles of cards that have none.
+ * Return CSS that shows descriptions instead of those on the cards, or below the titles of cards without description.
  *
  * @param {Readonly<Record<string, string>>} descriptions by the templates' names
  * @returns {string}

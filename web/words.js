@@ -1,5 +1,5 @@
 // @ts-check
-/** The page's texts in ComfyUI's language: `locales/<language>/main.json` under "parallel", as ComfyUI's server hands it out. */
+/** The page's texts in ComfyUI's language: "parallel" in `locales/<language>/main.json`, as ComfyUI's server sends them. */
 
 /** @import { Api, App } from "./comfyui" */
 /** @import { Sentences } from "./sentences" */
@@ -21,7 +21,7 @@ export class Words {
 
   /**
    * @param {Languages} languages
-   * @param {() => string | undefined} locale ComfyUI's language of the moment
+   * @param {() => string | undefined} locale returns ComfyUI's present language
    */
   constructor(languages, locale) {
     this.#languages = languages;
@@ -29,7 +29,7 @@ export class Words {
   }
 
   /**
-   * Those of a page, once `load` has got them.
+   * Return the page's texts, which are empty until `load` is done.
    *
    * @param {App} app
    */
@@ -38,7 +38,7 @@ export class Words {
   }
 
   /**
-   * Gets all languages from the server.
+   * Load all languages from the server.
    *
    * @param {Api} api
    */
@@ -47,13 +47,13 @@ export class Words {
     if (answer.ok) this.#languages = await answer.json();
   }
 
-  /** ComfyUI's language; what was made in another one is to be made anew. */
+  /** ComfyUI's present language. After a change, texts in the old language must be made anew. */
   get locale() {
     return this.#locale() ?? ENGLISH;
   }
 
   /**
-   * A text, with values in place of `{name}`.
+   * Return a text, with values in place of `{name}`.
    *
    * @param {Key} key
    * @param {Readonly<Record<string, string | number>>} [values]
@@ -65,7 +65,7 @@ export class Words {
   }
 
   /**
-   * The word for what the server calls so in English, such as a phase; as it is where there is none.
+   * Translate an English name of the server's, such as a phase; return it unchanged if there is no translation.
    *
    * @param {string} english
    * @returns {string}
@@ -74,13 +74,13 @@ export class Words {
     return this.#first((language) => language.names?.[english]) ?? english;
   }
 
-  /** What each template makes, by its name, in the order in which they are shown. */
+  /** The description of each template, by its name, in the order of the template browser. */
   get templates() {
     return this.#first((language) => language.templates) ?? {};
   }
 
   /**
-   * A line that the server puts on a node in English; nothing where it is not the pack's.
+   * Translate an English line that the server puts on a node; return undefined for a line that is not the pack's.
    *
    * @param {string} english
    * @returns {string | undefined}
@@ -90,7 +90,7 @@ export class Words {
   }
 
   /**
-   * What else the server says in English, such as why a plan was chosen; as it is where this language has it not.
+   * Translate any other English text of the server's, such as the reason for a plan; return it unchanged if unknown.
    *
    * @param {string} english
    * @returns {string}
@@ -100,7 +100,7 @@ export class Words {
   }
 
   /**
-   * From the first language that has it: zh-TW, zh, English.
+   * Find a text in the first language that has it: zh-TW, zh, English.
    *
    * @type {<Found>(find: (language: Language) => Found | undefined) => Found | undefined}
    */

@@ -1,5 +1,5 @@
 // @ts-check
-/** Stock ComfyUI beside the pack, measured: how far it is, the sides so far, their row to copy and their file. */
+/** The benchmark of stock ComfyUI and the pack: its progress, the results so far, their row to copy and their file. */
 
 /** @import { Api } from "../comfyui" */
 /** @import { Key, Words } from "../words" */
@@ -8,14 +8,14 @@
 import { button, element, progress } from "./elements.js";
 import { bytes, seconds } from "./units.js";
 
-/** Of ComfyUI's output folder, for the files. */
+/** The folder of the files in ComfyUI's output folder. */
 const FOLDER = "parallel-bench";
 
 /** @type {Key[]} */
 const HEAD = ["bench.side", "bench.step", "bench.whole", "bench.peak", "bench.error"];
 
 /**
- * What is measured now and what has been.
+ * Return the view of the present measurement and of the results.
  *
  * @param {Status["bench"]} bench
  * @param {Api} api
@@ -61,7 +61,7 @@ function rowView(row, words) {
   text.value = row;
   const copy = () => {
     text.select();
-    document.execCommand("copy"); // navigator.clipboard is not there where the page came by http from another machine
+    document.execCommand("copy"); // navigator.clipboard is missing on a page that came by http from another machine
   };
   return element("div", "", text, button(words.say("bench.copy"), words.say("bench.copy.tooltip"), copy));
 }

@@ -1,5 +1,5 @@
 // @ts-check
-/** The doctor's lines: how each thing is, and what to do about it. */
+/** The doctor's findings: the state of each thing, and a remedy. */
 
 /** @import { Words } from "../words" */
 /** @import { Finding, Status } from "./state" */
@@ -7,11 +7,11 @@
 import { element, progress } from "./elements.js";
 
 const SIGNS = { ok: "✓", warning: "!", failure: "✗" };
-/** What needs attention comes first. */
+/** The order of the findings, with those that need attention first. */
 const ORDER = ["failure", "warning", "ok"];
 
 /**
- * How far the doctor has got, and its last findings.
+ * Return the view of the doctor's progress and of its last findings.
  *
  * @param {Status["doctor"]} doctor
  * @param {Words} words
@@ -30,7 +30,7 @@ export function doctorView({ doing, findings }, words) {
 }
 
 /**
- * The findings in a sentence.
+ * Summarise the findings in a sentence.
  *
  * @param {readonly Finding[]} findings
  * @param {Words} words
@@ -47,7 +47,7 @@ export function verdict(findings, words) {
 }
 
 /**
- * Classes that nobody declared, with what each was proved to be split by, or why it is not.
+ * Return the view of derived classes: the axes that a class was proved to be divided by, or the reason why it is not.
  *
  * @param {readonly Finding[]} findings
  * @param {Words} words

@@ -1,16 +1,16 @@
 // @ts-check
-/** Making elements of the page; texts are always texts, never markup. */
+/** Functions that create elements of the page. Texts are always inserted as text, never as markup. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
 /** @typedef {Node | string | null | false} Child */
 
 /**
- * An HTML element with a class, and children; what is empty is left out.
+ * Create an HTML element with a class and children. Empty children are left out.
  *
  * @template {keyof HTMLElementTagNameMap} Tag
  * @param {Tag} tag
- * @param {string} kind its class; "" for none
+ * @param {string} kind the CSS class; "" for none
  * @param {...Child} children
  * @returns {HTMLElementTagNameMap[Tag]}
  */
@@ -22,7 +22,7 @@ export function element(tag, kind, ...children) {
 }
 
 /**
- * A button.
+ * Create a button.
  *
  * @param {string} text
  * @param {string} tooltip
@@ -40,7 +40,7 @@ export function button(text, tooltip, press, disabled = false) {
 }
 
 /**
- * What is going on, with something that turns.
+ * Create a line that says what is in progress, with a spinner.
  *
  * @param {string} doing
  * @returns {HTMLElement}
@@ -50,7 +50,7 @@ export function progress(doing) {
 }
 
 /**
- * An SVG element.
+ * Create an SVG element.
  *
  * @param {string} tag
  * @param {Record<string, string | number>} attributes

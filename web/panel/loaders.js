@@ -1,5 +1,5 @@
 // @ts-check
-/** The loaders of the open workflow: how many use one GPU and how many all, a button for each way, and what to expect of a run. */
+/** The open workflow's loaders: the numbers that use one GPU and all GPUs, buttons to swap them, and the expected run. */
 
 /** @import { Expectation } from "../run/expectations" */
 /** @import { Words } from "../words" */
@@ -9,7 +9,7 @@ import { counted } from "../swap/said.js";
 import { button, element } from "./elements.js";
 
 /**
- * What was found, in words, and the buttons; it says so where there is nothing.
+ * Return the view of the loaders in words, with the buttons. A workflow without loaders gets a note.
  *
  * @param {Swap} swap
  * @param {readonly Expectation[]} expectations

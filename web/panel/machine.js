@@ -1,5 +1,5 @@
 // @ts-check
-/** What the machine has and what the workers do: memory of each device, and a line for each rank. */
+/** The machine and the workers: the memory of each device, and a line for each rank. */
 
 /** @import { Words } from "../words" */
 /** @import { DeviceMemory, GroupStatus, RankStatus, Status } from "./state" */
@@ -8,12 +8,13 @@ import { AUTO, afterTick, tickedOf } from "../plan/ticks.js";
 import { element } from "./elements.js";
 import { bytes } from "./units.js";
 
-/** For which devices loaders without a Parallel Plan are set, and how to set that. */
+/** The devices that the settings name for loaders without a Parallel Plan, and a function that sets them. */
 /** @typedef {{ devices: string, choose: (devices: string) => void }} Chosen */
 
 /**
- * A bar for each device: what workers hold, what else is used, what is free. Where there are several GPUs each has a tick, which
- * sets whether loaders without a Parallel Plan use it.
+ * Return a bar for each device: the memory that workers hold, other used memory, and free memory.
+ *
+ * If there are several GPUs, each has a tick box, which includes the GPU for loaders without a Parallel Plan or not.
  *
  * @param {Status} status
  * @param {Chosen} chosen
@@ -37,14 +38,14 @@ function tickBox(index, gpus, ticked, { devices, choose }, words) {
   const box = element("input", "pp-tick");
   box.type = "checkbox";
   box.checked = ticked.includes(index);
-  box.disabled = box.checked && ticked.length === 1; // one of them has to work
+  box.disabled = box.checked && ticked.length === 1; // at least one GPU must work
   box.title = words.say("devices.tick");
   box.addEventListener("change", () => choose(afterTick(devices, gpus, index)));
   return box;
 }
 
 /**
- * Bytes of weights that all workers hold on a device, in the computer's memory those included that wait there.
+ * Return the bytes of weights that all workers hold on a device. For the computer's memory, weights that wait there count too.
  *
  * @param {Status} status
  * @param {string} device
@@ -60,7 +61,7 @@ export function heldOn(status, device) {
 }
 
 /**
- * A line for each rank of each group of workers.
+ * Return a line for each rank of each group of workers.
  *
  * @param {Status} status
  * @param {Words} words
@@ -113,7 +114,7 @@ function rankLine(rank, { state, model }, words) {
 }
 
 /**
- * What a rank does, in words.
+ * Return the rank's present work, in words.
  *
  * @param {Pick<RankStatus, "phase" | "step" | "waiting">} rank
  * @param {GroupStatus["state"]} state

@@ -1,5 +1,5 @@
 // @ts-check
-/** The last run's plan among those it was chosen from, and what each rank spent. */
+/** The last run's plan among the alternatives, and the costs of each rank. */
 
 /** @import { Key, Words } from "../words" */
 /** @import { Alternative, Comparison, RankCost, Run, Status } from "./state" */
@@ -8,7 +8,7 @@ import { element, progress } from "./elements.js";
 import { bytes, percent, seconds } from "./units.js";
 
 /**
- * What a run took, and was predicted to.
+ * Return the measured and the predicted time of a run, in words.
  *
  * @param {Run} run
  * @param {Words} words
@@ -31,7 +31,7 @@ export function timeOf({ ranks, steps, calls, decision }, words) {
 }
 
 /**
- * Whether the machine was measured for a decision: on one device there is nothing to choose, and so it is not.
+ * Return true if the machine was measured for a decision. With one device there is no choice, and no measurement.
  *
  * @param {NonNullable<Run["decision"]>} decision
  * @returns {boolean}
@@ -41,7 +41,7 @@ export function isMeasured({ alternatives }) {
 }
 
 /**
- * The plans that were predicted, fastest first, with the chosen one marked, and one device alone.
+ * Return a table of the predicted plans, fastest first, with the chosen plan marked, and of one device alone.
  *
  * @param {NonNullable<Run["decision"]>} decision
  * @param {Words} words
@@ -59,7 +59,7 @@ export function plansView({ why, memory, single, alternatives }, words) {
 }
 
 /**
- * What each rank computed, exchanged, sent and held at most.
+ * Return a table of each rank's computing and exchange times, sent bytes and peak memory.
  *
  * @param {Run} run
  * @param {Words} words
@@ -72,7 +72,7 @@ export function costsView({ ranks }, words) {
 }
 
 /**
- * How far a comparison has got, or what came out.
+ * Return the view of a comparison's progress, or of its result.
  *
  * @param {Status["comparison"]} comparison
  * @param {number} last the number of the last run
@@ -91,7 +91,7 @@ export function comparisonView({ doing, result, said, run }, last, words) {
 }
 
 /**
- * A comparison in a sentence.
+ * Summarise a comparison in a sentence.
  *
  * @param {Comparison} comparison
  * @param {Words} words

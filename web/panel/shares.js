@@ -1,9 +1,9 @@
 // @ts-check
-/** What a rank did in each bin of a run's timeline, for drawing and for a table. */
+/** Shares of a rank's time in each bin of a run's timeline, for drawing and for a table. */
 
 /** @import { RankTimeline, Timeline } from "./state" */
 
-/** Phases in which the model is computed; what comes before them prepares for it. */
+/** Phases that compute the model. Earlier phases are preparation. */
 const COMPUTING = new Set(["sampling", "running the model once", "decoding", "encoding"]);
 
 export const KINDS = /** @type {const} */ (["preparing", "computing", "sending", "waiting"]);
@@ -12,7 +12,7 @@ export const KINDS = /** @type {const} */ (["preparing", "computing", "sending",
 /** @typedef {Record<Kind, number>} Shares seconds, or parts of a bin */
 
 /**
- * Seconds after which all ranks have begun to compute; 0 where nothing came before.
+ * Return the seconds after which the first rank begins to compute; 0 if no preparation came before.
  *
  * @param {Timeline} timeline
  * @returns {number}
@@ -22,7 +22,7 @@ export function prepared(timeline) {
 }
 
 /**
- * What a rank did in each bin, as parts of the bin; they add up to 1 until the rank was done.
+ * Return a rank's shares of each bin. They add up to 1 until the rank was done.
  *
  * @param {RankTimeline} rank
  * @param {Timeline} timeline
@@ -40,7 +40,7 @@ export function shares(rank, { width, bins }) {
 }
 
 /**
- * The seconds of each kind from a moment on.
+ * Return the seconds of each kind from a moment on.
  *
  * @param {RankTimeline} rank
  * @param {Timeline} timeline
@@ -58,7 +58,7 @@ export function totals(rank, timeline, from) {
 }
 
 /**
- * The phase that a rank was in.
+ * Return the phase that a rank was in at a moment.
  *
  * @param {RankTimeline} rank
  * @param {number} at seconds

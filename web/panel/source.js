@@ -1,11 +1,11 @@
 // @ts-check
-/** Where the panel's state comes from: asked for when it opens, then told by events; asked for again once the server is back. */
+/** The source of the panel's state: requests when the panel opens and when the server is back, and events in between. */
 
 /** @import { Api } from "../comfyui" */
 /** @import { Words } from "../words" */
 /** @import { Run, State, Status } from "./state" */
 
-/** Milliseconds between two tries while the server is gone, and between two requests while events come. */
+/** Milliseconds between two attempts while the server is gone, and between two requests while events come. */
 const AGAIN = 2_000;
 const STILL_THERE = 30_000;
 
@@ -31,7 +31,7 @@ export class Source {
     this.#changed = changed;
   }
 
-  /** Follows the server until `close`. */
+  /** Follow the server until `close`. */
   open() {
     this.#open = true;
     this.#api.addEventListener("parallel.status", this.#told);
@@ -48,7 +48,7 @@ export class Source {
     this.#api.removeEventListener("reconnected", this.ask);
   }
 
-  /** Asks for the whole state, and soon again. */
+  /** Request the whole state, and schedule the next request. */
   ask = async () => {
     try {
       await this.#take(await this.#get("status"));
@@ -59,11 +59,11 @@ export class Source {
   };
 
   /**
-   * Has the server do something.
+   * Request an action of the server.
    *
    * @param {string} action
-   * @param {object} [content] what it takes
-   * @returns {Promise<{ done: boolean, said: string }>} whether it did, and what it says
+   * @param {object} [content] the action's input
+   * @returns {Promise<{ done: boolean, said: string }>} true if the action succeeded, and the server's sentence
    */
   async act(action, content) {
     try {
@@ -119,11 +119,11 @@ export class Source {
   }
 }
 
-/** The server answers, but not what it was asked for. */
+/** An error: the server has refused a request. */
 class Refusal extends Error {}
 
 /**
- * The sentence in an answer: of the panel's own JSON, or the text that refuses it.
+ * Return the sentence in a reply: `said` of the panel's JSON, or the whole text of a refusal.
  *
  * @param {string} text
  * @returns {string}

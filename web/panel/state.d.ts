@@ -1,4 +1,4 @@
-/** What the server tells the panel (nodes/routes/panel.py, parallel_backend/host/workers/status.py, host/runs). */
+/** Types of the server's messages to the panel (nodes/routes/panel.py, parallel_backend/host/workers/status.py, host/runs). */
 
 export interface Held {
   model: string;
@@ -17,7 +17,7 @@ export interface RankStatus {
 
 export interface GroupStatus {
   state: "starting" | "ready" | "running" | "failed" | "stopped";
-  /** That they work on. */
+  /** The model that the group works on. */
   model: string;
   ranks: RankStatus[];
 }
@@ -27,9 +27,9 @@ export interface DeviceMemory {
   name: string;
   total: number;
   free: number | null;
-  /** Of a GPU, in percent. */
+  /** The load of a GPU, in percent. */
   load: number | null;
-  /** In degrees Celsius. */
+  /** The temperature in degrees Celsius. */
   temperature: number | null;
 }
 
@@ -43,28 +43,30 @@ export interface Finding {
 export interface Status {
   workers: { groups: GroupStatus[]; runs: number; failure: { text: string; at: number } | null };
   memory: DeviceMemory[];
-  /** What was found of classes that nobody declared. */
+  /** Findings about classes without a declaration of their own. */
   derived: Finding[];
   doctor: { doing: string; findings: Finding[] | null };
-  /** `run` is the number of the run that the result is of. */
+  /** `run` is the number of the run that the result belongs to. */
   comparison: { doing: string; result: Comparison | null; said: string; run: number };
-  /** `row` is the sides' in Markdown, `file` the name of what is kept of them. */
+  /** `row` is the results' row in Markdown, `file` the name of their file. */
   bench: { doing: string; sides: BenchSide[]; row: string; file: string; said: string };
 }
 
-/** Stock ComfyUI, or the pack on some devices: seconds, and bytes of the fullest device; `failed` is why there are none. */
+/**
+ * Stock ComfyUI, or the pack on some devices: seconds, and bytes of the fullest device. `failed` is the reason for no result.
+ */
 export interface BenchSide {
   name: string;
   plan: string;
   step: number;
   whole: number;
   peak: number;
-  /** Of the latent beside stock ComfyUI's. */
+  /** The relative error of the latent against stock ComfyUI's. */
   error: number | null;
   failed: string;
 }
 
-/** Measured and predicted seconds a step. */
+/** Measured and predicted seconds per step. */
 export interface Comparison {
   plan: string;
   seconds: number;
@@ -122,7 +124,7 @@ export interface Run {
   model: string;
   plan: string;
   steps: number;
-  /** Of a run whose loop stays in ComfyUI: its model calls so far; else 0. */
+  /** For a run whose loop stays in ComfyUI, the number of its model calls so far; otherwise 0. */
   calls: number;
   ended: number;
   decision: { why: string; memory: number; single: Alternative; alternatives: Alternative[] } | null;
@@ -130,7 +132,7 @@ export interface Run {
   timeline: Timeline;
 }
 
-/** All that the panel shows. `problem` is why the server does not tell; empty while it does. */
+/** The state that the panel shows. `problem` is the reason why the server does not reply; empty while it does. */
 export interface State {
   problem: string;
   status: Status | null;

@@ -1,5 +1,5 @@
 // @ts-check
-/** The sidebar tab: sections that are drawn anew when what they show has changed. */
+/** The sidebar tab, whose sections are drawn again when their content has changed. */
 
 /** @import { Api, App, SidebarTab } from "../comfyui" */
 /** @import { Expectation } from "../run/expectations" */
@@ -30,19 +30,19 @@ const TITLES = {
   doctor: "section.doctor",
 };
 
-/** What is said when an action has been carried out, where that is not seen by itself. */
+/** Messages after an action, for actions without another visible effect. */
 /** @type {Record<string, Key>} */
 const DONE = { free: "workers.free.done", stop: "workers.stop.done", measure: "plans.measure.done" };
 
 /**
- * Adds the tab "Parallel" to ComfyUI's sidebar.
+ * Add the tab "Parallel" to ComfyUI's sidebar.
  *
  * @param {App} app
  * @param {Api} api
  * @param {Words} words
  * @param {Swap} swap
- * @param {() => readonly Expectation[]} expectations of the open workflow
- * @returns {() => void} to be called when something that it shows has changed
+ * @param {() => readonly Expectation[]} expectations returns the open workflow's expectations
+ * @returns {() => void} draws the tab again after a change of its content
  */
 export function addTab(app, api, words, swap, expectations) {
   const sheet = element("link", "");
@@ -71,7 +71,7 @@ export function addTab(app, api, words, swap, expectations) {
   return () => panel?.draw();
 }
 
-/** One showing of the tab. */
+/** The content of the tab, from opening to closing. */
 class Panel {
   #source;
   #app;
@@ -80,9 +80,9 @@ class Panel {
   #api;
   #swap;
   #root = element("div", "pp-panel");
-  /** What each section was last drawn from, so that what is the same stays, with its selection and scroll position. */
+  /** The data that each section was last drawn from. Unchanged sections keep their selection and scroll position. */
   #drawn = new Map();
-  /** What came of the last action, if there is something to say: its name and a sentence. */
+  /** The last action and the message about it, if there is one. */
   #answers = { action: "", said: "" };
   #whole = false;
   #busy = "";
@@ -232,7 +232,7 @@ class Panel {
     return element("div", "", buttons, this.#answer("bench"), benchView(status.bench, this.#api, this.#words));
   }
 
-  /** The open workflow as a job to be measured. */
+  /** Return the open workflow as a job for the benchmark. */
   async #job() {
     const { output } = await this.#app.graphToPrompt();
     return { graph: output, name: this.#app.extensionManager.workflow.activeWorkflow?.filename ?? "" };

@@ -1,5 +1,5 @@
 // @ts-check
-/** The last run as a picture: a row a rank, time from left to right, each bin filled by what the rank did. */
+/** The last run as a picture: one row per rank, time from left to right, each bin filled with the rank's kinds of work. */
 
 /** @import { Words } from "../words" */
 /** @import { RankTimeline, Run, Timeline } from "./state" */
@@ -8,18 +8,18 @@ import { element, shape } from "./elements.js";
 import { KINDS, phaseAt, prepared, shares, totals } from "./shares.js";
 import { percent, seconds } from "./units.js";
 
-/** Pixels of a row; many ranks get flatter ones, so that 16 of them are seen at once. */
+/** Heights in pixels. Many ranks get flatter rows, so that 16 of them are visible at once. */
 const ROW = { tall: 20, flat: 11, gap: 3, manyRanks: 8 };
 
-/** Preparation longer than this part of a run is left out, unless it is asked for. */
+/** Largest part of a run for which its preparation is shown without request. */
 const LITTLE = 0.05;
 
 /**
- * The timeline with its legend; what a rank did at a moment is told under the pointer.
+ * Return the timeline with its legend. A line below shows the rank's work at the pointer.
  *
  * @param {Run} run
- * @param {boolean} whole whether to show what came before the first step, too
- * @param {(whole: boolean) => void} choose called when the user wants the other
+ * @param {boolean} whole true to also show the time before the first step
+ * @param {(whole: boolean) => void} choose called when the user switches this
  * @param {Words} words
  * @returns {HTMLElement}
  */
@@ -43,11 +43,11 @@ export function timelineView({ timeline, kind, calls }, whole, choose, words) {
 }
 
 /**
- * The outline of a stack's layer: from `low` to `high` in each bin, as parts of the height.
+ * Return the outline of one layer of a stack: from `low` to `high` in each bin, as parts of the height.
  *
  * @param {readonly number[]} low
  * @param {readonly number[]} high
- * @returns {string} an SVG path in a box of one unit a bin and 1 high, whose y grows downwards
+ * @returns {string} an SVG path in a box 1 unit wide per bin and 1 high, whose y axis points downwards
  */
 export function layer(low, high) {
   const parts = [];

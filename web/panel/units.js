@@ -1,10 +1,10 @@
 // @ts-check
-/** Numbers as people read them. */
+/** Numbers in a readable form. */
 
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 
 /**
- * Bytes with three digits, in powers of ten as plans count them.
+ * Format bytes with three digits, in powers of ten as plans count them.
  *
  * @param {number} count
  * @returns {string}
@@ -20,9 +20,9 @@ export function bytes(count) {
 }
 
 /**
- * A time span with three digits.
+ * Format a time span with three digits.
  *
- * @param {number} count of seconds
+ * @param {number} count seconds
  * @returns {string}
  */
 export function seconds(count) {
@@ -30,7 +30,7 @@ export function seconds(count) {
 }
 
 /**
- * A share as a percentage.
+ * Format a share as a percentage.
  *
  * @param {number} part
  * @param {number} whole

@@ -1,5 +1,5 @@
 // @ts-check
-/** Parallel Plan in the page: it offers the GPUs of this machine. Advanced inputs are folded in the old canvas too. */
+/** The node Parallel Plan in the page: offers this machine's GPUs, and folds advanced inputs in the old canvas too. */
 
 /** @import { Words } from "../words" */
 
@@ -18,7 +18,7 @@
  */
 
 /**
- * Whether a node is Parallel Plan.
+ * Return true if a node is Parallel Plan.
  * @param {object} node
  * @returns {node is PlanNode}
  */
@@ -27,7 +27,7 @@ export function isPlan(node) {
 }
 
 /**
- * Whether a node of this pack's has inputs that are seldom needed: with them folded Load Parallel VAE is no higher than Load VAE.
+ * Return true if a node of this pack has rarely used inputs. With these folded, Load Parallel VAE is as high as Load VAE.
  * @param {object} node
  * @returns {node is PlanNode}
  */
@@ -36,8 +36,9 @@ export function isFolded(node) {
 }
 
 /**
- * Adds a list of what this machine has; choosing writes `devices`, which stays a text that takes anything else. It is the last
- * widget and not kept, so that the values of a saved graph keep their places.
+ * Add a list of this machine's devices. A choice writes the input `devices`, which still accepts any other text.
+ *
+ * The list is the last widget and is not saved, so that the values of a saved graph keep their positions.
  * @param {PlanNode} node
  * @param {Words} words
  */
@@ -60,8 +61,9 @@ export function offerDevices(node, words) {
 }
 
 /**
- * The old canvas folds a widget that says so itself ("Show Advanced" in the node's menu), and leaves a gap for it unless it is
- * hidden too.
+ * Fold the advanced widgets in the old canvas, whose menu has "Show Advanced".
+ *
+ * The old canvas folds a widget that has `advanced` itself, and leaves a gap for the widget unless it is also hidden.
  * @param {PlanNode} node
  */
 export function foldAdvanced(node) {

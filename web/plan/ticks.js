@@ -1,15 +1,15 @@
 // @ts-check
-/** Which of this machine's GPUs a text for `devices` means, and the text for another choice. */
+/** The GPUs that a text for `devices` means, and the text after a click on a GPU's tick box. */
 
-/** What stands for all GPUs that are worth using together. */
+/** The text for all GPUs that are worth using together. */
 export const AUTO = "auto";
 const EVERY = [AUTO, "all"];
 
 /**
- * The GPUs that a text names; nothing where it is something else than a list of GPUs that are here, each once.
+ * Return the GPUs that a text names; undefined unless the text lists GPUs of this machine, each once.
  *
  * @param {string} devices
- * @param {number} count of this machine's GPUs
+ * @param {number} count the number of this machine's GPUs
  * @returns {number[] | undefined}
  */
 export function tickedOf(devices, count) {
@@ -26,7 +26,7 @@ export function tickedOf(devices, count) {
 }
 
 /**
- * The text once the tick of a GPU is another; as it was where that would leave none.
+ * Return the text after a click on a GPU's tick box; the same text if no GPU would be left.
  *
  * @param {string} devices
  * @param {number} count

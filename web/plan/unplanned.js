@@ -1,5 +1,5 @@
 // @ts-check
-/** Loaders without a Parallel Plan: what is queued or exported of them has the settings in it, and what is saved says so too. */
+/** Loaders without a Parallel Plan. Queued and exported graphs include the settings, and saved workflows record them. */
 
 /** @import { App, GraphNode } from "../comfyui" */
 /** @import { Unplanned } from "../settings" */
@@ -7,14 +7,14 @@
 import { USUAL, unplanned } from "../settings.js";
 import { usesIn } from "../swap/found.js";
 
-/** Where a saved workflow's extra data has them. */
+/** The key of the settings in a saved workflow's extra data. */
 const KEPT = "parallel";
 
 /** ComfyUI's modes of nodes that do not run: muted and bypassed. */
 const OFF = [2, 4];
 
 /**
- * Whether a node is a loader of this pack's.
+ * Return true if a node is a loader of this pack.
  *
  * @param {object} node
  * @returns {node is GraphNode}
@@ -24,8 +24,9 @@ export function isLoader(node) {
 }
 
 /**
- * Has a loader tell of the settings in the inputs that are not shown, where they are not the usual ones. The page draws a slot for
- * a text, though it is told that there is none.
+ * Make a loader write the settings into its hidden inputs, unless they are the default.
+ *
+ * The page draws a slot for a text input even if the input has none; this function removes the slot.
  *
  * @param {App} app
  * @param {GraphNode} node
@@ -36,7 +37,7 @@ export function fillIn(app, node) {
     if (!widget) continue;
     const slot = node.inputs?.findIndex((each) => each.name === name) ?? -1;
     if (slot >= 0) node.removeInput?.(slot);
-    widget.serialize = false; // the settings are this page's, and not the node's
+    widget.serialize = false; // the settings belong to the page, not to the node
     widget.serializeValue = () => {
       const value = unplanned(app)[/** @type {keyof Unplanned} */ (name)];
       return value === usual || hasPlan(node) ? undefined : value;
@@ -45,8 +46,9 @@ export function fillIn(app, node) {
 }
 
 /**
- * Whether a Parallel Plan is connected that runs. One outside of the subgraph that the node is in is not looked for: where there
- * is one it counts, whatever is filled in.
+ * Return true if a Parallel Plan that runs is connected.
+ *
+ * The search ends at the subgraph that the node is inside of. A plan from outside takes precedence over the inputs anyway.
  *
  * @param {GraphNode} node
  * @returns {boolean}
@@ -58,7 +60,7 @@ export function hasPlan(node) {
 }
 
 /**
- * Has what is saved of a workflow say what its loaders without a plan ran on, where that is not the usual.
+ * Record the settings in a saved workflow with loaders that use them, unless they are the default.
  *
  * @param {App} app
  */

@@ -1,5 +1,5 @@
 // @ts-check
-/** What the next run of each loader should come to, on the loader and on the subgraph nodes that it is inside of. */
+/** The expected time and memory of each loader's next run, shown on the loader and on the subgraph nodes around it. */
 
 /** @import { Api, App } from "../comfyui" */
 /** @import { Words } from "../words" */
@@ -8,7 +8,7 @@
 import { askedOf } from "./expected.js";
 import { pathOf } from "./node_path.js";
 
-/** Milliseconds in which nothing has to change before the server is asked. */
+/** Milliseconds without a change after which the server is asked. */
 const QUIET = 700;
 const KIND = "expected";
 const REFUSED = { fgColor: "#1a1300", bgColor: "#f5b301" };
@@ -17,11 +17,11 @@ const LOADER = /^LoadParallel(?!VAE)/;
 
 /** @typedef {{ said: string, sign: string, refused: boolean }} Answer */
 
-/** An expectation, in ComfyUI's language, and the title of the loader that it is of. */
+/** An expectation in ComfyUI's language, and the title of its loader. */
 /** @typedef {{ title: string, said: string }} Expectation */
 
 export class Expectations {
-  /** What was told last; the tab shows it. */
+  /** The latest expectations, which the tab shows. */
   /** @type {Expectation[]} */
   latest = [];
 
@@ -42,7 +42,7 @@ export class Expectations {
    * @param {Api} api
    * @param {Signs} signs
    * @param {Words} words
-   * @param {() => void} changed called when something else is expected
+   * @param {() => void} changed called when the expectations have changed
    */
   constructor(app, api, signs, words, changed) {
     this.#app = app;
@@ -53,18 +53,18 @@ export class Expectations {
     api.addEventListener("graphChanged", this.look);
     api.addEventListener("execution_start", () => {
       this.#running = true;
-      signs.clear(KIND); // what the run tells takes its place
+      signs.clear(KIND); // the run's own lines replace them
     });
     for (const end of ENDS) {
       api.addEventListener(end, () => {
         this.#running = false;
-        this.#answers.clear(); // its workers are there now
+        this.#answers.clear(); // the workers exist now
         this.look();
       });
     }
   }
 
-  /** Looks at the open workflow once it has not changed for a moment. */
+  /** Request expectations for the open workflow once it has not changed for a moment. */
   look = () => {
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => void this.#look().catch(console.error), QUIET);
@@ -76,7 +76,7 @@ export class Expectations {
     const { output } = await this.#app.graphToPrompt();
     const loaders = Object.keys(output).filter((id) => LOADER.test(output[id]?.class_type ?? ""));
     const told = await Promise.all(loaders.map(async (id) => ({ id, answer: await this.#ask(askedOf(output, id)) })));
-    if (turn !== this.#turn || this.#running) return; // it has changed meanwhile
+    if (turn !== this.#turn || this.#running) return; // the workflow has changed, or a run has started
     this.#signs.clear(KIND);
     this.latest = [];
     for (const { id, answer } of told) {

@@ -1,11 +1,11 @@
 // @ts-check
-/** What a graph, as it would be queued, says of a loader's next run: its file and plan, and what is sampled with it. */
+/** The data about a loader's next run in a graph as it would be queued: file, plan, and the size of the run. */
 
 /** @import { Prompt } from "../comfyui" */
 
 import { USUAL } from "../settings.js";
 
-/** As the server takes it (nodes/routes/expectation.py). */
+/** A request in the server's form (nodes/routes/expectation.py). */
 /** @typedef {{ kind: string, file: string, weight_dtype?: unknown, plan: Record<string, unknown>, width: number, height: number,
  *   length: number, batch: number, two_sided: boolean, steps?: number, compute?: string, prompts: string[] }} Asked */
 
@@ -14,14 +14,14 @@ const PLAN = "ParallelPlan";
 const DTYPE = "ModelComputeDtype";
 const PROMPT = "LoadConditioning";
 
-/** What samplers and guiders call the prompts that they take. */
+/** Names of the inputs of samplers and guiders for prompts. */
 const SIDES = ["positive", "negative", "conditioning"];
 
 /**
- * What can be asked of a loader; nothing until file, plan and size are known.
+ * Return the request for a loader; undefined until file, plan and size are known.
  *
  * @param {Prompt} prompt
- * @param {string} id the loader's
+ * @param {string} id the loader's id
  * @returns {Asked | undefined}
  */
 export function askedOf(prompt, id) {
@@ -50,7 +50,7 @@ export function askedOf(prompt, id) {
   };
 }
 
-/** The files that all of a sampler's prompts are read from; none where another node makes one of them. */
+/** Return the files of all of a sampler's prompts; none if another node makes one of the prompts. */
 /** @type {(prompt: Prompt, given: Record<string, unknown>) => string[]} */
 function promptsOf(prompt, given) {
   const links = SIDES.map((name) => given[name]).filter(isLink);
@@ -58,7 +58,7 @@ function promptsOf(prompt, given) {
   return files.length === links.length ? files : [];
 }
 
-/** The file of the prompt behind a link, through nodes that take nothing else. */
+/** Return the file of the prompt at a link, through nodes with no other link. */
 /** @type {(prompt: Prompt, link: [string | number, number]) => string | undefined} */
 function promptFile(prompt, link) {
   const { class_type, inputs = {} } = fromLink(prompt, link) ?? {};
@@ -67,7 +67,7 @@ function promptFile(prompt, link) {
   return behind && !others.length ? promptFile(prompt, behind) : undefined;
 }
 
-/** The inputs of its Parallel Plan, or what the settings say; nothing where they come from elsewhere. */
+/** Return the inputs of a loader's Parallel Plan, or else the settings; undefined if they come from other nodes. */
 /** @type {(prompt: Prompt, inputs: Record<string, unknown>) => Record<string, unknown> | undefined} */
 function planOf(prompt, { plan, devices = USUAL.devices, preset = USUAL.preset }) {
   if (plan === undefined) return { devices, preset };
@@ -76,7 +76,7 @@ function planOf(prompt, { plan, devices = USUAL.devices, preset = USUAL.preset }
   return Object.values(node.inputs).some(isLink) ? undefined : node.inputs;
 }
 
-/** The size of what a latent is of, by the nearest node behind it that has one. */
+/** Return the size of a latent, from the nearest node upstream that has a width and a height. */
 /** @type {(prompt: Prompt, link: unknown) => Pick<Asked, "width" | "height" | "length" | "batch"> | undefined} */
 function latentOf(prompt, link) {
   for (const { inputs } of upFrom(prompt, link)) {
@@ -88,7 +88,7 @@ function latentOf(prompt, link) {
   return undefined;
 }
 
-/** The ids of a node and of all that depend on it, the nearest first. */
+/** Return the ids of a node and of all nodes that depend on it, the nearest first. */
 /** @type {(prompt: Prompt, id: string) => Set<string>} */
 function downFrom(prompt, id) {
   const found = new Set([id]);
@@ -100,7 +100,7 @@ function downFrom(prompt, id) {
   return found;
 }
 
-/** The nodes behind a link, the nearest first. */
+/** Yield the nodes upstream of a link, the nearest first. */
 /** @type {(prompt: Prompt, link: unknown) => Generator<Prompt[string]>} */
 function* upFrom(prompt, link) {
   const found = new Set(isLink(link) ? [String(link[0])] : []);
@@ -112,7 +112,7 @@ function* upFrom(prompt, link) {
   }
 }
 
-/** A number that is written there, or in a node that only holds it. */
+/** Return a number that is an input's value, or the value of a node that only holds a number. */
 /** @type {(prompt: Prompt, value: unknown) => number | undefined} */
 function number(prompt, value) {
   const found = isLink(value) ? fromLink(prompt, value)?.inputs.value : value;

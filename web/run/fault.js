@@ -1,11 +1,12 @@
 // @ts-check
-/** Which node, and which of its fields, an error asks to change. */
+/** The node, and the fields of it, that an error asks the user to change. */
 
 /** @import { ExecutionError, Prompt, Widget } from "../comfyui" */
 
 /**
- * The id of the node that is to be changed: where the plan is at fault, the nearest Parallel Plan that the failed node's
- * inputs come from; else the failed node.
+ * Return the id of the node to change.
+ *
+ * For an error of the plan, that is the nearest Parallel Plan upstream of the failed node; otherwise the failed node.
  *
  * @param {ExecutionError} error
  * @param {Prompt} prompt the graph as it was queued
@@ -15,7 +16,7 @@ export function nodeAtFault({ node_id, exception_type }, prompt) {
   if (exception_type !== "PlanRefused") return node_id;
   const seen = new Set([node_id]);
   for (const id of seen) {
-    const node = prompt[id]; // a set goes on with what is added meanwhile, so the nearest come first
+    const node = prompt[id]; // iterating over a set includes ids added meanwhile, so the nearest come first
     if (node?.class_type === "ParallelPlan") return id;
     for (const value of Object.values(node?.inputs ?? {})) {
       if (Array.isArray(value)) seen.add(String(value[0]));
@@ -25,7 +26,7 @@ export function nodeAtFault({ node_id, exception_type }, prompt) {
 }
 
 /**
- * The fields that a sentence speaks of: named with a value behind, such as `ring 2`, or by the value they have now.
+ * Return the fields that a sentence names, with a value after the name such as `ring 2`, or by their present value.
  *
  * @template {Widget} T
  * @param {string} sentence
@@ -46,7 +47,7 @@ function isNamed(sentence, { name, options }) {
 /** @type {(sentence: string, widget: Widget) => boolean} */
 function hasItsValue(sentence, { value }) {
   if (typeof value !== "string" || !value) return false;
-  const name = value.slice(value.lastIndexOf("/") + 1); // of a file, without its folder
+  const name = value.slice(value.lastIndexOf("/") + 1); // a file's name without its folder
   return sentence.includes(`'${value}'`) || (/[.:]/.test(name) && sentence.includes(name));
 }
 

@@ -1,5 +1,5 @@
 // @ts-check
-/** The height of a node that shows all lines of what its run came to; ComfyUI's text shows two and scrolls. */
+/** The height of a node that shows all lines of its run's outcome. ComfyUI's text widget shows two lines and scrolls. */
 
 /** @import { GraphNode, Widget } from "../comfyui" */
 
@@ -12,7 +12,7 @@ const CHARACTERS_A_PIXEL = 0.16;
 const WIDE = /[\u2e80-\uffef]/g;
 
 /**
- * How high a text is, in pixels, on a node so wide.
+ * Return the height in pixels of a text on a node of the given width.
  *
  * @param {string} text
  * @param {number} width
@@ -25,7 +25,7 @@ export function heightOf(text, width) {
 }
 
 /**
- * The widget in which ComfyUI shows a text on a node, once there has been one.
+ * Return the widget in which ComfyUI shows a text on a node; undefined before the first text.
  *
  * @param {GraphNode} node
  * @returns {Widget | undefined}
@@ -35,7 +35,7 @@ export function textOf(node) {
 }
 
 /**
- * Makes the node as high as its text needs, if it has one.
+ * Make the node high enough for its text, if there is one.
  *
  * @param {GraphNode} node
  */
@@ -47,7 +47,7 @@ export function fitText(node) {
   node.setSize([node.size[0], Math.max(node.size[1], node.computeSize()[1])]);
 }
 
-/** In characters; Chinese ones are twice as wide. */
+/** Return the width in characters. Chinese characters are twice as wide. */
 /** @type {(line: string) => number} */
 function widthOf(line) {
   return line.length + (line.match(WIDE)?.length ?? 0);

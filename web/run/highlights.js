@@ -1,5 +1,5 @@
 // @ts-check
-/** Highlights of nodes that are to be changed, drawn as ComfyUI draws its own, in both of its renderers. */
+/** Highlights of nodes that the user is to change, in ComfyUI's own style, in both of its renderers. */
 
 /** @import { GraphNode, Widget } from "../comfyui" */
 
@@ -11,7 +11,7 @@ export class Highlights {
   #undo = [];
 
   /**
-   * Highlights a node and some of its fields.
+   * Highlight a node and some of its fields.
    *
    * @param {GraphNode} node
    * @param {readonly Widget[]} fields
@@ -19,7 +19,7 @@ export class Highlights {
   add(node, fields) {
     this.#show(node, true);
     this.#undo.push(() => this.#show(node, false));
-    if (fields.some((field) => field.advanced ?? field.options?.advanced)) this.#unfold(node); // else it is not seen
+    if (fields.some((field) => field.advanced ?? field.options?.advanced)) this.#unfold(node); // else they are hidden
     for (const field of fields) {
       const before = field.label;
       field.label = SIGN + (before ?? field.name);
@@ -29,12 +29,12 @@ export class Highlights {
     }
   }
 
-  /** Takes all of them away. */
+  /** Remove all highlights. */
   clear() {
     for (const undo of this.#undo.splice(0)) undo();
   }
 
-  /** Until they are cleared; what is saved meanwhile is as it was. */
+  /** Show advanced fields until the highlights are removed. A workflow saved in the meantime keeps the old state. */
   /** @type {(node: GraphNode) => void} */
   #unfold(node) {
     const { showAdvanced, onSerialize } = node;

@@ -1,10 +1,10 @@
 // @ts-check
-/** The nodes behind an id of an execution, such as `4`, or `7:4` for one inside of the subgraph node 7. */
+/** The nodes for an id of an execution, such as `4`, or `7:4` for node 4 inside of the subgraph node 7. */
 
 /** @import { App, GraphNode } from "../comfyui" */
 
 /**
- * The subgraph nodes that it is inside of, the outermost first, and the node itself, last; nothing where it is gone.
+ * Return the subgraph nodes around a node, the outermost first, and the node itself last; empty if the node is gone.
  *
  * @param {App} app
  * @param {string} id

@@ -1,5 +1,5 @@
 // @ts-check
-/** What a run came to: a mark on the node where it could have been faster, and on those it is inside of; the text says how. */
+/** A mark on a node whose run could have been faster, and on the subgraph nodes around it. The node's text says how. */
 
 /** @import { Api, App } from "../comfyui" */
 /** @import { Words } from "../words" */
@@ -11,7 +11,7 @@ const COLOURS = { fgColor: "#1a1300", bgColor: "#f5b301" };
 const KIND = "slow";
 
 /**
- * Shows after each run of a node what it came to; a mark stays until the next run.
+ * Mark nodes after each of their runs. A mark stays until the next run.
  *
  * @param {App} app
  * @param {Api} api

@@ -1,5 +1,5 @@
 // @ts-check
-/** The pack's own errors, told as the sentences they are, and shown at the node that is to be changed. */
+/** The pack's own errors, shown as a message and at the node that the user is to change. */
 
 /** @import { Api, App, ExecutionError, ToastMessage } from "../comfyui" */
 /** @import { Key, Words } from "../words" */
@@ -23,7 +23,7 @@ const TITLES = {
 };
 
 /**
- * The message for an error of a run; nothing for an error that is not the pack's.
+ * Return the message for an error of a run; undefined for an error that is not the pack's.
  *
  * @param {ExecutionError} error
  * @param {Words} words
@@ -36,8 +36,9 @@ export function messageOf(error, words) {
 }
 
 /**
- * Shows the whole sentence of each of the pack's errors, and marks the node and the fields it speaks of, and the subgraph
- * nodes that it is inside of, until the next run.
+ * Show the whole sentence of each of the pack's errors, and highlight nodes until the next run.
+ *
+ * The highlighted nodes are the node to change, with the fields that the sentence names, and the subgraph nodes around it.
  *
  * @param {App} app
  * @param {Api} api
@@ -49,7 +50,7 @@ export function showRefusals(app, api, words) {
   const told = [];
   api.addEventListener("execution_start", () => highlights.clear());
   api.addEventListener("promptQueueing", () => {
-    // not when the next one starts: of several that are queued each is to be read
+    // not at execution_start: if several runs are queued, the user can read the error of each
     for (const takeOff of told.splice(0)) takeOff();
   });
   api.addEventListener("execution_error", async ({ detail }) => {
@@ -67,6 +68,6 @@ export function showRefusals(app, api, words) {
     if (!node) return;
     for (const outer of path) highlights.add(outer, []);
     highlights.add(node, fieldsNamed(message.detail, node.widgets ?? []));
-    app.canvas.bringToFront(node); // its advanced fields, if they are unfolded for the mark, may reach under other nodes
+    app.canvas.bringToFront(node); // unfolded advanced fields may reach under other nodes
   });
 }

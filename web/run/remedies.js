@@ -1,16 +1,16 @@
 // @ts-check
-/** Links from the pack's messages to what the troubleshooting page says of them. */
+/** Links from the pack's messages to the entries of the troubleshooting page. */
 
 /** @import { Api } from "../comfyui" */
 
 const PAGE = "/parallel/troubleshooting";
 
-/** Milliseconds between two looks for a message, and how often. */
+/** Milliseconds between two searches for a message on the page, and the number of searches. */
 const SOON = 100;
 const LOOKS = 20;
 
 /**
- * Where the page speaks of a message; empty where it does not.
+ * Return the address of a message's entry on the troubleshooting page; empty if there is none.
  *
  * @param {Api} api
  * @param {string} message
@@ -25,9 +25,9 @@ export async function remedyOf(api, message) {
 }
 
 /**
- * Puts a link behind the text of a message over the graph, once that is there. ComfyUI's messages are texts alone.
+ * Append a link to the text of a message over the graph, once the page shows it. ComfyUI's messages hold text only.
  *
- * @param {string} detail of the message
+ * @param {string} detail the message's text
  * @param {string} url
  * @param {string} label
  */
@@ -40,7 +40,7 @@ export function linkMessage(detail, url, label, looks = LOOKS) {
 }
 
 /**
- * A link that opens beside ComfyUI's page.
+ * Create a link that opens in a new tab.
  *
  * @param {string} url
  * @param {string} label

@@ -1,8 +1,9 @@
 // @ts-check
-/** Short texts on a node, in its badges.
+/**
+ * Short texts on a node, in its badges.
  *
- * Nodes 2.0 draws the badges that a node was made with, so there they stand before the title as well, where it is drawn and not
- * kept: the node's own title, which is saved, stays as it is.
+ * Nodes 2.0 draws the badges that a node was created with. Therefore the texts also appear before the title, but only where the
+ * title is drawn: the node's own title, which is saved, stays unchanged.
  */
 
 /** @import { Badge, BadgeClass, GraphNode } from "../comfyui" */
@@ -22,7 +23,7 @@ export class Signs {
   }
 
   /**
-   * Shows a text on a node in place of the one of its kind; none takes that away.
+   * Show a text on a node instead of the last text of the same kind. An empty text removes it.
    *
    * @param {GraphNode} node
    * @param {string} kind
@@ -46,7 +47,7 @@ export class Signs {
   }
 
   /**
-   * Takes the texts of a kind off all nodes.
+   * Remove the texts of a kind from all nodes.
    *
    * @param {string} kind
    */

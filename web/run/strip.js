@@ -1,5 +1,5 @@
 // @ts-check
-/** A strip over the graph while a run goes: each GPU's load, memory and temperature, as far as the driver tells. */
+/** A strip over the graph during a run, with each GPU's load, memory and temperature, as far as the driver reports them. */
 
 /** @import { Api, App } from "../comfyui" */
 /** @import { DeviceMemory } from "../panel/state" */
@@ -9,16 +9,16 @@ import { element } from "../panel/elements.js";
 import { bytes } from "../panel/units.js";
 import { wantsStrip } from "../settings.js";
 
-/** Milliseconds after which the server is asked again, which tells of changes for a minute. */
+/** Milliseconds between requests to the server, which sends changes for a minute after each. */
 const AGAIN = 30_000;
 
-/** What ComfyUI's side panels leave of the graph. */
+/** The part of the page that ComfyUI's side panels leave for the graph. */
 const CANVAS = ".graph-canvas-panel";
 
 const ENDS = /** @type {const} */ (["execution_success", "execution_error", "execution_interrupted"]);
 
 /**
- * Shows the strip during each run, unless the user does not want it or there is no GPU.
+ * Show the strip during each run, unless the user has turned it off or there is no GPU.
  *
  * @param {App} app
  * @param {Api} api
@@ -63,7 +63,7 @@ function cellOf(gpu, words) {
 }
 
 /**
- * What is known of a GPU, in a line.
+ * Return the figures of a GPU, in a line.
  *
  * @param {DeviceMemory} gpu
  * @param {Words} words

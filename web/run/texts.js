@@ -1,6 +1,8 @@
 // @ts-check
-/** The pack's lines on a node: in ComfyUI's language, with room for them, and broken between words. The subgraph nodes that it is
- * inside of have the first of them as a sign, so that a run is seen from outside.
+/**
+ * The pack's lines on a node: in ComfyUI's language, with enough height, and with line breaks between words.
+ *
+ * The subgraph nodes around the node show the first line as a sign, so that the run is visible from outside.
  */
 
 /** @import { Api, App, GraphNode } from "../comfyui" */
@@ -11,18 +13,18 @@ import { fitText, textOf } from "./height.js";
 import { pathOf } from "./node_path.js";
 import { remedyOf } from "./remedies.js";
 
-/** Of panel/panel.css; ComfyUI's own style breaks lines within words. */
+/** A CSS class of panel/panel.css. ComfyUI's own style breaks lines within words. */
 const STYLE = "pp-on-node";
 const KIND = "text";
 
-/** What is said of a run that has come to nothing; it goes with the next one. */
+/** The beginning of the text of a run without result. The next run removes the text. */
 const IN_VAIN = /^(Cancelled|Failed)/;
 
-/** What a run that has come to something could do better. */
+/** The beginning of a warning in the text of a successful run. */
 const WARNING = /^⚠ /m;
 
 /**
- * Shows each of the pack's lines so; another's lines stay as ComfyUI shows them.
+ * Show each of the pack's lines in this way. Other packs' lines stay as ComfyUI shows them.
  *
  * @param {App} app
  * @param {Api} api
@@ -41,7 +43,7 @@ export function showTexts(app, api, signs, words) {
     const told = words.line(text);
     if (told === undefined) return;
     queueMicrotask(() => {
-      // once ComfyUI, which hears of it too, has put the text on the node
+      // after ComfyUI, which handles the same event, has put the text on the node
       const path = pathOf(app, nodeId);
       const node = path.pop();
       if (!node) return;
@@ -55,7 +57,7 @@ export function showTexts(app, api, signs, words) {
   });
 }
 
-/** Puts where the troubleshooting page speaks of it behind a text, if that is still there. */
+/** Append a link to the troubleshooting page's entry to a text, if the node still shows the text. */
 /** @type {(api: Api, node: GraphNode, told: string, said: string, words: Words) => Promise<void>} */
 async function addRemedy(api, node, told, said, words) {
   const url = await remedyOf(api, said);

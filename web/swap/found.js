@@ -1,5 +1,7 @@
 // @ts-check
-/** The loaders of a workflow, in its subgraphs too: what each loads, which can change, and why the others stay. */
+/**
+ * The loaders of a workflow and of its subgraphs: their files, the loaders that can be swapped, and the reasons of the others.
+ */
 
 /** @import { Graph, GraphNode, Prompt } from "../comfyui" */
 /** @import { Loaded } from "./swapped" */
@@ -7,11 +9,11 @@
 import { FOLLOWERS, PAIRS, pairOfOne } from "./pairs.js";
 import { beforeOf, placeOf } from "./swapped.js";
 
-/** Types that only a loader makes of nothing. */
+/** Types of outputs. A node that makes one of these without a linked input is a loader. */
 const LOADED = ["MODEL", "VAE"];
 
 /**
- * A node as it is used once; one in a subgraph that is used twice is there twice, in the same place.
+ * One use of a node. A node in a subgraph that is used twice has two uses, with the same place.
  *
  * @typedef {object} Use
  * @property {string} place
@@ -20,20 +22,20 @@ const LOADED = ["MODEL", "VAE"];
  */
 
 /**
- * A use that stays, and why: a text's key, or what the server says.
+ * A use that is not swapped, and the reason: a text's key, or the server's sentence.
  *
  * @typedef {{ use: Use, why: { key: import("../words").Key } | { said: string } }} Left
  */
 
-/** What is known of each use: the file that it loads, or why that is not known. */
+/** A use with the file that it loads, or with the reason why the file is unknown. */
 /** @typedef {{ use: Use, file: string } | Left} Read */
 
 /**
- * All nodes of a graph and of what is inside of it.
+ * Yield all nodes of a graph and of its subgraphs.
  *
  * @param {Graph} graph
- * @param {string} [name] of the graph; the workflow's own has none
- * @param {string} [before] what comes before ids
+ * @param {string} [name] the graph's name; the workflow's own graph has none
+ * @param {string} [before] the prefix of ids
  * @returns {Generator<Use>}
  */
 export function* usesIn(graph, name = "", before = "") {
@@ -54,7 +56,7 @@ export const isForAll = ({ type }) => PAIRS.some(({ all }) => all === type);
 export const follows = ({ type }) => type in FOLLOWERS;
 
 /**
- * Whether a node makes a MODEL or a VAE of a file and is none that this pack knows.
+ * Return true if a node loads a MODEL or a VAE from a file and is unknown to this pack.
  *
  * @param {GraphNode} node
  * @returns {boolean}
@@ -67,11 +69,11 @@ export function isAnothers(node) {
 }
 
 /**
- * What each loader loads, by the graph as it would be queued.
+ * Return the file of each loader, from the graph as it would be queued.
  *
  * @param {readonly Use[]} uses
  * @param {Prompt} prompt
- * @param {(type: string) => boolean} isThere whether the page has such nodes
+ * @param {(type: string) => boolean} isThere returns true if the page has nodes of a type
  * @returns {Read[]}
  */
 export function read(uses, prompt, isThere) {
@@ -86,7 +88,9 @@ export function read(uses, prompt, isThere) {
 }
 
 /**
- * The places that change, and the uses that stay. A place changes where all of its uses can, besides those that are off.
+ * Return the places to swap, and the uses that stay.
+ *
+ * A place is swapped if all of its uses can be, except for uses that are turned off.
  *
  * @param {readonly Read[]} uses
  * @param {(use: Use, file: string) => Left["why"] | undefined} whyNot
@@ -115,9 +119,9 @@ export function loadedBy({ node }, file) {
 }
 
 /**
- * Why a loader that uses all GPUs has nothing to go back to, if it has not.
+ * Return a function that gives the reason why a loader that uses all GPUs cannot go back, or undefined if it can.
  *
- * @param {(type: string) => boolean} isThere whether the page has such nodes
+ * @param {(type: string) => boolean} isThere returns true if the page has nodes of a type
  * @returns {(use: Use, file: string) => Left["why"] | undefined}
  */
 export function whyNotBack(isThere) {

@@ -29,7 +29,7 @@ export interface SavedGraph {
   id?: string;
   nodes: SavedNode[];
   links: (ListedLink | NamedLink)[];
-  /** Of a subgraph. */
+  /** The inputs of a subgraph. */
   inputs?: { linkIds?: number[] }[];
 }
 

@@ -1,5 +1,5 @@
 // @ts-check
-/** Where the two swaps are offered: as commands, one with a key, and in the menus of loaders and of subgraphs that hold one. */
+/** The user's access to both swaps: commands with keys, and items in the menus of loaders and of subgraphs with loaders. */
 
 /** @import { Command, GraphNode, Keybinding, MenuItem } from "../comfyui" */
 /** @import { Words } from "../words" */
@@ -17,7 +17,7 @@ export const KEYS = [
 ];
 
 /**
- * The commands; ComfyUI finds their words in locales/<language>/commands.json.
+ * Return the commands. ComfyUI finds their texts in locales/<language>/commands.json.
  *
  * @param {Swap} swap
  * @returns {Command[]}
@@ -30,7 +30,7 @@ export function commands(swap) {
 }
 
 /**
- * What a node's menu has.
+ * Return the pack's items for a node's menu.
  *
  * @param {Swap} swap
  * @param {GraphNode} node

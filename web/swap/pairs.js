@@ -1,12 +1,12 @@
 // @ts-check
-/** Which loader of ComfyUI's or of another pack has which counterpart of this pack's. */
+/** The pairs of a loader, of ComfyUI or of another pack, and its counterpart in this pack. */
 
 /**
  * @typedef {object} Pair
  * @property {string} one the node for one GPU
- * @property {string} all the node that uses all
+ * @property {string} all the node that uses all GPUs
  * @property {string} field the input that names the file; the same on both
- * @property {number} values how many values of its fields the first one keeps; the second's begin with these
+ * @property {number} values the number of values that the first node saves; the second adds further ones
  * @property {"model" | "vae"} holds
  */
 
@@ -19,7 +19,9 @@ export const PAIRS = [
   { one: "UNETLoader", all: "LoadParallelFlux", field: "unet_name", values: 2, holds: "model" },
 ];
 
-/** What insists on a MODEL or VAE of this pack's, and what takes any: with the loaders it goes back to one GPU. */
+/**
+ * Nodes that accept only this pack's MODEL or VAE, with their counterparts for any. They go back to one GPU with the loaders.
+ */
 /** @type {Readonly<Record<string, { one: string, values: number }>>} */
 export const FOLLOWERS = {
   ParallelSampler: { one: "KSampler", values: 7 },
@@ -27,7 +29,7 @@ export const FOLLOWERS = {
 };
 
 /**
- * The pair of a loader for one GPU.
+ * Return the pair of a loader for one GPU.
  *
  * @param {string} type
  * @returns {Pair | undefined}
@@ -37,8 +39,9 @@ export function pairOfOne(type) {
 }
 
 /**
- * What a loader that uses all GPUs goes back to, by the file that it loads; ComfyUI's loaders take no full checkpoint as a
- * diffusion model, and no folder.
+ * Return the pair for taking a loader back to one GPU, by the file that it loads.
+ *
+ * ComfyUI's loaders load neither a full checkpoint as a diffusion model nor a folder.
  *
  * @param {string} type
  * @param {string} file

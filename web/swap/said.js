@@ -1,5 +1,5 @@
 // @ts-check
-/** What is said of loaders that were found, have changed or stay. */
+/** Messages about loaders that were found, swapped or left. */
 
 /** @import { ToastMessage } from "../comfyui" */
 /** @import { Key, Words } from "../words" */
@@ -7,11 +7,11 @@
 
 import { PAIRS } from "./pairs.js";
 
-/** Milliseconds for which a message is seen that asks for nothing. */
+/** Milliseconds for which a message that needs no reaction is visible. */
 const SHORT = 6_000;
 
 /**
- * How many models and VAEs these are, in words; a node in a subgraph counts once, however often that is used.
+ * Return the number of models and VAEs in words. A node in a subgraph counts once, however often the subgraph is used.
  *
  * @param {readonly Use[]} uses
  * @param {Words} words
@@ -31,10 +31,10 @@ export function counted(uses, words) {
 }
 
 /**
- * What came of a swap.
+ * Return the message after a swap.
  *
  * @param {"all" | "one"} way
- * @param {readonly Use[]} uses that have changed
+ * @param {readonly Use[]} uses the uses that were swapped
  * @param {readonly Left[]} left
  * @param {Words} words
  * @returns {ToastMessage}
@@ -51,7 +51,7 @@ export function outcomeOf(way, uses, left, words) {
   return { severity: left.length ? "info" : "success", summary, detail, ...(left.length ? {} : { life: SHORT }) };
 }
 
-/** Of each place that is used more than once. */
+/** Return a line for each place with more than one use. */
 /** @type {(uses: readonly Use[], words: Words) => string[]} */
 function sharedIn(uses, words) {
   return uses.flatMap(({ place, node: { title } }) => {

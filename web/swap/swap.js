@@ -1,5 +1,5 @@
 // @ts-check
-/** "Use all GPUs" and "Back to one GPU": swaps the loaders of the open workflow, and says what came of it. */
+/** "Use all GPUs" and "Back to one GPU": swap the loaders of the open workflow, and report the result. */
 
 /** @import { Api, App, GraphNode } from "../comfyui" */
 /** @import { Words } from "../words" */
@@ -14,7 +14,7 @@ import { outcomeOf } from "./said.js";
 import { onAll, onOne, placeOf } from "./swapped.js";
 import { goTo, stateOf } from "./undoable.js";
 
-/** Whether a use is meant; all are where nothing is chosen. */
+/** A function that returns true for the uses to swap; by default for all. */
 /** @typedef {(use: Use) => boolean} Meant */
 
 /** @type {Meant} */
@@ -31,7 +31,7 @@ export class Swap {
    * @param {App} app
    * @param {Api} api
    * @param {Words} words
-   * @param {(type: string) => boolean} isThere whether the page has nodes of a type
+   * @param {(type: string) => boolean} isThere returns true if the page has nodes of a type
    */
   constructor(app, api, words, isThere) {
     this.#app = app;
@@ -40,14 +40,14 @@ export class Swap {
     this.#isThere = isThere;
   }
 
-  /** The loaders of the open workflow that use one GPU, and those that use all. */
+  /** The loaders of the open workflow that use one GPU, and those that use all GPUs. */
   get loaders() {
     const uses = [...usesIn(this.#app.rootGraph)];
     return { one: uses.filter(({ node }) => isForOne(node)), all: uses.filter(({ node }) => isForAll(node)) };
   }
 
   /**
-   * Has loaders use all GPUs: those whose files the backend says it can run.
+   * Make loaders use all GPUs if the backend can run their files.
    *
    * @param {Meant} [meant]
    */
@@ -68,7 +68,7 @@ export class Swap {
   }
 
   /**
-   * Has loaders use one GPU again.
+   * Make loaders use one GPU again.
    *
    * @param {Meant} [meant]
    */
@@ -84,7 +84,7 @@ export class Swap {
   }
 
   /**
-   * The uses that a node stands for: a loader itself, or what is inside of a subgraph.
+   * Return the uses for a node's menu: the loader itself, or all loaders inside of a subgraph.
    *
    * @param {GraphNode} node
    * @returns {{ uses: Use[], meant: Meant }}
@@ -116,7 +116,7 @@ export class Swap {
     return (await this.#app.graphToPrompt()).output;
   }
 
-  /** What the server says against each file, by loader and file. */
+  /** Return the server's reason against each file, by loader and file; empty if there is none. */
   /** @type {(loaders: readonly Read[]) => Promise<Map<string, string>>} */
   async #whys(loaders) {
     const asked = loaders.flatMap((each) => ("file" in each ? [{ kind: each.use.node.type, file: each.file }] : []));
@@ -139,7 +139,7 @@ export class Swap {
   /** @type {(way: "all" | "one", uses: readonly Use[], places: ReadonlyMap<string, Loaded>, left: readonly Left[]) => Promise<void>} */
   async #go(way, uses, places, left) {
     const changing = uses.filter(({ place }) => places.has(place));
-    const message = outcomeOf(way, changing, left, this.#words); // by the nodes as they are, with their titles
+    const message = outcomeOf(way, changing, left, this.#words); // before the nodes change
     const tracker = this.#app.extensionManager.workflow.activeWorkflow?.changeTracker;
     if (changing.length && tracker) {
       const state = stateOf(this.#app);

@@ -1,27 +1,30 @@
 // @ts-check
-/** A saved workflow with some of its loaders swapped. All that is not the loader's kind stays as it is: its id, place, size, title,
- * colour, links, promoted fields, group and file. What it was stays with it, so that it can go back.
+/**
+ * A saved workflow with some of its loaders swapped.
+ *
+ * A swap changes only the kind of the loader. Its id, position, size, title, colour, links, promoted fields, group and file
+ * stay. A property records the earlier kind, so that the loader can go back.
  */
 
 /** @import { ListedLink, NamedLink, SavedGraph, SavedNode, Workflow } from "./graph" */
 
 import { FOLLOWERS, pairOfAll, pairOfOne } from "./pairs.js";
 
-/** The property of a swapped node that keeps what it was. */
+/** The property of a swapped node that records its earlier kind. */
 export const INSTEAD_OF = "instead of";
 
-/** Properties that tell the kind of a node and where it came from. */
+/** Properties that identify the kind of a node and its pack. */
 const OF_ITS_KIND = ["cnr_id", "aux_id", "ver", "Node name for S&R"];
 
 const PLAN = { name: "plan", type: "PARALLEL_PLAN", shape: 7, link: null };
 
 /** @typedef {{ type: string, size: [number, number], values: number, properties: Record<string, unknown> }} Before */
 
-/** The file that a loader loads, and the least size that the page gives such a node. */
+/** The file that a loader loads, and the smallest size that the page gives a node of its type. */
 /** @typedef {{ file: string, least: [number, number] }} Loaded */
 
 /**
- * The graph's name in a place, and that of the node in it; the workflow's own graph has none.
+ * Return the place of a node: the graph's name (the workflow's own graph has none) and the node's id.
  *
  * @param {string} graph
  * @param {string | number} node
@@ -32,7 +35,7 @@ export function placeOf(graph, node) {
 }
 
 /**
- * The workflow with the loaders in these places using all GPUs.
+ * Return the workflow in which the loaders at these places use all GPUs.
  *
  * @param {Workflow} workflow
  * @param {ReadonlySet<string>} places
@@ -47,13 +50,13 @@ export function onAll(workflow, places) {
     for (const name of OF_ITS_KIND) delete node.properties[name];
     node.properties[INSTEAD_OF] = before;
     node.type = pair.all;
-    node.inputs = [{ ...PLAN }, ...(node.inputs ?? [])]; // as the page has them: what has no field comes first
+    node.inputs = [{ ...PLAN }, ...(node.inputs ?? [])]; // in the page's order, where inputs without a field come first
     moveLinks(graph, node, 0, 1);
   });
 }
 
 /**
- * The workflow with what is in these places on one GPU again.
+ * Return the workflow in which the nodes at these places use one GPU again.
  *
  * @param {Workflow} workflow
  * @param {ReadonlyMap<string, Loaded>} places
@@ -70,12 +73,12 @@ export function onOne(workflow, places) {
     node.type = before.type;
     node.widgets_values = (node.widgets_values ?? []).slice(0, before.values);
     const asOpened = before.size.map((length, at) => Math.max(length, least[at] ?? 0));
-    if (node.size.every((length, at) => length === asOpened[at])) node.size = before.size; // else the user has changed it
+    if (node.size.every((length, at) => length === asOpened[at])) node.size = before.size; // else the user resized it
   });
 }
 
 /**
- * What a node was before, or what it would have been where it has never been anything else; nothing where it has no counterpart.
+ * Return a node's earlier kind, or else its counterpart for one GPU; undefined if there is none.
  *
  * @param {Pick<SavedNode, "type" | "size" | "properties">} node
  * @param {string} file

@@ -1,11 +1,11 @@
 // @ts-check
-/** Another state of the open workflow, to which the page goes as it does with Redo: one Ctrl+Z goes back. */
+/** A change of the open workflow to another state, in the same way as Redo, so that one Ctrl+Z undoes it. */
 
 /** @import { App, ChangeTracker } from "../comfyui" */
 /** @import { Workflow } from "./graph" */
 
 /**
- * The open workflow as it is now, as it would be saved.
+ * Return the open workflow in its saved form.
  *
  * @param {App} app
  * @returns {Workflow}
@@ -15,16 +15,16 @@ export function stateOf(app) {
 }
 
 /**
- * Goes to a state.
+ * Change the open workflow to another state.
  *
  * @param {App} app
- * @param {ChangeTracker} tracker of the open workflow
+ * @param {ChangeTracker} tracker the open workflow's tracker
  * @param {Workflow} state
  */
 export async function goTo(app, tracker, state) {
   tracker.beforeChange();
-  tracker.afterChange(); // what has changed until now can be undone for itself
+  tracker.afterChange(); // earlier changes stay a separate step of undo
   await tracker.updateState([state], tracker.undoQueue);
   tracker.redoQueue.length = 0;
-  tracker.activeState = stateOf(app); // what the page adds to nodes is no change of its own
+  tracker.activeState = stateOf(app); // the page's own additions to nodes are no change by the user
 }
