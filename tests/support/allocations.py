@@ -1,4 +1,4 @@
-"""What a piece of work holds in tensors at the most."""
+"""Measures the peak bytes of the tensors that a piece of work allocates."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of tensors made inside, as long as they live; kernels' own working space is not seen.
+    """A dispatch mode that counts the bytes of the tensors created inside it, for as long as they live.
 
-    A tensor on the meta device has none, though it says so of its storage.
+    The mode does not see the kernels' own workspace. A meta tensor counts as no bytes, although its storage reports some.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Allocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
-            return NotImplemented  # such a tensor has no values of its own: what it is made of is counted
+            return NotImplemented  # a tensor subclass has no values of its own: the tensors inside it are counted
         made = func(*args, **(kwargs or {}))
         given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         for tensor in tree_leaves(made):
@@ -47,7 +47,7 @@ class Allocations(TorchDispatchMode):
 
 @torch.no_grad()
 def peak_bytes(work: Callable[[], object]) -> int:
-    """Bytes of tensors alive at the same time at the most, of those made while `work` runs."""
+    """Return the peak number of bytes of tensors that `work` creates and that are alive at the same time."""
     with Allocations() as allocations:
         work()
     return allocations.peak

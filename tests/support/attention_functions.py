@@ -1,4 +1,4 @@
-"""Functions in attention's place that look at where tokens are, as ComfyUI's nodes put them among a MODEL's options."""
+"""Attention functions that depend on token positions, as ComfyUI's nodes put them into a MODEL's options."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from torch.nn import functional as F
 Function = Callable[..., Tensor]
 
 BLOCK = 3
-"""Tokens of a block of the block-sparse one."""
+"""Number of tokens in a block of `block_sparse`."""
 
 
 def masked(allowed: Callable[[Tensor, Tensor, int], Tensor]) -> Function:
-    """Attention where `allowed(query, key, head)` says so of positions `[queries, 1]` and `[1, keys]`; all see the first key."""
+    """Return an attention function with a mask. Every query also attends to the first key.
+
+    Args:
+        allowed: Called as `allowed(query, key, head)` with positions `[queries, 1]` and `[1, keys]`; true where the query
+            attends.
+    """
 
     def override(
         kernel: Any, q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None = None, **told: Any
@@ -35,17 +40,20 @@ def masked(allowed: Callable[[Tensor, Tensor, int], Tensor]) -> Function:
 
 
 def causal(_: slice, __: int) -> Function:
-    """Each token sees those before it."""
+    """Return attention in which each token attends to itself and to the tokens before it."""
     return masked(lambda queries, keys, head: keys <= queries)
 
 
 def block_sparse(_: slice, __: int) -> Function:
-    """Each block of tokens sees itself and every third one."""
+    """Return attention in which each block of tokens attends to every third block, counted from itself."""
     return masked(lambda queries, keys, head: (queries // BLOCK - keys // BLOCK) % 3 == 0)
 
 
 def windowed(widths: Sequence[int]) -> Callable[[slice, int], Function]:
-    """Each token sees so many on either side, a number for each head."""
+    """Return a maker of attention in which each token attends to `widths[head]` tokens on either side.
+
+    `widths` has all heads of the model; the maker takes the slice of the heads that a rank computes.
+    """
 
     def of_heads(run: slice, _: int) -> Function:
         own = widths[run]

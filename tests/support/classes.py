@@ -1,4 +1,4 @@
-"""Declared classes of ComfyUI's that only newer ComfyUIs have."""
+"""Declared classes of models that only newer ComfyUI versions have."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tests.support.comfy_oracle import comfy_on_path
 from tests.support.comfyuis import only_in_newer
 
 NEWER = {"WAN_Animate2": "0.31", "QwenImage21": "0.37"}
-"""And since which they are there."""
+"""The class names, with the ComfyUI version that introduced each."""
 
 
 def lacks(kind: str) -> bool:
-    """Whether a class is one of these and this ComfyUI older."""
+    """Return True if `kind` is in `NEWER` and this ComfyUI is too old to have it."""
     comfy_on_path()
     import comfy.supported_models
 
@@ -32,11 +32,11 @@ def only_where_small(name: str) -> None:
 
 
 def small_or_skipped(name: str) -> Case:
-    """Return a small model with its call; skips where this ComfyUI is too old for its class."""
+    """Return a small model with its call. Skip the test if this ComfyUI is too old for the model's class."""
     only_where_small(name)
     return small(name)
 
 
 def lacking() -> frozenset[str]:
-    """The names of small models that this ComfyUI is too old for."""
+    """Return the names of the small models that this ComfyUI is too old for."""
     return frozenset(name for kind in NEWER if lacks(kind) for name in all_cases(kind))

@@ -1,4 +1,4 @@
-"""ComfyUI as the oracle: how tests reach the one that COMFYUI_PATH names."""
+"""The ComfyUI of COMFYUI_PATH, which tests import as their oracle."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ FOLDER = os.environ.get("COMFYUI_PATH", "")
 
 
 def comfy_on_path() -> None:
-    """Make ComfyUI's modules importable in this process and have them keep to the CPU.
+    """Make ComfyUI's modules importable in this process and restrict them to the CPU.
 
-    Raises RuntimeError if COMFYUI_PATH does not name ComfyUI's folder.
+    Raises:
+        RuntimeError: COMFYUI_PATH does not name ComfyUI's folder.
     """
     folder = FOLDER
     if not os.path.isdir(os.path.join(folder, "comfy")):
         raise RuntimeError(f"Set COMFYUI_PATH to ComfyUI's folder; it is {folder!r}.")
     if folder not in sys.path:
-        # Last, because ComfyUI's folder has a `tests` and a `nodes` too.
+        # Appended, not prepended: ComfyUI's folder has packages `tests` and `nodes` too.
         sys.path.append(folder)
     import comfy.cli_args
 

@@ -1,4 +1,4 @@
-"""A ComfyUI whose workers can be struck by faults, and looking at what is left of them."""
+"""A ComfyUI whose workers can be struck by injected faults, and checks of the processes and files that remain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.server import fill
 from tests.vae.comfy_vaes import save_image_vae
 
 PATIENCE = {"silence": 6, "stall": 9}
-"""Seconds that the workers of this ComfyUI are given before they count as failed."""
+"""Deadlines in seconds after which this ComfyUI counts a worker as failed."""
 
 UNCAUGHT = """
 import signal
@@ -39,11 +39,11 @@ def fail(*_):
 signal.signal(signal.SIGUSR1, fail)
 NODE_CLASS_MAPPINGS = {}
 """
-"""Custom nodes that raise in ComfyUI's main thread when they get a signal."""
+"""Source of a custom node that raises in ComfyUI's main thread on SIGUSR1."""
 
 
 class FaultyComfyUI(ComfyUI):
-    """A ComfyUI with a temporary folder of its own, whose workers look for the fault that is to strike them."""
+    """A ComfyUI with its own temporary folder, whose workers read a fault file for the fault that strikes them."""
 
     def __init__(self, base_dir: Path) -> None:
         self.temporary = base_dir / "temporary"
@@ -66,7 +66,7 @@ class FaultyComfyUI(ComfyUI):
         self._shared_memory = set(os.listdir("/dev/shm"))
 
     def started(self) -> FaultyComfyUI:
-        """This server, started again where a test has ended it."""
+        """Return this server. Start the server again if a test has ended it."""
         if self.process.poll() is not None:
             self.stop()
             self.start()
@@ -75,20 +75,20 @@ class FaultyComfyUI(ComfyUI):
     # -- jobs
 
     def job(self, *, decoding: bool = False, workers: int = 2) -> Graph:
-        """A job of a moment: a denoise of STEPS steps, or the decoding of a latent."""
+        """Return the graph of a short job: a denoise of STEPS steps, or the decoding of a latent."""
         graph = parallel_decode() if decoding else parallel(denoise(), f"cpu:{workers}")
-        # it makes no difference without PipeFusion, and keeps ComfyUI from taking the result of the run before
+        # a new value keeps ComfyUI from reusing the last run's cached result; without PipeFusion it has no other effect
         graph["plan"]["inputs"]["warmup_steps"] = next(self._new)
         return graph
 
     def long(self, sampler: str = "euler", *, stepwise: bool = False, **plan: Any) -> Graph:
-        """A denoise of minutes in steps of a fraction of a second."""
+        """Return the graph of a denoise that takes minutes, in steps of a fraction of a second."""
         seed = next(self._new)
         graph = ksampler_graph("tiny-schnell", width=256, height=256, steps=1000, sampler=sampler, seed=seed)
         return parallel(step_by_step(graph) if stepwise else graph, **plan)
 
     def assert_right(self, *, decoding: bool = False, workers: int = 2) -> None:
-        """A job's result is that of ComfyUI's own loader."""
+        """Assert that a job gives the same result as ComfyUI's own loader."""
         if decoding not in self._right:
             own = self.queue(decode() if decoding else denoise(), timeout=300).check()
             self._right[decoding] = self._result(own, decoding)
@@ -107,53 +107,56 @@ class FaultyComfyUI(ComfyUI):
     # -- faults
 
     def begin(self, case: Case) -> str:
-        """Queue a job in which a fault strikes; returns its prompt id. Earlier workers are ended where the fault asks for it."""
+        """Queue a job in which a fault strikes, and return its prompt id.
+
+        Kill earlier workers first if the case asks for that.
+        """
         if case.fresh:
             kill(*self.workers())
         self.fault.arm(case.text)
         return self.submit(self.job(decoding=case.phase == "decoding", workers=case.workers))
 
     def strike(self, case: Case) -> tuple[QueuedRun, float]:
-        """What a job with a fault ends in, and how many seconds after the fault struck."""
+        """Run a job with a fault. Return the ended run and the seconds between the fault and the end."""
         return self.outcome(self.begin(case))
 
     def outcome(self, prompt: str) -> tuple[QueuedRun, float]:
-        """What a job ends in, and how many seconds after the fault struck."""
+        """Wait for a job. Return the ended run and the seconds between the fault and the end."""
         try:
             run = self.wait(prompt, timeout=120)
         finally:
             self.fault.disarm()
         return run, self.fault.seconds()
 
-    # -- what there is
+    # -- processes and files
 
     def workers(self) -> list[psutil.Process]:
-        """The live workers by rank; they are named parallel-rankN."""
+        """Return the live workers in rank order. Their processes are named parallel-rankN."""
         return workers_among(self.children())
 
     def with_workers(self) -> list[psutil.Process]:
-        """The workers, started if there are none, idle and with the model loaded."""
+        """Return the workers, idle and with the model loaded; start them if there are none."""
         self.assert_right()
         return self.workers()
 
     def folders(self) -> list[Path]:
-        """What the pack has in the temporary folder."""
+        """Return the pack's folders in the temporary folder."""
         return list(self.temporary.glob("comfyui-parallel-*"))
 
     def assert_nothing_left(self) -> None:
-        """No worker, no folder with socket and logs, no shared memory."""
+        """Assert that no worker, no folder with a socket and logs, and no shared memory is left."""
         assert not self.workers()
         assert not self.folders()
         assert set(os.listdir("/dev/shm")) <= self._shared_memory
 
 
 def denoise() -> Graph:
-    """With ComfyUI's own loader."""
+    """Return the graph of a denoise with ComfyUI's own loader."""
     return ksampler_graph("tiny-schnell", width=64, height=64, steps=STEPS, cfg=2.0)
 
 
 def decode() -> Graph:
-    """With ComfyUI's own loader."""
+    """Return the graph that decodes a latent with ComfyUI's own loader."""
     return {
         "vae": node("VAELoader", vae_name="flux.safetensors"),
         "latent": node("LoadLatent", latent="small.latent"),
@@ -163,13 +166,13 @@ def decode() -> Graph:
 
 
 def parallel_decode() -> Graph:
-    """With Load Parallel VAE."""
+    """Return the graph that decodes a latent with Load Parallel VAE."""
     loader = node("LoadParallelVAE", vae_name="flux.safetensors", frame_batches="comfyui", plan=["plan", 0])
     return decode() | {"plan": node("ParallelPlan", devices="cpu:2"), "vae": loader}
 
 
 def workers_among(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Workers by rank."""
+    """Return the workers among `processes`, in rank order."""
     ranks = {}
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -186,7 +189,7 @@ def wait_until(condition: Callable[[], Any], seconds: float) -> None:
 
 
 def kill(*processes: psutil.Process) -> None:
-    """Kill processes and wait until the kernel has ended them; their parent may not have noticed yet."""
+    """Kill processes and wait until the kernel has ended them; their parents may not have reaped them yet."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
@@ -195,7 +198,7 @@ def kill(*processes: psutil.Process) -> None:
 
 def alive(process: psutil.Process) -> bool:
     try:
-        threads = os.listdir(f"/proc/{process.pid}/task")  # the kernel ends them one by one, the first being no sign
+        threads = os.listdir(f"/proc/{process.pid}/task")  # threads end one by one, in any order
         return bool(process.status() != psutil.STATUS_ZOMBIE) or len(threads) > 1
     except (psutil.NoSuchProcess, FileNotFoundError):
         return False

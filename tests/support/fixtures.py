@@ -1,4 +1,4 @@
-"""What tests of several folders share: a real ComfyUI on the CPU, with tiny models and prompts in its folders, and its page."""
+"""Fixtures that tests of several folders share: a real ComfyUI on the CPU, with tiny models and prompts, and its page."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """The server. Models: tiny-schnell, tiny-dev (guidance), each fp32 with 4 heads, tiny-3-heads, and sprites.
+    """Start ComfyUI with tiny models: tiny-schnell and tiny-dev (guidance), both fp32 with 4 heads, tiny-3-heads, and sprites.
 
-    Beside those NARROW and NARROW_DEV (guidance) with 2 heads, where a model's width does not matter: a quarter of the work.
+    NARROW and NARROW_DEV (guidance) have 2 heads, for tests that do not depend on the width: a quarter of the work.
 
-    A test may make a worker fail by writing the file that FAULT_FILE names.
+    A test can make a worker fail by writing the file that FAULT_FILE names.
     """
     base_dir = tmp_path_factory.mktemp("comfyui")
     server = ComfyUI(
@@ -48,8 +48,8 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    """The browser, for all tests of the page."""
-    from tests.support.page import browser  # which needs playwright
+    """Start the browser for all tests of the page."""
+    from tests.support.page import browser  # imports playwright, which only these tests need
 
     with browser.chromium() as started:
         yield started
@@ -57,7 +57,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def page(chromium: Browser, comfyui: ComfyUI) -> Iterator[Page]:
-    """ComfyUI's page, as a visitor finds it who was never there before."""
+    """Open ComfyUI's page as a first-time visitor sees it."""
     from tests.support.page import browser
 
     with browser.opened(chromium, comfyui) as page:
@@ -66,9 +66,9 @@ def page(chromium: Browser, comfyui: ComfyUI) -> Iterator[Page]:
 
 @pytest.fixture(scope="session")
 def video_vae(comfyui: ComfyUI) -> Path:
-    """A CogVideoX VAE among the server's files, of the one size that ComfyUI takes it to have.
+    """Provide a CogVideoX VAE file on the server, in the one size that ComfyUI assumes for this class.
 
-    It is sure of its latents, so that a sample of diffusers' encoder is the mean that ComfyUI takes.
+    The encoder's log-variance is very low, so that a sample of diffusers' encoder equals the mean, which ComfyUI takes.
     """
     path = comfyui.base_dir / "models" / "vae" / "cogvideox_vae.safetensors"
     tensors = cogvideox_vae_tensors(REAL, layers=3)
@@ -80,8 +80,8 @@ def video_vae(comfyui: ComfyUI) -> Path:
 
 @pytest.fixture(scope="session")
 def faulty_comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyComfyUI]:
-    """A ComfyUI for faults, which a test may end."""
-    from tests.support.faulty import FaultyComfyUI  # which imports this module
+    """Start a ComfyUI for faults, which a test may end."""
+    from tests.support.faulty import FaultyComfyUI  # imports this module
 
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a child of a background job would ignore it
     with FaultyComfyUI(tmp_path_factory.mktemp("faulty")) as server:
@@ -91,7 +91,7 @@ def faulty_comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyC
 
 @pytest.fixture(scope="session")
 def latent_of(comfyui: ComfyUI) -> Callable[[Graph], Tensor]:
-    """As `latents`."""
+    """Provide the function of `latents`, which runs a graph and returns its latent."""
     return latents(comfyui)
 
 

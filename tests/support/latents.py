@@ -1,4 +1,4 @@
-"""Latents that graphs save, and how far two are from each other."""
+"""Latents that graphs save, and the relative error between two latents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def latents(server: ComfyUI) -> Callable[[Graph], Tensor]:
-    """Runs a graph and returns the latent its node "save" saved (fp64); the same graph is run only once."""
+    """Return a function that runs a graph and returns the latent (fp64) that its node "save" wrote.
+
+    Results are cached by graph.
+    """
     done: dict[str, Tensor] = {}
 
     def latent(graph: Graph) -> Tensor:
@@ -29,13 +32,13 @@ def latents(server: ComfyUI) -> Callable[[Graph], Tensor]:
 
 
 def saved_latent(server: ComfyUI, run: QueuedRun, node_id: str = "save") -> Tensor:
-    """The latent that a SaveLatent node of a run wrote, in fp64."""
+    """Return the latent that a SaveLatent node of a run wrote, in fp64."""
     (file,) = server.files(run, node_id)
     return load_file(Path(file))["latent_tensor"].double()
 
 
 def relative_error(result: Tensor, reference: Tensor) -> float:
-    """Relative L2 error; NaN counts as infinite."""
+    """Return the relative L2 error. NaN counts as infinite."""
     assert result.shape == reference.shape
     error = ((result - reference).norm() / reference.norm()).item()
     return error if error == error else float("inf")

@@ -1,4 +1,4 @@
-"""Weights that leave the devices and come back."""
+"""Checks that weights leave the devices and come back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ RESTORED = re.compile(r"Parallel: (\S+): (\S+) MiB restored from host memory")
 
 
 def free_until(server: ComfyUI, condition: Callable[[], object], **flags: bool) -> None:
-    """Ask for it until it has worked: ComfyUI overlooks what it is asked while it collects garbage behind a prompt."""
+    """Ask ComfyUI to free memory until `condition` holds. Raise AssertionError after 6 attempts of 5 seconds.
+
+    Repeated because ComfyUI ignores a request while it collects garbage after a prompt.
+    """
     for _ in range(6):
         server.free(**flags)
         with contextlib.suppress(AssertionError):
@@ -27,9 +30,12 @@ def free_until(server: ComfyUI, condition: Callable[[], object], **flags: bool) 
 
 
 def check_that_one_copy_waits_and_comes_back(server: ComfyUI, graph: Graph) -> None:
-    """Of a graph on two workers that hold the same; the latent is the same to the last bit."""
+    """Check a graph on two workers that hold equal weights: one copy waits on the host and returns to the devices.
+
+    The latent is bitwise equal before and after.
+    """
     first = saved_latent(server, server.queue(graph, timeout=300).check())
-    for _ in range(2):  # what else was on the workers' devices leaves them with the first release
+    for _ in range(2):  # the first release also takes everything else off the workers' devices
         waiting = of_workers(server, lambda rank: rank["on_host"])
         size = on_devices(server) / 2
         free_until(server, lambda: on_devices(server) == 0)
@@ -41,11 +47,11 @@ def check_that_one_copy_waits_and_comes_back(server: ComfyUI, graph: Graph) -> N
 
 
 def on_devices(server: ComfyUI) -> int:
-    """Bytes of weights that the workers hold on their devices now."""
+    """Return the bytes of weights that the workers hold on their devices now."""
     return of_workers(server, lambda rank: sum(held["nbytes"] for held in rank["held"]))
 
 
 def of_workers(server: ComfyUI, count: Callable[[Any], int]) -> int:
-    """The sum of a number over what is known of the workers now."""
+    """Return the sum of `count(rank)` over the ranks in the server's status report."""
     groups = server.get("/parallel/status")["workers"]["groups"]
     return sum(count(rank) for group in groups for rank in group["ranks"])

@@ -1,4 +1,4 @@
-"""What loading costs each worker: bytes read, as it counts them and as the kernel does, and memory."""
+"""Measures the cost of loading on each worker: memory, and bytes read by the worker's count and by the kernel's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.engine.conftest import Job, Runner, sigmas
 
 @dataclass(frozen=True)
 class Cost:
-    """One rank's; all in bytes.
+    """The cost of loading on one rank, in bytes.
 
-    `weights` is what it holds afterwards, `counted` what it says it has read, `asked` what it has asked its files for
-    (rchar of /proc/PID/io), `disk` what came from the disk for it (read_bytes), `above` the peak of its resident memory
-    above what it had when idle.
+    `weights` is what the rank holds afterwards. `counted` is the bytes read by the rank's own count. `asked` is the bytes that
+    the rank requested from files (rchar of /proc/PID/io). `disk` is the bytes that came from the disk (read_bytes). `above` is
+    the peak of resident memory above the idle value.
     """
 
     weights: int
@@ -27,14 +27,14 @@ class Cost:
 
 
 def field(pid: int, file: str, name: str) -> int:
-    """A number from /proc/PID/`file`, in bytes."""
+    """Return the field `name` of /proc/PID/`file`, in bytes."""
     lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     words = next(line for line in lines if line.startswith(f"{name}:")).split()
     return int(words[1]) * (1024 if words[-1] == "kB" else 1)
 
 
 def forget(file: Path) -> None:
-    """Make the next reads of a file come from the disk."""
+    """Drop a file from the page cache, so that the next reads come from the disk."""
     descriptor = os.open(file, os.O_RDONLY)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -42,10 +42,10 @@ def forget(file: Path) -> None:
 
 
 def loading_costs(run: Runner, first: Path, file: Path, plan: ResolvedPlan) -> list[Cost]:
-    """Load a file after another one, which makes the workers ready; the costs by rank, taken before sampling.
+    """Load `first`, which makes the workers ready, then load `file` and return its cost on each rank, taken before sampling.
 
     Args:
-        run: whose workers are of this plan alone: the peak is their life's.
+        run: A runner whose workers have run this plan only, because the measured peak is that of their lifetime.
     """
     run(Job(first, sigmas(1)), plan)
     workers = run.workers()
@@ -54,7 +54,7 @@ def loading_costs(run: Runner, first: Path, file: Path, plan: ResolvedPlan) -> l
     peaks: list[int] = []
 
     def on_loading(done: int, total: int) -> None:
-        if done == total:  # before sampling, for which shards are gathered
+        if done == total:  # before sampling, which gathers shards
             peaks.extend(field(pid, "status", "VmHWM") for pid in workers)
 
     forget(file)

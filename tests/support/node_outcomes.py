@@ -1,4 +1,4 @@
-"""What became of a node on a parallel MODEL."""
+"""Outcomes of nodes on a parallel MODEL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from scripts.comfyui import REPO, QueuedRun
 
 REFUSALS = ("Refused", "PlanRefused")
-"""What the errors are called by which this pack says no."""
+"""Names of the exception types with which this pack refuses a run."""
 PAGE = REPO / "docs" / "guide" / "stock-nodes.md"
 NEWER = re.compile(r"^\| (\w+) \| 0\.\d+ \| (.+) \| (.+) \|$", re.MULTILINE)
 SAID = {
@@ -16,17 +16,21 @@ SAID = {
     "refused": "refused",
     "ComfyUI's own fails": "not applicable",
 }
-"""What the page's table of newer nodes calls the outcomes."""
+"""The outcomes' names, by the wording of the page's table of newer nodes."""
 
 
 def newer_nodes(on: str = "") -> dict[str, str]:
-    """The outcomes of the nodes that only newer ComfyUIs have, as the page says; of those tried on one model, or all."""
+    """Return the documented outcome of each node that only newer ComfyUIs have.
+
+    Args:
+        on: Name of the model that the nodes were tried on; empty for all models.
+    """
     found = NEWER.findall(PAGE.read_text(encoding="utf-8"))
     return {name: SAID[said] for name, model, said in found if on in ("", model)}
 
 
 def refused(name: str, run: QueuedRun) -> bool:
-    """Whether this pack said no, in a sentence about the node or about what cannot be done with a parallel MODEL."""
+    """Return True if this pack refused the run, in a sentence that names the node or says "parallel MODEL"."""
     if run.error is None or run.error.exception_type not in REFUSALS:
         return False
     message = run.error.exception_message

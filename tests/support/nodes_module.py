@@ -1,4 +1,4 @@
-"""The nodes' modules in a test's process."""
+"""Imports modules of the nodes in a test's process, without ComfyUI."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ REPO = Path(__file__).parents[2]
 
 
 class Sets(Protocol):
-    """Puts modules into a table, as pytest's MonkeyPatch does."""
+    """An object that puts modules into a table, as pytest's MonkeyPatch does."""
 
     def setitem(self, dic: MutableMapping[str, ModuleType], name: str, value: ModuleType) -> None:
-        """Under this name."""
+        """Set `dic[name]` to `value`."""
 
 
 class ForGood:
-    """Leaves them there."""
+    """A patch that is never undone."""
 
     def setitem(self, dic: MutableMapping[str, ModuleType], name: str, value: ModuleType) -> None:
-        """Under this name."""
+        """Set `dic[name]` to `value`."""
         dic[name] = value
 
 
 def nodes_module(name: str, patch: Sets) -> ModuleType:
-    """A module of the nodes, without what their package imports, which is a whole ComfyUI; on this process's engine."""
+    """Import a module of the nodes without their package, which would import all of ComfyUI.
+
+    The module uses this process's `parallel_backend`.
+    """
     for package, path in (("pack", REPO), ("pack.nodes", REPO / "nodes")):
         patch.setitem(sys.modules, package, ModuleType(package))
         sys.modules[package].__path__ = [str(path)]

@@ -1,4 +1,4 @@
-"""A Python like this one, with all that is installed here, but another diffusers or none."""
+"""Creates a Python environment with the packages of this one, but with another diffusers or none."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ IMPORTED = "diffusers was imported"
 
 
 def python_with(folder: Path, diffusers: str) -> Path:
-    """The interpreter of a virtual environment made in `folder`.
+    """Create a virtual environment in `folder` and return its interpreter.
 
     Args:
-        diffusers: a version, which is one in name only and cannot be imported; empty for none.
+        diffusers: Version of a fake diffusers, which has metadata but fails when imported. Empty for none.
     """
     packages = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
     packages.mkdir(parents=True)
@@ -33,7 +33,7 @@ def python_with(folder: Path, diffusers: str) -> Path:
 
 
 def install_diffusers(python: Path) -> None:
-    """Put the one that is installed here into such an environment, in the place of what it has."""
+    """Replace the diffusers of an environment from `python_with` by the installed one."""
     (packages,) = python.parents[1].glob("lib/*/site-packages")
     for pretended in packages.glob("diffusers*"):
         shutil.rmtree(pretended) if pretended.is_dir() else pretended.unlink()

@@ -1,9 +1,9 @@
 """PipeFusion's staleness rule for FLUX in one process: an oracle that shares no code with the engine.
 
-ComfyUI's own FLUX blocks, samplers and CFG run here; only which keys a query sees is decided in this file. A model call
-is one evaluation of the model at one sigma. Calls of the first `warmup_steps` steps are whole and exact and fill the
-key/value cache of every block; every later call runs patch after patch, each writing its fresh keys and values into the
-cache before its queries attend to all of it.
+This file runs ComfyUI's own FLUX blocks, samplers and CFG, and decides only which keys a query attends to. A model call is one
+evaluation of the model at one sigma. Calls of the first `warmup_steps` steps are exact: they compute all tokens together and
+fill the key/value cache of every block. Every later call runs patch after patch. Each patch writes its fresh keys and values
+into the cache before its queries attend to all of the cache.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ import comfy.samplers  # noqa: E402
 from comfy.ldm.flux.math import apply_rope  # noqa: E402
 
 Prompt = tuple[Tensor, Tensor | None]
-"""Text embeddings [1 or batch, tokens, width] and the pooled output [1 or batch, width]."""
+"""Text embeddings `[1 or batch, tokens, width]` and the pooled output `[1 or batch, width]`."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """PipeFusion's rule; other values are the mutations that a comparison must be able to tell from it."""
+    """PipeFusion's rule. Other values are mutations that a comparison must be able to detect."""
 
     updates_cache: bool = True
-    """A patch leaves its fresh keys and values in the cache, for the patches and calls after it."""
+    """True if a patch leaves its fresh keys and values in the cache, for the patches and calls after it."""
     own_keys_fresh: bool = True
-    """A patch attends to its own fresh keys and values, not to its last call's."""
+    """True if a patch attends to its own fresh keys and values, false if to those of its last call."""
     text_once: bool = True
-    """Text is computed with patch 0 only, not again with every patch."""
+    """True if the text is computed with patch 0 only, false if with every patch."""
 
 
 PIPEFUSION = Rule()
 
 
 def load_model(tensors: dict[str, Tensor]) -> Any:
-    """ComfyUI's `model_base.Flux` in fp32 from a checkpoint in Black Forest Labs' keys (no prefix)."""
+    """Return ComfyUI's `model_base.Flux` in fp32 from a checkpoint in Black Forest Labs' keys, without prefix."""
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
     config = comfy.model_detection.model_config_from_unet(tensors, "")
     config.set_inference_dtype(torch.float32, None)
@@ -60,7 +60,7 @@ def load_model(tensors: dict[str, Tensor]) -> Any:
 
 
 def ksampler_sigmas(model: Any, steps: int, *, sampler: str, scheduler: str = "simple", denoise: float = 1.0) -> Tensor:
-    """The sigmas of ComfyUI's KSampler for a model of `load_model` (schnell's or dev's kind, by its checkpoint)."""
+    """Return the sigmas that ComfyUI's KSampler uses for a model of `load_model` (schnell or dev, by its checkpoint)."""
     patcher = SimpleNamespace(get_model_object=lambda name: getattr(model, name))
     return comfy.samplers.KSampler(
         patcher, steps, device="cpu", sampler=sampler, scheduler=scheduler, denoise=denoise
@@ -68,17 +68,17 @@ def ksampler_sigmas(model: Any, steps: int, *, sampler: str, scheduler: str = "s
 
 
 def process_out(latent: Tensor) -> Tensor:
-    """From the model's latent space to the one that SaveLatent writes."""
+    """Convert a latent from the model's latent space to the one that SaveLatent writes."""
     return comfy.latent_formats.Flux().process_out(latent)
 
 
 def patch_rows(rows: int, patches: int) -> list[range]:
-    """The token rows of each patch."""
+    """Return the token rows of each patch."""
     return [range(m * rows // patches, (m + 1) * rows // patches) for m in range(patches)]
 
 
 class Cache:
-    """Keys and values of all tokens (text, image, references) in every block, for one prompt."""
+    """The keys and values of all tokens (text, image, references) in every block, for one prompt."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -86,12 +86,12 @@ class Cache:
         self.values: dict[tuple[str, int], Tensor] = {}
         self.whole = True
         self.slots = torch.empty(0, dtype=torch.long)
-        """Where the chunk's last tokens belong; the tokens before those are idle."""
+        """Cache positions of the last tokens of the chunk; the tokens before those are idle."""
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, pe: Tensor, attn_mask: Tensor | None, extra_options: dict[str, Any]
     ) -> dict[str, Any]:
-        """ComfyUI's attn1_patch: what a block's attention gets instead of its chunk's own q, k, v [b, heads, n, d]."""
+        """Return the q, k and v `[b, heads, n, d]` that replace the chunk's own in a block (ComfyUI's attn1_patch)."""
         assert attn_mask is None
         block = (extra_options["block_type"], extra_options["block_index"])
         q, k = apply_rope(q, k, pe)
@@ -99,7 +99,7 @@ class Cache:
             self.keys[block], self.values[block] = k.clone(), v.clone()
             return {"q": q, "k": k, "v": v, "pe": None}
 
-        own_k, own_v = (part[:, :, -len(self.slots) :] for part in (k, v))  # not those of the idle text token
+        own_k, own_v = (part[:, :, -len(self.slots) :] for part in (k, v))  # without the idle text token's
         stale = self.keys[block], self.values[block]
         fresh = stale[0].index_copy(2, self.slots, own_k), stale[1].index_copy(2, self.slots, own_v)
         if self.rule.updates_cache:
@@ -109,7 +109,7 @@ class Cache:
 
 
 class Branch:
-    """One prompt's side of the model, with a cache of its own."""
+    """One guidance branch of the model (a prompt), with its own cache."""
 
     def __init__(
         self,
@@ -126,14 +126,14 @@ class Branch:
         self.guidance = None if guidance is None else torch.tensor([guidance])
         self.patches = patches
         self.rule = rule
-        self.references = [  # each in a plane of its own, as ComfyUI's method "index" places them
+        self.references = [  # each in its own plane, as ComfyUI's method "index" places references
             self.flux.process_img(latent, index=(1 + number) * self.flux.params.ref_index_scale)
             for number, latent in enumerate(references)
         ]
         self.cache = Cache(rule)
 
     def denoised(self, x: Tensor, sigma: Tensor, *, whole: bool) -> Tensor:
-        """One model call."""
+        """Return the denoised latent of one model call. If `whole`, compute all tokens together and exactly."""
         batch, _, height, width = x.shape
         rows, columns = math.ceil(height / 2), math.ceil(width / 2)
         if self.patches > rows:
@@ -161,11 +161,14 @@ class Branch:
         first: bool,
         whole: bool,
     ) -> Tensor:
-        """The velocity of some of all `image_tokens`; with the `first` go the text and the references."""
+        """Return the velocity of the chunk `tokens` of all `image_tokens`.
+
+        The `first` chunk also computes the text and the references.
+        """
         batch, own = image.shape[:2]
         length = self.context.shape[1]
         with_text = first or not self.rule.text_once
-        # ComfyUI's blocks fail without text: one token that nothing attends to stands in for none.
+        # ComfyUI's blocks fail without text: without it, pass one text token that nothing attends to.
         text = (self.context if with_text else self.context[:, :1]).expand(batch, -1, -1)
         slots = torch.arange(length + tokens.start, length + tokens.stop)
         slots = torch.cat((torch.arange(length), slots)) if with_text else slots
@@ -192,7 +195,7 @@ class Branch:
 
 
 class Guider:
-    """What ComfyUI's samplers take for a model: both branches and CFG."""
+    """A guider that ComfyUI's samplers call as their model: both branches and CFG."""
 
     def __init__(self, model: Any, positive: Branch, negative: Branch | None, cfg: float, warmup_steps: int) -> None:
         self.inner_model = model
@@ -203,7 +206,7 @@ class Guider:
         self.warmup_steps = warmup_steps
         self.step: int | None = None
         self.calls: list[int] = []
-        """The step of each model call so far."""
+        """The steps of the model calls so far, in order."""
 
     def __call__(self, x: Tensor, sigma: Tensor, model_options: dict[str, Any], seed: int | None = None) -> Tensor:
         if self.step is None:
@@ -223,7 +226,7 @@ class Guider:
 
     @contextmanager
     def steps_counted(self) -> Iterator[None]:
-        """While this is entered, `step` follows the loops over steps of ComfyUI's samplers."""
+        """Keep `step` equal to the step of ComfyUI's sampler loops inside this context."""
 
         def counted(steps: int, **_: Any) -> Iterable[int]:
             for self.step in range(steps):
@@ -254,28 +257,28 @@ def simulate(
     rule: Rule = PIPEFUSION,
     model: Any = None,
 ) -> Tensor:
-    """Denoise as KSampler does, with PipeFusion's staleness; the result is in the model's latent space.
+    """Denoise as KSampler does, with PipeFusion's staleness. The result is in the model's latent space.
 
     Args:
-        tensors: the checkpoint, in Black Forest Labs' keys.
-        noise: [batch, 16, height, width] of standard deviation 1; what `seed` does not decide.
-        sigmas: from `ksampler_sigmas`.
-        positive: the prompt.
-        negative: the other prompt; not needed when `cfg` is 1.
-        cfg: as in KSampler.
-        guidance: for dev's kind. 3.5 is what ComfyUI takes when the prompt has none; None leaves the embedding out.
-        sampler: ComfyUI's name. Those without a loop over steps (dpm_fast, dpm_adaptive) are refused.
-        seed: for the sampler's own noise.
-        patches: how many runs of token rows.
-        warmup_steps: how many steps are exact, at least one.
-        latent: what is denoised, in the model's latent space; nothing means zeros (an empty latent).
-        references: latents `[1, 16, height, width]` of reference pictures behind both prompts, by the method "index"; they
-            go with the first patch, as text does.
-        rule: PipeFusion's, or a mutation of it.
-        model: of `load_model`, when there is one already; `tensors` is then not looked at.
+        tensors: The checkpoint, in Black Forest Labs' keys.
+        noise: `[batch, 16, height, width]`, of standard deviation 1; `seed` does not affect it.
+        sigmas: Sigmas from `ksampler_sigmas`.
+        positive: The positive prompt.
+        negative: The negative prompt; not needed when `cfg` is 1.
+        cfg: The guidance scale, as in KSampler.
+        guidance: The guidance of dev models. ComfyUI uses 3.5 when the prompt has none; None leaves the embedding out.
+        sampler: ComfyUI's name of a sampler. Samplers without a loop over steps (dpm_fast, dpm_adaptive) are refused.
+        seed: The seed of the sampler's own noise.
+        patches: Number of patches, each a run of token rows.
+        warmup_steps: Number of exact steps, at least one.
+        latent: The latent to denoise, in the model's latent space; None means zeros (an empty latent).
+        references: Latents `[1, 16, height, width]` of reference pictures after both prompts, by the method "index". They go
+            with the first patch, as text does.
+        rule: PipeFusion's rule, or a mutation of it.
+        model: A model of `load_model`; `tensors` is then ignored.
 
     Raises:
-        ValueError: a missing negative prompt, no warm-up, more patches than token rows, or a sampler without steps.
+        ValueError: A missing negative prompt, no warm-up, more patches than token rows, or a sampler without steps.
     """
     if warmup_steps < 1:
         raise ValueError("The first step has no earlier keys: warmup_steps must be at least 1.")

@@ -1,4 +1,4 @@
-"""Plans on the CPU, and a measured machine, for tests."""
+"""Plans on the CPU and a measured machine, for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEASURED = Machine(
     host_bandwidth=2e10,
     kinds=("NVIDIA H100",) * 2,
 )
-"""Two H100 with P2P."""
+"""Measurements of a machine with two H100 and P2P."""
 
 
 def cpu_plan(
@@ -37,7 +37,7 @@ def cpu_plan(
     shares: tuple[int, ...] = (),
     head_chunks: int = 1,
 ) -> ResolvedPlan:
-    """A plan that can run, with as many CPU workers as its degrees need."""
+    """Return a plan that can run, with as many CPU workers as its degrees need."""
     ends = [blocks * stage // pipefusion for stage in range(pipefusion + 1)]
     return ResolvedPlan(
         devices=("cpu",) * (data * cfg * pipefusion * ring * ulysses),

@@ -1,4 +1,4 @@
-"""Programs of ComfyUI's samplers for runs without a ComfyUI around them, recorded in this process."""
+"""Records programs of ComfyUI's samplers in this process, for runs without a ComfyUI server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parallel_backend.denoise.program import Program, encoded
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.nodes_module import ForGood, nodes_module
 
-if "comfy.cli_args" not in sys.modules:  # where ComfyUI has been imported its switches are known
+if "comfy.cli_args" not in sys.modules:  # otherwise ComfyUI is imported already, with its switches set
     comfy_on_path()
 
 import comfy.model_sampling
@@ -23,7 +23,7 @@ import comfy.samplers
 
 
 class FlowSampling(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):  # type: ignore[misc]
-    """As ComfyUI builds it for flow models, with a shift, a multiplier of the time and a noise scale."""
+    """ComfyUI's sampling of a flow model, with a shift, a multiplier of the time and a noise scale."""
 
     def __init__(self, shift: float = 1.0, multiplier: float = 1.0, noise_scale: float = 1.0) -> None:
         settings = {"shift": shift, "multiplier": multiplier, "noise_scale": noise_scale}
@@ -31,16 +31,16 @@ class FlowSampling(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_s
 
 
 class NoiseSampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.EPS):  # type: ignore[misc]
-    """Diffusion that predicts noise, with ComfyUI's usual table of noise levels."""
+    """ComfyUI's sampling of a model that predicts noise, with the usual table of noise levels."""
 
 
 class VelocitySampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.V_PREDICTION):  # type: ignore[misc]
-    """The same, predicting v."""
+    """ComfyUI's sampling of a model that predicts v, with the usual table of noise levels."""
 
 
 @functools.cache
 def recording(module: str) -> ModuleType:
-    """A module of the nodes' recording."""
+    """Return a module of `nodes/model/recording`."""
     return nodes_module(f"model.recording.{module}", ForGood())
 
 
@@ -50,7 +50,7 @@ def _own_samplers() -> None:
 
 
 def guider_of(model_sampling: Any, cfg: float = 2.0) -> Any:
-    """One of ComfyUI's, of a model without a network."""
+    """Return a CFGGuider of ComfyUI's whose model has no network."""
     model = nn.Module()
     model.model_sampling, model.diffusion_model = model_sampling, nn.Module()  # type: ignore[assignment]
     guider = comfy.samplers.CFGGuider.__new__(comfy.samplers.CFGGuider)
@@ -70,7 +70,7 @@ def run_of(
     cfg: float = 2.0,
     model_options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What a SAMPLER_SAMPLE wrapper would be given of such a run."""
+    """Return a sampler run, as a SAMPLER_SAMPLE wrapper would receive it."""
     made = nodes_module("model.sampler_run", ForGood()).SamplerRun
     extra = {"model_options": dict(model_options or {"transformer_options": {}}), "seed": seed}
     return made(sampler, guider_of(model_sampling, cfg), sigmas, extra, x, x, mask)
@@ -85,7 +85,7 @@ def program_of(
     model_sampling: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> Program:
-    """The program of the sampler that KSampler's list calls so."""
+    """Record the sampler that KSampler lists as `name`, and return its program."""
     _own_samplers()
     sampler = comfy.samplers.ksampler(name, dict(options or {})) if options else comfy.samplers.sampler_object(name)
     run = run_of(sampler, model_sampling or FlowSampling(), sigmas, x, seed)
@@ -95,5 +95,5 @@ def program_of(
 
 
 def encoded_program(name: str, sigmas: Tensor, x: Tensor, **settings: Any) -> Tensor:
-    """The same, as a request's tensor."""
+    """Return the program of a sampler as a request's tensor."""
     return encoded(program_of(name, sigmas, torch.empty_like(x), **settings))

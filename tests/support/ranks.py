@@ -1,4 +1,4 @@
-"""Real ranks for tests, as the pack forks them to prove a model, with results of any kind."""
+"""Runs functions on real ranks in tests, forked as the pack does to prove a model, with results of any kind."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OnRank = Callable[[int], Any]
 
 
 def run_ranks(world_size: int, function: OnRank, timeout: float = TIMEOUT, *, joined: bool = True) -> list[Any]:
-    """`function(rank)` on every rank of a new gloo group, or of one that it makes; the results in rank order.
+    """Run `function(rank)` on every rank of a gloo group and return the results in rank order.
 
     Forking needs no import, so eight ranks are up in well under a second.
 
     Args:
-        joined: whether the ranks are a group when the function is called.
+        joined: True if the ranks form a new group before the function is called, false if the function makes the group.
     """
     (results,) = run_in_turn([(world_size, function)], timeout, joined=joined)
     return results
@@ -30,7 +30,7 @@ def run_ranks(world_size: int, function: OnRank, timeout: float = TIMEOUT, *, jo
 def run_in_turn(
     runs: Sequence[tuple[int, OnRank]], timeout: float = TIMEOUT, *, joined: bool = True
 ) -> list[list[Any]]:
-    """What `run_ranks` does for each world size and function, on ranks that are forked once for all of them."""
+    """Do as `run_ranks` for each world size and function, on ranks that are forked once for all of them."""
     works = [(size, functools.partial(_saved, function)) for size, function in runs]
     return [[_loaded(result) for result in results] for results in ranks.run_in_turn(works, timeout, joined=joined)]
 

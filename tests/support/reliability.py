@@ -1,4 +1,4 @@
-"""What the tests of faults show: of each fault how many cases held, their bound, and the longest time to an outcome."""
+"""A table of the fault tests: for each fault the number of cases, their time bound, and the longest time to an outcome."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class _Row:
 
 
 class Ledger:
-    """Filled by tests as their cases end; printed as a table at the end of the run (docs/measured/reliability.md has one)."""
+    """The ended cases of fault tests, printed as a table at the end of the run (docs/measured/reliability.md has one)."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str, str], _Row] = {}
 
     def held(self, through: str, fault: str, outcome: str, seconds: float, bound: float) -> None:
-        """Enter a case in which all is as promised, once its last check is done, if it was in time.
+        """Enter a case after its last check, with all promises kept. Assert that it was in time.
 
         Args:
-            through: what the faulty workers belonged to.
-            seconds: from the fault to the outcome, which may take `bound` at most.
+            through: The nodes or program to which the faulty workers belonged.
+            seconds: Seconds from the fault to the outcome, at most `bound`.
         """
         assert seconds <= bound, f"{fault}: {seconds:.1f} s instead of {bound:g} s"
         row = self._rows.setdefault((through, fault, outcome), _Row(bound))
@@ -33,7 +33,7 @@ class Ledger:
         row.longest = max(row.longest, seconds)
 
     def rows(self) -> list[tuple[str, str, str, float, int, float]]:
-        """All cases so far, for the ledger of another process."""
+        """Return all cases so far, for the ledger of another process."""
         return [(*key, row.bound, row.cases, row.longest) for key, row in self._rows.items()]
 
     def add(self, rows: Iterable[tuple[str, str, str, float, int, float]]) -> None:
@@ -44,7 +44,7 @@ class Ledger:
             row.longest = max(row.longest, longest)
 
     def table(self) -> str:
-        """In Markdown; empty if there was no case."""
+        """Return the table in Markdown, or an empty string if there was no case."""
         if not self._rows:
             return ""
         lines = ["| through | fault | outcome | cases | bound | longest |", "|---|---|---|---|---|---|"]

@@ -24,7 +24,7 @@ LOCAL = (
     ),
     *("sa_solver", "sa_solver_pece", "ddim", "uni_pc", "uni_pc_bh2"),
 )
-"""Those which treat every element of the latent for itself, so that the workers replay them."""
+"""Samplers that treat every element of the latent separately, so that the workers can replay them."""
 
 NOT_LOCAL = ("dpm_adaptive",)
-"""Those which do not."""
+"""Samplers that do not treat every element separately."""

@@ -1,7 +1,7 @@
-"""What the quick run takes of the tests.
+"""The selection of tests for the quick run.
 
-The quick run leaves out what is marked `thorough`, and says how much that is; `--all` takes it too. What proves what in
-which run is in tests/README.md.
+The quick run leaves out the tests marked `thorough` and reports their number; `--all` runs them too. tests/README.md says which
+run proves what.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import pytest
 thorough = pytest.mark.thorough
 
 Place = tuple[int, ...]
-"""A combination: for each parameter the index of its value."""
+"""A combination: for each parameter, the index of its value."""
 
 Pair = tuple[tuple[int, int], ...]
 """Two parameters, each with the index of a value."""
 
 
 def product(**values: Collection[object]) -> pytest.MarkDecorator:
-    """Parametrises a test with all combinations of its parameters' values, which may have names (a mapping).
+    """Parametrise a test with all combinations of its parameters' values. A mapping gives the values names.
 
-    For values that are independent: the quick run takes the diagonal, in which each value has its turn (the
-    first ones together, then the second ones, and so on; shorter lists begin again).
+    Use it for values that are independent. The quick run takes only the diagonal, in which each value appears: the first values
+    together, then the second ones, and so on. Shorter lists begin again.
     """
     return _parametrise(values, itertools.product(*(range(len(each)) for each in values.values())))
 
 
 def pairwise(**values: Collection[object]) -> pytest.MarkDecorator:
-    """The same with some combinations only, in which each two values of different parameters meet at least once.
+    """Parametrise a test with combinations in which each two values of different parameters meet at least once.
 
-    For parameters of which no three depend on one another: a fault that two of them make together is found.
+    Use it for parameters of which no three depend on one another: it finds every fault that two of them make together.
     """
     return _parametrise(values, _meetings([len(each) for each in values.values()]))
 
@@ -55,12 +55,12 @@ def _diagonal(lengths: list[int]) -> list[Place]:
 
 
 def _pairs(place: Mapping[int, int]) -> set[Pair]:
-    """What meets in a combination, or in part of one."""
+    """Return the pairs that meet in a combination, or in part of one."""
     return set(itertools.combinations(sorted(place.items()), 2))
 
 
 def _meetings(lengths: list[int]) -> list[Place]:
-    """The diagonal, and then for each pair that has not met a combination with as many others of those as there can be."""
+    """Return the diagonal, then a combination for each pair that has not met, with as many other unmet pairs as possible."""
     places = _diagonal(lengths)
     met = set[Pair]().union(*(_pairs(dict(enumerate(place))) for place in places))
     two = sorted(itertools.combinations(range(len(lengths)), 2), key=lambda pair: -lengths[pair[0]] * lengths[pair[1]])
@@ -71,7 +71,7 @@ def _meetings(lengths: list[int]) -> list[Place]:
                 continue
             for parameter, length in enumerate(lengths):
                 if parameter not in place:
-                    turn = [(index + len(places)) % length for index in range(length)]  # of equals, each has its turn
+                    turn = [(index + len(places)) % length for index in range(length)]  # ties go to each value in turn
                     place[parameter] = max(turn, key=lambda index: len(_pairs(place | {parameter: index}) - met))
             met |= _pairs(place)
             places.append(tuple(place[parameter] for parameter in range(len(lengths))))

@@ -1,4 +1,4 @@
-"""Sentences that the page tells in ComfyUI's language."""
+"""The sentences that the page shows in ComfyUI's language."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ VALUE = re.compile(r"\{\w+\}")
 
 
 def known(text: str, *lists: str) -> bool:
-    """Whether each sentence of a text is in one of these lists, looked for as web/sentences.js does."""
+    """Return True if each sentence of a text is in one of these lists, by the matching of web/sentences.js."""
     patterns = [".+?".join(map(re.escape, VALUE.split(english))) for name in lists for english in WORDS[name]]
     return all(any(re.fullmatch(each, part, re.S) for each in patterns) for part in re.split(r"(?<=\.)\s", text))

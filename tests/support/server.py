@@ -1,4 +1,4 @@
-"""What the tests' ComfyUI has in its folders."""
+"""The contents of the folders of the tests' ComfyUI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NARROW, NARROW_DEV = "narrow-schnell", "narrow-dev"
 
 
 OTHER_LENGTH = 45
-"""For a second text, where all that matters is that it is longer than the first."""
+"""Token count of a second text, which only has to be longer than the first."""
 
 
 def fill(server: ComfyUI) -> None:

@@ -1,4 +1,4 @@
-"""Tests in several processes at once (pytest-xdist): which stay together, and which begin first."""
+"""Groups of tests that stay in one process (pytest-xdist), and the order in which the groups begin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDERS = {
     "tests/page": PAGE,
     "tests/refusals": PAGE,
 }
-"""The groups of folders whose tests share a ComfyUI. Any other folder is a group of its own."""
+"""Groups of the folders whose tests share a ComfyUI. Any other folder is a group of its own."""
 
 FILES = {
     f"tests/{file}.py": name
@@ -56,32 +56,32 @@ FILES = {
     )
     for file in files
 }
-"""The groups of files that do not go with their folder, so that the groups take about as long as each other.
+"""Groups of the files that do not go with their folder, so that all groups take about as long.
 
-What ends its ComfyUI comes last in its group: no other has to be started.
+Files that end their ComfyUI come last in their group, so that no other ComfyUI has to start.
 """
 
 CLASSES = {"TestImages": MODELS, "TestVideos": MODELS, "TestSized": FEATURES}
-"""The groups of classes of tests that do not go with their file, after all files of the group: one has a ComfyUI of its own."""
+"""Groups of the test classes that do not go with their file. They run after all files; one has a ComfyUI of its own."""
 
 PLACES = [*FILES, *CLASSES]
 
 LONGEST = (FEATURES, MODELS, "tests/engine", PAGE, FAULTY, "tests/models", "tests/faults")
-"""The groups that begin first, so that the processes end at about the same time."""
+"""Groups that begin first, so that the processes end at about the same time."""
 
 LONGEST_OF_ALL = (FEATURES, "tests/faults", "tests/engine", FAULTY, PAGE, MODELS, "tests/models", "tests/machines")
-"""The same with --all, where hundreds of deaths take longest."""
+"""Groups that begin first with --all, in which hundreds of killed processes take longest."""
 
 
 def group(nodeid: str) -> str:
-    """A test's group."""
+    """Return the group of a test."""
     file, of_class = _file_and_class(nodeid)
     folder = file.rpartition("/")[0]
     return CLASSES.get(of_class) or FILES.get(file) or FOLDERS.get(folder, folder)
 
 
 def turn(nodeid: str, *, everything: bool) -> tuple[int, int]:
-    """What tests are sorted by: the place of the group, and that of the class or the file in it where it matters."""
+    """Return the sort key of a test: the rank of its group, then that of its class or file if the order matters."""
     name, (file, of_class) = group(nodeid), _file_and_class(nodeid)
     longest = LONGEST_OF_ALL if everything else LONGEST
     place = of_class if of_class in CLASSES else file
@@ -97,7 +97,7 @@ def _file_and_class(nodeid: str) -> tuple[str, str]:
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]
-    """Tests of one group run one after another in one process, so that what they share is started once."""
+    """A scheduler that runs the tests of one group one after another in one process, so that they share what they start."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group(nodeid)

@@ -1,4 +1,4 @@
-"""A copy of ComfyUI with a change by hand, and what it says."""
+"""A copy of ComfyUI with one edited file, and the message with which it refuses a graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def plain(steps: int = 3) -> Graph:
 
 
 def copied(folder: Path, file: str, before: str, after: str, **variables: str) -> ComfyUI:
-    """A ComfyUI with a file changed, and with verdicts of its own."""
+    """Copy ComfyUI and replace `before` by `after` in a file. The copy has its own cache of verdicts."""
     copy = folder / "ComfyUI"
     shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=shutil.ignore_patterns(".git", "__pycache__"))
     text = (copy / file).read_text()
@@ -29,7 +29,7 @@ def copied(folder: Path, file: str, before: str, after: str, **variables: str) -
 
 
 def said(server: ComfyUI, graph: Graph) -> str:
-    """What refuses a graph."""
+    """Return the message with which the server refuses a graph."""
     run = server.queue(graph, timeout=600)
     assert run.error is not None
     return run.error.exception_message

@@ -1,4 +1,4 @@
-"""A ComfyUI that reads classes and sizes from files, so that models run small whose sizes its detection takes for granted."""
+"""A ComfyUI that reads classes and sizes from files, so that small models run where its detection assumes full sizes."""
 
 from __future__ import annotations
 
@@ -56,16 +56,19 @@ def _with_sizes(self, sd=None, device=None, config=None, dtype=None, metadata=No
 
 VAE.__init__ = _with_sizes
 """
-"""What comes behind ComfyUI's `sd` for the sizes of VAEs."""
+"""Source that is appended to ComfyUI's `sd.py`, so that VAEs read their sizes from the file."""
 
 
 def sized_copy(folder: Path, **code: str) -> ComfyUI:
-    """The one at hand, copied into a folder; `code` comes behind the files of these names in its package, beside SIZES."""
+    """Copy the ComfyUI under test into a folder, with `SIZES`.
+
+    `code` is appended to the files of these names in its package.
+    """
     return copied(folder, {f"comfy/{file}.py": behind for file, behind in {"model_detection": SIZES, **code}.items()})
 
 
 def copied(folder: Path, code: Mapping[str, str]) -> ComfyUI:
-    """The one at hand, copied into a folder; `code` comes behind its files of these names."""
+    """Copy the ComfyUI under test into a folder. `code` is appended to its files of these names."""
     copy = folder / "ComfyUI"
     shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=shutil.ignore_patterns(".git", "__pycache__"))
     for file, behind in code.items():

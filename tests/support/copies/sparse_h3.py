@@ -1,7 +1,8 @@
-"""A ComfyUI whose MiniMax-H3 takes attention that is handed to its blocks, as from 0.36 on, and a node that hands it some.
+"""A ComfyUI whose MiniMax-H3 blocks accept injected attention, as from 0.36 on, and a node that injects some.
 
-The node is a stand-in for BlockSparseAttention, of the same shape: what stands in for a block hands it attention that projects
-rows a piece at a time, picks blocks of keys by what it kept of the step before, and sees video in cubes.
+The node is a stand-in for BlockSparseAttention, of the same shape. Its replacement of a block passes the block an attention
+function. That function projects rows a piece at a time, picks blocks of keys by the means kept from the last step, and orders
+video tokens in cubes.
 """
 
 from __future__ import annotations
@@ -236,7 +237,7 @@ NODE_CLASS_MAPPINGS["StandInSparseBlocks"] = StandInSparseBlocks
 
 
 def with_sparse_node(folder: Path) -> ComfyUI:
-    """The ComfyUI at hand, copied, with both."""
+    """Copy the ComfyUI under test, and add injected attention and the node."""
     server = copied(folder, {NODES: NODE, "nodes.py": GRAPH_NODE})
     file = folder / "ComfyUI" / MODEL
     file.write_text(edited(file.read_text()))
@@ -244,7 +245,7 @@ def with_sparse_node(folder: Path) -> ComfyUI:
 
 
 def edited(model: str) -> str:
-    """Return the model's source with blocks that take an attention function; each edit that it has already is skipped."""
+    """Return the model's source with blocks that take an attention function. Skip each edit that the source has already."""
     for has, before, after in (*EDITS, *(OPTIONAL_GATE if "gate_compress=" in model else GATE)):
         if has in model:
             continue

@@ -1,4 +1,4 @@
-"""ComfyUI's own page in a real browser: how it is opened, and what tests do in it."""
+"""Opens ComfyUI's own page in a real browser, and drives it for tests."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ ARGUMENTS = (
     "--disable-sync",
 )
 PATIENCE = 30_000
-"""Milliseconds for one thing to appear in the page."""
+"""Milliseconds to wait for one thing to appear in the page."""
 
 OPENING = 240_000
-"""Milliseconds for the whole page to come up, which is minutes of work where other programs run."""
+"""Milliseconds to wait for the page to open, which takes minutes on a busy machine."""
 
 POLLING = 100
-"""Milliseconds between two looks, where one waits; the default is each frame, which the CPU then draws."""
+"""Milliseconds between two checks of a condition. The default checks at each frame, which the CPU then draws."""
 
 READY = "window.app?.vueAppReady && app.graph.nodes.length && app.extensionManager.workflow.activeWorkflow"
-"""The page is up, with the default graph."""
+"""Condition in JavaScript that is true once the page is up with the default graph."""
 
 SET = "([name, value]) => app.extensionManager.setting.set(name, value)"
-"""Sets one of ComfyUI's settings."""
+"""JavaScript function that sets one of ComfyUI's settings."""
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser, which ends with the block."""
+    """Start a browser that ends with the block."""
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=os.environ["CHROMIUM"], args=ARGUMENTS)
@@ -50,15 +50,15 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, comfyui: ComfyUI, patience: int = PATIENCE) -> Iterator[Page]:
-    """ComfyUI's page as a new visitor has it, but without the greeting; nothing is fetched from anywhere else.
+    """Open ComfyUI's page as a new visitor has it, without the greeting. Block requests to any other server.
 
-    Nothing in it is waited for longer than `patience`, in milliseconds.
+    The page waits for nothing longer than `patience` milliseconds.
     """
     page = browser.new_page(viewport={"width": 1600, "height": 1000})
     page.set_default_timeout(patience)
     page.route(lambda url: not url.startswith(comfyui.url), lambda route: route.abort())
     page.request.post(f"{comfyui.url}/settings/Comfy.TutorialCompleted", data="true")
-    page.request.post(f"{comfyui.url}/settings/LiteGraph.Canvas.MaximumFps", data="10")  # drawn by the CPU
+    page.request.post(f"{comfyui.url}/settings/LiteGraph.Canvas.MaximumFps", data="10")  # the CPU draws the frames
     page.goto(comfyui.url, timeout=OPENING)
     page.wait_for_function(READY, polling=POLLING, timeout=OPENING)
     yield page
@@ -66,19 +66,18 @@ def opened(browser: Browser, comfyui: ComfyUI, patience: int = PATIENCE) -> Iter
 
 
 def press(thing: Locator) -> None:
-    """Click what is to be seen, in one turn of the page.
+    """Click a visible element with a single event.
 
-    ComfyUI draws its lists anew at any time, and one that is drawn anew between press and release of a mouse button
-    loses the click.
+    ComfyUI redraws its lists at any time. A real click is lost if the element is redrawn between press and release.
     """
     expect(thing).to_be_visible()
     thing.dispatch_event("click")
 
 
 def dismiss(page: Page) -> None:
-    """Take all messages off the screen."""
+    """Remove all messages from the screen and wait until they have faded out."""
     page.evaluate("app.extensionManager.toast.removeAll()")
-    page.wait_for_function("!document.querySelector('.p-toast-message')", polling=POLLING)  # they fade out
+    page.wait_for_function("!document.querySelector('.p-toast-message')", polling=POLLING)
 
 
 def open_graph(page: Page, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What the page shows: templates, badges, a template's workflow."""
+"""The contents of the page: templates, and badges of the loader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPRITES = "Sprites without a GPU"
 
 
 def template(name: str) -> dict[str, Any]:
-    """A template's graph."""
+    """Return a template's graph."""
     found: dict[str, Any] = json.loads((REPO / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
@@ -20,4 +20,4 @@ def template(name: str) -> dict[str, Any]:
 BADGES = """() => app.graph.nodes.find(n => n.type.startsWith("LoadParallel")).badges
     .map(badge => (typeof badge === "function" ? badge() : badge).text)"""
 SHOWN = "([badges, pattern]) => eval(badges)().some(text => new RegExp(pattern).test(text))"
-"""Whether the loader has a badge like that."""
+"""JavaScript function that returns true if a badge of the loader matches a pattern."""

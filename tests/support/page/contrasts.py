@@ -1,4 +1,4 @@
-"""How texts in the page stand out from what is behind them, as WCAG 2 counts it."""
+"""Measures the contrast of the page's texts against their background, as WCAG 2 defines it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CONTRASTS = """within => {
     }
     return found;
 }"""
-"""Each text within an element, and the tab's timeline's parts (by their class), with its contrast."""
+"""JavaScript function that returns the contrast of each text in an element, and of each part of the timeline (by class)."""
 
 LEGIBLE, VISIBLE = 4.5, 1.8
-"""The least contrast of a text, and of a part of a drawing."""
+"""Smallest allowed contrast of a text, and of a part of a drawing."""

@@ -1,4 +1,4 @@
-"""What a node says that a run came to."""
+"""Reads the outcome of a run that a node shows."""
 
 from __future__ import annotations
 

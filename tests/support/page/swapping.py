@@ -13,7 +13,7 @@ PROMPT = "app.graphToPrompt().then(({output}) => JSON.parse(JSON.stringify(outpu
 
 
 def tab(page: Page) -> Any:
-    """The tab's part with the loaders, which is opened."""
+    """Return the part of the tab with the loaders. Open the tab if it is closed."""
     if page.locator(".pp-panel").count() == 0:
         page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
     return page.locator(".pp-on-loaders")

@@ -1,4 +1,4 @@
-"""Files under the names that ComfyUI's own templates load: real headers without data, tiny VAEs, and what is no model."""
+"""Creates files with the names that ComfyUI's templates load: real headers without data, tiny VAEs, and files with no model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FOLDERS: Mapping[str, str] = {
     "CheckpointLoaderSimple": "checkpoints",
     "VAELoader": "vae",
 }
-"""Of the loaders whose files are put in place, where ComfyUI looks for them."""
+"""Loaders whose files are created, with the model folder where ComfyUI looks for those files."""
 
 UNETS: Mapping[str, str] = {"SD15": "sd15", "SDXL": "sdxl", "SDXLRefiner": "sdxl_refiner", "LotusD": "lotus"}
-"""Of the classes that run whole, the small models of them."""
+"""Classes that run unsharded, with the names of their small models."""
 
 
 def put_files(models: Path, graph: Mapping[str, Node]) -> None:
-    """Put the files of a template's loaders where there are none: of each class one, under all of its names."""
+    """Create the missing files of a template's loaders: one file for each class, linked under all of its names."""
     for node in graph.values():
         if node.kind in FOLDERS:
             path = models / FOLDERS[node.kind] / file_of(node.widgets).replace("\\", "/")
@@ -72,7 +72,7 @@ def _state_dict(model: str) -> Mapping[str, Tensor]:
 
 
 def _write_header(path: Path, state_dict: Mapping[str, Tensor], prefix: str) -> Path:
-    """A safetensors file without data, which is a hole in the disk."""
+    """Write a safetensors file without data, as a sparse file."""
     header: dict[str, Any] = {}
     end = 0
     for key, tensor in state_dict.items():

@@ -1,4 +1,4 @@
-"""Values of a workflow's fields."""
+"""Values of the widgets of a workflow's nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WIDGETS = ("COMBO", "INT", "FLOAT", "STRING", "BOOLEAN", DYNAMIC)
 
 
 def widgets_of(inputs: Mapping[str, Any], values: Iterator[Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """The inputs that are widgets, with a node's values for them in order; a choice may have widgets of its own."""
+    """Yield the inputs that are widgets, with a node's values in order. A dynamic choice may have widgets of its own."""
     for part in ("required", "optional"):
         for name, (kind, *options) in inputs.get(part, {}).items():
             given = options[0] if options else {}

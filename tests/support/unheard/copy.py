@@ -1,4 +1,4 @@
-"""A copy of ComfyUI that knows the class: its model file, how a file of it is detected, and what it is given."""
+"""A copy of ComfyUI with a made-up model class: its model file, its detection, and its inputs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ models.append(Unheard)
 
 
 def comfyui_with_it(folder: Path) -> ComfyUI:
-    """The ComfyUI at hand, copied into a folder, with the class."""
+    """Copy the ComfyUI under test into a folder, and add the made-up class."""
     server = copied(
         folder,
         {

@@ -1,4 +1,4 @@
-"""A model of videos: layers over text and video in one sequence, between which hints take turns that hear a sound."""
+"""A made-up video model: layers over text and video in one sequence, alternating with hint layers that attend to a sound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP = (1, 2, 2)
 
 
 class Layer(nn.Module):
-    """Attention to all tokens, behind a modulation."""
+    """A layer that attends to all tokens, after a modulation."""
 
     def __init__(self, width: int, heads: int, make: Any, settings: Mapping[str, Any]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Layer(nn.Module):
 
 
 class HintLayer(Layer):
-    """The same over the hint's tokens, which then hear the sound of their frame."""
+    """A layer over the tokens of the hint, which then attend to the sound of their frame."""
 
     def __init__(self, width: int, heads: int, make: Any, settings: Mapping[str, Any]) -> None:
         super().__init__(width, heads, make, settings)
@@ -68,7 +68,7 @@ class HintLayer(Layer):
 
 
 class Unheard(nn.Module):
-    """Behind every `every`-th layer comes a hint layer."""
+    """The model: a hint layer follows every `every`-th layer."""
 
     def __init__(
         self,
@@ -106,7 +106,13 @@ class Unheard(nn.Module):
         transformer_options: Any,
         **_: Any,
     ) -> Tensor:
-        """Of a video `[batch, 16, frames, height, width]`, a hint of its shape and a sound `[batch, frames, moments, 24]`."""
+        """Return the output for a video.
+
+        Args:
+            x: The video, `[batch, 16, frames, height, width]`.
+            hint: A tensor of the video's shape.
+            sound: `[batch, frames, moments, 24]`.
+        """
         video = self.embed_video(x)
         frames, rows, columns = video.shape[2:]
         video = video.flatten(2).transpose(1, 2)
