@@ -20,7 +20,7 @@ from tests.vae.comfy_vaes import save_comfy_vae
 
 TOLERANCE = 1e-5
 DIFFERENT = 1e-3
-"""What is to matter changes the picture by more than this."""
+"""Smallest relative difference by which a setting that must matter has to change the picture."""
 
 TOKENS = {"positive": 7, "negative": 4}
 FLUX1 = "tiny-schnell"
@@ -29,7 +29,7 @@ LATENTS = {
     FLUX1: node("EmptyLatentImage", width=72, height=104, batch_size=1),
     "flux2": node("EmptyFlux2LatentImage", width=112, height=80, batch_size=1),
     "wan": node("EmptyHunyuanLatentVideo", width=80, height=72, length=9, batch_size=1),
-    "vace": node("EmptyHunyuanLatentVideo", width=80, height=64, length=9, batch_size=1),  # it takes no odd latent
+    "vace": node("EmptyHunyuanLatentVideo", width=80, height=64, length=9, batch_size=1),  # VACE takes no odd latent
     "scail": node("EmptyHunyuanLatentVideo", width=80, height=64, length=9, batch_size=1),
     "s2v": node("EmptyHunyuanLatentVideo", width=80, height=64, length=9, batch_size=1),
     "dancer": node("EmptyHunyuanLatentVideo", width=96, height=64, length=9, batch_size=1),
@@ -65,7 +65,7 @@ LatentOf = Callable[[Graph], Tensor]
 
 
 def save_families(server: ComfyUI, *names: str) -> None:
-    """Write models and prompts for them."""
+    """Write the models and the prompts of these families."""
     for name in names:
         save_tiny(server.base_dir / "models" / "diffusion_models", name)
         for side, tokens in TOKENS.items():
@@ -74,13 +74,13 @@ def save_families(server: ComfyUI, *names: str) -> None:
 
 
 def save_latent(server: ComfyUI, name: str, *shape: int) -> None:
-    """Write a file for LoadLatent."""
+    """Write a latent file for LoadLatent."""
     tensors = {"latent_tensor": draw(*shape, seed=len(name)), "latent_format_version_0": torch.tensor([])}
     save_file(tensors, server.input_dir / f"{name}.latent")
 
 
 def graph_of(name: str, **settings: Any) -> Graph:
-    """The stock loader and KSampler, saved by the node "save"."""
+    """Return a graph with the stock loader and KSampler. The node "save" saves the latent."""
     sampler = {
         "sampler_name": "euler",
         "scheduler": "simple",
@@ -106,7 +106,10 @@ def graph_of(name: str, **settings: Any) -> Graph:
 
 
 def spread(graph: Graph, devices: str = "cpu:2", *, strict: bool = True, **plan: Any) -> Graph:
-    """The same on workers, by Parallel Sampler unless a stock sampler is to show what it does."""
+    """Return the graph with Load Parallel Diffusion Model.
+
+    Unless `strict` is false, Parallel Sampler replaces the KSampler: it refuses a run outside of the workers' loop.
+    """
     plan = {"devices": devices, "cfg": 0, "ulysses": 0, "ring": 0, "attention": "auto"} | plan
     loader = node("LoadParallelDiffusionModel", **graph["model"]["inputs"], plan=["plan", 0])
     sampler = graph["sampler"]
@@ -116,7 +119,7 @@ def spread(graph: Graph, devices: str = "cpu:2", *, strict: bool = True, **plan:
 
 
 def with_reference(graph: Graph, file: str, side: str = "positive") -> Graph:
-    """With one more reference latent on a side."""
+    """Return the graph with one more reference latent on a prompt (`side`)."""
     name = f"{side} with {file}"
     sampler = node(graph["sampler"]["class_type"], **graph["sampler"]["inputs"] | {side: [name, 0]})
     return graph | {
@@ -127,7 +130,10 @@ def with_reference(graph: Graph, file: str, side: str = "positive") -> Graph:
 
 
 def masked(graph: Graph, width: int, height: int, frames: int, of: str = "latent") -> Graph:
-    """With a mask on a latent that keeps its first frame; both are given in latent pixels."""
+    """Return the graph with a mask on the latent of node `of` that keeps its first frame.
+
+    `width` and `height` are in latent pixels, `frames` in latent frames.
+    """
     size = {"width": width, "height": height}
     graph = insert_after(graph, of, "SetLatentNoiseMask", "samples", mask=["mask", 0])
     return graph | {
@@ -139,7 +145,10 @@ def masked(graph: Graph, width: int, height: int, frames: int, of: str = "latent
 
 
 def with_guides(server: ComfyUI, graph: Graph, video: str, **last: Any) -> Graph:
-    """With pictures as LTXVAddGuide's guides at the beginning and the end of a video latent, the last one as it is told."""
+    """Return the graph with LTXVAddGuide pictures at the start and the end of a video latent.
+
+    `last` overrides inputs of the node that adds the last picture.
+    """
     save_comfy_vae(server.base_dir / "models" / "vae" / "guides-vae.safetensors", "ltx2")
     graph = copy.deepcopy(graph) | {
         "vae": node("VAELoader", vae_name="guides-vae.safetensors"),
@@ -158,7 +167,7 @@ def with_guides(server: ComfyUI, graph: Graph, video: str, **last: Any) -> Graph
 
 
 def with_tensors(server: ComfyUI, graph: Graph, name: str, tensors: Mapping[str, Tensor]) -> Graph:
-    """With these on both prompts, as nodes put them there that need a VAE or a vision model."""
+    """Return the graph with these tensors on both prompts, in place of nodes that need a VAE or a vision model."""
     save_file(dict(tensors), server.input_dir / f"{name}-given.safetensors")
     for side in TOKENS:
         graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-given.safetensors")

@@ -1,4 +1,4 @@
-"""What graphs of ComfyUI's own models are given beside their text."""
+"""Inputs besides text for graphs of ComfyUI's own models."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LATENTS = {
 
 TEXT = {"wide_qwen": 3584, "wide_z_image": 64, "wide_chroma": 4096}
 MATTERS = 10 * TOLERANCE
-"""What masks and references change is little, as there is but one block."""
+"""Smallest relative difference that masks and references must make. It is small because the models have only one block."""
 
 
 def graph_with(server: ComfyUI, name: str) -> Graph:
-    """The stock graph of a model, which is written with its prompts."""
+    """Write a model and its prompts, and return its stock graph."""
     save_tiny(server.base_dir / "models" / "diffusion_models", name)
     graph = graph_of("wan") | {"latent": LATENTS[name]}
     graph["model"]["inputs"]["unet_name"] = f"{name}.safetensors"

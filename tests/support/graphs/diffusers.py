@@ -1,4 +1,4 @@
-"""Graphs and files of CogVideoX and PixArt, and what a refused graph is told."""
+"""Graphs and files of CogVideoX and PixArt, and the error message of a refused graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED, STEPS, CFG = 7, 4, 6.0
 
 
 def family_graph(loader: str, model: str, prompts: str, latent: dict[str, Any], **settings: Any) -> Graph:
-    """A family's loader on two workers and KSampler, saved by the node "save"."""
+    """Return a graph with a family's loader on two workers and KSampler. The node "save" saves the latent."""
     sampler = {"sampler_name": "euler", "scheduler": "simple", "seed": SEED, "steps": STEPS, "cfg": CFG, "denoise": 1.0}
     return {
         "plan": node("ParallelPlan", devices="cpu:2", cfg=0, ulysses=0, ring=0, attention="auto"),
@@ -40,7 +40,10 @@ def family_graph(loader: str, model: str, prompts: str, latent: dict[str, Any], 
 
 
 def save_gguf(source: Path, path: Path, plain: Path) -> None:
-    """The blocks' matrices as Q8_0, where rows are long enough; their values go to `plain`."""
+    """Write a GGUF file with the blocks' matrices as Q8_0 if their rows are long enough.
+
+    The dequantised values go to the safetensors file `plain`.
+    """
     writer = gguf.GGUFWriter(path, "tiny")
     values: dict[str, Tensor] = {}
     for name, tensor in load_file(source).items():

@@ -1,4 +1,4 @@
-"""What CogVideoX and PixArt are checked for, each in its own file."""
+"""Checks that the tests of CogVideoX and of PixArt share."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ TOLERANCE = 1e-5
 SAMPLERS = ("euler_ancestral", "dpmpp_2m", "dpmpp_2m_sde", "dpmpp_3m_sde", "ddim", "lcm", "deis", "res_multistep")
 
 QUICK_SAMPLERS = ("cogvideox_dpm", "dpmpp_2m_sde", "heun")
-"""Each sampler by itself: tests/denoise/test_samplers.py."""
+"""Samplers of the quick run. tests/denoise/test_samplers.py tests each sampler separately."""
 
 WEIGHTS = [pytest.param("replicated", marks=thorough), "sharded"]
-"""What a LoRA is checked with."""
+"""Weight stores that a LoRA is checked with."""
 
 
 def samplers(*names: str) -> list[Any]:
@@ -34,7 +34,7 @@ def samplers(*names: str) -> list[Any]:
 
 
 def choosing(graph: Graph, unet_name: str) -> Graph:
-    """The graph with another file."""
+    """Return the graph with another model file."""
     loader = graph["model"]["inputs"] | {"unet_name": unet_name}
     return graph | {"model": node(graph["model"]["class_type"], **loader)}
 
@@ -44,20 +44,20 @@ def models_of(server: ComfyUI) -> Path:
 
 
 def save_other_model(server: ComfyUI) -> str:
-    """Write a model of neither family; its file."""
+    """Write a model of neither family, and return its file's name."""
     name = "flux-for-families.safetensors"
     save_flux(models_of(server) / name, single_blocks=1)
     return name
 
 
 def assert_folder(server: ComfyUI, latent_of: LatentOf, graph: Graph, folder: str) -> None:
-    """A diffusers folder of several files as the graph's file."""
+    """Assert that a diffusers folder of several files gives the same latent as the graph's file."""
     assert len(list((models_of(server) / folder).glob("*.safetensors"))) > 1
     assert relative_error(latent_of(choosing(graph, folder)), latent_of(graph)) <= TOLERANCE
 
 
 def assert_quantised(server: ComfyUI, latent_of: LatentOf, graph: Graph, name: str) -> None:
-    """As the file with the same values in fp32."""
+    """Assert that a GGUF file gives the same latent as a file with its dequantised values in fp32."""
     models = models_of(server)
     save_gguf(models / f"{name}.safetensors", models / f"{name}.gguf", models / f"{name}-values.safetensors")
     expected = latent_of(choosing(graph, f"{name}-values.safetensors"))
@@ -66,7 +66,10 @@ def assert_quantised(server: ComfyUI, latent_of: LatentOf, graph: Graph, name: s
 
 
 def assert_compiled(server: ComfyUI, graph: Graph, expected: Tensor) -> None:
-    """On CPUs cudagraphs is what is left of it without a recorder: the same graphs, run as they are."""
+    """Assert that compiled blocks give the expected latent.
+
+    On a CPU the backend cudagraphs has no recorder: it runs the same graphs uncompiled.
+    """
     graph["plan"]["inputs"]["devices"] = "cpu:1"
     run, log = queue_logged(server, insert_after_model(graph, "TorchCompileModel", backend="cudagraphs"))
     assert relative_error(saved_latent(server, run.check()), expected) <= TOLERANCE
@@ -83,7 +86,11 @@ def assert_lora(
     weights: str,
     prefix: str = "",
 ) -> None:
-    """As a file that has it in; `prefix` is before the layers' names in the graph's file."""
+    """Assert that a LoRA gives the same latent as a file with the LoRA merged in.
+
+    Args:
+        prefix: The prefix of the layers' names in the graph's file.
+    """
     models = server.base_dir / "models"
     graph["plan"]["inputs"] |= {"ulysses": 2, "weights": weights}
     merged = load_file(models / "diffusion_models" / f"{name}.safetensors")
@@ -102,9 +109,9 @@ def assert_lora(
 
 
 def assert_loop(server: ComfyUI, latent_of: LatentOf, graph: Graph) -> None:
-    """The loop in the workers as ComfyUI's with one forward a call."""
+    """Assert that the workers' loop gives the same latent as ComfyUI's loop with one forward per call."""
     stepped = graph | {
-        "cache": node(  # where it is to tell of each call, calls run one at a time
+        "cache": node(  # a verbose EasyCache reports each call, so the loop stays in ComfyUI
             "EasyCache", model=["model", 0], reuse_threshold=0.0, start_percent=1.0, end_percent=1.0, verbose=True
         )
     }

@@ -1,4 +1,4 @@
-"""For every kind of node that ComfyUI has and that takes part in sampling: a small graph with it, made from its description."""
+"""Builds a small graph with each kind of node of ComfyUI that takes part in sampling, from the node's description."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.support.server import NARROW_DEV
 
 SEED = 5200
 SIZES = {"width": 64, "height": 64, "length": 5, "batch_size": 1, "steps": 2}
-"""Inputs of these names, so that all is small."""
+"""Values for inputs of these names that keep the graphs small."""
 
 FILES = {
     "lora_name": "tiny-adapter.safetensors",
     "control_net_name": "tiny-xlabs.safetensors",
     "hypernetwork_name": "tiny.pt",
 }
-"""The same for files, which must be there."""
+"""Files for inputs of these names. The files must exist."""
 
 NODES: Graph = {
     "other": node("LoadConditioning", conditioning="cond-1.safetensors"),
@@ -35,13 +35,13 @@ NODES: Graph = {
     "camera": node("WanCameraEmbedding", camera_pose="Static", width=64, height=64, length=5),
     "objects": node("PackObjects"),
 }
-"""What gives the other inputs; ComfyUI runs those that are needed."""
+"""Nodes that feed the other inputs. ComfyUI runs only those that are needed."""
 
 OBJECTS = (
     "CLIP", "CLIP_VISION_OUTPUT", "STYLE_MODEL", "GLIGEN", "MODEL_PATCH", "LORA_MODEL", "AUDIO_ENCODER_OUTPUT", "AUDIO",
     "TRACKS"
 )  # fmt: skip
-"""What the node PackObjects gives, in its order."""
+"""Types of the outputs of the node PackObjects, in order."""
 
 SOURCES: dict[str, list[Any]] = {
     "MODEL": ["model", 0],
@@ -56,26 +56,26 @@ SOURCES: dict[str, list[Any]] = {
     "WAN_CAMERA_EMBEDDING": ["camera", 0],
     **{kind: ["objects", index] for index, kind in enumerate(OBJECTS)},
 }
-"""What an input of a type is connected to."""
+"""Links for the inputs of each type."""
 
 
 BLANK = {"INT": 0, "FLOAT": 0.0, "STRING": "", "BOOLEAN": False}
-"""Where nothing is told."""
+"""Values of inputs that have no default."""
 
 
 def plays_a_part(info: Mapping[str, Any]) -> bool:
-    """Whether a node takes and gives a MODEL or a CONDITIONING, or gives a GUIDER, a SAMPLER or SIGMAS."""
+    """Return True if a node takes and gives a MODEL or a CONDITIONING, or gives a GUIDER, a SAMPLER or SIGMAS."""
     given, taken = set(types_given(info)), {kind for _, kind, _, _ in inputs_of(info)}
     return bool(given & {"GUIDER", "SAMPLER", "SIGMAS"} or given & taken & {"MODEL", "CONDITIONING"})
 
 
 def types_given(info: Mapping[str, Any]) -> list[str]:
-    """The types of a node's outputs."""
+    """Return the types of a node's outputs."""
     return [kind if isinstance(kind, str) else "COMBO" for kind in info["output"]]
 
 
 def inputs_of(info: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any], bool]]:
-    """Name, type, options and whether it is needed, of each input."""
+    """Yield each input's name, type, options, and true if it is required."""
     for section in ("required", "optional"):
         for name, (kind, *options) in info["input"].get(section, {}).items():
             given = dict(options[0]) if options else {}
@@ -85,16 +85,16 @@ def inputs_of(info: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any
 
 
 def base_graph() -> Graph:
-    """Two steps of a model with guidance and cfg, on a latent of 8 x 8."""
+    """Return a graph with two steps of a model with guidance and cfg, on a latent of 8 x 8."""
     return copy.deepcopy(NODES) | ksampler_graph(NARROW_DEV, width=64, height=64, steps=2, cfg=2.0, seed=SEED)
 
 
 def family_graph(name: str, latent: dict[str, Any], vae: str, beside: bool) -> Graph:
-    """The same with one of tests/tiny_comfy's models and a VAE's file.
+    """Return the graph of `base_graph` with one of tests/support/tiny's models and a VAE's file.
 
     Args:
-        latent: the node that gives an empty one; another like it stands for what was made before.
-        beside: whether the prompts hold more than text, in files.
+        latent: The node that makes an empty latent. A second such node is used for inputs that take an earlier result.
+        beside: True if the prompts hold more than text, in files.
     """
     own = {
         "other": node("LoadConditioning", conditioning=f"{name}-negative.safetensors"),
@@ -109,7 +109,7 @@ def family_graph(name: str, latent: dict[str, Any], vae: str, beside: bool) -> G
 
 
 def with_custom_sampler(graph: Graph) -> Graph:
-    """The same with SamplerCustomAdvanced."""
+    """Return the graph with SamplerCustomAdvanced in place of KSampler."""
     sides = {side: [side, 0] for side in ("positive", "negative")}
     links = {name: [name, 0] for name in ("noise", "guider", "sigmas")}
     return graph | {
@@ -121,13 +121,17 @@ def with_custom_sampler(graph: Graph) -> Graph:
 
 
 def graph_with(name: str, info: Mapping[str, Any], given: Mapping[str, Any], base: Graph | None = None) -> Graph:
-    """A graph with one node of a kind in its place; `given` are the inputs that its description does not tell, None for one to
-    leave out.
+    """Return a graph with one node of the given kind where it takes part in the run.
 
-    With a `base`, of a model that the node is made for, what the node gives as a LATENT is sampled.
+    Args:
+        name: The node's class.
+        info: The node's description from ComfyUI's server.
+        given: Values of inputs that the description does not determine; None leaves an input out.
+        base: A graph of a model that the node is made for; the LATENT that the node gives is then sampled. Default:
+            `base_graph`.
 
     Raises:
-        ValueError: an input is of an unknown type and is not given.
+        ValueError: An input is of an unknown type and is not in `given`.
     """
     outputs = types_given(info)
     custom = {"GUIDER", "SAMPLER", "SIGMAS"} & set(outputs)
@@ -167,14 +171,14 @@ def graph_with(name: str, info: Mapping[str, Any], given: Mapping[str, Any], bas
 
 
 def _prompt(input_name: str, inputs: Mapping[str, Any]) -> list[Any]:
-    """The positive prompt first, then another one."""
+    """Return a link to the positive prompt first, then to another prompt."""
     if "negative" in input_name and ["negative", 0] not in inputs.values():
         return ["negative", 0]
     return ["other", 0] if ["positive", 0] in inputs.values() else ["positive", 0]
 
 
 def _put_in_place(graph: Graph, outputs: list[str]) -> None:
-    """Connect what the node "tried" gives."""
+    """Connect the outputs of the node "tried" to the nodes that take them."""
     if "MODEL" in outputs:
         for other in graph.values():
             for input_name, value in other["inputs"].items():

@@ -1,4 +1,4 @@
-"""What several families are checked for, each in its own file."""
+"""Checks that the tests of several families share."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from tests.support.selection import thorough
 
 
 def one_quick(plans: Collection[Any], quick: int) -> list[Any]:
-    """Plans of which the quick run takes one."""
+    """Return the plans as test parameters, of which the quick run takes only the one at index `quick`."""
     return [pytest.param(plan, marks=() if place == quick else thorough) for place, plan in enumerate(plans)]
 
 
 def assert_stock(latent_of: LatentOf, graph: Graph, *, strict: bool = True, **plan: Any) -> None:
-    """A graph on workers gives the stock loader's result."""
+    """Assert that a graph on workers gives the stock loader's result."""
     assert relative_error(latent_of(spread(graph, strict=strict, **plan)), latent_of(graph)) <= TOLERANCE
 
 
 def assert_matters_and_stock(latent_of: LatentOf, plain: Graph, graph: Graph, **plan: Any) -> None:
-    """The same, of a graph that gives another picture than a plain one."""
+    """Assert that a graph gives another picture than a plain one, and the stock result on workers."""
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
     assert_stock(latent_of, graph, **plan)
 
 
 def assert_references(latent_of: LatentOf, name: str, file: str) -> None:
-    """A reference picture, in the loop and with one forward a call."""
+    """Assert that a reference picture matters, and gives the stock result in the loop and with one forward per call."""
     graph = with_reference(graph_of(name, cfg=1.0), file)
     assert_matters_and_stock(latent_of, graph_of(name, cfg=1.0), graph)
     assert_stock(latent_of, step_by_step(graph), strict=False)

@@ -1,4 +1,4 @@
-"""The tests that files of families share: each split, a LoRA, what their own nodes bring, and a model's real width."""
+"""Tests that the families' files share: each split, a LoRA, the inputs of their own nodes, and a model's real width."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY
 
 Layers = Mapping[str, tuple[str, ...]]
-"""Of each family the layers that its LoRA changes, by the names in its file."""
+"""Layers that each family's LoRA changes, by the names in the family's file."""
 
 ONE_CALL = ("cosmos", "cosmos_i2v", "flow_rvs", "longcat")
-"""The families that run one model call at a time, which Parallel Sampler refuses."""
+"""Families that run one model call at a time, which Parallel Sampler refuses."""
 
 
 def job(name: str, steps: int = 2) -> Graph:
-    """A family's own, with what its prompts hold beside the text."""
+    """Return a family's graph, with the tensors that its prompts hold besides text."""
     graph = graph_of(name, steps=steps)
     for side, tokens in TOKENS.items():
         if TINY[name].extra(tokens):
@@ -48,10 +48,10 @@ def job(name: str, steps: int = 2) -> Graph:
 
 @dataclass(frozen=True)
 class Given:
-    """What a family's own nodes put beside its text: tensors on the prompts, a mask of the first frame, references.
+    """The inputs of a family's own nodes: tensors on the prompts, a mask of the first frame, reference latents.
 
-    `references` are the shapes of latents, `method` what ComfyUI's node says of where they are. The prompts of `sides` have
-    what is given.
+    `references` has the latents' shapes, and `method` is the input of the node that sets the references' positions. Only the
+    prompts of `sides` get the tensors and references.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Given:
     method: str = ""
 
     def graph(self, server: ComfyUI) -> Graph:
-        """The family's job with it."""
+        """Write the files and return the family's graph with these inputs."""
         graph = graph_of(self.name, steps=2)
         for side, tokens in TOKENS.items():
             tensors = {**TINY[self.name].extra(tokens), **(self.tensors if side in self.sides else {})}
@@ -101,7 +101,7 @@ def save_with_loras(server: ComfyUI, layers: Layers) -> None:
 
 
 def save_lora_of(server: ComfyUI, name: str, layers: tuple[str, ...]) -> None:
-    """Write a LoRA of a model that has been written."""
+    """Write a LoRA for a model file that exists already."""
     models = server.base_dir / "models"
     tensors = load_file(models / "diffusion_models" / f"{name}.safetensors")
     names = tuple(f"diffusion_model.{layer}" for layer in layers)
@@ -109,25 +109,25 @@ def save_lora_of(server: ComfyUI, name: str, layers: tuple[str, ...]) -> None:
 
 
 def assert_same(latent_of: LatentOf, name: str, split: str, graph: Graph) -> None:
-    """A family's job under a split gives the stock result."""
+    """Assert that a family's graph gives the stock result under a split."""
     assert_stock(latent_of, graph, strict=name not in ONE_CALL, **EVERY_SPLIT[split])
 
 
 def assert_real_width(comfyui: ComfyUI, latent_of: LatentOf, name: str) -> None:
-    """A model with one block of a kind or two, in fp8, of the width that ComfyUI takes it to have: hundreds of megabytes.
+    """Assert the stock result for a model of the real width, which ComfyUI assumes, with one or two blocks of a kind, in fp8.
 
-    In one step, as all weights are cast in each call.
+    The files take hundreds of megabytes. The graph has one step, because each call casts all weights.
     """
     save_with_prompts(comfyui, name)
     assert_same(latent_of, name, "ulysses 2", job(name, steps=1))
-    (comfyui.base_dir / "models" / "diffusion_models" / f"{name}.safetensors").unlink()  # some take a gigabyte
+    (comfyui.base_dir / "models" / "diffusion_models" / f"{name}.safetensors").unlink()  # some files take a gigabyte
 
 
 @thorough
 class Families:
-    """The tests of a family's models: each split but what is `refused`, and a LoRA.
+    """The tests of a family's models: a LoRA, and each split except those in `refused`.
 
-    What they are given changes the picture by more than `matters`.
+    The tested inputs must change the picture by more than `matters`.
     """
 
     layers: ClassVar[Layers]
@@ -157,7 +157,7 @@ class Families:
 
 
 class FamiliesGiven(Families):
-    """The same, and what is `given` beside the text."""
+    """The tests of `Families`, and tests of the inputs in `given`."""
 
     given: ClassVar[Mapping[str, Given]]
 
@@ -175,7 +175,7 @@ class FamiliesGiven(Families):
 
 
 class Sized:
-    """Tests in a ComfyUI that reads sizes from files, as it takes their models to be too large for a test."""
+    """Tests in a ComfyUI that reads sizes from files, for models whose assumed sizes are too large for a test."""
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -12,7 +12,7 @@ Graph = dict[str, Any]
 
 
 def node(class_type: str, **inputs: Any) -> dict[str, Any]:
-    """One node; a link is `["id", output]`."""
+    """Return a node. An input that is a link has the form `["id", output]`."""
     return {"class_type": class_type, "inputs": inputs}
 
 
@@ -31,7 +31,7 @@ def ksampler_graph(
     scheduler: str = "simple",
     denoise: float = 1.0,
 ) -> Graph:
-    """UNETLoader and KSampler on an empty latent, saved by the node "save"."""
+    """Return a graph with UNETLoader and KSampler on an empty latent. The node "save" saves the latent."""
     return {
         "model": node("UNETLoader", unet_name=f"{model}.safetensors", weight_dtype="default"),
         "positive": node("LoadConditioning", conditioning=f"{positive}.safetensors"),
@@ -55,7 +55,7 @@ def ksampler_graph(
 
 
 def parallel(graph: Graph, devices: str = "cpu:2", *, sampler: bool = False, **plan: Any) -> Graph:
-    """The same graph with the loader swapped, and the KSampler too if `sampler`."""
+    """Return the graph with Load Parallel FLUX as its loader, and with Parallel Sampler if `sampler`."""
     graph = copy.deepcopy(graph)
     graph["plan"] = node("ParallelPlan", **({"devices": devices, "ulysses": 0, "ring": 0, "attention": "auto"} | plan))
     graph["model"]["class_type"] = "LoadParallelFlux"
@@ -66,7 +66,7 @@ def parallel(graph: Graph, devices: str = "cpu:2", *, sampler: bool = False, **p
 
 
 def unplanned(graph: Graph, **settings: str) -> Graph:
-    """The same graph with the loader swapped, no plan, and what the page fills in of its settings."""
+    """Return the graph with Load Parallel FLUX as its loader, with no plan, and with settings as the page fills them in."""
     graph = copy.deepcopy(graph)
     graph["model"]["class_type"] = "LoadParallelFlux"
     graph["model"]["inputs"] |= settings
@@ -74,7 +74,7 @@ def unplanned(graph: Graph, **settings: str) -> Graph:
 
 
 def insert_after_model(graph: Graph, class_type: str, **inputs: Any) -> Graph:
-    """The graph with a MODEL-to-MODEL node put right behind the loader."""
+    """Return the graph with a MODEL-to-MODEL node directly after the loader."""
     graph = copy.deepcopy(graph)
     name = f"patch{sum(key.startswith('patch') for key in graph)}"
     for other in graph.values():
@@ -86,17 +86,17 @@ def insert_after_model(graph: Graph, class_type: str, **inputs: Any) -> Graph:
 
 
 UNKNOWN_WRAPPER = "the predict_noise wrapper unnamed"
-"""Why `step_by_step` graphs are not run by the workers' loop."""
+"""The reason why `step_by_step` graphs do not run in the workers' loop."""
 
 
 def step_by_step(graph: Graph) -> Graph:
-    """The graph with a node that changes nothing and that the workers' loop does not know: the cfg it has, once more."""
+    """Return the graph with a node that the workers' loop does not know and that changes nothing: the same cfg, set again."""
     cfg = graph["sampler"]["inputs"]["cfg"]
     return insert_after_model(graph, "CFGOverride", cfg=cfg, start_percent=0.0, end_percent=1.0)
 
 
 def insert_after(graph: Graph, source: str, class_type: str, input_name: str, **inputs: Any) -> Graph:
-    """The graph with a node put between the node `source` and all that takes its first output."""
+    """Return the graph with a node between the node `source` and all nodes that take its first output."""
     graph = copy.deepcopy(graph)
     name = f"{class_type} after {source}"
     for other in graph.values():
@@ -108,7 +108,7 @@ def insert_after(graph: Graph, source: str, class_type: str, input_name: str, **
 
 
 def controlled(graph: Graph, *, strength: float = 1.0, start: float = 0.0, end: float = 1.0, net: str = "net") -> Graph:
-    """The graph with the stock Apply ControlNet behind its prompts; it has the nodes `net` and "image"."""
+    """Return the graph with the stock Apply ControlNet after its prompts. The caller adds the nodes `net` and "image"."""
     graph = copy.deepcopy(graph)
     prompts = {side: graph["sampler"]["inputs"][side] for side in ("positive", "negative")}
     name = f"control by {net}"
@@ -126,7 +126,7 @@ def controlled(graph: Graph, *, strength: float = 1.0, start: float = 0.0, end: 
 
 
 def queue_logged(server: ComfyUI, graph: Graph, timeout: float = 300) -> tuple[QueuedRun, str]:
-    """Queue a graph; returns the run and what the server logged meanwhile."""
+    """Queue a graph. Return the run and the server's log of it."""
     before = len(server.log)
     run = server.queue(graph, timeout=timeout)
     return run, server.log[before:]
@@ -139,5 +139,5 @@ _WAY = re.compile(
 
 
 def ways(log: str) -> list[str]:
-    """How each denoise in a log ran: "loop", or what kept it out of the workers' loop."""
+    """Return for each denoise in a log "loop", or the reason why it did not run in the workers' loop."""
     return [match[1] or "loop" for match in _WAY.finditer(log)]

@@ -1,4 +1,4 @@
-"""Graphs of InfiniteTalk, and what it does not take."""
+"""Graphs of InfiniteTalk, and inputs that it refuses."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ WIDTH, BLOCKS = 640, 3
 
 
 def save_talk(server: ComfyUI) -> None:
-    """The files of `talking`."""
+    """Write the files of the graphs of `talking`."""
     save_families(server, "wan_talk")
     save_wan_vae(server.base_dir / "models" / "vae" / "talk-wan-vae.safetensors")
 
 
 def talking(**given: Any) -> Graph:
-    """With speech, or without where its strength is 0. At cfg 1, as ComfyUI's network takes one side alone."""
+    """Return a graph with speech; an `audio_scale` of 0 turns the speech off.
+
+    The graph has cfg 1, because ComfyUI's network takes one branch only.
+    """
     graph = graph_of("wan_talk", cfg=1.0, steps=2) | {
         "vae": node("VAELoader", vae_name="talk-wan-vae.safetensors"),
         "first": node("EmptyImage", width=80, height=80, batch_size=1, color=0x4080C0),
@@ -53,11 +56,11 @@ REFUSED: list[tuple[Graph, str]] = [
 
 
 def not_taken(changed: Graph) -> Graph:
-    """With another latent, or with other speech."""
+    """Return a parallel graph with another latent or another speech, which InfiniteTalk refuses."""
     graph = talking() | changed
     sampler = graph["sampler"]["inputs"]
     if "latent" in changed:
         sampler |= {"latent_image": ["latent", 0]}
-    if changed is LONGER:  # without the first frames' latent, which has the speech's length
+    if changed is LONGER:  # without the latent of the first frames, which has the speech's length
         sampler |= {"positive": ["positive", 0], "negative": ["negative", 0]}
     return spread(graph, strict=False)

@@ -28,17 +28,17 @@ LORA: dict[str, tuple[str, ...]] = {
         "diffusion_model.head.head",
     ),
 }
-"""Layers by trainers' names: parts of fused ones, whole fused ones, plain ones, and what is outside the blocks."""
+"""Layers by trainers' names: parts of fused layers, whole fused layers, plain layers, and layers outside of the blocks."""
 PARTS = {
     "transformer.transformer_blocks.0.attn.to_k": "double_blocks.0.img_attn.qkv",
     "diffusion_model.single_blocks.0.linear1_qkv": "single_blocks.0.linear1",
 }
-"""The layers that the parts belong to, whose inputs they have; what they give is three heads wide."""
+"""Fused layers that the parts in `LORA` belong to. A part has the same inputs; its outputs are three heads wide."""
 HIDDEN = 384
 
 
 def save_lora(path: Path, layers: tuple[str, ...], tensors: dict[str, Tensor]) -> None:
-    """Write a LoRA of rank 4, and a change of Wan's patch embedding, which is a convolution."""
+    """Write a LoRA of rank 4, and a change of Wan's patch embedding (a convolution)."""
     made: dict[str, Tensor] = {}
     for number, layer in enumerate(layers):
         rows, columns = tensors[f"{PARTS.get(layer, layer.removeprefix('diffusion_model.'))}.weight"].shape
@@ -53,7 +53,7 @@ def save_lora(path: Path, layers: tuple[str, ...], tensors: dict[str, Tensor]) -
 
 
 def with_lora(graph: Graph, name: str, strength: float) -> Graph:
-    """With the family's LoRA."""
+    """Return the graph with the family's LoRA."""
     return insert_after_model(
         graph, "LoraLoaderModelOnly", lora_name=f"{name}-lora.safetensors", strength_model=strength
     )

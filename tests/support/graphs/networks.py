@@ -1,4 +1,4 @@
-"""Graphs with networks beside a model's blocks."""
+"""Graphs with networks that run next to a model's blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ ANIMA = "anima"
 
 
 def anima_graphs(server: ComfyUI) -> tuple[Graph, Graph]:
-    """With two networks, one of which ends before the last step and one of which takes a mask, and without."""
+    """Return two graphs: with two LLLite networks, and without.
+
+    One network ends before the last step, and the other takes a mask.
+    """
     models = server.base_dir / "models"
     save_tiny(models / "diffusion_models", ANIMA)
     save_lllite(models / "model_patches" / "lllite.safetensors")
@@ -64,9 +67,9 @@ CHANGED: tuple[tuple[Graph, str], ...] = (
         "a model patch that is changed itself cannot be applied to a parallel MODEL: ",
     ),
 )
-"""What of a graph with networks is changed, and what is said of it."""
+"""Changes of a graph with networks, each with a part of the message that refuses it."""
 
 
 def change(patched: Graph, changed: Graph) -> Graph:
-    """A graph for the workers; what is replaced has another name there."""
+    """Return the parallel graph with these changes. The replaced nodes stay under the names "first" and "unchanged"."""
     return spread(patched | {"first": patched["image"], "unchanged": patched["lllite"]} | changed)

@@ -1,4 +1,4 @@
-"""Graphs with what another pack does to a MODEL, a GUIDER or a SAMPLER."""
+"""Graphs with changes by another pack to a MODEL, a GUIDER or a SAMPLER."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def basic() -> Graph:
 
 
 def custom(guider: dict[str, Any] | None = None, sampler: dict[str, Any] | None = None) -> Graph:
-    """SamplerCustomAdvanced, with the pack's guider or sampler."""
+    """Return a graph with SamplerCustomAdvanced, with the pack's guider or sampler."""
     sides = {"positive": ["positive", 0], "negative": ["negative", 0]}
     links = {name: [name, 0] for name in ("noise", "guider", "sigmas")}
     return basic() | {
@@ -32,7 +32,7 @@ def changed(kind: str) -> Graph:
 
 
 def changed_by_steps(kind: str) -> Graph:
-    """One model call at a time, by a MODEL for which ComfyUI answers a question of a step otherwise from time to time."""
+    """Return a graph that runs one model call at a time, on a MODEL for which some of ComfyUI's answers vary between steps."""
     return insert_after_model(changed(kind), "RescaleCFG", multiplier=0.7)
 
 
@@ -42,7 +42,7 @@ def guided(kind: str) -> Graph:
 
 
 def called_back(kind: str, turn: int = 0) -> Graph:
-    """A pack's own node that samples with a callback; another `turn` is another prompt, so that ComfyUI runs it again."""
+    """Return a graph with a pack's own node that samples with a callback. Another `turn` makes ComfyUI run the node again."""
     graph = basic()
     links = {name: graph["sampler"]["inputs"][name] for name in ("model", "positive", "negative", "latent_image")}
     return graph | {"sampler": node("PackCallback", **links, kind=kind, turn=turn)}
@@ -62,7 +62,7 @@ REFUSED = {
     "a clone for another GPU": "MultiGPU CFG Split",
     "a model of its own": "Replacing the diffusion model",
 }
-"""What is inside the diffusion model, where nothing reaches the workers."""
+"""Changes inside the diffusion model, which never reach the workers, with a part of the refusal of each."""
 
 REPLACED = {
     "a class of blocks": "comfy.ldm.flux.layers.SingleStreamBlock.forward",
@@ -72,4 +72,4 @@ REPLACED = {
     "torch's gelu": "torch.nn.functional.gelu",
     "a function in the middle of a run": "comfy.ldm.flux.layers.attention",
 }
-"""What the code of the diffusion model uses, each of which another pack's function changes the picture by."""
+"""Functions that the code of the diffusion model uses. Another pack replaces each by one that changes the picture."""

@@ -16,7 +16,7 @@ WHOLE = {
 
 
 def round_trip(prefix: str, between: dict[str, Any] | None = None) -> Graph:
-    """Loads "whole", lets a node change it and saves it; link ids: load, between, save."""
+    """Return a graph that loads "whole", lets a node change it, and saves it. The ids are load, between and save."""
     graph = {
         "load": node("LoadConditioning", conditioning="whole.safetensors"),
         "save": node("SaveConditioning", conditioning=["load", 0], filename_prefix=prefix),

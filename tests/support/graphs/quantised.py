@@ -12,17 +12,20 @@ from tests.support.graphs.flux import Graph
 from tests.support.latents import relative_error
 
 ROUNDED = ("int8", "int8_rows", "int8_convrot", "w4a4")
-"""Formats whose layers round what they are given: the last bit of an input decides how, and the next layers more so."""
+"""Formats whose layers round their inputs. The last bit of an input decides the rounding, and later layers amplify it."""
 LatentOf = Callable[[Graph], Tensor]
 
 
 def file_name(name: str, form: str) -> str:
-    """One that no other test writes: results are kept by graph, and a graph says only the name of its file."""
+    """Return a file name that no other test writes: results are cached by graph, and a graph has only the file's name."""
     return f"{name}-quantised-{form}.safetensors"
 
 
 def distance(latent_of: LatentOf, graph: Graph, exact: Graph, plan: dict[str, Any], form: str) -> None:
-    """What several ranks make of a graph is what the stock loader makes; rounded, it is no further from the exact one."""
+    """Assert that several ranks give the stock loader's result.
+
+    For a format that rounds, assert instead that the result is no further from the exact result than the stock one (by 1.5).
+    """
     ours, stock = latent_of(spread(graph, **plan)), latent_of(graph)
     error = relative_error(ours, stock)
     print(f"{form}: {error:.2g} from ComfyUI's", end=" ")

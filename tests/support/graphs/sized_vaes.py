@@ -1,4 +1,4 @@
-"""The tests of VAEs that ComfyUI takes to be too large for a test."""
+"""The tests of VAEs whose assumed sizes are too large for a test."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ class SizedVAE(Sized):
 
 
 class SizedVAEOfPictures(SizedVAE):
-    """The same of a family whose models are given a picture to begin with: of each the VAE that encodes it, and the node."""
+    """The tests of `SizedVAE`, and of models that start from a picture.
+
+    `pictures` maps each model to the VAE that encodes the picture and to the node that takes it.
+    """
 
     pictures: ClassVar[Mapping[str, tuple[str, dict[str, Any]]]]
 

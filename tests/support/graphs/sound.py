@@ -1,4 +1,4 @@
-"""Graphs of videos with sound, and the two latents that come of them."""
+"""Graphs of videos with sound, and the two latents that they save."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.latents import relative_error, saved_latent
 
 
 def sound_graph(name: str, **settings: Any) -> Graph:
-    """The stock graph; the nodes "save" and "save sound" write the two latents."""
+    """Return the stock graph. The nodes "save" and "save sound" write the two latents."""
     graph = graph_of(name, **settings) | {
         "apart": node("LTXVSeparateAVLatent", av_latent=["sampler", 0]),
         "save": node("SaveLatent", samples=["apart", 0], filename_prefix="video"),
@@ -35,7 +35,7 @@ def sound_graph(name: str, **settings: Any) -> Graph:
 
 
 def both(server: ComfyUI, graph: Graph) -> tuple[Tensor, Tensor, list[str]]:
-    """Video and sound, and how the workers ran it."""
+    """Run a graph. Return the latents of the video and of the sound, and the way each denoise ran (`ways`)."""
     run, log = queue_logged(server, graph)
     run.check()
     return saved_latent(server, run), saved_latent(server, run, "save sound"), ways(log)
@@ -72,11 +72,11 @@ SHOWN: Mapping[str, tuple[str, dict[str, Any]]] = {
         {"first_frame": ["other picture", 0], "last_frame": ["picture", 0]},
     ),
 }
-"""What ComfyUI's own nodes put before MiniMax-H3's video."""
+"""Nodes of ComfyUI that put content before MiniMax-H3's video, with their inputs."""
 
 
 def shown(what: str, **settings: Any) -> Graph:
-    """A job with it, beside the positive prompt."""
+    """Return a graph with one of `SHOWN` on the positive prompt."""
     graph = sound_graph("minimax", **{"steps": 2} | settings)
     class_type, inputs = SHOWN[what]
     size = {"width": 96, "height": 128, "length": 22}

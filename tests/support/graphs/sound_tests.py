@@ -1,4 +1,4 @@
-"""What the families of videos with sound are checked for, each in its own file: both are packed in one latent and compared."""
+"""Checks that the families of videos with sound share. Both latents are packed in one, and both are compared."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Stock = Callable[[Graph], tuple[Tensor, Tensor]]
 
 
 def stock_of(server: ComfyUI) -> Stock:
-    """What the stock loader gives, once for each graph."""
+    """Return a function that gives the stock loader's two latents of a graph, cached by graph."""
     done: dict[str, tuple[Tensor, Tensor]] = {}
 
     def get(graph: Graph) -> tuple[Tensor, Tensor]:
@@ -58,16 +58,16 @@ def stock_of(server: ComfyUI) -> Stock:
 
 
 def every_sampler(family: str) -> pytest.MarkDecorator:
-    """Of all samplers, both families and splits or stages some combinations, those of a family: `name` is the family."""
+    """Parametrise a test with a family's pairwise combinations of samplers and splits or stages; `name` is the family."""
     names, cases = pairwise(sampler=LOCAL, name=("minimax", "ltxav"), split=SPLITS_OR_STAGES).args
     return pytest.mark.parametrize(names, [case for case in cases if case.values[1] == family])
 
 
 def assert_sampler(server: ComfyUI, stock: Stock, name: str, sampler: str, split: Mapping[str, Any]) -> None:
-    """Noise is of both latents, packed in one.
+    """Assert the stock result for a sampler, whose noise covers both latents packed in one.
 
-    CFG++ adds what guidance gives at full weight in each step, and MiniMax-H3's sound is scaled by up to 4, so rounding of
-    2e-7 in a forward grows to 6e-6 at cfg 1.5, which is what it is made for, and in proportion to cfg.
+    CFG++ adds the guidance at full weight in each step, and MiniMax-H3's sound is scaled by up to 4. Rounding of 2e-7 in a
+    forward therefore grows to 6e-6 at cfg 1.5, the value that CFG++ is made for, and in proportion to cfg.
     """
     cfg = 1.5 if sampler.endswith("cfg_pp") else 2.5
     graph = sound_graph(name, sampler_name=sampler, steps=4, cfg=cfg)
@@ -75,7 +75,7 @@ def assert_sampler(server: ComfyUI, stock: Stock, name: str, sampler: str, split
 
 
 def assert_lora(server: ComfyUI, stock: Stock, name: str, plan: Mapping[str, Any]) -> None:
-    """One that changes both."""
+    """Assert the stock result with a LoRA that changes both video and sound."""
     plain = sound_graph(name, steps=2)
     graph = with_lora(plain, name, 0.8)
     expected = stock(graph)
@@ -95,7 +95,10 @@ def assert_one_forward_at_a_time(server: ComfyUI, stock: Stock, name: str) -> No
 def with_masked_sound(
     server: ComfyUI, name: str, video: tuple[int, ...], sound: tuple[int, ...], *, both_masked: bool
 ) -> tuple[Graph, Graph]:
-    """From latents of these shapes, and that with a part of the sound kept: with the video's first frame or without."""
+    """Return a graph from latents of these shapes, and the same graph with a part of the sound kept.
+
+    If `both_masked`, the second graph also keeps the video's first frame.
+    """
     save_latent(server, "kept-video", 1, *video)
     save_latent(server, "kept-sound", 1, *sound)
     plain = sound_graph(name, steps=2) | {
@@ -121,7 +124,11 @@ def packed(video: str, sound: str) -> Any:
 
 
 def assert_latent_is_refused(server: ComfyUI, name: str, latent: Any, said: str) -> None:
-    """Of a graph with latents to choose from: "video" and "sound" are LTX-2's, "two" and "two sounds" MiniMax-H3's."""
+    """Assert that a latent is refused with the message `said`.
+
+    The latent may link to these nodes of the graph: LTX-2's "video" and "sound", MiniMax-H3's "two" and "two sounds", "silent"
+    and "wan".
+    """
     save_families(server, name)
     save_latent(server, "ltxav-sound", 1, 8, 11, 16)
     shapes = {"silent": (1, 24, 2, 4, 4), "two": (2, 24, 2, 4, 4), "two sounds": (2, 32, 2, 9)}

@@ -1,4 +1,4 @@
-"""Splits and batches of models that run whole."""
+"""Splits and batches of models that run unsharded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SPLITS: Mapping[str, dict[str, Any]] = {
     "one worker": {"devices": "cpu:1"},
 }
 SIZE = {"width": 64, "height": 40}
-"""Pixels of a picture: 8 x 5 of a latent, which a scale makes 4 x 3."""
+"""Pixels of a picture: 8 x 5 in the latent, and 4 x 3 at the next scale."""
 
 
 def batched(graph: Graph, batch: int, size: Mapping[str, int] = SIZE) -> Graph:
-    """The same with so many pictures."""
+    """Return the graph with a batch of this size."""
     return graph | {"latent": node("EmptyLatentImage", **size, batch_size=batch)}

@@ -15,7 +15,7 @@ from tests.support.graphs.flux import node
 
 
 def decode(vae: str, latent: str, decoder: str = "VAEDecode", **inputs: Any) -> Graph:
-    """Load VAE and VAE Decode; the node "save" saves 32-bit floats."""
+    """Return a graph with Load VAE and VAE Decode. The node "save" saves 32-bit floats."""
     return {
         "vae": node("VAELoader", vae_name=f"{vae}.safetensors"),
         "latent": node("LoadLatent", latent=f"{latent}.latent"),
@@ -30,7 +30,7 @@ def saved(images: list[Any]) -> dict[str, Any]:
 
 
 def encode(vae: str, latent: str) -> Graph:
-    """The decoded pixels encoded again; decoding stays ComfyUI's when the graph is made parallel."""
+    """Return a graph that encodes the decoded pixels again. Decoding stays ComfyUI's in the parallel graph."""
     graph = decode(vae, latent) | {
         "vae for pixels": node("VAELoader", vae_name=f"{vae}.safetensors"),
         "encoded": node("VAEEncode", pixels=["pixels", 0], vae=["vae", 0]),
@@ -41,7 +41,7 @@ def encode(vae: str, latent: str) -> Graph:
 
 
 def parallel(graph: Graph, workers: int = 2, frame_batches: str = "comfyui") -> Graph:
-    """The same graph with the loader swapped."""
+    """Return the graph with Load Parallel VAE as its loader."""
     graph = copy.deepcopy(graph)
     graph["plan"] = node("ParallelPlan", devices=f"cpu:{workers}")
     graph["vae"]["class_type"] = "LoadParallelVAE"
@@ -50,7 +50,7 @@ def parallel(graph: Graph, workers: int = 2, frame_batches: str = "comfyui") -> 
 
 
 def pixels(server: ComfyUI, graph: Graph) -> Tensor:
-    """What a graph saved, `[frames, 3, height, width]`."""
+    """Return the pixels that a graph saved, `[frames, 3, height, width]`."""
     files = server.files(server.queue(graph, timeout=500).check(), "save")
     assert files
     pictures = []
@@ -65,7 +65,7 @@ def pixels(server: ComfyUI, graph: Graph) -> Tensor:
         green, blue, red = (torch.from_numpy(plane.copy()) for plane in planes)
         pictures.append(torch.stack((red, green, blue)))
     result = torch.stack(pictures)
-    assert 0.1 < result.mean() < 0.9  # not all clamped
+    assert 0.1 < result.mean() < 0.9  # most values are not clamped
     return result
 
 
@@ -88,4 +88,4 @@ FILES = {
         "lacks the tensor",
     ),
 }
-"""VAEs that are refused, with a part of the sentence."""
+"""Files of VAEs that are refused, each with a part of the message."""

@@ -1,4 +1,4 @@
-"""What the nodes of several families put beside a video's text."""
+"""Tensors that the nodes of several families add to a video's prompt."""
 
 from __future__ import annotations
 

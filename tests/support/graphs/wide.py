@@ -1,4 +1,4 @@
-"""Graphs of Qwen-Image, Z-Image and Chroma, whose real width ComfyUI takes for granted."""
+"""Graphs of Qwen-Image, Z-Image and Chroma, whose real width ComfyUI assumes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.support.tiny.models import draw
 
 TOKENS = 40
 SHOWN = {"positive": 25, "negative": 11}
-"""Of the text's tokens, where it is masked."""
+"""Number of the text's tokens that the mask keeps."""
 
 LATENT = node("EmptySD3LatentImage", width=112, height=80, batch_size=1)
 
 
 def save_wide_with_prompts(server: ComfyUI, name: str) -> None:
-    """Write a model and its prompts, masked and not."""
+    """Write a model and its prompts, with and without a mask."""
     save_wide(server.base_dir / "models" / "diffusion_models", name)
     for seed, (side, shown) in enumerate(SHOWN.items()):
         text = {"cond": draw(1, TOKENS, TEXT[name], seed=seed)}
@@ -32,7 +32,7 @@ def save_wide_with_prompts(server: ComfyUI, name: str) -> None:
 
 
 def wide(name: str, prompts: str = "", **settings: Any) -> Graph:
-    """A job of 35 tokens, which Z-Image pads."""
+    """Return the graph of a latent with 35 tokens, which Z-Image pads."""
     graph = graph_of("wan", **{"steps": 2, "seed": 8} | settings) | {"latent": LATENT}
     graph["model"]["inputs"]["unet_name"] = f"{name}.safetensors"
     for side in SHOWN:
