@@ -32,17 +32,17 @@ TYPES = MappingProxyType(
 
 
 def cogvideox(kind: str, **changes: Any) -> Any:
-    """A CogVideoXTransformer3DModel of a type, always the same."""
+    """Return a CogVideoXTransformer3DModel of a type, with the same weights at every call."""
     return randomise(CogVideoXTransformer3DModel(**(TYPES[kind] | changes)), seed=len(kind))
 
 
 def save_cogvideox(path: Path, kind: str, *, prefix: str = "", **changes: Any) -> Path:
-    """Write its checkpoint."""
+    """Write the checkpoint of a `cogvideox` model."""
     return save_model(path, cogvideox(kind, **changes).state_dict(), lambda name: prefix + comfy_name(name))
 
 
 def schedulers(kind: str) -> dict[str, Any]:
-    """CogVideoX's own schedulers by our samplers' names, as the models' scheduler_config.json sets them."""
+    """Return CogVideoX's own schedulers by our samplers' names, with the settings of the models' scheduler_config.json."""
     settings = {
         "beta_schedule": "scaled_linear",
         "clip_sample": False,

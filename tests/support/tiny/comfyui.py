@@ -25,7 +25,7 @@ from tests.support.tiny.unsharded import UNSHARDED
 
 
 def save_tiny(folder: Path, name: str, seed: int | None = None) -> Path:
-    """Write a family's model; by its name's length unless a seed is given."""
+    """Write a family's model. The default seed is the length of the name."""
     comfy_on_path()
     import comfy.ops
 
@@ -40,7 +40,7 @@ def save_tiny(folder: Path, name: str, seed: int | None = None) -> Path:
 
 
 def save_wide(folder: Path, name: str) -> Path:
-    """Write a model of one of the families whose width ComfyUI takes to be the real one: one block of a kind, in fp8."""
+    """Write a model of a family for which ComfyUI assumes the real width: one block of a kind, in fp8."""
     comfy_on_path()
     import comfy.ops
 
@@ -48,7 +48,7 @@ def save_wide(folder: Path, name: str) -> Path:
 
 
 def save_unread(folder: Path, name: str, **settings: Any) -> Path:
-    """Write such a model under the name `NAME-unread` for tests that read no weight."""
+    """Write a model of `WIDE` without data, named `NAME-unread`, for tests that read no weight."""
     comfy_on_path()
     import comfy.ops
 
@@ -56,7 +56,12 @@ def save_unread(folder: Path, name: str, **settings: Any) -> Path:
 
 
 def save_header(path: Path, model: Any, kind: str = "F8_E4M3", nbytes: int = 1) -> Path:
-    """Write a model in a type of safetensors, of fp8 if none is said, of whose weights no byte is on the disk."""
+    """Write a safetensors file of a model whose data is a hole in the file: no weight takes room on the disk.
+
+    Args:
+        kind: The dtype in the file's header.
+        nbytes: Bytes of one number of this dtype.
+    """
     header: dict[str, Any] = {}
     end = 0
     for key, tensor in model.state_dict().items():
@@ -69,14 +74,14 @@ def save_header(path: Path, model: Any, kind: str = "F8_E4M3", nbytes: int = 1) 
 
 
 def save_fp8(path: Path, model: Any, seed: int, prefix: str = "") -> Path:
-    """Write a model on the meta device with random weights in fp8, vectors in bf16.
+    """Write a model on the meta device with random weights in fp8, and vectors in bf16.
 
-    Its numbers are the same million again and again, as drawing hundreds of millions takes long.
+    The same million numbers repeat, because drawing hundreds of millions takes long.
 
     Args:
-        prefix: before the tensors' names.
+        prefix: The prefix of the tensors' names.
     """
-    drawn = draw(1_000_003, seed=seed)  # a prime, so that no two rows are alike
+    drawn = draw(1_000_003, seed=seed)  # a prime, so that no two rows are equal
     tensors: dict[str, Tensor] = {}
     for key, parameter in model.state_dict().items():
         count = parameter.numel()
@@ -99,7 +104,7 @@ WIDE: Mapping[str, Callable[..., Any]] = {
 
 
 FAMILIES = [import_module(f"{families.__name__}.{each.name}") for each in iter_modules(families.__path__)]
-"""The modules of the folder of families; one has no table, as its model is only made at its real width."""
+"""The modules of the families' folder. One has no table, because its model is only made at its real width."""
 
 TINY: Mapping[str, Tiny] = {
     **UNSHARDED,

@@ -1,4 +1,4 @@
-"""Random ControlNets in layouts that ComfyUI reads: FLUX's of XLabs and InstantX, Qwen-Image's, those of Stable Diffusion."""
+"""Random ControlNets in layouts that ComfyUI reads: XLabs' and InstantX's for FLUX, Qwen-Image's, and Stable Diffusion's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HINT_WIDTHS = (3, 16, 16, 16, 16, 16, 16, 16)
 
 
 def save_xlabs(path: Path, *, heads: int = 4, single_blocks: int = 1, seed: int = 0) -> Path:
-    """Write a ControlNet with one double block and `single_blocks` single ones."""
+    """Write a ControlNet with one double block and `single_blocks` single blocks."""
     generator = torch.Generator().manual_seed(seed)
     tensors = flux_tensors(heads=heads, single_blocks=single_blocks, seed=seed)
     hidden = heads * HEAD_DIM
@@ -42,7 +42,7 @@ def save_xlabs(path: Path, *, heads: int = 4, single_blocks: int = 1, seed: int 
 
 
 def save_instantx(path: Path, *, heads: int = 4) -> Path:
-    """Write a ControlNet of diffusers' class with one double and one single block; its hint is a latent."""
+    """Write a ControlNet of diffusers' class with one double block and one single block. Its hint is a latent."""
     model = FluxControlNetModel(
         in_channels=4 * CHANNELS,
         num_layers=1,
@@ -59,7 +59,7 @@ def save_instantx(path: Path, *, heads: int = 4) -> Path:
 
 
 def save_qwen(path: Path) -> Path:
-    """Write a ControlNet of one block for the wide Qwen-Image of tiny.comfyui, in InstantX's layout; its hint is a latent."""
+    """Write a ControlNet of one block for the wide Qwen-Image, in InstantX's layout. Its hint is a latent."""
     comfy_on_path()
     from comfy.ldm.qwen_image.controlnet import QwenImageControlNetModel
     from comfy.ops import disable_weight_init
@@ -69,7 +69,7 @@ def save_qwen(path: Path) -> Path:
 
 
 def save_sd3(path: Path) -> Path:
-    """Write a ControlNet of diffusers' class with one block for tests.support.tiny.comfyui's SD 3; its hint is a latent."""
+    """Write a ControlNet of diffusers' class with one block for the tiny SD 3. Its hint is a latent."""
     model = SD3ControlNetModel(
         sample_size=16,
         num_layers=1,
@@ -86,7 +86,7 @@ def save_sd3(path: Path) -> Path:
 
 
 def save_wan_vae(path: Path) -> Path:
-    """Write Qwen-Image's VAE, which is Wan's, with few channels."""
+    """Write Qwen-Image's VAE with few channels. The class is Wan's."""
     comfy_on_path()
     from comfy.ldm.wan.vae import WanVAE
 
@@ -103,11 +103,11 @@ SDXL: Mapping[str, Any] = {
     "transformer_depth": [0, 2, 5], "transformer_depth_middle": -1, "context_dim": 2048, "num_heads": -1,
     "num_head_channels": 64, "use_linear_in_transformer": True, "num_classes": "sequential", "adm_in_channels": 2816,
 }  # fmt: skip
-"""Of ControlNets for tests.support.tiny.comfyui's UNets of these names."""
+"""Sizes of ControlNets for the UNets of these names in tests.support.tiny.comfyui."""
 
 
 def save_of_unet(path: Path, sizes: Mapping[str, Any] = SD15) -> Path:
-    """Write a ControlNet for a UNet, in ComfyUI's own layout; its hint is the picture."""
+    """Write a ControlNet for a UNet, in ComfyUI's own layout. Its hint is the picture."""
     comfy_on_path()
     import comfy.ops
     from comfy.cldm.cldm import ControlNet
@@ -125,7 +125,7 @@ def save_of_unet(path: Path, sizes: Mapping[str, Any] = SD15) -> Path:
 
 
 def save_t2i_adapter(path: Path) -> Path:
-    """Write a T2I adapter for Stable Diffusion 1.5, which ComfyUI takes for a ControlNet, in its light form."""
+    """Write a light T2I adapter for Stable Diffusion 1.5, which ComfyUI loads as a ControlNet."""
     comfy_on_path()
     from comfy.t2i_adapter.adapter import Adapter_light
 

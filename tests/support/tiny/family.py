@@ -1,4 +1,4 @@
-"""A family of ComfyUI's models, small: how its model is made, and what it is given."""
+"""The description of a small model of ComfyUI's: its maker and its inputs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch
 from tests.support.tiny.models import draw
 
 HEADS = 3
-"""Odd, so that no even degree divides them."""
+"""Head count of the tiny models: odd, so that no even degree divides it."""
 
 ROPE = [8, 12, 12]
-"""The channels of a head of 32."""
+"""Channels of the rotary embedding's axes, for a head of 32."""
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """One family: how its model is made, and what it is given.
+    """The maker and the inputs of one family's small model.
 
-    `latent` is the shape of one batch item's latent without the batch; `text` the width of the text, `extra` what else a
-    prompt of so many tokens holds, by the keys of a CONDITIONING; `metadata` what the file says of itself. A text has as many
-    tokens as its side's, or `tokens`. A model on the meta device, which is of a width that ComfyUI takes for granted, is written
-    in fp8.
+    `latent` is the latent's shape without the batch, and `text` the width of the text. `extra` returns the other entries of a
+    prompt of a given token count, by a CONDITIONING's keys. `metadata` is the file's metadata. A text has `tokens` tokens, or
+    by default as many as its prompt asks for. A model on the meta device has the real width, which ComfyUI assumes, and is
+    written in fp8.
     """
 
     make: Callable[[Any, Any], Any]
@@ -37,7 +37,7 @@ class Tiny:
     tokens: int = 0
 
     def prompt(self, tokens: int, seed: int) -> list[list[Any]]:
-        """A CONDITIONING of random text."""
+        """Return a CONDITIONING of random text."""
         options: dict[str, Any] = dict(self.extra(tokens))
         if self.pooled:
             options["pooled_output"] = draw(1, self.pooled, seed=seed + 1)
@@ -49,7 +49,7 @@ def layer_settings(operations: Any, device: str = "cpu") -> dict[str, Any]:
 
 
 def of_class(path: str, device: str = "cpu", **sizes: Any) -> Callable[[Any, Any], Any]:
-    """What makes a class of `comfy.ldm` in these sizes."""
+    """Return a maker of a class of `comfy.ldm` with these sizes."""
     module, _, name = path.rpartition(".")
 
     def make(_: Any, operations: Any) -> Any:
@@ -59,10 +59,10 @@ def of_class(path: str, device: str = "cpu", **sizes: Any) -> Callable[[Any, Any
 
 
 def shown(tokens: int) -> Mapping[str, Any]:
-    """The mask of a text that is not padded."""
+    """Return the mask of a text without padding."""
     return {"attention_mask": torch.ones(1, tokens, dtype=torch.int64)}
 
 
 def padded(tokens: int) -> Mapping[str, Any]:
-    """The mask of a text whose last two tokens are padding."""
+    """Return the mask of a text whose last two tokens are padding."""
     return {"attention_mask": (torch.arange(tokens) < tokens - 2).long()[None]}

@@ -26,10 +26,12 @@ def flux_tensors(
     channels: int = CHANNELS,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """A checkpoint's tensors; weights are scaled so that activations stay near 1 and every part matters.
+    """Return a checkpoint's tensors. Weights are scaled so that activations stay near 1 and every part matters.
 
-    `channels` are embedded (Fill has 96); `prefix` begins every name;
-    `norm_scale` ends the names of the norms' scales ("weight" in files of ComfyUI's).
+    Args:
+        prefix: The prefix of all names.
+        norm_scale: The end of the names of the norms' scales ("weight" in files of ComfyUI's).
+        channels: Channels that are embedded (96 for Fill).
     """
     generator = torch.Generator().manual_seed(seed)
     h = heads * HEAD_DIM
@@ -70,7 +72,7 @@ def flux_tensors(
 
 
 def save_flux(path: Path, **settings: object) -> Path:
-    """Write a checkpoint; settings as for `flux_tensors`."""
+    """Write a checkpoint with the settings of `flux_tensors`."""
     save_file(flux_tensors(**settings), path)  # type: ignore[arg-type]
     return path
 

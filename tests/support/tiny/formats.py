@@ -1,4 +1,4 @@
-"""The tiny FLUX in every format that users have, and for GGUF the same values as plain safetensors."""
+"""The tiny FLUX in every format that users have. For GGUF, the same values also as plain safetensors."""
 
 from __future__ import annotations
 
@@ -32,11 +32,15 @@ HALVES = {
     Type.Q4_1: (0, 2),
     Type.Q4_0: (0,),
 }
-"""Where a block has its fp16 numbers; all other bytes may be anything."""
+"""Byte offsets of a block's fp16 numbers. All other bytes may have any value."""
 
 
 def random_blocks(kind: Type, rows: int, width: int, seed: int, size: float = 1.0) -> np.ndarray:
-    """Valid blocks of a type that the gguf package cannot make, `[rows, bytes]`; `size` is the fp16 numbers' size."""
+    """Return valid blocks `[rows, bytes]` of a type that the gguf package cannot quantise to.
+
+    Args:
+        size: The size of the fp16 numbers.
+    """
     generator = np.random.default_rng(seed)
     values, nbytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = generator.integers(0, 256, (rows * width // values, nbytes), dtype=np.uint8)
@@ -47,13 +51,13 @@ def random_blocks(kind: Type, rows: int, width: int, seed: int, size: float = 1.
 
 
 def save_fp8(path: Path, dtype: torch.dtype, **settings: object) -> Path:
-    """Every tensor as plain fp8."""
+    """Write the tiny FLUX with every tensor in plain fp8."""
     save_file({name: tensor.to(dtype) for name, tensor in flux_tensors(**settings).items()}, path)  # type: ignore[arg-type]
     return path
 
 
 def save_scaled(path: Path, form: str, dtype: torch.dtype = torch.float8_e4m3fn, **settings: object) -> Path:
-    """The tiny FLUX by `write_scaled`."""
+    """Write the tiny FLUX by `write_scaled`."""
     return write_scaled(path, flux_tensors(**settings), form, dtype)  # type: ignore[arg-type]
 
 
@@ -64,7 +68,12 @@ def write_scaled(
     dtype: torch.dtype = torch.float8_e4m3fn,
     more: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
-    """The blocks' matrices as scaled fp8, the rest in bf16. `form` is old, marks or metadata; `more` is metadata besides."""
+    """Write the blocks' matrices in scaled fp8 and the rest in bf16.
+
+    Args:
+        form: "old", "marks" or "metadata".
+        more: Further metadata of the file.
+    """
     tensors: dict[str, Tensor] = {}
     layers = {}
     for name, tensor in values.items():
@@ -90,7 +99,7 @@ def write_scaled(
 
 
 def save_gguf(path: Path, plain: Path, kind: Type, **settings: object) -> Path:
-    """The tiny FLUX by `quantise`."""
+    """Write the tiny FLUX by `quantise`."""
     return quantise(path, plain, kind, flux_tensors(**settings))  # type: ignore[arg-type]
 
 
@@ -101,9 +110,9 @@ def quantise(
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
-    """The blocks' matrices in a type of GGUF, the rest in fp32; their values go to `plain` as safetensors.
+    """Write the blocks' matrices in a type of GGUF and the rest in fp32. Write their values to `plain` as safetensors.
 
-    Rows that are no multiple of the type's blocks are Q8_0, as converters make them.
+    Rows whose length is no multiple of the type's block are Q8_0, as converters write them.
     """
     values: dict[str, Tensor] = {}
     stored: dict[str, tuple[np.ndarray, Type]] = {}
@@ -125,17 +134,17 @@ def quantise(
 
 
 FORMS = ("e4m3fn", "scaled fp8", "Q8_0")
-"""For models of any family: how the blocks' matrices are stored by `save_as`."""
+"""Formats of the blocks' matrices in `save_as`, for models of any family."""
 
 SCALE = 2.0**-7
-"""Of every scaled matrix, so that its rows may be anyone's."""
+"""Scale of every scaled matrix. It is the same for all, so that any matrix's rows can be merged or split."""
 
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def as_stored(module: M, form: str) -> M:
-    """The module of diffusers, with the values that its weights have once they are stored in a form, "" for fp32."""
+    """Round a diffusers module's weights to the values that a file of a form stores ("" for fp32). Return the module."""
     scale = SCALE if form == "scaled fp8" else 1.0
     for name, parameter in module.named_parameters():
         if form == "Q8_0" and _in_blocks(name, parameter):
@@ -147,7 +156,7 @@ def as_stored(module: M, form: str) -> M:
 
 
 def save_as(form: str, plain: Path) -> Path:
-    """A safetensors file of fp32 once more, with the blocks' matrices in a form."""
+    """Write a copy of an fp32 safetensors file with the blocks' matrices in a form."""
     path = plain.with_name(f"{plain.stem} {form}{'.gguf' if form == 'Q8_0' else '.safetensors'}")
     tensors = load_file(plain)
     if form == "Q8_0":
@@ -186,7 +195,7 @@ def _write_gguf(
 
 
 def save_sparse(path: Path, *, heads: int, single_blocks: int = 2) -> Path:
-    """A FLUX of zeros in bf16, as large as it should be but for the room on disk, which it does not take."""
+    """Write a FLUX of zeros in bf16 of the real size, as a sparse file that takes no room on the disk."""
     with FakeTensorMode():
         sizes = {
             name: tuple(each.shape) for name, each in flux_tensors(heads=heads, single_blocks=single_blocks).items()
@@ -204,7 +213,7 @@ def save_sparse(path: Path, *, heads: int, single_blocks: int = 2) -> Path:
 
 
 def save_diffusers(folder: Path, single: Path, *, shard: str = "10MB", heads: int = 4, seed: int = 0) -> Path:
-    """A folder as diffusers itself writes it, in several shards, and the same tensors in one file."""
+    """Write a folder of several shards with diffusers' own writer, and the same tensors to the file `single`."""
     from diffusers import FluxTransformer2DModel
 
     with torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""Random adapter files for the tiny FLUX checkpoints of two heads, in the key names that trainers write."""
+"""Random adapter files for the tiny FLUX checkpoints with two heads, in the key names that trainers write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BFL: Mapping[str, tuple[int, int]] = {
     "final_layer.adaLN_modulation.1": (2 * HIDDEN, HIDDEN),
     "final_layer.linear": (4 * CHANNELS, HIDDEN),
 }
-"""Linear layers in Black Forest Labs' names, `(rows, columns)`: ends, fused ones, and some of every block."""
+"""Linear layers `(rows, columns)` in Black Forest Labs' names: layers at the ends, fused layers, and some of every block."""
 
 DIFFUSERS: Mapping[str, tuple[int, int]] = {
     "x_embedder": (HIDDEN, 4 * CHANNELS),
@@ -42,7 +42,7 @@ DIFFUSERS: Mapping[str, tuple[int, int]] = {
     "single_transformer_blocks.1.proj_out": (HIDDEN, 5 * HIDDEN),
     "norm_out.linear": (2 * HIDDEN, HIDDEN),
 }
-"""The same in diffusers' names: parts of fused layers, and a layer whose halves ComfyUI swaps."""
+"""Linear layers in diffusers' names: parts of fused layers, and a layer whose halves ComfyUI swaps."""
 
 Random = Callable[..., Tensor]
 Make = Callable[[Random, int, int], dict[str, Tensor]]
@@ -65,7 +65,7 @@ def _peft(name: str) -> str:
 
 
 def _factors(draw: Random, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Their product is about as large as the weights."""
+    """Return two factors whose product is about as large as the weights."""
     return draw(rows, RANK), draw(RANK, columns) * 0.5 / columns**0.5
 
 
@@ -135,11 +135,11 @@ SCHEMES: Mapping[str, tuple[Callable[[str], str], Mapping[str, tuple[int, int]],
     "oft": (_kohya, BFL, _oft),
     "diff": (_bfl, BFL, _difference),
 }
-"""How each kind of file names its layers, which layers it has, and what it holds for each."""
+"""For each kind of adapter file: the function that names a layer, the layers, and the maker of a layer's tensors."""
 
 
 def adapter_tensors(scheme: str, seed: int = 0) -> dict[str, Tensor]:
-    """The tensors of an adapter file."""
+    """Return the tensors of an adapter file."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:

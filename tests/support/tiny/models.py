@@ -14,6 +14,6 @@ __all__ = ["draw", "randomise", "save_model"]
 
 
 def save_model(path: Path, tensors: dict[str, Tensor], rename: Callable[[str], str]) -> Path:
-    """Write tensors under other names."""
+    """Write tensors under new names."""
     save_file({rename(name): tensor.contiguous() for name, tensor in tensors.items()}, path)
     return path

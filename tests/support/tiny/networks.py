@@ -1,4 +1,4 @@
-"""Random networks that ComfyUI's model patches put beside a model's blocks."""
+"""Random networks that ComfyUI's model patches run next to a model's blocks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.models import randomise
 
 ANIMA = 256
-"""The width of tests.support.tiny.comfyui's Anima."""
+"""Width of the tiny Anima in tests.support.tiny.comfyui."""
 
 TARGETS = ("self_attn_q_proj", "self_attn_k_proj", "self_attn_v_proj", "cross_attn_q_proj", "mlp_layer1")
 
 
 def save_lllite(path: Path, *, width: int = ANIMA, masked: bool = False, seed: int = 0) -> Path:
-    """Write an LLLite for two blocks of tests.support.tiny.comfyui's Anima."""
+    """Write an LLLite for two blocks of the tiny Anima in tests.support.tiny.comfyui."""
     model, metadata = lllite_model(width, masked=masked, blocks=(0, 7), seed=seed)
     path.parent.mkdir(exist_ok=True)
     save_file(model.state_dict(), path, metadata)
@@ -27,7 +27,7 @@ def save_lllite(path: Path, *, width: int = ANIMA, masked: bool = False, seed: i
 
 
 def lllite_model(model_width: int, *, masked: bool, blocks: Sequence[int], seed: int = 0) -> tuple[Any, dict[str, str]]:
-    """An LLLite and its file's metadata; one that is `masked` takes a mask too and has no pooling of several widths."""
+    """Return an LLLite and its file's metadata. A `masked` LLLite also takes a mask, and has no pooling of several widths."""
     comfy_on_path()
     from comfy.ldm.anima.lllite import AnimaLLLite
     from comfy.ops import disable_weight_init

@@ -1,4 +1,4 @@
-"""Tiny PixArt-alpha: diffusers' own class with random weights, written with the original tensor names by ComfyUI's map."""
+"""Tiny PixArt-alpha: diffusers' own class with random weights, and the original tensor names by ComfyUI's key map."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ HEADS, HEAD_DIM, LAYERS = 16, 12, 3
 
 
 def pixart(*, micro_conditions: bool = True) -> Any:
-    """The PixArtTransformer2DModel, always the same; with micro-conditions it is of the 1024 type, without of the 512 type."""
+    """Return the PixArtTransformer2DModel, with the same weights at every call.
+
+    With micro-conditions the model is of the 1024 type, without of the 512 type.
+    """
     model = PixArtTransformer2DModel(
         num_attention_heads=HEADS,
         attention_head_dim=HEAD_DIM,
@@ -31,7 +34,7 @@ def pixart(*, micro_conditions: bool = True) -> Any:
 
 
 def save_pixart(path: Path, *, micro_conditions: bool = True, prefix: str = "") -> Path:
-    """Write its checkpoint."""
+    """Write the checkpoint of a `pixart` model."""
     comfy_on_path()
     import comfy.utils
 

@@ -1,4 +1,4 @@
-"""Quantised files as ComfyUI's own quantisers make them (comfy_kitchen)."""
+"""Quantised files in the formats of ComfyUI's own quantisers (comfy_kitchen)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ comfy_on_path()
 from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor  # noqa: E402
 
 GROUP = 64
-"""Values that ConvRot rotates together: a power of 4 that divides the tiny models' widths."""
+"""Number of values that ConvRot rotates together: a power of 4 that divides the tiny models' widths."""
 
 NEWER = "asym_w4a8_int8" in QUANT_ALGOS
-"""Whether ComfyUI is of version 0.33 at least."""
+"""True if ComfyUI is of version 0.33 or newer."""
 
 FORMATS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fp8": ("float8_e4m3fn", {"scale": "recalculate"}, {}),
@@ -40,7 +40,7 @@ FORMATS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     **({"w4a8": ("asym_w4a8_int8", {"convrot_groupsize": GROUP}, {"convrot_groupsize": GROUP})} if NEWER else {}),
     **({"nvfp4_smoothed": ("nvfp4", {}, {})} if "pre_quant_scale" in QUANT_ALGOS["nvfp4"]["parameters"] else {}),
 }
-"""ComfyUI's name of the format, what its quantiser is told, and what the mark says beside the name."""
+"""For each form: ComfyUI's name of the format, the quantiser's arguments, and the mark's entries besides the name."""
 
 
 def save_quantised(
@@ -50,7 +50,7 @@ def save_quantised(
     input_scale: float | None = None,
     metadata: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
-    """The blocks' matrices in a format, the rest as it is."""
+    """Write the blocks' matrices in a format, and the other tensors unchanged."""
     name, told, said = FORMATS[form]
     mark = torch.tensor(list(json.dumps({"format": name} | said).encode()), dtype=torch.uint8)
     stored: dict[str, Tensor] = {}

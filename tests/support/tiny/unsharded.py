@@ -1,4 +1,4 @@
-"""Random models of those of ComfyUI's classes that run whole, small enough for two CPU cores."""
+"""Random models of ComfyUI's classes that run unsharded, small enough for two CPU cores."""
 
 from __future__ import annotations
 
@@ -17,8 +17,15 @@ from tests.support.tiny.models import draw
 def unet(
     channels: int, depths: tuple[int, ...], heads: int = 64, latent: int = 4, **sizes: Any
 ) -> Callable[[Any, Any], Any]:
-    """A UNet with a transformer at each depth given, two at a scale of long ones, else one; `heads` are the features of one
-    head, or -1 where there are 8."""
+    """Return a maker of a UNet with a transformer of each given depth.
+
+    Args:
+        channels: Channels of the model.
+        depths: Depths of the transformers; with more than 3 there are two blocks at each scale, else one.
+        heads: Width of a head, or -1 for 8 heads.
+        latent: Channels of the input.
+        sizes: Further arguments of the UNet.
+    """
     blocks = 2 if len(depths) > 3 else 1
     counts = {"num_heads": 8, "num_head_channels": -1} if heads < 0 else {"num_heads": -1, "num_head_channels": heads}
     settings: dict[str, Any] = {
@@ -38,7 +45,7 @@ ACE: Mapping[str, Any] = {
     "max_width": 512,
     "lyric_encoder_vocab_size": 64,
 }
-"""The sizes of ACE-Step."""
+"""Sizes of ACE-Step."""
 
 
 def _lyrics(tokens: int) -> dict[str, Tensor]:
@@ -50,11 +57,11 @@ VIDEO_UNET: Mapping[str, Any] = {
     "video_kernel_size": [3, 1, 1], "use_temporal_resblock": True, "use_temporal_attention": True,
     "disable_temporal_crossattention": False,
 }  # fmt: skip
-"""What ComfyUI detects of Stable Video Diffusion."""
+"""Settings that ComfyUI detects for Stable Video Diffusion."""
 
 
 def sized(kind: str, path: str, sizes: Mapping[str, Any], *given: Any, **more: Any) -> Tiny:
-    """A class whose sizes ComfyUI takes for granted, for a copy of it that reads class and sizes from the file."""
+    """Return a model whose sizes ComfyUI assumes, for a copy of ComfyUI that reads class and sizes from the file."""
     metadata = {"class": kind, "sizes": json.dumps(sizes)}
     return replace(Tiny(of_class(path, **sizes), *given, **more), metadata=metadata)
 
@@ -121,7 +128,7 @@ TRELLIS2: Mapping[str, Any] = {
 
 
 def _words_of_two(tokens: int) -> dict[str, Tensor]:
-    """What HunyuanDiT takes beside its text: masks, and T5's text."""
+    """Return the inputs of HunyuanDiT besides its text: two masks and T5's text."""
     masks = {"attention_mask": torch.ones(1, 5), "attention_mask_mt5xl": (torch.arange(6) < tokens)[None].float()}
     return masks | {"conditioning_mt5xl": draw(1, 6, 64, seed=tokens)}
 
@@ -131,7 +138,7 @@ def _first_frame(tokens: int) -> dict[str, Tensor]:
 
 
 def _ids(tokens: int) -> dict[str, Tensor]:
-    """Words of a prompt, and the last token of one, which stands for the time."""
+    """Return the token ids of a prompt. The last id is the token that stands for the time."""
     return {"text_input_ids": torch.tensor([[*range(900, 900 + 3 * tokens), 151673]])}
 
 
@@ -140,7 +147,7 @@ def _song(tokens: int) -> dict[str, Tensor]:
 
 
 def unclip(width: int) -> Tiny:
-    """Stable Diffusion 2.1 that takes a picture's embedding, `width` with what says how noisy it is."""
+    """Return Stable Diffusion 2.1 that takes a picture's embedding. `width` includes the embedding of its noise level."""
     make = unet(
         320, (1, 1), context_dim=1024, use_linear_in_transformer=True, transformer_depth_middle=1, num_classes="sequential",
         adm_in_channels=width,
@@ -149,7 +156,7 @@ def unclip(width: int) -> Tiny:
 
 
 def video_unet(width: int) -> Tiny:
-    """A UNet whose frames are a batch; `width` is that of what says how it moves."""
+    """Return a UNet whose frames are a batch. `width` is the width of the embedding of the motion."""
     make = unet(
         320, (1, 1, 1, 1, 1, 1, 0, 0), latent=8, context_dim=1024, use_linear_in_transformer=True, transformer_depth_middle=1,
         num_classes="sequential", adm_in_channels=width, **VIDEO_UNET,
@@ -281,7 +288,7 @@ UNSHARDED: Mapping[str, Tiny] = {
         (4, 9, 14),
         768,
     ),
-    "wide_sdxl": Tiny(  # as published: 2.6 billion parameters
+    "wide_sdxl": Tiny(  # the published size: 2.6 billion parameters
         of_class(
             "modules.diffusionmodules.openaimodel.UNetModel",
             "meta",
@@ -308,7 +315,7 @@ UNSHARDED: Mapping[str, Tiny] = {
         2048,
         pooled=1280,
     ),
-    "sd15_scales": Tiny(  # FreeU goes by the width of a scale
+    "sd15_scales": Tiny(  # FreeU depends on the width of a scale
         unet(
             320,
             (1, 0),
@@ -388,7 +395,7 @@ UNSHARDED: Mapping[str, Tiny] = {
         (64, 37),
         1024,
     ),
-    "sdxl": Tiny(  # KOALA, which is SDXL with fewer blocks
+    "sdxl": Tiny(  # KOALA: SDXL with fewer blocks
         unet(
             320,
             (0, 2, 5),

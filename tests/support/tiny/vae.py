@@ -1,6 +1,6 @@
 """Random autoencoders small enough for two CPU cores, with the tensor names of their files.
 
-ComfyUI takes a CogVideoX VAE to have 128 to 512 channels, so files for its loader are of that size.
+ComfyUI assumes that a CogVideoX VAE has 128 to 512 channels, so files for its loader have that size.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ REAL = (128, 256, 256, 512)
 
 
 def cogvideox_vae_tensors(widths: tuple[int, ...] = SMALL, layers: int = 1, seed: int = 0) -> dict[str, Tensor]:
-    """A CogVideoX autoencoder's tensors."""
+    """Return the tensors of a CogVideoX autoencoder."""
     return random_weights(CogVideoXAutoencoder(CogVideoXAutoencoderConfig(widths, layers, 16)).module, seed)
 
 
 def save_cogvideox_vae(path: Path, dtype: torch.dtype = torch.float32, **settings: object) -> Path:
-    """Write a file; settings as for `cogvideox_vae_tensors`."""
+    """Write a file of an autoencoder with the settings of `cogvideox_vae_tensors`."""
     tensors = cogvideox_vae_tensors(**settings)  # type: ignore[arg-type]
     save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, path)
     return path
 
 
 def random_weights(module: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Weights that keep activations near 1 and make every part matter."""
+    """Return random weights that keep activations near 1 and make every part matter."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, parameter in module.named_parameters():
@@ -45,7 +45,7 @@ def random_weights(module: nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def decoded(autoencoder: Autoencoder, latent: Slab, schedule: str = "") -> Tensor:
-    """A picture, or all frames of a clip, whole on the first rank and nothing on the others. A collective."""
+    """Decode a latent to a picture or to all frames of a clip. Rank 0 returns all of it, other ranks nothing. A collective."""
     pieces: list[Tensor] = []
     autoencoder.decode(latent, schedule, lambda layers=1: None, lambda piece: pieces.append(piece.whole()))
     return torch.cat(pieces, dim=2)

@@ -1,4 +1,4 @@
-"""AuraFlow."""
+"""Tiny AuraFlow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.tiny.family import HEADS, Tiny, of_class
 
 AURAFLOW: dict[str, Any] = {"dim": HEADS * 32, "n_heads": HEADS, "global_conddim": 64}
-"""Sizes that ComfyUI takes for granted: the file says others, and families/conftest.py has a ComfyUI that reads them."""
+"""Sizes in the file's metadata. ComfyUI assumes other sizes; families/conftest.py has a ComfyUI that reads these."""
 
 
 TINY: Mapping[str, Tiny] = {

@@ -1,4 +1,4 @@
-"""Boogu."""
+"""Tiny Boogu."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BOOGU: dict[str, Any] = {
     "multiple_of": 64,
     "axes_dim_rope": ROPE,
 }
-"""Sizes that ComfyUI takes for granted: the file says others, and families/conftest.py has a ComfyUI that reads them."""
+"""Sizes in the file's metadata. ComfyUI assumes other sizes; families/conftest.py has a ComfyUI that reads these."""
 
 
 TINY: Mapping[str, Tiny] = {

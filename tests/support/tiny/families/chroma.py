@@ -1,4 +1,4 @@
-"""Chroma and Chroma Radiance."""
+"""Tiny Chroma and Chroma Radiance."""
 
 from __future__ import annotations
 

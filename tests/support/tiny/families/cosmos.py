@@ -1,4 +1,4 @@
-"""Cosmos Predict2 and Anima."""
+"""Tiny Cosmos Predict2 and Anima."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.tiny.family import Tiny, layer_settings
 
 
 def _anima(_: Any, operations: Any) -> Any:
-    """Whose text adapter alone is wide."""
+    """Return an Anima, in which only the text adapter has its real width."""
     from comfy.ldm.anima.model import Anima
 
     return Anima(
@@ -22,7 +22,7 @@ def _anima(_: Any, operations: Any) -> Any:
 
 
 def _cosmos(channels: int) -> Callable[[Any, Any], Any]:
-    """Of ten blocks and sixteen heads, which ComfyUI takes those of an unknown width to have."""
+    """Return a maker of a Cosmos with ten blocks and sixteen heads, as ComfyUI assumes for an unknown width."""
 
     def make(_: Any, operations: Any) -> Any:
         from comfy.ldm.cosmos.predict2 import MiniTrainDIT
@@ -37,7 +37,7 @@ def _cosmos(channels: int) -> Callable[[Any, Any], Any]:
 
 
 def _words(tokens: int) -> Mapping[str, Any]:
-    """What Anima's adapter puts in the place of the text: words of another vocabulary, and what each weighs."""
+    """Return the inputs that Anima's adapter uses in place of the text: token ids of another vocabulary, and their weights."""
     return {"t5xxl_ids": torch.arange(tokens) + 5, "t5xxl_weights": torch.linspace(0.5, 1.5, tokens)}
 
 

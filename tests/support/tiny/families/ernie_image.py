@@ -1,4 +1,4 @@
-"""ERNIE-Image."""
+"""Tiny ERNIE-Image."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ERNIE: dict[str, Any] = {
     "text_in_dim": 48,
     "rope_axes_dim": ROPE,
 }
-"""Sizes that ComfyUI takes for granted: the file says others, and families/conftest.py has a ComfyUI that reads them."""
+"""Sizes in the file's metadata. ComfyUI assumes other sizes; families/conftest.py has a ComfyUI that reads these."""
 
 
 TINY: Mapping[str, Tiny] = {

@@ -1,4 +1,4 @@
-"""FLUX.2, LongCat-Image and Ovis, which are of FLUX's class."""
+"""Tiny FLUX.2, LongCat-Image and Ovis, which use FLUX's class."""
 
 from __future__ import annotations
 

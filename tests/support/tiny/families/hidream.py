@@ -1,4 +1,4 @@
-"""HiDream."""
+"""Tiny HiDream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HIDREAM: dict[str, Any] = {
     "num_single_layers": 2,
     "llama_layers": [0, 2, 1, 2],
 }
-"""Sizes that ComfyUI takes for granted: the file says others, and families/conftest.py has a ComfyUI that reads them."""
+"""Sizes in the file's metadata. ComfyUI assumes other sizes; families/conftest.py has a ComfyUI that reads these."""
 
 
 TINY: Mapping[str, Tiny] = {

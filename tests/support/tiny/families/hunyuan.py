@@ -1,4 +1,4 @@
-"""HunyuanVideo, HunyuanImage and its refiner."""
+"""Tiny HunyuanVideo, HunyuanImage and its refiner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAYERS = (
     "txt_in.individual_token_refiner.blocks.0.self_attn.qkv",
     "final_layer.linear",
 )
-"""What a LoRA changes of each."""
+"""Layers that each model's LoRA changes."""
 
 
 def _hunyuan(channels: int = 16, **sizes: Any) -> Callable[[Any, Any], Any]:

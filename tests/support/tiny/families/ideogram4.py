@@ -1,4 +1,4 @@
-"""Ideogram 4."""
+"""Tiny Ideogram 4."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDEOGRAM: dict[str, Any] = {
     "llm_features_dim": 48,
     "mrope_section": [6, 5, 5],
 }
-"""Sizes that ComfyUI takes for granted: the file says others, and families/conftest.py has a ComfyUI that reads them."""
+"""Sizes in the file's metadata. ComfyUI assumes other sizes; families/conftest.py has a ComfyUI that reads these."""
 
 
 TINY: Mapping[str, Tiny] = {

@@ -1,4 +1,4 @@
-"""JoyImage."""
+"""Tiny JoyImage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kandinsky 5, for videos and pictures."""
+"""Tiny Kandinsky 5, for videos and pictures."""
 
 from __future__ import annotations
 

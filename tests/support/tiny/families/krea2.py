@@ -1,4 +1,4 @@
-"""Krea 2."""
+"""Tiny Krea 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lens."""
+"""Tiny Lens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LTX-Video, LTX-2 and LTX-2.3."""
+"""Tiny LTX-Video, LTX-2 and LTX-2.3."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LTXV: dict[str, Any] = {
     "num_layers": 2,
     "causal_temporal_positioning": True,
 }
-"""What a file of LTX-Video says of itself in its metadata."""
+"""Sizes in the metadata of a file of LTX-Video."""
 
 
 LTXAV = {
@@ -32,7 +32,7 @@ LTXAV = {
     "connector_num_attention_heads": 3,
     "audio_connector_num_attention_heads": 3,
 }
-"""The same of LTX-2."""
+"""Sizes in the metadata of a file of LTX-2."""
 
 
 LTXAV23 = LTXAV | {
@@ -46,7 +46,7 @@ LTXAV23 = LTXAV | {
     "connector_attention_head_dim": 32,
     "connector_num_attention_heads": 4,
 }
-"""The same for LTX-2.3, whose text has the widths of the video's and of the sound's."""
+"""Sizes in the metadata of a file of LTX-2.3. Its text joins the widths of the video's text and of the sound's."""
 
 
 def _ltxav(config: Mapping[str, Any], text: int) -> Tiny:

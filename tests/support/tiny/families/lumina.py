@@ -1,4 +1,4 @@
-"""Lumina 2 and Z-Image."""
+"""Tiny Lumina 2 and Z-Image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MageFlow."""
+"""Tiny MageFlow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.tiny.family import HEADS, ROPE, Tiny, of_class
 
 MAGE_FLOW: dict[str, Any] = {"num_attention_heads": HEADS, "attention_head_dim": 32, "axes_dims_rope": ROPE}
-"""Sizes that ComfyUI takes for granted: the file says others, and families/conftest.py has a ComfyUI that reads them."""
+"""Sizes in the file's metadata. ComfyUI assumes other sizes; families/conftest.py has a ComfyUI that reads these."""
 
 
 TINY: Mapping[str, Tiny] = {

@@ -1,4 +1,4 @@
-"""MiniMax-H3."""
+"""Tiny MiniMax-H3."""
 
 from __future__ import annotations
 

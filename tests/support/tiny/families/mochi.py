@@ -1,4 +1,4 @@
-"""Mochi."""
+"""Tiny Mochi."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MOCHI: dict[str, Any] = {
     "hidden_size_y": 48,
     "depth": 3,
     "num_heads": HEADS,
-    "mlp_ratio_x": 128.0,  # its class insists on the width inside its feed-forward layers
+    "mlp_ratio_x": 128.0,  # the class requires this width in its feed-forward layers
     "mlp_ratio_y": 2.0,
 }
-"""Sizes that ComfyUI takes for granted: the file says others, and families/conftest.py has a ComfyUI that reads them."""
+"""Sizes in the file's metadata. ComfyUI assumes other sizes; families/conftest.py has a ComfyUI that reads these."""
 
 
 def _mochi(_: Any, operations: Any) -> Any:

@@ -1,4 +1,4 @@
-"""OmniGen 2."""
+"""Tiny OmniGen 2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OMNIGEN2: dict[str, Any] = BOOGU | {
     "text_feat_dim": 48,
     "timestep_scale": 1000.0,
 }
-"""Sizes that ComfyUI takes for granted: the file says others, and families/conftest.py has a ComfyUI that reads them."""
+"""Sizes in the file's metadata. ComfyUI assumes other sizes; families/conftest.py has a ComfyUI that reads these."""
 
 
 TINY: Mapping[str, Tiny] = {

@@ -1,4 +1,4 @@
-"""Qwen-Image, and Qwen-Image 2.1 of newer ComfyUIs."""
+"""Tiny Qwen-Image, and Qwen-Image 2.1 of newer ComfyUI versions."""
 
 from __future__ import annotations
 

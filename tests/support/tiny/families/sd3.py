@@ -1,4 +1,4 @@
-"""Stable Diffusion 3."""
+"""Tiny Stable Diffusion 3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.tiny.models import draw
 
 
 def _sd3(_: Any, operations: Any) -> Any:
-    """3.5 medium, whose positions are a table in the file."""
+    """Return SD 3.5 medium, whose positions are a table in the file."""
     from comfy.ldm.modules.diffusionmodules.mmdit import OpenAISignatureMMDITWrapper
 
     model = OpenAISignatureMMDITWrapper(

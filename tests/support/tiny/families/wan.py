@@ -1,4 +1,4 @@
-"""Wan and the models over its blocks."""
+"""Tiny Wan, and the models on Wan's blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.tiny.family import HEADS, Tiny, layer_settings
 from tests.support.tiny.models import draw
 
 LAYERS = ("blocks.0.self_attn.q", "blocks.1.cross_attn.v", "blocks.1.ffn.2", "time_projection.1", "head.head")
-"""What a LoRA changes of each model over its blocks."""
+"""Layers that a LoRA changes in each model on Wan's blocks."""
 
 
 def _wan(kind: str = "t2v", channels: int = 16, image: int = 0, heads: int = HEADS) -> Callable[[Any, Any], Any]:
@@ -46,7 +46,7 @@ def _over_wan(kind: str, module: str = "model", **sizes: Any) -> Callable[[Any, 
 
 
 def _speech(tokens: int) -> Mapping[str, Any]:
-    """What HuMo takes beside every text: sound of three frames."""
+    """Return the input of HuMo besides every text: the sound of three frames."""
     return {"audio_embed": draw(1, 3, 8, 5, 1280, seed=tokens)}
 
 
@@ -64,7 +64,7 @@ TINY: Mapping[str, Tiny] = {
     "flow_rvs": Tiny(
         _wan(), (16, 3, 8, 10), 4096, metadata={"config": json.dumps({"transformer": {"model_type": "flow_rvs"}})}
     ),
-    "wan_animate2": Tiny(  # of newer ComfyUIs
+    "wan_animate2": Tiny(  # only in newer ComfyUI versions
         _over_wan("WanAnimate2Model", "model_animate2", in_dim=36),
         (16, 4, 8, 10),
         4096,
