@@ -1,4 +1,4 @@
-"""Custom nodes that change a MODEL, a GUIDER or a SAMPLER in the ways in which other packs do."""
+"""Custom nodes that change a MODEL, a GUIDER or a SAMPLER in the ways that other packs do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .watched_routes import add_watched_routes
 
 
 def halved(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with half its result."""
+    """Return the function with its result halved."""
 
     @functools.wraps(function)
     def half(*args: Any, **kwargs: Any) -> Any:
@@ -52,12 +52,12 @@ def halved(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def object_patch(name: str) -> Callable[[Any], None]:
-    """Patch a method of the model."""
+    """Return a change of the MODEL that patches a method of the model (`add_object_patch`)."""
     return lambda patcher: patcher.add_object_patch(name, halved(patcher.get_model_object(name)))
 
 
 def sampling_method(name: str) -> Callable[[Any], None]:
-    """Give the MODEL a copy of its model sampling with a method of its own."""
+    """Return a change of the MODEL that gives it a copy of its model sampling with one method replaced."""
 
     def patch(patcher: Any) -> None:
         sampling = copy.copy(patcher.get_model_object("model_sampling"))
@@ -68,7 +68,11 @@ def sampling_method(name: str) -> Callable[[Any], None]:
 
 
 def while_running(change: Callable[[Any], Callable[[], None]]) -> Callable[[Any], None]:
-    """Change the model itself for the time of a run; `change` returns what undoes it."""
+    """Return a change of the MODEL that changes the model itself for the duration of a run.
+
+    Args:
+        change: Changes the model, and returns a function that undoes the change.
+    """
 
     def patch(patcher: Any) -> None:
         undo: list[Callable[[], None]] = []
@@ -79,7 +83,11 @@ def while_running(change: Callable[[Any], Callable[[], None]]) -> Callable[[Any]
 
 
 def on_instance(find: Callable[[Any], Any], name: str) -> Callable[[Any], None]:
-    """Replace a method of an object that `find` finds in the model."""
+    """Return a change that replaces a method of an object in the model, for a run.
+
+    Args:
+        find: Returns the object, given the model.
+    """
 
     def change(model: Any) -> Callable[[], None]:
         found = find(model)
@@ -90,7 +98,7 @@ def on_instance(find: Callable[[Any], Any], name: str) -> Callable[[Any], None]:
 
 
 def of_module(module: Any, name: str) -> Callable[[Any], None]:
-    """Replace a function of one of ComfyUI's modules."""
+    """Return a change that replaces a function of one of ComfyUI's modules, for a run."""
 
     def change(_: Any) -> Callable[[], None]:
         old = getattr(module, name)
@@ -101,14 +109,14 @@ def of_module(module: Any, name: str) -> Callable[[Any], None]:
 
 
 def other_class(model: Any) -> Callable[[], None]:
-    """Make the model one of a class of the pack's own."""
+    """Make the model an instance of the pack's own class. Return the undo."""
     old = type(model)
     model.__class__ = type("PackModel", (old,), {"apply_model": halved(old.apply_model)})
     return lambda: setattr(model, "__class__", old)
 
 
 def forward_hook(find: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Hook into a module of the model."""
+    """Return a change that hooks into a module of the model, for a run."""
 
     def half(_module: Any, _args: Any, output: Any) -> Any:
         return tuple(0.5 * tensor for tensor in output) if isinstance(output, tuple) else 0.5 * output
@@ -121,7 +129,7 @@ def forward_hook(find: Callable[[Any], Any]) -> Callable[[Any], None]:
 
 
 def replaced_block(model: Any) -> Callable[[], None]:
-    """Put another module in a block's place."""
+    """Replace a block by another module. Return the undo."""
     blocks = model.diffusion_model.single_blocks
     old = blocks[0]
 
@@ -138,32 +146,32 @@ def replaced_block(model: Any) -> Callable[[], None]:
 
 
 def first_weight(model: Any) -> Any:
-    """One that matters."""
+    """Return a weight that affects the result."""
     return model.diffusion_model.img_in.weight
 
 
 def edited_weight(model: Any) -> Callable[[], None]:
-    """Halve a weight in place."""
+    """Halve a weight in place. Return the undo."""
     with torch.no_grad():
         first_weight(model).mul_(0.5)
     return lambda: first_weight(model).data.mul_(2.0)
 
 
 def edited_data(model: Any) -> Callable[[], None]:
-    """Halve a weight's data, which autograd does not see."""
+    """Halve a weight's data, which autograd does not see. Return the undo."""
     first_weight(model).data.mul_(0.5)
     return lambda: first_weight(model).data.mul_(2.0)
 
 
 def new_weight(model: Any) -> Callable[[], None]:
-    """Put another parameter in a weight's place."""
+    """Replace a weight by another parameter. Return the undo."""
     layer, old = model.diffusion_model.img_in, first_weight(model)
     layer.weight = nn.Parameter(torch.zeros(old.shape, dtype=old.dtype))
     return lambda: setattr(layer, "weight", old)
 
 
 def function_within(patcher: Any) -> None:
-    """Replace what the diffusion model's forward calls, for the time of each call of it (as TeaCache packs do)."""
+    """Replace a function that the diffusion model's forward calls, for the duration of each call (as TeaCache packs do)."""
 
     def wrapper(apply_model: Any, args: dict[str, Any]) -> Any:
         model = patcher.model.diffusion_model
@@ -189,13 +197,13 @@ def injection(patcher: Any) -> None:
 
 
 PLENTY = 1 << 50
-"""Bytes of free memory that are enough for all prompts of a step."""
+"""Bytes of free memory that suffice for all prompts of a step."""
 
 WEIGHT = "diffusion_model.img_in.weight"
 
 
 def patch_of_a_type(patcher: Any) -> None:
-    """Patch a weight in a way of the pack's own."""
+    """Patch a weight by a patch of the pack's own type."""
     patcher.add_patches({WEIGHT: ("pack", (torch.zeros(1),))})
 
 
@@ -210,12 +218,12 @@ def patch_with_a_function(patcher: Any) -> None:
 
 
 def patch_outside(patcher: Any) -> None:
-    """Patch what is no weight of the diffusion model."""
+    """Patch a tensor that is no weight of the diffusion model."""
     patcher.add_patches({"model_sampling.sigmas": (torch.zeros(1),)})
 
 
 def clones(patcher: Any) -> None:
-    """Have the MODEL run on other GPUs too, as ComfyUI's MultiGPU nodes do."""
+    """Make the MODEL run on other GPUs too, as ComfyUI's MultiGPU nodes do."""
     patcher.model_options["multigpu_clones"] = {}
 
 
@@ -225,17 +233,17 @@ def clone_for_a_gpu(patcher: Any) -> None:
 
 
 def weight_wrapper(patcher: Any) -> None:
-    """Change a weight as it is used."""
+    """Add a wrapper that changes a weight at each use."""
     patcher.add_weight_wrapper(WEIGHT, lambda weight: weight)
 
 
 def in_its_place(module: str, name: str) -> Callable[[Any], None]:
-    """Replace a function of a module that a model's forward uses."""
+    """Return a change that replaces a function of a module that a model's forward uses, for a run."""
     return of_module(import_module(module), name)
 
 
 def other_model(patcher: Any) -> None:
-    """Put a model of the pack's own in the diffusion model's place for the time of a run."""
+    """Replace the diffusion model by a model of the pack's own, for a run."""
 
     def change(model: Any) -> Callable[[], None]:
         old = model.diffusion_model
@@ -246,7 +254,7 @@ def other_model(patcher: Any) -> None:
 
 
 def other_class_of_a_block(model: Any) -> Callable[[], None]:
-    """Make a block one of a class of the pack's own."""
+    """Make a block an instance of the pack's own class. Return the undo."""
     block = model.diffusion_model.single_blocks[0]
     old = type(block)
     block.__class__ = type("PackBlock", (old,), {"forward": halved(old.forward)})
@@ -254,7 +262,7 @@ def other_class_of_a_block(model: Any) -> Callable[[], None]:
 
 
 def other_layer_class(_: Any) -> Callable[[], None]:
-    """Change the class of the model's blocks."""
+    """Change the class of the model's blocks. Return the undo."""
     from comfy.ldm.flux.layers import SingleStreamBlock
 
     old = SingleStreamBlock.forward
@@ -263,7 +271,7 @@ def other_layer_class(_: Any) -> Callable[[], None]:
 
 
 def copied_deep(patcher: Any) -> None:
-    """Copy the MODEL with all that is in it."""
+    """Copy the MODEL with everything in it."""
     copy.deepcopy(patcher)
 
 
@@ -293,7 +301,7 @@ def in_the_middle(patcher: Any) -> None:
 
 
 def free_memory(*answers: int) -> Callable[[Any], None]:
-    """Have ComfyUI find one amount of free memory after the other, as where workers load weights meanwhile."""
+    """Return a change that makes ComfyUI find these amounts of free memory in turn, as when workers load weights meanwhile."""
 
     def change(_: Any) -> Callable[[], None]:
         turns = itertools.cycle(answers)
@@ -303,7 +311,7 @@ def free_memory(*answers: int) -> Callable[[Any], None]:
 
 
 def other_formula(_: Any) -> Callable[[], None]:
-    """Have ComfyUI's formula of the memory that a step's calls take give more than is free, but for each fourth time."""
+    """Make ComfyUI's formula of a step's memory exceed the free memory, except every fourth time. Return the undo."""
     turns = itertools.cycle((True, True, True, False))
     size, steps = comfy.model_management.dtype_size, []
     undo = [
@@ -315,7 +323,7 @@ def other_formula(_: Any) -> Callable[[], None]:
 
 
 def replaced(owner: Any, name: str, value: Any) -> Callable[[], None]:
-    """Put a function in another's place; returns what puts that back."""
+    """Replace an attribute of `owner`. Return the undo."""
     old = getattr(owner, name)
     setattr(owner, name, value)
     return lambda: setattr(owner, name, old)
@@ -365,7 +373,7 @@ MODELS: dict[str, Callable[[Any], None]] = {
 
 
 class PackModel:
-    """Changes a MODEL."""
+    """A node that changes a MODEL."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -385,7 +393,7 @@ class PackModel:
 
 @contextlib.contextmanager
 def other_function(module: Any, name: str) -> Iterator[None]:
-    """Another function in the place of one that an autoencoder's modules use."""
+    """Replace a function that an autoencoder's modules use, for this context."""
     old = getattr(module, name)
     setattr(module, name, halved(old))
     try:
@@ -396,7 +404,7 @@ def other_function(module: Any, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seamless(vae: Any) -> Iterator[None]:
-    """Circular padding in all convolutions, as seamless tiling has it."""
+    """Use circular padding in all convolutions in this context, as seamless tiling does."""
     layers = [module for module in vae.first_stage_model.modules() if isinstance(module, nn.Conv2d)]
     for module in layers:
         module.padding_mode = "circular"
@@ -409,7 +417,7 @@ def seamless(vae: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hooked(vae: Any) -> Iterator[None]:
-    """A hook on a module of the decoder."""
+    """Hook into a module of the decoder, for this context."""
     handle = vae.first_stage_model.decoder.conv_in.register_forward_hook(lambda _module, _args, output: 0.5 * output)
     try:
         yield
@@ -419,7 +427,7 @@ def hooked(vae: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def edited(vae: Any) -> Iterator[None]:
-    """A weight of the decoder halved."""
+    """Halve a weight of the decoder, for this context."""
     weight = vae.first_stage_model.decoder.conv_in.weight
     with torch.no_grad():
         weight.mul_(0.5)
@@ -431,7 +439,7 @@ def edited(vae: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_forward(vae: Any) -> Iterator[None]:
-    """A forward of the pack's own on a module of the decoder."""
+    """Replace the forward of a module of the decoder by the pack's own, for this context."""
     found = vae.first_stage_model.decoder.mid.block_1
     found.forward = halved(found.forward)
     try:
@@ -442,7 +450,7 @@ def own_forward(vae: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def looked_at(vae: Any) -> Iterator[None]:
-    """All modules, names and shapes looked at, and nothing changed."""
+    """Read all modules, names and shapes, and change nothing."""
     model = vae.first_stage_model
     found = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     named = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
@@ -463,7 +471,7 @@ VAE_CHANGES: dict[str, Callable[[Any], contextlib.AbstractContextManager[None]]]
 
 
 class PackDecode:
-    """Decodes while the VAE, or a copy of it, is changed."""
+    """A node that decodes while the VAE, or a copy of it, is changed."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -484,7 +492,7 @@ class PackDecode:
 
 
 class StrongGuider(comfy.samplers.CFGGuider):
-    """With a guidance that is stronger while it samples."""
+    """A CFGGuider whose guidance is stronger while it samples."""
 
     @property
     def cfg(self) -> float:
@@ -496,7 +504,7 @@ class StrongGuider(comfy.samplers.CFGGuider):
 
 
 class TwoStrengths(comfy.samplers.CFGGuider):
-    """A guidance of the pack's own, which keeps its strength elsewhere and counts the calls that it is asked for."""
+    """A guidance of the pack's own, which keeps its strength in its own attribute and counts the calls."""
 
     def __init__(self, patcher: Any) -> None:
         super().__init__(patcher)
@@ -511,14 +519,14 @@ class TwoStrengths(comfy.samplers.CFGGuider):
 
 
 def two_strengths(guider: Any, positive: Any, negative: Any) -> Any:
-    """No CFGGuider's cfg, and another with each call."""
+    """Return a guider that ignores CFGGuider's cfg and changes its strength with each call."""
     guider = TwoStrengths(guider.model_patcher)
     guider.set_conds(positive, negative)
     return guider
 
 
 def too_strong_elsewhere(guider: Any, positive: Any, negative: Any) -> Any:
-    """ComfyUI's own with two cfgs, as arithmetic may set them."""
+    """Return ComfyUI's guider with two cfgs, with values as arithmetic may set them."""
     guider = Guider_DualCFG(guider.model_patcher)
     guider.set_conds(positive, positive, negative)
     guider.set_cfg(1.0, 1e38)
@@ -526,14 +534,14 @@ def too_strong_elsewhere(guider: Any, positive: Any, negative: Any) -> Any:
 
 
 def one_sided(guider: Any, positive: Any, _: Any) -> Any:
-    """No negative prompt, and yet guidance."""
+    """Return a guider without a negative prompt, and yet with guidance."""
     guider.inner_set_conds({"positive": positive})
     guider.set_cfg(2.0)
     return guider
 
 
 def own_predict_noise(guider: Any, positive: Any, negative: Any) -> Any:
-    """A method on the instance."""
+    """Return a guider with a method replaced on the instance."""
     guider.set_conds(positive, negative)
     guider.set_cfg(2.0)
     guider.predict_noise = halved(guider.predict_noise)
@@ -541,14 +549,14 @@ def own_predict_noise(guider: Any, positive: Any, negative: Any) -> Any:
 
 
 def subclass(guider: Any, positive: Any, negative: Any) -> Any:
-    """A class of the pack's that changes no method of CFGGuider's."""
+    """Return a guider of the pack's subclass, which changes no method of CFGGuider."""
     guider = StrongGuider(guider.model_patcher)
     guider.set_conds(positive, negative)
     return guider
 
 
 def strength(cfg: float) -> Callable[..., Any]:
-    """A guidance such as arithmetic may give it."""
+    """Return a maker of a guider with a cfg as arithmetic may set it."""
 
     def guide(guider: Any, positive: Any, negative: Any) -> Any:
         guider.set_conds(positive, negative)
@@ -571,7 +579,7 @@ GUIDERS = {
 
 
 class PackGuider:
-    """Makes a GUIDER."""
+    """A node that makes a GUIDER."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -597,7 +605,7 @@ CALLBACKS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class PackCallback:
-    """Samples with a callback of the pack's own, made anew each time."""
+    """A node that samples with a callback of the pack's own, a new one each time."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -621,17 +629,17 @@ class PackCallback:
 
 
 def own_sample(sampler: Any) -> None:
-    """A method on the instance."""
+    """Replace a method on the instance."""
     sampler.sample = halved(sampler.sample)
 
 
 def own_function(sampler: Any) -> None:
-    """ComfyUI's function with something around it, which looks like it."""
+    """Wrap ComfyUI's function; the wrapper has the function's name."""
     sampler.sampler_function = halved(sampler.sampler_function)
 
 
 def looking_function(sampler: Any) -> None:
-    """One that looks at the latent."""
+    """Use a function that depends on the latent's norm."""
     function = sampler.sampler_function
 
     def sample_looking(model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -641,7 +649,7 @@ def looking_function(sampler: Any) -> None:
 
 
 def silent_function(sampler: Any) -> None:
-    """One that tells nobody which step it is at."""
+    """Use a function that reports no step."""
     function = sampler.sampler_function
 
     def sample_silent(model: Any, x: Any, sigmas: Any, callback: Any = None, **kwargs: Any) -> Any:
@@ -651,7 +659,7 @@ def silent_function(sampler: Any) -> None:
 
 
 def reading_function(sampler: Any) -> None:
-    """One that reads the latent's values."""
+    """Use a function that reads the latent's values."""
     function = sampler.sampler_function
 
     def sample_reading(model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -661,7 +669,7 @@ def reading_function(sampler: Any) -> None:
 
 
 def noisy_function(sampler: Any) -> None:
-    """One that draws noise of its own."""
+    """Use a function that draws its own noise."""
     function = sampler.sampler_function
 
     def sample_noisy(model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -672,7 +680,7 @@ def noisy_function(sampler: Any) -> None:
 
 
 def raising_function(sampler: Any) -> None:
-    """One that takes a plain tensor only."""
+    """Use a function that accepts a plain tensor only."""
     function = sampler.sampler_function
 
     def sample_raising(model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -684,7 +692,7 @@ def raising_function(sampler: Any) -> None:
 
 
 def noting_function(sampler: Any) -> None:
-    """One that leaves notes for its own model patches among the model's options."""
+    """Use a function that leaves notes for its own model patches in the model's options."""
     function = sampler.sampler_function
 
     def sample_noting(model: Any, x: Any, sigmas: Any, extra_args: Any, **kwargs: Any) -> Any:
@@ -696,7 +704,7 @@ def noting_function(sampler: Any) -> None:
 
 
 class Turns:
-    """How often samplers of one kind have run since one was made."""
+    """A counter of the runs of `counting_function` samplers since one was made."""
 
     count = 0
 
@@ -707,7 +715,7 @@ class Turns:
 
 
 def counting_function(sampler: Any) -> None:
-    """One that remembers in a class of its pack's how often it has run."""
+    """Use a function that counts its runs in a class of its pack."""
     function, Turns.count = sampler.sampler_function, 0
 
     def sample_counting(model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -730,7 +738,7 @@ SAMPLERS = {
 
 
 class PackSampler:
-    """Makes a SAMPLER."""
+    """A node that makes a SAMPLER."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -745,18 +753,18 @@ class PackSampler:
         return (sampler,)
 
 
-# -- what nodes take that no file of a test's size gives
+# -- inputs of nodes for which no file of a test's size exists
 
 
 class StyleModel:
-    """Makes tokens of a picture, as FLUX Redux does."""
+    """A style model that turns a picture into tokens, as FLUX Redux does."""
 
     def get_cond(self, _: Any) -> torch.Tensor:
         return drawn(1, 5, 64)
 
 
 def vision() -> Any:
-    """What a CLIP vision model says of a picture."""
+    """Return the output of a CLIP vision model for a picture."""
     output = comfy.clip_vision.Output()
     output.last_hidden_state = drawn(1, 5, 1152)  # HunyuanVideo 1.5's width
     output.penultimate_hidden_states = drawn(1, 5, 1280)  # Wan's
@@ -766,7 +774,7 @@ def vision() -> Any:
 
 
 def drawn(*shape: int) -> torch.Tensor:
-    """Random numbers, always the same."""
+    """Return random numbers, always the same."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
@@ -784,7 +792,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
 
 
 class ControlPatch(nn.Linear):
-    """What makes something of a picture that is added behind each block, as DiffSynth's patches for Qwen-Image do."""
+    """A network whose output for a picture is added after each block, as DiffSynth's patches for Qwen-Image do."""
 
     additional_in_dim = 0
     project_modules: tuple[nn.Module, ...] = ()
@@ -800,7 +808,7 @@ class ControlPatch(nn.Linear):
 
 
 class PackPrompt:
-    """Puts the tensors of a file on a prompt, where ComfyUI's nodes take a VAE or a vision model to make them."""
+    """A node that puts a file's tensors on a prompt, in place of ComfyUI's nodes that need a VAE or a vision model."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -821,7 +829,7 @@ class PackPrompt:
                 given[name] = comfy.hooks.HookGroup()
             elif not tensor.ndim or name in ("vace_strength", "reference_latents_method", "elevation", "azimuth"):
                 given[name] = tensor.tolist()
-            elif name.startswith("vace_"):  # one for each control video
+            elif name.startswith("vace_"):  # one entry per control video
                 given[name] = list(tensor.unbind())
             else:
                 given[name] = tensor
@@ -829,7 +837,7 @@ class PackPrompt:
 
 
 class PackText:
-    """In a text encoder's place, which gives a prompt as it is, every third token as one of a picture."""
+    """A stand-in for a text encoder that returns a fixed prompt, with every third token marked as a picture's."""
 
     def __init__(self, prompt: Any) -> None:
         self._prompt = prompt
@@ -843,7 +851,7 @@ class PackText:
 
 
 class PackEncoder:
-    """In a VAE's place, which makes a random latent of a shape that depends on that of what it is given."""
+    """A stand-in for a VAE that returns a random latent. The latent's shape depends on the input's shape."""
 
     audio_sample_rate = 16000
 
@@ -855,7 +863,7 @@ class PackEncoder:
 
 
 class PackEncoders:
-    """Gives what encodes text, videos and sounds for MiniMax-H3, and sounds for LTX-2."""
+    """A node that gives stand-ins for the encoders of text, videos and sounds of MiniMax-H3, and of sounds of LTX-2."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -874,7 +882,7 @@ class PackEncoders:
 
 
 class PackVoxels:
-    """Gives two shapes as voxels, and a VAE that makes one voxel of each where TRELLIS.2's makes more."""
+    """A node that gives shapes as voxels, and a VAE that makes one voxel of each where TRELLIS.2's makes more."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -896,7 +904,7 @@ class PackVoxels:
 
 
 class PackObjects:
-    """Gives one object of each type."""
+    """A node that gives one object of each type."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -910,7 +918,7 @@ class PackObjects:
 
 
 class PackCountedControl:
-    """Has a ControlNet say in the log each time that its network runs."""
+    """A node that makes a ControlNet log each run of its network."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -930,7 +938,7 @@ class PackCountedControl:
 
 
 class PackAttention:
-    """Has a picture attended to beside the text, as IPAdapter does: a function of its own in the place of an attention."""
+    """A node that attends to a picture next to the text, as IPAdapter does: its function replaces an attention."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -946,7 +954,7 @@ class PackAttention:
 
 
 class PackOverride:
-    """Puts a function of its own in the place of all attention."""
+    """A node that replaces all attention by a function of its own."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -965,7 +973,7 @@ class PackOverride:
 
 
 class PackVision:
-    """Gives what a CLIP vision model says of a picture, its embedding of a width."""
+    """A node that gives the output of a CLIP vision model for a picture, with an embedding of the given width."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -981,7 +989,7 @@ class PackVision:
 
 
 class PackNetwork:
-    """Gives a network for Qwen-Image of so many blocks, of which ComfyUI's loader takes real ones to have sixty."""
+    """A node that gives a network for Qwen-Image with the given number of blocks. ComfyUI's loader assumes sixty."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -996,7 +1004,7 @@ class PackNetwork:
 
 
 class PackSpeech(PackNetwork):
-    """Gives InfiniteTalk's network with so many blocks, of which ComfyUI's loader makes forty, and some speech."""
+    """A node that gives InfiniteTalk's network with the given number of blocks, and speech. ComfyUI's loader makes forty."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -1014,7 +1022,10 @@ class PackSpeech(PackNetwork):
 
 
 class PackZImageNetwork(PackNetwork):
-    """Gives a network for Z-Image of so many blocks, with weights that nobody reads and that take no memory until then."""
+    """A node that gives a network for Z-Image with the given number of blocks.
+
+    Nothing reads its weights, and they take no memory until they are read.
+    """
 
     def give(self, blocks: int) -> tuple[Any]:
         model = ZImage_Control(n_control_layers=blocks, dtype=torch.bfloat16, operations=comfy.ops.manual_cast)
@@ -1022,7 +1033,7 @@ class PackZImageNetwork(PackNetwork):
 
 
 class PackSound:
-    """Gives what an encoder of sound says: layers of a width, and music as WanDancer's encoder gives it."""
+    """A node that gives the output of a sound encoder: layers of the given width, and music as WanDancer's encoder gives it."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -1037,7 +1048,7 @@ class PackSound:
 
 
 class PackUni3C(PackNetwork):
-    """Gives Uni3C's network for a Wan of a width, small inside."""
+    """A node that gives Uni3C's network for a Wan of the given width, with small layers inside."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -1050,12 +1061,12 @@ class PackUni3C(PackNetwork):
 
 
 def _network(name: str) -> Any:
-    """One of the classes of ComfyUI's nodes for model patches."""
+    """Return one of the classes in the module of ComfyUI's model patch nodes."""
     return getattr(sys.modules[nodes.NODE_CLASS_MAPPINGS["ModelPatchLoader"].__module__], name)
 
 
 def _drawn(make: Callable[[], Any]) -> Any:
-    """A network with random weights, always the same."""
+    """Return a network with random weights, always the same."""
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model = make()
@@ -1069,7 +1080,7 @@ def _patcher(model: Any) -> Any:
 
 
 class PackChangedPatch:
-    """Changes a network itself."""
+    """A node that changes a network itself."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -1085,7 +1096,7 @@ class PackChangedPatch:
 
 
 class PackPoseCache:
-    """Puts a cache of its own where Wan Animate 2 looks for ComfyUI's, which it has a setting more than."""
+    """A node that puts its own cache where Wan Animate 2 looks for ComfyUI's. The cache has one setting more."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -1103,7 +1114,7 @@ class PackPoseCache:
 
 
 class PackMask:
-    """A mask whose upper half is a number that arithmetic may come to."""
+    """A node that gives a mask whose upper half has a value that arithmetic may result in, such as NaN."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -1119,7 +1130,7 @@ class PackMask:
 
 
 class PackGuidance:
-    """Gives a prompt a guidance that arithmetic may come to."""
+    """A node that gives a prompt a guidance that arithmetic may result in, such as NaN."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -1160,4 +1171,4 @@ NODE_CLASS_MAPPINGS = {
 }
 
 add_watched_routes()
-gc.freeze()  # ComfyUI looks through all objects after every ten seconds of work, and a million of them are modules'
+gc.freeze()  # ComfyUI's garbage collection after every ten seconds of work would visit a million objects of imported modules

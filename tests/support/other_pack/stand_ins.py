@@ -1,4 +1,4 @@
-"""In the places of text encoders and autoencoders of which ComfyUI has one size only, and that one takes gigabytes."""
+"""Stand-ins for text encoders and autoencoders that ComfyUI knows in one size only, which takes gigabytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ SOUND_RATE = 16000
 
 
 def drawn(seed: str, *shape: int) -> Tensor:
-    """Random numbers, always the same for a text."""
+    """Return random numbers that depend only on the text and the shape."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(map(ord, seed))))
 
 
 class Text:
-    """A text encoder that gives each text seven random tokens of a width; LTX-2.3's leaves the rest to the model."""
+    """A text encoder that gives each text seven random tokens.
+
+    For LTX-2.3 it marks them as unprocessed: the model does the rest.
+    """
 
     def __init__(self, width: int, unprocessed: bool) -> None:
         self._width = width
@@ -44,7 +47,7 @@ class Text:
 
 
 class Decoder:
-    """A VAE of videos that shows the mean of a latent's channels, each value as a square in some frames."""
+    """A video VAE that shows the mean of a latent's channels, each value as a square over some frames."""
 
     def __init__(self, size: int, frames: Callable[[int], int]) -> None:
         self._size = size
@@ -58,7 +61,10 @@ class Decoder:
 
 
 class SoundDecoder:
-    """A VAE of sounds, `[batch, channels, length, rows]` or with rows and length the other way round; also LTX-2's sizes."""
+    """A sound VAE with the sizes of LTX-2's.
+
+    Latents are `[batch, channels, length, rows]` or `[batch, channels, rows, length]`.
+    """
 
     audio_sample_rate = output_sample_rate = SOUND_RATE
     latent_channels = 8
@@ -77,7 +83,7 @@ class SoundDecoder:
 
 
 class PackClip:
-    """Gives a text encoder."""
+    """A node that gives a text encoder."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
@@ -100,7 +106,7 @@ VAES: dict[str, Callable[[], Any]] = {
 
 
 class PackVae:
-    """Gives a VAE that only decodes."""
+    """A node that gives a VAE that only decodes."""
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What handlers of ComfyUI's server read of their requests; and requests that arrive at the same moment."""
+"""Records the fields that handlers of ComfyUI's server read of a request, and releases several requests at the same moment."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from aiohttp import web
 from server import PromptServer
 
 WATCH, TOGETHER = "X-Watch", "X-Together"
-"""Headers of a request: answer with what its handler reads; wait until so many requests have arrived."""
+"""Request headers: reply with the names that the handler reads; wait until this many requests have arrived."""
 
 READ = "X-Read"
-"""The header of an answer that lists what was read."""
+"""Header of the response that lists the names that the handler read."""
 
 WAITING: list[asyncio.Event] = []
 
 
 class Watched:
-    """A request, or its headers, which notes the name of everything that is read of it."""
+    """A request, or its headers, which records the name of everything that the handler reads."""
 
     def __init__(self, of: Any, read: set[str], prefix: str = "") -> None:
         self._of = of
@@ -56,7 +56,7 @@ async def watch(request: web.Request, handler: Callable[[Any], Awaitable[web.Str
             for each in WAITING:
                 each.set()
             WAITING.clear()
-            asyncio.get_running_loop().call_soon(time.sleep, 0.2)  # in which the handlers' threads end
+            asyncio.get_running_loop().call_soon(time.sleep, 0.2)  # time in which the handlers' threads end
         await event.wait()
     if WATCH not in request.headers:
         return await handler(request)
@@ -67,7 +67,7 @@ async def watch(request: web.Request, handler: Callable[[Any], Awaitable[web.Str
 
 
 def fields_of(body: Any) -> list[str] | None:
-    """The fields of the form of a body: of a struct, of a list's structs; of a text none; None where there is no form."""
+    """Return the fields of a body's struct, or of the structs in a list. Return `[]` for a text, None without a body."""
     form = getattr(body, "type", None)
     while form is not None and not (isinstance(form, type) and issubclass(form, msgspec.Struct)):
         (form,) = form.__args__
@@ -75,7 +75,7 @@ def fields_of(body: Any) -> list[str] | None:
 
 
 async def routes(_: web.Request) -> web.Response:
-    """All that the server answers: method, path, the handler's module, and the fields of its body's form."""
+    """Reply with all routes of the server: method, path, the handler's module, and the fields of its body's struct."""
     found = []
     for route in PromptServer.instance.app.router.routes():
         path = route.resource.canonical if route.resource else ""
@@ -85,7 +85,7 @@ async def routes(_: web.Request) -> web.Response:
 
 
 async def planted(request: web.Request) -> web.Response:
-    """Reads what none of the pack's routes may."""
+    """Read request fields that none of the pack's routes may read."""
     return web.Response(text=request.query.get("path", "") + request.match_info["file"])
 
 
