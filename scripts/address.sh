@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes the repository's public address into the registry's metadata and the README: address.sh https://HOST/OWNER/NAME
-# It stands in pyproject.toml as Repository; all the others are made from that one.
+# The address is the Repository in pyproject.toml; all other addresses derive from it.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 

@@ -1,4 +1,4 @@
-"""A real ComfyUI in a process and a base directory of its own, with this repository as its pack; for demo and tests."""
+"""A real ComfyUI with its own process and base directory and with this repository as its pack, for the demo and the tests."""
 
 import shutil
 import sys
@@ -23,7 +23,7 @@ __all__ = [
 
 REPO = Path(__file__).resolve().parents[1]
 PACKS = {"ComfyUI-Parallel": REPO}
-"""The custom nodes that a ComfyUI gets unless told otherwise: this repository."""
+"""Default custom nodes of a ComfyUI: this repository."""
 
 _FOLDERS = (
     "models/diffusion_models",
@@ -35,7 +35,7 @@ _FOLDERS = (
 
 
 class ComfyUI(Server):
-    """A server whose `base_dir` receives ComfyUI's models, input and output folders, and a link to each pack in custom_nodes."""
+    """A server whose `base_dir` has ComfyUI's models, input and output folders, and links to the packs in custom_nodes."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ComfyUI(Server):
             link.symlink_to(path.resolve(), target_is_directory=True)
 
     def add_model(self, folder: str, files: Iterable[Path]) -> None:
-        """Copy files into models/`folder`; ComfyUI sees them at once."""
+        """Copy files into models/`folder`. ComfyUI sees the files at once."""
         target = self.base_dir / "models" / folder
         target.mkdir(parents=True, exist_ok=True)
         for file in files:

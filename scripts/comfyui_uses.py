@@ -1,4 +1,4 @@
-"""Find what a source of this pack uses of ComfyUI: names, calls, and methods of ComfyUI's classes that it overrides."""
+"""Finds the uses of ComfyUI in a source file: names, calls, and methods of ComfyUI's classes that the file overrides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOTS = frozenset(
 GUARDS = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "Exception"})
 PATH = re.compile(r"(comfy|comfy_extras)(\.[A-Za-z_]\w*)+")
 MODEL = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*\.[A-Z]\w*")
-"""A class of `comfy.ldm`, as the small models name theirs."""
+"""Pattern of a class of `comfy.ldm`, as the small models name their classes."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -28,10 +28,10 @@ class Use:
     """A use of a name of ComfyUI's.
 
     Attributes:
-        name: dotted, with its module.
-        where: file and line of the pack.
+        name: The dotted name, with its module.
+        where: File and line in the pack.
         kind: `name`, `call`, `super` (a call of an overridden method), `override` or `replaced`.
-        arguments: those of a call, or the parameters of a method that overrides ComfyUI's.
+        arguments: The arguments of a call, or the parameters of a method that overrides ComfyUI's.
         optional: True if the pack works without the name.
     """
 
@@ -49,7 +49,7 @@ def uses_in(source: str | bytes, where: str) -> list[Use]:
     the name in a string.
 
     Args:
-        where: the path of the file, for reports.
+        where: The path of the file, for reports.
     """
     reader = _Uses(where)
     reader.visit(ast.parse(source))

@@ -1,7 +1,7 @@
-"""Draws one picture three ways in a real ComfyUI: with its own KSampler, one parallel worker, and several.
+"""Draws one picture three ways in a real ComfyUI: with its own KSampler, with one parallel worker, and with several.
 
-Prints the picture's path, the time a step takes and how far the parallel latents are from KSampler's;
-exits with 1 if that is too far or anything fails.
+Prints the picture's path, the time of a step, and the error of the parallel latents against KSampler's. Exits with 1 if an
+error is too large or anything fails.
 """
 
 import argparse
@@ -29,7 +29,7 @@ GRAPH = REPO / "scripts" / "sprites_api.json"
 
 @dataclass(frozen=True)
 class Drawing:
-    """What one way of drawing gave: the picture, its latent, and the seconds a step takes (the median)."""
+    """The result of one way of drawing: the picture, its latent, and the median seconds of a step."""
 
     picture: Path
     latent: torch.Tensor
@@ -37,7 +37,7 @@ class Drawing:
 
 
 def parallel(graph: Graph, devices: str) -> Graph:
-    """The same graph with the loader and the sampler swapped for the parallel ones."""
+    """Return the graph with the parallel loader and the parallel sampler."""
     graph = copy.deepcopy(graph)
     graph["plan"] = {
         "class_type": "ParallelPlan",
@@ -50,7 +50,7 @@ def parallel(graph: Graph, devices: str) -> Graph:
 
 
 def draw(comfyui: ComfyUI, title: str, graph: Graph) -> Drawing:
-    """Run a graph twice: with another seed to load and warm up, then to keep and to time."""
+    """Run a graph twice and return the second run: the first run, with another seed, loads the model and warms up."""
     warm_up = copy.deepcopy(graph)
     warm_up[SAMPLER]["inputs"]["seed"] += 1
     del warm_up["save_latent"], warm_up["save_image"]
@@ -66,12 +66,12 @@ def draw(comfyui: ComfyUI, title: str, graph: Graph) -> Drawing:
 
 
 def compare(drawing: Drawing, reference: Drawing) -> tuple[float, float]:
-    """Relative L2 error and largest absolute error of a latent."""
+    """Return the relative L2 error and the largest absolute error of a latent."""
     return error_of(drawing.latent, reference.latent), (drawing.latent - reference.latent).abs().max().item()
 
 
 def plans(devices: str | None) -> tuple[str, str]:
-    """The devices of the two parallel drawings: one worker, and several."""
+    """Return the devices of the two parallel drawings: of one worker, and of several."""
     if devices is None:
         devices = "auto" if torch.cuda.device_count() >= 2 else "cpu:2"
     if devices.startswith("cpu"):
@@ -80,7 +80,7 @@ def plans(devices: str | None) -> tuple[str, str]:
 
 
 def report(reference: Drawing, single: Drawing, several: Drawing, *, on_cpu: bool) -> bool:
-    """Print the summary; whether both parallel latents are KSampler's."""
+    """Print the summary. Return True if both parallel latents equal KSampler's."""
     print(f"\n{'':<26}{'seconds a step':>16}{'relative L2 error':>20}{'largest error':>16}")
     same = True
     for title, drawing in (
@@ -101,7 +101,7 @@ def report(reference: Drawing, single: Drawing, several: Drawing, *, on_cpu: boo
 
 
 def main() -> int:
-    """Run the demo; the exit status."""
+    """Run the demo and return the exit status."""
     parser = argparse.ArgumentParser(prog="demo.sh", description=__doc__)
     parser.add_argument("--comfyui", type=Path, required=True, help="ComfyUI's folder (demo.sh sets it)")
     parser.add_argument("--base-dir", type=Path, required=True, help="for models, log and pictures (demo.sh sets it)")
@@ -119,7 +119,7 @@ def main() -> int:
     for folder, file in sprites():
         shutil.copy(file, comfyui.base_dir / folder)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # so that ComfyUI is stopped as by Ctrl-C
+        signal.signal(number, signal.default_int_handler)  # ComfyUI then stops as on Ctrl-C
     print(f"Starting ComfyUI; its log is {comfyui.log_path}", flush=True)
     try:
         with comfyui:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Draws one picture with ComfyUI's own nodes, with one worker and with several, and compares them. No questions asked.
+# Draws one picture with ComfyUI's own nodes, with one worker and with several, and compares the three. Asks no questions.
 # Arguments go to demo.py: see demo.sh --help.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh

@@ -1,4 +1,4 @@
-"""Make comfy-kitchen's wheel small: of the kernels in its library, those for Hopper stay, and 45 MB become 4.
+"""Makes comfy-kitchen's wheel small: its library keeps only the kernels for Hopper, and shrinks from 45 MB to 4 MB.
 
 python scripts/gpu_kernels.py WHEEL FOLDER   # writes a wheel of the same name into FOLDER
 """
@@ -11,20 +11,22 @@ import zipfile
 from pathlib import Path
 
 HOPPER = 90
-"""The cards' generation, as the library names it."""
+"""The generation of Hopper cards, as the library names it."""
 
 FATBIN = struct.pack("<IHH", 0xBA55ED50, 1, 16)
 """The beginning of a set of kernels: the magic number, the version and the header's length."""
 
 LIBRARY, OTHER_LIBRARY = "/cuda/_C.", "/hip/_C."
-"""Parts of the names of the files that hold kernels for NVIDIA's and for AMD's cards."""
+"""Parts of the names of the files with kernels for NVIDIA's cards and for AMD's."""
 
 
 def only_hopper(library: bytes) -> bytes:
-    """Return a library of the same length without the kernels for other cards; zeros fill the rest, and compress away.
+    """Return a library of the same length without the kernels for other cards.
+
+    Zeros fill the gaps; they compress well.
 
     Raises:
-        ValueError: the library has no kernels for Hopper.
+        ValueError: The library has no kernels for Hopper.
     """
     found, at, total = bytearray(library), library.find(FATBIN), 0
     while at >= 0:
@@ -46,7 +48,7 @@ def only_hopper(library: bytes) -> bytes:
 
 
 def shrink(wheel: Path, folder: Path) -> None:
-    """Write the wheel into a folder, with kernels for Hopper alone."""
+    """Write the wheel into a folder with the kernels for Hopper only."""
     with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(folder / wheel.name, "w", zipfile.ZIP_LZMA) as small:
         for name in whole.namelist():
             if OTHER_LIBRARY not in name:

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Runs scripts/gpu.sh on a machine with an NVIDIA card and no network, from what gpu_prepare.sh gathered in .gpu, where a copy of this
-# script lies. Installs into a folder of its own, which goes at the end; takes PYTHON with torch (python3).
+# Runs scripts/gpu.sh on a machine with an NVIDIA card and no network, from the folder .gpu that gpu_prepare.sh makes. .gpu has
+# a copy of this script. Installs into a temporary folder and removes it at the end. Reads PYTHON, a Python with torch
+# (python3).
 #
-#   bash .gpu/gpu_on_card.sh               # gpu.sh says which lists there are, what it leaves in OUT (gpu-report) and how it ends
-#   bash .gpu/gpu_on_card.sh prompts one   # these lists alone, in this order
-#   bash .gpu/gpu_on_card.sh check         # whether they would start, and no more
+#   bash .gpu/gpu_on_card.sh               # every list; gpu.sh says which there are, what it writes to OUT and how it ends
+#   bash .gpu/gpu_on_card.sh prompts one   # only these lists, in this order
+#   bash .gpu/gpu_on_card.sh check         # only checks that the lists would start
 #
-# Ends within LIMIT seconds (540), the installation among them, and at once, with 3, where something is missing. WITHOUT_CARD=1 takes
-# the lists through the same on the CPU.
+# Ends within LIMIT seconds (540), installation included, and at once with 3 if something is missing. WITHOUT_CARD=1 runs the
+# lists through the same code on the CPU.
 set -uo pipefail
 shopt -s nullglob
 stop() {
@@ -36,7 +37,7 @@ fi
 install "$GPU"/wheels/*.whl || stop "the wheels could not be installed: is $PYTHON of the version that gpu_prepare.sh was told, and this x86-64?"
 wait "$unpacking" || stop "ComfyUI could not be unpacked."
 
-# comfy-kitchen's library has kernels for Hopper alone. Where they do not run, the plain wheel computes by torch's.
+# comfy-kitchen's library has kernels for Hopper only. Where they do not run, the plain wheel computes with torch.
 if [[ -z "${WITHOUT_CARD:-}" ]] && ! timeout 60 "$PYTHON" -c '
 import comfy_kitchen, torch
 values = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16)

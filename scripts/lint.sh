@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the Python code (ruff, mypy) and the web extension (Biome, TypeScript) and stops at the first that fails:
+# Checks the Python code (ruff, mypy) and the web extension (Biome, TypeScript) and stops at the first failure:
 # lint.sh [check] [format] [types] [web]; all four without arguments.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
@@ -9,7 +9,7 @@ setup
 setup_dev
 cd -- "$REPO"
 
-# What they know of unchanged files is kept with the environment, where the next checkout in this place finds it.
+# The tools' caches lie next to the environment, where the next checkout in this place finds them.
 LINTED="$CACHE/linted-$(pwd | sha256sum | cut -c 1-12)"
 export MYPY_CACHE_DIR="$LINTED/mypy" RUFF_CACHE_DIR="$LINTED/ruff"
 
@@ -24,14 +24,14 @@ check() { part "ruff check" ruff check; }
 format() { part "ruff format" ruff format --check; }
 
 types() {
-  # The nodes import the rest as parts of one package, which has the folder's name in ComfyUI; here it is called "pack".
+  # The nodes import the rest as parts of one package, named after the folder in ComfyUI; here it is called "pack".
   mkdir -p -- "$LINTED/packages"
   ln -sfn -- "$REPO" "$LINTED/packages/pack"
-  local nodes="$LINTED/nodes.txt" # these are checked beside the rest: it takes as long
+  local nodes="$LINTED/nodes.txt" # these are checked in the background: they take as long as the rest
   (cd -- "$LINTED/packages" && MYPY_CACHE_DIR="$LINTED/mypy-nodes" part "mypy: nodes" \
     mypy --config-file "$REPO/pyproject.toml" -p pack.nodes) >"$nodes" 2>&1 &
   local beside=$! failed=0
-  local helpers=() file # of the tests; these themselves, and the packs among them, are judged by running
+  local helpers=() file # of the tests; mypy skips the tests themselves and their packs, which only run
   while read -r file; do
     file="${file%.py}" && helpers+=(-m "${file//\//.}")
   done < <(find tests -name "*.py" -not -name "test_*" -not -path "*_pack/*" | sort)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs what hangs most on torch with newer ones than the environment's, each in an environment of its own: newer_torch.sh
-# [--record] [VERSION ...]. One that cannot be installed is left out, and the last line says so.
+# Runs the tests that depend most on torch with newer versions of torch, each in its own environment: newer_torch.sh [--record]
+# [VERSION ...]. Skips a version that cannot be installed, and lists the skipped versions in the last line.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
@@ -11,7 +11,7 @@ RECORD=""
 PARTS=(tests/models tests/attention tests/comm tests/engine tests/dry)
 COMPILED=(tests/engine/test_inductor.py tests/features/test_inductor.py tests/models/test_compiled.py)
 
-tests() { # what they are called, and what goes to pytest
+tests() { # arguments: the run's name, and pytest's arguments
   say "pytest with torch $TORCH: $1"
   "$VENV_PYTHON" -m pytest ${RECORD:+--record "$1"} "${@:2}"
 }

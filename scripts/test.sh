@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Runs the linters, the web extension's tests (node) and pytest, and stops at the first that fails.
+# Runs the linters, the web extension's tests (node) and pytest, and stops at the first failure.
 #
-#   test.sh              the quick run: what tests/README.md says, in three processes side by side
-#   test.sh --all        every test, the exactness suite once more with the oldest diffusers, and some with newer torch
-#   test.sh ARGUMENTS    these go to pytest; paths are from the repo root
+#   test.sh              the quick run (see tests/README.md), in three processes at once
+#   test.sh --all        every test, the exactness suite again with the oldest diffusers, and some tests with newer torch
+#   test.sh ARGUMENTS    pytest with these arguments; paths are relative to the repository's root
 #
-# In front of these may stand
+# Options before these:
 #
-#   --comfyui DIR        the tests run against the ComfyUI in that folder, with its requirements in an environment of its own
-#   --record             the table of the README gets a row of what the run came to
+#   --comfyui DIR        runs the tests with the ComfyUI in that folder, and with its requirements in another environment
+#   --record             adds a row with the run's result to the README's table
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
@@ -34,12 +34,12 @@ setup_chromium
 export COMFYUI_PATH CHROMIUM OLDEST_DIFFUSERS OMP_NUM_THREADS=1
 cd -- "$REPO"
 
-tests() { # what they are called, and what goes to pytest
+tests() { # arguments: the run's name, and pytest's arguments
   say "pytest: $1"
   "$VENV_PYTHON" -m pytest ${RECORD:+--record "$1"} "${@:2}"
 }
 
-if [[ -z "$OTHER" ]]; then # what does not depend on ComfyUI
+if [[ -z "$OTHER" ]]; then # these do not depend on ComfyUI
   bash scripts/lint.sh
   say "node: the web extension"
   "$VENV/bin/node" --test "tests/web/**/*.test.js"
@@ -49,7 +49,7 @@ case "$*" in
   "") tests "the quick run" -n 3 ;;
   --all)
     tests "every test" -n 3 --all
-    # In the workers, whose oracles keep the installed diffusers, and for the autoencoders in the tests' own process.
+    # The first runs in workers, whose oracles keep the installed diffusers. The autoencoders run in the tests' own process.
     WORKERS_DIFFUSERS="$OLDEST_DIFFUSERS" tests "workers with the oldest diffusers" --all -m exactness tests/engine
     PYTHONPATH="$OLDEST_DIFFUSERS" tests "autoencoders with the oldest diffusers" --all tests/vae/test_exact.py
     bash scripts/newer_torch.sh ${RECORD:+--record}

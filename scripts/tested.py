@@ -1,7 +1,7 @@
-"""The table in the README of what was tested with what and when.
+"""The README's table of tested versions: what was tested with what, and when.
 
-A run of the tests writes its row (`scripts/test.sh --record`). `python -m scripts.tested REPORT` writes that of a visit to a
-machine with GPUs, from the report that `scripts/gpu.sh` makes there.
+A test run writes its row (`scripts/test.sh --record`). `python -m scripts.tested REPORT` writes the row of a visit to a machine
+with GPUs, from the report that `scripts/gpu.sh` makes there.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ BEGIN = "<!-- Written by scripts/test.sh --record -->\n"
 END = "<!-- The end of what it writes -->\n"
 HEAD = ("ComfyUI", "torch", "Python", "run", "result", "day")
 OUTCOMES = ("passed", "failed", "error", "skipped")
-"""What pytest calls what becomes of tests, in the order in which a row says it."""
+"""Outcomes of tests by pytest's names, in the order in which a row lists them."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a run was of and what it came to, in the table's words. A run of the same takes the place of an older one."""
+    """The versions and the result of a run, in the table's words.
+
+    A new row replaces an older one with equal versions and run.
+    """
 
     comfyui: str
     torch: str
@@ -44,7 +47,7 @@ class Row:
 
     @property
     def of(self) -> tuple[str, ...]:
-        """What no two rows have in common."""
+        """Return the cells that identify a row: no two rows share all of them."""
         return self.comfyui, self.torch, self.python, self.run
 
 
@@ -53,23 +56,25 @@ def versions(comfyui: Path, day: str) -> Versions:
 
     Args:
         comfyui: ComfyUI's folder.
-        day: as 2026-11-24.
+        day: The date, for example 2026-11-24.
     """
     python = ".".join(platform.python_version_tuple()[:2])
     return Versions(comfyui_name(comfyui), version("torch"), python, day)
 
 
 def row(of: Versions, run: str, counts: Mapping[str, int]) -> Row:
-    """Return the row of a run, whose tests are counted by OUTCOMES."""
+    """Return the row of a run. `counts` has the number of tests by outcome."""
     result = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts.get(outcome))
     return Row(of.comfyui, of.torch, of.python, run, result or "no test", of.day)
 
 
 def row_of_report(lines: Sequence[ReportLine]) -> Row:
-    """Return the row of a visit: its checks that passed and failed, and as errors its lists that began and never ended.
+    """Return the row of a visit: its checks that passed and failed.
+
+    The errors are the lists that began and never ended.
 
     Raises:
-        Refused: the report is of several cards or versions, or does not tell its versions.
+        Refused: The report is of several cards or versions, or does not name its versions.
     """
     versions_of_lists = [line.versions for line in lines if line.versions]
     if not versions_of_lists:
@@ -90,7 +95,7 @@ def row_of_report(lines: Sequence[ReportLine]) -> Row:
 
 
 def comfyui_name(folder: Path) -> str:
-    """ComfyUI's version; of a checkout also the day of its commit, because its version is that of the last release."""
+    """Return ComfyUI's version. For a git checkout, add the day of its commit: its version is that of the last release."""
     text = (folder / "comfyui_version.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
     name = found[1] if found else "of no version"
@@ -101,7 +106,11 @@ def comfyui_name(folder: Path) -> str:
 
 
 def rows_of(page: str) -> list[Row]:
-    """The rows of a page's table. Raises ValueError where it has none, or a row of another width."""
+    """Return the rows of a page's table.
+
+    Raises:
+        ValueError: The page has no table, or a row has another number of cells.
+    """
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         raise ValueError("the page has no place for the table of what was tested")
     lines = page.partition(BEGIN)[2].partition(END)[0].splitlines()
@@ -115,19 +124,19 @@ def rows_of(page: str) -> list[Row]:
 
 
 def written(page: str, new: Row) -> str:
-    """A page with one more row in its table, in place of that of an older run of the same; sorted."""
+    """Return the page with one more row in its sorted table. The row replaces an older row of the same run."""
     rows = sorted([*(each for each in rows_of(page) if each.of != new.of), new], key=_order)
     table = markdown.table(HEAD, map(astuple, rows))
     return page.partition(BEGIN)[0] + BEGIN + table + END + page.partition(END)[2]
 
 
 def _order(each: Row) -> tuple[object, ...]:
-    """Numbers in the versions count as numbers."""
+    """Return the sort key of a row, in which numbers in versions compare as numbers."""
     return tuple([int(part) if part.isdigit() else -1 for part in re.split(r"(\d+)", text)] for text in each.of[:3])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a visit's row into the README; 2 where the report does not make one."""
+    """Write a visit's row into the README. Return 2 if the report makes no row."""
     line = argparse.ArgumentParser(prog="python -m scripts.tested", description="Write a visit's row into the README.")
     line.add_argument("report", type=Path, help="a report's lines.jsonl, or the folder or the archive that holds it")
     line.add_argument("--into", type=Path, default=README, help="the page with the table (default: the README)")
