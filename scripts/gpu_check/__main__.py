@@ -1,19 +1,19 @@
-"""What is assumed of GPUs, checked on them (see gpu.sh, which runs all of it).
+"""Checks the pack's assumptions about GPUs on real GPUs (gpu.sh runs all lists).
 
     python -m scripts.gpu_check one                                          # one GPU
     python -m scripts.gpu_check compiled                                     # its blocks compiled
     python -m scripts.gpu_check whole                                        # a large model's weights in host memory
     python -m scripts.gpu_check formats                                      # a layer in each format
-    python -m scripts.gpu_check shares                                       # rates, and what a rank of many computes
+    python -m scripts.gpu_check shares                                       # rates, and one rank's part of a step
     python -m scripts.gpu_check races                                        # weights that come and go
-    python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check connections  # what they carry; ranks may share a GPU
+    python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check connections  # transfers; ranks may share a GPU
     python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check many      # splits
     python -m torch.distributed.run --nproc-per-node=2 -m scripts.gpu_check pipeline  # PipeFusion
     python -m scripts.gpu_check prompts                                      # a real ComfyUI
-    python -m scripts.gpu_check ready                                        # whether the others would start
+    python -m scripts.gpu_check ready                                        # only checks that the others would start
 
-Each line is PASS, FAIL or INFO. The worker's own code denoises with random weights. --device cpu takes a small model through
-the same code; what only a GPU can answer is INFO there.
+Each line is PASS, FAIL or INFO. The worker's own code denoises with random weights. --device cpu runs a small model through the
+same code; a check that needs a GPU is INFO there.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def main() -> None:
     parser.add_argument("list", choices=tuple(LISTS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
-    faulthandler.register(signal.SIGTERM, chain=True)  # a list that is ended says where it was
+    faulthandler.register(signal.SIGTERM, chain=True)  # a list that is ended prints its stack
     import_comfyui()
-    with stand_ins(Path(os.environ[FOLDER])), torch.inference_mode():  # as workers have it
+    with stand_ins(Path(os.environ[FOLDER])), torch.inference_mode():  # as in workers
         LISTS[options.list](options.device).begin_to_end()
 
 

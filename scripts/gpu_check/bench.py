@@ -1,4 +1,4 @@
-"""One rank on its device: how it measures, and the worker's own denoise with random weights."""
+"""Measurements of one rank on its device, and the worker's own denoise with random weights."""
 
 from __future__ import annotations
 
@@ -39,32 +39,38 @@ SHORT, LONG = 2, 8
 """Steps of two runs, whose difference is timed."""
 
 REPEATS = 3
-"""Of what is timed, the fastest of so many."""
+"""Number of timed runs, of which the fastest counts."""
 
 TURNS = 5
-"""The number of times that each of several runs is timed by turns."""
+"""Number of times that each of several runs is timed, by turns."""
 
 NUMBERS = (1 << 22) + 3
-"""Random numbers of which weights are made."""
+"""Number of random values from which all weights are made."""
 
 ACTIVE = "active_bytes.all.{}"
-"""Of torch's figures: what is freed while a stream still uses it counts as allocated no more, and is not to be had."""
+"""Name of torch's figure for active bytes. Unlike allocated bytes, they include freed memory that a stream still uses."""
 
 Run = Callable[[int, Work], Tensor | None]
-"""A denoise of so many steps, which tells when a step begins; its result, on the rank that has it."""
+"""A denoise of the given number of steps, which calls the second argument when a step begins.
+
+It returns the result on the rank that has it.
+"""
 
 
 def nothing() -> None:
-    """Is told when a step begins."""
+    """Ignore that a step begins."""
 
 
 def error_of(found: Tensor, expected: Tensor) -> float:
-    """Relative, L2."""
+    """Return the relative L2 error."""
     return float((found.double().cpu() - expected.double().cpu()).norm() / expected.double().norm())
 
 
 class HostClock:
-    """Is told when a step begins: how long the host took for the one before it, whatever the device still had to do."""
+    """A callback for the beginning of each step, which measures the host's time for the step before.
+
+    The time excludes the device's remaining work.
+    """
 
     def __init__(self, wait: Work) -> None:
         self.milliseconds: list[float] = []
@@ -72,7 +78,7 @@ class HostClock:
         self._begun = 0.0
 
     def __call__(self) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         if self._begun:
             self.milliseconds.append(1e3 * (time.perf_counter() - self._begun))
         self._wait()
@@ -80,14 +86,14 @@ class HostClock:
 
 
 class Bench(Report):
-    """What one rank measures on its device, and the denoises that it measures."""
+    """The measurements of one rank on its device, and the denoises that are measured."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
         self.ranks = int(os.environ.get("WORLD_SIZE", 1))
         self.gpus = torch.cuda.device_count() if self.cuda else 0
         self.apart = self.gpus >= self.ranks
-        """Whether each rank has a GPU of its own."""
+        """True if each rank has a GPU of its own."""
         self.device = torch.device("cuda", self.rank % self.gpus) if self.cuda else torch.device(kind)
         if self.cuda:
             torch.cuda.set_device(self.device)
@@ -99,11 +105,11 @@ class Bench(Report):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of activations: bf16 on a card, fp32 on the CPU."""
+        """Return the dtype of activations: bf16 on a card, fp32 on the CPU."""
         return TYPE if self.cuda else torch.float32
 
     def attention_kernels(self, dtype: torch.dtype, width: int) -> Iterator[tuple[str, ChosenKernel]]:
-        """Yield each choice of `attention` and its kernel for heads of a width; report the choices that this device refuses."""
+        """Yield each choice of `attention` and its kernel for heads of a width. Report the choices that this device refuses."""
         for choice in CHOICES:
             try:
                 yield choice, choose_kernel(choice, self.device, dtype, width, package_failures(self.device))
@@ -111,12 +117,12 @@ class Bench(Report):
                 self.say(f"kernel {choice} {dtype} {width}", None, str(refusal)[:80])
 
     def wait(self) -> None:
-        """Until the device has done all that it was given."""
+        """Wait until the device has done all its work."""
         if self.cuda:
             torch.cuda.synchronize()
 
     def milliseconds(self, work: Work, runs: int = 10) -> float:
-        """Of one run of several."""
+        """Return the mean milliseconds of a run, over `runs` runs after a warm-up."""
         for _ in range(3):
             work()
         self.wait()
@@ -135,24 +141,27 @@ class Bench(Report):
         return time.perf_counter() - start
 
     def step(self, run: Run, steps: int = LONG, repeats: int = REPEATS) -> tuple[float, float]:
-        """Return the milliseconds of a step, and of the host alone.
+        """Return the milliseconds of a step, and those of the host alone.
 
         Args:
-            steps: of the longer of two runs, whose difference is timed.
-            repeats: of each run, the fastest of so many counts.
+            steps: Steps of the longer of two runs, whose difference is timed.
+            repeats: Number of times that each run is timed; the fastest counts.
         """
         times = [(self.seconds(run, SHORT), self.seconds(run, steps)) for _ in range(repeats)]
         short, long = map(min, zip(*times, strict=True))
         return 1e3 * (long - short) / (steps - SHORT), self.host_step(run)
 
     def host_step(self, run: Run) -> float:
-        """Return the milliseconds that the host takes for a step."""
+        """Return the median milliseconds that the host takes for a step."""
         clock = HostClock(self.wait)
         run(LONG, clock)
         return statistics.median(clock.milliseconds)
 
     def by_turns(self, runs: Sequence[Run], repeats: int = TURNS) -> list[list[float]]:
-        """Return for each denoise the milliseconds of a step, several times; all are timed by turns, as a card's clock drifts."""
+        """Return for each denoise several measurements of the milliseconds of a step.
+
+        The denoises are timed by turns, because a card's clock drifts.
+        """
         times: list[list[float]] = [[] for _ in runs]
         for _ in range(repeats):
             for run, found in zip(runs, times, strict=True):
@@ -161,7 +170,7 @@ class Bench(Report):
         return times
 
     def peak(self, work: Work) -> int:
-        """Bytes of the device that work takes at the most beside what is held before."""
+        """Return the peak bytes of the device that `work` takes beyond the bytes in use before."""
         if not self.cuda:
             return peak_bytes(work)
         self.wait()
@@ -172,7 +181,7 @@ class Bench(Report):
         return int(torch.cuda.memory_stats()[ACTIVE.format("peak")] - held)
 
     def values(self, name: str, shape: torch.Size) -> Tensor:
-        """Of a parameter: the same on every rank, and such that activations stay near 1."""
+        """Return a parameter's values: the same on every rank, and scaled so that activations stay near 1."""
         start = zlib.crc32(name.encode()) % NUMBERS
         flat = self._numbers.roll(-start).repeat(math.ceil(shape.numel() / NUMBERS))[: shape.numel()]
         if len(shape) > 1:
@@ -185,7 +194,7 @@ class Bench(Report):
         arrange: Callable[[nn.Module, Sequence[nn.Module]], WeightStore] | None = None,
         stage: Stage | None = None,
     ) -> tuple[Any, WeightStore]:
-        """A stage of the model, or all of it, and where its weights are."""
+        """Return a stage of the model, or all of it, and the store of its weights."""
         model = model_of(name, whole=True, stage=stage)
         store = ReplicatedStore(model.module) if arrange is None else arrange(model.module, model.block_modules)
         store.materialise(self.device)
@@ -196,13 +205,13 @@ class Bench(Report):
         return model, store
 
     def plan(self, name: str, degrees: dict[str, int] | None = None, patches: int = 0) -> ResolvedPlan:
-        """On the devices that there are; ranks may share one."""
+        """Return a plan on the devices of this machine. Ranks may share a device."""
         plan = plan_of(JOBS[name].blocks, patches, degrees or {})
         devices = tuple(f"cuda:{rank % self.gpus}" if self.cuda else "cpu" for rank in range(plan.world_size))
         return msgspec.structs.replace(plan, devices=devices)
 
     def tensors(self, name: str, steps: int, sides: int = 1) -> dict[str, Tensor]:
-        """Of a request, the same on every rank."""
+        """Return a request's tensors, the same on every rank."""
         generator = torch.Generator().manual_seed(2)
         made = tensors_of(
             JOBS[name], sides, steps, lambda *shape: torch.randn(shape, generator=generator).to(self.device)
@@ -210,14 +219,14 @@ class Bench(Report):
         return made | {"program": program_for(JOBS[name], steps)}
 
     def tokens(self) -> int:
-        """Of the picture and its text."""
+        """Return the number of tokens of the picture and its text."""
         _, height, width = JOBS[self.name].latent
         return height * width // 4 + JOBS[self.name].prompt["context"][0]
 
     def ours(
         self, name: str, plan: ResolvedPlan, model: Any, access: Any = None, compiler: str = ""
     ) -> tuple[LoneRank, Run]:
-        """The worker's denoise."""
+        """Return the worker's denoise and the rank that runs it."""
         rank = LoneRank(self.device, Meter(device=self.device), model, access, compiler)
 
         def run(steps: int, on_step: Work) -> Tensor | None:
@@ -228,7 +237,7 @@ class Bench(Report):
         return rank, run
 
     def needed(self, name: str, plan: ResolvedPlan, run: Run) -> None:
-        """The line of a plan."""
+        """Report the peak memory of a plan against the formula's value."""
         run(SHORT, nothing)
         peak, formula = self.peak(lambda: run(SHORT, nothing)), by_formula(self.name, plan).working
         text = f"{peak / 1e6:.0f} MB beside the weights, {formula / 1e6:.0f} by the formula"

@@ -1,4 +1,4 @@
-"""What communicators carry, over the transport that a plan takes between GPUs; two ranks may try it on one card."""
+"""Checks of communicators over the transport that a plan uses between GPUs. Two ranks may run them on one card."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ ONE_CARD = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_MNNVL_ENABLE": "0",
 }
-"""What has ranks of one card that believe to be on two machines talk over the loopback interface."""
+"""NCCL settings with which ranks of one card, each posing as another machine, talk over the loopback interface."""
 
 TIMES = 10
-"""So often communicators are opened and closed."""
+"""Number of times that communicators are opened and closed."""
 
 
 class Connections(Ranks):
-    """Checks of the primitives."""
+    """Checks of the communication primitives."""
 
     def run(self) -> None:
-        """The list; each rank of a shared card says that it is on a machine of its own, or NCCL refuses them."""
+        """Run the list. Each rank of a shared card poses as another machine, because NCCL would refuse them otherwise."""
         if self.cuda and not self.apart:
             os.environ.update(ONE_CARD, NCCL_HOSTID=f"rank {self.rank}")
         self.log = Path(os.environ.get("OUT") or tempfile.gettempdir(), f"nccl-{self.rank}.txt").absolute()
@@ -49,11 +49,11 @@ class Connections(Ranks):
         super().run()
 
     def checks(self) -> Sequence[Work]:
-        """Uneven and empty splits, a ring's hop, a gather into memory that comes and goes, many communicators, and each pair."""
+        """Return the checks: uneven splits, a ring's hop, gathers, repeated opening of communicators, and pairs of ranks."""
         return self.open, self.splits, self.hop, self.gathers, self.again, self.pairs, self.ways
 
     def open(self) -> None:
-        """Ranks of one card meet, or, where NCCL refuses that, each is a group of its own."""
+        """Connect the ranks. Where NCCL refuses ranks of one card, make each rank a group of its own."""
         self.group = dist.group.WORLD
         if not self.cuda or self.apart:
             return
@@ -65,16 +65,16 @@ class Connections(Ranks):
             self.say("ranks of one card", None, f"each to itself, because NCCL refuses them together: {error}")
 
     def everyone(self) -> Communicator:
-        """All ranks on the device that meet."""
+        """Return a communicator of all connected ranks on the device."""
         return Communicator("all", self.group, self.device, False, Meter(device=self.device))
 
     def piece(self, sender: int, receiver: int) -> Tensor:
-        """What a rank sends to another one: of another length for each pair, and of none for the last."""
+        """Return the piece that a rank sends to another: its length differs for each pair, and is 0 for the last receiver."""
         length = 0 if receiver == self.ranks - 1 else 1000 * sender + 10 * receiver + 3
         return torch.full((length,), 100.0 * sender + receiver, device=self.device)
 
     def splits(self) -> None:
-        """An all-to-all of uneven and empty pieces."""
+        """Check an all-to-all of uneven and empty pieces."""
         everyone = self.everyone()
         if everyone.size == 1:
             self.say("uneven and empty splits", None, "are for ranks that meet")
@@ -85,7 +85,7 @@ class Connections(Ranks):
         self.say("uneven and empty splits", torch.equal(found, torch.cat(expected)), f"{len(found)} elements")
 
     def hop(self) -> None:
-        """A ring's hop; some ranks have nothing to pass on."""
+        """Check a ring's hop in which some ranks have nothing to send."""
         everyone = self.everyone()
         lengths = [0 if rank % 2 else 5003 for rank in range(everyone.size)]
         before = (everyone.rank - 1) % everyone.size
@@ -96,7 +96,7 @@ class Connections(Ranks):
         self.say("a hop of a ring", good, f"{len(found)} elements in a group of {everyone.size}")
 
     def gathers(self) -> None:
-        """A gather into a buffer whose memory comes before it and goes after it, as that of sharded weights does."""
+        """Check gathers into a buffer that is allocated before and freed after each, as for sharded weights."""
         everyone, size = self.everyone(), 1 << 16
         whole = torch.empty(everyone.size * size, dtype=torch.uint8, device=self.device)
         expected = torch.arange(everyone.size, dtype=torch.uint8, device=self.device).repeat_interleave(size)
@@ -110,7 +110,7 @@ class Connections(Ranks):
         self.say("gathers into memory that comes and goes", good, f"{TIMES} of {everyone.size * size} bytes")
 
     def again(self) -> None:
-        """A plan's communicators, opened and closed again and again."""
+        """Open and close a plan's communicators repeatedly."""
         plans = [{"ulysses": self.ranks}, {"ring": self.ranks}]
         if self.cuda and not self.apart:
             self.say("communicators again and again", None, "a plan's are NCCL's only where each rank has a GPU")
@@ -120,7 +120,7 @@ class Connections(Ranks):
         self.say("communicators again and again", True, f"{TIMES} times")
 
     def pairs(self) -> None:
-        """Data from each rank to each other one, and how fast it comes; between cards, by P2P where they have it."""
+        """Check and time the transfer from each rank to each other rank; between cards by P2P where they have it."""
         everyone, hosts = self.everyone(), Communicator("hosts", dist.group.WORLD, HOST, False, Meter())
         if everyone.size == 1:
             self.say("from rank to rank", None, "is for ranks that meet")
@@ -134,7 +134,7 @@ class Connections(Ranks):
                     everyone.send(expected, receiver)
                 everyone.finish_sending()
             if self.rank == receiver:
-                found = everyone.receive(expected.shape, expected.dtype, sender)  # which opens the connection
+                found = everyone.receive(expected.shape, expected.dtype, sender)  # opens the connection
                 right = torch.equal(found, expected)
                 self.wait()
                 start = time.perf_counter()
@@ -148,19 +148,19 @@ class Connections(Ranks):
             self.wait()
 
     def peers(self, sender: int) -> str:
-        """What the driver says of two cards."""
+        """Return the driver's answer about P2P between two cards."""
         if not self.apart:
             return "not between cards"
         linked = torch.cuda.can_device_access_peer(self.device.index, sender % self.gpus)
         return "P2P by the driver" if linked else "no P2P by the driver"
 
     def ways(self) -> None:
-        """The transports that NCCL has told of; its lines stay with the report."""
+        """Report the transports that NCCL logged. The log stays with the report."""
         found = transports(self.log.read_text()) if self.log.exists() else {}
         text = ", ".join(f"{way} on {count} channels" for way, count in found.items())
         self.say("NCCL's transports", None, text or "NCCL has told of none")
 
 
 def transports(log: str) -> dict[str, int]:
-    """By which way how many channels go, from what NCCL logs (NCCL_DEBUG=INFO)."""
+    """Return the number of channels for each transport in NCCL's log (NCCL_DEBUG=INFO)."""
     return dict(Counter(re.findall(r"Channel \S+ : .* via (\S+)", log)))

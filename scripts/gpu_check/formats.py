@@ -1,4 +1,4 @@
-"""Weights that are expanded or multiplied as they are stored: GGUF's kernels, and ComfyUI's quantised layers."""
+"""Checks of stored formats that are expanded or multiplied directly: GGUF's kernels and ComfyUI's quantised layers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .bench import TYPE, Bench
 
 LAYER = "blocks.0"
 SOME_ROWS = 7
-"""Fewer than a kernel was made with."""
+"""Number of rows below the one that a kernel was compiled with."""
 
 QUANTISED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "scaled fp8": ("float8_e4m3fn", {"scale": "recalculate"}),
@@ -43,25 +43,25 @@ QUANTISED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "MXFP8": ("mxfp8", {}),
     "INT8": ("int8_tensorwise", {"per_channel": True}),
 }
-"""ComfyUI's name of the format, and what its quantiser is told."""
+"""For each format: ComfyUI's name and the quantiser's arguments."""
 
 
 class Described:
-    """What ComfyUI finds a quantised file to be."""
+    """A model config as ComfyUI makes it for a quantised file."""
 
     quant_config: ClassVar = {"mixed_ops": True}
 
 
 class Formats(Bench):
-    """Checks of a layer in each format, of the size of a large model's."""
+    """Checks of a layer in each format, of the size of a large model's layer."""
 
     def run(self) -> None:
-        """GGUF's types, then what multiplies in the type that it is stored in."""
+        """Check GGUF's types, then the formats that are multiplied as they are stored."""
         self.rows, self.columns, self.tokens_given = (12288, 3072, 1031) if self.cuda else (96, 512, 7)
         self.each(self.blocks, self.fast, *(functools.partial(self.quantised, name) for name in QUANTISED))
 
     def blocks(self) -> None:
-        """Each of GGUF's types, by one kernel, against what the gguf package makes of it."""
+        """Compare each of GGUF's types, expanded by one kernel, with the gguf package's values."""
         expansion = Expansion(fused=self.cuda)
         if not self.cuda:
             self.say("GGUF's kernels", None, "are for GPUs: eager operations expand here")
@@ -87,7 +87,7 @@ class Formats(Bench):
             self.say(f"GGUF {kind.name}", good, text)
 
     def fast(self) -> None:
-        """Plain fp8 multiplied in fp8 by ComfyUI's operations, where it would do so on this card."""
+        """Compare plain fp8, multiplied in fp8, with ComfyUI's operations, if they would do so on this card."""
         import comfy.model_management
         import comfy.ops
 
@@ -107,14 +107,14 @@ class Formats(Bench):
         self.beside("fp8 fast", model, own, "multiplied in fp8" if native else "not on this device: it is expanded")
 
     def quantised(self, name: str) -> None:
-        """A layer of one of ComfyUI's formats, loaded by us and by ComfyUI from the same file."""
+        """Compare a layer of one of ComfyUI's formats, loaded by the pack and by ComfyUI from the same file."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "layer.safetensors")
             save_file(stored(self.weight().float().cpu(), *QUANTISED[name]), path)
             self.beside(name, self.loaded(path), self.stock(path), "")
 
     def beside(self, name: str, ours: nn.Module, own: nn.Module, text: str) -> None:
-        """The line of a layer: its bits and its time beside ComfyUI's own."""
+        """Report a layer: equality of its bits with ComfyUI's own layer, and the times of both."""
         x = torch.randn(1, self.tokens_given, self.columns, generator=torch.Generator().manual_seed(3))
         x = x.to(self.device, self.computing)
         equal = torch.equal(ours(x.clone()), own(x.clone()))
@@ -124,15 +124,15 @@ class Formats(Bench):
 
     @property
     def computing(self) -> torch.dtype:
-        """What layers are asked to compute in."""
+        """Return the dtype that layers compute in."""
         return getattr(torch, self.computes_in)  # type: ignore[no-any-return]
 
     def weight(self) -> Tensor:
-        """A layer's values."""
+        """Return a layer's values."""
         return self.values(f"{LAYER}.weight", torch.Size((self.rows, self.columns)))
 
     def loaded(self, path: Path) -> nn.Module:
-        """The layer as a rank loads it."""
+        """Return the layer as a rank loads it."""
         opened = open_checkpoint(read_header(path))
         part, marks = opened.under(opened.tensors)
         model = nn.Module()
@@ -149,7 +149,7 @@ class Formats(Bench):
         return model.get_submodule(LAYER)
 
     def stock(self, path: Path) -> nn.Module:
-        """The same layer by ComfyUI's loader."""
+        """Return the same layer from ComfyUI's loader."""
         import comfy.ops
 
         tensors = {name.removeprefix(f"{LAYER}."): tensor for name, tensor in load_file(path).items()}
@@ -160,7 +160,7 @@ class Formats(Bench):
 
 
 def stored(weight: Tensor, form: str, kept: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A layer's tensors in a format, by ComfyUI's own quantiser."""
+    """Return a layer's tensors in a format, by ComfyUI's own quantiser."""
     from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
 
     mark = torch.tensor(list(json.dumps({"format": form}).encode()), dtype=torch.uint8)

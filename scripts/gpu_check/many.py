@@ -1,4 +1,4 @@
-"""Ulysses, Ring, both, weights in parts, and loading what all ranks want."""
+"""Checks of several ranks: Ulysses, Ring, both, sharded weights, and loading of a file that all ranks need."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from .ranks import Ranks
 from .report import Work
 
 UNEQUAL = 5
-"""Tokens by which one side's text is shorter."""
+"""Number of tokens by which the text of one guidance branch is shorter."""
 
 
 class Many(Ranks):
-    """Checks of splits."""
+    """Checks of splits over several ranks."""
 
     def checks(self) -> Sequence[Work]:
-        """Every split against one rank, and whether messages hide behind work."""
+        """Return the checks: every split against one rank, and overlap of messages with work."""
         return self.noise, self.splits, self.unequal, self.ring, self.sharded, self.races, self.loading
 
     def noise(self) -> None:
-        """Whether all GPUs draw the same."""
+        """Report if all GPUs draw the same noise."""
         generator = torch.Generator(self.device).manual_seed(7)
         drawn = torch.randn(1, 16, 128, 128, device=self.device, generator=generator)
         mark = hashlib.sha256(drawn.cpu().numpy().tobytes()).digest()[:7]
@@ -57,7 +57,7 @@ class Many(Ranks):
         self.say("the same noise everywhere", None, len({int(m) for m in marks}) == 1)
 
     def splits(self) -> None:
-        """Ulysses, Ring and both against one rank."""
+        """Compare Ulysses, Ring and both with one rank."""
         model, _ = self.model(self.name)
         _, alone = self.ours(self.name, self.plan(self.name), model)
         both = [{"ring": 2, "ulysses": self.ranks // 2}] if self.ranks > 2 and self.ranks % 2 == 0 else []
@@ -73,7 +73,7 @@ class Many(Ranks):
             mesh.close()
 
     def unequal(self) -> None:
-        """Sides whose texts differ in length, for two pictures: the sides apart, and the pictures apart."""
+        """Compare two pictures with prompts of two lengths, with the branches and with the pictures on separate ranks."""
         if self.ranks % 2:
             self.say("prompts of two lengths", None, "are for an even number of ranks")
             return
@@ -94,17 +94,17 @@ class Many(Ranks):
     def once(
         self, sides: SampleRequest, plan: ResolvedPlan, model: Any, tensors: Mapping[str, Tensor]
     ) -> Tensor | None:
-        """What a plan makes of a request, on the rank that has it."""
+        """Return a plan's result of a request, on the rank that has it."""
         rank = LoneRank(self.device, Meter(device=self.device), model)
         sample(rank, msgspec.structs.replace(sides, plan=plan), dict(tensors))  # type: ignore[arg-type]
         return rank.answer.get("result")
 
     def free(self) -> int:
-        """Bytes of the device."""
+        """Return the device's free bytes."""
         return torch.cuda.mem_get_info()[0] if self.cuda else 0
 
     def ring(self) -> None:
-        """Whether a hop of the ring hides behind attention."""
+        """Check that attention hides a hop of the ring."""
         heads, tokens = inspected(self.name)[1].shape.heads, self.tokens() // self.ranks
         mesh = build_mesh(self.plan(self.name, {"ring": self.ranks}), self.device, Meter(device=self.device))
         kv = torch.zeros(2 * tokens * heads * 128, device=self.device, dtype=TYPE)
@@ -123,7 +123,7 @@ class Many(Ranks):
         mesh.close()
 
     def sharded(self) -> None:
-        """Weights of which each rank has a part."""
+        """Compare sharded weights with one rank's weights."""
         if self.cuda and not self.apart:
             self.say("sharded weights", None, "are gathered by NCCL, which needs a GPU for each rank")
             return
@@ -137,7 +137,7 @@ class Many(Ranks):
         )
 
     def races(self) -> None:
-        """Sixteen blocks, each gathered while the one before it computes, on cards that are nearly full."""
+        """Check sixteen sharded blocks on nearly full cards. Each block is gathered while the block before it computes."""
         if self.cuda and not self.apart:
             self.say("sharded, sixteen blocks", None, "are gathered by NCCL, which needs a GPU for each rank")
             return
@@ -151,7 +151,7 @@ class Many(Ranks):
         five_times(self, "sharded, sixteen blocks", lambda *_: right, self.ours(name, plan, model, access=store)[1])
 
     def loading(self) -> None:
-        """Each way in which ranks get bytes of a file that all of them want; it is in the page cache."""
+        """Time each way of reading a file that all ranks need. The file is in the page cache."""
         file = Path(tempfile.gettempdir(), f"parallel-loading-{os.environ['MASTER_PORT']}")
         everyone = Communicator("loading", dist.group.WORLD, torch.device("cpu"), False, Meter())
         linked = self.apart or not self.cuda

@@ -1,4 +1,4 @@
-"""What one GPU can answer, and one rank's step against ComfyUI's own."""
+"""Checks of one GPU, and of one rank's step against ComfyUI's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .bench import FLUX, FP32_TOLERANCE, LONG, REPEATS, SHORT, TOLERANCE, TYPE, 
 from .report import Work
 
 ROOM_FOR_FLUX = 60e9
-"""Bytes of a GPU that take all of FLUX.1-dev twice: ours and ComfyUI's own."""
+"""Free bytes of a GPU that hold FLUX.1-dev twice: the pack's and ComfyUI's own."""
 
 SHAPES = (
     (TYPE, 128, 1031, 777, 3),
@@ -33,28 +33,28 @@ SHAPES = (
     (TYPE, 512, 257, 300, 1),
     (torch.float32, 128, 45, 67, 2),
 )
-"""Of attention: type, width of a head, queries, keys, heads."""
+"""Shapes of attention: dtype, width of a head, queries, keys, heads."""
 
 EAGER, COMPILED = 1.02, 0.95
-"""One rank's step against ComfyUI's own: at most."""
+"""Largest allowed time of one rank's step, relative to ComfyUI's own step."""
 
 PROTOTYPE = "prototype feature"
-"""A part of the warning that torch gives when its check for waits is turned on; it reports no wait."""
+"""Part of torch's warning when its check for synchronisation is turned on. This warning reports no synchronisation."""
 
 FURTHER = 1.5
-"""How much further than ComfyUI's own result ours may be from one in fp32."""
+"""Largest allowed error against an fp32 result, relative to the error of ComfyUI's own result."""
 
 
 class One(Bench):
     """Checks of one GPU."""
 
     def run(self) -> None:
-        """Run what one GPU can answer; last what takes longest."""
+        """Run the checks, the longest last."""
         self.each(self.kernels, self.speeds, self.copies, self.pins, self.needs, self.streamed, self.busy, self.context)
         self.each(self.exact, self.eager)
 
     def kernels(self) -> None:
-        """Attention and its log-sum-exp against fp64, whole and merged of two halves of the keys."""
+        """Compare attention and its log-sum-exp with fp64, whole and merged from two halves of the keys."""
         for dtype, width, queries, keys, heads in SHAPES:
             q, k, v = (torch.randn(2, n, heads, width, device=self.device, dtype=dtype) for n in (queries, keys, keys))
             scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / width**0.5
@@ -70,7 +70,7 @@ class One(Bench):
                 self.say(f"kernel {kernel.name} {dtype} {width}", good, [f"{error:.1e}" for error in errors])
 
     def speeds(self) -> None:
-        """Of attention at the model's shape."""
+        """Report the speed of attention at the model's shape."""
         tokens, heads = self.tokens(), inspected(self.name)[1].shape.heads
         q, k, v = (torch.randn(1, tokens, heads, 128, device=self.device, dtype=TYPE) for _ in range(3))
         tq, tk, tv = (x.transpose(1, 2) for x in (q, k, v))
@@ -89,7 +89,7 @@ class One(Bench):
                 self.say(f"attention, {name}", None, str(error)[:80])
 
     def copies(self) -> None:
-        """How fast memory of the host is copied to the device."""
+        """Report the rate of copies from host memory to the device."""
         there = torch.empty(1 << 28, dtype=torch.uint8, device=self.device)
         host_side = torch.empty(1 << 28, dtype=torch.uint8)
         sources = {"pageable": host_side} | ({"pinned": host_side.pin_memory()} if self.cuda else {})
@@ -98,7 +98,7 @@ class One(Bench):
             self.say(f"to the device, {name}", None, f"{rate / 1e9:.1f} GB/s")
 
     def pins(self) -> None:
-        """Memory that is pinned twice, which must fail, and a kernel after it, which must not."""
+        """Check that pinning memory twice fails, and that a kernel after the failure works."""
         if not self.cuda:
             self.say("a pin that fails", None, "there is nothing to pin for")
             return
@@ -112,7 +112,7 @@ class One(Bench):
         )
 
     def exact(self) -> None:
-        """In fp32 throughout, one rank's result is ComfyUI's own."""
+        """Check that one rank's result equals ComfyUI's own with fp32 throughout."""
         kept, self.computes_in = self.computes_in, "float32"
         model, _ = self.model(self.name)
         _, run = self.ours(self.name, self.plan(self.name), model)
@@ -123,18 +123,18 @@ class One(Bench):
         self.say(f"{self.name} in fp32, the result", error <= FP32_TOLERANCE, f"error {error:.1e}")
 
     def needs(self) -> None:
-        """What a denoise takes beside its weights, against what plans go by; in patches with keys and values kept."""
+        """Compare a denoise's memory beyond the weights with the plan's estimate, also for patches that keep keys and values."""
         model, _ = self.model(self.name)
         for patches in (1, 4):
             plan = self.plan(self.name, patches=patches)
             self.needed(f"{patches} patches", plan, self.ours(self.name, plan, model)[1])
 
     def streamed(self) -> None:
-        """Compare a window of the two largest blocks with all four of them on the device."""
+        """Compare a window of the two largest blocks with all four blocks on the device."""
         self.windowed(self.name)
 
     def windowed(self, name: str) -> None:
-        """Compare a window of two blocks, which come and go, with all blocks on the device."""
+        """Compare a window of two blocks, which are copied in and dropped, with all blocks on the device."""
         plan = self.plan(name)
         alone = Communicator("subgroup", None, torch.device("cpu"), False, Meter())
         _, all_there = self.ours(name, plan, self.model(name)[0])
@@ -165,7 +165,7 @@ class One(Bench):
         return 1e3 * there.nbytes / self.milliseconds(lambda: there.copy_(source, non_blocking=True))
 
     def busy(self) -> None:
-        """Whether the host keeps the GPU busy, and nothing waits in the loop."""
+        """Check that the host keeps the GPU busy, and that the loop has no synchronisation."""
         _, run = self.ours(self.name, self.plan(self.name), self.model(self.name)[0])
         run(SHORT, nothing)
         with torch.profiler.profile() as profile:
@@ -184,7 +184,7 @@ class One(Bench):
         self.say("nothing waits in the loop", not waits if self.cuda else None, waits[:3])
 
     def watched(self, run: Run) -> None:
-        """Have torch warn of waits, from the first step to the beginning of the last."""
+        """Make torch warn of synchronisation, from the first step to the beginning of the last."""
         begun = 0
 
         def on_step() -> None:
@@ -196,7 +196,10 @@ class One(Bench):
         run(LONG, on_step)
 
     def context(self) -> None:
-        """What the device holds beside tensors, now that kernels are loaded; nobody else uses it."""
+        """Compare the device memory beyond tensors, with all kernels loaded, with the plan's constant.
+
+        Nothing else may use the card.
+        """
         if self.cuda:
             free, total = torch.cuda.mem_get_info()
             used = total - free - torch.cuda.memory_reserved()
@@ -208,11 +211,11 @@ class One(Bench):
         return self.cuda and torch.cuda.mem_get_info()[0] > ROOM_FOR_FLUX
 
     def eager(self) -> None:
-        """Compare one rank's step with ComfyUI's own: of the whole model, where there is room for both."""
+        """Compare one rank's step with ComfyUI's own, of the whole model if the card has room for both."""
         self.beside_comfyui(FLUX if self.roomy() else self.name, "", EAGER)
 
     def beside_comfyui(self, name: str, compiler: str, aim: float) -> None:
-        """Compare ours and ComfyUI's own with the result in fp32, if the model is small, and time a step of each."""
+        """Compare the results with fp32 if the model is small, and time a step of the pack's and of ComfyUI's own."""
         import comfy.model_management
 
         model, _ = self.model(name)
@@ -229,7 +232,8 @@ class One(Bench):
             assert eager is not None
             ours, theirs, uncompiled = (error_of(each, exact) for each in (found, other, eager))
             text = f"error in {self.computes_in} {ours:.1e}, of ComfyUI's own {theirs:.1e}, of its own eager {uncompiled:.1e}"
-            # ComfyUI compiles the whole model and rounds less often: what is outside of blocks rounds here as in its eager model.
+            # ComfyUI compiles the whole model and rounds less often. Outside of blocks, our result rounds as ComfyUI's eager
+            # model does.
             self.say(f"{how}, the result", ours <= FURTHER * max(theirs, uncompiled) + FP32_TOLERANCE, text)
         else:
             self.say(f"{how}, the result", None, f"{error_of(found, other):.1e} from ComfyUI's own")
@@ -246,7 +250,7 @@ class One(Bench):
         comfy.model_management.unload_all_models()
 
     def comfyuis(self, name: str, model: Any, compiler: str = "", **options: torch.dtype) -> Run:
-        """ComfyUI's own denoise with the same weights: its loader, with its options, its sampler, and its node that compiles."""
+        """Return ComfyUI's own denoise with the same weights: its loader with options, its sampler, and its compile node."""
         import comfy.sample
         import comfy.samplers
         import comfy.sd
@@ -274,7 +278,7 @@ class Compiled(One):
     """Checks of one GPU with TorchCompileModel on both sides."""
 
     def run(self) -> None:
-        """Compare few blocks, then the whole model, which may take a compiler longer than there is time."""
+        """Compare few blocks, then the whole model, which may take a compiler longer than the visit."""
         self.each(self.compiled, self.whole)
 
     def compiled(self) -> None:
@@ -282,7 +286,7 @@ class Compiled(One):
         self.beside_comfyui(self.name, self.compiler, COMPILED)
 
     def whole(self) -> None:
-        """Compare one rank's step of all of FLUX.1-dev with ComfyUI's own, where there is room for both."""
+        """Compare one rank's step of all of FLUX.1-dev with ComfyUI's own, if the card has room for both."""
         if self.roomy():
             self.beside_comfyui(FLUX, self.compiler, COMPILED)
         else:
@@ -293,7 +297,7 @@ class Whole(One):
     """Checks of all of FLUX.1-dev in host memory."""
 
     def run(self) -> None:
-        """Compare a window of two blocks with all of them on the device, where there is room for that."""
+        """Compare a window of two blocks with all blocks on the device, if the card has room for them."""
         if self.roomy():
             self.each(functools.partial(self.windowed, FLUX))
         else:

@@ -1,4 +1,4 @@
-"""PipeFusion."""
+"""Checks of PipeFusion."""
 
 from __future__ import annotations
 
@@ -22,24 +22,27 @@ from .report import Work
 
 
 class Pipeline(Ranks):
-    """Checks of stages."""
+    """Checks of pipeline stages."""
 
     def checks(self) -> Sequence[Work]:
-        """Stages against one rank, while kernels are loaded, and whether their hops hide behind work."""
+        """Return the checks: stages against one rank while kernels load, and overlap of hops with work."""
         return self.stages, self.hops
 
     @property
     def by_nccl(self) -> bool | None:
-        """A pass where patches go through NCCL, which a kernel that is loaded meanwhile may wait for; else it says nothing."""
+        """Return the verdict of a run without a hang: True if patches go through NCCL, else None.
+
+        A kernel that is loaded meanwhile may wait for NCCL. Other transports prove nothing.
+        """
         return True if self.apart else None
 
     def staged(self) -> ResolvedPlan:
-        """As many stages as there can be; where a stage has several ranks, these share its tokens."""
+        """Return a plan with as many stages as possible. The ranks of one stage share its tokens."""
         cut = max(stages for stages in range(1, JOBS[self.name].blocks + 1) if self.ranks % stages == 0)
         return self.plan(self.name, {"pipefusion": cut, "ulysses": self.ranks // cut}, patches=2 * cut)
 
     def stages(self) -> None:
-        """The first run of this process, so that kernels are loaded while patches are on their way."""
+        """Compare stages with one rank. This is the process's first run, so kernels load while patches are in transit."""
         plan = self.staged()
         _, run = self.ours(self.name, plan, self.model(self.name, stage=stages(plan)[self.rank])[0])
         run(SHORT, nothing)
@@ -51,7 +54,7 @@ class Pipeline(Ranks):
         self.compare(f"{plan.degrees}, {plan.patches} patches", plan, run, self.ours(self.name, alone, whole)[1])
 
     def hops(self) -> None:
-        """A patch is received one ahead, worked on, and sent."""
+        """Check and time a loop that receives the next patch early, works on a patch, and sends it."""
         plan = self.staged()
         mesh = build_mesh(plan, self.device, Meter(device=self.device))
         place, side = mesh.pipefusion, 8192 if self.cuda else 256
@@ -83,7 +86,7 @@ class Pipeline(Ranks):
         self.say("no hang while kernels for matrices are loaded", self.by_nccl)
         count = 64
         work = self.milliseconds(lambda: a @ b)
-        dist.all_reduce(torch.zeros(1))  # they begin together
+        dist.all_reduce(torch.zeros(1))  # the ranks begin together
         start = time.perf_counter()
         stream(count, lambda _: side)
         each = 1e3 * (time.perf_counter() - start) / count

@@ -1,4 +1,4 @@
-"""Prompts through a real ComfyUI on the device: the pictures of its own loader, and faults that leave nothing behind."""
+"""Checks of prompts in a real ComfyUI on the device: the pictures of its own loader, and faults that leave nothing behind."""
 
 from __future__ import annotations
 
@@ -33,62 +33,62 @@ REPO = Path(__file__).parents[2]
 SPRITES = REPO / "workflows" / "sprites"
 MODEL = "sprites-flux-schnell.safetensors"
 LAYERS = ("double_blocks.0.img_attn.qkv", "single_blocks.0.linear1")
-"""That the LoRA changes."""
+"""Layers that the LoRA changes."""
 
 TOLERANCE = 1e-5
 OPTIONAL = "#non essential dependencies:"
 LONG = 1000
-"""Steps of a run that is cancelled or killed in the middle."""
+"""Steps of a run that is cancelled or killed midway."""
 
 DYNAMIC = "DynamicVRAM support detected and enabled"
-"""The line of ComfyUI's log that says that it loads models dynamically."""
+"""Line of ComfyUI's log which says that ComfyUI loads models dynamically."""
 
 SECONDS = 60
-"""That a prompt, or what ends with it, may take."""
+"""Seconds that a prompt, or the end of one, may take."""
 
 SHORT_OF = re.compile(r"memory|GB free")
-"""How a job says that it has run out of memory, or that its plan would."""
+"""Pattern of a message which says that memory ran out, or that the plan needs too much."""
 
 ROOM = 1 << 26
-"""Bytes of a card that are left to a job which is to run out of them."""
+"""Bytes of a card that are left to a job that must run out of memory."""
 
 
 WEIGHTS = {"bf16": "default", "fp8 weights": "fp8_e4m3fn"}
-"""The loaders' types of weights, of graphs that compute in bf16."""
+"""Dtypes of the loaders' weights, for graphs that compute in bf16."""
 
 VIDEO_PROMPTS = {"positive": 7, "negative": 4}
-"""The sides of a video's graph, and how many tokens the text of each has."""
+"""Branches of a video's graph, with the token count of each text."""
 
 
 def typed(graph: dict[str, Any], stored: str, computed: str) -> dict[str, Any]:
-    """Return a graph with weights of a loader's type and a model that computes in another."""
+    """Return a graph whose loader stores weights in one dtype and whose model computes in another."""
     graph["model"]["inputs"]["weight_dtype"] = stored
     graph["fp32"]["inputs"]["dtype"] = computed
     return graph
 
 
 def missing(requirements: str) -> list[str]:
-    """What is not installed of a requirements.txt of ComfyUI's, but for what it can do without."""
+    """Return the required packages in ComfyUI's requirements.txt that are not installed."""
     needed = re.findall(r"^[\w.-]+", requirements.partition(OPTIONAL)[0], re.MULTILINE)
     found = {(each.metadata["Name"] or "").lower().replace("_", "-") for each in metadata.distributions()}
     return [name for name in needed if name.lower().replace("_", "-") not in found]
 
 
 class Prompts(Report):
-    """Checks of the sprites' graph; ComfyUI is started for them where it can be."""
+    """Checks with the sprites' graph in a ComfyUI that is started for them, if its packages are installed."""
 
     def run(self) -> None:
-        """Pictures under each plan, and after all that may go wrong; then what is left."""
+        """Check pictures under each plan and after each fault, then check that nothing is left."""
         folder = Path(os.environ[FOLDER])
         if lacking := missing((folder / "requirements.txt").read_text()):
             self.say("prompts through ComfyUI", None, f"not run: {', '.join(lacking)} are not installed")
             return
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before its time"))  # so that ComfyUI ends too
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before its time"))  # ComfyUI then ends too
         self.each(functools.partial(self.with_comfyui, folder))
 
     def with_comfyui(self, folder: Path) -> None:
-        """All prompts, and what the end of it leaves."""
-        comfyui = importlib.import_module("scripts.comfyui")  # which imports what may not have been there
+        """Run all prompts, and report the processes and files that remain at the end."""
+        comfyui = importlib.import_module("scripts.comfyui")  # imports packages that may be missing
         shared = set(os.listdir("/dev/shm"))
         with tempfile.TemporaryDirectory() as base:
             temporary = Path(base, "temporary")
@@ -140,11 +140,14 @@ class Prompts(Report):
         save_file(latent, server.input_dir / "random.latent")
 
     def devices(self, ranks: int) -> str:
-        """Workers that share this machine's first device."""
+        """Return the devices of workers that share this machine's first device."""
         return ",".join(["0"] * ranks) if self.cuda else f"cpu:{ranks}"
 
     def graph(self, ranks: int = 0, **sampler: int) -> dict[str, Any]:
-        """The sprites' graph, with ComfyUI's own loader or on so many ranks; a run of its own each time."""
+        """Return the sprites' graph with ComfyUI's own loader, or on `ranks` ranks.
+
+        Each parallel graph is new to ComfyUI's cache.
+        """
         name = "sprites_parallel_api" if ranks else "sprites_api"
         graph: dict[str, Any] = json.loads((REPO / "scripts" / f"{name}.json").read_text())
         graph["sampler"]["inputs"] |= sampler
@@ -153,35 +156,38 @@ class Prompts(Report):
         return graph
 
     def plan(self, graph: dict[str, Any], ranks: int) -> None:
-        """Give a graph a plan; what differs makes no difference without PipeFusion, but ComfyUI keeps no result for it."""
+        """Give a graph a plan of which ComfyUI has no cached result.
+
+        The plan has a new value of an input that has no effect without PipeFusion.
+        """
         self.new += 1
         plan = {"devices": self.devices(ranks), "ulysses": 0, "ring": 0, "attention": "auto", "warmup_steps": self.new}
         graph["plan"] = {"class_type": "ParallelPlan", "inputs": plan}
 
     def latent(self, graph: dict[str, Any]) -> Tensor:
-        """What a graph samples."""
+        """Return the latent that a graph samples."""
         run = self.server.queue(graph, timeout=SECONDS).check()
         (file,) = self.server.files(run, "save_latent")
         return load_file(file)["latent_tensor"].double()
 
     def error(self, graph: dict[str, Any], own: Tensor) -> float:
-        """Of a graph's latent, relative, L2."""
+        """Return the relative L2 error of a graph's latent."""
         return float((self.latent(graph) - own).norm() / own.norm())
 
     def same(self, name: str, ranks: int = 2) -> None:
-        """The line of a picture that has to be ComfyUI's own."""
+        """Check that a picture equals ComfyUI's own."""
         started = time.perf_counter()
         error = self.error(self.graph(ranks), self.own)
         text = f"error {error:.1e} in fp32 on {self.devices(ranks)}, {time.perf_counter() - started:.1f} s"
         self.say(name, error <= TOLERANCE, text)
 
     def pictures(self) -> None:
-        """On one worker, and on two that share the device."""
+        """Check pictures on one worker and on two workers that share the device."""
         for ranks in (1, 2):
             self.same(f"a sprite, {ranks} workers", ranks)
 
     def video(self, ranks: int = 0) -> dict[str, Any]:
-        """Return a graph of a small Wan, with ComfyUI's own loader or on so many ranks."""
+        """Return a graph of a small Wan, with ComfyUI's own loader or on `ranks` ranks."""
         graph = self.graph(ranks, steps=4)
         graph["model"]["inputs"]["unet_name"] = "wan.safetensors"
         if ranks:
@@ -193,7 +199,7 @@ class Prompts(Report):
         return {name: node for name, node in graph.items() if name not in ("vae", "image", "save_image")}
 
     def types(self) -> None:
-        """Compute in bf16, of weights as the file has them and of weights in fp8: as far from fp32 as ComfyUI's own."""
+        """Check bf16 compute, with weights as in the file and in fp8: the error against fp32 must match ComfyUI's own."""
         for name, make in (("a sprite", self.graph), ("a Wan video", self.video)):
             for title, stored in WEIGHTS.items():
                 exact = self.latent(typed(make(), stored, "fp32"))
@@ -203,7 +209,7 @@ class Prompts(Report):
                 self.say(f"{name}, {title}", 0 < ours <= FURTHER * theirs + TOLERANCE, text)
 
     def lora(self) -> None:
-        """A LoRA on both sides, which changes the picture; and without it again."""
+        """Check a LoRA that changes the picture, and the picture without it afterwards."""
         graphs = self.graph(), self.graph(2)
         for graph in graphs:
             graph["lora"] = {
@@ -213,14 +219,14 @@ class Prompts(Report):
             graph["fp32"]["inputs"]["model"] = ["lora", 0]
         first = copy.deepcopy(graphs[0])
         first["sampler"]["inputs"]["steps"] = 1
-        self.latent(first)  # loaded dynamically, weights that a LoRA changed are rounded after their first use
+        self.latent(first)  # loaded dynamically, weights with a LoRA are rounded after their first use
         changed = self.latent(graphs[0])
         far, error = float((changed - self.own).norm() / self.own.norm()), self.error(graphs[1], changed)
         self.say("a LoRA", error <= TOLERANCE < far, f"error {error:.1e}; it changes the latent by {far:.1e}")
         self.same("without the LoRA again")
 
     def vae(self) -> None:
-        """A decode in rows of two workers."""
+        """Check a decode that two workers divide by rows."""
         from PIL import Image
 
         own: dict[str, Any] = {
@@ -245,41 +251,44 @@ class Prompts(Report):
         self.say("a parallel VAE", most <= 1, f"the largest difference is {most} of 255")
 
     def unload(self) -> None:
-        """Unload, which the workers follow, and the same again."""
+        """Check that the workers follow ComfyUI's Unload, and the picture afterwards."""
         before = len(self.server.log)
         deadline = time.monotonic() + SECONDS
         while not (said := re.findall(rf"{MODEL} released; (.*)", self.server.log[before:])):
             if time.monotonic() > deadline:
                 break
-            self.server.free()  # again: ComfyUI overlooks it while it collects garbage behind a prompt
+            self.server.free()  # repeated, because ComfyUI ignores the request while it collects garbage after a prompt
             time.sleep(1)
         self.say("Unload", bool(said), said)
         self.same("after Unload")
 
     def begin(self, on_step: Callable[[], object]) -> Any:
-        """What becomes of a long run in whose third step something is done."""
+        """Return the ended run of a long graph, in whose third step `on_step` is called."""
         graph = self.graph(2, steps=LONG)
         return self.server.queue(graph, on_progress=lambda step: step.value == 3 and on_step(), timeout=SECONDS)
 
     def cancel(self) -> None:
-        """Cancel in the middle of a run."""
+        """Cancel a run midway."""
         run = self.begin(self.server.interrupt)
         self.say("Cancel", run.status == "interrupted", run.status)
         self.same("after Cancel")
 
     def workers(self) -> list[Any]:
-        """The workers' processes."""
+        """Return the workers' processes."""
         return [process for process in self.server.children() if process.name().startswith("parallel-rank")]
 
     def kill(self) -> None:
-        """A worker is killed in the middle of a run."""
+        """Kill a worker midway through a run."""
         run = self.begin(lambda: self.workers()[0].kill())
         message = run.error.exception_message if run.error else ""
         self.say("kill -9", run.status == "error" and "killed" in message, message[:120])
         self.same("after kill -9")
 
     def memory(self) -> None:
-        """Memory runs out, of which the next job has enough: a card's is taken away, on the CPU a worker is told to fail so."""
+        """Let a job run out of memory, and check that the next job has enough.
+
+        On a card, a tensor takes the memory away. On the CPU, a worker is told to fail.
+        """
         ballast: list[Tensor] = []
         if self.cuda:
             ballast.append(torch.empty(torch.cuda.mem_get_info()[0] - ROOM, dtype=torch.uint8, device="cuda"))

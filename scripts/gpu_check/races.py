@@ -1,4 +1,4 @@
-"""Weights that come and go while a card is nearly full: a copy that is early or late shows in the bits of some run."""
+"""Checks of weights that come and go while a card is nearly full. A copy that is early or late changes some run's bits."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SIXTEEN, SMALL_SIXTEEN = "FLUX.1-dev, sixteen blocks", "FLUX.1, small, sixteen b
 RUNS = 5
 
 SLACK = 1 << 28
-"""Bytes of the device that are left beside what a run takes: memory has gaps."""
+"""Bytes of the device that stay free beyond a run's peak, because memory has gaps."""
 
 
 @contextmanager
 def crowded(bench: Bench, run: Run) -> Iterator[float]:
-    """Have the device full but for what a run takes; the bytes that are taken away."""
-    run(SHORT, nothing)  # what comes to stay has come
+    """Fill the device except for the memory that a run takes, and yield the bytes that were taken away."""
+    run(SHORT, nothing)  # lasting allocations happen in this run
     peak = bench.peak(lambda: run(SHORT, nothing))
     if not bench.cuda:
         yield 0
         return
-    gc.collect()  # models are in circles
+    gc.collect()  # models contain reference cycles
     torch.cuda.empty_cache()
     taken = max(0, torch.cuda.mem_get_info()[0] - peak - peak // 8 - SLACK)
     ballast = torch.empty(taken, dtype=torch.uint8, device=bench.device)
@@ -41,7 +41,7 @@ def crowded(bench: Bench, run: Run) -> Iterator[float]:
 
 
 def five_times(bench: Bench, name: str, expected: Run, run: Run) -> None:
-    """The line of what has to have the same bits in every run."""
+    """Check that a denoise gives the expected bits in each of five runs on a nearly full device."""
     right = expected(SHORT, nothing)
     with crowded(bench, run) as taken:
         found = [run(SHORT, nothing) for _ in range(RUNS)]
@@ -58,15 +58,15 @@ def five_times(bench: Bench, name: str, expected: Run, run: Run) -> None:
 
 
 class Races(Bench):
-    """Checks of one GPU."""
+    """Checks of one GPU whose weights come and go."""
 
     def run(self) -> None:
-        """Blocks that are copied from the host, of which a quarter stays."""
+        """Check blocks that are copied from the host, of which a quarter stays on the device."""
         self.name = SIXTEEN if self.cuda else SMALL_SIXTEEN
         self.each(self.streamed)
 
     def streamed(self) -> None:
-        """Against all blocks on the device."""
+        """Compare streamed blocks with all blocks on the device."""
         plan = self.plan(self.name)
         model, _ = self.model(self.name)
         resident = self.ours(self.name, plan, model)[1]

@@ -1,4 +1,4 @@
-"""Several ranks, which compare what they make together with what one makes."""
+"""Checks of several ranks, which compare their common result with one rank's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ranks(Bench):
     """Checks of several ranks, which may share a GPU."""
 
     def run(self) -> None:
-        """The list, together with the other ranks, as a worker has them."""
+        """Run the list together with the other ranks, in a process group as workers have."""
         backend = "cpu:gloo,cuda:nccl" if self.cuda else "gloo"
         dist.init_process_group(backend, timeout=datetime.timedelta(days=1))
         self.each(*self.checks())
@@ -26,10 +26,10 @@ class Ranks(Bench):
 
     @abstractmethod
     def checks(self) -> Sequence[Work]:
-        """The list's, in their order."""
+        """Return the checks of the list, in order."""
 
     def compare(self, name: str, plan: ResolvedPlan, run: Run, alone: Run) -> None:
-        """A split's lines, on the rank that has the result: its error, and its time against one rank's."""
+        """Report a split's error and its time against one rank, on the rank that has the result."""
         found, expected = run(SHORT, nothing), alone(SHORT, nothing)
         (wall, host), (base, _) = self.step(run), self.step(alone)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Checks that the other lists would start: the card, the packages, and all that they import."""
+"""Checks that the other lists would start: the card, the packages, and the imports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ready(Report):
     """Checks that take seconds and need no model."""
 
     def run(self) -> None:
-        """Look at the card first: its name belongs in front of all other lines."""
+        """Run the checks, the card first: its name belongs before all other lines."""
         self.each(self.card, self.kernels, self.packages, self.imports)
 
     def card(self) -> None:

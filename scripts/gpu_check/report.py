@@ -1,4 +1,4 @@
-"""Report: the lines of a list of checks, printed with PASS, FAIL or INFO, and written to a file with their figures."""
+"""A report: the lines of a list of checks, printed with PASS, FAIL or INFO and written to a file with their figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Report(ABC):
         self._begun = time.monotonic()
 
     def begin_to_end(self) -> None:
-        """Run the list between two lines of rank 0: its versions, and that it ended. One that crashes or hangs has no end."""
+        """Run the list between two lines of rank 0: the versions and the end. A list that crashes or hangs has no end."""
         if not self.rank:
             self.each(self.versions)
         self.run()
@@ -41,7 +41,7 @@ class Report(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """All checks of the list."""
+        """Run all checks of the list."""
 
     def versions(self) -> None:
         """Report the versions that the list runs with."""
@@ -50,7 +50,11 @@ class Report(ABC):
         self._write(self._line(None, BEGINNING, text, versions=found))
 
     def say(self, name: str, passed: bool | None, text: object = "", **figures: float) -> None:
-        """Print a line, and add it to the file that LINES names; `passed` is None for information."""
+        """Print a line, and add it to the file that LINES names.
+
+        Args:
+            passed: True, False, or None for information.
+        """
         self._write(self._line(passed, name, text, figures=figures))
 
     def _line(self, passed: bool | None, name: str, text: object, **more: Any) -> ReportLine:
@@ -62,19 +66,19 @@ class Report(ABC):
 
     def _write(self, line: ReportLine) -> None:
         words = f"[{line.rank}] {line.verdict} {line.name}: {line.text}\n"
-        print(words, end="", flush=True)  # in one piece: other ranks write too
+        print(words, end="", flush=True)  # in one piece, because other ranks write too
         if file := os.environ.get(LINES):
             with open(file, "ab", buffering=0) as lines:
                 lines.write(msgspec.json.encode(line) + b"\n")
 
     def each(self, *checks: Work) -> None:
-        """One after another; one that raises is a failure, and the next one runs."""
+        """Run the checks one after another. A check that raises counts as a failure, and the next check runs."""
         for check in checks:
             try:
                 check()
             except Exception as error:
                 name = getattr(check, "__name__", None) or check.func.__name__  # type: ignore[attr-defined]
                 self.say(name, False, f"{type(error).__name__}: {str(error)[:300]}")
-            gc.collect()  # models are in circles
+            gc.collect()  # models contain reference cycles
             if self.cuda:
                 torch.cuda.empty_cache()

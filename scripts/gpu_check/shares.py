@@ -37,13 +37,13 @@ from .report import Work
 
 TOKENS = (576, 1152, 2304, 4608, 9216, 18900, 37800, 75600)
 LAYERS = ((3072, 3072), (3072, 12288), (15360, 3072), (5120, 13824))
-"""Features in and out of layers of FLUX.1 and Wan."""
+"""Input and output features of layers of FLUX.1 and Wan."""
 
 ATTENTION = (
     (4608, 4608, 24), (4608, 4608, 12), (4608, 4608, 6), (4608, 4608, 3), (1152, 1152, 24), (576, 4608, 24), (75600, 75600, 5),
     (18900, 18900, 40), (9450, 75600, 40),
 )  # fmt: skip
-"""Queries, keys and heads: of a whole sequence, as Ulysses and Ring split it, and of a patch."""
+"""Queries, keys and heads: a whole sequence, its parts under Ulysses and Ring, and a patch."""
 
 LINK = 1e11
 """Bytes/s of a link between ranks."""
@@ -57,9 +57,10 @@ class Shared:
     """A model whose ranks' shares are timed.
 
     Attributes:
-        whole: all blocks are run; otherwise two of each kind.
-        degrees: of the plans, of which the first has one rank.
-        repeats: how often each is timed.
+        name: The model's name in JOBS.
+        whole: True to run all blocks, false to run two of each kind.
+        degrees: The degrees of the plans. The first plan has one rank.
+        repeats: Number of times that each plan is timed.
     """
 
     name: str
@@ -80,10 +81,10 @@ ON_THE_CPU = (Shared(SMALL, True, ({}, {"ulysses": 2}, {"ring": 2}), 1),)
 
 
 class Shares(Bench):
-    """Checks of one rank of many, whose exchanges do nothing."""
+    """Checks of one rank out of many, whose exchanges do nothing."""
 
     def run(self) -> None:
-        """Rates, then models, of which the last take longest."""
+        """Measure rates, then models, the longest last."""
         self.each(self.device_rates, self.layers, self.attentions)
         self.each(*(functools.partial(self.shares, shared) for shared in (MODELS if self.cuda else ON_THE_CPU)))
 
@@ -137,7 +138,7 @@ class Shares(Bench):
             self.say(f"TFLOP/s of a layer {features} to {out}, by tokens", None, ", ".join(rates))
 
     def attentions(self) -> None:
-        """Measure every kernel, which gives its log-sum-exp too, at every share of an attention."""
+        """Measure every kernel, with its log-sum-exp, at every share of an attention."""
         for choice, kernel in self.attention_kernels(self.dtype, HEAD_DIM):
             rates = []
             for queries, keys, heads in ATTENTION if self.cuda else ((64, 64, 2),):
@@ -161,7 +162,7 @@ class Shares(Bench):
             plan = plan_of(job.blocks if shared.whole else job.short, 0, degrees)
             with rank_0_of(plan.world_size):
                 _, run = self.ours(shared.name, plan, model)
-                for steps in (SHORT, STEPS):  # a first run of a length takes longer
+                for steps in (SHORT, STEPS):  # the first run of a length takes longer
                     run(steps, nothing)
                 step, host = self.step(run, STEPS, shared.repeats)
             alone = alone or step
@@ -173,7 +174,7 @@ class Shares(Bench):
         self.say(f"{title}, a step against ComfyUI's forward", alone <= EAGER * own if self.cuda else None, text)
 
     def predicted(self, shared: Shared, plan: ResolvedPlan) -> str:
-        """Return the compute and launch times of a rank's step by the cost model, in words; empty for a part of a model."""
+        """Return the cost model's compute and launch times of a rank's step as text; empty for a part of a model."""
         if not shared.whole:
             return ""
         job, (_, config) = JOBS[shared.name], inspected(shared.name)
@@ -184,7 +185,7 @@ class Shares(Bench):
             text_tokens=family.context_tokens(config, {"context": text}),
         )
         memory = (float(torch.cuda.mem_get_info()[0]),) if self.cuda else (1e12,)
-        machine = linked(measured_profile(self.machine, memory, self.cuda), LINK)  # whose time is not shown
+        machine = linked(measured_profile(self.machine, memory, self.cuda), LINK)  # the link's time is not shown
         found = cost(plan, family.shape(config), job_size, machine)
         return f"; predicted {1e3 * found.device:.1f} and {1e3 * found.launch:.1f} of launching"
 
@@ -204,7 +205,7 @@ class Shares(Bench):
 
 @contextmanager
 def rank_0_of(ranks: int) -> Iterator[None]:
-    """Make this process rank 0 of a world whose exchanges do nothing: what they bring is at hand at once, with any values."""
+    """Make this process rank 0 of a world whose exchanges do nothing: they return at once, with arbitrary values."""
     if ranks == 1:
         yield
         return

@@ -1,4 +1,4 @@
-"""Empty packages in place of packages that ComfyUI imports and that no check uses: the page's, and the one that reads videos."""
+"""Empty packages in place of packages that ComfyUI imports and that no check uses: the page's, and the video reader."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def write_stand_ins(requirements: str, folder: Path) -> list[str]:
     """Write an empty package for each of STAND_INS that ComfyUI requires and that is not installed.
 
     Args:
-        requirements: the text of ComfyUI's requirements.txt, which names the versions.
-        folder: the packages and their metadata are written here.
+        requirements: The text of ComfyUI's requirements.txt, which names the versions.
+        folder: The folder for the packages and their metadata.
 
     Returns:
         The names of the packages that were written.

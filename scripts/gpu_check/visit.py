@@ -1,10 +1,11 @@
-"""One visit to a machine with GPUs: lists of checks one after the other, each within its time, and one report of them.
+"""One visit to a machine with GPUs: runs lists of checks one after the other, each within its time, and writes one report.
 
     python -m scripts.gpu_check.visit --out FOLDER             # the lists in the order of their value (see gpu.sh)
     python -m scripts.gpu_check.visit --out FOLDER one races   # these lists, in this order
-    python -m scripts.gpu_check.visit --out FOLDER check       # only whether they would start
+    python -m scripts.gpu_check.visit --out FOLDER check       # only checks that the lists would start
 
-FOLDER then has summary.txt (a line a check), lines.jsonl (the same with figures), machine.txt and report.tar.gz (all of it).
+FOLDER then has summary.txt (a line per check), lines.jsonl (the same with figures), machine.txt and report.tar.gz (all of
+these).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from parallel_backend.comfyui_folder import FOLDER
 REPO = Path(__file__).parents[2]
 
 LINES = "PARALLEL_GPU_LINES"
-"""The environment variable that names the file to which each line is added, as JSON; without it nothing is written."""
+"""Environment variable with the name of the file to which each line is added, as JSON. Without it nothing is written."""
 
 LIMIT = 540
 """Seconds of a whole visit."""
@@ -53,10 +54,10 @@ class Entry(NamedTuple):
     """The rules by which one list is run.
 
     Attributes:
-        seconds: the list may always take so long.
-        each_card: each card has a rank of it; on one card, two ranks share the card.
-        broken: the verdict when the list does not end by itself.
-        loading: the value of CUDA_MODULE_LOADING, if the list depends on it.
+        seconds: Seconds that the list may always take.
+        each_card: True if each card has a rank of the list; on one card, two ranks share the card.
+        broken: The verdict when the list does not end by itself.
+        loading: The value of CUDA_MODULE_LOADING, if the list depends on it.
     """
 
     seconds: int
@@ -76,19 +77,19 @@ ENTRIES: Mapping[str, Entry] = {
     "whole": Entry(80),
     "connections": Entry(20, each_card=True),
     "many": Entry(65, each_card=True, loading="LAZY"),
-    "pipeline": Entry(35, each_card=True, loading="EAGER"),  # as the launcher has stages load kernels
-    "pipeline-lazy": Entry(20, each_card=True, loading="LAZY", broken="INFO"),  # whether it has to
+    "pipeline": Entry(35, each_card=True, loading="EAGER"),  # the launcher loads kernels so for pipeline stages
+    "pipeline-lazy": Entry(20, each_card=True, loading="LAZY", broken="INFO"),  # shows if eager loading is necessary
 }
 """The lists of checks and their rules. The seconds have a margin above those that an H200 took."""
 
 ONE_CARD = ("prompts", "one", "races", "formats", "shares", "doctor")
-"""The order on one card, by value: the visit may be cut off at any line."""
+"""Order of the lists on one card, by value, because the visit may be cut off at any line."""
 
 ONE_CARD_AGAIN = ("compiled", "whole", "many", "connections")
 """The lists that do not fit into the first visit to one card; the command of a second visit names them."""
 
 SEVERAL_CARDS = ("connections", "many", "pipeline", "pipeline-lazy", "doctor", "prompts", "one", "races", "formats")
-"""The order on several cards: first what one card cannot answer. The other lists may be named."""
+"""Order of the lists on several cards: first those that one card cannot run. Other lists run if they are named."""
 
 
 def command_of(name: str, cards: int, device: str) -> list[str]:
@@ -109,9 +110,9 @@ def seconds_for(name: str, later: Sequence[str], left: float) -> float:
     seconds. A list that hangs therefore takes no time from the later lists.
 
     Args:
-        name: the list that is about to run.
-        later: the lists that follow.
-        left: seconds until the visit ends.
+        name: The list that is about to run.
+        later: The lists that follow.
+        left: Seconds until the visit ends.
     """
     own = ENTRIES[name].seconds
     spare = left - sum(ENTRIES[each].seconds for each in later)
@@ -119,13 +120,13 @@ def seconds_for(name: str, later: Sequence[str], left: float) -> float:
 
 
 def run(command: Sequence[str], log: Path, seconds: float, environment: Mapping[str, str]) -> int | None:
-    """Run a command, show and keep what it prints, and end it when its time is over.
+    """Run a command, show and keep its output, and end it when its time is over.
 
     Args:
-        command: the command line.
-        log: the file that keeps the output.
-        seconds: the command's time.
-        environment: variables in addition to those of this process.
+        command: The command line.
+        log: The file that keeps the output.
+        seconds: The command's time.
+        environment: Variables in addition to those of this process.
 
     Returns:
         The exit status, or None if the time was over.
@@ -150,7 +151,7 @@ def run(command: Sequence[str], log: Path, seconds: float, environment: Mapping[
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and all processes that it started."""
-    import psutil  # only now: it may have been installed by this visit
+    import psutil  # imported late, because this visit may have installed it
 
     if process.poll() is not None:
         return
@@ -169,8 +170,8 @@ class Visit:
     """The lists of one visit and its report.
 
     Attributes:
-        out: the folder that receives the report.
-        logs: the folder that keeps the output of each list until the report is packed.
+        out: The folder that receives the report.
+        logs: The folder that keeps the output of each list until the report is packed.
     """
 
     def __init__(self, out: Path, logs: Path, device: str, cards: int, deadline: float) -> None:
@@ -181,17 +182,17 @@ class Visit:
 
     @property
     def left(self) -> float:
-        """Seconds until the archive has to be written."""
+        """Return the seconds until the archive has to be written."""
         return self._deadline - time.monotonic()
 
     def ready(self) -> bool:
-        """Run the list `ready`, whose output says what this machine is."""
+        """Run the list `ready`, whose output describes this machine."""
         machine = self.logs / "ready.txt"
         status = run(command_of("ready", self.cards, self.device), machine, self.left, {})
         return status == 0 and "FAIL" not in _verdicts(machine)
 
     def install(self) -> None:
-        """Install missing packages, as pip is set up on this machine; that costs the visit no time."""
+        """Install missing packages with this machine's pip. The installation does not count as time of the visit."""
         begun = time.monotonic()
         needed = [REPO / "requirements.txt", Path(os.environ[FOLDER], "requirements.txt")]
         files = [argument for file in needed for argument in ("-r", str(file))]
@@ -199,7 +200,7 @@ class Visit:
         self._deadline += time.monotonic() - begun
 
     def describe(self) -> None:
-        """Write what the driver says of this machine."""
+        """Write the driver's description of this machine."""
         with (self.out / "machine.txt").open("wb") as file:
             file.write((self.logs / "ready.txt").read_bytes())
             file.flush()
@@ -208,7 +209,7 @@ class Visit:
                     subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=60)
 
     def run(self, names: Sequence[str]) -> None:
-        """Run the lists one after the other; their seconds are a card's, so on the CPU only the visit's end counts."""
+        """Run the lists one after the other. Their time limits are for a card; on the CPU only the visit's end counts."""
         for place, name in enumerate(names):
             if self.left > 0:
                 seconds = seconds_for(name, names[place + 1 :], self.left) if self.device == "cuda" else self.left
@@ -240,7 +241,7 @@ class Visit:
         self.counted.append(f"{name:14s}{counts}{seconds:9.1f}")
 
     def close(self) -> None:
-        """Pack the report and print what failed and how many lines each list has."""
+        """Pack the report, and print the failures and each list's counts of lines."""
         with tarfile.open(self.out / "report.tar.gz", "w:gz") as archive:
             archive.add(self.logs, "report")
             for name in ("machine.txt", "summary.txt", "lines.jsonl"):
@@ -274,7 +275,7 @@ def main() -> int:
     names: list[str] = options.lists
     if names != ["check"] and (unknown := [name for name in names if name not in ENTRIES]):
         parser.error(f"{', '.join(unknown)}: no such list; there are {', '.join(ENTRIES)}, and check alone")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the report is packed then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the report is packed then too
     deadline = time.monotonic() + options.limit - ENDING
     cards = _cards()
     if options.device == "cuda" and not cards:
