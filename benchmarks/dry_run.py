@@ -1,9 +1,9 @@
-"""What one step asks of a GPU, counted at full size without one: kernels, collectives, bytes, memory, waits.
+"""Counts one step's demands on a GPU at full size, without a GPU: kernels, collectives, bytes, memory, waits.
 
     python -m benchmarks.dry_run [--json] [--only TEXT] [--but CASE] [--short] [--own] [--beside] [--diffusers]
 
-The worker's own code runs on CUDA tensors that have no data (tests/dry); the other ranks are only believed in.
-COMFYUI_PATH names ComfyUI's folder. --short takes two blocks of each kind, and three latent frames of a clip, in place of all.
+The worker's own code runs on CUDA tensors without data (tests/dry); no processes run the other ranks. COMFYUI_PATH names
+ComfyUI's folder. --short runs two blocks of each kind, and three latent frames of a clip, instead of all.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ IN_BLOCKS: Mapping[str, Mapping[str, Any]] = {
     for plan, degrees in (("one rank", {}), ("pipefusion 4, first stage", {"pipefusion": 4}))
     for room in (0, 1 << 40)
 }
-"""Of FLUX.1-dev with its blocks' matrices in a type of GGUF's, expanded by eager operations; with room they stay expanded."""
+"""Cases of FLUX.1-dev with its blocks' matrices in a type of GGUF's, expanded by eager operations.
+
+With room, the matrices stay expanded.
+"""
 
 DECODES: Mapping[str, tuple[str, int]] = {
     f"{autoencoder}, {'one rank' if ranks == 1 else f'{ranks} ranks'}": (autoencoder, ranks)
@@ -93,7 +96,7 @@ DECODES: Mapping[str, tuple[str, int]] = {
 
 
 def results(only: str, but: Sequence[str], whole: bool) -> Iterator[tuple[str, Result]]:
-    """Each case whose name has this text in it, but for those named."""
+    """Yield the result of each case whose name contains `only`, except the cases in `but`."""
     for case, (model, degrees) in CASES.items():
         if only in case and case not in but:
             yield case, dry_run(model, whole=whole, **degrees)
@@ -106,7 +109,10 @@ def results(only: str, but: Sequence[str], whole: bool) -> Iterator[tuple[str, R
 
 
 def beside(model: str) -> dict[str, dict[str, int]]:
-    """Kernels by name of one rank's whole step, sampler and preview with it, and of ComfyUI's own forward alone."""
+    """Return kernels by name: those that a rank's step has more of than ComfyUI's own forward, and those it has less of.
+
+    The step includes sampler and preview.
+    """
     own, ours = own_kernels(model), Counter(dry_run(model).names)
     return {"more": dict(ours - own), "less": dict(own - ours)}
 

@@ -1,7 +1,8 @@
-"""How far pictures are whose attention is exchanged in fp8 from the exact ones: PSNR for the sprites model, in one process.
+"""Measures the error of pictures whose attention is exchanged in fp8: PSNR for the sprites model, in one process.
 
 From the repository's root: COMFYUI_PATH=... python -m benchmarks.exchange_quality
-The pictures of pipefusion_quality, each attention of queries, keys, values and results that have travelled under Ulysses.
+It draws the pictures of pipefusion_quality. Each attention gets queries, keys and values, and gives results, as they arrive
+under Ulysses.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import comfy.ldm.flux.math  # isort: skip
 
 
 def travelled(x: Tensor) -> Tensor:
-    """As the ranks have it."""
+    """Return a tensor as ranks receive it: encoded to fp8 and decoded."""
     return FP8.decode(FP8.encode(x), x.dtype)
 
 
 def exchanged(kernel: Any) -> Any:
-    """The model's attention, of heads that are apart, with what it is given and gives exchanged."""
+    """Return the model's attention function with its inputs and output, split into heads, exchanged in fp8."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         out = kernel(*map(travelled, (q, k, v)), *args, **kwargs)

@@ -1,9 +1,9 @@
-"""Each declared class in a real ComfyUI, under each kind of split, against the stock loader.
+"""Runs each declared class in a real ComfyUI, under each kind of split, and compares it with the stock loader.
 
     COMFYUI_PATH=... python -m benchmarks.families [NAME ...]
 
 The inputs are those of `benchmarks.undeclared`: the tests' small files, and the graphs of tests/families with ComfyUI's own
-conditioning and samplers. NAMEs choose inputs; by default the first of each file is run. All steps of PipeFusion are exact.
+conditioning and samplers. NAMEs choose inputs; by default the first input of each file runs. All steps of PipeFusion are exact.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ PLANS: Mapping[str, Mapping[str, Any]] = {
 
 
 def row(server: ComfyUI, name: str, make: Job, seen: set[str]) -> list[str] | None:
-    """Return a line of the table: class, input, and under each plan the error or what refuses it; None for a file seen before."""
+    """Return a line of the table: class, input, and the error or the refusal under each plan.
+
+    Return None for a repeated file.
+    """
     graph = make(server)
     file = graph["model"]["inputs"]["unet_name"]
     if not sys.argv[1:] and file in seen:
@@ -56,7 +59,7 @@ def row(server: ComfyUI, name: str, make: Job, seen: set[str]) -> list[str] | No
 
 
 def main() -> None:
-    """Print the table, each line as it is found."""
+    """Print the table, each line as soon as it is found."""
     chosen = {name: make for name, make in inputs() if name in sys.argv[1:] or not sys.argv[1:]}
     torch.set_num_threads(1)
     print(f"## ComfyUI {comfyui_version(FOLDER)}\n")

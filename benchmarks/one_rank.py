@@ -1,11 +1,12 @@
-"""One rank of the mechanism that spreads ComfyUI's own forward, against that forward: CPU seconds, their ratio, Python's calls.
+"""Compares sequence parallelism on one rank with ComfyUI's own forward: CPU seconds, their ratio, and Python's calls.
 
     OMP_NUM_THREADS=1 python -m benchmarks.one_rank [--runs 20] [--size 64] [--only TEXT]
 
-Random models of ComfyUI's classes on the CPU, taking turns, first one and then the other in front. What counts is the thread's
-own seconds, and the median of the ratios of neighbours, so that other processes count little.
-COMFYUI_PATH names ComfyUI's folder. Large tensors that are given back to the system, and asked for again in another order, are
-worth 15 % either way: MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=17179869184 in the environment keeps them.
+One rank runs ComfyUI's own forward through the pack's mechanism. Random models of ComfyUI's classes run on the CPU by turns,
+and the first of a pair alternates. The results are the thread's own seconds and the median of the neighbours' ratios, so that
+other processes hardly count. COMFYUI_PATH names ComfyUI's folder. Large tensors that return to the system, and are allocated
+again in another order, change results by 15 % either way. MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=17179869184
+in the environment keeps them in the process.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ FAMILIES = ("flux", "qwen-image", "wan, text", "z-image")
 
 
 def enlarged(case: Case, size: int) -> Case:
-    """The same call on a picture of `size` x `size` latent values, or a video of 3 such frames."""
+    """Return the call on a picture of `size` x `size` latent values, or on a video of 3 such frames."""
     return replace(case, x=draw(*case.x.shape[:-2], size, size, seed=1))
 
 
 def seconds(function: Callable[[], Any]) -> float:
-    """Of the CPU, in one call on one thread."""
+    """Return the CPU seconds of one call on one thread."""
     started = time.thread_time()
     function()
     return time.thread_time() - started
 
 
 def calls(function: Callable[[], Any]) -> int:
-    """Of Python's and built-in functions, in one call."""
+    """Return the number of calls of Python's and built-in functions in one call."""
     profile = cProfile.Profile()
     profile.runcall(function)
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
@@ -51,7 +52,7 @@ def calls(function: Callable[[], Any]) -> int:
 
 @torch.no_grad()
 def compare(name: str, size: int, runs: int) -> tuple[tuple[list[float], list[float]], tuple[int, int]]:
-    """Of ComfyUI's own forward and of ours the seconds of each run, and the calls of functions in one."""
+    """Return for ComfyUI's own forward and for ours the seconds of each run, and the number of function calls in one run."""
     case = enlarged(small(name), size)
     rank = ProofRank(case, plan_for(case))
     first = rank.run()
@@ -66,7 +67,7 @@ def compare(name: str, size: int, runs: int) -> tuple[tuple[list[float], list[fl
 
 
 def main() -> None:
-    """Print a row a family."""
+    """Print one row per family."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--size", type=int, default=64, help="latent values along each side")

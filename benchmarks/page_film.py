@@ -1,11 +1,11 @@
-"""The README's film and picture of a run: a stock workflow, its loader's menu, Run, and the timeline, in a real Chromium.
+"""Makes the README's film and picture of a run: a stock workflow, its loader's menu, Run, and the timeline, in Chromium.
 
 Run from the repository root, with ComfyUI's folder and a Chromium:
 
     COMFYUI_PATH=... CHROMIUM=... python -m benchmarks.page_film [FOLDER]
 
-It writes FOLDER/run.gif and FOLDER/timeline.png (default: docs/images). The workers run on the CPU, and how long a frame is
-shown is said here, so that the film is as long on any machine.
+It writes FOLDER/run.gif and FOLDER/timeline.png (default: docs/images). The workers run on the CPU. This script sets the time
+of each frame, so that the film has the same length on any machine.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tests.support.page.browser import POLLING, SET, chromium, dismiss, open_gra
 SIZE: ViewportSize = {"width": 1100, "height": 640}
 COLOURS = 96
 WORKERS = 2
-"""In the film: what two cores run."""
+"""Workers in the film: two cores run so many."""
 
 RUNNING, MOST = 7000, 20
-"""Milliseconds of the film for the run itself, and frames of it at most."""
+"""Milliseconds of the film for the run itself, and its largest number of frames."""
 
 RANKS, WIDE = 4, 760
-"""Of the picture: workers, pixels."""
+"""Workers in the picture, and its width in pixels."""
 
 TIMELINE = ".pp-on-last-run > div > :nth-child(2)"
-"""In the tab."""
+"""Selector of the timeline in the tab."""
 
 QUIET = {"Comfy.Minimap.Visible": False, "Comfy.Graph.CanvasInfo": False}
-"""ComfyUI's settings that clear the view."""
+"""Settings of ComfyUI that clear the view."""
 
 LOADER = "app.graph.nodes.find(node => /UNETLoader|LoadParallelDiffusionModel/.test(node.type))"
 
@@ -49,14 +49,14 @@ STOCK = """() => {
     app.canvas.ds.offset = [-291, 150];
     app.canvas.setDirty(true, true);
 }"""
-"""Leaves the nodes of a stock workflow, all of them to be seen."""
+"""JavaScript function that leaves only the nodes of a stock workflow, all of them in view."""
 
 TITLE = f"""() => {{
     const [x, y] = {LOADER}.pos, {{left, top}} = app.canvas.canvas.getBoundingClientRect();
     const {{scale, offset}} = app.canvas.ds;
     return [left + (x + 90 + offset[0]) * scale, top + (y - 15 + offset[1]) * scale];
 }}"""
-"""Where the loader's title is in the window."""
+"""JavaScript function that returns the position of the loader's title in the window."""
 
 ALONE = """([part, width]) => {
     const frame = document.createElement("div");
@@ -68,7 +68,7 @@ ALONE = """([part, width]) => {
     document.body.append(frame);
     frame.style.height = `${Math.floor(frame.getBoundingClientRect().height)}px`;
 }"""
-"""Shows a part of the tab as wide as a page."""
+"""JavaScript function that shows a part of the tab alone, with the given width."""
 
 
 @dataclass
@@ -80,11 +80,11 @@ class Film:
     durations: list[int] = field(default_factory=list)
 
     def take(self, milliseconds: int) -> None:
-        """One picture of what is to be seen now."""
+        """Take one picture of the page now."""
         self.add([self.page.screenshot()], milliseconds)
 
     def add(self, pictures: Sequence[bytes], milliseconds: int) -> None:
-        """Pictures that share so many milliseconds; of many some, evenly."""
+        """Add pictures that share the given milliseconds. Of many pictures, keep some at even intervals."""
         every = -(-len(pictures) // MOST)
         chosen = pictures[::every]
         for each in chosen:
@@ -93,13 +93,13 @@ class Film:
             self.durations.append(milliseconds // len(chosen))
 
     def save(self, path: Path) -> None:
-        """As a GIF that begins again."""
+        """Save the film as a GIF that repeats."""
         first, *others = self.frames
         first.save(path, save_all=True, append_images=others, duration=self.durations, loop=0, optimize=True)
 
 
 def shoot(page: Page, path: Path) -> None:
-    """From a stock workflow to the timeline of its run on several workers."""
+    """Film a stock workflow up to the timeline of its run on several workers."""
     page.set_viewport_size(SIZE)
     for name, value in {"Parallel.Devices": f"cpu:{WORKERS}", **QUIET}.items():
         page.evaluate(SET, [name, value])
@@ -145,14 +145,14 @@ def shoot(page: Page, path: Path) -> None:
 
 
 def photograph(page: Page, path: Path) -> None:
-    """A run's timeline: workers, and seconds."""
+    """Take the picture of a run's timeline: workers over seconds."""
     expect(page.locator(".pp-on-last-run svg.pp-row")).to_have_count(RANKS)
     page.evaluate(ALONE, [TIMELINE, WIDE])
     page.locator("#pp-alone").screenshot(path=path)
 
 
 def run(comfyui: ComfyUI, workers: int) -> None:
-    """Have so many workers draw a picture, so that they have started and what follows is no first run."""
+    """Draw a picture on so many workers, so that they have started and the next run is not their first."""
     graph = json.loads((REPO / "scripts" / "sprites_parallel_api.json").read_text(encoding="utf-8"))
     graph["plan"]["inputs"]["devices"] = f"cpu:{workers}"
     graph["sampler"]["inputs"]["seed"] += workers
@@ -160,7 +160,7 @@ def run(comfyui: ComfyUI, workers: int) -> None:
 
 
 def main() -> None:
-    """Make both."""
+    """Make the film and the picture."""
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument("folder", type=Path, nargs="?", default=REPO / "docs" / "images")
     folder = line.parse_args().folder

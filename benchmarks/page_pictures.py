@@ -1,11 +1,11 @@
-"""Pictures of the pack in ComfyUI's page, to be looked at: each scene in both renderers and themes, 1920 and 1280 wide.
+"""Takes pictures of the pack in ComfyUI's page for review: each scene in both renderers and themes, 1920 and 1280 wide.
 
 Run from the repository root, with ComfyUI's folder and a Chromium:
 
     COMFYUI_PATH=... CHROMIUM=... python -m benchmarks.page_pictures FOLDER [--scenes refused,gpus] [--url http://127.0.0.1:8188]
 
-It writes FOLDER/SCENE.png, a scene's eight pictures side by side, and each alone as FOLDER/SCENE/RENDERER-THEME-WIDTH.png.
-With --url it takes a ComfyUI that runs already, which has the sprites' files.
+It writes FOLDER/SCENE.png, a scene's eight pictures side by side, and each picture alone as
+FOLDER/SCENE/RENDERER-THEME-WIDTH.png. With --url it uses a running ComfyUI, which has the sprites' files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZES: tuple[ViewportSize, ...] = ({"width": 1920, "height": 1080}, {"width": 12
 THEMES = ("dark", "light")
 RENDERERS = {"canvas": False, "nodes2": True}
 PREVIEW = 960
-"""The width of each picture beside the others."""
+"""Width in pixels of each picture in FOLDER/SCENE.png."""
 
 SPRITES = "Sprites without a GPU"
 NODE = "app.graph.nodes.find(n => n.type === '{}')"
@@ -43,9 +43,9 @@ PUSHED = """gpus => {
         return tell.call(this, event);
     };
 }"""
-"""What the server tells by itself has these GPUs too."""
+"""JavaScript function that adds these GPUs to the status that the server pushes."""
 PATIENCE = 300_000
-"""Milliseconds for one thing to appear: nobody waits for the pictures."""
+"""Milliseconds to wait for one thing to appear; nobody waits for the pictures."""
 
 GIGABYTE = 1e9
 GPUS = [
@@ -82,7 +82,7 @@ ROW = "| 4 x NVIDIA GeForce RTX 4090 | qwen-image.safetensors, 1024x1024, 20 ste
 
 
 def sprites(page: Page) -> None:
-    """The template that needs no GPU, and what to expect of it."""
+    """Show the template that needs no GPU, with its estimate."""
     open_graph(page, SPRITES)
     loader = "app.graph.nodes.find(n => n.type.startsWith('LoadParallel'))"
     texts = f"{loader}.badges.map(badge => (typeof badge === 'function' ? badge() : badge).text)"
@@ -90,17 +90,17 @@ def sprites(page: Page) -> None:
 
 
 def first(page: Page) -> None:
-    """What is said before a first run, whose workers are not there yet, on the loader and in the tab."""
+    """Show the loader and the tab before a first run, whose workers do not exist yet."""
     open_graph(page, SPRITES)
     devices = f"{NODE.format('ParallelPlan')}.widgets.find(w => w.name === 'devices')"
-    page.evaluate(f"{devices}.value = 'cpu:3'")  # which no other scene runs on
+    page.evaluate(f"{devices}.value = 'cpu:3'")  # no other scene runs on these
     page.evaluate(f"{TRACKER}.captureCanvasState()")
     open_tab(page)
     expect(page.locator(".pp-on-loaders")).to_contain_text("the first run starts workers")
 
 
 def templates(page: Page) -> None:
-    """The pack's cards."""
+    """Show the pack's templates in the template browser."""
     press(page.get_by_role("button", name="Templates"))
     dialog = page.get_by_role("dialog")
     press(dialog.get_by_text(PACK, exact=True))
@@ -108,7 +108,7 @@ def templates(page: Page) -> None:
 
 
 def run(page: Page) -> None:
-    """What a run has come to, on the node and in the tab."""
+    """Show a run's results on the node and in the tab."""
     sprites(page)
     open_tab(page)
     page.get_by_test_id("queue-button").click()
@@ -116,7 +116,7 @@ def run(page: Page) -> None:
 
 
 def starting(page: Page) -> None:
-    """What a run tells while it goes, as the server tells it."""
+    """Show the progress text of a run, as the server sends it."""
     open_graph(page, SPRITES)
     (number,) = page.evaluate("app.graph.nodes.filter(n => n.type === 'ParallelSampler').map(n => String(n.id))")
     said = {"nodeId": number, "text": "Step 24 of 60 · 0.17 s a step · 7 s left"}
@@ -124,7 +124,7 @@ def starting(page: Page) -> None:
 
 
 def refused(page: Page) -> None:
-    """A plan that cannot run."""
+    """Show the error of a plan that cannot run."""
     open_graph(page, SPRITES)
     page.evaluate(f"{NODE.format('ParallelPlan')}.widgets.find(w => w.name === 'ulysses').value = 3")
     page.get_by_test_id("queue-button").click()
@@ -132,7 +132,7 @@ def refused(page: Page) -> None:
 
 
 def subgraph(page: Page) -> None:
-    """A run inside of a subgraph, told outside of it."""
+    """Show the progress of a run inside a subgraph on the outer node."""
     open_graph(page, "Z-Image-Turbo")
     number = page.evaluate(
         "() => { const outer = app.graph.nodes.find(n => n.subgraph);"
@@ -143,7 +143,7 @@ def subgraph(page: Page) -> None:
 
 
 def swap(page: Page) -> None:
-    """Use all GPUs on a template of ComfyUI's own, whose files are not there, and why its loaders stay."""
+    """Show "Use all GPUs" on a template of ComfyUI's own without its files, and the reason why its loaders stay."""
     page.evaluate(
         "async () => app.loadGraphData(await (await fetch('/templates/flux_dev_full_text_to_image.json')).json(),"
         " true, true, 'stock', {openSource: 'template'})"
@@ -154,14 +154,14 @@ def swap(page: Page) -> None:
 
 
 def settings(page: Page) -> None:
-    """Settings > Parallel."""
+    """Show Settings > Parallel."""
     page.evaluate("app.extensionManager.command.execute('Comfy.ShowSettingsDialog')")
     press(page.get_by_role("dialog").get_by_text("Parallel", exact=True).first)
     expect(page.get_by_role("dialog").get_by_text("GPUs while a run goes")).to_be_visible()
 
 
 def gpus(page: Page) -> None:
-    """The strip of four GPUs while a run goes, and their ticks in the tab."""
+    """Show the strip of four GPUs during a run, and their check boxes in the tab."""
 
     def answer(route: Route) -> None:
         status = route.fetch().json()
@@ -177,7 +177,7 @@ def gpus(page: Page) -> None:
 
 
 def bench(page: Page) -> None:
-    """Stock ComfyUI beside the pack, measured half-way, with a side that failed."""
+    """Show the benchmark of stock ComfyUI and the pack, half done, with a failed side."""
     file = "2026-11-25-4-x-nvidia-geforce-rtx-4090.json"
     shown = {"doing": "0-3, first: step 7 of 20", "sides": SIDES, "row": ROW, "file": file, "said": ""}
 
@@ -209,7 +209,7 @@ SCENES: Mapping[str, Callable[[Page], None]] = {
 
 @contextlib.contextmanager
 def server(url: str) -> Iterator[ComfyUI]:
-    """A ComfyUI with the sprites' files; the one at an address, if one is named."""
+    """Yield a ComfyUI with the sprites' files: a new one, or the one at an address."""
     with tempfile.TemporaryDirectory() as folder:
         comfyui = ComfyUI(os.environ["COMFYUI_PATH"], folder)
         comfyui.patience = 5 * PATIENCE / 1000
@@ -226,7 +226,7 @@ def server(url: str) -> Iterator[ComfyUI]:
 
 
 def photograph(page: Page, scene: str, folder: Path) -> None:
-    """All pictures of a scene."""
+    """Take all pictures of a scene."""
     pictures = []
     for renderer, theme in itertools.product(RENDERERS, THEMES):
         page.set_viewport_size(SIZES[0])
@@ -241,7 +241,7 @@ def photograph(page: Page, scene: str, folder: Path) -> None:
         for size in SIZES:
             page.set_viewport_size(size)
             page.evaluate(FIT)
-            page.wait_for_timeout(1000)  # what fades in has done so
+            page.wait_for_timeout(1000)  # until fades have ended
             path = folder / scene / f"{renderer}-{theme}-{size['width']}.png"
             page.screenshot(path=path)
             pictures.append(path)
@@ -251,7 +251,7 @@ def photograph(page: Page, scene: str, folder: Path) -> None:
 
 
 def side_by_side(paths: list[Path]) -> Image.Image:
-    """Two in a row, all as wide."""
+    """Return the pictures in one image, two in a row and of equal width."""
     pictures = [Image.open(path).convert("RGB") for path in paths]
     scaled = [each.resize((PREVIEW, each.height * PREVIEW // each.width)) for each in pictures]
     height = max(each.height for each in scaled)

@@ -1,4 +1,4 @@
-"""How far PipeFusion's pictures are from the exact ones: PSNR for the sprites model, by the one-process simulation.
+"""Measures the error of PipeFusion's pictures: PSNR for the sprites model, by the one-process simulation.
 
 From the repository's root: COMFYUI_PATH=... python -m benchmarks.pipefusion_quality
 Every caption with three seeds, 28 steps of euler, simple, cfg 2; prints a Markdown table.
@@ -30,7 +30,7 @@ LATENT = (1, 16, 16, 16)
 
 
 def prompts() -> tuple[Prompt, Prompt]:
-    """Every caption once for each seed, as one batch, and the empty prompt."""
+    """Return a batch of every caption, once for each seed, and the empty prompt."""
     captions = [load_file(path) for path in sorted(SPRITES.glob("*-on-*.safetensors"))]
     pooled = "pooled_output"
     text, vector = (torch.cat([caption[key] for caption in captions for _ in SEEDS]) for key in ("cond", pooled))
@@ -39,7 +39,7 @@ def prompts() -> tuple[Prompt, Prompt]:
 
 
 def load_vae() -> Any:
-    """The sprites' autoencoder, as Load VAE loads `taef1`."""
+    """Return the sprites' autoencoder, as Load VAE loads `taef1`."""
     parts = {
         f"taesd_{part}.{name}": tensor
         for part in ("encoder", "decoder")
@@ -49,18 +49,18 @@ def load_vae() -> Any:
 
 
 def psnr(pictures: Tensor, exact: Tensor) -> list[float]:
-    """Decibels for each picture; values are 0 to 1."""
+    """Return the PSNR of each picture in decibels, for values from 0 to 1."""
     errors = (pictures - exact).square().flatten(1).mean(dim=1).tolist()
     return [-10 * math.log10(error) if error else math.inf for error in errors]
 
 
 def row(patches: str, warmup: str, decibels: list[float]) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     return f"| {patches} | {warmup} | {statistics.median(decibels):.1f} | {min(decibels):.1f} |"
 
 
 def drawing() -> Callable[[int, int, int], Tensor]:
-    """What draws every picture in so many steps, patches and warm-up steps: `[pictures, height, width, 3]`."""
+    """Return a function that draws every picture: `draw(steps, patches, warmup_steps)` gives `[pictures, height, width, 3]`."""
     model, vae = load_model(load_file(SPRITES / "sprites-flux-schnell.safetensors")), load_vae()
     positive, negative = prompts()
     noise = torch.cat([torch.randn(LATENT, generator=torch.Generator().manual_seed(seed)) for seed in SEEDS])
@@ -85,7 +85,7 @@ def drawing() -> Callable[[int, int, int], Tensor]:
 
 
 def steps_asked(description: str | None) -> int:
-    """Of the command."""
+    """Return the number of steps from the command line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=28)
     return parser.parse_args().steps

@@ -1,9 +1,10 @@
-"""How far PipeFusion's clips are from the exact ones: PSNR for a small CogVideoX, by the engine itself on one CPU worker.
+"""Measures the error of PipeFusion's clips: PSNR for a small CogVideoX, by the engine itself on one CPU worker.
 
 From the repository's root: python -m benchmarks.pipefusion_quality_video MODEL.safetensors
-There is no small trained CogVideoX, so one is trained first if the file is not there (2b's type, on clips of a moving
-square, always the same; three minutes on one core). Then every caption with three seeds, 28 DDIM steps, cfg 2;
-prints a Markdown table.
+
+No small trained CogVideoX exists, so the script trains one if the file is missing. It is of 2b's type and trained on clips of a
+moving square, always the same, in three minutes on one core. Then the script samples every caption with three seeds, 28 DDIM
+steps and cfg 2, and prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FRAMES, SIZE = 3, 16
 COLOURS = torch.tensor([[1.0, 0, 0], [0, 0.7, 0], [0, 0, 1], [1, 1, 0], [1, 1, 1], [0, 0, 0]])
 DIRECTIONS = torch.tensor([[0.0, 2], [2, 0], [0, -2], [-2, 0]])
 CAPTIONS = ((0, 4, 0), (2, 3, 1), (1, 5, 2), (4, 0, 3), (3, 2, 0), (5, 4, 1))
-"""Colour, background and direction."""
+"""Colour, background and direction of each caption, as indices."""
 
 TEXT_WIDTH = 32
 SEEDS = (1, 2, 3)
@@ -44,23 +45,28 @@ LAYERS = 4
 
 
 def fixed(*shape: int) -> Tensor:
-    """Random numbers that are always the same."""
+    """Return random numbers that are always the same."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
 CHANNELS_OF_COLOURS = torch.linalg.qr(fixed(16, 3))[0]
-"""A latent is the colours turned into 16 channels: nothing is lost, and no autoencoder is needed."""
+"""Matrix that turns colours into a latent's 16 channels. It loses nothing, so no autoencoder is needed."""
 
 WORDS = fixed(3, len(COLOURS), TEXT_WIDTH)
 
 
 def texts(captions: Tensor) -> Tensor:
-    """Embeddings `[batch, 3, width]` of captions `[batch, 3]`."""
+    """Return the embeddings `[batch, 3, width]` of captions `[batch, 3]`."""
     return torch.stack([WORDS[place, captions[:, place]] for place in range(3)], dim=1)
 
 
 def clips(captions: Tensor, places: Tensor) -> Tensor:
-    """Latents `[batch, 16, frames, height, width]`: a square of 6 whose corner starts at `places` `[batch, 2]`."""
+    """Return latents `[batch, 16, frames, height, width]` of a moving square of 6.
+
+    Args:
+        captions: Colours, backgrounds and directions, `[batch, 3]`.
+        places: The square's first corner in each clip, `[batch, 2]`.
+    """
     frames = torch.arange(FRAMES).float()[None, :, None]
     corners = (places[:, None] + frames * DIRECTIONS[captions[:, 2]][:, None])[..., None] % SIZE
     row, column = ((torch.arange(SIZE) - corners) % SIZE < 6).unbind(2)
@@ -70,7 +76,7 @@ def clips(captions: Tensor, places: Tensor) -> Tensor:
 
 
 def colours(latents: Tensor) -> Tensor:
-    """From latents to colours, 0 to 1."""
+    """Convert latents to colours from 0 to 1."""
     return ((latents.movedim(1, 4) @ CHANNELS_OF_COLOURS + 1) / 2).clamp(0, 1)
 
 
@@ -114,15 +120,15 @@ def train(path: Path, steps: int) -> None:
 
 
 def psnr(pictures: Tensor, exact: Tensor) -> list[float]:
-    """Decibels for each clip; values are 0 to 1."""
+    """Return the PSNR of each clip in decibels, for values from 0 to 1."""
     errors = (pictures - exact).square().flatten(1).mean(dim=1).tolist()
     return [-10 * math.log10(error) if error else math.inf for error in errors]
 
 
 def make(run: Runner, path: Path, steps: int, patches: int, warmup_steps: int) -> Tensor:
-    """All captions with all seeds, as colours."""
+    """Sample all captions with all seeds, and return the clips as colours."""
     alphas = schedulers("2b")["cogvideox_ddim"].alphas_cumprod.clone()
-    alphas[-1] = 4.8973451890853435e-08  # as ComfyUI's tables end where the terminal SNR is zero
+    alphas[-1] = 4.8973451890853435e-08  # ComfyUI's tables end here where the terminal SNR is zero
     table = ((1 - alphas) / alphas).sqrt().float()
     times = torch.arange(1000, 0, -1000 / steps).round().long() - 1
     sigmas = torch.cat([table[times], torch.zeros(1)])

@@ -1,4 +1,4 @@
-"""The cost model against published measurements: writes docs/measured/plan-predictions.md, or fits its constants again.
+"""Compares the cost model with published measurements: writes docs/measured/plan-predictions.md, or fits the constants again.
 
 python benchmarks/plan_predictions.py          # write the page from plan/predict/cards.json and known_machines.py
 python benchmarks/plan_predictions.py --fit    # print the constants that the one- and two-GPU rows give
@@ -30,7 +30,7 @@ COG_PAGE = "xDiT docs/performance/cogvideo.md"
 HUNYUAN_PAGE = "xDiT docs/performance/hunyuanvideo.md"
 TORCHAO_PAGE = "diffusers-torchao README.md, CogVideoX benchmarks, bf16"
 
-# Seconds of text encoders and VAE in the published times: assumed for H100, fitted on one- and two-GPU rows otherwise.
+# Seconds of text encoders and VAE in the published times: assumed for H100, otherwise fitted on one- and two-GPU rows.
 FIXED_H100 = 0.10
 FIXED_A100 = 0.46
 FIXED_COG15 = 88.3
@@ -38,12 +38,12 @@ FIXED_COG_H100 = 8.6
 FIXED_COG_A100 = 44.3
 FIXED_HUNYUAN = 56.3
 
-# The same of Wan at 720p: SGLang's log on one H100 (sglang PR 15163) has 11 s of decoding and 3 s of the text encoder. An
-# A100 is taken to need twice that, and 480p the part that its pixels are.
+# The same seconds for Wan at 720p. SGLang's log on one H100 (sglang PR 15163) has 11 s of decoding and 3 s of the text encoder.
+# We assume twice that for an A100, and for 480p the share of its pixels.
 FIXED_WAN_H100 = 14.0
 FIXED_WAN_A100 = 28.0
 
-# FLOP/s of flash-attn 2 on an H100, as measured at FLUX's shape. flash-attn 3 is as fast as cuDNN's, which the profile has.
+# FLOP/s of flash-attn 2 on an H100, measured at FLUX's shape. flash-attn 3 is as fast as cuDNN, whose rate the profile has.
 FLASH2_H100 = 329e12
 
 # Bytes/s through a PCIe port of the machine with 12 L40 that CogVideoX-5b ran on (fitted on its two-GPU rows).
@@ -61,10 +61,10 @@ BY_DIFFUSERS: Mapping[str, tuple[int, int]] = {
     "hunyuan-video": (94, 53),
     "wan2.2-14b": (0, 62),
 }
-"""Kernels that a double and a single block of diffusers' modules start, eager: counted by `tests/dry/diffusers_blocks.py`."""
+"""Eager kernels of a double and of a single block of diffusers' modules, counted by `tests/dry/diffusers_blocks.py`."""
 
 COMPILED = (30, 12)
-"""The same of FLUX's, fused by torch.compile: matmuls, attention and what is between them, by hand."""
+"""Kernels of FLUX's double and single block fused by torch.compile: matmuls, attention and those between, counted by hand."""
 
 
 NOTES = (
@@ -102,7 +102,7 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Row:
-    """One published time: the degrees by axis, seconds, and whether a constant was fitted on it."""
+    """A published time: the degrees by axis, seconds, and `fitted`, true if a constant was fitted on it."""
 
     degrees: tuple[tuple[str, int], ...]
     seconds: float
@@ -110,11 +110,11 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The degrees above 1 in words."""
+        """Return the degrees above 1 as text."""
         return " x ".join(f"{axis} {degree}" for axis, degree in self.degrees) or "1 GPU"
 
     def plan(self, model: ModelShape) -> ResolvedPlan:
-        """The plan that was measured; PipeFusion with as many patches as stages."""
+        """Return the plan that was measured. PipeFusion has as many patches as stages."""
         world = 1
         for _, degree in self.degrees:
             world *= degree
@@ -135,9 +135,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A published series. `fixed` are the seconds that do not depend on the plan (text encoders, VAE).
+    """A published series of times.
 
-    `fixed_as` is the fitted value that they are, where they are fitted.
+    `fixed` is the seconds that do not depend on the plan (text encoders, VAE). `fixed_as` names the fitted constant that gives
+    `fixed`; empty if `fixed` is not fitted.
     """
 
     title: str
@@ -151,12 +152,17 @@ class Measurement:
     fixed_as: str = ""
 
     def predict(self, row: Row) -> float:
-        """Seconds for the whole of what was measured."""
+        """Return the predicted seconds of everything that was measured."""
         return self.fixed + self.runs * cost(row.plan(self.model), self.model, self.job, self.machine).seconds
 
 
 def rows(fitted: tuple[str, ...], **published: float) -> tuple[Row, ...]:
-    """Rows from names such as u2r2c2 (Ulysses 2, Ring 2, CFG 2; p is PipeFusion); `one` is one GPU."""
+    """Return rows from names such as u2r2c2 (Ulysses 2, Ring 2, CFG 2; p is PipeFusion); `one` is one GPU.
+
+    Args:
+        fitted: Names of the rows on which a constant was fitted.
+        published: Seconds by name.
+    """
     axes = {"u": "ulysses", "r": "ring", "c": "cfg", "p": "pipefusion"}
     found = []
     for name, seconds in published.items():
@@ -166,19 +172,19 @@ def rows(fitted: tuple[str, ...], **published: float) -> tuple[Row, ...]:
 
 
 def published(name: str) -> ModelShape:
-    """A model as diffusers' modules compute it."""
+    """Return a model with the kernel counts of diffusers' modules."""
     double, single = BY_DIFFUSERS[name]
     return replace(known_model(name).shape, double_operations=double, single_operations=single)
 
 
 def compiled(model: ModelShape) -> ModelShape:
-    """The same by torch.compile."""
+    """Return the model with the kernel counts of torch.compile."""
     double, single = COMPILED
     return replace(model, double_operations=double, single_operations=single)
 
 
 def measurements() -> list[Measurement]:
-    """What was published, with the constants in profiles.py."""
+    """Return the published measurements, with the constants in profiles.py."""
     h100, a100, l40, l20 = profile("h100"), profile("a100"), profile("l40"), profile("l20")
     dev, schnell = published("flux-dev"), published("flux-schnell")
     cog, cog15 = published("cogvideox-5b"), published("cogvideox1.5-5b")
@@ -294,7 +300,7 @@ def measurements() -> list[Measurement]:
 
 
 def _videos(h100: Profile, with_flash2: Profile, a100: Profile, l20: Profile) -> Iterator[Measurement]:
-    """Series of videos, in which attention is most of the work."""
+    """Yield the series of videos, in which attention is most of the work."""
     cog, hunyuan, wan = published("cogvideox-5b"), published("hunyuan-video"), published("wan2.2-14b")
     small = DenoiseJob(cog.image_tokens(720, 480, 49), 226, has_uncond=True, steps=50)
     yield Measurement(
@@ -401,7 +407,7 @@ def _videos(h100: Profile, with_flash2: Profile, a100: Profile, l20: Profile) ->
 
 
 def _with_ports(machine: Profile, bandwidth: float) -> Profile:
-    """A PCIe machine whose ports have another speed."""
+    """Return the profile of a PCIe machine with another port speed."""
     ports = tuple(replace(level, bandwidth=bandwidth) for level in machine.levels[:3])
     return replace(machine, levels=(*ports, *machine.levels[3:]))
 
@@ -410,7 +416,7 @@ Values = dict[str, float]
 
 
 def with_values(found: list[Measurement], values: Values) -> list[Measurement]:
-    """The measurements with other constants."""
+    """Return the measurements with these constants."""
     fused, eager, fast, fast_eager, long, short, piped, *videos = found
 
     def h100(base: Measurement) -> Measurement:
@@ -460,7 +466,10 @@ def _machine(base: Profile, values: Values, device: Device) -> Profile:
 
 
 def fit() -> Values:
-    """The constants that reproduce the fitted rows (their mean, where there are two), found in turn until they settle."""
+    """Return the constants that reproduce the fitted rows, solved in turn until they settle.
+
+    A constant that two rows determine reproduces their mean.
+    """
     found = measurements()
     values: Values = {
         "h100 matmul": 5e14,
@@ -524,7 +533,7 @@ def fit() -> Values:
 
 
 def _solve(values: Values, name: str, low: float, high: float, target: Callable[[], float]) -> None:
-    """Bisection; at the nearer end where the target has no root between the bounds."""
+    """Solve for one constant by bisection. If the target has no root between the bounds, take the nearer bound."""
     values[name] = low
     rising = target() < 0
     for _ in range(40):
@@ -536,7 +545,7 @@ def _solve(values: Values, name: str, low: float, high: float, target: Callable[
 
 
 def page() -> str:
-    """The document."""
+    """Return the page's text."""
     return "\n".join(_lines())
 
 
@@ -590,7 +599,7 @@ def _lines() -> Iterator[str]:
 
 
 def _choices(series: Measurement, missed: list[str]) -> Iterator[str]:
-    """For every number of GPUs with several published plans: the one the model chooses, and what it really took."""
+    """Yield the model's choice and its published time, for each number of GPUs with several published plans."""
     groups: dict[int, list[Row]] = {}
     right: list[str] = []
     for row in series.rows:

@@ -1,9 +1,9 @@
-"""Published times beside predictions: what a predicted time is made of, and the least that the cards' data sheets allow.
+"""Compares published times with predictions: the parts of a predicted time, and the least time by the cards' data sheets.
 
     python -m benchmarks.published_rows
 
-Prints the table of docs/measured/published-rows.md. Nothing is measured here; each row is the fastest exact plan whose
-weights are replicated.
+Prints the table of docs/measured/published-rows.md. The script measures nothing. Each row is the fastest exact plan with
+replicated weights.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.profiles import Profile
 
 PEAKS = {"h100": 989, "h200": 989, "b200": 2250, "l20": 119.5, "4090": 165, "pro-5000": 258}
-"""TFLOP/s of a card's data sheet: bf16 with fp32 sums, dense."""
+"""TFLOP/s by a card's data sheet: dense bf16 with fp32 sums."""
 
 D = 0.89
-"""An RTX 4090 D's cores in those of an RTX 4090."""
+"""Cores of an RTX 4090 D relative to an RTX 4090."""
 
 PARTS = ("matmul", "attention", "other kernels", "exchange", "host")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A published time in seconds, for `steps` of a job on cards; `by` is whose it is.
+    """A published time in seconds, for `steps` of a job on cards; `by` names who published it.
 
-    `slower` is the part of the card's rates that the cards have, `has_uncond` whether there is a negative prompt.
+    `slower` is the fraction of the card's rates that these cards reach. `has_uncond` is true if there is a negative prompt.
     """
 
     model: str
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def what(self) -> str:
-        """The job in words."""
+        """Return the job as text."""
         width, height, frames = self.size
         area = f"{width}x{height}" + (f"x{frames}" if frames > 1 else "")
         how = ", ".join(
@@ -84,11 +84,14 @@ ROWS: Sequence[Row] = (
     Row("minimax-h3", FIVE_SECONDS, "pro-5000", 4, "5.69", "a node pack"),
     Row("minimax-h3", FIVE_SECONDS, "pro-5000", 2, "10.3", "a node pack"),
 )
-"""4090 D cards are 4090s with fewer cores; of MiniMax-H3's five seconds the size is not said, so it is the usual one."""
+"""The published rows. 4090 D cards are 4090s with fewer cores.
+
+The size of MiniMax-H3's five seconds is not published: we assume the usual one.
+"""
 
 
 def predicted(row: Row) -> tuple[str, float, float, dict[str, float]]:
-    """The plan, its seconds, those with compiled blocks, and what the first are made of."""
+    """Return the plan, its seconds, its seconds with compiled blocks, and the parts of the first seconds."""
     known, machine = known_model(row.model).shape, profile(row.card)
     job = DenoiseJob(known.image_tokens(*row.size), known.text, has_uncond=row.has_uncond, steps=row.steps)
     device = replace(
@@ -126,7 +129,7 @@ def predicted(row: Row) -> tuple[str, float, float, dict[str, float]]:
 
 
 def least(row: Row) -> float:
-    """Seconds of matmuls and attention alone, at the data sheet's rate, on all cards evenly."""
+    """Return the seconds of matmuls and attention alone, at the data sheet's rate, evenly on all cards."""
     known = known_model(row.model).shape
     image = known.image_tokens(*row.size)
     tokens = image + (known.text if known.joint_text else 0)
@@ -136,7 +139,7 @@ def least(row: Row) -> float:
 
 
 def lines() -> list[str]:
-    """The table."""
+    """Return the lines of the table."""
     heads = ("job", "cards", "published (s)", "predicted", "plan", *PARTS, "compiled", "least")
     found = [f"| {' | '.join(heads)} |", f"|{' --- |' * 3}{' ---: |'} --- |{' ---: |' * (len(PARTS) + 2)}"]
     for row in ROWS:

@@ -1,12 +1,12 @@
-"""A soak: many prompts in a row through a real ComfyUI, all at random, and what its processes hold after each.
+"""Soaks a real ComfyUI: runs many random prompts in a row and records the resources of its processes after each.
 
-Models of three families, sizes, text lengths, batches, samplers, schedules, guidance and plans are drawn from a seed. A
-prompt whose plan keeps KSampler's picture is, from time to time, the probe: a fixed prompt whose latent must be the one
-that ComfyUI's own KSampler made before. What is held after the first prompts bounds what may be held later; the very first
-ones have the same workers load every model whole, which is the most that a worker keeps.
+A seed decides models of three families, sizes, text lengths, batches, samplers, schedules, guidance and plans. From time to
+time the prompt is a probe under a plan that keeps KSampler's picture. A probe's latent must equal the one that ComfyUI's own
+KSampler made before. The resources after the first prompts bound those of later prompts. In the very first prompts, the same
+workers load every model unsharded, the most that a worker keeps.
 
 Run from the repository root: COMFYUI_PATH=... python -m benchmarks.soak [--prompts 300] [--seed 0]
-It ends with 1 if a prompt failed or something grew beyond its bound.
+It exits with 1 if a prompt failed or a resource grew beyond its bound.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ PROBE_EVERY = 25
 TOLERANCE = 1e-5
 
 FLUX = {"tiny-schnell": 4, "tiny-dev": 4, "tiny-3-heads": 3}
-"""Models and their attention heads."""
+"""Models of FLUX and their attention heads."""
 HEADS = FLUX | {"soak-pixart": 16, "soak-video": 3}
 LOADERS = {"soak-pixart": "LoadParallelPixArt", "soak-video": "LoadParallelCogVideoX"}
 
 
 @dataclass(frozen=True)
 class Held:
-    """What ComfyUI's process, the fork server and the workers hold after a prompt; of the workers, the most that one holds.
+    """The resources of ComfyUI's process, the fork server and the workers after a prompt. Values of workers are of the largest.
 
-    `processes` counts those beyond ComfyUI, the fork server and the plan's workers; `shared` the bytes of shared memory
-    that any of them has open or mapped, but for weights that wait there for their device; sizes are in MiB.
+    `processes` counts processes beyond ComfyUI, the fork server and the plan's workers. `shared` is the shared memory that any
+    process has open or mapped, except weights that wait there for their device. Sizes are in MiB.
     """
 
     processes: int
@@ -69,12 +69,12 @@ class Held:
 BOUNDS = Held(
     processes=0, files_comfyui=8, files_server=4, files_worker=8, shared=0, rss_comfyui=32, rss_server=8, rss_worker=64
 )
-"""By how much what is held later may exceed the most that was held in the first prompts."""
+"""Largest allowed growth of each resource over its maximum in the first prompts."""
 
 
 @dataclass
 class Report:
-    """What a soak found."""
+    """The results of a soak."""
 
     held: list[Held] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Report:
     seconds: float = 0.0
 
     def growth(self, first: int) -> Held:
-        """By how much the most of all later prompts exceeds the most of the first ones; negative where it is less."""
+        """Return the growth of each maximum from the first `first` prompts to all later ones; negative for a decrease."""
         return Held(
             **{
                 name: max(getattr(held, name) for held in self.held[first:])
@@ -94,7 +94,7 @@ class Report:
         )
 
     def broken(self, first: int) -> list[str]:
-        """What went wrong, in words."""
+        """Return the failures as text."""
         growth = self.growth(first)
         grown = [
             f"{name} grew by {getattr(growth, name):g}, more than {getattr(BOUNDS, name):g}"
@@ -119,7 +119,11 @@ def fill_families(server: ComfyUI) -> None:
 
 
 def draw_graph(chance: random.Random, devices: int, whole: str | None = None) -> Graph:
-    """A prompt at random on so many workers; if a model is given, of this one, and every worker holds it whole."""
+    """Return a random prompt on `devices` workers.
+
+    Args:
+        whole: A model that every worker holds unsharded; None for a random model and plan.
+    """
     model = whole or chance.choice(list(HEADS))
     has_uncond = chance.random() < 0.5
     batch = chance.choice((1, 1, 2))
@@ -144,7 +148,7 @@ def draw_graph(chance: random.Random, devices: int, whole: str | None = None) ->
         size = {"width": 16 * chance.randint(3, 6), "height": 16 * chance.randint(3, 6), "batch_size": batch}
         graph["latent"] = node(
             "EmptyHunyuanLatentVideo", length=chance.choice((5, 13)), **size
-        )  # latent frames by twos
+        )  # latent frames come in twos
         graph["sampler"]["inputs"]["sampler_name"] = chance.choice(("cogvideox_ddim", "cogvideox_dpm", "euler"))
     plan = (
         {"ulysses": 1, "ring": devices}
@@ -157,7 +161,7 @@ def draw_graph(chance: random.Random, devices: int, whole: str | None = None) ->
 
 
 def plans(devices: int, heads: int, has_uncond: bool, batch: int) -> Iterator[Mapping[str, int | str]]:
-    """All plans for a job on so many workers: an automatic one, and every product of degrees, whole and sharded."""
+    """Yield all plans for a job on so many workers: an automatic one, and every product of degrees, replicated and sharded."""
     yield dict.fromkeys(("cfg", "pipefusion", "ulysses", "ring", "data"), 0)
     limits = {"cfg": 1 + has_uncond, "pipefusion": 3, "ulysses": heads, "ring": devices, "data": batch}
     for degrees in itertools.product(*(range(1, min(limit, devices) + 1) for limit in limits.values())):
@@ -170,12 +174,12 @@ def plans(devices: int, heads: int, has_uncond: bool, batch: int) -> Iterator[Ma
 
 
 def probe_graph() -> Graph:
-    """The prompt whose result is known."""
+    """Return the prompt whose result is known."""
     return ksampler_graph("tiny-schnell", width=72, height=104, steps=3, cfg=2.0, seed=5)
 
 
 def soak(server: ComfyUI, prompts: int, seed: int, most_workers: int = 4) -> Report:
-    """Queue prompts at random, one after the other, on a server that has the models."""
+    """Queue random prompts, one after the other, on a server that has the models."""
     chance = random.Random(seed)
     report = Report()
     expected = saved_latent(server, server.queue(probe_graph(), timeout=300).check())
@@ -209,20 +213,20 @@ def soak(server: ComfyUI, prompts: int, seed: int, most_workers: int = 4) -> Rep
 
 
 def check_numbers(report: Report, number: int, latent: torch.Tensor) -> None:
-    """Note a picture that is none."""
+    """Note a failure if a latent is not finite or is all zeros."""
     if not latent.isfinite().all() or not latent.any():
         report.failures.append(f"prompt {number + 1}: no picture")
 
 
 def described(graph: Graph) -> str:
-    """A prompt's plan, model and sampler in a line."""
+    """Return a prompt's plan, model and sampler in one line."""
     plan = " ".join(f"{name} {value}" for name, value in graph["plan"]["inputs"].items())
     sampler = graph["sampler"]["inputs"]
     return f"{graph['model']['inputs']['unet_name']}, {plan}, {sampler['sampler_name']}, cfg {sampler['cfg']}"
 
 
 def held_by(server: ComfyUI, workers: int) -> Held:
-    """What is held once workers that had to leave have left."""
+    """Return the resources once the workers that had to end have ended."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while len(server.children()) > 1 + workers and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -243,15 +247,17 @@ def held_by(server: ComfyUI, workers: int) -> Held:
 
 
 def resident(processes: Sequence[psutil.Process]) -> float:
-    """MiB that the largest of some processes holds."""
+    """Return the resident MiB of the largest of some processes."""
     return max((process.memory_info().rss for process in processes), default=0) / MEBIBYTE
 
 
 def shared_memory(process: psutil.Process, waiting: bool = False) -> float:
-    """MiB of files in /dev/shm and of memfds that a process has open or mapped; a library's semaphores, such as tqdm's, aside.
+    """Return the MiB of files in /dev/shm and of memfds that a process has open or mapped.
+
+    A library's semaphores, such as tqdm's, do not count.
 
     Args:
-        waiting: whether weights count that were taken off their device, which go with the workers at the latest.
+        waiting: True to count weights that left their device and wait in host memory; they go with the workers at the latest.
     """
     found: dict[str, int] = {}
     for link in Path(f"/proc/{process.pid}/fd").iterdir():
@@ -277,7 +283,7 @@ def _shared(file: str, waiting: bool) -> bool:
 
 
 def table(report: Report, first: int) -> str:
-    """The most held in each run of `first` prompts, the growth after the first of them, and the bounds, in Markdown."""
+    """Return a Markdown table: the maxima of each group of `first` prompts, the growth after group 1, and the bounds."""
     rows = [["prompts", *(name.replace("_", " ") for name in NAMES)], ["---:"] * (len(NAMES) + 1)]
     for start in range(0, len(report.held), first):
         part = report.held[start : start + first]
@@ -290,7 +296,7 @@ def table(report: Report, first: int) -> str:
 
 
 def main() -> int:
-    """Run it and print the figures."""
+    """Run the soak and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--prompts", type=int, default=300)
     parser.add_argument("--first", type=int, default=50, help="prompts that set what may be held")

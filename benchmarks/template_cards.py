@@ -1,9 +1,9 @@
-"""Draws the pictures of the pack's templates: what each makes, what it needs on each of two GPUs, and where its files come from.
+"""Draws the pictures of the pack's templates: results, memory on each of two GPUs, and the source of the files.
 
-Beside them the page shows the descriptions of locales/<language>/main.json (web/templates.js). No model is needed:
+Next to them the page shows the descriptions of locales/<language>/main.json (web/templates.js). No model is needed:
 
     python -m benchmarks.template_cards            # draws workflows/*.jpg anew
-    python -m benchmarks.template_cards --check    # says which are not as it would draw them
+    python -m benchmarks.template_cards --check    # names the pictures that differ from what it would draw
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ WORKFLOWS = Path(__file__).parents[1] / "workflows"
 SIDE = 352
 BACK, INK, PALE, LINE, SUN = "#202127", "#f0f0f0", "#b4b9c4", "#7fdc9c", "#f5b75a"
 PICTURE, EDIT, VIDEO, SOUND = "#46628c", "#6d5a96", "#3f7d78", "#8c5a4a"
-"""The colour of each kind: pictures, edited pictures, videos, videos with sound."""
+"""Colours of the kinds: pictures, edited pictures, videos, videos with sound."""
 
 OFFERED, CONVERTED = "the page offers its files", "its note says how to get its files"
 
 ALIKE = 1.0
-"""By which a colour may differ on average, because another Pillow compresses and draws letters otherwise."""
+"""Largest allowed mean difference of a colour, because another Pillow compresses and draws letters differently."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A template: its colour, frames that are drawn, what it makes, and the plan command's model and type for its memory.
+    """A template: its colour, its number of drawn frames, its result, and the plan command's model and dtype for its memory.
 
-    `pruned` is for a file without the weights that make a block's modulation, which has their few outcomes instead.
+    `pruned` is for a file without the weights that compute a block's modulation; the file has the few possible outcomes
+    instead.
     """
 
     title: str
@@ -74,12 +75,13 @@ CARDS = {
     "Wan 2.2 5B text and image to video": Card("Wan 2.2 5B", VIDEO, 4, "videos from text or a picture", "wan2.2-5b"),
     "Z-Image-Turbo": Card("Z-Image-Turbo", PICTURE, 1, "pictures in 8 steps", "z-image-turbo"),
 }
-"""All but the sprites, whose picture is of sprites."""
+"""All templates except the sprites, whose picture shows sprites."""
 
 
 def memory_of(card: Card) -> str:
-    """Return in words what each of two GPUs needs for the unsharded model, as the plan command predicts; of two models
-    the larger.
+    """Return text with the memory that each of two GPUs needs for the unsharded model, as the plan command predicts.
+
+    With two models, the larger one counts.
     """
     asked, _, _ = asked_for(parser().parse_args(["--model", card.model, "--dtype", card.dtype, "--card", "h100"]))
     if card.pruned:
@@ -89,7 +91,7 @@ def memory_of(card: Card) -> str:
 
 
 def draw(card: Card) -> Image.Image:
-    """The card's picture."""
+    """Return the card's picture."""
     image = Image.new("RGB", (SIDE, SIDE), BACK)
     pen = ImageDraw.Draw(image)
     step, left, top = 16, 24, 20
@@ -97,7 +99,7 @@ def draw(card: Card) -> Image.Image:
     for frame in range(card.frames):
         x, y = left + frame * step * 2, top + frame * step
         pen.rounded_rectangle((x, y, x + width, y + height), 6, fill=card.colour, outline=PALE, width=2)
-        for line in range(1, 4):  # the rows of tokens that GPUs share
+        for line in range(1, 4):  # rows of tokens that GPUs share
             pen.line((x + 2, y + line * height // 4, x + width - 2, y + line * height // 4), fill=LINE, width=2)
     last = left + (card.frames - 1) * step * 2, top + (card.frames - 1) * step
     sun = last[0] + width * (3 + len(card.title) % 5) // 9, last[1] + height * (2 + len(card.makes) % 4) // 7
@@ -114,7 +116,7 @@ def draw(card: Card) -> Image.Image:
 
 
 def main() -> int:
-    """Draw all, or say which differ; 1 where some do."""
+    """Draw all pictures, or name those that differ. Return 1 if some differ."""
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument(
         "--check", action="store_true", help="draw none, and name those that are not as they would be drawn"
@@ -132,7 +134,7 @@ def main() -> int:
 
 
 def differs(path: Path, made: Image.Image) -> bool:
-    """Whether a file is not there or shows something else."""
+    """Return True if a file is missing or shows another picture."""
     if not path.exists():
         return True
     with Image.open(path) as there:
@@ -140,7 +142,7 @@ def differs(path: Path, made: Image.Image) -> bool:
 
 
 def apart(one: Image.Image, other: Image.Image) -> float:
-    """By how much two pictures' grey differs on average, from 0 to 255."""
+    """Return the mean difference of two pictures' grey, from 0 to 255."""
     counts = ImageChops.difference(one, other).convert("L").histogram()
     return sum(value * count for value, count in enumerate(counts)) / sum(counts)
 

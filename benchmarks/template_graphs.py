@@ -1,4 +1,4 @@
-"""ComfyUI's workflow templates as graphs without subgraphs."""
+"""Reads ComfyUI's workflow templates as graphs without subgraphs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 LOADERS = ("UNETLoader", "CheckpointLoaderSimple", "ImageOnlyCheckpointLoader")
-"""ComfyUI's loaders of diffusion models that its templates have."""
+"""ComfyUI's loaders of diffusion models in its templates."""
 
 MUTED, BYPASSED = 2, 4
-"""What a node's `mode` may be, besides being on."""
+"""Values of a node's `mode`, besides being on."""
 
 ENTRANCE, EXIT = -10, -20
-"""The ids of a subgraph's own inputs and outputs, where its links begin and end."""
+"""Ids of a subgraph's own inputs and outputs, where its links begin and end."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,15 @@ class Output:
 
 @dataclass
 class Node:
-    """A node of a flat graph. `links` are inputs by name, `types` the types of its outputs, `slots` of its inputs in order.
-    `named` are the inputs that are widgets.
+    """A node of a flat graph.
+
+    Attributes:
+        kind: The node's class.
+        widgets: The values of its widgets.
+        links: Its linked inputs, by name.
+        types: The types of its outputs.
+        slots: Name and type of its inputs, in order.
+        named: Names of the inputs that are widgets.
     """
 
     kind: str
@@ -42,7 +49,7 @@ class Node:
 
 
 def template_files() -> list[Path]:
-    """The workflows in ComfyUI's installed templates, without the lists of them."""
+    """Return the workflow files in ComfyUI's installed templates, without their index files."""
     spec = find_spec("comfyui_workflow_templates_json")
     assert spec is not None and spec.origin is not None, "ComfyUI's templates are not installed"
     folder = Path(spec.origin).parent / "templates"
@@ -50,13 +57,13 @@ def template_files() -> list[Path]:
 
 
 def read(path: Path) -> dict[str, Node]:
-    """The nodes that are on, by their path of ids; what a bypassed node gives is what it is given."""
+    """Return the nodes that are on, by their path of ids. Links skip bypassed nodes."""
     page = json.loads(path.read_text(encoding="utf-8"))
     return _Flat(page).nodes
 
 
 class _Flat:
-    """Subgraphs put where they are used."""
+    """A graph whose subgraphs are replaced by their nodes."""
 
     def __init__(self, page: Mapping[str, Any]) -> None:
         self._graphs = {graph["id"]: graph for graph in page.get("definitions", {}).get("subgraphs", ())}
@@ -101,7 +108,7 @@ class _Flat:
         return node
 
     def _source(self, scope: str, link: int | None) -> Output | None:
-        """Where a link comes from, through subgraphs and what passes it on; None where nothing is there."""
+        """Return the output that a link comes from, through subgraphs and bypassed nodes; None if there is none."""
         if link is None or link not in self._links[scope]:
             return None
         origin, index, _, _ = self._links[scope][link]
@@ -136,6 +143,6 @@ def _links(graph: Mapping[str, Any]) -> Iterator[tuple[int, tuple[int, int, int,
 
 
 def _scope_of(name: str) -> str:
-    """Where a node of this path lies."""
+    """Return the scope of a node's path: the path of its subgraph."""
     outer, colon, _ = name.rpartition(":")
     return outer + colon

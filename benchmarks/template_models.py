@@ -1,7 +1,7 @@
-"""Which class of ComfyUI's models each file is that its workflow templates load, by the file's name.
+"""Maps the file names in ComfyUI's workflow templates to the model classes of the files.
 
-The files are too large to be read, so this is written down by hand; `tests/pack/test_templates_census.py` holds it against
-ComfyUI's list of classes and against the templates' files, and a file that is not here is told as unknown and never counted.
+The files are too large to read, so this table is written by hand. `tests/pack/test_templates_census.py` compares it with
+ComfyUI's list of classes and with the templates' files. A file without a row is reported as unknown and never counted.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ CLASSES: Mapping[str, str] = MappingProxyType(
         r"sdpose.*": "SD15",
     }
 )
-"""Pattern of a file's name in lower case -> class in comfy.supported_models; the first that fits counts.
+"""Pattern of a file's name in lower case -> class in comfy.supported_models; the first match counts.
 
-Where files of one class differ in what they are given, a word tells which it is.
+If files of one class have different inputs, a further word tells them apart.
 """
 
 
@@ -221,7 +221,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
             "x_block_self_attn_layers": [],
         },
 }  # fmt: skip
-"""Model -> what ComfyUI finds in such a file's header, with as few blocks as it allows; the rest is its class's default."""
+"""Model -> the config that ComfyUI detects from such a file's header, with as few blocks as possible; the rest is default."""
 
 OTHERS: Mapping[str, str] = MappingProxyType(
     {
@@ -239,17 +239,17 @@ OTHERS: Mapping[str, str] = MappingProxyType(
         "PiD": "upscaling",
     }
 )
-"""Classes that are no diffusion transformers for pictures or video, besides UNets, and what they are for."""
+"""Classes besides UNets that are no diffusion transformers for pictures or video, with their purpose."""
 
 
 def class_of(file: str) -> str | None:
-    """The class of a file's model, None where the table does not know it."""
+    """Return the class of a file's model; None if the table does not have it."""
     name = file.replace("\\", "/").rpartition("/")[2].lower()
     return next((kind for pattern, kind in CLASSES.items() if re.fullmatch(pattern, name)), None)
 
 
 def file_of(widgets: Any) -> str:
-    """The file that a loader's page names."""
+    """Return the file that a loader's widgets name."""
     return str(next(iter(widgets.values()) if isinstance(widgets, dict) else iter(widgets)))
 
 
@@ -257,4 +257,4 @@ REFUSED_NODES: Mapping[str, str] = {
     "SamplerARVideo": "SamplerARVideo calls the model's blocks, which only workers have",
     "SDPoseKeypointExtractor": "SDPoseKeypointExtractor takes what is in the model (output_block_patch), which only workers have",
 }
-"""Nodes that a model which runs whole refuses, whose templates are not gone through."""
+"""Nodes that an unsharded model refuses, with the reason. Their templates are not run."""

@@ -1,8 +1,8 @@
-"""One of ComfyUI's workflow templates, run as far as the workers: ComfyUI's own nodes, this pack's own decisions.
+"""Runs one of ComfyUI's workflow templates up to the workers, with ComfyUI's own nodes and this pack's own decisions.
 
-Models are headers without weights (`template_models`), so that the real loader finds them; every node that makes a MODEL, GUIDER,
-SAMPLER, SIGMAS, CONDITIONING or LATENT is executed, and the MODEL's own wrapper decides as it always does. Stand-ins give what
-comes from encoders, VAEs and pictures, and answer for the workers: with zeros.
+Models are headers without weights (`template_models`), so that the real loader finds them. Every node that makes a MODEL,
+GUIDER, SAMPLER, SIGMAS, CONDITIONING or LATENT is executed, and the MODEL's own wrapper decides as always. Stand-ins replace
+encoders, VAEs and pictures, and answer for the workers, with zeros.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ PACK = "comfyui_parallel"
 WAY = frozenset(
     {"MODEL", "GUIDER", "SAMPLER", "SIGMAS", "CONDITIONING", "LATENT", "NOISE", "LATENT_OPERATION", "TIMESTEPS_RANGE"}
 )
-"""The types that only nodes on the way to the model give; nodes with others are stood in for."""
+"""Types that only nodes between loader and sampler give. Stand-ins replace nodes with other outputs."""
 
 PLAIN = frozenset({"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "*", "COMFY_MATCHTYPE_V3"})
-"""Values that a node may compute for others."""
+"""Types of values that a node may compute for other nodes."""
 
 SMALL = {"width": PICTURE[1], "height": PICTURE[0], "batch_size": 1} | dict.fromkeys(
     ("length", "frames_number", "num_frames", "video_frames"), FRAMES
 )
-"""Inputs of these names, so that all is small."""
+"""Values for inputs of these names that keep everything small."""
 
 LORAS = ("LoraLoader", "LoraLoaderModelOnly")
 CONTROL = ("fixed", "randomize", "increment", "decrement")
@@ -49,17 +49,23 @@ REFUSALS = ("Refused", "PlanRefused")
 
 
 class Stock(Exception):
-    """A model whose loader stays as it is; what it samples is not looked at."""
+    """An exception for a model whose loader stays stock. Its samplers are not run."""
 
 
 class NotTried(Exception):
-    """A node on the way that could not be run here."""
+    """An exception for a required node that cannot run here."""
 
 
 @dataclass
 class Verdict:
-    """What was found of a template: the sampler nodes that ran in the workers' loop, why others did not, and where a node could
-    not be run here: `untried` on the way of a MODEL, `assumed` where it passes on what it is given.
+    """The result of a template.
+
+    Attributes:
+        loops: Number of sampler nodes that ran in the workers' loop.
+        slower: Reasons why other sampler nodes did not.
+        refused: Refusals.
+        untried: Reasons why a node between loader and sampler could not run here.
+        assumed: Nodes that could not run here and passed on their inputs.
     """
 
     loops: int = 0
@@ -70,10 +76,10 @@ class Verdict:
 
 
 class Host:
-    """ComfyUI's nodes and this pack in this process, and MODELs of headers."""
+    """ComfyUI's nodes and this pack in this process, and MODELs made of headers."""
 
     def __init__(self, comfyui: Path, folder: Path) -> None:
-        """`folder` is where the headers go."""
+        """Import ComfyUI and the pack. Headers are written to `folder`."""
         self._folder = folder
         self._models: dict[str, Any] = {}
         sys.path.append(str(comfyui))
@@ -88,13 +94,20 @@ class Host:
         _answer_for_the_workers(self)
 
     def kind(self, name: str) -> Any:
-        """A node's class. Raises NotTried."""
+        """Return a node's class.
+
+        Raises:
+            NotTried: ComfyUI has no such node.
+        """
         if name not in self._nodes.NODE_CLASS_MAPPINGS:
             raise NotTried(f"{name} is not among ComfyUI's nodes")
         return self._nodes.NODE_CLASS_MAPPINGS[name]
 
     def model(self, model: str) -> Any:
-        """The MODEL that Load Parallel Diffusion Model gives for a file. Raises its refusals, by their own class."""
+        """Return the MODEL that Load Parallel Diffusion Model gives for a file.
+
+        A refusal raises the pack's own exception class.
+        """
         if model not in self._models:
             build = importlib.import_module(f"{PACK}.nodes.model.build")
             plan = importlib.import_module(f"{PACK}.parallel_backend.plan").ParallelPlan(devices="cpu:2")
@@ -105,14 +118,14 @@ class Host:
 
 
 def write_header(folder: Path, model: str) -> Path:
-    """A safetensors file without data of a model that `SIZES` has: a hole in the disk."""
+    """Write a safetensors file without data, as a sparse file, for a model of `SIZES`."""
     import comfy.supported_models
 
     meta_model = importlib.import_module(f"{PACK}.parallel_backend.models.comfyui.meta_model")
     kind = getattr(comfy.supported_models, model.partition(" ")[0])
     base = meta_model.make_model(kind(dict(SIZES[model])), {}, torch.bfloat16)
     header: dict[str, Any] = {}
-    if kind_of_wan := SIZES[model].get("model_type"):  # some are told apart by this alone
+    if kind_of_wan := SIZES[model].get("model_type"):  # some classes differ only in this
         header["__metadata__"] = {"config": json.dumps({"transformer": {"model_type": kind_of_wan}})}
     end = 0
     for key, tensor in base.diffusion_model.state_dict().items():
@@ -127,7 +140,7 @@ def write_header(folder: Path, model: str) -> Path:
 
 
 class Trial:
-    """One template. `models` are the loaders' models by node, None where the stock loader stays."""
+    """One template. `models` has the loaders' models by node; None if the stock loader stays."""
 
     def __init__(self, host: Host, graph: Mapping[str, Node], models: Mapping[str, str | None]) -> None:
         self._host = host
@@ -137,7 +150,7 @@ class Trial:
         self.verdict = Verdict()
 
     def run(self) -> Verdict:
-        """Execute all nodes that sample."""
+        """Execute all nodes that sample, and return the result."""
         for name, node in self._graph.items():
             if "LATENT" in node.types and {"MODEL", "GUIDER"} & {kind for _, kind in node.slots}:
                 try:
@@ -154,7 +167,11 @@ class Trial:
         return self.verdict
 
     def _for(self, sampler: str) -> None:
-        """Have stand-ins for the model that a node samples. Raises Stock where it is not swapped."""
+        """Prepare stand-ins for the model that a node samples.
+
+        Raises:
+            Stock: The model's loader stays stock.
+        """
         model = self._models[self._loader(sampler)]
         if model is None:
             raise Stock
@@ -163,7 +180,11 @@ class Trial:
         self._stand_ins, self._done = self._by_model[model]
 
     def _loader(self, name: str) -> str:
-        """Where a node's MODEL comes from. Raises NotTried."""
+        """Return the loader of a node's MODEL.
+
+        Raises:
+            NotTried: The node has no model.
+        """
         if name in self._models:
             return name
         node = self._graph[name]
@@ -189,7 +210,7 @@ class Trial:
         if node.kind in LORAS:
             return tuple(self._value(node.links.get(kind.lower()), kind) for kind in node.types)
         if not WAY & set(node.types) and not PLAIN & set(node.types):
-            sound = "audio" in f"{node.kind} {node.widgets}".lower()  # its own loader, or VAELoader with such a file
+            sound = "audio" in f"{node.kind} {node.widgets}".lower()  # a loader or a VAE's file of sound
             return tuple(self._stand_ins.of("AUDIO_VAE" if sound and kind == "VAE" else kind) for kind in node.types)
         try:
             return self._call(name, node)
@@ -207,7 +228,7 @@ class Trial:
             return self._passed_on(node)
 
     def _passed_on(self, node: Node) -> tuple[Any, ...]:
-        """What a node is given, where it could not be run."""
+        """Return a node's inputs as its outputs, by type, because the node could not run."""
         found = []
         taken: list[str] = []
         for kind in node.types:
@@ -244,7 +265,7 @@ class Trial:
         return tuple(each[0] for each in results)
 
     def _value(self, source: Output | None, kind: str, computed: bool = False) -> Any:
-        """What a link brings; None for a number that is not known here."""
+        """Return the value of a link; None for a number that is not known here."""
         if source is None or source.node not in self._graph:
             return None if computed else self._stand_ins.of(kind)
         try:
@@ -259,7 +280,7 @@ LOOP = "in the workers' loop"
 
 
 def _answer_for_the_workers(host: Host) -> None:
-    """Have the pack's requests to the workers answered with zeros, and note which they were."""
+    """Answer the pack's requests to the workers with zeros, and note the kind of each."""
     remote = importlib.import_module(f"{PACK}.nodes.model.remote_model").RemoteModel
     reader = importlib.import_module(f"{PACK}.nodes.model.features.lora").AdapterReader
     controls = importlib.import_module(f"{PACK}.nodes.model.features.controlnet")
@@ -281,7 +302,7 @@ def _answer_for_the_workers(host: Host) -> None:
         return [torch.zeros_like(call.tensors["x"]) for call in calls]
 
     class Heard(logging.Handler):
-        """Takes the reason out of the line in the log."""
+        """A handler that takes the reason out of the log's line."""
 
         def emit(self, record: logging.LogRecord) -> None:
             if "slower path" in str(record.msg) and isinstance(record.args, tuple):
@@ -309,14 +330,14 @@ def _module(name: str, path: Path) -> Any:
 
 
 def _widgets(description: Mapping[str, Any], node: Node) -> Iterator[tuple[str, Any]]:
-    """The values that a node's page has, by the inputs' names."""
+    """Yield the values of a node's widgets, by the inputs' names."""
     if isinstance(node.widgets, dict):
         yield from node.widgets.items()
         return
     values = [value for value in node.widgets if value not in CONTROL]
     names = list(node.named)
     dynamic = any(kind.startswith("COMFY_DYNAMICCOMBO") for _, kind in node.slots)
-    if len(names) < len(values) and not dynamic:  # pages of older front ends name none
+    if len(names) < len(values) and not dynamic:  # older front ends save no names
         names = [
             name
             for section in ("required", "optional")

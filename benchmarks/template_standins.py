@@ -1,4 +1,4 @@
-"""What stands in for encoders, VAEs and files while a template is run without them: zeros of the shapes that a model takes."""
+"""Stand-ins for encoders, VAEs and files, to run a template without them: zeros of the shapes that a model takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FRAMES = 9
 PICTURES = ("QwenImage", "Anima")
 """Classes of pictures whose latents have a dimension for frames."""
 PRESENT = "stand-in"
-"""What a ControlNet gives here."""
+"""Key of the output of the stand-in for a ControlNet."""
 
 TOKENS = 7
 
@@ -30,10 +30,10 @@ ENCODED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "LTXAV": {"attention_mask": torch.ones(1, TOKENS, dtype=torch.long)},
     }
 )
-"""What a class's text encoder gives besides text and pooled text, as ComfyUI's own do."""
+"""Outputs of a class's text encoder besides text and pooled text, as ComfyUI's own encoders give them."""
 
 VAES: Mapping[str, tuple[int, int]] = MappingProxyType({"LTXV": (32, 8), "LTXAV": (32, 8), "MiniMaxH3": (16, 4)})
-"""Pixels a latent's row, and frames a latent's frame, where its format does not say."""
+"""Pixels per latent row, and frames per latent frame, for classes whose latent format does not have them."""
 
 LLLITE: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
@@ -44,11 +44,11 @@ LLLITE: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "lllite_dit_blocks_0_self_attn_q_proj.cond_to_film.weight": (32, 16),
     }
 )
-"""The shapes by which ComfyUI's class knows what it consists of."""
+"""Shapes from which ComfyUI's class LLLite derives its layers."""
 
 
 class StandIns:
-    """For the model of one template."""
+    """The stand-ins for the model of one template."""
 
     def __init__(self, patcher: Any, kind: str) -> None:
         config = patcher.remote.config
@@ -60,7 +60,7 @@ class StandIns:
         self.frames = 1 if self.format.latent_dimensions < 3 or kind in PICTURES else FRAMES
 
     def of(self, kind: str) -> Any:
-        """Something of a type; None where nothing stands in for it."""
+        """Return a stand-in for a type; None if there is none."""
         match kind:
             case "CONDITIONING":
                 return self.text()
@@ -93,13 +93,13 @@ class StandIns:
         return None
 
     def text(self) -> list[list[Any]]:
-        """A CONDITIONING of the model's own text encoder."""
+        """Return a CONDITIONING of the model's own text encoder."""
         more = {"pooled_output": torch.zeros(1, self.pooled or 768)} | dict(ENCODED.get(self.kind, {}))
         return [[torch.zeros(1, TOKENS, self.width), more]]
 
 
 class Clip:
-    """A text encoder."""
+    """A stand-in for a text encoder."""
 
     patcher = SimpleNamespace(model_options={}, load_device=torch.device("cpu"))
     cond_stage_model = SimpleNamespace()
@@ -108,25 +108,25 @@ class Clip:
         self._stand_ins = stand_ins
 
     def clone(self) -> Clip:
-        """Itself."""
+        """Return this object."""
         return self
 
     def tokenize(self, *_: Any, **__: Any) -> dict[str, Any]:
-        """Some tokens of each encoder."""
+        """Return some tokens for each encoder."""
         return {name: [[(0, 1.0)]] for name in ("l", "g", "t5xxl", "llama", "byt5")}
 
     def set_tokenizer_option(self, *_: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def clip_layer(self, _: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def encode_from_tokens_scheduled(self, *_: Any, add_dict: Mapping[str, Any] | None = None, **__: Any) -> Any:
-        """A CONDITIONING."""
+        """Return a CONDITIONING."""
         return [[text, more | dict(add_dict or {})] for text, more in self._stand_ins.text()]
 
     def encode_from_tokens(self, *_: Any, return_dict: bool = False, return_pooled: bool = False, **__: Any) -> Any:
-        """Text, and pooled text where it is asked for."""
+        """Return text, and pooled text if it is asked for."""
         ((text, more),) = self._stand_ins.text()
         if return_dict:
             return {"cond": text, **more}
@@ -134,7 +134,7 @@ class Clip:
 
 
 class Vae:
-    """The model's own VAE, or one of sound."""
+    """A stand-in for the model's own VAE, or for a sound VAE."""
 
     def __init__(self, stand_ins: StandIns) -> None:
         found = stand_ins.format
@@ -147,20 +147,20 @@ class Vae:
         self.first_stage_model = Sound()
 
     def throw_exception_if_invalid(self) -> None:
-        """Never."""
+        """Raise nothing: the VAE is valid."""
 
     def spacial_compression_encode(self) -> int:
-        """Pixels a row."""
+        """Return the pixels per latent row."""
         return self._space
 
     spacial_compression_decode = spacial_compression_encode
 
     def temporal_compression_decode(self) -> int:
-        """Frames a frame."""
+        """Return the frames per latent frame."""
         return self._time
 
     def encode(self, pixels: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Zeros; of sound, `[batch, channels, length]` pixels, too."""
+        """Return a latent of zeros. Accepts sound `[batch, channels, length]` too."""
         if pixels.ndim == 3:
             return torch.zeros(1, 8, 16, 16)
         pixels = pixels if pixels.ndim == 4 else pixels[0]
@@ -173,14 +173,14 @@ class Vae:
     encode_tiled = encode
 
     def decode(self, samples: Any, *_: Any, **__: Any) -> Tensor:
-        """Black pictures."""
+        """Return black pictures."""
         return torch.zeros(FRAMES, *PICTURE, 3)
 
     decode_tiled = decode
 
 
 class SoundVae(Vae):
-    """One of sound, as LTX-2's."""
+    """A stand-in for a sound VAE such as LTX-2's."""
 
     def __init__(self, stand_ins: StandIns) -> None:
         super().__init__(stand_ins)
@@ -188,7 +188,7 @@ class SoundVae(Vae):
 
 
 class Sound:
-    """LTX-2's autoencoder of sound."""
+    """A stand-in for LTX-2's sound autoencoder."""
 
     latent_channels = 8
     latent_frequency_bins = 16
@@ -196,22 +196,22 @@ class Sound:
     mel_hop_length = 160
 
     def num_of_latents_from_frames(self, frames: int, rate: float) -> int:
-        """About 25 a second."""
+        """Return about 25 latents per second."""
         return max(1, round(frames / rate * 25))
 
 
 class Speech(torch.nn.Module):
-    """What makes something of the speech of each frame."""
+    """A stand-in for the network that embeds the speech of each frame."""
 
     seq_len = 5
 
     def forward(self, first: Tensor, others: Tensor) -> Tensor:
-        """Zeros `[speakers, frames, tokens, features]`."""
+        """Return zeros `[speakers, frames, tokens, features]`."""
         return torch.zeros(first.shape[0], first.shape[1] + others.shape[1], 32, 768)
 
 
 def model_patch(kind: str, skeleton: Any) -> Any:
-    """A network that is put beside the blocks of a class's models, without weights."""
+    """Return a network without weights that runs next to the blocks of a class's models."""
     import comfy_extras.nodes_model_patch as nodes
     from comfy.ldm.anima.lllite import AnimaLLLite
     from comfy.ldm.lumina.controlnet import ZImage_Control
@@ -230,17 +230,17 @@ def model_patch(kind: str, skeleton: Any) -> Any:
             module.audio_proj = Speech()
         elif kind == "Anima":
             module = AnimaLLLite({name: torch.empty(shape) for name, shape in LLLITE.items()}, {}, **settings)
-    if kind == "QwenImage":  # which makes something of the picture at once
+    if kind == "QwenImage":  # its first layer runs at once, on the picture
         module.img_in = manual_cast.Linear(64, skeleton.inner_dim)
     return ModelPatcher(module, torch.device("cpu"), torch.device("cpu"))
 
 
 def control_net() -> Any:
-    """A ControlNet that adds nothing yet."""
+    """Return a ControlNet that adds nothing."""
     from comfy.controlnet import ControlBase
 
     class Control(ControlBase):  # type: ignore[misc]
-        """Says that it is there."""
+        """A ControlNet that only reports its presence."""
 
         concat_mask = True
 
@@ -259,7 +259,7 @@ def control_net() -> Any:
 
 
 def vision() -> Any:
-    """What a CLIP vision model says of a picture."""
+    """Return the output of a CLIP vision model for a picture."""
     from comfy.clip_vision import Output
 
     found = Output()

@@ -1,10 +1,10 @@
-"""How many of ComfyUI's own workflow templates run with the loader swapped, and why the others do not.
+"""Counts ComfyUI's own workflow templates that run with the loader swapped, and the reasons why others do not.
 
     COMFYUI_PATH=... python -m benchmarks.templates > docs/guide/templates.md
-    COMFYUI_PATH=... python -m benchmarks.templates --newer >> docs/guide/templates.md    # with a newer ComfyUI: what differs
+    COMFYUI_PATH=... python -m benchmarks.templates --newer >> docs/guide/templates.md    # with a newer ComfyUI: differences
 
-A template counts by the models that it loads; which class a file is stands in `template_models`. Each is then run as far as the
-workers (`template_runs`). Takes some minutes on two cores; needs no GPU, no network and none of the files.
+A template counts by the models that it loads; `template_models` has the class of each file. Each template then runs up to the
+workers (`template_runs`). The census takes some minutes on two cores; it needs no GPU, no network and none of the files.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from scripts.comfyui import REPO
 from scripts.tested import comfyui_name
 
 if TYPE_CHECKING:
-    from benchmarks.template_runs import Verdict  # which imports ComfyUI
+    from benchmarks.template_runs import Verdict  # imports ComfyUI
 
 STOCK = "UNETLoader"
-"""Load Diffusion Model, whose templates the aim is counted in."""
+"""Load Diffusion Model. The aim is counted in templates with this node."""
 
 ROW = re.compile(r"^\| `(\w+)` \| .+ \| (.+) \|$", re.MULTILINE)
 TEMPLATE = re.compile(r"^\| (\S+) \| (`.+`) \| (.+) \| (.*) \|$", re.MULTILINE)
 NEWER = "## With ComfyUI "
-"""How the page's part about a newer ComfyUI begins."""
+"""Beginning of the page's part about a newer ComfyUI."""
 
 RUNS, NOTED, REFUSED, OTHER = "runs", "runs, with a note", "refused", "not a picture or video transformer"
 WHOLE = "runs whole, by its class"
@@ -43,9 +43,9 @@ OUTCOMES = (RUNS, NOTED, WHOLE, REFUSED, OTHER)
 
 @dataclass(frozen=True)
 class Row:
-    """What was found of one template.
+    """The result of one template.
 
-    `split` says whether it has Load Diffusion Model; `assumed` are nodes that could not be executed and passed on what they got.
+    `split` is true if the template has Load Diffusion Model. `assumed` are nodes that could not run and passed on their inputs.
     """
 
     name: str
@@ -57,12 +57,16 @@ class Row:
 
 
 def reasons() -> dict[str, str]:
-    """What docs/guide/models.md says of each class."""
+    """Return the text of docs/guide/models.md about each class."""
     return dict(ROW.findall((REPO / "docs" / "guide" / "models.md").read_text(encoding="utf-8")))
 
 
 def loaded(graph: Mapping[str, Node]) -> dict[str, str]:
-    """The models that a template loads, by their loaders. Raises ValueError for a file that the table does not know."""
+    """Return the models that a template loads, by their loaders.
+
+    Raises:
+        ValueError: The table does not have a file.
+    """
     found = {}
     for name, node in graph.items():
         if node.kind in LOADERS:
@@ -74,7 +78,7 @@ def loaded(graph: Mapping[str, Node]) -> dict[str, str]:
 
 
 def by_class(models: Iterable[str], said: Mapping[str, str]) -> tuple[str, str] | None:
-    """The outcome and why, where the models' classes alone settle it."""
+    """Return the outcome and its reason if the models' classes alone decide it, else None."""
     kinds = dict.fromkeys(model.partition(" ")[0] for model in models)
     whole = [kind for kind in kinds if said[kind].startswith("whole")]
     others = [kind for kind in kinds if kind in OTHERS and kind not in whole]
@@ -89,18 +93,18 @@ def by_class(models: Iterable[str], said: Mapping[str, str]) -> tuple[str, str] 
 
 
 def brief(said: str) -> str:
-    """The first clause of what the page of models says."""
+    """Return the first clause of the models page's text about a class."""
     return re.split("[,;]", said, maxsplit=1)[0]
 
 
 def by_nodes(graph: Mapping[str, Node], settled: tuple[str, str] | None) -> tuple[str, str] | None:
-    """The outcome of a template, of which the classes alone settle one: a node that is refused settles another."""
+    """Return the outcome, changed to a refusal if the classes alone decided it and the template has a refused node."""
     refused = dict.fromkeys(REFUSED_NODES[node.kind] for node in graph.values() if node.kind in REFUSED_NODES)
     return (REFUSED, "; ".join(refused)) if refused and settled is not None and settled[0] == WHOLE else settled
 
 
 def census(comfyui: Path, files: Sequence[Path]) -> list[Row]:
-    """Go over templates; those whose classes do not settle it are run."""
+    """Go over the templates. Run those whose outcome their classes do not decide."""
     from benchmarks.template_runs import Host, Trial
 
     said = reasons()
@@ -129,7 +133,7 @@ NOT_TRIED = "by its class's declaration; not gone through, as `template_models.S
 
 
 def found(verdict: Verdict) -> tuple[str, str]:
-    """The outcome of a run, and why."""
+    """Return the outcome of a run and its reason."""
     if verdict.refused or verdict.untried:
         untried = [f"not gone through, so not counted as running ({reason})" for reason in verdict.untried]
         return REFUSED, "; ".join(dict.fromkeys([*verdict.refused, *untried]))
@@ -139,7 +143,7 @@ def found(verdict: Verdict) -> tuple[str, str]:
 
 
 def page(rows: Sequence[Row]) -> str:
-    """The census as a page of the documentation."""
+    """Return the census as a page of the documentation."""
     split = [row for row in rows if row.split]
     passed = sorted({kind for row in rows for kind in row.assumed})
     also = (
@@ -152,13 +156,13 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def line(row: Row) -> str:
-    """A template's line in a table."""
+    """Return a template's line in a table."""
     kinds = ", ".join(f"`{kind}`" for kind in row.models)
     return f"| {row.name} | {kinds} | {row.outcome} | {row.why.replace('|', '/')} |"
 
 
 def newer(version: str, rows: Sequence[Row], text: str) -> str:
-    """What the census of a newer ComfyUI has otherwise than the page, as a part of the page."""
+    """Return the part of the page about a newer ComfyUI: the lines that differ from the page."""
     listed = {found[1]: found[0] for found in TEMPLATE.finditer(text)}
     lines = [line(row) for row in rows if line(row) != listed.get(row.name)]
     gone = len(set(listed) - {row.name for row in rows})
@@ -174,7 +178,7 @@ longer there. A class's files have the sizes that its models have above: LTX-2.5
 
 
 def totals(split: Sequence[Row], rows: Sequence[Row]) -> list[str]:
-    """The table of outcomes, of the templates with Load Diffusion Model and of all."""
+    """Return the table of outcomes, for templates with Load Diffusion Model and for all."""
     lines = ["| | with Load Diffusion Model | all |", "|---|---|---|"]
     counts = [Counter(row.outcome for row in part) for part in (split, rows)]
     lines += [f"| {outcome} | {' | '.join(str(count[outcome]) for count in counts)} |" for outcome in OUTCOMES]
@@ -216,7 +220,7 @@ guides' tokens and is refused, so with two such files two templates fewer run.
 
 
 def main() -> None:
-    """Print the page; of the templates that are named, if any are."""
+    """Print the page, of all templates or of those that are named."""
     comfyui, names = Path(os.environ["COMFYUI_PATH"]), sys.argv[1:]
     if names == ["--newer"]:
         text = (REPO / "docs" / "guide" / "templates.md").read_text(encoding="utf-8").partition(NEWER)[0]

@@ -1,10 +1,10 @@
-"""Which of the declared classes a user would get without their declarations: derived by ComfyUI's own calls, in a real ComfyUI.
+"""Lists the declared classes that a user would also get without declarations, derived by ComfyUI's own calls in a real ComfyUI.
 
     COMFYUI_PATH=... python -m benchmarks.undeclared [NAME ...]
 
-ComfyUI has a copy of this pack with an empty table of declarations, and the tests' small files (tests/families), some of which
-it takes to be small by their metadata (tests/support/copies/sized.py). Each graph runs with the stock loader, then under a plan
-that waits until it is derived how to split it, and then in patches. NAMEs choose inputs. An input takes some seconds to minutes.
+ComfyUI has a copy of this pack with an empty table of declarations, and the tests' small files (tests/families). The metadata
+of some files tells ComfyUI that they are small (tests/support/copies/sized.py). Each graph runs with the stock loader, then
+under a plan that waits for the derivation, and then in patches. NAMEs choose inputs. An input takes seconds to minutes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PLAN: Mapping[str, Any] = {"devices": "cpu:2", "cfg": 1, "ulysses": 2}
 PATCHES: Mapping[str, Any] = {"devices": "cpu:2", "cfg": 1, "pipefusion": 2, "warmup_steps": 99}
 
 PATIENCE = 1800.0
-"""Seconds that deriving one may take."""
+"""Seconds allowed for one derivation."""
 
 TOOK = re.compile(r"Parallel: deriving (\w+) took ([\d.]+) s")
 WHY = re.compile(r".* cannot be run under this plan, because (.*): use a plan without .*")
@@ -44,7 +44,7 @@ UNCOPIED = (".*", "__pycache__", "docs", "tests", "benchmarks")
 
 
 def without_declarations(folder: Path) -> ComfyUI:
-    """A ComfyUI with this pack, in which no class is declared."""
+    """Return a ComfyUI with this pack, in which no class is declared."""
     server = sized_copy(folder)
     (name,) = PACKS
     pack = server.base_dir / "custom_nodes" / name
@@ -58,7 +58,14 @@ def without_declarations(folder: Path) -> ComfyUI:
 
 @dataclass(frozen=True)
 class Found:
-    """What became of an input: `errors` to the stock result by plan, or why there is none; `seconds` of the derivation."""
+    """The result of an input.
+
+    Attributes:
+        kind: The model's class.
+        name: The input's name.
+        errors: By plan, the error against the stock result, or the reason why there is none.
+        seconds: Seconds of the derivation.
+    """
 
     kind: str
     name: str
@@ -67,18 +74,18 @@ class Found:
 
     @property
     def derived(self) -> bool:
-        """Whether it was split, and gives the stock result."""
+        """Return True if the model was split and gives the stock result."""
         error = self.errors["ulysses"]
         return isinstance(error, float) and error <= TOLERANCE
 
     def row(self) -> list[str]:
-        """Its line in the table."""
+        """Return the input's line in the table."""
         told = [each if isinstance(each, str) else f"{each:.1e}" for each in self.errors.values()]
         return [self.kind, self.name, "yes" if self.derived else "**no**", f"{self.seconds:.0f}", *told]
 
 
 def found(server: ComfyUI, name: str, make: Job, kinds: dict[str, str]) -> Found:
-    """Run an input; `kinds` are the classes of files, as far as they are known."""
+    """Run an input and return its result. `kinds` has the known classes of files, and gets this file's class."""
     graph, began = make(server), len(server.log)
     file = graph["model"]["inputs"]["unet_name"]
     expected = outputs(server, graph)
@@ -100,7 +107,7 @@ def found(server: ComfyUI, name: str, make: Job, kinds: dict[str, str]) -> Found
 
 
 def outputs(server: ComfyUI, graph: Graph) -> list[Tensor] | str:
-    """The latents that a graph saves, or what refuses it."""
+    """Return the latents that a graph saves, or the reason of its refusal."""
     run = server.queue(graph, timeout=2 * PATIENCE)
     if run.error is not None:
         said = " ".join(run.error.exception_message.split())
@@ -109,7 +116,7 @@ def outputs(server: ComfyUI, graph: Graph) -> list[Tensor] | str:
 
 
 def main() -> None:
-    """Print a line for each input as it is found, then the count."""
+    """Print a line for each input as soon as it is found, then the count."""
     chosen = {name: make for name, make in inputs() if name in sys.argv[1:] or not sys.argv[1:]}
     rows: list[Found] = []
     kinds: dict[str, str] = {}

@@ -21,7 +21,7 @@ from tests.support.tiny.flux import save_conditioning, save_flux
 from tests.support.tiny.models import draw
 
 Job = Callable[[ComfyUI], Graph]
-"""Writes what a graph needs, and gives it with the stock loader."""
+"""A function that writes a graph's files and returns the graph with the stock loader."""
 
 FILL = {"concat_latent_image": draw(1, 16, 13, 9, seed=61), "concat_mask": draw(1, 1, 104, 72, seed=62).gt(0).float()}
 
@@ -30,11 +30,11 @@ FRAME = {
     "concat_latent_image": draw(1, 16, 3, 9, 10, seed=63),
     "concat_mask": (torch.arange(3) > 0).float().view(1, 1, 3, 1, 1).expand(1, 1, 3, 9, 10).contiguous(),
 }
-"""A first frame of the size of Wan's job."""
+"""A first frame in the size of Wan's job."""
 
 
 def saved(name: str, make: Job) -> Job:
-    """With the family's files."""
+    """Return a job that first writes the family's files."""
 
     def saving(server: ComfyUI) -> Graph:
         save_with_prompts(server, name)
@@ -44,12 +44,12 @@ def saved(name: str, make: Job) -> Job:
 
 
 def plain(name: str) -> Job:
-    """A family's own job."""
+    """Return a family's own job."""
     return saved(name, lambda _: job(name))
 
 
 def flux(name: str, given: Mapping[str, Tensor], **settings: Any) -> Job:
-    """One of FLUX.1's classes: by the settings of its file."""
+    """Return a job of one of FLUX.1's classes, chosen by the settings of its file."""
 
     def make(server: ComfyUI) -> Graph:
         save_flux(server.base_dir / "models" / "diffusion_models" / f"{name}.safetensors", **settings)
@@ -62,7 +62,7 @@ def flux(name: str, given: Mapping[str, Tensor], **settings: Any) -> Job:
 
 
 def at_real_width(name: str, prompts: str) -> Job:
-    """A model of which ComfyUI takes the width for granted."""
+    """Return a job of a model in its real width, which ComfyUI assumes."""
 
     def make(server: ComfyUI) -> Graph:
         save_wide_with_prompts(server, name)
@@ -72,7 +72,7 @@ def at_real_width(name: str, prompts: str) -> Job:
 
 
 def with_sound(name: str) -> Job:
-    """A video with its sound."""
+    """Return a job of a video with its sound."""
 
     def make(server: ComfyUI) -> Graph:
         save_latent(server, "ltxav-sound", 1, 8, 11, 16)
@@ -82,7 +82,7 @@ def with_sound(name: str) -> Job:
 
 
 def inputs() -> Iterator[tuple[str, Job]]:
-    """Those of tests/families: of each file the plain graph, and those with what its own nodes put beside the text."""
+    """Yield the inputs of tests/families by name: each file's plain graph, and its graphs with its own nodes' inputs."""
     yield "flux schnell", flux(FLUX1, {})
     yield "flux dev", flux("undeclared-dev", {}, guidance=True)
     yield "flux fill", flux("undeclared-fill", FILL, guidance=True, channels=96)

@@ -1,7 +1,7 @@
-"""Memory and time of decoding on several ranks, on CPUs with gloo and one thread a rank.
+"""Measures memory and time of decoding on several ranks, on CPUs with gloo and one thread per rank.
 
-Writes docs/guide/vae.md. Run from the repository root: OMP_NUM_THREADS=1 python -m benchmarks.vae_decode, and with --counts to
-count memory and bytes anew, which other programs do not disturb, and keep the times.
+Writes docs/guide/vae.md. Run from the repository root: OMP_NUM_THREADS=1 python -m benchmarks.vae_decode. With --counts it
+counts only memory and bytes anew, which other programs do not disturb, and keeps the times.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TIMES = "## Time"
 
 @dataclass(frozen=True)
 class Subject:
-    """What is decoded."""
+    """An autoencoder and a latent to decode."""
 
     title: str
     autoencoder: Autoencoder
@@ -48,7 +48,7 @@ class Subject:
 
 
 def subjects() -> list[Subject]:
-    """CogVideoX's by both schedules, and each kind of ComfyUI's own; a few of them are timed."""
+    """Return CogVideoX's autoencoder with both schedules, and each kind of ComfyUI's own. Some of them are timed."""
     video = CogVideoXAutoencoder(CogVideoXAutoencoderConfig((32, 64, 64, 128), 3, 16))
     module = video.module.to_empty(device="cpu")
     module.load_state_dict(random_weights(module, seed=0))
@@ -95,7 +95,7 @@ def subjects() -> list[Subject]:
 
 @torch.inference_mode()
 def decode(subject: Subject, axis: Communicator) -> None:
-    """Decode once; the first rank gets all pixels."""
+    """Decode once. Rank 0 gets all pixels."""
     latent = slab_of(subject.latent, axis)
 
     def give(piece: Slab) -> None:
@@ -105,12 +105,12 @@ def decode(subject: Subject, axis: Communicator) -> None:
 
 
 def axis_of(group: dist.ProcessGroup | None, meter: Meter) -> Communicator:
-    """All ranks of a group, or this one alone."""
+    """Return a communicator of all ranks of a group, or of this rank alone."""
     return Communicator("rows", group, torch.device("cpu"), False, meter)
 
 
 def footprint(subject: Subject, ranks: int) -> tuple[list[int], list[int]]:
-    """Each rank's peak and bytes sent. The peak is activations, what is exchanged, and pixels; no weights."""
+    """Return each rank's peak bytes and sent bytes. The peak has activations, exchanged data and pixels, but no weights."""
 
     def work(rank: int) -> tuple[int, int]:
         torch.set_grad_enabled(False)
@@ -125,14 +125,17 @@ def footprint(subject: Subject, ranks: int) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of the quickest decode by the clock, and of the core that computes it on the busiest rank, waiting left out."""
+    """Seconds of the fastest decode: wall-clock, and CPU time of the computing thread on the busiest rank, without waiting."""
 
     clock: float
     processor: float
 
 
 def times(subject: Subject) -> tuple[Times, Times]:
-    """Of one rank and of two, which take turns, so that both meet the same machine. The first decode is not counted."""
+    """Return the times on one rank and on two.
+
+    They take turns, so that both meet the same machine. The first decode does not count.
+    """
 
     def work(rank: int) -> Tensor:
         torch.set_grad_enabled(False)
@@ -210,7 +213,7 @@ CLOCKED = [
 
 
 def counted() -> Iterator[str]:
-    """Rows of memory and bytes."""
+    """Yield the rows of memory and bytes."""
     for subject in subjects():
         alone = 0
         for ranks in RANKS:
@@ -222,7 +225,7 @@ def counted() -> Iterator[str]:
 
 
 def clocked() -> Iterator[str]:
-    """Rows of times."""
+    """Yield the rows of times."""
     for subject in subjects():
         if subject.timed:
             one, two = times(subject)
@@ -233,14 +236,14 @@ def clocked() -> Iterator[str]:
 
 
 def shown(rows: Iterator[str]) -> Iterator[str]:
-    """Rows, printed as they come."""
+    """Yield rows, and print each at once."""
     for row in rows:
         print(row, flush=True)
         yield row
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--counts", action="store_true", help="count memory and bytes anew, keep the times")
     kept = parser.parse_args().counts

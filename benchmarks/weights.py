@@ -1,13 +1,13 @@
-"""How weights are held, on two ranks: memory counted at its peak, bytes that move, and the time of a step.
+"""Compares ways to store weights on two ranks: peak memory, bytes that move, and the time of a step.
 
-Sharded by bytes against torch's FSDP2, and streamed from host memory with all blocks, half of them and two on the device,
-against weights that are whole; then the peak of a rank of Wan 2.2 14B by the formula that plans go by, and the formula
-against what a small Wan of the same class takes.
+The script compares sharding by bytes with torch's FSDP2. It compares streaming from host memory, with all blocks, half of them
+and two on the device, with replicated weights. Then it prints the peak of a rank of Wan 2.2 14B by the formula that plans use.
+Last it compares the formula with the memory of a small Wan of the same class.
 
     OMP_NUM_THREADS=1 COMFYUI_PATH=... python -m benchmarks.weights [--runs 10] [--size 24]
 
-CPU, gloo, one thread a rank, fp32; the forms take turns. A peak is that of all that torch's allocator gives out during a
-forward, beyond what the rank held before it.
+CPU, gloo, one thread per rank, fp32; the forms take turns. A peak is that of all bytes from torch's allocator during a forward,
+beyond those that the rank held before.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Arrange = Callable[[nn.Module, Sequence[nn.Module], Meter], tuple[WeightStore | 
 
 
 class Fsdp(BlockAccess):
-    """Blocks under torch's FSDP2, the next block's gather in flight: how this pack sharded weights before."""
+    """Blocks under torch's FSDP2 with the next block's gather in flight, as this pack sharded weights before."""
 
     def __init__(self, blocks: Sequence[nn.Module], meter: Meter) -> None:
         mesh = init_device_mesh("cpu", (RANKS,))
@@ -66,7 +66,7 @@ class Fsdp(BlockAccess):
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:
-        """Gather the block, begin the next one's gather, and free it afterwards."""
+        """Gather the block, start the next block's gather, and free the block afterwards."""
         self._begin(index)
         handle = self._coming.pop(index)
         if index + 1 < len(self._blocks):
@@ -101,7 +101,7 @@ def _sharded(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tu
 
 
 def _streamed(part: float) -> Arrange:
-    """With room for a part of the blocks' bytes."""
+    """Return a form that streams weights, with room for the fraction `part` of the blocks' bytes."""
 
     def arrange(module: nn.Module, blocks: Sequence[nn.Module], meter: Meter) -> tuple[WeightStore, BlockAccess]:
         store = Streamed(module, blocks, Communicator("subgroup", dist.group.WORLD, CPU, False, meter), CPU, meter)
@@ -124,7 +124,15 @@ FORMS: Mapping[str, Arrange] = {
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one form on one rank, in bytes and seconds: held between forwards, peak beyond, moved a forward, the shortest step."""
+    """The figures of one form on one rank, in bytes and seconds.
+
+    Attributes:
+        held: Bytes of weights between forwards.
+        peak: Peak bytes beyond those.
+        moved: Bytes moved per forward.
+        seconds: Seconds of the fastest step.
+        error: Relative error of the result.
+    """
 
     held: int
     peak: int
@@ -134,13 +142,13 @@ class Figures:
 
 
 def wan(layers: int, size: int) -> Case:
-    """A Wan of small blocks and its call on a video of 3 latent frames."""
+    """Return a Wan with small blocks and its call on a video of 3 latent frames."""
     example = small_wan(Builder(), "WAN21_T2V", {}, num_layers=layers, ffn_dim=1536)
     return replace(example, noise=(draw(1, 16, 3, size, size, seed=1),)).case()
 
 
 def peak_of(work: Callable[[], Any]) -> int:
-    """Bytes that torch's allocator has given out at the most while something runs, beyond those before."""
+    """Return the peak bytes from torch's allocator while `work` runs, beyond those from before."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -152,7 +160,7 @@ def peak_of(work: Callable[[], Any]) -> int:
 
 
 def held_of(module: nn.Module, store: WeightStore | None) -> int:
-    """Bytes of the device that weights take between forwards."""
+    """Return the device bytes of weights between forwards."""
     if store is not None:
         return store.movable + store.beyond
     tensors = [*module.parameters(), *module.buffers()]
@@ -160,7 +168,7 @@ def held_of(module: nn.Module, store: WeightStore | None) -> int:
 
 
 def figures(case: Case, runs: int) -> list[Figures]:
-    """A row for each form, from the fullest rank."""
+    """Return a row for each form, with the maximum over ranks."""
     plan = plan_for(case, ulysses=RANKS)
     expected = case.stock()
 
@@ -195,12 +203,12 @@ def figures(case: Case, runs: int) -> list[Figures]:
 
 
 def shape_of(case: Case) -> ModelShape:
-    """What plans are told of a model."""
+    """Return the shape that plans use for a model."""
     return plan_shape(case.kind, case.model, case.declaration, blocks_of(case.model, case.declaration), 16, 3)
 
 
 def wan_14b() -> ModelShape:
-    """Wan 2.2 14B, text to video, on the meta device."""
+    """Return the shape of Wan 2.2 14B, text to video, made on the meta device."""
     sizes = {"dim": 5120, "ffn_dim": 13824, "text_dim": 4096, "num_heads": 40, "num_layers": 40, "in_dim": 16}
     model = type(small("wan, text").model)(**Builder().settings | sizes | {"device": "meta"})
     tiny = small("wan, text")
@@ -208,7 +216,7 @@ def wan_14b() -> ModelShape:
 
 
 def print_formula() -> None:
-    """The peak of a rank by the formula, in bf16."""
+    """Print the peak of a rank by the formula, in bf16."""
     shape = wan_14b()
     job = DenoiseJob(image_tokens=75_600, text_tokens=TEXT, has_uncond=False, steps=20)
     print("\n| plan | weights | gathered | activations | peak of a rank, GB |\n|---|---:|---:|---:|---:|")
@@ -228,7 +236,7 @@ def print_formula() -> None:
 
 
 def print_measured(size: int) -> None:
-    """The formula's activations against those of a small Wan, counted."""
+    """Print the formula's activations and those counted on a small Wan."""
     print("\n| tokens | ranks | formula, MB | counted, MB | counted / formula |\n|---:|---:|---:|---:|---:|")
     for side in (size, 2 * size):
         case = wan(2, side)
