@@ -1,8 +1,8 @@
 """A ComfyUI whose MiniMax-H3 blocks accept injected attention, as from 0.36 on, and a node that injects some.
 
 The node is a stand-in for BlockSparseAttention, of the same shape. Its replacement of a block passes the block an attention
-function. That function projects rows a piece at a time, picks blocks of keys by the means kept from the last step, and orders
-video tokens in cubes.
+function. That function projects rows a piece at a time and orders video tokens in cubes. It picks blocks of keys by the means
+kept from the last step.
 """
 
 from __future__ import annotations
