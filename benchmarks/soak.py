@@ -50,10 +50,11 @@ LOADERS = {"soak-pixart": "LoadParallelPixArt", "soak-video": "LoadParallelCogVi
 
 @dataclass(frozen=True)
 class Held:
-    """The resources of ComfyUI's process, the fork server and the workers after a prompt. Values of workers are of the largest.
+    """The resources of ComfyUI's process, the fork server and the workers after a prompt.
 
-    `processes` counts processes beyond ComfyUI, the fork server and the plan's workers. `shared` is the shared memory that any
-    process has open or mapped, except weights that wait there for their device. Sizes are in MiB.
+    For the workers, each value is the maximum over them. `processes` counts processes beyond ComfyUI, the fork server and the
+    plan's workers. `shared` is the shared memory that any process has open or mapped, except weights that wait there for their
+    device. Sizes are in MiB.
     """
 
     processes: int
