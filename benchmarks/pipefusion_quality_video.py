@@ -64,8 +64,8 @@ def clips(captions: Tensor, places: Tensor) -> Tensor:
     """Return latents `[batch, 16, frames, height, width]` of a moving square of 6.
 
     Args:
-        captions: Colours, backgrounds and directions, `[batch, 3]`.
-        places: The square's first corner in each clip, `[batch, 2]`.
+        captions: colours, backgrounds and directions, `[batch, 3]`.
+        places: the square's first corner in each clip, `[batch, 2]`.
     """
     frames = torch.arange(FRAMES).float()[None, :, None]
     corners = (places[:, None] + frames * DIRECTIONS[captions[:, 2]][:, None])[..., None] % SIZE

@@ -160,8 +160,8 @@ def rows(fitted: tuple[str, ...], **published: float) -> tuple[Row, ...]:
     """Return rows from names such as u2r2c2 (Ulysses 2, Ring 2, CFG 2; p is PipeFusion); `one` is one GPU.
 
     Args:
-        fitted: Names of the rows on which a constant was fitted.
-        published: Seconds by name.
+        fitted: names of the rows on which a constant was fitted.
+        published: seconds by name.
     """
     axes = {"u": "ulysses", "r": "ring", "c": "cfg", "p": "pipefusion"}
     found = []

@@ -123,7 +123,7 @@ def draw_graph(chance: random.Random, devices: int, whole: str | None = None) ->
     """Return a random prompt on `devices` workers.
 
     Args:
-        whole: A model that every worker holds unsharded; None for a random model and plan.
+        whole: a model that every worker holds unsharded; None for a random model and plan.
     """
     model = whole or chance.choice(list(HEADS))
     has_uncond = chance.random() < 0.5

@@ -32,12 +32,12 @@ class Node:
     """A node of a flat graph.
 
     Attributes:
-        kind: The node's class.
-        widgets: The values of its widgets.
-        links: Its linked inputs, by name.
-        types: The types of its outputs.
-        slots: Name and type of its inputs, in order.
-        named: Names of the inputs that are widgets.
+        kind: the node's class.
+        widgets: the values of its widgets.
+        links: its linked inputs, by name.
+        types: the types of its outputs.
+        slots: name and type of its inputs, in order.
+        named: names of the inputs that are widgets.
     """
 
     kind: str

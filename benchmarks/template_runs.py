@@ -61,11 +61,11 @@ class Verdict:
     """The result of a template.
 
     Attributes:
-        loops: Number of sampler nodes that ran in the workers' loop.
-        slower: Reasons why other sampler nodes did not.
-        refused: Refusals.
-        untried: Reasons why a node between loader and sampler could not run here.
-        assumed: Nodes that could not run here and passed on their inputs.
+        loops: number of sampler nodes that ran in the workers' loop.
+        slower: reasons why other sampler nodes did not.
+        refused: refusals.
+        untried: reasons why a node between loader and sampler could not run here.
+        assumed: nodes that could not run here and passed on their inputs.
     """
 
     loops: int = 0
@@ -170,7 +170,7 @@ class Trial:
         """Prepare stand-ins for the model that a node samples.
 
         Raises:
-            Stock: The model's loader stays stock.
+            Stock: the model's loader stays stock.
         """
         model = self._models[self._loader(sampler)]
         if model is None:
@@ -183,7 +183,7 @@ class Trial:
         """Return the loader of a node's MODEL.
 
         Raises:
-            NotTried: The node has no model.
+            NotTried: the node has no model.
         """
         if name in self._models:
             return name

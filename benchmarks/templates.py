@@ -65,7 +65,7 @@ def loaded(graph: Mapping[str, Node]) -> dict[str, str]:
     """Return the models that a template loads, by their loaders.
 
     Raises:
-        ValueError: The table does not have a file.
+        ValueError: the table does not have a file.
     """
     found = {}
     for name, node in graph.items():

@@ -61,10 +61,10 @@ class Found:
     """The result of an input.
 
     Attributes:
-        kind: The model's class.
-        name: The input's name.
-        errors: By plan, the error against the stock result, or the reason why there is none.
-        seconds: Seconds of the derivation.
+        kind: the model's class.
+        name: the input's name.
+        errors: by plan, the error against the stock result, or the reason why there is none.
+        seconds: seconds of the derivation.
     """
 
     kind: str

@@ -127,11 +127,11 @@ class Figures:
     """The figures of one form on one rank, in bytes and seconds.
 
     Attributes:
-        held: Bytes of weights between forwards.
-        peak: Peak bytes beyond those.
-        moved: Bytes moved per forward.
-        seconds: Seconds of the fastest step.
-        error: Relative error of the result.
+        held: bytes of weights between forwards.
+        peak: peak bytes beyond those.
+        moved: bytes moved per forward.
+        seconds: seconds of the fastest step.
+        error: relative error of the result.
     """
 
     held: int

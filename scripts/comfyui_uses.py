@@ -28,10 +28,10 @@ class Use:
     """A use of a name of ComfyUI's.
 
     Attributes:
-        name: The dotted name, with its module.
-        where: File and line in the pack.
+        name: the dotted name, with its module.
+        where: file and line in the pack.
         kind: `name`, `call`, `super` (a call of an overridden method), `override` or `replaced`.
-        arguments: The arguments of a call, or the parameters of a method that overrides ComfyUI's.
+        arguments: the arguments of a call, or the parameters of a method that overrides ComfyUI's.
         optional: True if the pack works without the name.
     """
 
@@ -49,7 +49,7 @@ def uses_in(source: str | bytes, where: str) -> list[Use]:
     the name in a string.
 
     Args:
-        where: The path of the file, for reports.
+        where: the path of the file, for reports.
     """
     reader = _Uses(where)
     reader.visit(ast.parse(source))

@@ -26,7 +26,7 @@ def only_hopper(library: bytes) -> bytes:
     Zeros fill the gaps; they compress well.
 
     Raises:
-        ValueError: The library has no kernels for Hopper.
+        ValueError: the library has no kernels for Hopper.
     """
     found, at, total = bytearray(library), library.find(FATBIN), 0
     while at >= 0:

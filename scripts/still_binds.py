@@ -119,7 +119,7 @@ def rejected_arguments(parameters: ast.arguments, first: int, call: ast.Call) ->
     """Return the reason why a function does not accept a call's arguments; empty if it accepts them.
 
     Args:
-        first: The number of leading parameters that Python fills: 1 for `self` or `cls`.
+        first: the number of leading parameters that Python fills: 1 for `self` or `cls`.
     """
     positional = [each.arg for each in (*parameters.posonlyargs, *parameters.args)][first:]
     keywords = {each.arg for each in call.keywords}

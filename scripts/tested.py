@@ -56,7 +56,7 @@ def versions(comfyui: Path, day: str) -> Versions:
 
     Args:
         comfyui: ComfyUI's folder.
-        day: The date, for example 2026-11-24.
+        day: the date, for example 2026-11-24.
     """
     python = ".".join(platform.python_version_tuple()[:2])
     return Versions(comfyui_name(comfyui), version("torch"), python, day)
@@ -74,7 +74,7 @@ def row_of_report(lines: Sequence[ReportLine]) -> Row:
     The errors are the lists that began and never ended.
 
     Raises:
-        Refused: The report is of several cards or versions, or does not name its versions.
+        Refused: the report is of several cards or versions, or does not name its versions.
     """
     versions_of_lists = [line.versions for line in lines if line.versions]
     if not versions_of_lists:
@@ -109,7 +109,7 @@ def rows_of(page: str) -> list[Row]:
     """Return the rows of a page's table.
 
     Raises:
-        ValueError: The page has no table, or a row has another number of cells.
+        ValueError: the page has no table, or a row has another number of cells.
     """
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         raise ValueError("the page has no place for the table of what was tested")

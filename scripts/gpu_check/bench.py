@@ -144,8 +144,8 @@ class Bench(Report):
         """Return the milliseconds of a step, and those of the host alone.
 
         Args:
-            steps: Steps of the longer of two runs, whose difference is timed.
-            repeats: Number of times that each run is timed; the fastest counts.
+            steps: steps of the longer of two runs, whose difference is timed.
+            repeats: number of times that each run is timed; the fastest counts.
         """
         times = [(self.seconds(run, SHORT), self.seconds(run, steps)) for _ in range(repeats)]
         short, long = map(min, zip(*times, strict=True))

@@ -123,7 +123,7 @@ class One(Bench):
         self.say(f"{self.name} in fp32, the result", error <= FP32_TOLERANCE, f"error {error:.1e}")
 
     def needs(self) -> None:
-        """Compare a denoise's memory beyond the weights with the plan's estimate, also in patches with cached keys and values."""
+        """Compare a denoise's memory beyond the weights with the plan's estimate, also in patches that keep keys and values."""
         model, _ = self.model(self.name)
         for patches in (1, 4):
             plan = self.plan(self.name, patches=patches)

@@ -57,10 +57,10 @@ class Shared:
     """A model whose ranks' shares are timed.
 
     Attributes:
-        name: The model's name in JOBS.
+        name: the model's name in JOBS.
         whole: True to run all blocks, false to run two of each kind.
-        degrees: The degrees of the plans. The first plan has one rank.
-        repeats: Number of times that each plan is timed.
+        degrees: the degrees of the plans. The first plan has one rank.
+        repeats: number of times that each plan is timed.
     """
 
     name: str

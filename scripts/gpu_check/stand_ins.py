@@ -49,8 +49,8 @@ def write_stand_ins(requirements: str, folder: Path) -> list[str]:
     """Write an empty package for each of STAND_INS that ComfyUI requires and that is not installed.
 
     Args:
-        requirements: The text of ComfyUI's requirements.txt, which names the versions.
-        folder: The folder for the packages and their metadata.
+        requirements: the text of ComfyUI's requirements.txt, which names the versions.
+        folder: the folder for the packages and their metadata.
 
     Returns:
         The names of the packages that were written.

@@ -54,10 +54,10 @@ class Entry(NamedTuple):
     """The rules by which one list is run.
 
     Attributes:
-        seconds: Seconds that the list may always take.
+        seconds: seconds that the list may always take.
         each_card: True if each card has a rank of the list; on one card, two ranks share the card.
-        broken: The verdict when the list does not end by itself.
-        loading: The value of CUDA_MODULE_LOADING, if the list depends on it.
+        broken: the verdict when the list does not end by itself.
+        loading: the value of CUDA_MODULE_LOADING, if the list depends on it.
     """
 
     seconds: int
@@ -110,9 +110,9 @@ def seconds_for(name: str, later: Sequence[str], left: float) -> float:
     seconds. A list that hangs therefore takes no time from the later lists.
 
     Args:
-        name: The list that is about to run.
-        later: The lists that follow.
-        left: Seconds until the visit ends.
+        name: the list that is about to run.
+        later: the lists that follow.
+        left: seconds until the visit ends.
     """
     own = ENTRIES[name].seconds
     spare = left - sum(ENTRIES[each].seconds for each in later)
@@ -123,10 +123,10 @@ def run(command: Sequence[str], log: Path, seconds: float, environment: Mapping[
     """Run a command, show and keep its output, and end it when its time is over.
 
     Args:
-        command: The command line.
-        log: The file that keeps the output.
-        seconds: The command's time.
-        environment: Variables in addition to those of this process.
+        command: the command line.
+        log: the file that keeps the output.
+        seconds: the command's time.
+        environment: variables in addition to those of this process.
 
     Returns:
         The exit status, or None if the time was over.
@@ -170,8 +170,8 @@ class Visit:
     """The lists of one visit and its report.
 
     Attributes:
-        out: The folder that receives the report.
-        logs: The folder that keeps the output of each list until the report is packed.
+        out: the folder that receives the report.
+        logs: the folder that keeps the output of each list until the report is packed.
     """
 
     def __init__(self, out: Path, logs: Path, device: str, cards: int, deadline: float) -> None:

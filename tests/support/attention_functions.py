@@ -19,7 +19,7 @@ def masked(allowed: Callable[[Tensor, Tensor, int], Tensor]) -> Function:
     """Return an attention function with a mask. Every query also attends to the first key.
 
     Args:
-        allowed: Called as `allowed(query, key, head)` with positions `[queries, 1]` and `[1, keys]`; true where the query
+        allowed: called as `allowed(query, key, head)` with positions `[queries, 1]` and `[1, keys]`; true where the query
             attends.
     """
 

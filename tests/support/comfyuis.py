@@ -44,7 +44,7 @@ def tell_new(kind: str, found: Collection[str]) -> None:
     """Warn of things that no page lists yet; `kind` names them, for example `classes of models`.
 
     Raises:
-        AssertionError: This is the ComfyUI that the pages list.
+        AssertionError: this is the ComfyUI that the pages list.
     """
     if not found:
         return

@@ -45,7 +45,7 @@ def loading_costs(run: Runner, first: Path, file: Path, plan: ResolvedPlan) -> l
     """Load `first`, which makes the workers ready, then load `file` and return its cost on each rank, taken before sampling.
 
     Args:
-        run: A runner whose workers have run this plan only, because the measured peak is that of their lifetime.
+        run: a runner whose workers have run this plan only, because the measured peak is that of their lifetime.
     """
     run(Job(first, sigmas(1)), plan)
     workers = run.workers()

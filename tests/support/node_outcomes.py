@@ -23,7 +23,7 @@ def newer_nodes(on: str = "") -> dict[str, str]:
     """Return the documented outcome of each node that only newer ComfyUIs have.
 
     Args:
-        on: Name of the model that the nodes were tried on; empty for all models.
+        on: name of the model that the nodes were tried on; empty for all models.
     """
     found = NEWER.findall(PAGE.read_text(encoding="utf-8"))
     return {name: SAID[said] for name, model, said in found if on in ("", model)}

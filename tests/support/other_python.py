@@ -14,7 +14,7 @@ def python_with(folder: Path, diffusers: str) -> Path:
     """Create a virtual environment in `folder` and return its interpreter.
 
     Args:
-        diffusers: Version of a fake diffusers, which has metadata but fails when imported. Empty for none.
+        diffusers: version of a fake diffusers, which has metadata but fails when imported. Empty for none.
     """
     packages = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
     packages.mkdir(parents=True)

@@ -260,25 +260,25 @@ def simulate(
     """Denoise as KSampler does, with PipeFusion's staleness. The result is in the model's latent space.
 
     Args:
-        tensors: The checkpoint, in Black Forest Labs' keys.
+        tensors: the checkpoint, in Black Forest Labs' keys.
         noise: `[batch, 16, height, width]`, of standard deviation 1; `seed` does not affect it.
-        sigmas: Sigmas from `ksampler_sigmas`.
-        positive: The positive prompt.
-        negative: The negative prompt; not needed when `cfg` is 1.
-        cfg: The guidance scale, as in KSampler.
-        guidance: The guidance of dev models. ComfyUI uses 3.5 when the prompt has none; None leaves the embedding out.
+        sigmas: sigmas from `ksampler_sigmas`.
+        positive: the positive prompt.
+        negative: the negative prompt; not needed when `cfg` is 1.
+        cfg: the guidance scale, as in KSampler.
+        guidance: the guidance of dev models. ComfyUI uses 3.5 when the prompt has none; None leaves the embedding out.
         sampler: ComfyUI's name of a sampler. Samplers without a loop over steps (dpm_fast, dpm_adaptive) are refused.
-        seed: The seed of the sampler's own noise.
-        patches: Number of patches, each a run of token rows.
-        warmup_steps: Number of exact steps, at least one.
-        latent: The latent to denoise, in the model's latent space; None means zeros (an empty latent).
-        references: Latents `[1, 16, height, width]` of reference pictures after both prompts, by the method "index". They go
+        seed: the seed of the sampler's own noise.
+        patches: number of patches, each a run of token rows.
+        warmup_steps: number of exact steps, at least one.
+        latent: the latent to denoise, in the model's latent space; None means zeros (an empty latent).
+        references: latents `[1, 16, height, width]` of reference pictures after both prompts, by the method "index". They go
             with the first patch, as text does.
         rule: PipeFusion's rule, or a mutation of it.
-        model: A model of `load_model`; `tensors` is then ignored.
+        model: a model of `load_model`; `tensors` is then ignored.
 
     Raises:
-        ValueError: A missing negative prompt, no warm-up, more patches than token rows, or a sampler without steps.
+        ValueError: a missing negative prompt, no warm-up, more patches than token rows, or a sampler without steps.
     """
     if warmup_steps < 1:
         raise ValueError("The first step has no earlier keys: warmup_steps must be at least 1.")

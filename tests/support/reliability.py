@@ -23,8 +23,8 @@ class Ledger:
         """Enter a case after its last check, with all promises kept. Assert that it was in time.
 
         Args:
-            through: The nodes or program to which the faulty workers belonged.
-            seconds: Seconds from the fault to the outcome, at most `bound`.
+            through: the nodes or program to which the faulty workers belonged.
+            seconds: seconds from the fault to the outcome, at most `bound`.
         """
         assert seconds <= bound, f"{fault}: {seconds:.1f} s instead of {bound:g} s"
         row = self._rows.setdefault((through, fault, outcome), _Row(bound))

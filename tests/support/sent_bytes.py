@@ -10,7 +10,7 @@ def ulysses_bytes(
 
     Args:
         tokens: batch x (text + image).
-        group: Number of query heads that share one head of keys and values.
+        group: number of query heads that share one head of keys and values.
     """
     return (2 + 2 / group) * (ulysses - 1) / ulysses * tokens * hidden / (ring * ulysses) * blocks * element
 

@@ -89,7 +89,7 @@ def assert_lora(
     """Assert that a LoRA gives the same latent as a file with the LoRA merged in.
 
     Args:
-        prefix: The prefix of the layers' names in the graph's file.
+        prefix: the prefix of the layers' names in the graph's file.
     """
     models = server.base_dir / "models"
     graph["plan"]["inputs"] |= {"ulysses": 2, "weights": weights}

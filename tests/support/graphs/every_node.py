@@ -93,7 +93,7 @@ def family_graph(name: str, latent: dict[str, Any], vae: str, beside: bool) -> G
     """Return the graph of `base_graph` with one of tests/support/tiny's models and a VAE's file.
 
     Args:
-        latent: The node that makes an empty latent. A second such node is used for inputs that take an earlier result.
+        latent: the node that makes an empty latent. A second such node is used for inputs that take an earlier result.
         beside: True if the prompts hold more than text, in files.
     """
     own = {
@@ -124,14 +124,14 @@ def graph_with(name: str, info: Mapping[str, Any], given: Mapping[str, Any], bas
     """Return a graph with one node of the given kind where it takes part in the run.
 
     Args:
-        name: The node's class.
-        info: The node's description from ComfyUI's server.
-        given: Values of inputs that the description does not determine; None leaves an input out.
-        base: A graph of a model that the node is made for; the LATENT that the node gives is then sampled. Default:
+        name: the node's class.
+        info: the node's description from ComfyUI's server.
+        given: values of inputs that the description does not determine; None leaves an input out.
+        base: a graph of a model that the node is made for; the LATENT that the node gives is then sampled. Default:
             `base_graph`.
 
     Raises:
-        ValueError: An input is of an unknown type and is not in `given`.
+        ValueError: an input is of an unknown type and is not in `given`.
     """
     outputs = types_given(info)
     custom = {"GUIDER", "SAMPLER", "SIGMAS"} & set(outputs)

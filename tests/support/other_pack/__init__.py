@@ -71,7 +71,7 @@ def while_running(change: Callable[[Any], Callable[[], None]]) -> Callable[[Any]
     """Return a change of the MODEL that changes the model itself for the duration of a run.
 
     Args:
-        change: Changes the model, and returns a function that undoes the change.
+        change: changes the model, and returns a function that undoes the change.
     """
 
     def patch(patcher: Any) -> None:
@@ -86,7 +86,7 @@ def on_instance(find: Callable[[Any], Any], name: str) -> Callable[[Any], None]:
     """Return a change that replaces a method of an object in the model, for a run.
 
     Args:
-        find: Returns the object, given the model.
+        find: returns the object, given the model.
     """
 
     def change(model: Any) -> Callable[[], None]:

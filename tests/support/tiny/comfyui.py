@@ -59,8 +59,8 @@ def save_header(path: Path, model: Any, kind: str = "F8_E4M3", nbytes: int = 1) 
     """Write a safetensors file of a model whose data is a hole in the file: no weight takes room on the disk.
 
     Args:
-        kind: The dtype in the file's header.
-        nbytes: Bytes of one number of this dtype.
+        kind: the dtype in the file's header.
+        nbytes: bytes of one number of this dtype.
     """
     header: dict[str, Any] = {}
     end = 0
@@ -79,7 +79,7 @@ def save_fp8(path: Path, model: Any, seed: int, prefix: str = "") -> Path:
     The same million numbers repeat, because drawing hundreds of millions takes long.
 
     Args:
-        prefix: The prefix of the tensors' names.
+        prefix: the prefix of the tensors' names.
     """
     drawn = draw(1_000_003, seed=seed)  # a prime, so that no two rows are equal
     tensors: dict[str, Tensor] = {}

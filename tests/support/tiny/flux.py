@@ -29,9 +29,9 @@ def flux_tensors(
     """Return a checkpoint's tensors. Weights are scaled so that activations stay near 1 and every part matters.
 
     Args:
-        prefix: The prefix of all names.
-        norm_scale: The end of the names of the norms' scales ("weight" in files of ComfyUI's).
-        channels: Channels that are embedded (96 for Fill).
+        prefix: the prefix of all names.
+        norm_scale: the end of the names of the norms' scales ("weight" in files of ComfyUI's).
+        channels: channels that are embedded (96 for Fill).
     """
     generator = torch.Generator().manual_seed(seed)
     h = heads * HEAD_DIM

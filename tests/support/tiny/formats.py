@@ -39,7 +39,7 @@ def random_blocks(kind: Type, rows: int, width: int, seed: int, size: float = 1.
     """Return valid blocks `[rows, bytes]` of a type that the gguf package cannot quantise to.
 
     Args:
-        size: The size of the fp16 numbers.
+        size: the size of the fp16 numbers.
     """
     generator = np.random.default_rng(seed)
     values, nbytes = gguf.GGML_QUANT_SIZES[kind]
@@ -72,7 +72,7 @@ def write_scaled(
 
     Args:
         form: "old", "marks" or "metadata".
-        more: Further metadata of the file.
+        more: further metadata of the file.
     """
     tensors: dict[str, Tensor] = {}
     layers = {}

@@ -20,11 +20,11 @@ def unet(
     """Return a maker of a UNet with a transformer of each given depth.
 
     Args:
-        channels: Channels of the model.
-        depths: Depths of the transformers; with more than 3 there are two blocks at each scale, else one.
-        heads: Width of a head, or -1 for 8 heads.
-        latent: Channels of the input.
-        sizes: Further arguments of the UNet.
+        channels: channels of the model.
+        depths: depths of the transformers; with more than 3 there are two blocks at each scale, else one.
+        heads: width of a head, or -1 for 8 heads.
+        latent: channels of the input.
+        sizes: further arguments of the UNet.
     """
     blocks = 2 if len(depths) > 3 else 1
     counts = {"num_heads": 8, "num_head_channels": -1} if heads < 0 else {"num_heads": -1, "num_head_channels": heads}

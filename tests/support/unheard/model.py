@@ -109,8 +109,8 @@ class Unheard(nn.Module):
         """Return the output for a video.
 
         Args:
-            x: The video, `[batch, 16, frames, height, width]`.
-            hint: A tensor of the video's shape.
+            x: the video, `[batch, 16, frames, height, width]`.
+            hint: a tensor of the video's shape.
             sound: `[batch, frames, moments, 24]`.
         """
         video = self.embed_video(x)
