@@ -194,28 +194,21 @@ def totals(split: Sequence[Row], rows: Sequence[Row]) -> list[str]:
 
 HEAD = """# ComfyUI's templates with the loader swapped
 
-Made by `python -m benchmarks.templates` from the workflow templates that ComfyUI 0.30 installs
-(comfyui_workflow_templates_json): those that load a diffusion model, each with Load Parallel Diffusion Model in place of
-Load Diffusion Model, and of Load Checkpoint for the MODEL.
+The workflow templates of ComfyUI 0.30 that load a diffusion model, each with Load Parallel Diffusion Model in place of Load Diffusion
+Model, and of Load Checkpoint for the MODEL (made by `python -m benchmarks.templates`).
 """
 
-BODY = """The command executes ComfyUI's own nodes, from the loader to the sampler, with files that have a real header and no
-weights. ComfyUI's own detection identifies each file. The MODEL's own code decides what goes to the workers' loop, what goes one
-model call at a time and what is refused. **Assumed and not run:** the class of a file, taken from its name (the files were not
-read; `benchmarks/template_models.py`); the output of text encoders, VAEs, vision models, ControlNets and LoRAs, replaced by
-zeros of the right shapes, or nothing; pictures, which are small; and the workers' forward, which `tests/models` compares with
-ComfyUI's for every class. Loaders of other models in a template (UNets, depth, segmentation) stay as they are.
+BODY = """**No template was run with its real files.** The command executes ComfyUI's own nodes, from the loader to the sampler, with files
+that have a real header and no weights. Text encoders, VAEs, vision models, ControlNets and LoRAs give zeros of the right shapes. The class
+of a file is taken from its name. The workers' forward is left out: the tests compare it with ComfyUI's for every class. Loaders of other
+models in a template (UNets, depth, segmentation) stay as they are.
 
-A template of models that run whole (UNets, sound, 3D; [models](models.md) has the full reasons) counts by its class and the
-names of its nodes, without being executed. One that only has models for detection, segmentation or upscaling counts in the last
-row of outcomes. One more template, whose Load Diffusion Model is bypassed, is not counted.
-
-ComfyUI 0.37 has five more for Qwen-Image 2.1 (pictures from text, and edits with references), which nobody has executed
-here. What they need of the model runs ([models](models.md)); one with a Fun control is refused by name.
-
-Two templates that run here load an IC-LoRA for LTX-2.3 (video_ltx2_3_ic_lora and template_ltx2_3_ic_lora_ingredients, both in
-the second column alone). The census does not read the LoRA's reference_downscale_factor. Above 1 it leaves gaps between the
-guides' tokens and is refused, so with two such files two templates fewer run.
+- A template whose models [run whole](models.md) counts by its class and the names of its nodes, without being executed.
+- One more template is not counted: its Load Diffusion Model is bypassed.
+- ComfyUI 0.37 has five more for Qwen-Image 2.1, which nobody has executed here. What they need of the model runs; one with a Fun control is
+  refused by name.
+- video_ltx2_3_ic_lora and template_ltx2_3_ic_lora_ingredients load an IC-LoRA. They are refused if its file has a
+  reference_downscale_factor above 1.
 """
 
 

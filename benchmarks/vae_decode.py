@@ -159,41 +159,24 @@ def times(subject: Subject) -> tuple[Times, Times]:
 INTRODUCTION = [
     "# Decoding on several ranks",
     "",
-    "Written by `OMP_NUM_THREADS=1 python -m benchmarks.vae_decode`: random autoencoders in fp32 on a CPU of 2 cores (gloo, one "
-    "thread a rank), with a part of their channels: FLUX.1's, Stable Diffusion's, FLUX.2's and HunyuanVideo's with half, Wan "
-    "2.1's with a third, the others' with a quarter, MiniMax-H3's with two small blocks. All but CogVideoX's are ComfyUI's own "
-    "code.",
+    "Each rank decodes some rows of the picture, and the first rank gathers the pixels. Ranks divide the memory, except that of MiniMax-H3.",
     "",
-    "CogVideoX's `original`, the default, is diffusers' result; ComfyUI's own module gives the other. Over rows of the same clip "
-    "that module had a peak of 67.9 MiB on one rank and 33.9 on two, which sent 5.6 MiB: a fifth and two fifths more than ours "
-    "(its norms enlarge the latent before they convolve it).",
+    "- **Videos**: a rank hands out frames as it makes them, and holds about eight of them however long the clip is. 81 frames of 1280x720 by "
+    "Wan 2.1 in bf16, counted without a GPU ([dry runs](../measured/dry-run.md)), take 8242 MB on one rank and 2022 on four.",
+    "- **MiniMax-H3** decodes in overlapping tiles, which ranks take turns at. Each rank holds the whole latent and a tile; the first joins "
+    "the tiles and holds the whole clip, so it needs more memory than one rank alone.",
+    "- **CogVideoX**: `original`, the default, is diffusers' result; `comfyui` is that of ComfyUI's own module.",
     "",
-    "ComfyUI's decoders of clips hand out frames as they make them, so a rank holds about eight of them "
-    "however long the clip is, "
-    "and the host has the first ones while the next are decoded. Wan 2.1 (Qwen-Image's too) makes two at a time, Wan 2.2 four, "
-    "HunyuanVideo and 1.5 eight, LTX-Video as many as its own limit of bytes allows (a small clip at once), CogVideoX a batch. "
-    "MiniMax-H3's tiles are joined whole, so its frames come at the end. The peak of 81 frames of 96x64 by the Wan 2.1 below is "
-    "27.1 MiB on one rank, 15.3 on two and 8.0 on four, as that of 9 frames; without handing out, 32.1, "
-    "17.6 and 8.8. At full size "
-    "in bf16, counted without a GPU ([dry runs](../measured/dry-run.md)), 81 frames of 1280x720 take 8242 MB on one rank and "
-    "2022 on four; without, 8640 and 2119.",
+    "Written by `OMP_NUM_THREADS=1 python -m benchmarks.vae_decode`: random autoencoders in fp32 with a part of their channels, on a CPU of "
+    "2 cores (gloo, one thread a rank).",
 ]
 
 
 MEMORY = [
     "## Memory and bytes",
     "",
-    "*Peak*: bytes of tensors alive at the same time at the most, on each rank, without weights; the first rank also gathers "
-    "the pixels. *Share*: the largest against one rank's. *Sent*: by the rank that sends most.",
-    "",
-    "A convolution of a clip's rows copies them together with a row of each neighbour, which one rank "
-    "alone need not: each of two "
-    "ranks has up to 0.61 of one rank's peak (LTX-Video, HunyuanVideo), which more ranks divide. Of four, LTX-Video's first has "
-    "most while it gathers the pixels of eight frames.",
-    "",
-    "MiniMax-H3's decoder works in overlapping, independent tiles: a rank computes whole tiles, and the first one joins them. So "
-    "ranks do not divide the memory: each holds the whole latent and a tile's work, the first also the whole clip and a tile of "
-    "each other rank at a time, more than one rank alone has.",
+    "*Peak*: most bytes of tensors on each rank at the same time, without weights. *Share*: the largest peak, next to one rank's. *Sent*: by "
+    "the rank that sends most.",
     "",
     "| autoencoder | ranks | peak MiB of each rank | share | sent MiB |",
     "|---|---:|---|---:|---:|",
@@ -202,10 +185,8 @@ MEMORY = [
 CLOCKED = [
     TIMES,
     "",
-    f"Seconds are the shortest of {ROUNDS} decodes, one rank and two taking turns in one run; both by the clock and of the "
-    "busiest rank's computing thread, without its waiting for a core or for its neighbour. On a CPU torch's conv3d changes "
-    "kernels with the size (one thread: 0.038 s for an input of [1, 32, 10, 66, 98], 0.082 s for half of its height), so "
-    "clips differ in whether one rank or two are faster.",
+    f"Seconds are the shortest of {ROUNDS} decodes, by the clock and of the busiest rank's computing thread. On a CPU torch's conv3d changes "
+    "kernels with the size, so clips differ in whether one rank or two are faster.",
     "",
     "| autoencoder | one rank: clock, computing | two ranks | times as fast |",
     "|---|---|---|---|",
