@@ -146,11 +146,7 @@ def page(rows: Sequence[Row]) -> str:
     """Return the census as a page of the documentation."""
     split = [row for row in rows if row.split]
     passed = sorted({kind for row in rows for kind in row.assumed})
-    also = (
-        f"Nodes that need a file to be executed, and passed on what they were given: {', '.join(passed)}.\n"
-        if passed
-        else ""
-    )
+    also = f"These nodes need a file, so they passed their inputs on: {', '.join(passed)}.\n" if passed else ""
     lines = [HEAD, *totals(split, rows), "", BODY, also, "| template | classes | outcome | why |", "|---|---|---|---|"]
     return "\n".join([*lines, *map(line, rows)])
 
@@ -194,19 +190,21 @@ def totals(split: Sequence[Row], rows: Sequence[Row]) -> list[str]:
 
 HEAD = """# ComfyUI's templates with the loader swapped
 
-The workflow templates of ComfyUI 0.30 that load a diffusion model, each with Load Parallel Diffusion Model in place of Load Diffusion
-Model, and of Load Checkpoint for the MODEL (made by `python -m benchmarks.templates`).
+The workflow templates of ComfyUI 0.30 that load a diffusion model, each with Load Parallel Diffusion Model in place
+of Load Diffusion Model, and of Load Checkpoint for the MODEL (made by `python -m benchmarks.templates`).
 """
 
-BODY = """**No template was run with its real files.** The command executes ComfyUI's own nodes, from the loader to the sampler, with files
-that have a real header and no weights. Text encoders, VAEs, vision models, ControlNets and LoRAs give zeros of the right shapes. The class
-of a file is taken from its name. The workers' forward is left out: the tests compare it with ComfyUI's for every class. Loaders of other
-models in a template (UNets, depth, segmentation) stay as they are.
+BODY = """**No template was run with its real files.** The command executes ComfyUI's own nodes, from the loader to the sampler,
+with files that have a real header and no weights. Text encoders, VAEs, vision models, ControlNets and LoRAs give
+zeros of the right shapes. The class of a file is taken from its name. The workers' forward is left out: the tests
+compare it with ComfyUI's for every class. Loaders of other models in a template (UNets, depth, segmentation) stay as
+they are.
 
-- A template whose models [run whole](models.md) counts by its class and the names of its nodes, without being executed.
+- A template whose models [run whole](models.md) counts by its class and the names of its nodes, without being
+  executed.
 - One more template is not counted: its Load Diffusion Model is bypassed.
-- ComfyUI 0.37 has five more for Qwen-Image 2.1, which nobody has executed here. What they need of the model runs; one with a Fun control is
-  refused by name.
+- ComfyUI 0.37 has five more for Qwen-Image 2.1, which nobody has executed here. What they need of the model runs; one
+  with a Fun control is refused by name.
 - video_ltx2_3_ic_lora and template_ltx2_3_ic_lora_ingredients load an IC-LoRA. They are refused if its file has a
   reference_downscale_factor above 1.
 """

@@ -159,24 +159,27 @@ def times(subject: Subject) -> tuple[Times, Times]:
 INTRODUCTION = [
     "# Decoding on several ranks",
     "",
-    "Each rank decodes some rows of the picture, and the first rank gathers the pixels. Ranks divide the memory, except that of MiniMax-H3.",
+    "Each rank decodes some rows of the picture, and the first rank gathers the pixels. Ranks divide the "
+    "memory, except MiniMax-H3's.",
     "",
-    "- **Videos**: a rank hands out frames as it makes them, and holds about eight of them however long the clip is. 81 frames of 1280x720 by "
-    "Wan 2.1 in bf16, counted without a GPU ([dry runs](../measured/dry-run.md)), take 8242 MB on one rank and 2022 on four.",
-    "- **MiniMax-H3** decodes in overlapping tiles, which ranks take turns at. Each rank holds the whole latent and a tile; the first joins "
-    "the tiles and holds the whole clip, so it needs more memory than one rank alone.",
+    "- **Videos**: a rank hands out frames as it makes them, and holds about eight of them however long the "
+    "clip is. 81 frames of 1280x720 by Wan 2.1 in bf16, counted without a GPU ([dry "
+    "runs](../measured/dry-run.md)), take 8242 MB on one rank and 2022 on four.",
+    "- **MiniMax-H3** decodes in overlapping tiles, which ranks take turns at. Each rank holds the whole "
+    "latent and a tile; the first joins the tiles and holds the whole clip, so it needs more memory than one "
+    "rank alone.",
     "- **CogVideoX**: `original`, the default, is diffusers' result; `comfyui` is that of ComfyUI's own module.",
     "",
-    "Written by `OMP_NUM_THREADS=1 python -m benchmarks.vae_decode`: random autoencoders in fp32 with a part of their channels, on a CPU of "
-    "2 cores (gloo, one thread a rank).",
+    "Written by `OMP_NUM_THREADS=1 python -m benchmarks.vae_decode`: random autoencoders in fp32 with a part "
+    "of their channels, on a CPU of 2 cores (gloo, one thread a rank).",
 ]
 
 
 MEMORY = [
     "## Memory and bytes",
     "",
-    "*Peak*: most bytes of tensors on each rank at the same time, without weights. *Share*: the largest peak, next to one rank's. *Sent*: by "
-    "the rank that sends most.",
+    "*Peak*: most bytes of tensors on each rank at the same time, without weights. *Share*: the largest peak, "
+    "next to one rank's. *Sent*: by the rank that sends most.",
     "",
     "| autoencoder | ranks | peak MiB of each rank | share | sent MiB |",
     "|---|---:|---|---:|---:|",
@@ -185,8 +188,8 @@ MEMORY = [
 CLOCKED = [
     TIMES,
     "",
-    f"Seconds are the shortest of {ROUNDS} decodes, by the clock and of the busiest rank's computing thread. On a CPU torch's conv3d changes "
-    "kernels with the size, so clips differ in whether one rank or two are faster.",
+    f"Seconds are the shortest of {ROUNDS} decodes, by the clock and of the busiest rank's computing thread. On a CPU "
+    "torch's conv3d changes kernels with the size, so clips differ in whether one rank or two are faster.",
     "",
     "| autoencoder | one rank: clock, computing | two ranks | times as fast |",
     "|---|---|---|---|",
