@@ -1,1 +1,1 @@
-"""Models: ComfyUI's and two of diffusers, parallelised from a declaration of each; `families.py` has the registry."""
+"""ComfyUI's models and two of diffusers'. A declaration says how each is parallelised; `families.py` has the registry."""

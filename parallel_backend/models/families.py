@@ -1,4 +1,4 @@
-"""The registry of model families: all that ComfyUI knows, and two over diffusers' modules."""
+"""The registry of model families: all models of ComfyUI, and two models of diffusers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .diffusers.pixart import PixArtFamily
 from .family import Family
 
 UNSHARDED = "unsharded"
-"""The family of ComfyUI's models that run unsharded although their class has a declaration."""
+"""The name of the family of ComfyUI's models that run unsharded although their class has a declaration."""
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -22,9 +22,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         UNSHARDED: ComfyFamily(lambda kind: None),
     }
 )
-"""Every family the backend runs, by name."""
+"""The families that the backend runs, by name."""
 
 
 def family_of(spec: ModelSpec) -> Family:
-    """The family that runs a model."""
+    """Return the family that runs a model."""
     return FAMILIES[spec.family] if spec.derived is None else ComfyFamily(lambda kind: spec.derived)

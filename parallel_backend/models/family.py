@@ -1,4 +1,4 @@
-"""What a model family provides: reading its files, and its model spread over ranks."""
+"""The interface of a model family, which reads model files and builds models that run on several ranks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,21 @@ if TYPE_CHECKING:
     from ..weights.stores.store import BlockAccess
 
 Conditioning = Mapping[str, Tensor]
-"""What the model is told besides the latent, by ComfyUI's names (`context`, `y`, `guidance`), each `[batch, ...]`.
+"""The tensors that a model gets besides the latent, `[batch, ...]`, by ComfyUI's names (`context`, `y`, `guidance`).
 
-`concat` is a latent whose channels the model takes beside the noisy one's.
+`concat` is a latent; the model concatenates its channels to those of the noisy latent.
 """
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The run of blocks that one pipeline stage holds: `start` to `stop` of `blocks`."""
+    """The contiguous range of blocks that one pipeline stage holds.
+
+    Attributes:
+        start: the index of the first block.
+        stop: the index after the last block.
+        blocks: the number of blocks of the model.
+    """
 
     start: int
     stop: int
@@ -36,24 +42,24 @@ class Stage:
 
     @property
     def first(self) -> bool:
-        """Whether it embeds latent and text."""
+        """Return True if this stage embeds latent and text."""
         return self.start == 0
 
     @property
     def last(self) -> bool:
-        """Whether it makes the output."""
+        """Return True if this stage computes the output."""
         return self.stop == self.blocks
 
 
 @dataclass(frozen=True)
 class Execution:
-    """What a forward runs with on one rank.
+    """The communicators, the plan and the callbacks that a forward runs with on one rank.
 
     Attributes:
         mesh: the rank's communicators.
-        plan: what they were opened for.
-        access: how the rank makes the weights of its blocks usable.
-        on_progress: called after each block, so that a watcher sees that the rank gets on.
+        plan: the plan for which the communicators were opened.
+        access: makes the weights of this rank's blocks usable while they run.
+        on_progress: called after each block, so that an observer sees the rank make progress.
         compiler: the backend of torch.compile for the blocks; empty for none.
     """
 
@@ -69,27 +75,32 @@ class ModelForward(Protocol):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values kept."""
+        """Return the bytes of the keys and values that are cached."""
 
     def uncompiled(self) -> tuple[str, ...]:
-        """Why kinds of blocks that were to be compiled were not, a sentence each."""
+        """Return a sentence for each kind of block that could not be compiled, with the reason."""
 
     def compiling(self) -> float:
-        """Seconds that compiling blocks has taken since this was asked for last."""
+        """Return the seconds spent on compiling blocks since the last call of this method."""
 
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
-        """On the last stage the output for the whole latent, or for the patch; None on the others.
+        """Run this stage. Return the output for the whole latent or for the patch, or None if the stage is not the last.
 
         Args:
-            latent: the whole latent in the compute dtype, on the first and the last stage.
-            patch: the number of the patch to compute from the cache, or None for everything, exactly.
+            latent: the whole latent in the compute dtype on the first and the last stage; None on the stages between.
+            patch: the number of the patch to compute with cached keys and values. None: compute the whole latent, exactly.
         """
 
 
 class StageModel(Protocol):
-    """One stage of a loaded model on one rank; `block_modules` are its blocks, `features` the width of a token.
+    """One stage of a loaded model on one rank.
 
-    `unknown` names what any stage's blocks give attention, by their source, that only ComfyUI's own kernels know.
+    Attributes:
+        module: the model, of which only this stage's parameters exist.
+        block_modules: the blocks of this stage.
+        features: the number of features of a token.
+        unknown: names of arguments that the source of a block of any stage passes to attention and that only ComfyUI's own
+            kernels support.
     """
 
     module: nn.Module
@@ -98,20 +109,20 @@ class StageModel(Protocol):
     unknown: Sequence[str]
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
-        """The latent's part of each of `count` patches."""
+        """Return the region of the latent of each of `count` patches."""
 
     def forward_on(self, execution: Execution) -> ModelForward:
-        """The forward of this stage under a plan."""
+        """Return the forward of this stage under a plan."""
 
 
 class Family(Protocol):
     """A kind of model: the form of its files, and how it is built.
 
     Attributes:
-        conditioning_names: the conditioning that its models read; a prompt with any other is refused. None: a model of ComfyUI's
-            reads whatever its own class reads.
+        conditioning_names: the conditioning that its models read; a prompt with any other is refused. None: the model's own
+            class in ComfyUI decides.
         called_methods: the methods of ComfyUI's model class that the workers call, so that a class may override them.
-        imports: the modules that its models are made of and whose import takes seconds.
+        imports: Python modules that its models need and whose import takes seconds.
     """
 
     conditioning_names: frozenset[str] | None
@@ -119,53 +130,56 @@ class Family(Protocol):
     imports: tuple[str, ...]
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, Any]:
-        """The model's own tensors in a file, under the names its key map uses, and the model's configuration.
+        """Return the model's tensors in a file, under the names of its key map, and the model's configuration.
 
         Raises:
             Refused: the file holds no model of this family, or lacks tensors.
         """
 
     def shape(self, config: Any) -> ModelShape:
-        """Its size and limits, for the choice of a plan."""
+        """Return the model's size and limits, for the choice of a plan."""
 
     def token_rows(self, config: Any, latent_shape: Sequence[int]) -> int:
-        """Into how many patches a picture can be cut at most."""
+        """Return the largest number of patches that a latent of this shape can be cut into."""
 
     def image_tokens(self, config: Any, latent_shape: Sequence[int]) -> int:
-        """Image tokens of one batch item."""
+        """Return the number of latent tokens of one batch item."""
 
     def two_of_each(self, config: Any) -> tuple[Any, tuple[int, ...]]:
-        """The configuration of a model with two blocks of each kind, in order, and how many the real one has of each."""
+        """Return the configuration of a model with two blocks of each kind, and the real model's number of blocks per kind."""
 
     def check(self, config: Any, latent: Tensor, conditioning: Conditioning, values: Mapping[str, Value]) -> None:
-        """Refuse inputs that the model cannot take; `values` are what the conditioning holds besides tensors.
+        """Check that the model can take these inputs. `values` are the entries of the conditioning that are not tensors.
 
         Raises:
-            Refused: with the numbers.
+            Refused: the model cannot take them; the message has the numbers.
         """
 
     def couples_rows(self, config: Any, conditioning: Conditioning) -> str:
         """Return the inputs that make the rows of a batch influence one another, in words; empty if none does."""
 
     def keys(self, config: Any) -> KeyMap:
-        """Which rows of the file make each parameter."""
+        """Return the key map: for each parameter, the tensor and rows of the file that it is made of."""
 
     def comfyui_keys(self, config: Any) -> KeyMap:
-        """The key map in the names of ComfyUI's model whatever the file's are: adapters come in them."""
+        """Return the key map in the names of ComfyUI's model, which adapters use; the file may have other names."""
 
     def item_bytes(
         self, config: Any, latent_shape: Sequence[int], conditioning: Conditioning, dtype: torch.dtype
     ) -> float:
-        """Memory of one batch item of a forward in bytes, where the model estimates it itself; 0 where plans predict it."""
+        """Return the model's own estimate of a forward's memory for one batch item, in bytes; 0 if the plan predicts it."""
 
     def context_tokens(self, config: Any, conditioning: Conditioning) -> int:
-        """Tokens of one batch item that are not the picture's: text and references."""
+        """Return the number of tokens of one batch item that are not the latent's: text and references."""
 
     def exact(self, config: Any) -> frozenset[str]:
-        """The parameters that are fp32 whatever type is chosen for the weights."""
+        """Return the names of the parameters that stay fp32, whichever dtype is chosen for the weights."""
 
     def control_blocks(self, config: Any) -> Mapping[str, range]:
-        """After which blocks the tensors of each of ComfyUI's lists of ControlNet output are added; empty for none."""
+        """Return the blocks after which the tensors of each of ComfyUI's lists of ControlNet output are added.
+
+        The mapping is empty if the model supports no ControlNet.
+        """
 
     def build(self, config: Any, stage: Stage) -> StageModel:
-        """One stage of the model on the meta device; parameters of other stages do not exist."""
+        """Return one stage of the model on the meta device. Parameters of other stages do not exist in it."""

@@ -1,4 +1,4 @@
-"""What every stage is told of a forward."""
+"""The inputs of a model's forward that every pipeline stage has, and the parts of a latent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from ..diffusion import Value
 
 
 class PatchForward(NamedTuple):
-    """The forward of a patch, by the key of its inputs."""
+    """The forward of one patch.
+
+    Attributes:
+        key: the key of its inputs.
+        patch: the number of the patch.
+    """
 
     key: Hashable
     patch: int
@@ -21,21 +26,22 @@ class PatchForward(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """All but the latent.
+    """All inputs of a forward but the latent.
 
     Attributes:
-        key: tells forwards apart whose prompts differ, and so what is kept of them.
-        shape: the latent's, `[batch, channels, ...]`.
+        key: identifies the prompts. Values that are cached for one key are not used for another.
+        shape: the shape of the latent, `[batch, channels, ...]`.
         dtype: the compute dtype.
-        device: where the rank computes.
+        device: the device on which the rank computes.
         timestep: `[batch]` in fp32; None where the conditioning has several.
         conditioning: tensors by the model's names, in the compute dtype.
-        residuals: a ControlNet's output for this rank's tokens of the picture, by the block of this stage that it is added after.
-        values: what the conditioning holds besides tensors.
-        processed: whether ComfyUI's model class has made of the timestep what it makes of it.
-        behind: the patch's forward that comes behind this one, if it is known to come.
-        sigmas: those of the call (one is enough) and of all steps; 1-D in fp32.
-        sides: of each prompt in the batch, 0 for the positive one; empty where nobody knows.
+        residuals: a ControlNet's output for this rank's latent tokens, by the number of the block of this stage after which it
+            is added.
+        values: the entries of the conditioning that are not tensors.
+        processed: True if ComfyUI's model class has already transformed the timestep.
+        next_forward: the patch's forward that comes after this one, if it is known.
+        sigmas: the sigmas of the call (one is enough) and the sigmas of all steps; both 1-D in fp32.
+        branches: the branch of each prompt in the batch (0 for the positive prompts); empty if unknown.
     """
 
     key: Hashable
@@ -54,13 +60,13 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Region:
-    """`span` along dimension `dim` of a latent."""
+    """The part of a latent in the range `span` of dimension `dim`."""
 
     dim: int
     span: slice
 
     def of(self, latent: Tensor) -> Tensor:
-        """The part (a view); a dimension of size 1, as a mask may have, is left alone."""
+        """Return the region of a tensor as a view. A dimension of size 1, as in a mask, stays as it is."""
         if latent.shape[self.dim] == 1:
             return latent
         return latent.narrow(self.dim, self.span.start, self.span.stop - self.span.start)

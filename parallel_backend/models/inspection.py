@@ -1,4 +1,4 @@
-"""Reading a model's kind and shape off a checkpoint's header."""
+"""Functions that find a model's kind and shape in the names and shapes of a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..weights.layers.packing import can_be_held
 
 
 def find_prefix(checkpoint: Checkpoint, prefixes: Sequence[str], names: Sequence[str], least: int = 1) -> str | None:
-    """The prefix under which at least so many of the tensors are in a file; None if there is none."""
+    """Return the first prefix under which a file has at least `least` of the tensors in `names`; None if there is none."""
     for prefix in prefixes:
         if sum(prefix + name in checkpoint.entries for name in names) >= least:
             return prefix
@@ -19,16 +19,16 @@ def find_prefix(checkpoint: Checkpoint, prefixes: Sequence[str], names: Sequence
 
 
 def count_blocks(part: Checkpoint, stem: str) -> int:
-    """How many numbers follow `stem.` in the names of tensors."""
+    """Return the number of different block numbers that follow `stem.` in the tensors' names."""
     return len({name.removeprefix(f"{stem}.").split(".")[0] for name in part.entries if name.startswith(f"{stem}.")})
 
 
 def sizes(part: Checkpoint, name: str, *dims: int) -> tuple[int, ...]:
-    """The shape of a tensor that should have 2 dimensions, or one of the numbers given, none of them empty.
+    """Return the shape of a tensor, which must have 2 dimensions or one of the numbers `dims`, and no dimension of size 0.
 
     Raises:
-        Refused: it has not.
-        KeyError: there is no such tensor.
+        Refused: the tensor has another number of dimensions, or an empty one.
+        KeyError: the file has no tensor of this name.
     """
     shape = part.entries[name].shape
     if len(shape) not in (dims or (2,)) or 0 in shape:
@@ -40,10 +40,10 @@ def sizes(part: Checkpoint, name: str, *dims: int) -> tuple[int, ...]:
 
 
 def check_tensors(part: Checkpoint, keys: KeyMap, model: str, hidden: int | None = None) -> None:
-    """Check that every tensor a key map names is there, in a supported format and of the shape it should have.
+    """Check that the file has every tensor of a key map, in a supported format and with the expected shape.
 
     Raises:
-        Refused: with the tensor's name.
+        Refused: a tensor is missing or does not fit; the message names the tensor.
     """
     name = part.path.name
     for piece in keys.values():

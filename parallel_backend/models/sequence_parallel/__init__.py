@@ -1,1 +1,1 @@
-"""One mechanism that spreads a model's own forward over ranks: streams, declarations, attention, stages, patches."""
+"""Sequence parallelism for a model's own forward, driven by declarations: streams, attention, pipeline stages, patches."""

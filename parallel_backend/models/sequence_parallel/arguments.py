@@ -1,4 +1,4 @@
-"""A block's arguments: checked against the declaration, and each turned into what this rank's tokens need."""
+"""The arguments of a block: checks against the declaration, and their conversion to this rank's tokens."""
 
 from __future__ import annotations
 
@@ -37,24 +37,27 @@ from .placement import Placement
 from .stream import Stream
 
 OPTIONS = "transformer_options"
-"""ComfyUI's own channel to attention, which every block may take."""
+"""The argument by which ComfyUI passes options to attention. Every block may have it."""
 
 IDLE = torch.zeros(1, dtype=torch.int64)
-"""The position that stands in where a rank has no token of a stream: models reshape with -1, which takes no empty tensor."""
+"""The position of the idle token of a rank that has no tokens of a stream.
+
+Models reshape with -1, which an empty tensor does not support.
+"""
 
 MASKED = -1e4
-"""Below this a number added to attention scores hides a token."""
+"""The bound below which a number that is added to attention scores masks a token."""
 
 
 PLACED = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-"""Arguments that may be given by their place."""
+"""The kinds of parameters that may be passed by position."""
 
 
 class Arguments:
     """The arguments of the blocks of one group.
 
     Raises:
-        Refused: the block's forward has not the arguments that are declared.
+        Refused: the block's method lacks a declared argument.
     """
 
     def __init__(self, group: BlockGroup, block: nn.Module) -> None:
@@ -74,7 +77,7 @@ class Arguments:
         self._needed = frozenset(p.name for p in single if p.default is inspect.Parameter.empty)
         self._accepted = frozenset(p.name for p in single)
         self._unnamed = tuple(group.streams) if inspect.Parameter.VAR_POSITIONAL in kinds else ()
-        """What a forward that takes `*args`, as linear layers' do, is given without a name."""
+        """The names of the arguments that are passed by position to a forward with `*args`, as linear layers have."""
         in_tuples = {name for names in group.tuples.values() for name in names}
         optional = {name for name, argument in group.arguments.items() if isinstance(argument, InjectedAttention)}
         named = {*group.streams, *group.arguments} - in_tuples - optional | set(group.tuples)
@@ -86,14 +89,14 @@ class Arguments:
             )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """All values by name, as the model gave them.
+        """Return all values by name, as the model passed them.
 
         Raises:
-            Refused: one is given that is not declared.
+            Refused: an argument is not declared.
         """
         if self._unnamed:
             return {**dict(zip(self._unnamed, args, strict=True)), **kwargs}
-        # Python's own binding, asked for each block, takes longer than all else here: it is left to what is not plain.
+        # Python's own binding is slow and runs for each block, so plain calls do without it.
         values = {**dict(zip(self._positional, args, strict=False)), **kwargs}
         plain = len(args) <= len(self._positional) and len(values) == len(args) + len(kwargs)
         if not plain or not self._needed <= values.keys() <= self._accepted:
@@ -132,7 +135,7 @@ class Arguments:
         return None
 
     def _visible(self, name: str, mask: Tensor, start: int, length: int, total: int) -> Tensor:
-        """The positions that are not hidden of a text that begins at `start`."""
+        """Return the unmasked positions of a text of `length` tokens that begins at `start` of the mask's `total` tokens."""
         rows = mask.reshape(mask.shape[0], -1)
         if rows.shape[1] != total:
             raise self._refused(name, f"is for {rows.shape[1]} tokens and the text has {total}, which is not supported")
@@ -149,7 +152,7 @@ class Arguments:
         """Return the arguments of the block on this rank.
 
         Raises:
-            Refused: what should be the same on all ranks is not.
+            Refused: a value that must be the same on all ranks differs.
         """
         local_values = dict(values)
         for name, stream in streams.items():
@@ -160,7 +163,7 @@ class Arguments:
         for name, argument in self._group.arguments.items():
             value = values.get(name)
             if value is not None:
-                key = argument, *placements.values()  # themselves: the id of one that is gone may be another's
+                key = argument, *placements.values()  # the objects, because an id may be used again
                 make = functools.partial(self._local, name, value, argument, placements, batch, call)
                 local_values[name] = call.once(value, key, make)
         return local_values
@@ -229,7 +232,7 @@ class Arguments:
                 return value
 
     def _whole(self, name: str, value: Any) -> list[Tensor]:
-        """The tensors in what should be the same on all ranks."""
+        """Return the tensors in a value that must be the same on all ranks. Raise Refused if a tensor is a stream."""
         tensors = [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor | Stream)]
         if any(isinstance(tensor, Stream) for tensor in tensors):
             raise self._refused(name, "differs from GPU to GPU, which is not supported")
@@ -238,7 +241,13 @@ class Arguments:
     def _segment(
         self, name: str, run: Tensor, length: int, start: int | None, stop: int | None, *tensors: Any
     ) -> tuple[Any, ...]:
-        """The same of this rank's tokens, whose positions `run` are."""
+        """Return a tuple of `TokenRanges` for this rank's tokens.
+
+        Args:
+            run: the positions of this rank's tokens.
+            length: the number of tokens of the stream.
+            tensors: the entries of the tuple after `stop`.
+        """
         first, last = _before(run, start), _before(run, stop)
         begin, end, _ = slice(start, stop).indices(length)
 
@@ -263,13 +272,13 @@ class Arguments:
         placement: Placement,
         call: CallLayout,
     ) -> Tensor:
-        """For each run of tokens of this rank the values of its part."""
+        """Return the entries of a `PerFramePart` tensor for each run of this rank's tokens."""
         positions = positions_of(placement, call.rank)
         if positions.numel() == placement.length:
             return value  # type: ignore[no-any-return]
         part, run = call.layout.part_of(kind)
         count, expected = value.shape[1] // rows_per_part, (placement.length if whole else call.layout.tokens) // part
-        if count != expected:  # the block would share them out among the tokens, wherever a part of a frame ends
+        if count != expected:  # the block would divide the entries evenly, and not at the ends of a frame's parts
             raise self._refused(name, f"has {count} parts for {expected} of the latent, which is not supported")
 
         def parts() -> Tensor:
@@ -287,13 +296,13 @@ class Arguments:
 
 
 def positions_of(placement: Placement, rank: int) -> Tensor:
-    """The positions of a rank's tokens, or of the one that stands in for none."""
+    """Return the positions of a rank's tokens, or of the idle token if the rank has none."""
     positions = placement.ranks[rank]
     return positions if positions.numel() else IDLE
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """What is in lists, tuples, dicts and dataclasses, as ComfyUI's of modulation are."""
+    """Yield the leaves of lists, tuples, dicts and dataclasses (ComfyUI has dataclasses for modulation)."""
     for leaf in tree_leaves(value):
         if is_dataclass(leaf) and not isinstance(leaf, type):
             yield from _leaves([getattr(leaf, field.name) for field in fields(leaf)])
@@ -302,7 +311,10 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _are_vectors(shape: Sequence[int], rows: Sequence[int], batch: int) -> bool:
-    """Whether a tensor is so many vectors for each of a batch, or for all of it: one behind the other, or in other dimensions."""
+    """Return True if a shape is one of `rows` vectors for each batch item, or for the whole batch.
+
+    The vectors may be consecutive in the first dimension, or lie along the dimensions between the first and the last.
+    """
     if len(shape) < 2:
         return True
     between = math.prod(shape[1:-1])
@@ -329,10 +341,10 @@ def _concatenated_positions(placements: Sequence[Placement], rank: int) -> Tenso
 
 
 def _by_frame(value: Tensor, placement: Placement, call: CallLayout) -> Tensor:
-    """Each token's row; a frame's row is repeated as ComfyUI's Wan does it (`repeat_e`)."""
+    """Return a row for each of this rank's tokens. A frame's row is repeated as ComfyUI's Wan repeats it (`repeat_e`)."""
     frames, length = value.shape[1], placement.length
     positions = positions_of(placement, call.rank)
-    if frames == 1 or positions.numel() == length:  # the block repeats them as it does alone
+    if frames == 1 or positions.numel() == length:  # the block itself repeats the rows
         return value
 
     def rows() -> Tensor:

@@ -1,4 +1,4 @@
-"""Streams that come from the stage before, begun to be received one patch ahead."""
+"""Streams from the previous pipeline stage, whose receive operations start one patch ahead."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from ..inputs import PatchForward
 
 
 class Coming(NamedTuple):
-    """A stream's tokens that come."""
+    """The shape and dtype of a stream's tokens that arrive from the previous stage."""
 
     shape: torch.Size
     dtype: torch.dtype
 
 
 class Arrivals:
-    """What comes is known from the same patch's forward in an earlier call; in the first one nothing is begun ahead."""
+    """The streams that arrive from the previous stage, in order.
+
+    The streams of a patch's forward are known from the same forward in an earlier model call. In the first call, no receive
+    operation starts ahead.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self._axis = mesh.from_previous_stage
@@ -32,7 +36,7 @@ class Arrivals:
         self._ahead: PatchForward | None = None
 
     def enter(self, forward: PatchForward | None, next_forward: PatchForward | None) -> None:
-        """A forward begins, of a patch or (None) of the whole: receive what comes for it and for the one behind it."""
+        """Begin the forward of a patch, or of the whole latent (None). Start to receive its streams and the next forward's."""
         assert self._ahead in (None, forward), "another forward was said to come"
         known = self._ahead is not None or self._begin(forward)
         self._ahead = next_forward if known and self._begin(next_forward) else None
@@ -41,7 +45,7 @@ class Arrivals:
             self._known[forward] = self._requested
 
     def take(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Wait for the next stream."""
+        """Wait for the next stream and return its tokens."""
         coming = Coming(shape, dtype)
         self._requested.append(coming)
         if not self._begun:

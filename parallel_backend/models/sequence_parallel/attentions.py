@@ -1,4 +1,4 @@
-"""The attentions of a block, over the ranks that its tokens are spread over, in the order that is declared."""
+"""The calls of attention of a block, on the ranks that divide its tokens, in the declared order."""
 
 from __future__ import annotations
 
@@ -35,30 +35,38 @@ Kernel = Callable[..., Tensor]
 
 
 class Overriding(Protocol):
-    """What answers in the kernels' place."""
+    """An attention override, which computes attention in place of the kernels."""
 
     def __call__(self, block: BlockCall | None, attention: Attention, kernel: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Given the running block, the attention that is due, and the arguments of `Attentions`."""
+        """Compute one call of attention.
+
+        Args:
+            block: the running block.
+            attention: the declaration of this call.
+            kernel: ComfyUI's own kernel.
+            args: the further arguments of `Attentions.__call__`.
+            kwargs: the same.
+        """
 
     def of_heads(self, run: slice, heads: int) -> Kernel:
-        """What answers for some of so many heads and all tokens, given the kernel that it stands in for."""
+        """Return the function for all tokens and the range `run` of `heads` heads. Its first argument is ComfyUI's kernel."""
 
 
 EXACT_ATTENTION = "auto"
-"""The choice in place of the approximate one where a model asks for that."""
+"""The choice of kernels that replaces an approximate choice for calls that must be exact."""
 
 OF_THE_CALL = frozenset({"transformer_options", "_inside_attn_wrapper", "enable_gqa", "preferred_attention"})
-"""What attention may be told besides its operands that is not about what it computes."""
+"""Names of arguments of attention that do not change its result."""
 
 SCALE, LOW_PRECISION = "scale", "low_precision_attention"
-"""By what scores are multiplied, in place of the root of the width; and whether an approximate kernel may compute them."""
+"""Names of arguments: a factor of the scores, in place of 1 / sqrt(head_dim); and a flag that allows approximate kernels."""
 
 CHANGES_NOTHING: Mapping[str, tuple[object, ...]] = MappingProxyType({LOW_PRECISION: (True, False), SCALE: (None,)})
-"""Values of further arguments that our kernels compute with as they are; LOW_PRECISION chooses among them."""
+"""Values of arguments that our kernels support without a change; LOW_PRECISION selects the kernel."""
 
 
 def unknown(arguments: Mapping[str, Any]) -> list[str]:
-    """Of arguments besides the operands the names of those that our kernels do not know."""
+    """Return the names of arguments that our kernels do not support, sorted. `arguments` does not include the operands."""
     return sorted(
         name
         for name, value in arguments.items()
@@ -69,7 +77,7 @@ def unknown(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def attention_refused(names: Sequence[str]) -> Refused:
-    """For arguments of the model's attention that our kernels do not know."""
+    """Return the error for arguments of the model's attention that our kernels do not support."""
     return Refused(
         f"the model's attention is given {', '.join(names)}, which this pack does not know: update the pack, or use Load "
         "Diffusion Model."
@@ -77,15 +85,19 @@ def attention_refused(names: Sequence[str]) -> Refused:
 
 
 def attends_alone(mesh: Mesh, patches: int, choice: str) -> bool:
-    """Whether ComfyUI's own kernels compute all attention: tokens are not spread, and none are kept from call to call."""
+    """Return True if ComfyUI's own kernels compute all attention.
+
+    They do if one rank holds all tokens, no keys and values are cached from call to call, and the user chose no approximate
+    kernel.
+    """
     return mesh.sequence.size == 1 and patches == 1 and not is_approximate(choice)
 
 
 @dataclass(frozen=True)
 class Operands:
-    """One call of ComfyUI's `optimized_attention`, its heads apart: q, k and v `[batch, heads, tokens, head_dim]`.
+    """The operands of one call of ComfyUI's `optimized_attention`: q, k and v, each `[batch, heads, tokens, head_dim]`.
 
-    `exact` says that no approximate kernel may compute it.
+    `exact` is True if no approximate kernel may compute the call.
     """
 
     q: Tensor
@@ -97,7 +109,11 @@ class Operands:
     def of(
         cls, q: Tensor, k: Tensor, v: Tensor, heads: int, skip_reshape: bool, arguments: Mapping[str, Any]
     ) -> Operands:
-        """From the arguments. Raises Refused for one that our kernels do not know."""
+        """Return the operands of a call from its arguments.
+
+        Raises:
+            Refused: our kernels do not support one of the arguments.
+        """
         if names := unknown(arguments):
             raise attention_refused(names)
         if not skip_reshape:
@@ -107,10 +123,11 @@ class Operands:
         return cls(q, k, v, exact=arguments.get(LOW_PRECISION) is False)
 
     def weighed(self, weights: Tensor) -> Operands:
-        """With channels whose product adds its logarithm to each score between a token that is weighed and one that is not.
+        """Return operands with two more channels, whose product adds a logarithmic weight to the scores.
 
-        So no kernel and no exchange has to know of weights. `weights` is as `declaration.AttentionBias` has it; kernels divide by
-        the root of the width, which grows to a multiple of 8.
+        The weight applies to scores between a token with a weight and a token without. So no kernel and no exchange has to
+        support weights. `weights` is `[tokens, 2]` as `declaration.AttentionBias` defines it. Kernels divide scores by the root
+        of the width, which grows to a multiple of 8.
         """
         width = self.q.shape[3]
         wide = (width + 2 + 7) // 8 * 8
@@ -123,11 +140,18 @@ class Operands:
 
 @dataclass
 class BlockCall:
-    """What the attentions of the running block need to know.
+    """One call of the running block, as its attentions need it.
 
-    `turn` counts how often it has run in this forward before; `placements` are the streams' by name; `absent` are the
-    arguments that it is not given, `options` its transformer_options, and `passes_options` whether its calls of attention are
-    given them; `done` counts the calls of attention that have come.
+    Attributes:
+        number: the number of the block among the blocks of all stages.
+        turn: the number of times that the block ran in this forward before.
+        name: the name of the block's class, for messages.
+        attentions: the calls of attention that the block makes, in order.
+        placements: the placements of its streams, by name.
+        absent: the names of declared arguments that this call does not pass.
+        options: its transformer_options.
+        passes_options: True if the block passes its transformer_options to attention.
+        done: the number of calls of attention so far.
     """
 
     number: int
@@ -171,7 +195,11 @@ class BlockCall:
         return self.prefix is not None and 0 < queries <= keys <= self.prefix
 
     def next(self) -> Attention:
-        """The attention that is due. Raises Refused if none is."""
+        """Return the declaration of the next call of attention.
+
+        Raises:
+            Refused: the block makes more calls than declared.
+        """
         if self.done == len(self.attentions):
             raise Refused(
                 f"the model's {self.name} calls attention more than {len(self.attentions)} times: this ComfyUI or diffusers is "
@@ -181,7 +209,7 @@ class BlockCall:
         return self.attentions[self.done - 1]
 
     def finish(self) -> None:
-        """Raises Refused if one did not come."""
+        """Raise Refused if the block made fewer calls of attention than declared."""
         if self.done != len(self.attentions):
             raise Refused(
                 f"the model's {self.name} called attention {self.done} times where this pack knows of "
@@ -196,22 +224,22 @@ class Caches:
     by_attention: dict[tuple[int, int, int], KVCache] = field(default_factory=dict)
 
     def new(self, key: tuple[int, int, int], slots: list[Tensor]) -> KVCache:
-        """An empty one for the attention of this block, turn and place."""
+        """Return an empty cache for one call of attention. The key is (block, turn, index of the call in the block)."""
         self.by_attention[key] = KVCache(slots)
         return self.by_attention[key]
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes of all caches."""
         return sum(cache.nbytes for cache in self.by_attention.values())
 
 
 class Attentions:
-    """Answers a model's calls of attention during one forward.
+    """The object that computes a model's calls of attention during one forward.
 
     Args:
-        plan: says which kernels compute, and in how many chunks heads are exchanged, and in which type.
-        caches: kept from call to call where the picture is cut into patches.
+        plan: selects the kernels, the number of chunks in which heads are exchanged, and the codec of the exchange.
+        caches: the keys and values that are kept from call to call if the latent is cut into patches; otherwise None.
     """
 
     def __init__(self, call: CallLayout, mesh: Mesh, plan: ResolvedPlan, caches: Caches | None) -> None:
@@ -225,7 +253,7 @@ class Attentions:
         self.block: BlockCall | None = None
         self.device = call.device
         self.overriding: Overriding | None = None
-        """Answers in the kernels' place, wherever the model passes its options on."""
+        """The attention override. It computes the calls to which the model passes its transformer_options."""
 
     def __call__(
         self,
@@ -240,12 +268,13 @@ class Attentions:
         skip_output_reshape: bool = False,
         **extra_arguments: Any,
     ) -> Tensor:
-        """Stand in for `optimized_attention`, whose own kernel is `kernel`; without one, the plan's kernel takes its place.
+        """Compute one call of `optimized_attention` on this rank's tokens. Depending on the plan, a collective.
 
-        `extra_arguments` are handed on to ComfyUI's own kernel, whatever they are.
+        `kernel` is ComfyUI's own kernel. If it is None, the plan's kernel takes its place. ComfyUI's own kernel gets all
+        `extra_arguments`.
 
         Raises:
-            Refused: where our kernels compute, they hold something that these do not know.
+            Refused: one of our kernels would have to compute, and `extra_arguments` holds one that it does not support.
         """
         block, dim = self.block, 2 if skip_reshape else 1
         if block is not None and block.in_prefix(q.shape[dim], k.shape[dim]):
@@ -296,7 +325,7 @@ class Attentions:
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
 
     def of_heads(self, run: slice, heads: int) -> Kernel | None:
-        """What stands in for a kernel that is given all tokens and some of the heads; None where ComfyUI's own computes."""
+        """Return the function that computes attention for all tokens and some of the heads; None for ComfyUI's own kernel."""
         if self.overriding is not None:
             return self.overriding.of_heads(run, heads)
         return None if self._alone else self._of_all_tokens
@@ -329,7 +358,7 @@ class Attentions:
         return placement.counts[self._call.rank] == 0
 
     def _merged(self, block: BlockCall, attention: ReplicatedQueries, operands: Operands) -> Tensor:
-        """`[batch, tokens, heads, head_dim]`, the same on all ranks."""
+        """Return attention of replicated queries, `[batch, tokens, heads, head_dim]`, the same on all ranks. A collective."""
         queries, keys = (
             block.placements[attention.queries].length,
             block.placements[attention.keys].counts[self._call.rank],
@@ -343,7 +372,7 @@ class Attentions:
         return replicated_query_attention(self._mesh.sequence, self.kernel(q, operands.exact), q, k, v)
 
     def _spread(self, block: BlockCall, attention: DistributedAttention, operands: Operands, exactly: bool) -> Tensor:
-        """`[batch, local tokens, heads, head_dim]`, exchanged `exactly` or as the plan says."""
+        """Return `[batch, local tokens, heads, head_dim]`. `exactly` overrides the plan's codec. A collective."""
         placements = [block.placements[name] for name in attention.streams]
         padded_counts = [max(1, placement.counts[self._call.rank]) for placement in placements]
         if not operands.q.shape[2] == operands.k.shape[2] == sum(padded_counts):
@@ -354,7 +383,7 @@ class Attentions:
         return self._exchanged(block, placements, padded_counts, operands, exactly)
 
     def _after_prefix(self, block: BlockCall, attention: PrefixedAttention, operands: Operands) -> Tensor:
-        """`[batch, local tokens, heads, head_dim]`."""
+        """Return attention of a prefixed stream, `[batch, local tokens, heads, head_dim]`. A collective."""
         tokens, prefix, placement = without_prefix(self._call, block, attention, operands)
         return self._exchanged(block, [placement], [tokens.q.shape[2]], tokens, tokens.exact, prefix)
 
@@ -391,9 +420,10 @@ class Attentions:
         return with_idle(out, padded_counts, counts)
 
     def kernel(self, q: Tensor, exact: bool = False) -> AttentionKernel:
-        """The plan's for q `[batch, heads, tokens, head_dim]`, chosen once for a type and width: that asks files and drivers.
+        """Return the plan's kernel for q `[batch, heads, tokens, head_dim]`.
 
-        An approximate one is not for calls that must be `exact`.
+        The kernel is chosen once for each dtype and width, because the choice reads files and queries drivers. Calls that must
+        be `exact` get no approximate kernel.
         """
         choice = EXACT_ATTENTION if exact and is_approximate(self._choice) else self._choice
 
@@ -403,13 +433,16 @@ class Attentions:
         return self._call.layout.once(("kernel", choice, q.dtype, q.shape[3]), choose)
 
     def _product(self, q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None, **_: Any) -> Tensor:
-        """Of operands that are all here, `[batch, heads, tokens, head_dim]`: by the plan's kernel, which takes no mask."""
+        """Compute attention of local operands, `[batch, heads, tokens, head_dim]`, by the plan's kernel.
+
+        The plan's kernel supports no mask. With a mask, torch's scaled_dot_product_attention computes it.
+        """
         if mask is not None:
             return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.kernel(q)(*(x.transpose(1, 2) for x in (q, k, v)))[0].transpose(1, 2)
 
     def _slots(self, placements: Sequence[Placement]) -> list[Tensor]:
-        """Where each patch's tokens lie among those of this ring rank, as the all-to-all delivers them."""
+        """Return the indices of each patch's tokens among this ring rank's tokens, in the order of the all-to-all's output."""
 
         def find() -> list[Tensor]:
             first = self._mesh.ring.rank * self._mesh.ulysses.size
@@ -421,9 +454,11 @@ class Attentions:
 def without_prefix(
     call: CallLayout, block: BlockCall, attention: PrefixedAttention, operands: Operands
 ) -> tuple[Operands, Tensor, Placement]:
-    """Return the picture's operands, the prefix's keys and values, and the placement of the picture's tokens.
+    """Split a call into the latent's part and the prefix.
 
-    The keys and values are `[2, batch, tokens, heads, head_dim]`.
+    Returns:
+        The latent's operands, the prefix's keys and values `[2, batch, tokens, heads, head_dim]`, and the placement of the
+        latent's tokens.
 
     Raises:
         Refused: the call has other numbers of queries and keys than the stream.
@@ -443,10 +478,12 @@ def without_prefix(
 
 
 def shared_heads(layout: TokenLayout, block: BlockCall, kv_heads: int, operands: Operands) -> Operands:
-    """With each head of k and v once, where the model has repeated it for the heads of q that share it.
+    """Return operands in which each head of k and v occurs once.
+
+    A model with grouped queries may have repeated a head for all heads of q that share it.
 
     Raises:
-        Refused: it has other heads than are declared, or, looked at in the first call of a run, has not repeated them.
+        Refused: k or v has other heads than declared, or its heads are not repetitions. Only a run's first call checks it.
     """
     if operands.k.shape[1] == operands.v.shape[1] == kv_heads:
         return operands
@@ -466,13 +503,18 @@ def shared_heads(layout: TokenLayout, block: BlockCall, kv_heads: int, operands:
 
 
 def _repeats(x: Tensor, once: Tensor) -> bool:
-    """Whether x, `[batch, heads, ...]`, has each head of `once` several times, one after the other, bit for bit or NaN."""
+    """Return True if `x`, `[batch, heads, ...]`, repeats each head of `once` consecutively, with equal values or NaN."""
     apart = x.unflatten(1, (once.shape[1], -1))
     return torch.allclose(apart, once.unsqueeze(2).expand_as(apart), rtol=0, atol=0, equal_nan=True)
 
 
 def without_idle(x: Tensor, padded_counts: Sequence[int], counts: Sequence[int]) -> Tensor:
-    """`[batch, heads, tokens, head_dim]` less the tokens that stand in for none."""
+    """Return `x`, `[batch, heads, tokens, head_dim]`, without idle tokens.
+
+    Args:
+        padded_counts: the number of tokens of each stream in `x`, idle tokens included.
+        counts: the number of tokens of each stream without idle tokens.
+    """
     if list(padded_counts) == list(counts):
         return x
     parts = [part[:, :, :count] for part, count in zip(x.split(list(padded_counts), dim=2), counts, strict=True)]
@@ -480,7 +522,7 @@ def without_idle(x: Tensor, padded_counts: Sequence[int], counts: Sequence[int])
 
 
 def with_idle(x: Tensor, padded_counts: Sequence[int], counts: Sequence[int]) -> Tensor:
-    """`[batch, tokens, heads, head_dim]` and zeros for the tokens that stand in for none."""
+    """Return `x`, `[batch, tokens, heads, head_dim]`, with zeros inserted for idle tokens; see `without_idle`."""
     if list(padded_counts) == list(counts):
         return x
     parts = []

@@ -38,9 +38,15 @@ from .stream import StagePosition, Stream
 
 @dataclass(frozen=True)
 class Block:
-    """A block of the model: `unit` counts what stages are cut from, `number` the blocks of all stages.
+    """A block of the model.
 
-    `ends_unit` says whether it is the last of its unit.
+    Attributes:
+        module: the block's module.
+        group: the block group that declares its arguments.
+        path: its name in the model.
+        unit: the number of its unit. A unit is the blocks that one stage must hold together.
+        number: its number among the blocks of all stages.
+        ends_unit: True for the last block of its unit.
     """
 
     module: nn.Module
@@ -52,10 +58,10 @@ class Block:
 
 
 def blocks_of(module: nn.Module, declaration: Declaration) -> list[Block]:
-    """All blocks in the order in which they run.
+    """Return all blocks in the order in which they run.
 
     Raises:
-        Refused: the model has not the blocks that are declared.
+        Refused: the model lacks a declared block.
     """
     groups = {path: group for group in declaration.groups for path in paths_of(module, group)}
     units = declaration.units(module) if declaration.units else [[path] for path in groups]
@@ -68,7 +74,7 @@ def blocks_of(module: nn.Module, declaration: Declaration) -> list[Block]:
 
 
 def control_blocks(blocks: Sequence[Block], declaration: Declaration) -> dict[str, range]:
-    """The units after which each of ComfyUI's lists of a ControlNet's output is added."""
+    """Return the units after which the tensors of each of ComfyUI's lists of a ControlNet's output are added."""
     units = {
         kind: [block.unit for block in blocks if block.group.path == path] for kind, path in declaration.control.items()
     }
@@ -76,7 +82,11 @@ def control_blocks(blocks: Sequence[Block], declaration: Declaration) -> dict[st
 
 
 def paths_of(module: nn.Module, group: BlockGroup) -> list[str]:
-    """The names of a group's blocks. Raises Refused if the model has none of that name."""
+    """Return the names of a group's blocks in the model.
+
+    Raises:
+        Refused: the model has no submodule of the group's name.
+    """
     try:
         submodule = module.get_submodule(group.path)
     except AttributeError:
@@ -90,12 +100,12 @@ def paths_of(module: nn.Module, group: BlockGroup) -> list[str]:
 
 
 class BlockHook(nn.Module):
-    """A module in a block's place.
+    """A module that replaces a block.
 
     Args:
-        way: the function that is called in place of the block's forward, with its arguments.
-        inside: the module that other attributes are read from.
-        ways: functions that are called in place of other methods of the block.
+        way: a function that replaces the block's forward.
+        inside: the module whose attributes the hook has.
+        ways: functions that replace other methods of the block.
     """
 
     def __init__(
@@ -121,13 +131,14 @@ class ParallelModel:
     Args:
         module: the model, on the meta device; blocks and heads of other stages are dropped from it.
         stage: the units that this rank's stage holds.
-        entry: how its blocks are run to be compiled.
+        entry: the function by which compiled blocks run.
 
     Attributes:
-        module: it holds the weights.
+        module: the model, which holds the weights.
         entered: a copy of `module` that shares its weights and has hooks in place of blocks; its forward computes the model.
         blocks: the blocks of this stage.
-        unknown: what the source of any stage's blocks gives attention and only ComfyUI's own kernels know, by name.
+        unknown: names of arguments that the source of a block of any stage passes to attention and that only ComfyUI's own
+            kernels support.
     """
 
     def __init__(self, module: nn.Module, declaration: Declaration, stage: Stage, entry: CompiledEntry) -> None:
@@ -178,13 +189,13 @@ class ParallelModel:
         return self.entered(*args, **arguments)
 
     def compiled_by(self, compiler: str) -> CompiledBlocks | None:
-        """The blocks compiled by one of torch.compile's backends, which are kept with the model; None for no name."""
+        """Return the blocks compiled by a backend of torch.compile, kept with the model; None if the name is empty."""
         if not compiler:
             return None
         return self._compiled.setdefault(compiler, CompiledBlocks(compiler, self._entry))
 
     def of_some_heads(self, path: str) -> BlockOfSomeHeads:
-        """A block as attention that is handed to it sees it."""
+        """Return the block at a path as injected attention may see it: with this rank's heads only."""
         block = self._every[path]
         return BlockOfSomeHeads(
             {
@@ -196,13 +207,16 @@ class ParallelModel:
 
     @property
     def now(self) -> RankForward:
-        """The forward that is running."""
+        """Return the running forward."""
         assert self.running is not None, "a block was called outside of a forward"
         return self.running
 
 
 def _block_hook(block: Block, way: Callable[[Block], Callable[..., Any]]) -> BlockHook:
-    """With a way for each method that the model calls of the block, as which it is done when its group's own has run."""
+    """Return the hook of a block, with a replacement of each method that the model calls.
+
+    The block counts as done when its group's own method has run.
+    """
     other_blocks = [replace(block, group=group, ends_unit=False) for group in block.group.other_methods]
     ways = {each.group.method: way(each) for each in (block, *other_blocks)}
     return BlockHook(ways.pop("forward", None), ways=ways)
@@ -231,7 +245,7 @@ def _stage_over(*_: Any, **__: Any) -> Any:
 
 
 class _LocalBlock:
-    """Runs one block of this stage on the rank's local tokens. `last` is true for the last block of the model."""
+    """A block of this stage, which runs on the rank's local tokens. `last` is True for the last block of the model."""
 
     def __init__(self, model: ParallelModel, block: Block, index: int, last: bool) -> None:
         self._model = model
@@ -268,7 +282,7 @@ class _LocalBlock:
                 out = self._arguments.call(self._run, local)
             else:
                 traced_module = now.once_a_run((block.path, LayerOperator), (), self._traced_module)
-                # The first block may be given a part of a larger tensor, which would be another graph.
+                # The first block may get a view of a larger tensor, whose strides would need another graph.
                 local |= {name: local[name].contiguous() for name in streams}
                 out = now.compiled(block.module, traced_module, self._arguments, local, now.attentions)
         expected.finish()
@@ -279,12 +293,15 @@ class _LocalBlock:
         return _returned(block.group, out, streams)
 
     def _traced_module(self) -> nn.Module:
-        """Return the block as a compiler sees it. Adapters may have changed since the last run."""
+        """Return the block as a compiler sees it. It is computed again for each run, because adapters may change."""
         return _with_hooks(self._block.module, layer_operators(self._block.module))
 
 
 class _SkippedBlock:
-    """Takes the place of a block of another stage. It returns streams without data. `before`: the stage comes before this one."""
+    """A replacement of a block of another stage, which returns streams without data.
+
+    `before` is True if the other stage comes before this one.
+    """
 
     def __init__(self, model: ParallelModel, block: Block, before: bool) -> None:
         self._model = model
@@ -298,7 +315,7 @@ class _SkippedBlock:
         streams = _streams(self._block.path, group, self._arguments, values, now)
         if not self._before:
             for name, stream in streams.items():
-                if isinstance(values[name], Stream):  # what is no stream yet, the other stage has made for itself
+                if isinstance(values[name], Stream):  # the other stage computes plain tensors itself
                     now.hand_on(stream)
         shells = [
             streams[name].at(StagePosition.BEFORE if self._before else StagePosition.AFTER) for name in group.returns
@@ -307,7 +324,7 @@ class _SkippedBlock:
 
 
 class _TokenWiseModule:
-    """Runs a module that computes each token by itself, such as an embedding or an output layer, on the rank's local tokens."""
+    """A module that computes each token separately, such as an embedding or an output layer, on the rank's local tokens."""
 
     def __init__(
         self, model: ParallelModel, path: str, group: BlockGroup, arguments: Arguments, module: nn.Module
@@ -327,7 +344,7 @@ class _TokenWiseModule:
 
 
 class _SharedModulation:
-    """Computes a block's modulation once for all patches of a model call."""
+    """A block's modulation, which is computed once for all patches of a model call."""
 
     def __init__(self, model: ParallelModel, path: str, module: nn.Module) -> None:
         self._model = model
@@ -339,7 +356,7 @@ class _SharedModulation:
 
 
 class _AddedTokens(_TokenWiseModule):
-    """Runs a module that adds something to tokens between blocks, on the stage and the ranks that have these tokens."""
+    """A module that adds something to tokens between blocks. It runs on the stage and the ranks that have these tokens."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self._arguments.bind(args, kwargs)
@@ -354,7 +371,7 @@ class _AddedTokens(_TokenWiseModule):
 
 
 class _CachedModule:
-    """Computes positions once a run."""
+    """A module that computes positions. It runs once a run."""
 
     def __init__(self, model: ParallelModel, path: str, module: nn.Module) -> None:
         self._model = model
@@ -385,14 +402,14 @@ def _injected_functions(
 
 
 def _modulations(model: ParallelModel, block: Block) -> dict[str, BlockHook]:
-    """For those that the block has: some models' modulation is not their blocks' own."""
+    """Return hooks for the modulation modules that the block has. In some models, blocks have no modulation of their own."""
     inside = dict(block.module.named_modules())
     paths = [path for path in block.group.modulations if path in inside]
     return {path: BlockHook(_SharedModulation(model, f"{block.path}.{path}", inside[path])) for path in paths}
 
 
 def _by_heads(model: ParallelModel, block: Block, attentions: Sequence[Attention]) -> dict[str, BlockHook]:
-    """Return hooks for submodules whose attention runs for all tokens and some of the heads."""
+    """Return hooks for submodules whose attention runs on all tokens and some of the heads."""
     hooks = {}
     for attention in attentions:
         if isinstance(attention, HeadParallelAttention):
@@ -403,7 +420,7 @@ def _by_heads(model: ParallelModel, block: Block, attentions: Sequence[Attention
 
 
 def attentions_of(group: BlockGroup, block: nn.Module) -> Sequence[Attention]:
-    """The calls of attention of one block."""
+    """Return the declared calls of attention of one block."""
     return group.attentions(block) if callable(group.attentions) else group.attentions
 
 
@@ -429,7 +446,7 @@ def _streams(
 
 
 def _returned(group: BlockGroup, out: Any, streams: Mapping[str, Stream]) -> Any:
-    """What the block returned, as streams again."""
+    """Wrap the tensors that a block returned as streams."""
     several = isinstance(out, (tuple, list))
     values = list(out) if several else [out]
     if len(values) != len(group.returns):

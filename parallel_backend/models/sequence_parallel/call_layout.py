@@ -1,4 +1,4 @@
-"""Call: one model call on one sequence rank, of the whole sequence or of one patch."""
+"""The token positions of one model call on one sequence rank, for the whole sequence or for one patch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ T = TypeVar("T")
 
 
 class StageOver(Exception):
-    """This stage has done its part of the forward."""
+    """Raised when this stage has done its part of the forward."""
 
 
 class CallLayout:
-    """Where the tokens of one call are.
+    """The token positions of one model call, and the exchanges of tokens between its ranks.
 
     Args:
-        sequence: the ranks over which tokens are spread.
-        layout: of the call's latent and patch.
-        device: where tensors live.
+        sequence: the ranks that divide the tokens.
+        layout: the token layout of the call's latent and patch.
+        device: the device of the tensors.
     """
 
     def __init__(self, sequence: Communicator, layout: TokenLayout, device: torch.device) -> None:
@@ -37,26 +37,32 @@ class CallLayout:
         self.gathers = 0
         self.blocks_done = False
         self.arguments: Mapping[str, Any] = {}
-        """What the model is given besides latent and timestep."""
+        """The model's arguments besides latent and timestep."""
         self._sequence = sequence
         self._cache: dict[Hashable, tuple[object, Any]] = {}
 
     def once(self, value: object, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` makes of a value, which the model gives to each of its blocks."""
+        """Return the result of `make` for a value that the model passes to each of its blocks. Call `make` only once."""
         entry = self._cache.get((id(value), key))
         if entry is None:
-            entry = self._cache[id(value), key] = value, make()  # with the value, whose id is then no other's
+            entry = self._cache[id(value), key] = value, make()  # holding the value keeps its id from being used again
         return entry[1]  # type: ignore[no-any-return]
 
     def end(self) -> None:
-        """Drop what the model gave: its options lead back here, so that it would stay until garbage is collected."""
+        """Drop the model's arguments. Its options refer back to this object, so only the garbage collector would free them."""
         self.arguments = {}
         self._cache.clear()
 
     def stream(
         self, tensor: Tensor, kind: StreamKind, unmasked: Tensor | None = None, dim: int | None = None, prefix: int = 0
     ) -> Stream:
-        """A tensor that every rank has, cut along `dim`, by default that of its kind; each rank keeps a `prefix`."""
+        """Cut a tensor that every rank has into a stream, and keep this rank's tokens.
+
+        Args:
+            unmasked: the positions of the tokens that no mask hides; None for all.
+            dim: the dimension of the tokens; None for the one that `kind` names.
+            prefix: the number of first tokens that every rank keeps.
+        """
         dim = kind.dim if dim is None else dim
         grid: tuple[int, ...] = ()
         if isinstance(kind, LatentTokens) and kind.grid:
@@ -65,30 +71,30 @@ class CallLayout:
         placement = self.layout.of(tensor.shape[dim], kind, unmasked, trailing, prefix)
         chosen = self._own(placement)
         local = chosen(tensor, dim)
-        if local is not tensor and chosen.index is None:  # so that the whole can be freed
+        if local is not tensor and chosen.index is None:  # a view would keep the whole tensor in memory
             local = local.clone(memory_format=torch.contiguous_format)
         return Stream(local, placement, dim, self, grid=grid)
 
     def without_latent_tokens(self, tensor: Tensor, dim: int) -> Stream:
-        """A tensor that every rank has, as a stream without the picture's tokens."""
+        """Return a stream without latent tokens from a tensor that every rank has."""
         return self.stream(tensor, FirstPatchTokens(), dim=dim)
 
     def own(self, tensor: Tensor, dim: int, placement: Placement) -> Tensor:
-        """Of a tensor that every rank has, what goes with this rank's tokens."""
+        """Return the entries of a tensor, which every rank has, for this rank's tokens."""
         return self._own(placement)(tensor, dim)
 
     def _own(self, placement: Placement) -> Selection:
         return self.selection(("own", placement), lambda: placement.ranks[self.rank])
 
     def selection(self, key: Hashable, positions: Callable[[], Tensor]) -> Selection:
-        """Of positions that follow from the layout, under a key."""
+        """Return the selection of positions that follow from the layout. It is computed once for each key."""
         return self.layout.once(key, lambda: Selection.of(positions(), self.device))
 
     def whole(self, stream: Stream) -> Tensor:
-        """All tokens of a stream; those of other patches are zero. A collective.
+        """Gather all tokens of a stream; tokens of other patches are zero. A collective.
 
         Raises:
-            StageOver: another stage has them.
+            StageOver: another stage has the tokens.
         """
         if stream.stage_position != StagePosition.LOCAL:
             raise StageOver
@@ -113,9 +119,9 @@ class CallLayout:
         return stream.unflatten_tokens(whole.movedim(1, dim) if dim else whole[0])
 
     def moved(self, stream: Stream, placement: Placement) -> Tensor:
-        """Of a stream that is cut otherwise, the tokens that another stream of its length has on this rank. A collective.
+        """Return the tokens of a stream that `placement` puts on this rank. A collective.
 
-        Both have the same tokens on all ranks together: those of a patch, or all.
+        The stream's own placement and `placement` hold the same tokens on all ranks together: those of a patch, or all.
         """
         source, dim = stream.placement, stream.along
         if source.everywhere:

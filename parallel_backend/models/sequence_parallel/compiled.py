@@ -1,8 +1,8 @@
-"""Blocks compiled by torch.compile, each kind once for all sizes.
+"""Blocks compiled by torch.compile: one compilation per kind of block, for all sizes.
 
-What the compiler sees is the block's own code with this rank's tokens, which are plain tensors. Attention, with the exchanges
-between ranks in it, is one operator that it does not look into, and so is a quantised layer (layer_operator.py). A kind
-of block that it cannot take whole runs as it is.
+The compiler sees the block's own code with this rank's tokens, which are plain tensors. Attention, with its exchanges between
+ranks, is one operator that the compiler does not look into. A quantised layer is such an operator too (layer_operator.py). If
+the compiler cannot take a kind of block whole, these blocks run uncompiled.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ from .attentions import LOW_PRECISION, SCALE, Attentions
 from .layer_operator import RUNNING
 
 OVERRIDE = "optimized_attention_override"
-"""Where ComfyUI looks for what stands in for its attention."""
+"""The transformer option in which ComfyUI looks for a function that replaces its attention."""
 
 RECORDS = "cudagraphs"
-"""The compiler that records what is started on a GPU, to be started again at once."""
+"""The torch.compile backend that records the kernels launched on a GPU and replays them together."""
 
 ANY_SIZE = {"use_duck_shape": False}
-"""Sizes that are equal when a kind is compiled may differ later: a batch of two has nothing to do with positions' two columns."""
+"""Setting by which two sizes that are equal during compilation may differ later.
+
+A batch of two, for example, is unrelated to the two columns of a tensor of positions.
+"""
 
 EXACT_NUMBERS = {"specialize_float": True}
-"""A block's own numbers, such as a norm's epsilon, are constants: taken for variables at first, each kind is traced twice."""
+"""Setting that makes a block's own floats, such as a norm's epsilon, constants. As variables they cause a second tracing."""
 
 GRAPHS = "unique_graphs"
-"""What torch counts the graphs under that it has compiled."""
+"""The key under which torch counts compiled graphs."""
 
 ANSWERING: ContextVar[Attentions] = ContextVar("attentions")
-"""What answers the calls of attention of the block that runs: an operator can be given tensors and plain values only."""
+"""The object that computes attention for the running block. An operator takes only tensors and plain values as arguments."""
 
 
 @torch.library.custom_op("comfyui_parallel::attention", mutates_args=())
@@ -58,7 +61,12 @@ def attention(
     low_precision: bool,
     scale: float | None,
 ) -> Tensor:
-    """A call of attention: `kernel` is the module and name of ComfyUI's, if any, `ordinal` the calls before it in the block."""
+    """Compute one call of attention of the running block.
+
+    Args:
+        kernel: `module:name` of ComfyUI's kernel; empty if there is none.
+        ordinal: the number of calls of attention before this one in the block.
+    """
     attentions = ANSWERING.get()
     assert attentions.block is not None
     assert attentions.block.done == ordinal, "the compiler has changed the order of attentions"
@@ -97,12 +105,12 @@ def _shape_of_attention(
 
 @dataclass(frozen=True)
 class CompiledEntry:
-    """How a block is run with its attention as an operator.
+    """The function and the argument by which a block runs with its attention as an operator.
 
     Attributes:
-        run: the block's forward, given the block, its options, an empty list that has one more element for each attention, and
-            its other arguments. This is what is compiled.
-        options: the argument through which attention is replaced; empty where it takes none.
+        run: the function that is compiled. It calls the block's forward, given the block, its options, an empty list that grows
+            by one element for each call of attention, and the block's other arguments.
+        options: the name of the argument through which attention is replaced; empty if blocks have no such argument.
     """
 
     run: Callable[..., Any]
@@ -110,10 +118,10 @@ class CompiledEntry:
 
 
 class CompiledBlocks:
-    """The blocks of a model, compiled by one of torch.compile's backends as they come."""
+    """A model's blocks, each kind compiled by one of torch.compile's backends when the first block of the kind runs."""
 
     def __init__(self, backend: str, entry: CompiledEntry) -> None:
-        from torch._dynamo import config, exc, utils  # takes a while, and few compile
+        from torch._dynamo import config, exc, utils  # a slow import that few users need
         from torch.fx.experimental import _config
 
         self._compile_errors = exc.TorchDynamoException, exc.FailOnRecompileLimitHit
@@ -126,9 +134,9 @@ class CompiledBlocks:
         self._seconds = 0.0
 
     def takes(self, module: nn.Module, method: str, injected: Collection[str]) -> bool:
-        """Whether blocks that are called so are compiled at all, by a method and with attention `injected` to them as arguments.
+        """Return True if a block is compiled when it is called by this method and with `injected` attention as arguments.
 
-        By another method than forward, and with a node's attention, they run as they are.
+        A block runs uncompiled if the method is not forward, or if a node injects attention.
         """
         variant = (method,) if method != "forward" else tuple(injected)
         if variant and (type(module), variant) not in self._kinds:
@@ -140,12 +148,12 @@ class CompiledBlocks:
         return not variant
 
     def seconds(self) -> float:
-        """Seconds that compiling has taken since this was asked for last, the first run of what was compiled among them."""
+        """Return the seconds spent on compiling, with the first run of each compiled block, since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def warnings(self) -> tuple[str, ...]:
-        """Of kinds that could not be compiled since this was asked for last, why not."""
+        """Return a sentence for each kind of block that could not be compiled since the last call."""
         warnings, self._warnings = tuple(self._warnings), []
         return warnings
 
@@ -157,7 +165,7 @@ class CompiledBlocks:
         local: Mapping[str, Any],
         attentions: Attentions,
     ) -> Any:
-        """What a block gives for its arguments on this rank; `traced_module` is what the compiler sees of it."""
+        """Return the block's result for its arguments on this rank. `traced_module` is the block as the compiler sees it."""
         kind = type(module), tuple(local)
         if kind not in self._kinds:
             self._kinds[kind] = self._compiled(module, local, attentions)
@@ -175,7 +183,7 @@ class CompiledBlocks:
             with self._shapes.patch(**ANY_SIZE), self._tracing.patch(EXACT_NUMBERS):  # type: ignore[attr-defined]
                 local_arguments = {name: value for name, value in local.items() if name != self._entry.options}
                 return arguments.call(compiled, local_arguments)
-        except self._compile_errors as error:  # a block is compiled whole, so nothing of it has run yet
+        except self._compile_errors as error:  # the whole block is one graph, so no part of it has run yet
             self._give_up(module, error)
             self._kinds[kind] = None
         finally:
@@ -199,7 +207,7 @@ class CompiledBlocks:
         elif self._entry.options and self._entry.options not in local:
             self._give_up(module, "its attention cannot be replaced")
         else:
-            # What is compiled is kept with the code, so each model has a copy: it goes with the model.
+            # torch keeps compiled code with the function's code: a copy for each model is freed with the model.
             run = self._entry.run
             assert isinstance(run, FunctionType)
             own = FunctionType(run.__code__.replace(), run.__globals__)

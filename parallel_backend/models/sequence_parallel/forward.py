@@ -1,4 +1,4 @@
-"""Forward: what the blocks of one running forward share."""
+"""The state that the blocks of one running forward share."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class RankForward:
     """One forward on one rank.
 
     Attributes:
-        call: where its tokens are.
-        attentions: answers the calls of attention.
+        call: the layout of the forward's tokens.
+        attentions: computes the calls of attention.
         mesh: this rank's communicators.
-        arrivals: what comes from the stage before.
-        access: how this rank makes the weights of its blocks usable.
+        arrivals: the streams that arrive from the previous stage.
+        access: makes the weights of this rank's blocks usable while they run.
         on_progress: called after each block.
-        kept: what is kept for a run of what follows from sizes and the prompt alone.
-        modulations: of the model call's patches before this one; None where they are not kept.
+        cached: values that depend only on sizes and the prompt, kept for the whole run.
+        modulations: modulations of the patches before this one of the same model call; None if they are not kept.
         compiled: runs the blocks, if they are to be compiled.
-        turns: how often each block has run, by number; VACE's run once for each control video.
+        turns: the number of runs of each block, by the block's number. VACE's blocks run once for each control video.
     """
 
     call: CallLayout
@@ -53,12 +53,12 @@ class RankForward:
     turns: Counter[Hashable] = field(default_factory=Counter)
 
     def turn(self, block: Hashable) -> int:
-        """How often a block has run before; counts this time too."""
+        """Count a run of a block, and return the number of runs before it."""
         self.turns[block] += 1
         return self.turns[block] - 1
 
     def once_a_run(self, location: Hashable, inputs: Sequence[Any], make: Callable[[], T]) -> T:
-        """What `make` gave at this place of the model's forward, for arguments of these shapes, when it was first asked."""
+        """Return the result of `make`, computed once a run for each location in the model's forward and shapes of inputs."""
         shapes = tuple(leaf.shape for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
         key = location, self.turn(location), shapes
         if key not in self.cached:
@@ -66,7 +66,7 @@ class RankForward:
         return self.cached[key]  # type: ignore[no-any-return]
 
     def modulation(self, location: Hashable, tensor: Tensor, make: Callable[[Vector], T]) -> T:
-        """What `make` gave for an earlier patch of the model call, or gives now."""
+        """Return a modulation, computed once for all patches of the model call."""
         if self.modulations is None:
             return make(self._vector(tensor))
         key = location, self.turn(location)
@@ -78,14 +78,14 @@ class RankForward:
         return self.call.once(tensor, Vector, lambda: Vector(tensor))
 
     def received(self, stream: Stream) -> Stream:
-        """A stream with its tokens here: those that the stage before has come from there."""
+        """Return the stream with its tokens on this rank. Tokens of the previous stage are received first."""
         assert stream.stage_position != StagePosition.AFTER, "a stage needs what a later one computes"
         if stream.stage_position == StagePosition.LOCAL:
             return stream
         return stream.like(self.arrivals.take(stream.local.shape, stream.dtype))
 
     def hand_on(self, stream: Stream) -> None:
-        """Send a stream's tokens to the next stage, once; those of the stage before pass through."""
+        """Send a stream's tokens to the next stage, once. Tokens of the previous stage are received and passed on."""
         if stream.stage_position == StagePosition.AFTER:
             return
         self.mesh.to_next_stage.send(self.received(stream).local, self.mesh.pipefusion.rank + 1)

@@ -1,7 +1,7 @@
-"""A function of ComfyUI's in attention's place, as nodes put it among the options: over Ulysses ranks.
+"""An attention override: a function among ComfyUI's options that replaces attention, here on several Ulysses ranks.
 
-The function may depend on token positions (causal, windowed, block-sparse attention). So it receives all tokens of some heads, in
-the model's order, without idle tokens and masked text.
+The function may depend on token positions (causal, windowed, block-sparse attention). So the function gets all tokens of some
+heads, in the model's order, without idle tokens and masked text.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ from .head_parallel import EveryToken
 from .placement import Placement
 
 Function = Callable[..., Tensor]
-"""A function as ComfyUI calls it: with the kernel that it replaces, q, k, v, the number of heads, and further arguments."""
+"""An override as ComfyUI calls it: with the kernel that it replaces, q, k, v, the number of heads, and further arguments."""
 
 OfHeads = Callable[[slice, int], Function]
-"""(heads, number of all heads) to the function for these heads: lists in it with an entry for each head are cut."""
+"""A callable that maps (range of heads, number of all heads) to the function for these heads.
+
+Lists in the function with an entry for each head are cut to these heads.
+"""
 
 
 class FunctionOverride:
-    """Computes a model's attention during one forward by a function.
+    """An attention that computes all of a model's calls during one forward by a function.
 
     Args:
-        function: returns the function for some heads.
-        plan: a plan without Ring and patches; it has the chunks of heads and the exchange's codec.
+        function: returns the function for a range of heads.
+        plan: a plan without Ring and patches. It sets the chunks of heads and the exchange's codec.
     """
 
     def __init__(self, function: OfHeads, call: CallLayout, mesh: Mesh, plan: ResolvedPlan) -> None:
@@ -66,7 +69,7 @@ class FunctionOverride:
         skip_output_reshape: bool,
         **extra_arguments: Any,
     ) -> Tensor:
-        """Compute attention as `Attentions` does, by the function.
+        """Compute one call of attention by the function, with the arguments and result of `Attentions.__call__`.
 
         Raises:
             Refused: the function cannot compute this attention on several ranks.
@@ -89,7 +92,7 @@ class FunctionOverride:
             operands = shared_heads(self._call.layout, block, attention.kv_heads or heads, operands)
             mask = None
         keywords = {"transformer_options": block.options, **keywords}
-        keywords.pop("enable_gqa", None)  # heads of keys and values are repeated before it is called
+        keywords.pop("enable_gqa", None)  # heads of keys and values are repeated before the function is called
 
         def of_heads(run: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -118,7 +121,7 @@ class FunctionOverride:
         return self._function(run, heads)
 
     def _queries(self, block: BlockCall, attention: Attention, mask: Tensor | None) -> list[Placement]:
-        """Return the placements of an attention's queries; none if the rank computes the attention without the other ranks."""
+        """Return the placements of an attention's queries; none if the rank computes the attention without other ranks."""
         if isinstance(attention, DistributedAttention):
             if attention.biased and mask is not None:
                 raise _refused(block, "weighs its attention")
@@ -142,7 +145,7 @@ class FunctionOverride:
         return spread
 
     def _here(self, placement: Placement) -> bool:
-        """Return True if this rank has tokens of a stream. Otherwise an idle token stands for them."""
+        """Return True if this rank has tokens of a stream. A rank without tokens has an idle token."""
         return placement.counts[self._call.rank] > 0
 
 

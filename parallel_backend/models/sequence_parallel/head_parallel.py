@@ -1,4 +1,4 @@
-"""Attention that depends on token positions: functions and a submodule's own method, on all tokens of some heads."""
+"""Attention that depends on token positions: functions and a submodule's own method run on all tokens of some heads."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from .placement import Placement, order_of
 
 
 class EveryToken:
-    """The exchange between the local tokens of some streams and all tokens, in the model's order, of some heads.
+    """The exchange from local tokens of all heads to all tokens of some heads, in the model's order, and back.
 
     Args:
-        ranks: the ranks that share tokens and heads.
-        placements: the streams, one after the other.
+        call: the layout of the model call.
+        ranks: the ranks that divide tokens and heads.
+        placements: the placements of the streams, in the order in which the model concatenates them.
         heads: the number of heads.
-        kv_heads: the number of key heads; 0 for `heads`.
+        kv_heads: the number of key heads; 0 if it is `heads`.
         replicated_keys: every rank has all keys and values.
         max_chunks: as in `FunctionAttention`.
         codec: as in `FunctionAttention`.
@@ -55,14 +56,14 @@ class EveryToken:
     def attend(self, function: HeadFunction, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None = None) -> Tensor:
         """Return the function's results for this rank's tokens. A collective.
 
-        The arguments are those of `FunctionAttention`. A stream without tokens on this rank may have an idle one.
+        The arguments are those of `FunctionAttention`. A stream without tokens on this rank may have an idle token.
         """
         padded = self._padded(q)
         keys = (k, v) if self._replicated_keys else (self._own(k), self._own(v))
         return with_idle(self._attention(function, self._own(q), *keys, prefix), padded, self._counts)
 
     def keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """Return all keys and values of this rank's heads, `[batch, tokens, heads, head_dim]`. A collective."""
+        """Return the keys and values of all tokens for this rank's heads, `[batch, tokens, heads, head_dim]`. A collective."""
         return self._attention.keys_to_heads(self._own(k), self._own(v))
 
     def _own(self, x: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ class EveryToken:
 
 
 class HeadParallelMethod:
-    """The method that is called in place of `attention.method` of a submodule.
+    """The callable that replaces the method `attention.method` of a submodule.
 
     Args:
         inside: the submodule.
@@ -147,7 +148,7 @@ class HeadParallelMethod:
 
 
 def _narrower(tensor: Tensor, own: int, heads: int) -> Tensor:
-    """Return the part of scratch memory that some of the heads need."""
+    """Return the part of scratch memory that `own` of `heads` heads need."""
     shape = list(tensor.shape)
     shape[2] = shape[2] // heads * own
     needed = tensor.numel() // heads * own
@@ -155,7 +156,7 @@ def _narrower(tensor: Tensor, own: int, heads: int) -> Tensor:
 
 
 def _with_attention(options: Mapping[str, Any], now: RankForward, run: slice, heads: int) -> dict[str, Any]:
-    """Return the options with the function that computes attention of some heads and all tokens."""
+    """Return the options with the function that computes attention for all tokens and some of the heads."""
     answer = now.attentions.of_heads(run, heads)
     other_options = {name: value for name, value in options.items() if name != OVERRIDE}
     return other_options if answer is None else {**other_options, OVERRIDE: answer}

@@ -1,4 +1,4 @@
-"""Attention that a node hands to a block: its function runs for all tokens and some of the heads."""
+"""Injected attention: a node's function that a block calls in place of its attention, for all tokens and some of the heads."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ WAY_OUT = "remove that node, or use Load Diffusion Model"
 
 
 class InjectedFunction:
-    """The function that a block calls in its attention's place.
+    """The function that a block calls in place of its attention.
 
     Args:
-        inside: the submodule that it replaces.
+        inside: the attention submodule that the function replaces.
+        declared: the declaration of the block's argument.
         function: the node's function.
         values: the block's arguments as the model passed them.
-        placement: the positions of the block's tokens.
+        placement: the placement of the block's tokens.
+        now: the running forward.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class InjectedFunction:
         self._now = now
 
     def __call__(self, tokens: Tensor, **keywords: Any) -> Tensor:
-        """Return `[local tokens, width]`, as the submodule does. A collective."""
+        """Return the attention output `[local tokens, width]`, as the submodule does. A collective."""
         inside, now = self._inside, self._now
         heads, head_dim = inside.heads, inside.head_dim
         local = self._projected(tokens, heads, head_dim)
@@ -80,9 +82,9 @@ class InjectedFunction:
 
 
 class Rows:
-    """Tokens as a node's function sees them: it may select, weigh and project them by the submodule's layers.
+    """The tokens that a node's function gets. It may select, weigh and project them by the submodule's layers.
 
-    The projections for this rank's heads have been computed. Everything else of a token is on another rank.
+    The projections for this rank's heads are computed already. All other data of the tokens is on other ranks.
 
     Args:
         projected: `[tokens, values]` by the layer's name.
@@ -109,7 +111,7 @@ class Rows:
         return self._like.new_empty(*sizes, **settings)
 
     def by(self, layer: str) -> Tensor:
-        """Return the result of a layer."""
+        """Return the tokens' projection by the layer of this name."""
         return self._projected[layer]
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Rows:
@@ -124,7 +126,7 @@ class Rows:
 
 
 class SomeHeads:
-    """A submodule as a node's function sees it: with only this rank's heads."""
+    """The attention submodule that a node's function gets: it has only this rank's heads."""
 
     def __init__(self, inside: Any, declared: InjectedAttention, now: Callable[[], RankForward]) -> None:
         self._inside = inside
@@ -154,7 +156,7 @@ class _Out:
 
 
 class BlockOfSomeHeads:
-    """A block as a node's function sees it: only its submodules for attention, by name."""
+    """The block that a node's function gets: it has only the block's submodules for attention, by name."""
 
     def __init__(self, inside: Mapping[str, SomeHeads]) -> None:
         self._inside = inside

@@ -1,4 +1,4 @@
-"""Layers that torch.compile does not look into: what is compiled calls them by their name in the block that runs."""
+"""Layers that torch.compile does not look into. Compiled code calls such a layer by its name in the running block."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 ATTRIBUTE = "runs_as_operator"
-"""Of a layer that does: it multiplies by code that a compiler cannot take, or that changes with adapters."""
+"""The attribute of a layer that runs as an operator. Its code cannot be compiled, or changes with adapters."""
 
 RUNNING: ContextVar[nn.Module] = ContextVar("running")
-"""The block that runs: an operator can be given tensors and plain values only."""
+"""The block that runs. An operator takes only tensors and plain values as arguments."""
 
 
 @torch.library.custom_op("comfyui_parallel::layer", mutates_args=())
 def layer(x: Tensor, name: str, features: int) -> Tensor:
-    """A linear layer of the block that runs, `[..., in_features]` to `[..., features]`, in the type of `x`."""
+    """Apply a linear layer of the running block: `[..., in_features]` to `[..., features]`, in the dtype of `x`."""
     out: Tensor = RUNNING.get().get_submodule(name)(x)
     assert out.dtype == x.dtype, "the compiler was told that a layer keeps its input's type"
     return out.contiguous()
@@ -28,7 +28,7 @@ def _shape_of_layer(x: Tensor, name: str, features: int) -> Tensor:
 
 
 class LayerOperator(nn.Module):
-    """Stands in the place of the layer of this name while its block is compiled."""
+    """A module that replaces the layer of this name while its block is compiled."""
 
     def __init__(self, name: str, features: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class LayerOperator(nn.Module):
         self.features = features
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the layer gives."""
+        """Return the layer's result."""
         return layer(x, self.name, self.features)
 
 

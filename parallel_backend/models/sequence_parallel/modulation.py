@@ -1,4 +1,4 @@
-"""Modulation: what a block makes of the time and of pooled text alone, which are the same for all tokens."""
+"""Modulation: the tensors that a block computes from the timestep and pooled text, which are the same for all tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch.utils._pytree import tree_map_only
 
 
 class Vector:
-    """The tensor that blocks modulate by, in its place; SiLU of it, with which modulation begins, is made once for all.
+    """A wrapper of the tensor from which blocks compute their modulation.
 
-    Everything else that is asked of it, torch's functions too, goes to the tensor.
+    Modulation begins with SiLU of the tensor, which the wrapper computes once for all blocks. Everything else, torch's
+    functions too, applies to the tensor itself.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -26,7 +27,7 @@ class Vector:
         return getattr(self.tensor, name)
 
     def __getitem__(self, index: Any) -> Vector:
-        """A part of it, which is shared as well."""
+        """Return a wrapper of a part of the tensor. Its SiLU is computed once as well."""
         key = repr(index)  # slices cannot be hashed
         if key not in self._parts:
             self._parts[key] = Vector(self.tensor[index])
@@ -42,7 +43,7 @@ class Vector:
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """What torch calls in place of a function of its own."""
+        """Compute a torch function of wrapped tensors. torch calls this method instead of the function."""
         kwargs = kwargs or {}
         if func is silu and not kwargs.get("inplace"):
             return args[0].activated()
@@ -51,7 +52,7 @@ class Vector:
 
 
 def of_vectors(module: nn.Module) -> Callable[[Vector], Any]:
-    """A modulation's forward for a vector. Where no activation comes first, it gets the tensor itself."""
+    """Return the forward of a modulation module for a vector. If SiLU does not come first, it gets the plain tensor."""
     if isinstance(module, nn.Sequential) and not isinstance(module[0], nn.SiLU):
         return lambda vector: module.forward(vector.tensor)
     return lambda vector: module.forward(vector)

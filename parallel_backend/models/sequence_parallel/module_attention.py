@@ -1,4 +1,4 @@
-"""ComfyUI's `optimized_attention` as a block calls it: replaced while the block runs, and its arguments in the source."""
+"""Replacement of a module's `optimized_attention` while a block runs, and the arguments that a block's source passes to it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .compiled import OVERRIDE
 NAME = "optimized_attention"
 
 OPERANDS = frozenset(inspect.signature(Attentions.__call__).parameters)
-"""The arguments that `Attentions` names itself."""
+"""The names of the arguments that `Attentions.__call__` declares."""
 
 
 @contextmanager
 def answered(module: str, attentions: Callable[..., Tensor]) -> Iterator[None]:
-    """Have `attentions` compute the attention of a ComfyUI module while this context is entered. "" stands for no module.
+    """Replace the attention of a ComfyUI module by `attentions` while this context is active. "" stands for no module.
 
-    Such a module does not pass the run's transformer_options to attention.
+    The replacement is for modules that do not pass the run's transformer_options to attention.
 
     Raises:
         Refused: the module calls attention by another name.
@@ -55,10 +55,10 @@ def answered(module: str, attentions: Callable[..., Tensor]) -> Iterator[None]:
 
 
 def unknown_arguments(block: nn.Module, attentions: Sequence[Attention]) -> list[str]:
-    """Return the names of arguments that our kernels do not know and that each call of attention in a block's source has.
+    """Return the names of unsupported arguments that each call of attention in a block's source passes.
 
-    The list is empty if no attention needs our kernels. An argument that some call lacks is not in the list, because only a run
-    shows which call needs our kernels.
+    Our kernels do not support these arguments. The list is empty if no attention needs our kernels. An argument that some call
+    lacks is not in the list, because only a run shows which call needs our kernels.
     """
     if all(isinstance(attention, ReplicatedKeys) for attention in attentions):
         return []
@@ -68,7 +68,7 @@ def unknown_arguments(block: nn.Module, attentions: Sequence[Attention]) -> list
 
 @functools.cache
 def _calls(kind: type) -> tuple[tuple[str, ...], ...]:
-    """Return the names of arguments that our kernels do not know, for each call of attention in a class's source.
+    """Return the names of arguments that our kernels do not support, for each call of attention in a class's source.
 
     Names of ComfyUI's own function, which calls ours, are left out: the function may not pass them on.
     """
@@ -90,7 +90,7 @@ def _unknown(call: ast.Call) -> Iterator[str]:
 
 
 def _value(name: str, node: ast.expr) -> Any:
-    """Return the value of a constant expression; for other expressions a value that our kernels know, if there is one."""
+    """Return the value of a constant expression. For other expressions, return a value that our kernels support, if any."""
     try:
         return ast.literal_eval(node)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Picture: the tokens of a latent, and its patches as sets of them."""
+"""The tokens of a latent, and its patches as sets of tokens."""
 
 from __future__ import annotations
 
@@ -15,39 +15,44 @@ from ..inputs import Region
 
 @dataclass(frozen=True)
 class Picture:
-    """A latent `[batch, channels, (frames,) height, width]` as tokens of `patch_size` latent values each, in row-major order."""
+    """The tokens of a latent `[batch, channels, (frames,) height, width]`, in row-major order.
+
+    Attributes:
+        shape: the shape of the latent.
+        patch_size: the latent values of one token in each dimension.
+    """
 
     shape: tuple[int, ...]
     patch_size: tuple[int, ...]
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Tokens along each dimension; a latent that does not divide is padded."""
+        """Return the number of tokens along each dimension. A latent that `patch_size` does not divide is padded."""
         return tuple(math.ceil(size / step) for size, step in zip(self.shape[2:], self.patch_size, strict=True))
 
     @property
     def whole(self) -> bool:
-        """Whether the latent divides into tokens."""
+        """Return True if the latent divides into tokens without padding."""
         return not any(size % step for size, step in zip(self.shape[2:], self.patch_size, strict=True))
 
     @property
     def tokens(self) -> int:
-        """Tokens of one batch item."""
+        """Return the number of tokens of one batch item."""
         return math.prod(self.grid)
 
     @property
     def cut_along(self) -> int:
-        """The dimension of the grid that patches are cut along: rows, or frames where there are more of them."""
+        """Return the dimension of the grid along which patches are cut: rows, or frames if there are more frames."""
         rows = len(self.grid) - 2
         return max(range(rows + 1), key=lambda dim: (self.grid[dim], dim))
 
     @property
     def most_patches(self) -> int:
-        """Into how many patches it can be cut."""
+        """Return the largest number of patches that the latent can be cut into."""
         return self.grid[self.cut_along]
 
     def not_whole(self) -> str:
-        """Why a model that does not pad cannot take a latent that does not divide, and the nearest size that it can."""
+        """Return the reason why a model without padding cannot take this latent, and the nearest size that works."""
         nearest = map(math.prod, zip(self.grid, self.patch_size, strict=True))
         return (
             f"the latent ({by(self.shape[2:])}) is not a multiple of {by(self.patch_size)}: the nearest size that works has a "
@@ -55,13 +60,13 @@ class Picture:
         )
 
     def with_concatenated(self, latent: Tensor | None) -> Picture:
-        """The picture with a latent to the right of it, if there is one: its rows of tokens, and so its patches, stay."""
+        """Return the picture with another latent to its right, if there is one. The rows of tokens and the patches stay."""
         if latent is None:
             return self
         return replace(self, shape=(*self.shape[:-1], self.shape[-1] + latent.shape[-1]))
 
     def regions(self, count: int) -> tuple[Region, ...]:
-        """The parts of the latent that its patches stand for; the last one of an odd latent has a partial token."""
+        """Return each patch's region of the latent. If the latent needs padding, the last region ends inside a token."""
         along = self.cut_along
         step, size = self.patch_size[along], self.shape[2 + along]
         return tuple(
@@ -70,7 +75,7 @@ class Picture:
         )
 
     def patches(self, count: int) -> tuple[Tensor, ...]:
-        """The positions of each patch's tokens, ascending."""
+        """Return the positions of each patch's tokens, ascending."""
         grid, along = self.grid, self.cut_along
         index_along = torch.arange(grid[along]).view(-1, *[1] * (len(grid) - along - 1)).expand(grid).flatten()
         every = torch.arange(index_along.numel())
@@ -78,12 +83,12 @@ class Picture:
 
 
 def by(sizes: Iterable[int]) -> str:
-    """Sizes in words, such as `32 x 32`."""
+    """Return sizes as text, such as `32 x 32`."""
     return " x ".join(map(str, sizes))
 
 
 def as_patch_size(size: int | Sequence[int], latent_dims: int) -> tuple[int, ...]:
-    """A model's `patch_size` for every dimension of its latents; a single number is that of height and width."""
+    """Return a model's patch size for every dimension of its latents. A single number applies to height and width."""
     if isinstance(size, int):
         return (*[1] * (latent_dims - 2), size, size)
     return tuple(size)

@@ -1,4 +1,4 @@
-"""Placement: which tokens of a stream each sequence rank holds, and to which patch they belong."""
+"""Placements: the tokens of a stream that each sequence rank holds, and the patches of these tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from ...transfers import to_device
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """The tokens of a stream of `length`.
+    """The tokens that each rank holds of a stream.
 
-    `ranks[rank]` are the positions of that rank's tokens, ascending (int64, on the CPU), `patches[rank]` the patch of each.
-    Tokens may be held by nobody: those of other patches, and masked text. `everywhere`: each is held by every rank. Of a
-    stream that is cut, every rank holds the first `replicated` tokens.
+    No rank holds the tokens of other patches and masked text.
+
+    Attributes:
+        length: the number of tokens of the stream.
+        ranks: for each rank, the positions of its tokens, ascending (int64, on the CPU).
+        patches: for each rank, the patch of each of its tokens.
+        everywhere: True if every rank holds all tokens.
+        replicated: the number of first tokens that every rank holds, in a stream that is cut.
     """
 
     length: int
@@ -31,7 +36,7 @@ class Placement:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """How many tokens each rank holds."""
+        """Return the number of tokens of each rank."""
         return tuple(positions.numel() for positions in self.ranks)
 
     @cached_property
@@ -47,7 +52,7 @@ class Placement:
         return same_shape and all(torch.equal(a, b) for a, b in zip(self.ranks, placement.ranks, strict=True))
 
     def part(self, start: int, stop: int) -> Placement:
-        """That of the tokens from `start` to `stop`."""
+        """Return the placement of the tokens from `start` to `stop`, as a stream of their own."""
         inside = [(positions >= start) & (positions < stop) for positions in self.ranks]
         return self._masked(inside, start, stop - start, max(0, min(stop, self.replicated) - start))
 
@@ -59,7 +64,7 @@ class Placement:
         return self._masked(inside, 0, self.length, self.replicated)
 
     def before(self, rank: int, position: int) -> int:
-        """How many of a rank's tokens lie before a position of the stream."""
+        """Return the number of a rank's tokens before a position of the stream."""
         return int(torch.searchsorted(self.ranks[rank], position))
 
     def indices_of(self, positions: Tensor) -> Tensor:
@@ -79,7 +84,7 @@ class Placement:
 
 
 def everywhere(length: int, ranks: int) -> Placement:
-    """Every rank holds all tokens, of the first patch."""
+    """Return a placement in which every rank holds all tokens, and all belong to the first patch."""
     positions, patches = torch.arange(length), torch.zeros(length, dtype=torch.int64)
     return Placement(length, (positions,) * ranks, (patches,) * ranks, everywhere=True, replicated=length)
 
@@ -89,7 +94,7 @@ def after_prefix(prefix: int, tokens: Placement) -> Placement:
 
     Args:
         prefix: the number of the first tokens.
-        tokens: the placement of the others.
+        tokens: the placement of the tokens after them.
     """
     whole = everywhere(prefix, len(tokens.ranks))
     return Placement(
@@ -102,7 +107,7 @@ def after_prefix(prefix: int, tokens: Placement) -> Placement:
 
 @dataclass(frozen=True)
 class Selection:
-    """Different positions along a dimension: `count` of them from `start` on, or those of an `index` on the device."""
+    """A set of positions along a dimension: `count` positions from `start`, or the positions in `index` on the device."""
 
     count: int
     start: int
@@ -110,21 +115,21 @@ class Selection:
 
     @classmethod
     def of(cls, positions: Tensor, device: torch.device) -> Selection:
-        """From positions on the CPU."""
+        """Return the selection of different positions, which are a tensor on the CPU."""
         count = positions.numel()
         start = int(positions[0]) if count else 0
         run = torch.equal(positions, torch.arange(start, start + count))
         return cls(count, start, None if run else to_device(positions, device))
 
     def __call__(self, tensor: Tensor, dim: int) -> Tensor:
-        """What a tensor has there; in place where it is a run."""
+        """Return the entries of a tensor at these positions; a view if they are contiguous."""
         if self.index is not None:
             return tensor.index_select(dim, self.index)
         return tensor if self.count == tensor.shape[dim] else tensor.narrow(dim, self.start, self.count)
 
 
 def joined(placements: Sequence[Placement]) -> Placement:
-    """That of streams laid one behind the other, all of them spread or all everywhere."""
+    """Return the placement of concatenated streams. All of them are cut, or all are held by every rank."""
     assert len({placement.everywhere for placement in placements}) == 1
     offsets, total = [], 0
     for placement in placements:
@@ -140,9 +145,13 @@ def joined(placements: Sequence[Placement]) -> Placement:
 
 
 def spread_by(shares: Sequence[int], length: int, patches: Sequence[Tensor], unit: int = 1) -> Placement:
-    """The given patches' tokens (positions, ascending), each cut into a run for every rank; some may be empty.
+    """Return the placement that cuts each patch's tokens into one run for each rank. A run may be empty.
 
-    With a `unit` so many tokens count as one, and stay together.
+    Args:
+        shares: the ranks' relative parts of the tokens.
+        length: the number of tokens of the stream.
+        patches: the positions of each patch's tokens, ascending.
+        unit: the number of tokens that stay together.
     """
     runs: list[list[Tensor]] = [[] for _ in shares]
     labels: list[list[Tensor]] = [[] for _ in shares]
@@ -160,12 +169,15 @@ def spread_by(shares: Sequence[int], length: int, patches: Sequence[Tensor], uni
 
 
 def order_of(placements: Sequence[Placement]) -> Tensor:
-    """Where a model's tokens, stream behind stream, lie among those of all ranks as all-to-all delivers them, rank by rank."""
+    """Return the indices that bring the all-to-all's output into the model's order.
+
+    The output has the tokens of all ranks, rank by rank. The model concatenates its streams.
+    """
     together = joined(placements)
     return torch.cat(together.ranks).argsort()
 
 
 def slots_of(placements: Sequence[Placement], ranks: Sequence[int], patches: int) -> list[Tensor]:
-    """Where each patch's tokens lie among those of some ranks, as the all-to-all delivers them: rank by rank."""
+    """Return the indices of each patch's tokens in the all-to-all's output, which has the tokens of `ranks` rank by rank."""
     numbers = torch.cat([placement.patches[rank] for rank in ranks for placement in placements])
     return [(numbers == patch).nonzero()[:, 0] for patch in range(patches)]

@@ -1,4 +1,4 @@
-"""One forward of a model of ComfyUI's on one rank: its stage, for the whole sequence or for one patch."""
+"""The forward of a ComfyUI model on one rank: its pipeline stage, for the whole sequence or for one patch."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Compute = Callable[[Tensor, Mapping[str, Any]], Tensor]
 
 
 class ParallelForward:
-    """Runs this rank's blocks of a model.
+    """A forward that runs this rank's blocks of a model.
 
     Args:
         compiled: runs the blocks, if they are to be compiled.
 
     Attributes:
-        override: answers attention in the kernels' place, if it is not None.
+        override: an attention override, which computes attention in place of the kernels, or None.
     """
 
     def __init__(self, model: ParallelModel, execution: Execution, compiled: CompiledBlocks | None = None) -> None:
@@ -51,33 +51,34 @@ class ParallelForward:
         self._arrivals = Arrivals(execution.mesh)
         self.override: OfHeads | None = None
         self.gathers = 0
-        """How often the last forward gathered a stream."""
+        """The number of times that the last forward gathered a stream."""
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values kept."""
+        """Return the bytes of the keys and values that are cached."""
         return sum(caches.nbytes for caches in self._caches.values())
 
     def uncompiled(self) -> tuple[str, ...]:
-        """Of kinds of blocks that could not be compiled, why not; each is told once."""
+        """Return a sentence for each kind of block that could not be compiled. Each sentence is returned only once."""
         return () if self._compiled is None else self._compiled.warnings()
 
     def compiling(self) -> float:
-        """Seconds that compiling blocks has taken since this was asked for last."""
+        """Return the seconds spent on compiling blocks since the last call of this method."""
         return 0.0 if self._compiled is None else self._compiled.seconds()
 
     def run(
         self, inputs: Inputs, picture: Picture, latent: Tensor | None, patch: int | None, compute: Compute
     ) -> Tensor | None:
-        """On the last stage the output for the whole latent, or for the patch; None on the others.
+        """Run this stage. Return the output for the whole latent or for the patch, or None if the stage is not the last.
 
         Args:
-            picture: the latent's tokens; of another shape than the latent where sound is packed with it.
-            latent: in the compute dtype, on the first and the last stage.
-            patch: the number of the patch to compute from the cache, or None for everything, exactly.
+            picture: the latent's tokens. Its shape differs from the latent's if sound is packed with the latent.
+            latent: the latent in the compute dtype on the first and the last stage; None on the stages between.
+            patch: the number of the patch to compute with cached keys and values. None: compute the whole latent, exactly.
+            compute: runs the model's forward.
 
         Raises:
-            Refused: the model's output is of another size than the latent.
+            Refused: the model's output has another size than the latent.
         """
         key, count = inputs.key, self._plan.patches
         call = CallLayout(self._mesh.sequence, self._layout_of(picture, patch), inputs.device)
@@ -86,7 +87,7 @@ class ParallelForward:
             if patch is None:
                 self._caches[key] = Caches()
             caches = self._caches[key]
-        if latent is None:  # the stages between know its shape only; what they would compute of it by mistake is NaN
+        if latent is None:  # stages between know only the shape; NaN shows any use of the values by mistake
             latent = torch.full(tuple(inputs.shape), torch.nan, dtype=inputs.dtype, device=inputs.device)
         attentions = Attentions(call, self._mesh, self._plan, caches)
         if self.override is not None:
@@ -114,19 +115,19 @@ class ParallelForward:
             self._blocks.running = None
             self.gathers = call.gathers
             call.end()
-        if not picture.whole and out.shape[2:] != latent.shape[2:]:  # it was padded and is not cropped: Kandinsky 5
+        if not picture.whole and out.shape[2:] != latent.shape[2:]:  # padded and not cropped, as by Kandinsky 5
             raise Refused(
                 f"the model gives {by(out.shape[2:])} for a latent of {by(latent.shape[2:])}, because {picture.not_whole()}"
             )
         return out if patch is None else picture.regions(count)[patch].of(out)
 
     def tokens_of(self, picture: Picture, references: int) -> Placement:
-        """Where the picture's tokens are in a stream of them with so many tokens of references behind."""
+        """Return the placement of the latent's tokens in a stream that ends with `references` tokens of references."""
         whole = self._layout_of(picture, None).of(picture.tokens + references, LatentTokens())
         return whole.part(0, picture.tokens)
 
     def _modulations_of(self, key: Hashable, patch: int | None) -> dict[Hashable, Any] | None:
-        """What the patches of one model call share, which the first of them makes."""
+        """Return the modulations that all patches of one model call share. The first patch computes them."""
         if patch is None:
             return None
         if patch == 0:

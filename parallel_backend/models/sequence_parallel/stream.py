@@ -1,8 +1,8 @@
-"""Stream: tokens that have the shape of the whole and lie on all sequence ranks.
+"""A tensor that has the shape of the whole and whose tokens lie on all sequence ranks.
 
-What a model does between its blocks is then right by construction. Joining and slicing along tokens and element-wise
-operations stay local (a slice is a view, so what is added to it in place arrives), except that what lies on other ranks is moved
-to where the first operand's tokens are; any other operation first gathers the whole.
+The model's operations between its blocks are then right by construction. Joins and slices along tokens and element-wise
+operations stay local. A slice is a view, so an in-place addition to a slice changes the stream. Tokens of operands that lie on
+other ranks are moved to the ranks of the first operand's tokens. Any other operation first gathers the whole tensor.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Stream(DistributedTensor):
 
 
 def _join(_func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
-    """Join tensors along tokens. Cut the tensors that all ranks have in full."""
+    """Concatenate tensors along tokens. Tensors that every rank has in full are cut first."""
     first = next(tensor for tensor in tensors if isinstance(tensor, Stream))
     if dim % first.ndim != first.along:
         return NotImplemented
@@ -206,7 +206,7 @@ def _element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _same_tokens(first: Placement, second: Placement) -> bool:
-    """Return true if two placements have the same tokens, on any ranks."""
+    """Return True if two placements hold the same tokens, on any ranks."""
     same_shape = first.length == second.length
     same_kind = first.everywhere == second.everywhere and first.replicated == second.replicated
     return same_shape and same_kind and torch.equal(first.all_positions, second.all_positions)

@@ -1,4 +1,4 @@
-"""TokenLayout: where the tokens of any stream of a latent are, for the whole call or for one patch of it."""
+"""The placements of the tokens of every stream of a latent, for the whole call or for one patch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ T = TypeVar("T")
 
 
 class TokenLayout:
-    """Found once for each kind and length of stream, and kept from step to step, with all that follows from that alone.
+    """The placements of all streams of a latent, and the values that follow from them alone.
+
+    Each placement is computed once for a kind and length of stream, and kept from step to step.
 
     Args:
         shares: the sequence ranks' parts of the tokens, as in the plan.
-        picture: the latent.
-        patches: into how many patches it is cut.
-        patch: the one that is computed, or None for all.
+        picture: the latent's tokens.
+        patches: the number of patches that the latent is cut into.
+        patch: the patch that is computed, or None for the whole latent.
     """
 
     def __init__(self, shares: tuple[int, ...], picture: Picture, patches: int, patch: int | None) -> None:
@@ -36,7 +38,7 @@ class TokenLayout:
         self._known: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What follows from the layout; placements in the key are compared as objects."""
+        """Return the result of `make`, computed once for each key. Placements in a key are compared by identity."""
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]  # type: ignore[no-any-return]
@@ -44,15 +46,17 @@ class TokenLayout:
     def of(
         self, length: int, kind: StreamKind, unmasked: Tensor | None = None, trailing: int = 0, prefix: int = 0
     ) -> Placement:
-        """Where the tokens of a stream are.
+        """Return the placement of a stream.
 
         Args:
-            kept: the positions of those that are not masked.
-            behind: tokens at its end that are not the picture's.
+            length: the number of tokens of the stream.
+            kind: the kind of the stream.
+            unmasked: the positions of the tokens that are not masked; None for all.
+            trailing: the number of tokens at its end that are not the latent's.
             prefix: the number of a `PrefixedTokens` stream's first tokens, which every rank holds.
 
         Raises:
-            Refused: the stream has no room for the picture.
+            Refused: the stream is too short for the latent's tokens.
         """
 
         def find() -> Placement:
@@ -69,11 +73,11 @@ class TokenLayout:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the picture has."""
+        """Return the number of the latent's tokens."""
         return self._picture.tokens
 
     def part_of(self, kind: StreamKind) -> tuple[int, int]:
-        """How many tokens a part of a frame has, and a run that is not cut."""
+        """Return the number of tokens in a part of a frame, and the number of consecutive tokens that stay on one rank."""
         if not isinstance(kind, LatentTokens) or not kind.parts_per_frame:
             return 1, 1
         *_, height, width = self._picture.grid
@@ -81,11 +85,11 @@ class TokenLayout:
         return part, math.gcd(part, width)
 
     def joined(self, placements: Sequence[Placement]) -> Placement:
-        """That of streams laid one behind the other."""
+        """Return the placement of concatenated streams."""
         return self.once(("joined", *placements), lambda: joined(placements))
 
     def part(self, placement: Placement, start: int, stop: int) -> Placement:
-        """That of the tokens from `start` to `stop` of a stream."""
+        """Return the placement of the tokens from `start` to `stop` of a stream."""
         return self.once(("part", placement, start, stop), lambda: placement.part(start, stop))
 
     def _by_patch(self, length: int, kind: StreamKind, unmasked: Tensor | None, trailing: int) -> list[Tensor]:
