@@ -1,1 +1,1 @@
-"""ComfyUI's own model classes: the one room of the backend that imports ComfyUI, and only where a model is at hand."""
+"""ComfyUI's own model classes. This is the backend's only package that imports ComfyUI, and it does so only to read a model."""

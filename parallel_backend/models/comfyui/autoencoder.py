@@ -1,4 +1,4 @@
-"""ComfyUI's autoencoders: which of them a file holds, by ComfyUI's own detection, on the meta device."""
+"""ComfyUI's autoencoders on the meta device, as ComfyUI's own detection finds them in a file."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ DECLARED: Mapping[tuple[str, str], str] = MappingProxyType(
         ("MiniMaxH3VideoVAE", "comfy.ldm.minimax.vae"): "a MiniMax-H3 video VAE",
     }
 )
-"""ComfyUI's class and where its decoder is defined -> its name in sentences: those whose code was tried over rows."""
+"""Names for messages of the autoencoders whose code was tested with parallel rows, by class and module of the decoder."""
 
 DIFFUSERS = "decoder.up_blocks.0.resnets.0.norm1.weight"
-"""By which ComfyUI knows a file with diffusers' names."""
+"""The tensor by which ComfyUI recognises a file with diffusers' names."""
 
 
 @dataclass(frozen=True)
 class Detected:
-    """An autoencoder of ComfyUI's on the meta device.
+    """An autoencoder of ComfyUI on the meta device.
 
-    `vae` is ComfyUI's own object around it, which knows how frames and pixels go together; `kind` its name in sentences;
-    `names` the file's names of tensors where ComfyUI has others, by ComfyUI's. `missing` is the first tensor that encoding needs
-    and the file lacks, empty if there is none; the parts that encode are then not there.
+    Attributes:
+        vae: ComfyUI's VAE object around the autoencoder, which knows the relation of frames to latents and pixels.
+        kind: its name for messages.
+        names: the file's names of tensors, by ComfyUI's names; empty if the names are equal.
+        missing: the first tensor that encoding needs and the file lacks, or empty. If it is not empty, the model has no parts
+            for encoding.
     """
 
     vae: Any
@@ -51,15 +54,15 @@ class Detected:
 
     @property
     def module(self) -> nn.Module:
-        """The autoencoder itself."""
+        """Return the autoencoder itself."""
         return self.vae.first_stage_model  # type: ignore[no-any-return]
 
 
 def detect(checkpoint: Checkpoint) -> Detected:
-    """What ComfyUI finds in a file.
+    """Return the autoencoder that ComfyUI finds in a file.
 
     Raises:
-        Refused: nothing, or an autoencoder that is not declared.
+        Refused: the file has no autoencoder, or an unsupported one.
     """
     import_comfyui()
     import comfy.sd
@@ -89,7 +92,7 @@ def detect(checkpoint: Checkpoint) -> Detected:
 
 
 def _names(checkpoint: Checkpoint) -> Mapping[str, str]:
-    """ComfyUI's names of tensors -> the file's, where it has diffusers'."""
+    """Return the file's names of tensors by ComfyUI's names; empty if the file does not have diffusers' names."""
     from comfy.diffusers_convert import convert_vae_state_dict
 
     if DIFFUSERS not in checkpoint.entries:
@@ -99,10 +102,10 @@ def _names(checkpoint: Checkpoint) -> Mapping[str, str]:
 
 @contextmanager
 def on_meta(checkpoint: Checkpoint) -> Iterator[dict[str, Tensor]]:
-    """Yield a file's tensors on the meta device, where ComfyUI makes a VAE of them; it may look into them while inside.
+    """Yield a file's tensors on the meta device, for ComfyUI to make a VAE. It may read their values in this context.
 
     Raises:
-        Refused: the file lacks tensors, or has others than ComfyUI's VAE of its kind.
+        Refused: the file lacks tensors, or the tensors do not fit ComfyUI's VAE of this kind.
     """
     file = checkpoint.path.name
     tensors = checkpoint.meta_tensors()
@@ -123,17 +126,17 @@ def on_meta(checkpoint: Checkpoint) -> Iterator[dict[str, Tensor]]:
 
 
 def noise_scale(model: Any) -> float:
-    """The share of random noise that an autoencoder mixes into a latent before it decodes it; none by default."""
+    """Return the fraction of random noise that an autoencoder mixes into a latent before decoding; 0 for most."""
     return float(model.decode_noise_scale) if getattr(model, "timestep_conditioning", False) else 0.0
 
 
 def with_noise(latent: Tensor, scale: float) -> Tensor:
-    """A latent as LTX-Video's decoder mixes it, with torch's own generator, on one rank for all."""
+    """Mix noise into a latent as LTX-Video's decoder does, with torch's default generator. One rank does this for all."""
     return torch.randn_like(latent) * scale + (1.0 - scale) * latent
 
 
 def compute_buffers(model: Any) -> None:
-    """What files need not hold and MiniMax-H3's class computes when it is made, which the meta device loses."""
+    """Set the buffers that MiniMax-H3's class computes in its constructor. The meta device loses them; files may lack them."""
     code, rope = sys.modules[type(model).__module__], model.decoder.pos_embed
     model.latents_mean, model.latents_std = torch.tensor(code.LATENTS_MEAN), torch.tensor(code.LATENTS_STD)
     model.pixel_mean, model.pixel_std = (
@@ -143,7 +146,7 @@ def compute_buffers(model: Any) -> None:
 
 
 def _buffers_to_parameters(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Statistics that a file holds, or must hold, are loaded as weights are."""
+    """Turn the buffers that a file holds, or must hold, into parameters, so that they are loaded like weights."""
     for prefix, module in model.named_modules():
         for name in [name for name in module._buffers if name not in module._non_persistent_buffers_set]:
             values = module._buffers[name]

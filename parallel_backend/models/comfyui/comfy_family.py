@@ -1,4 +1,4 @@
-"""The family of all models that ComfyUI knows: split over ranks by a declaration, or unsharded where there is none."""
+"""The family of all models of ComfyUI. A model with a declaration is parallelised over ranks; others run unsharded."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from .reduced import keep_two_of_each
 
 
 class ComfyFamily:
-    """Reads files as ComfyUI does and builds ComfyUI's own model.
+    """A family that reads files as ComfyUI does and builds ComfyUI's own model.
 
     Args:
-        declare: the declaration of a class in comfy.supported_models by the class's name; None for a model that runs
-            unsharded.
+        declare: returns the declaration of a class in comfy.supported_models, given the class's name; None for a model that
+            runs unsharded.
     """
 
     conditioning_names: frozenset[str] | None = None
@@ -47,10 +47,10 @@ class ComfyFamily:
         self._declare = declare
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, ComfyConfig]:
-        """The model's own tensors under ComfyUI's names, and what ComfyUI finds it to be.
+        """Return the model's tensors under ComfyUI's names, and its configuration as ComfyUI detects it.
 
         Raises:
-            Refused: ComfyUI does not know the model, or it lacks tensors.
+            Refused: ComfyUI does not know the model, or the file lacks tensors.
         """
         import_comfyui()
         detected = read_model(checkpoint)
@@ -96,23 +96,26 @@ class ComfyFamily:
         return model_part, config
 
     def shape(self, config: ComfyConfig) -> ModelShape:
-        """Counted on the model itself."""
+        """Return the model's size and limits, counted on the model itself."""
         return config.shape
 
     def token_rows(self, config: ComfyConfig, latent_shape: Sequence[int]) -> int:
-        """Patches are rows of tokens, or frames. A video packed with its sound is not cut, nor is an unsharded model's latent."""
+        """Return the largest number of patches, which are rows of tokens or frames.
+
+        A video packed with its sound and an unsharded model's latent cannot be cut.
+        """
         if config.declaration is None or len(latent_shape) < 2 + config.latent_dims:
             return 1
         return Picture(tuple(latent_shape), config.patch_size).most_patches
 
     def image_tokens(self, config: ComfyConfig, latent_shape: Sequence[int]) -> int:
-        """Tokens of one batch item's latent, by the patch size; without a declaration the latent's positions."""
+        """Return the number of tokens of one batch item's latent; without a declaration, its number of positions."""
         if config.declaration is None:
             return math.prod(latent_shape[2:])
         return Picture(tuple(latent_shape), config.patch_size).tokens
 
     def context_tokens(self, config: ComfyConfig, conditioning: Conditioning) -> int:
-        """Tokens of the text, and of the reference latents in the conditioning."""
+        """Return the number of tokens of the text and of the reference latents in the conditioning."""
         text = conditioning.get("context")
         tokens = 0 if text is None or text.ndim < 2 else text.shape[1]
         if config.declaration is None:
@@ -120,18 +123,18 @@ class ComfyFamily:
         return tokens + reference_tokens(conditioning, config.patch_size, config.declaration.references)
 
     def two_of_each(self, config: ComfyConfig) -> tuple[ComfyConfig, tuple[int, ...]]:
-        """The first two blocks of each kind."""
+        """Return the configuration with the first two blocks of each kind, and the real numbers of blocks."""
         counts = tuple(count for count in (config.shape.double_blocks, config.shape.single_blocks) if count)
         return replace(config, two_of_each=True), counts
 
     def item_bytes(
         self, config: ComfyConfig, latent_shape: Sequence[int], conditioning: Conditioning, dtype: torch.dtype
     ) -> float:
-        """Memory that ComfyUI estimates for one batch item of an unsharded forward, in bytes."""
+        """Return ComfyUI's estimate of the memory of an unsharded forward for one batch item, in bytes."""
         if config.declaration is not None:
             return 0.0
         base, item_shape = config.base_model, [1, *latent_shape[1:]]
-        base.manual_cast_dtype = dtype  # the type of the computation by which it estimates
+        base.manual_cast_dtype = dtype  # ComfyUI's estimate reads the compute dtype here
         shapes = {
             name.partition(".")[0]: [[1, *tensor.shape[1:]]] for name, tensor in conditioning.items() if tensor.ndim > 1
         }
@@ -140,34 +143,37 @@ class ComfyFamily:
     def check(
         self, config: ComfyConfig, latent: Tensor, conditioning: Conditioning, values: Mapping[str, Value]
     ) -> None:
-        """Refuse a latent or text of the wrong kind, with the numbers, and what is declared as unsupported."""
+        """Refuse a latent or text of the wrong kind, with the numbers, and conditioning that is declared as unsupported."""
         if config.declaration is None:
             check_unsharded(config, latent, conditioning)
         else:
             check_declared(config, config.declaration, latent, conditioning, values)
 
     def couples_rows(self, config: ComfyConfig, conditioning: Conditioning) -> str:
-        """Ask the declaration. Without one this returns no reason, and a worker tries it (worker/requests/unsharded.py)."""
+        """Return the declaration's reason, or "" without a declaration: a worker tries it (worker/requests/unsharded.py)."""
         return "" if config.declaration is None else config.declaration.couples_rows(conditioning)
 
     def keys(self, config: ComfyConfig) -> KeyMap:
-        """Each parameter is a tensor of its own name."""
+        """Return the key map, in which each parameter is the file's tensor of the same name."""
         return config.keys
 
     def comfyui_keys(self, config: ComfyConfig) -> KeyMap:
-        """As `keys`, but that weights are whole which ranks hold in parts."""
+        """Return the key map in which the weights of quantised layers are single tensors; `keys` has their parts."""
         return config.names
 
     def exact(self, config: ComfyConfig) -> frozenset[str]:
-        """Those that ComfyUI's class makes fp32 whatever type is chosen."""
+        """Return the names of the parameters that ComfyUI's class keeps in fp32, whichever dtype is chosen."""
         return config.exact
 
     def control_blocks(self, config: ComfyConfig) -> Mapping[str, range]:
-        """The blocks after which a ControlNet's tensors are added; none for an unsharded model, whose forward adds them."""
+        """Return the blocks after which a ControlNet's tensors are added.
+
+        An unsharded model has none, because its own forward adds the tensors.
+        """
         return config.control
 
     def build(self, config: ComfyConfig, stage: Stage) -> ComfyModel | UnshardedModel:
-        """One stage of the model on the meta device."""
+        """Return one stage of the model on the meta device."""
         base = config.base(UNCONVERTED)
         compute_buffers(base.diffusion_model, config.described, config.tensors, config.entries)
         quantise_layers(base.diffusion_model, config.part, config.quantisation, config.described)
@@ -194,7 +200,7 @@ def _declared_sizes(base: Any, declaration: Declaration, channels: int, dims: in
 
 
 def _concat_channels(base: Any, channels: int, dims: int) -> int:
-    """Count the channels that ComfyUI's class concatenates to a latent: those of a mask and of an empty picture."""
+    """Return the number of channels of the mask and the picture that ComfyUI's class concatenates to a latent."""
     latent = torch.zeros(1, channels, *[1] * (dims - 2), 2, 2, device="meta")
     concat = base.concat_cond(noise=latent, latent_image=latent, device=latent.device)
     return 0 if concat is None else int(concat.shape[1])

@@ -1,4 +1,4 @@
-"""ComfyConfig: a file's model as ComfyUI detects it, with what plans, checks and building need to know of it."""
+"""The configuration of a file's model as ComfyUI detects it, for plans, input checks and building."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEQUENCES = frozenset({"TripoSplat"})
 """Classes whose latents are `[batch, tokens, channels]`."""
 
 VOXELS = frozenset({"Trellis2"})
-"""Classes whose latents are a cube of voxels, or the list of some, whose third dimension is of size 1."""
+"""Classes whose latents are a cube of voxels, or a list of voxels with a third dimension of size 1."""
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,26 @@ class ComfyConfig:
     Attributes:
         kind: the name of its class in comfy.supported_models.
         described: an instance of that class.
-        declaration: how its forward is split over ranks; None for a model that runs unsharded.
-        base_model: ComfyUI's BaseModel on the meta device: read for sizes and memory, never run.
-        tensors: the file's, on the meta device.
-        entries: where those of the tensors lie whose values its class may read.
+        declaration: the token positions of its forward; None for a model that runs unsharded.
+        base_model: ComfyUI's BaseModel on the meta device. It provides sizes and memory estimates and never runs.
+        tensors: the file's tensors, on the meta device.
+        entries: the entries of the tensors whose values the class may read.
         part: the model's own tensors in the file.
-        quantisation: of each quantised layer the file's tensor `comfy_quant`.
-        shape: what plans go by.
-        keys: of what ranks hold.
-        names: of the whole weights that adapters change.
-        exact: the parameters that ComfyUI's class makes fp32 whatever type is chosen.
-        latent_channels: those of the latent to sample.
-        patch_size: latent values that are one token, (frames,) height and width; ones without a declaration.
-        sigmas: whether it reads the sigmas of the call and of the run.
-        concat_channels: those that ComfyUI's class concatenates to the latent.
+        quantisation: the file's tensor `comfy_quant` of each quantised layer.
+        shape: the model's size and limits, for plans.
+        keys: the key map of the parameters that ranks hold.
+        names: the key map of the unsharded weights that adapters change.
+        exact: the parameters that ComfyUI's class keeps in fp32, whichever dtype is chosen.
+        latent_channels: the number of channels of the latent to sample.
+        patch_size: the latent values of one token in (frames,) height and width; ones without a declaration.
+        sigmas: True if the model reads the sigmas of the call and of the run.
+        concat_channels: the number of channels that ComfyUI's class concatenates to the latent.
         text_widths: the widths that text may have.
-        pooled_width: the least width of pooled text.
-        sound: the shape of the sound beside a video; see Declaration.
-        control: after which blocks each of a ControlNet's lists is added.
-        methods: the ways to lay out references that it supports; all if empty.
-        two_of_each: drops all blocks but two of each kind, for timing.
+        pooled_width: the smallest width of pooled text.
+        sound: the shape of the sound that comes with a video; see Declaration.
+        control: the blocks after which each of a ControlNet's lists is added.
+        methods: the supported layouts of reference latents; empty if all are supported.
+        two_of_each: True for a model with only two blocks of each kind, for timing.
     """
 
     kind: str
@@ -76,9 +76,9 @@ class ComfyConfig:
 
     @property
     def latent_dims(self) -> int:
-        """Dimensions of a latent behind its batch and its channels."""
+        """Return the number of a latent's dimensions after batch and channels."""
         return len(self.patch_size)
 
     def base(self, dtype: torch.dtype) -> Any:
-        """Make ComfyUI's BaseModel once more on the meta device, its weights of a type."""
+        """Make another of ComfyUI's BaseModel on the meta device, with weights of a dtype."""
         return make_model(self.described, self.tensors, dtype, self.entries)

@@ -1,4 +1,4 @@
-"""What ComfyUI finds a file to be, from its header."""
+"""Detection of a file's model by ComfyUI's own code, from the file's header."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .moved_rows import moved_rows
 from .quantisation import Opened, open_checkpoint
 
 DIFFUSERS_PREFIX = "transformer."
-"""Before diffusers' names in a file that was saved with the rest of its pipeline."""
+"""The prefix of diffusers' names in a file that was saved with the rest of its pipeline."""
 
 AROUND_ATTENTION = (".proj_in.weight", ".proj_out.weight")
 
 DAMAGE = (LookupError, ValueError, TypeError, RuntimeError, ArithmeticError, AssertionError, MemoryError)
-"""What ComfyUI's code fails with on tensors that no model has."""
+"""Exceptions that ComfyUI's code raises for tensors that fit no model."""
 
 
 def detect(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Tensor], Any]:
-    """The model's own tensors under the names that ComfyUI's loader gives them, their quantisation, and its class.
+    """Return the model's tensors under the names of ComfyUI's loader, their quantisation, and an instance of the model's class.
 
     Raises:
-        Refused: ComfyUI does not know the model, or cannot make one of these tensors, or changes more than their names.
+        Refused: ComfyUI does not know the model or cannot build it, or changes the tensors by more than names and rows.
     """
     opened = open_checkpoint(checkpoint)
     described = _described(opened)
@@ -54,9 +54,9 @@ def detect(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[str, Tensor], Any]:
 
 
 def without_ones(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a GGUF file with the layers around attention as matrices, where it has convolutions of 1 x 1.
+    """Return a GGUF file in which 1 x 1 convolutions around attention are matrices.
 
-    stable-diffusion.cpp writes such of SDXL, whose layers are linear.
+    stable-diffusion.cpp writes SDXL's linear layers as convolutions.
     """
     entries = {
         name: replace(entry, shape=entry.shape[:2])
@@ -79,7 +79,7 @@ def _described(opened: Opened) -> Any:
 
 
 def unmakable(part: Checkpoint, error: Exception) -> Refused:
-    """The refusal of a file whose tensors ComfyUI's code fails on."""
+    """Return the error for a file on whose tensors ComfyUI's code fails."""
     if isinstance(error, Refused):  # a value could not be read
         return error
     if isinstance(error, ValueUnknown):

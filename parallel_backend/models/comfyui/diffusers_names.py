@@ -1,4 +1,7 @@
-"""Files with diffusers' tensor names under ComfyUI's: by ComfyUI's own conversion, with row numbers in place of rows."""
+"""Conversion of files with diffusers' tensor names to ComfyUI's names.
+
+ComfyUI's own conversion runs on numbers of rows in place of the rows.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ from ...errors import Refused
 from ...weights.files.entry import Checkpoint, Run, join
 
 COMPANIONS = ("comfy_quant", "weight_scale", "weight_scale_2", "scale_weight")
-"""What a quantised weight cannot do without."""
+"""The last parts of the names of tensors that belong to a quantised weight."""
 
 MISSING = -1
-"""Stands for a row that no tensor of the file gives."""
+"""The number of a row that no tensor of the file provides."""
 
 
 def converted(part: Checkpoint) -> Checkpoint | None:
-    """A file's tensors joined and cut by rows to those of ComfyUI's model; None if ComfyUI knows none of them.
+    """Return a file's tensors, joined and cut by rows, as ComfyUI's model has them; None if ComfyUI knows none of them.
 
     Raises:
-        Refused: some are missing, or do not fit to those they are joined with.
+        Refused: tensors are missing, or do not fit the tensors that they are joined with.
     """
     import comfy.model_detection
 
@@ -61,29 +64,29 @@ def converted(part: Checkpoint) -> Checkpoint | None:
 
 
 class _LastRequested(dict[str, Tensor]):
-    """Remembers which tensor was last asked for."""
+    """A dict of tensors that records the name that was requested last."""
 
     requested = ""
 
     def get(self, name: str, default: Any = None) -> Any:
-        """What a dict gives; notes the name."""
+        """Return the tensor or the default, and record the name."""
         self.requested = name
         return super().get(name, default)
 
 
 class _Marked(TorchFunctionMode):
-    """Fills what is made without values."""
+    """A function mode that fills new uninitialised tensors with MISSING."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """The function's result, filled where it would hold no values."""
+        """Return the function's result, filled if it is an uninitialised tensor."""
         result = func(*args, **(kwargs or {}))
         return result.fill_(MISSING) if func in (torch.empty, torch.empty_like) else result
 
 
 def _runs(entries: Sequence[Any], ends: Sequence[int], numbers: Tensor) -> Iterator[Run]:
-    """The rows of the file's tensors that these numbers stand for, as runs of following ones."""
+    """Yield the rows of the file's tensors that these numbers identify, as runs of consecutive rows."""
     breaks = [0, *((numbers.diff() != 1).nonzero()[:, 0] + 1).tolist(), numbers.numel()]
     for start, stop in pairwise(breaks):
         first, last = int(numbers[start]), int(numbers[stop - 1])

@@ -1,7 +1,7 @@
 """The dtypes in which ComfyUI holds weights if it loads a model dynamically, which it does on NVIDIA GPUs with comfy-aimdo.
 
-Source: `ModelPatcherDynamic.load` in `comfy/model_patcher.py`. It casts a large layer's weights to the dtype that was chosen for
-weights, and puts the weights of a small layer on the device in the dtype of their file.
+Source: `ModelPatcherDynamic.load` in `comfy/model_patcher.py`. This method casts a large layer's weights to the dtype that was
+chosen for weights. Weights of a small layer stay in the dtype of their file.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SMALL_MODULE = 16 * 1024
 def file_dtypes(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap) -> dict[str, torch.dtype]:
     """Return the dtypes of the parameters that ComfyUI keeps in the dtype of their file, by the parameters' names.
 
-    They are those of small layers, and a large layer's parameters other than its weight and bias. fp8 and blocks of GGUF
-    are left out: they are held as they are in any case.
+    These are the parameters of small layers, and a large layer's parameters other than weight and bias. fp8 weights and blocks
+    of GGUF are left out, because they stay in their format in any case.
 
     Args:
         module: the model, or a stage of it, on the meta device.

@@ -1,4 +1,4 @@
-"""Plain fp8 weights multiplied in fp8, as ComfyUI's `fp8_e4m3fn_fast` does."""
+"""Linear layers that multiply plain fp8 weights in fp8, as ComfyUI's `fp8_e4m3fn_fast` does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...weights.layers.cast import PackedLinear
 
 @dataclass(frozen=True)
 class _Seen:
-    """A layer as ComfyUI's method wants it."""
+    """The attributes of a layer that ComfyUI's method reads."""
 
     weight: Tensor
     bias: Tensor | None
@@ -21,12 +21,15 @@ class _Seen:
 
 
 class FastLinear(PackedLinear):
-    """Rounds its input to fp8 and multiplies with its weight as it is; with adapters it expands the weight."""
+    """A linear layer that rounds its input to fp8 and multiplies it with the fp8 weight.
+
+    With adapters, the layer expands the weight instead.
+    """
 
     runs_as_operator = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` times the weight, in `x`'s dtype."""
+        """Return `x` times the weight, in `x`'s dtype."""
         import comfy.ops
 
         if self.change is None:
@@ -37,7 +40,7 @@ class FastLinear(PackedLinear):
 
 
 def multiply_in_fp8(module: nn.Module, device: torch.device) -> None:
-    """Have every layer multiply in fp8 whose weight is plain fp8_e4m3fn, if ComfyUI would do it on the device."""
+    """Make every layer with a plain fp8_e4m3fn weight multiply in fp8, if ComfyUI would do so on the device."""
     import comfy.model_management
 
     if not comfy.model_management.supports_fp8_compute(device):

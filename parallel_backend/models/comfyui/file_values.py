@@ -1,7 +1,7 @@
-"""Real values of a file's tensors for ComfyUI's code, which is given these tensors on the meta device.
+"""Real values of a file's tensors for code of ComfyUI that gets these tensors on the meta device.
 
-ComfyUI decides some things by values: it measures the spread of a norm, or reads a mark. Inside `file_values`, such a question
-reads the tensor's bytes, and no others, and is answered as it would be with the whole file in memory.
+ComfyUI decides some things by values: it measures the spread of a norm, or reads a mark. Inside `file_values`, a request for
+values reads only this tensor's bytes from the file. The code gets the same values as with the whole file in memory.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CPU = torch.device("cpu")
 TORCH = str(Path(torch.__file__).parent)
 
 TO_HOST = (Tensor.numpy, Tensor.tolist, Tensor.__array__)
-"""Functions that hand values to Python before any operator runs."""
+"""Functions that convert values to Python objects without running an operator."""
 
 
 class ValueUnknown(RuntimeError):
-    """A question for the value of a tensor on the meta device that no file has."""
+    """Raised if code asks for the values of a meta tensor that no file has."""
 
     def __init__(self, tensor: Tensor) -> None:
         asking = next(frame for frame in reversed(extract_stack()) if not frame.filename.startswith((TORCH, __file__)))
@@ -43,16 +43,16 @@ class ValueUnknown(RuntimeError):
 
 @contextmanager
 def file_values(pairs: Iterable[tuple[Tensor, TensorEntry]]) -> Iterator[None]:
-    """Answer questions for values of tensors on the meta device while inside.
+    """Provide the values of tensors on the meta device while this context is active.
 
-    A question that has no answer fails as it always does. Where the asking code swallows that failure, it is raised at the
-    end: the code has gone on without the value.
+    A request for unknown values fails. If the asking code swallows the failure, it has continued without the value, so the
+    error is raised again at the end of the context.
 
     Args:
-        pairs: tensors and their places in a file. Pairs whose tensor has values of its own are passed over.
+        pairs: tensors, with the entries that locate them in a file. Tensors that are not on the meta device are ignored.
 
     Raises:
-        ValueUnknown: a question had no answer.
+        ValueUnknown: code asked for unknown values.
         Refused: the file could not be read.
     """
     values = _Values({_storage(tensor): (tensor, entry) for tensor, entry in pairs if _on_meta(tensor)})
@@ -65,13 +65,13 @@ def file_values(pairs: Iterable[tuple[Tensor, TensorEntry]]) -> Iterator[None]:
 def named_values(
     tensors: Mapping[str, Tensor], entries: Mapping[str, TensorEntry]
 ) -> Iterator[tuple[Tensor, TensorEntry]]:
-    """The pairs for `file_values` of tensors and entries of the same names."""
+    """Return the pairs for `file_values` from tensors and entries of the same names."""
     return ((tensor, entries[name]) for name, tensor in tensors.items() if name in entries)
 
 
 @dataclass(frozen=True)
 class _Operation:
-    """The operation that made a tensor, one of its `outputs`."""
+    """The operation that made a tensor. The tensor is number `number` of its `outputs`."""
 
     function: Any
     args: Sequence[Any]
@@ -81,7 +81,7 @@ class _Operation:
 
 
 class _Values(TorchDispatchMode):
-    """Runs operations on the meta device as long as they need shapes only, and with values read from files otherwise."""
+    """A dispatch mode that runs operations on the meta device, or with values from files if the operation needs values."""
 
     def __init__(self, filed: Mapping[int, tuple[Tensor, TensorEntry]]) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class _Values(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """The operation's result; of an operation that changes tensors, notes which."""
+        """Return the operation's result, and record the tensors that it changes."""
         kwargs = kwargs or {}
         written = _written(func, args, kwargs)
         try:
@@ -104,17 +104,16 @@ class _Values(TorchDispatchMode):
                 raise
             result = func(*self.valued(args), **self.valued(kwargs))
         changed = [_storage(tensor) for tensor in written if _on_meta(tensor)]
-        self._changed.update(
-            filter(self._known, changed)
-        )  # others' storages may be freed, and their numbers come again
+        # The storages of other tensors may be freed, and their numbers used again.
+        self._changed.update(filter(self._known, changed))
         self._note(func, args, kwargs, result)
         return result
 
     def valued(self, arguments: Any) -> Any:
-        """Arguments with values in place of tensors on the meta device.
+        """Return arguments with real values in place of tensors on the meta device.
 
         Raises:
-            ValueUnknown: a tensor is of no file, or was changed.
+            ValueUnknown: a tensor is not from a file, or was changed.
             Refused: the file cannot be read.
         """
         try:
@@ -124,13 +123,13 @@ class _Values(TorchDispatchMode):
             raise
 
     def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Remember how new tensors on the meta device are made of the file's."""
+        """Record the operation by which new meta tensors are made from the file's tensors."""
         inputs = {_storage(tensor) for tensor in tree_leaves((args, kwargs)) if _on_meta(tensor)}
         if not any(map(self._known, inputs)):
             return
         outputs = tree_leaves(result)
         for number, output in enumerate(outputs):
-            if _on_meta(output) and _storage(output) not in inputs:  # one that shares a storage is a view
+            if _on_meta(output) and _storage(output) not in inputs:  # a tensor that shares a storage is a view
                 self._operations[_storage(output)] = _Operation(func, args, kwargs, outputs, number)
 
     def _known(self, key: int) -> bool:
@@ -157,7 +156,7 @@ class _Values(TorchDispatchMode):
 
 
 class _ToHost(TorchFunctionMode):
-    """Gives functions that hand values to Python a tensor that has them."""
+    """A function mode that passes tensors with values to the functions in `TO_HOST`."""
 
     def __init__(self, values: _Values) -> None:
         super().__init__()
@@ -166,7 +165,7 @@ class _ToHost(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """The function's result."""
+        """Return the function's result."""
         if func in TO_HOST and _on_meta(args[0]):
             args = (self._values.valued(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
@@ -188,7 +187,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The tensors that an operation changes."""
+    """Return the tensors that an operation changes."""
     if not func._schema.is_mutable:
         return []
     changed = [argument for argument in func._schema.arguments if argument.alias_info and argument.alias_info.is_write]
@@ -201,7 +200,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
 
 
 def _on_cpu(arguments: Any) -> Any:
-    """Arguments that name the CPU where they named the meta device."""
+    """Return arguments with the CPU in place of the meta device."""
     return tree_map(
         lambda argument: CPU if isinstance(argument, torch.device) and argument.type == "meta" else argument, arguments
     )

@@ -1,4 +1,4 @@
-"""Importing ComfyUI in a worker as the host runs it."""
+"""Import of ComfyUI's modules in a worker, with the arguments of the host's ComfyUI."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ...errors import Refused
 
 
 def import_comfyui(variables: Mapping[str, str] = os.environ) -> None:
-    """Make ComfyUI's modules importable here; in ComfyUI's own process they are.
+    """Make ComfyUI's modules importable in this process. In ComfyUI's own process, they already are.
 
     Raises:
-        Refused: the folder is not known, or is none of ComfyUI's.
+        Refused: ComfyUI's folder is unknown, or has no ComfyUI in it.
     """
     if "comfy.cli_args" in sys.modules:
         return

@@ -15,10 +15,10 @@ from ..sequence_parallel.picture import Picture, by
 from .config import SEQUENCES, VOXELS, ComfyConfig
 
 REFERENCE = "ref_latents"
-"""The conditioning that has latents of the model's own VAE as references."""
+"""The conditioning with reference latents, made by the model's own VAE."""
 
 REFERENCE_METHOD = "ref_latents_method"
-"""The conditioning that says where references are laid."""
+"""The conditioning that selects the positions of reference latents."""
 
 CONCATENATED = "concat"
 """The conditioning that ComfyUI concatenates to the latent's channels."""
@@ -30,14 +30,14 @@ The model leaves out tokens whose mask is below 0.
 """
 
 TEXT_WIDTHS = {"context": "context_dim", "y": "adm_in_channels"}
-"""The names in a UNet's configuration of the widths of a prompt's text and pooled text."""
+"""The names of the widths of text and pooled text in a UNet's configuration, by conditioning."""
 
 
 def check_unsharded(config: ComfyConfig, latent: Tensor, conditioning: Conditioning) -> None:
     """Check the inputs of a model without a declaration: the latent's shape, and the widths of a UNet's texts.
 
     Raises:
-        Refused: with the numbers.
+        Refused: an input does not fit; the message has the numbers.
     """
     shape, channels = list(latent.shape), config.latent_channels
     sizes = {1: "length", 2: "height, width", 3: "frames, height, width"}[config.latent_dims]
@@ -73,7 +73,7 @@ def check_declared(
     """Check the inputs of a model with a declaration, and refuse what the declaration names as unsupported.
 
     Raises:
-        Refused: with the numbers.
+        Refused: an input does not fit or is unsupported; the message has the numbers.
     """
     shape, dims = list(latent.shape), config.latent_dims
     if latent.ndim != dims + 2 or latent.shape[1] != config.latent_channels:
@@ -146,10 +146,10 @@ def check_declared(
 
 
 def _check_sound(config: ComfyConfig, declaration: Declaration, shapes: Sequence[Sequence[int]]) -> None:
-    """Refuse sound of the wrong kind beside a video, or none where the model takes both.
+    """Raise Refused for a video with sound of the wrong shape, or without sound if the model needs sound.
 
     Args:
-        shapes: of the latents that are packed in one; none stands for a video alone.
+        shapes: the shapes of the latents that are packed in one; empty for a video alone.
     """
     if not shapes and not declaration.sound_optional:
         raise Refused(
@@ -185,8 +185,8 @@ def _check_sizes(kind: str, declaration: Declaration, picture: Picture, conditio
     """Raise Refused for sizes at which the model itself would fail halfway.
 
     Args:
-        kind: the model's, as users know it.
-        picture: the latent to sample.
+        kind: the model's name for messages.
+        picture: the tokens of the latent to sample.
     """
     if declaration.divisible_latent and not picture.whole:
         raise _not_whole(kind, picture)
@@ -210,10 +210,10 @@ def _check_sizes(kind: str, declaration: Declaration, picture: Picture, conditio
 
 
 def _check_sized(kind: str, name: str, tensor: Tensor, picture: Picture, values: Sequence[int]) -> None:
-    """Check conditioning that follows the tokens, whose latents a model pads while it does not pad this.
+    """Check the size of conditioning that has values for each token. A model may pad latents, but not this conditioning.
 
     Args:
-        values: the number of its values per latent value, in each dimension.
+        values: the number of the conditioning's values per latent value, in each dimension.
     """
     sizes = tuple(size // each for size, each in zip(tensor.shape[-len(values) :], values, strict=False))
     tokens = tuple(size // step for size, step in zip(sizes, picture.patch_size, strict=False))

@@ -1,4 +1,4 @@
-"""ComfyUI's model of a file on the meta device: its class, its parameters and buffers, without the weights."""
+"""ComfyUI's model of a file on the meta device: class, parameters and buffers, without the weights' values."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CPU = torch.device("cpu")
 META = torch.device("meta")
 
 UNCONVERTED = torch.float16
-"""The type in which models are built on the meta device; ComfyUI's classes make some parameters fp32 whatever is asked for."""
+"""The dtype in which models are built on the meta device. ComfyUI's classes make some parameters fp32 in any case."""
 
 MOST_REPEATS = 3
-"""The number of times that a file is detected again after shapes have got sizes of 1 back."""
+"""Largest number of times that a file is detected again after dimensions of size 1 were restored."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class DetectedModel:
 
     Attributes:
         part: the model's own tensors in the file.
-        quantisation: of each quantised layer the file's tensor `comfy_quant`.
+        quantisation: the file's tensor `comfy_quant` of each quantised layer.
         described: an instance of its class in comfy.supported_models.
-        tensors: the file's, on the meta device.
-        entries: where those of the tensors lie whose values its class may read.
+        tensors: the file's tensors, on the meta device.
+        entries: the entries of the tensors whose values the class may read.
         base: ComfyUI's BaseModel on the meta device.
     """
 
@@ -60,14 +60,15 @@ def read_model(checkpoint: Checkpoint) -> DetectedModel:
             break
         entries = {name: restored.get(id(entry), entry) for name, entry in checkpoint.entries.items()}
         checkpoint = replace(checkpoint, entries=entries)
-        detected = _read(checkpoint)  # once more: a size may be read off a shape that has its ones again
+        detected = _read(checkpoint)  # the detection may read a size from a restored shape
     return detected
 
 
 def with_ones(part: Checkpoint, parameters: Mapping[str, Tensor]) -> dict[int, TensorEntry]:
-    """Return the tensors, by identity, that are the model's but for sizes of 1, in as many dimensions as the model has.
+    """Return the entries that differ from the model's parameters only by dimensions of size 1, with these restored.
 
-    Sizes that are no 1 are the file's: where the model was made for others, it is detected anew.
+    The keys are the `id`s of the old entries. All other sizes are the file's. If the model was made for other sizes, it is
+    detected again.
     """
     changed = {}
     for name, entry in part.entries.items():
@@ -89,7 +90,7 @@ def _read(checkpoint: Checkpoint) -> DetectedModel:
     try:
         base = make_model(described, tensors, UNCONVERTED, entries)
     except DAMAGE as error:
-        # Some classes are made of more than their diffusion model, such as the embedders of Stable Audio.
+        # Some classes need more than their diffusion model, such as the embedders of Stable Audio.
         tensors, entries = checkpoint.meta_tensors() | tensors, {**checkpoint.entries, **entries}
         try:
             base = make_model(described, tensors, UNCONVERTED, entries)
@@ -107,8 +108,9 @@ def make_model(
     """Make ComfyUI's BaseModel on the meta device, with layers that cast their weights to the dtype of their input.
 
     Args:
-        tensors: the file's, on the meta device.
-        entries: where those of the tensors lie that the class may look into.
+        described: an instance of the model's class in comfy.supported_models.
+        tensors: the file's tensors, on the meta device.
+        entries: the entries of the tensors whose values the class may read.
     """
     import comfy.ops
 
@@ -127,7 +129,7 @@ def make_model(
     try:
         with file_values(named_values(tensors, entries)):
             base = described.get_model(dict(tensors), "", device=META)
-    except RuntimeError as error:  # torch's own, also where it is a kind of it
+    except RuntimeError as error:  # torch raises this class or a subclass for a meta tensor
         if "meta tensor" not in str(error):
             raise
         with file_values(named_values(tensors, entries)):
@@ -137,7 +139,7 @@ def make_model(
 
 
 def keep_type(module: nn.Module, dtype: torch.dtype) -> None:
-    """Have modules that keep what type their weights have keep this one: some compute in it, such as Z-Image's in pixels."""
+    """Set the dtype on modules that store the dtype of their weights. Some compute in it, such as Z-Image's for pixels."""
     for part in module.modules():
         if vars(part).get("dtype") is UNCONVERTED:
             vars(part)["dtype"] = dtype
@@ -155,10 +157,10 @@ def make_in_memory(described: Any, tensors: Mapping[str, Tensor], entries: Mappi
 
 
 def load_buffers(module: nn.Module, tensors: Container[str]) -> None:
-    """Make parameters of the buffers that files have values for, so that they are loaded too.
+    """Turn the buffers that files have values for into parameters, so that they are loaded too.
 
-    Such as SD 3's positions, which are on the meta device, and MiniMax-H3's frequencies, which its class makes elsewhere. One
-    without values is a mark, and stays: Chroma Radiance's `__x0__`.
+    Examples are SD 3's positions, which are on the meta device, and MiniMax-H3's frequencies, which its class makes elsewhere.
+    An empty buffer is a mark and stays, such as Chroma Radiance's `__x0__`.
     """
     for prefix, part in module.named_modules():
         for name, buffer in list(part.named_buffers(recurse=False)):
@@ -169,9 +171,9 @@ def load_buffers(module: nn.Module, tensors: Container[str]) -> None:
 
 
 def missing_buffers(module: nn.Module) -> list[str]:
-    """Return the names of buffers on the meta device that no file holds, and of such tensors among plain attributes.
+    """Return the names of buffers and of tensors in plain attributes that are on the meta device and that no file holds.
 
-    Empty ones are marks and not among them.
+    Empty tensors are marks and are left out.
     """
     filed = module.state_dict().keys()
     plain = (
@@ -190,12 +192,12 @@ def missing_buffers(module: nn.Module) -> list[str]:
 def compute_buffers(
     module: nn.Module, described: Any, tensors: Mapping[str, Tensor], entries: Mapping[str, TensorEntry]
 ) -> None:
-    """Give a module on the meta device the values of these, in fp32, by making it once more without weights.
+    """Compute the values of a meta module's missing buffers, in fp32, by making the model once more without weights.
 
     Args:
-        described: ComfyUI's configuration of the model, as it was made.
-        tensors: the file's, as ComfyUI's class is made of them.
-        entries: where those of the tensors lie that the class may look into.
+        described: the instance of comfy.supported_models' class that the module was made with.
+        tensors: the file's tensors that the module was made from.
+        entries: the entries of the tensors whose values the class may read.
     """
     missing = missing_buffers(module)
     if not missing:
@@ -213,7 +215,7 @@ def compute_buffers(
 
 
 def _made_without_weights(make: Callable[[], Any]) -> Any:
-    """Return ComfyUI's BaseModel on the meta device, of a class whose constructor reads values, such as ACE-Step 1.5's."""
+    """Return ComfyUI's BaseModel on the meta device, for a class whose constructor reads values, such as ACE-Step 1.5's."""
     with _WithoutWeights():
         base = make()
     for part in base.diffusion_model.modules():
@@ -225,7 +227,7 @@ def _made_without_weights(make: Callable[[], Any]) -> Any:
 
 
 class _WithoutWeights(TorchFunctionMode):
-    """Creates uninitialised tensors (torch.empty), which are a model's weights, on the meta device."""
+    """A function mode that creates uninitialised tensors (torch.empty), which are a model's weights, on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

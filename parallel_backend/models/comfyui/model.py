@@ -1,4 +1,4 @@
-"""A model of ComfyUI's in a worker: one stage of it with its blocks split over ranks, or all of it, unsharded."""
+"""A ComfyUI model in a worker: one pipeline stage whose blocks are parallelised over ranks, or the whole model, unsharded."""
 
 from __future__ import annotations
 
@@ -43,23 +43,24 @@ from .rows import CONTROL
 from .timestep_numbers import TimestepNumbers
 
 PICTURE_ENDS = 2
-"""Dimensions of a latent before those of the picture."""
+"""The number of a latent's dimensions before frames, height and width."""
 
 AROUND = ("context", "control", "transformer_options")
-"""The keywords of a forward that ComfyUI's process_timestep does not get."""
+"""The keywords of a model's forward that ComfyUI's process_timestep does not get."""
 
 NOT_COMPILED = "this model is not compiled: it runs whole, and blocks alone are compiled."
 
 
 class ComfyModel:
-    """ComfyUI's diffusion model, its blocks split over ranks; ComfyUI's own code around it.
+    """ComfyUI's diffusion model with its blocks parallelised over ranks, and ComfyUI's own code around it.
 
     Args:
         base: ComfyUI's BaseModel on the meta device.
+        declaration: the token positions of the model.
         stage: the units of blocks that this rank holds.
 
     Attributes:
-        features: the width of a token.
+        features: the number of features of a token.
     """
 
     def __init__(self, base: Any, declaration: Declaration, stage: Stage) -> None:
@@ -78,19 +79,19 @@ class ComfyModel:
         self.unknown: Sequence[str] = self._blocks.unknown
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
-        """The latent's part of each patch. A video packed with its sound is one patch."""
+        """Return each patch's region of the latent. A video packed with its sound is one patch."""
         if count == 1:
             return (Region(PICTURE_ENDS, slice(0, latent_shape[PICTURE_ENDS])),)
         return self.picture(latent_shape, {}, {}).regions(count)
 
     def picture(self, latent_shape: Sequence[int], conditioning: Conditioning, values: Mapping[str, Value]) -> Picture:
-        """The tokens of a latent, and of one that the model lays beside it."""
+        """Return the tokens of a latent, and of the latent that the model concatenates to it in width, if there is one."""
         shape = picture_shape(latent_shape, values)
         picture = Picture(shape, as_patch_size(self._patch_size, len(shape) - PICTURE_ENDS))
         return picture.with_concatenated(conditioning.get(self._concatenated_name))
 
     def forward_on(self, execution: Execution) -> ComfyForward:
-        """The forward of this stage under a plan."""
+        """Return the forward of this stage under a plan."""
         return ComfyForward(self, self._blocks, execution)
 
     def run_on(self, device: torch.device) -> ModelRun:
@@ -98,7 +99,7 @@ class ComfyModel:
         return ModelRun(self._base, self._blocks.entered, device)
 
     def options_under(self, plan: ResolvedPlan) -> Mapping[str, object]:
-        """Return the transformer options that take the place of a request's under a plan."""
+        """Return the transformer options that replace a request's under a plan."""
         return self._pipefusion_options if plan.uses_pipefusion else {}
 
     def compute(
@@ -116,10 +117,10 @@ class ComfyModel:
         Args:
             latent: the model's input, in the compute dtype.
             options: the transformer options of the forward.
-            picture_tokens: where those of the residuals are, if there are any.
-            networks: those that run beside the blocks.
+            picture_tokens: the placement of the latent tokens that the residuals are added to; None without residuals.
+            networks: the networks that run next to the blocks.
             fixed_options: transformer options that replace the request's.
-            run_state: what features keep from call to call of the run.
+            run_state: the objects that features keep from call to call of the run, by their classes.
         """
         kwargs = arguments(inputs.conditioning, inputs.values)
         context, more = kwargs.pop("context", None), kwargs.pop(OPTIONS, {})
@@ -129,7 +130,7 @@ class ComfyModel:
         if apply(FEATURES, more, call) or self._asks_sigmas or networks:
             more |= _sigmas(inputs, more)
         text_preparation = kwargs.pop(TEXT_PREPARATION, None)
-        if context is not None:  # a copy, as ComfyUI gives: SD 3's context processor writes into it
+        if context is not None:  # a copy, as in ComfyUI: SD 3's context processor writes into it
             context = (
                 call.of_run(PreparedTexts).prepared(inputs.key, self.module, context, text_preparation)
                 if text_preparation
@@ -141,14 +142,14 @@ class ComfyModel:
             return _call(self._base, self._blocks.entrance, latent, inputs, kwargs)
 
     def _control_of(self, residuals: Mapping[int, Tensor], placement: Placement) -> dict[str, list[Stream | None]]:
-        """As a ControlNet gives it; nothing for blocks of other stages."""
+        """Return the residuals in the form of a ControlNet's output, with None for blocks of other stages."""
         call = self._blocks.now.call
         streams = {block: Stream(local, placement, 1, call) for block, local in residuals.items()}
         return {kind: [streams.get(block) for block in blocks] for kind, blocks in self._control.items()}
 
 
 class UnshardedModel:
-    """ComfyUI's diffusion model as it is, the same on every rank; ComfyUI's own code around it.
+    """ComfyUI's diffusion model, unsharded and the same on every rank, and ComfyUI's own code around it.
 
     Args:
         base: ComfyUI's BaseModel on the meta device.
@@ -163,12 +164,12 @@ class UnshardedModel:
         self._base = base
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
-        """The whole latent, as the only patch."""
+        """Return the whole latent as the only patch."""
         assert count == 1, "plans refuse patches"
         return (Region(PICTURE_ENDS, slice(0, latent_shape[PICTURE_ENDS])),)
 
     def forward_on(self, execution: Execution) -> UnshardedForward:
-        """Its forward, which is the same on every rank."""
+        """Return the model's forward, which is the same on every rank."""
         return UnshardedForward(self, execution)
 
     def run_on(self, device: torch.device) -> ModelRun:
@@ -182,16 +183,16 @@ class UnshardedModel:
 
         Args:
             latent: the model's input, in the compute dtype.
-            run_state: what features keep from call to call of the run.
+            run_state: the objects that features keep from call to call of the run, by their classes.
         """
         kwargs = arguments(inputs.conditioning, inputs.values)
         kwargs |= kwargs.pop(CONSTANTS, {})
         kwargs = {name: value for name, value in kwargs.items() if name not in (TOGETHER, ALONE)}
         context, options = kwargs.pop("context", None), kwargs.pop(OPTIONS, {})
         options |= _sigmas(inputs, options)
-        options.setdefault(SIDES, list(inputs.branches) or [0])  # an example is of one side
+        options.setdefault(SIDES, list(inputs.branches) or [0])  # an example has one branch
         apply(FEATURES, options, RankFeatureCall(inputs, latent.device, run_state))
-        text = None if context is None else context.clone()  # as ComfyUI gives it: a model may write into it
+        text = None if context is None else context.clone()  # a copy, as in ComfyUI: a model may write into it
         kwargs |= {"context": text, "control": kwargs.pop(CONTROL, None), "transformer_options": options}
         return _call(self._base, self.module, latent, inputs, kwargs)
 
@@ -201,9 +202,9 @@ def _call(base: Any, forward: Callable[..., Any], latent: Tensor, inputs: Inputs
 
     Args:
         base: the BaseModel, which converts the timestep.
-        latent: as the model is to see it, in the compute dtype.
-        kwargs: the keywords of the forward, with the channels to concatenate to the latent as `concat`, `timestep` where the
-            call has one of its own, and the shapes of packed latents.
+        latent: the model's input, in the compute dtype.
+        kwargs: the keywords of the forward. Besides, `concat` has the channels to concatenate to the latent, `timestep` may
+            replace that of `inputs`, and there may be the shapes of packed latents.
     """
     import comfy.utils
 
@@ -219,16 +220,19 @@ def _call(base: Any, forward: Callable[..., Any], latent: Tensor, inputs: Inputs
 
 
 def _sigmas(inputs: Inputs, options: Mapping[str, Any]) -> dict[str, Tensor]:
-    """As ComfyUI has them among its options: from the run, or as numbers with the call, or of no run."""
+    """Return the sigmas as ComfyUI's transformer options have them.
+
+    They come from the run, or as numbers with the call. A call outside of a run has the placeholders 0 and 1.
+    """
     sigmas = inputs.sigmas or (options.get(name, [float(number)]) for number, name in enumerate(SIGMAS))
     return {name: torch.as_tensor(value, dtype=torch.float32) for name, value in zip(SIGMAS, sigmas, strict=True)}
 
 
 class ComfyForward(ParallelForward):
-    """Runs a ComfyModel's stage.
+    """The forward of a ComfyModel's stage.
 
     Attributes:
-        networks: those that run beside the model's blocks.
+        networks: the networks that run next to the model's blocks.
     """
 
     def __init__(self, model: ComfyModel, blocks: ParallelModel, execution: Execution) -> None:
@@ -242,12 +246,12 @@ class ComfyForward(ParallelForward):
     def picture_tokens(
         self, latent_shape: Sequence[int], conditioning: Conditioning, values: Mapping[str, Value]
     ) -> Placement:
-        """Where the tokens of the picture are that a ControlNet's output is added to."""
+        """Return the placement of the latent tokens that a ControlNet's output is added to."""
         picture = self._model.picture(latent_shape, conditioning, values)
         return self.tokens_of(picture, reference_tokens(conditioning, picture.patch_size))
 
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
-        """On the last stage the output for the whole latent, or for the patch; None on the others."""
+        """Run this stage. Return the output for the whole latent or for the patch, or None if the stage is not the last."""
         self.override = override_in(inputs.values)
         controlled = None
         if inputs.residuals:
@@ -264,7 +268,7 @@ class ComfyForward(ParallelForward):
 
 
 class UnshardedForward:
-    """Runs an UnshardedModel; a run finds nothing on the modules that the run before has left there."""
+    """The forward of an UnshardedModel. State that a run leaves on the modules is removed before the next run."""
 
     cache_bytes = 0
 
@@ -277,15 +281,15 @@ class UnshardedForward:
         self._run = model.run_on(execution.mesh.sequence.device)
 
     def uncompiled(self) -> tuple[str, ...]:
-        """A sentence that nothing was compiled, if the plan compiles."""
+        """Return a sentence that the model is not compiled, if the plan compiles."""
         return (NOT_COMPILED,) if self._compiles else ()
 
     def compiling(self) -> float:
-        """No time."""
+        """Return 0, because an unsharded model is not compiled."""
         return 0.0
 
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
-        """The output for the whole latent."""
+        """Return the output for the whole latent."""
         assert latent is not None and patch is None, "there is one stage and one patch"
         before = self._model.state_leak.state() if self._first else None
         out = self._model.compute(latent, inputs, self._run_state)

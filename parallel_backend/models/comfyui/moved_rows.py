@@ -1,4 +1,4 @@
-"""Tensors that ComfyUI makes of a file's by taking rows of them, such as queries, keys and values out of one: which rows."""
+"""Tensors that ComfyUI makes from rows of a file's tensors, such as queries, keys and values from one tensor."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from torch import Tensor
 from ...weights.files.entry import Run, TensorEntry, join
 
 Process = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
-"""ComfyUI's change of a diffusion model's tensors before it loads them."""
+"""A function of ComfyUI that changes a diffusion model's tensors before it loads them."""
 
 
 def moved_rows(
     process: Process, tensors: Mapping[str, Tensor], processed: Mapping[str, Tensor], entries: Mapping[int, TensorEntry]
 ) -> dict[str, TensorEntry]:
-    """What `process` makes that is none of the tensors but rows of some, found by giving it numbers that tell the rows apart.
+    """Find the tensors that `process` makes from rows of the file's tensors.
 
-    Numbers are drawn, and each row has some: what ComfyUI has changed in any other way is not found again.
+    The function runs `process` once more with random numbers that identify the rows. A tensor that ComfyUI has changed in any
+    other way has other numbers and is not found.
 
     Args:
-        process: ComfyUI's own.
-        tensors: those of a file, by name, on the meta device where they are not looked into.
-        made: what it has made of them.
-        entries: where the tensors lie in the file, by their identity.
+        process: ComfyUI's function.
+        tensors: the file's tensors by name, on the meta device unless their values were read.
+        processed: the result of `process` for these tensors.
+        entries: the file's entries of the tensors, by the tensors' `id`.
 
     Returns:
-        By name what is made of rows alone. What else is made is left out.
+        The entries, by name, of the tensors that consist of rows alone. Other tensors are left out.
     """
     new = {name: tensor.shape for name, tensor in processed.items() if id(tensor) not in entries}
     if not new:
@@ -49,7 +50,7 @@ def moved_rows(
 
 
 class _Rows:
-    """The rows of tensors, found by their numbers."""
+    """An index that finds rows of tensors by their numbers."""
 
     def __init__(self, entries: Mapping[str, TensorEntry], numbers: Mapping[str, Tensor]) -> None:
         self._entries = list(entries.values())
@@ -59,7 +60,7 @@ class _Rows:
         self._starts = torch.tensor([0, *(len(each) for each in self._numbers)]).cumsum(0)
 
     def entry(self, tensor: Tensor, shape: torch.Size) -> TensorEntry | None:
-        """A made tensor as runs of rows, the true one having this shape; None if it is anything else."""
+        """Return the entry of a tensor that consists of rows; None if it does not. `shape` is the real tensor's shape."""
         if (
             tensor.dtype != torch.int64
             or tensor.shape[:1] != shape[:1]
@@ -88,11 +89,11 @@ class _Rows:
 
 
 def _is_plain(entry: TensorEntry) -> bool:
-    """Whether its rows can be taken apart."""
+    """Return True if the rows of an entry can be separated."""
     return entry.dtype is not None and entry.scale is None and not entry.parts and bool(entry.shape)
 
 
 def _draw(seed: int, shape: tuple[int, ...]) -> Tensor:
-    """Numbers for so many rows, two at most along each other dimension."""
+    """Draw random numbers for the rows of a tensor, at most two along each other dimension."""
     size = (shape[0], *(min(2, each) for each in shape[1:]))
     return torch.randint(1 << 62, size, generator=torch.Generator().manual_seed(seed))

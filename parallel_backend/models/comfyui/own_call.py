@@ -1,4 +1,4 @@
-"""Calls of a diffusion model as ComfyUI's own class around it makes them of noise and a prompt."""
+"""The call of a diffusion model that ComfyUI's own class around it makes for noise and a prompt."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 LATENT_SHAPES = "latent_shapes"
-"""ComfyUI's name of the shapes of several latents that are packed in one."""
+"""ComfyUI's name for the shapes of several latents that are packed in one."""
 
 MASK = "denoise_mask"
-"""ComfyUI's name of the latent's mask, which its classes are given beside a prompt."""
+"""ComfyUI's name for the latent's mask, which its classes get together with a prompt."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class OwnCall:
 
     Attributes:
         latent: `[batch, channels, (frames,) height, width]`, or a list of several latents.
-        timestep: as the model takes it.
-        arguments: the others, by the names of the model's forward.
+        timestep: the timestep in the model's form.
+        arguments: the other arguments, by the names of the model's forward.
         options: its transformer_options.
     """
 
@@ -35,7 +35,7 @@ class OwnCall:
 
 
 class _Called(Exception):
-    """Stops `apply_model` at the call of the diffusion model, and carries the arguments of the call."""
+    """Raised to stop `apply_model` at the call of the diffusion model. It carries the arguments of the call."""
 
 
 def conditioning_of(base: Any, noise: Sequence[Tensor], prompt: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,11 +44,12 @@ def conditioning_of(base: Any, noise: Sequence[Tensor], prompt: Mapping[str, Any
     Args:
         base: ComfyUI's BaseModel, in memory.
         noise: `[batch, channels, (frames,) height, width]`, or several latents of such shapes.
-        prompt: what nodes put there, by ComfyUI's names; `denoise_mask` is the latent's mask, or a list of one for each latent.
+        prompt: the entries that nodes add, by ComfyUI's names. `denoise_mask` is the latent's mask, or a list with one mask for
+            each latent.
     """
     latent, shapes = _packed(base, noise)
     entry = {"model_conds": {}, "seed": 0, **prompt}
-    if (mask := entry.get(MASK)) is not None:  # a sampler makes it as large as the latent
+    if (mask := entry.get(MASK)) is not None:  # a sampler expands the mask to the latent's shape
         masks = mask if isinstance(mask, list) else [mask]
         entry[MASK], _ = _packed(base, [each.expand_as(part) for each, part in zip(masks, noise, strict=True)])
     more = {"latent_image": latent, MASK: None, LATENT_SHAPES: shapes}
@@ -69,7 +70,7 @@ def own_call(
 
     Args:
         base, noise, prompt: as in `conditioning_of`.
-        sigma: the noise level at which it is called.
+        sigma: the noise level of the call.
         options: the transformer_options that the call begins with.
     """
     latent, _ = _packed(base, noise)
@@ -93,11 +94,11 @@ def own_call(
 
 
 def own_class(kind: str, model: Any, configuration: Mapping[str, Any]) -> Any:
-    """Return ComfyUI's BaseModel around a diffusion model that is there.
+    """Return ComfyUI's BaseModel around an existing diffusion model.
 
     Args:
         kind: the name of the class in comfy.supported_models.
-        configuration: of the file, as ComfyUI detects it; what its class says of all files is added.
+        configuration: the configuration of the file as ComfyUI detects it. The class's general configuration is added.
     """
     described = getattr(import_module("comfy.supported_models"), kind)
     sizes = {name: getattr(model, name, None) for name in ("in_channels", "out_channels")} | {"hidden_size": 3072}
@@ -108,7 +109,7 @@ def own_class(kind: str, model: Any, configuration: Mapping[str, Any]) -> Any:
 
 
 def _packed(base: Any, noise: Sequence[Tensor]) -> tuple[Tensor, list[tuple[int, ...]]]:
-    """Return the latents in one, as the sampler has them, and their shapes, which a class may look at."""
+    """Return the latents packed in one, as a sampler has them, and their shapes, which a class may read."""
     latent, shapes = import_module("comfy.utils").pack_latents([*noise]) if len(noise) > 1 else (noise[0], None)
     shapes = [tuple(each.shape) for each in noise] if shapes is None else shapes
     if hasattr(base, LATENT_SHAPES):

@@ -1,4 +1,4 @@
-"""ModelShape of ComfyUI's models, by which plans are chosen, counted on the model; and the tokens of reference latents."""
+"""The sizes of ComfyUI's models by which plans are chosen (ModelShape), and the number of tokens of reference latents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..sequence_parallel.blocks import Block, attentions_of
 from ..sequence_parallel.picture import Picture, as_patch_size
 
 MODULATION = ("mod", "adaLN", "adaln", "norm")
-"""Parts of the names of layers that run once in a call, not once for each token."""
+"""Parts of the names of layers that run once in a call instead of once for each token."""
 
 REFERENCES = frozenset(
     {
@@ -31,7 +31,7 @@ REFERENCES = frozenset(
 
 
 def unsharded_shape(kind: str, parameters: int, channels: int) -> ModelShape:
-    """Count a model that runs unsharded as one block that holds all `parameters`."""
+    """Return the shape of a model that runs unsharded: one block that holds all `parameters`."""
     return ModelShape(
         name=kind,
         hidden=1,
@@ -52,7 +52,7 @@ def unsharded_shape(kind: str, parameters: int, channels: int) -> ModelShape:
 def plan_shape(
     kind: str, module: nn.Module, declaration: Declaration, blocks: Sequence[Block], channels: int, dims: int
 ) -> ModelShape:
-    """Count the blocks of a model with a declaration; of several groups, the first counts as double blocks."""
+    """Return the shape of a model with a declaration. If there are several groups, blocks of the first are double blocks."""
     heads, head_dim = declaration.attention_heads(module)
     units = blocks[-1].unit + 1
     first = declaration.groups[0]
@@ -92,7 +92,7 @@ def plan_shape(
 
 
 def _token_layers(block: Block) -> dict[str, Tensor]:
-    """The weights, `[out, in]`, of the layers that are applied to every token."""
+    """Return the weights, `[out, in]`, of the layers that are applied to every token."""
     return {
         name: parameter
         for name, parameter in block.module.named_parameters()
@@ -101,7 +101,7 @@ def _token_layers(block: Block) -> dict[str, Tensor]:
 
 
 def _token_weights(block: Block) -> float:
-    """Parameters that multiply a token; text that is in the sequence has some of its own."""
+    """Return the number of parameters that multiply one token. Text in the sequence has parameters of its own."""
     if block.group.active_weights:
         return block.group.active_weights * sum(parameter.numel() for parameter in block.module.parameters())
     kinds = {type(block.group.streams[name]) for name in block.group.returns}
@@ -109,7 +109,7 @@ def _token_weights(block: Block) -> float:
 
 
 def _copies(blocks: Sequence[Block], hidden: int) -> float:
-    """`ModelShape.copies` as declared, or by the widest layers of any block."""
+    """Return `ModelShape.copies`: the declared number, or an estimate from the widest layers of any block."""
     if declared := max(block.group.activation_copies for block in blocks):
         return declared
     layers = {f"{block.path}.{name}": weight.shape for block in blocks for name, weight in _token_layers(block).items()}
@@ -132,7 +132,10 @@ def _sharded_attentions(block: Block) -> list[DistributedAttention | HeadParalle
 def reference_tokens(
     conditioning: Mapping[str, Tensor], patch_size: tuple[int, ...], more: frozenset[str] = frozenset()
 ) -> int:
-    """Count the tokens of one batch item's references, and of `more` latents; with a video one may be a single frame."""
+    """Return the number of tokens of one batch item's references and of `more` latents.
+
+    A reference of a video may be a single frame without a dimension of frames.
+    """
     names, dims = REFERENCES | more, len(patch_size)
     shapes = (tuple(tensor.shape) for name, tensor in conditioning.items() if names.intersection(name.split(".")))
     latents = ((*shape[:2], 1, *shape[2:]) if len(shape) == 4 and dims == 3 else shape for shape in shapes)

@@ -1,4 +1,4 @@
-"""Which layers of a file are quantised, and how: ComfyUI's own reading of it, on the header alone."""
+"""The quantised layers of a file and their formats, as ComfyUI's own code reads them, from the file's header alone."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from .file_values import file_values, named_values
 COMFY_QUANT = "comfy_quant"
 
 MAX_BYTES = 1 << 16
-"""Of a layer's settings."""
+"""Largest size of a layer's settings, in bytes."""
 
 
 @dataclass(frozen=True)
 class Opened:
     """A file's tensors as ComfyUI's loader has them before it makes a model.
 
-    `tensors` are on the meta device, but for those that ComfyUI has made of the header; `origins` says by identity which of the
-    file's each was.
+    Attributes:
+        checkpoint: the file.
+        tensors: the tensors on the meta device, except those that ComfyUI has made from the header.
+        origins: the tensor of the file, with its name, by the tensor's `id`.
     """
 
     checkpoint: Checkpoint
@@ -34,23 +36,24 @@ class Opened:
     origins: Mapping[int, tuple[str, Tensor]]
 
     def entries(self) -> dict[int, TensorEntry]:
-        """Where each of the tensors lies in the file, by its identity."""
+        """Return the file's entry of each tensor, by the tensor's `id`."""
         return {number: self.checkpoint.entries[name] for number, (name, _) in self.origins.items()}
 
     def pairs(self) -> Iterator[tuple[Tensor, TensorEntry]]:
-        """The file's tensors and where they lie in it, for `file_values`."""
+        """Return the file's tensors with their entries, for `file_values`."""
         return ((tensor, self.checkpoint.entries[name]) for name, tensor in self.origins.values())
 
     def under(
         self, tensors: Mapping[str, Tensor], rows: Mapping[str, TensorEntry] = MappingProxyType({})
     ) -> tuple[Checkpoint, dict[str, Tensor]]:
-        """The file's tensors under other names, and by layer what it says of quantisation.
+        """Return the file with its tensors under other names, and the settings of each quantised layer.
 
         Args:
-            rows: of those tensors that are made of rows of the file's, which.
+            tensors: the tensors under their new names.
+            rows: the entries of the tensors that consist of rows of the file's tensors.
 
         Raises:
-            Refused: a tensor is none of the file's.
+            Refused: a tensor is not from the file.
         """
         path = self.checkpoint.path
         entries: dict[str, TensorEntry] = {}
@@ -70,7 +73,7 @@ class Opened:
         return replace(self.checkpoint, entries=entries), quantisation
 
     def _settings(self, tensor: Tensor) -> Tensor:
-        """A layer's tensor `comfy_quant` with its values. Raises Refused where it cannot be one."""
+        """Return a layer's tensor `comfy_quant` with its values. Raise Refused if it cannot be such a tensor."""
         if id(tensor) not in self.origins:
             return tensor
         name, _ = self.origins[id(tensor)]
@@ -81,10 +84,10 @@ class Opened:
 
 
 def open_checkpoint(checkpoint: Checkpoint) -> Opened:
-    """The diffusion model's tensors in a file, what it says of quantisation in ComfyUI's present form.
+    """Return the diffusion model's tensors in a file, with the marks of quantisation in ComfyUI's current form.
 
     Raises:
-        Refused: that is damaged.
+        Refused: the marks are damaged.
     """
     import comfy.model_detection
     import comfy.utils
@@ -106,7 +109,7 @@ def open_checkpoint(checkpoint: Checkpoint) -> Opened:
 
 
 def settings_of(checkpoint: Checkpoint, layer: str, comfy_quant: Tensor) -> Mapping[str, Any]:
-    """What a layer's tensor says. Raises Refused where it is damaged."""
+    """Return the settings in a layer's tensor `comfy_quant`. Raise Refused if they are damaged."""
     try:
         settings = json.loads(comfy_quant.numpy().tobytes())
         if not isinstance(settings, dict) or not isinstance(settings["format"], str):
@@ -117,5 +120,5 @@ def settings_of(checkpoint: Checkpoint, layer: str, comfy_quant: Tensor) -> Mapp
 
 
 def damaged(checkpoint: Checkpoint, reason: object) -> Refused:
-    """The refusal of a file whose marks of quantisation say nothing that ComfyUI takes."""
+    """Return the error for a file whose marks of quantisation ComfyUI cannot read."""
     return Refused(f"{checkpoint.path.name} has damaged marks of quantisation ({reason}); download it again.")

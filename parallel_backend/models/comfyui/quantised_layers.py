@@ -1,8 +1,8 @@
-"""Layers with quantised weights: ComfyUI's own operations, on bytes that the engine holds.
+"""Layers with quantised weights: ComfyUI's own operations on bytes that the worker's engine holds.
 
-ComfyUI's loader makes such a layer's weight, on the meta device, from the file's `comfy_quant` and shapes. What it is made
-of becomes parameters of one dimension, which are read, sharded and moved like all others, and it is put together again
-each time ComfyUI's code asks for it.
+ComfyUI's loader makes the weight of a quantised layer, on the meta device, from the file's `comfy_quant` and shapes. The
+tensors of the weight become one-dimensional parameters, which are read, sharded and moved like all others. The weight is
+assembled again each time ComfyUI's code asks for it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,25 @@ from .quantisation import settings_of
 META = torch.device("meta")
 
 PACKED = "convrot_w4a4"
-"""The format of two values a byte."""
+"""The format with two values in a byte."""
 
 ROWS = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
-"""Formats of a value in each place, with a scale for all or for each row."""
+"""Formats with one value per element, and one scale for the weight or one for each row."""
 
 BLOCKS = {"nvfp4": 16, "mxfp8": 32}
-"""Values of a row that share a scale, in formats where blocks have scales; these lie in tiles of 128 x 4."""
+"""The number of values of a row that share a scale, for formats with scales of blocks. The scales lie in tiles of 128 x 4."""
 
 
 class OfParts(nn.Module):
-    """A linear layer of ComfyUI's mixed precision whose tensors are made of `parts` where they are asked for.
+    """A linear layer of ComfyUI's mixed precision whose weight is assembled from `parts` when code asks for it.
 
-    `kinds` says what the file's name of each part stands for: its type and shape. `inside` are the tensors that the weight
-    consists of, by ComfyUI's attribute, and `frame` whatever else it is.
+    Attributes:
+        parts: the one-dimensional parameters, by the file's names.
+        kinds: the dtype and shape of each part.
+        compute_dtype: the dtype to which the weight's values are expanded.
+        weight_class: ComfyUI's class of the weight, a tensor subclass.
+        inside: the names of the parts that the weight consists of, by the attribute of ComfyUI's class.
+        frame: the weight's other fields, as `__tensor_flatten__` returns them.
     """
 
     parts: QuantisedParts
@@ -51,7 +56,7 @@ class OfParts(nn.Module):
     runs_as_operator = True
 
     def take_apart(self) -> None:
-        """Make parts of the weight that ComfyUI's loader has made on the meta device, and of the input's scales."""
+        """Split the weight, which ComfyUI's loader has made on the meta device, and the input's scales into parts."""
         weight = self.weight
         names = {id(tensor): name for name, tensor in weight.state_dict("weight").items()}
         attributes, self.frame = weight.__tensor_flatten__()
@@ -72,7 +77,7 @@ class OfParts(nn.Module):
             self.parts.register_parameter(name, nn.Parameter(flat, requires_grad=False))
 
     def __getattr__(self, name: str) -> Any:
-        """What ComfyUI's code asks for: the weight, or the scale of inputs."""
+        """Return the weight or the scale of inputs, which are no parameters of the layer itself."""
         kinds = self.__dict__.get("kinds", {})
         if name == "weight" and kinds:
             return self.weight_of(self.parts._parameters, self.compute_dtype)
@@ -81,7 +86,7 @@ class OfParts(nn.Module):
         return super().__getattr__(name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """ComfyUI's, which asks for the weight again and again: it is put together once."""
+        """Run ComfyUI's forward with the weight assembled once, because the forward reads it several times."""
         self.__dict__["weight"] = self.weight
         try:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
@@ -89,18 +94,18 @@ class OfParts(nn.Module):
             del self.__dict__["weight"]
 
     def weight_of(self, parts: Mapping[str, Any], dtype: torch.dtype) -> Any:
-        """ComfyUI's quantised tensor, whose values are expanded to a type."""
+        """Return ComfyUI's quantised tensor, made of `parts`, whose values are expanded to `dtype`."""
         tensors = {attribute: parts[name].view(self.kinds[name][1]) for attribute, name in self.inside.items()}
         fixed = self.frame["non_tensor_fields"] | {"orig_dtype": dtype}
         return self.weight_class.__tensor_unflatten__(tensors, self.frame | {"non_tensor_fields": fixed}, None, None)
 
     def values(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The weight's values `[rows, columns]`, in the type in which ComfyUI applies LoRA."""
+        """Return the weight's values `[rows, columns]`, in the dtype in which ComfyUI applies LoRA."""
         expanded: Tensor = self.weight_of(parts, merging_dtype(False, parts["weight"].device)).dequantize()
         return expanded
 
     def quantised(self, parts: Mapping[str, Tensor], values: Tensor, name: str) -> dict[str, Tensor]:
-        """The parts of a weight of other values: scales found anew, rounding drawn by the weight's name."""
+        """Return the parts of a weight with new values. Scales are recomputed; the weight's name seeds the random rounding."""
         old = self.weight_of(parts, self.compute_dtype)
         seed = seed_of(name)
         new = old.requantize_from_float(values, scale="recalculate", stochastic_rounding=seed, inplace_ops=True)
@@ -116,13 +121,16 @@ class OfParts(nn.Module):
 def quantise_layers(
     module: nn.Module, checkpoint: Checkpoint, quantisation: Mapping[str, Tensor], described: Any
 ) -> dict[str, TensorEntry]:
-    """Put layers that multiply as `quantisation` says, by layer, in the place of a model's, on the meta device.
+    """Replace layers of a model by quantised ones, on the meta device.
+
+    Args:
+        quantisation: the file's tensor `comfy_quant` of each quantised layer.
 
     Returns:
-        The file's tensors that they are made of, as they are read: by the names of their parts.
+        The entries of the file's tensors that the layers consist of, by the names of their parts.
 
     Raises:
-        Refused: ComfyUI cannot do it, or tensors are missing or of other shapes.
+        Refused: ComfyUI does not support it, or tensors are missing or have other shapes.
     """
     import comfy.ops
 
@@ -136,7 +144,7 @@ def quantise_layers(
     entries: dict[str, TensorEntry] = {}
     for layer, comfy_quant in quantisation.items():
         if f"{layer}.weight" not in checkpoint.entries:
-            continue  # those of text encoders are in the same table
+            continue  # the table also has the layers of text encoders
         quantised = _load(QuantisedLinear, module, checkpoint, layer, comfy_quant)
         module.set_submodule(layer, quantised)
         for part, (dtype, _) in quantised.kinds.items():
@@ -146,7 +154,7 @@ def quantise_layers(
 
 
 def _load(kind: type[OfParts], module: nn.Module, checkpoint: Checkpoint, layer: str, comfy_quant: Tensor) -> OfParts:
-    """A layer as ComfyUI's loader makes it of shapes."""
+    """Return a quantised layer as ComfyUI's loader makes it from the shapes of the file's tensors."""
     from comfy.quant_ops import QUANT_ALGOS
 
     path = checkpoint.path.name
@@ -185,9 +193,9 @@ def _load(kind: type[OfParts], module: nn.Module, checkpoint: Checkpoint, layer:
 
 
 def _check_shapes(layer: OfParts, settings: Mapping[str, Any]) -> None:
-    """Raises ValueError where a weight or its scales do not have the sizes that its format gives a layer of this size.
+    """Raise ValueError if a weight or its scales do not have the shapes that the format requires for a layer of this size.
 
-    Those of a format that this pack has not heard of are as ComfyUI takes them.
+    The shapes of other formats are left to ComfyUI.
     """
     from comfy.quant_ops import get_layout_class
 
@@ -221,5 +229,5 @@ def _entry(entry: TensorEntry, dtype: torch.dtype) -> TensorEntry:
 
 
 def pieces_of(entries: Mapping[str, TensorEntry]) -> dict[str, Piece]:
-    """Each part is a tensor of its own name."""
+    """Return the key map of parts, in which each part is the tensor of the same name."""
     return {name: Piece(name, 0, entry.shape[0], ()) for name, entry in entries.items()}

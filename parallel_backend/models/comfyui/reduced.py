@@ -1,4 +1,4 @@
-"""Small models with random weights: fewer blocks in their lists, and parameters filled so that every part of a model matters."""
+"""Reduced models: fewer blocks in their lists, and random weights under which every part of a model changes the output."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from ...declaration import Declaration
 
 DRAWN = 1_000_003
-"""The most random numbers that are drawn for one tensor: a prime, so that the rows of a larger one differ."""
+"""Largest number of random numbers drawn for one tensor. It is prime, so the rows of a larger tensor differ."""
 
 DEPTHS = ("depth", "layer", "block")
-"""Parts of the names of attributes that hold a list's length."""
+"""Parts of the names of attributes that hold the length of a list of blocks."""
 
 SPREAD = 0.03
 """Standard deviation of the random numbers of vectors, such as biases."""
@@ -25,7 +25,7 @@ SPREAD = 0.03
 SCALE, BIAS = 0, -1
 
 Kind = tuple[torch.dtype, int]
-"""A parameter's dtype, and for a matrix the power of two next to its number of inputs, for a vector SCALE or BIAS."""
+"""A parameter's dtype, and a number: for a matrix the power of two nearest to its inputs, for a vector SCALE or BIAS."""
 
 
 def draw(*shape: int, seed: int) -> Tensor:
@@ -92,14 +92,14 @@ def _numbers(dtype: torch.dtype, features: int, count: int, device: torch.device
 
 
 def keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
-    """Drop all blocks but the first two of each group, or, where they run in units, those of the first two units.
+    """Drop all blocks but the first two of each group, or those of the first two units if blocks run in units.
 
-    A group of one block gets another like it; one of none stays empty. Of groups between the first and the last, which
-    count as the last's, none is left.
+    A group of one block gets a copy of it; an empty group stays empty. Groups between the first and the last lose all blocks,
+    because their blocks count as blocks of the last group.
     """
     units = declaration.units(module)[:2] if declaration.units else None
     for group in declaration.groups:
-        if not isinstance(module.get_submodule(group.path), nn.ModuleList):  # a block by itself
+        if not isinstance(module.get_submodule(group.path), nn.ModuleList):  # a single block
             continue
         blocks = list(module.get_submodule(group.path).children())
         if units is None and group in declaration.groups[1:-1]:
@@ -112,7 +112,7 @@ def keep_two_of_each(module: nn.Module, declaration: Declaration) -> None:
 
 
 def set_members(model: nn.Module, path: str, members: Sequence[nn.Module]) -> None:
-    """Replace the members of a list, and the length of it that its owner keeps as an attribute."""
+    """Replace the members of a list, and update the attributes of its owner that hold the list's length."""
     owner, length = model.get_submodule(path.rpartition(".")[0]), len(_list_of(model, path))
     for name, value in list(vars(owner).items()):
         if type(value) is int and value == length and any(mark in name for mark in DEPTHS):
@@ -121,7 +121,7 @@ def set_members(model: nn.Module, path: str, members: Sequence[nn.Module]) -> No
 
 
 def keep_some(model: nn.Module, first: int, per_other_kind: int) -> dict[str, int]:
-    """Drop the members of each list of blocks but the first ones of each kind, by the shapes of their weights.
+    """Drop the members of each list of blocks but the first ones of each kind (a class and the shapes of its weights).
 
     Args:
         first: the number of members to keep of the list's first kind.
@@ -147,9 +147,10 @@ def keep_some(model: nn.Module, first: int, per_other_kind: int) -> dict[str, in
 
 
 def _lists_of_blocks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
-    """Return the lists, by path, that are in no other list and whose members have at least two linear layers.
+    """Return the lists that are in no other list and whose members have at least two linear layers, with their paths.
 
-    The code around other lists counts their members, such as a norm for each layer of a text encoder.
+    Other lists must keep their length, because the code around them counts the members. An example is a norm for each layer of
+    a text encoder.
     """
     lists = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     return [
@@ -161,7 +162,7 @@ def _lists_of_blocks(model: nn.Module) -> list[tuple[str, nn.ModuleList]]:
 
 
 def lengthen(model: nn.Module, path: str, length: int) -> None:
-    """Add copies of a list's last member that share its weights, until the list has a number of members."""
+    """Add copies of a list's last member, which share its weights, until the list has `length` members."""
     members = [*_list_of(model, path)]
     weights = {id(tensor): tensor for tensor in (*members[-1].parameters(), *members[-1].buffers())}
     more = [copy.deepcopy(members[-1], {**weights}) for _ in range(length - len(members))]

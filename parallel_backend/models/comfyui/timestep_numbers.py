@@ -1,6 +1,7 @@
-"""What ComfyUI's Wan counts on the host in every forward to embed the timestep, counted once and where it is used.
+"""A cache on the device of the numbers by which ComfyUI's Wan embeds the timestep.
 
-`sinusoidal_embedding_1d` copies `torch.arange(half)` from pageable memory, for which the host waits until the device is idle.
+In every forward, `sinusoidal_embedding_1d` copies `torch.arange(half)` from pageable memory. For this copy, the host waits
+until the device is idle.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ NAME = "sinusoidal_embedding_1d"
 
 
 class TimestepNumbers(TorchFunctionMode):
-    """Where it is entered `torch.arange` gives numbers of fp32 on `device`, which are kept.
+    """A function mode in which `torch.arange(count)` returns a cached fp32 tensor on the device of the timestep.
 
     Args:
-        model: ComfyUI's; most do not embed the timestep this way.
+        model: a model of ComfyUI. Most models do not embed the timestep this way.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -33,7 +34,7 @@ class TimestepNumbers(TorchFunctionMode):
         self._cache: dict[tuple[torch.device, int], Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As torch does, but for numbers up to a count."""
+        """Return torch's result, or the cached tensor for `torch.arange(count)`."""
         if func is not torch.arange or len(args) != 1 or kwargs:
             return func(*args, **(kwargs or {}))
         key = self._device, args[0]
@@ -43,7 +44,7 @@ class TimestepNumbers(TorchFunctionMode):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """While the model runs, have its embedding take them; the formula stays ComfyUI's."""
+        """Make the embedding function use the cache while this context is active. The formula stays ComfyUI's."""
         owns = [(module, getattr(module, NAME)) for module in self._modules]
         for module, own in owns:
             setattr(module, NAME, functools.partial(self._embedded, own))

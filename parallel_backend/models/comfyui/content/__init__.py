@@ -1,1 +1,1 @@
-"""The functions and files of ComfyUI that are known by the digests of their source."""
+"""Identification of ComfyUI's functions and files by the digests of their source."""

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _sources(folder: Path) -> dict[str, str]:
-    """The files that the declared models consist of which this ComfyUI has."""
+    """Return the files of the declared models that this ComfyUI has, with their digests."""
     classes, on_meta = importlib.import_module("comfy.supported_models"), Builder(device="meta")
     lacking = {name for kind in KINDS if not hasattr(classes, kind) for name in all_cases(kind)}
     return {

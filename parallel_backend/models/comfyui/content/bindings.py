@@ -1,4 +1,4 @@
-"""The objects that a module's source binds to each name, read from the file without running it."""
+"""The objects that a module's source binds to each name, found without running the source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Defined:
 
 @dataclass(frozen=True)
 class Imported:
-    """A module."""
+    """A module that a name is bound to by an import."""
 
     name: str
 
@@ -60,7 +60,7 @@ def imported_file(module: str) -> str | None:
 
 @dataclass(frozen=True)
 class _From:
-    """`from module import name`."""
+    """A binding by `from module import name`."""
 
     module: str
     name: str
@@ -75,7 +75,13 @@ class _Same:
 
 @dataclass(frozen=True)
 class ModuleBindings:
-    """A file's bindings: of the module, of the body of each class, and the modules that it imports all names from."""
+    """The bindings of a file.
+
+    Attributes:
+        module: the bindings of the module's names.
+        classes: the functions in the body of each class, by name.
+        stars: the modules from which the file imports all names.
+    """
 
     module: dict[str, list[Binding | _From | _Same]]
     classes: dict[str, dict[str, list[Defined]]]
@@ -168,7 +174,7 @@ def _read(file: str, module: str, package: bool) -> ModuleBindings | None:
 
 
 class _StatementReader:
-    """Reads the statements of a file."""
+    """A reader of a file's statements, which collects the bindings in them."""
 
     def __init__(self, file: str, module: str, package: bool) -> None:
         self._file, self._module, self._package = file, module, package
@@ -236,7 +242,7 @@ class _StatementReader:
             return None
         return (
             Literal(self._module, literal) if literal not in ({}, [], set()) else None
-        )  # such a table is filled elsewhere
+        )  # other code fills an empty table
 
     def _base(self, node: ast.ImportFrom) -> str:
         if not node.level:

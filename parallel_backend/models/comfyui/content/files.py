@@ -1,4 +1,4 @@
-"""ComfyUI's files by content: the comparison of two processes' files, and of imported code with the files on disk."""
+"""Comparison of ComfyUI's files by content: between two processes, and between imported code and the files on disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OF_NODES = frozenset(
 """The files of nodes that single functions are imported from."""
 
 SHORT = 4
-"""Bytes of a file's digest among the facts of a rank."""
+"""The number of bytes of a file's digest among the facts about a rank."""
 
 
 @functools.cache

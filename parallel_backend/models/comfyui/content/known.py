@@ -1,4 +1,4 @@
-"""What is known of ComfyUI's code by its digests: a table for each tested version, and the verdicts of trials on this machine."""
+"""Known code of ComfyUI: a table of digests for each tested version, and the verdicts of trials on this machine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class VersionTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The digests of one version of ComfyUI, written by `python -m …content`.
 
     Attributes:
-        how: whether the tests ran against the version, or a person read the changes and found none that matters.
-        files: of each file with replaced functions and each file of a declared model, by path.
-        replaced: of each replaced function, with all that it calls.
-        functions: of each single function. They name the function that has changed.
+        how: "tested" if the tests ran against the version; "read" if a person read the changes and found none that matters.
+        files: the digest of each file with replaced functions and of each file of a declared model, by path.
+        replaced: the digest of each replaced function with all functions that it calls.
+        functions: the digest of each single function. A message names the function that has changed.
     """
 
     version: str
@@ -53,11 +53,11 @@ def same_files(files: Sequence[tuple[str, str]], known_tables: Iterable[VersionT
 
 
 class TrialVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The result of trying functions of one kind, or a model class, that no table has.
+    """The result of a trial of functions of one kind, or of a model class, that no table has.
 
     Attributes:
-        comfyui: the version of ComfyUI that has them.
-        mismatch: a clause that follows the functions' names; empty if they give the workers' result.
+        comfyui: the version of ComfyUI with these functions.
+        mismatch: a clause that follows the functions' names; empty if their result equals the workers' result.
     """
 
     kind: str
@@ -67,5 +67,5 @@ class TrialVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def verdict_cache(folder: Path | None = None) -> DiskCache[TrialVerdict]:
-    """Return the verdicts of this machine, by a key with all that a verdict depends on; by default in the cache folder."""
+    """Return the verdicts of this machine, by a key of everything that a verdict depends on. Default: the cache folder."""
     return DiskCache("verdict", TrialVerdict, folder)

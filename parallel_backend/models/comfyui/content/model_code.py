@@ -1,4 +1,4 @@
-"""The code that a ComfyUI model is written in: its classes, their files, and the options that they read."""
+"""The code of a ComfyUI model: its classes, their files, and the transformer options that they read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sources_of(model: nn.Module, folder: Path) -> tuple[tuple[str, str], ...]:
 
 
 def options_read_by(model: nn.Module) -> frozenset[str]:
-    """Return the transformer_options that the modules of a model's classes name."""
+    """Return the transformer options that are named in the modules of a model's classes."""
     return frozenset().union(*(_options_in(getattr(sys.modules[name], "__file__", "")) for name in _modules_of(model)))
 
 

@@ -1,4 +1,4 @@
-"""The functions and values that a model's code reaches, compared with what the sources of their modules bind.
+"""A comparison of the functions and values that a model's code reaches with the sources of their modules.
 
 Workers import ComfyUI without any pack. So a function that a pack has replaced in ComfyUI's process would not run there.
 """
@@ -58,7 +58,7 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class ReplacedName:
-    """A name that is bound to another object than the source of its module says.
+    """A name that is bound to another object than in the source of its module.
 
     Attributes:
         name: the dotted name, with its module.
@@ -77,7 +77,7 @@ class ReachedCode:
         self._found: _Bindings | None = None
 
     def replaced(self) -> ReplacedName | None:
-        """Return the first name that is bound to another object than its source says; None if there is none.
+        """Return the first name that is bound to another object than in its source; None if there is none.
 
         Each call compares all bindings. It takes about a millisecond if none has changed since the last call.
         """
@@ -92,19 +92,19 @@ class ReachedCode:
         return None
 
     def names(self) -> frozenset[str]:
-        """Return the dotted names that the last comparison found to be bound as their sources say."""
+        """Return the dotted names that the last comparison found to be bound as in their sources."""
         return frozenset() if self._found is None else frozenset(self._found.dotted)
 
 
 @dataclass
 class _Bindings:
-    """Bindings that equal those in their modules' sources.
+    """The bindings that equal those in their modules' sources.
 
     Attributes:
-        names: namespaces, a name in each, and its value.
-        codes: functions, with the code and the defaults of each.
-        literals: lists and dicts that a source writes out, and their values in the source.
-        sizes: the attributes of classes, and their number: an added attribute may hide an inherited one.
+        names: tuples of a namespace, a name in it, and the name's value.
+        codes: tuples of a function, its code and its defaults.
+        literals: lists and dicts that a source writes out, with their values in the source.
+        sizes: the attributes of classes, with their number, because an added attribute may hide an inherited one.
         dotted: the names, with their modules.
     """
 
@@ -128,14 +128,14 @@ class _Bindings:
 
 
 class _Other(Exception):
-    """A name is bound to another object than its source says."""
+    """Raised for a name that is bound to another object than in its source."""
 
     def __init__(self, name: str, value: Any) -> None:
         self.replaced = ReplacedName(name, _file_of(value))
 
 
 class _Walk:
-    """Follows code to all that it uses, and compares each value with what the source says."""
+    """A walk from code to everything that it uses, which compares each value with the source."""
 
     def __init__(self) -> None:
         self.bindings = _Bindings()
@@ -145,7 +145,7 @@ class _Walk:
         self._waiting: list[Any] = []
 
     def follow(self, classes: Iterable[type]) -> None:
-        """Follow all that classes use. Raises _Other."""
+        """Follow everything that classes use. Raise _Other at the first difference."""
         self._waiting = [*classes]
         while self._waiting:
             value = self._waiting.pop()
@@ -153,7 +153,7 @@ class _Walk:
                 continue
             self._seen.add(id(value))
             if isinstance(value, type):
-                if value is not torch.Tensor:  # whose methods are looked at one by one, as far as they are used
+                if value is not torch.Tensor:  # only the methods that code uses are compared, below
                     self._class(value)
             else:
                 for function in layers_of(value):
@@ -186,7 +186,7 @@ class _Walk:
             self._waiting.append(value)
 
     def _function(self, function: FunctionType) -> None:
-        """Note a function's code, and look at the names that it uses."""
+        """Record a function's code, and compare the names that it uses."""
         self.bindings.codes.append((function, function.__code__, function.__defaults__, function.__kwdefaults__))
         module = function.__globals__.get("__name__", "")
         if not module.startswith(FOLLOWED):
@@ -216,7 +216,7 @@ class _Walk:
                 self._value(vars(module), module.__name__, name)
 
     def _value(self, names: Mapping[str, Any], module: str, name: str) -> Any:
-        """Return the object that a module's name is bound to. Raises _Other if the source binds another one."""
+        """Return the object that a module's name is bound to. Raise _Other if the source binds another object."""
         value, full = names.get(name, MISSING), f"{module}.{name}"
         if (id(names), name) in self._named or full in DEVICE_FUNCTIONS:
             return value
@@ -228,7 +228,7 @@ class _Walk:
                 raise _Other(full, value)
             self.bindings.dotted.add(full)
             self.bindings.literals += [(value, binding.value) for binding in fits if isinstance(binding, Literal)]
-        if len(candidates) > 1:  # what ComfyUI's options choose from
+        if len(candidates) > 1:  # ComfyUI's options choose one of the candidates
             for binding in candidates:
                 if (
                     isinstance(binding, Defined)
@@ -265,7 +265,7 @@ def _is(value: Any, binding: Binding, name: str) -> bool:
                 return (decorated and _known(value, module)) or _is_compilers(functions)
             package = module.partition(".")[0]
             wrappers = {_package(each) for each in functions[:-1]}
-            within = package not in COMFYUI and wrappers <= {package}  # as torch wraps its own functions at run time
+            within = package not in COMFYUI and wrappers <= {package}  # torch wraps its own functions at run time
             return within or ((not wrappers or decorated) and wrappers <= KNOWN | {package})
     raise AssertionError(binding)
 

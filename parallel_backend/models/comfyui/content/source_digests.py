@@ -1,4 +1,4 @@
-"""The replaced functions of the ComfyUI in this process: the code that each reaches, its digest, and who has it like this."""
+"""The replaced functions of the ComfyUI in this process: the code that each reaches, its digest, and the versions with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOLLOWED = (
     "comfy.model_sampling",
     "comfy.weight_adapter",
 )
-"""Modules whose functions are a part of the function that calls them. Elsewhere only functions of the same file are."""
+"""Modules whose functions are a part of any function that calls them. In other modules, only functions of the same file are."""
 
 LIBRARIES = frozenset({"torch", "einops", "numpy", "scipy", "torchsde", "tqdm", *sys.stdlib_module_names})
 """Packages whose functions are trusted in every version."""
@@ -37,12 +37,12 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class UnknownFunction:
-    """A replaced function that no tested version has like this.
+    """A replaced function whose code is in no tested version.
 
     Attributes:
         function: the name of the function that differs: the replaced function, or one that it calls.
-        digest: the digest of the replaced function and all that it calls; empty if there is none, or if another pack has put
-            a function there.
+        digest: the digest of the replaced function and all functions that it calls; empty if there is none, or if another
+            pack has replaced a function.
         reason: a clause that follows the function's name.
     """
 
@@ -78,7 +78,7 @@ class ReachedFunctions:
 
 
 class SourceDigestCheck:
-    """Compares the replaced functions of the imported ComfyUI with the tables of tested versions.
+    """A comparison of the replaced functions of the imported ComfyUI with the tables of tested versions.
 
     Args:
         folder: ComfyUI's folder.
@@ -93,7 +93,7 @@ class SourceDigestCheck:
         self._files: dict[str, str] = {}
 
     def unknown(self, kinds: Iterable[Kind], only: Collection[str] = ()) -> list[UnknownFunction]:
-        """Return the unknown functions of these kinds. Each call looks anew, because packs replace functions as they load.
+        """Return the unknown functions of these kinds. Each call compares again, because packs replace functions as they load.
 
         Args:
             only: the names of the functions to compare; by default all of the kinds.
@@ -124,7 +124,10 @@ class SourceDigestCheck:
         return FunctionDigests(hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest(), functions)
 
     def judge(self, function: ReplacedFunction) -> UnknownFunction | None:
-        """Return why a function of ComfyUI is not known, also one that is not replaced; None if a table has its digest."""
+        """Return the reason why a function of ComfyUI is not known; None if a table has its digest.
+
+        The function need not be a replaced one.
+        """
         reached = self._walk.reached_by(function)
         if reached.foreign:
             return UnknownFunction(function, reached.foreign[0], "", "which is another pack's")
@@ -165,7 +168,7 @@ class SourceDigestCheck:
 
 
 class FunctionWalk:
-    """Finds the code that functions and classes of a ComfyUI reach. It imports no module.
+    """A search for the code that functions and classes of a ComfyUI reach. It imports no module.
 
     Args:
         folder: ComfyUI's folder.
@@ -210,7 +213,7 @@ class FunctionWalk:
         return next((each for each in [*sys.modules.values()] if getattr(each, "__file__", None) == file), None)
 
     def _parts_of(self, name: str, value: Any, home: str, reached: ReachedFunctions) -> Iterator[tuple[str, Any]]:
-        """Add a function or class to the reached code, and yield all that it consists of and uses."""
+        """Add a function or class to the reached code, and yield all functions and classes that it consists of and uses."""
         if isinstance(value, type):
             yield from ((f"{name}.{part}", each) for part, each in vars(value).items() if _is_called(each))
             yield from ((self._name_of(base), base) for base in value.__bases__ if self._is_followed(base, home))

@@ -1,1 +1,1 @@
-"""ComfyUI's features in a worker; the host's half of each has the same name in nodes/model/features."""
+"""ComfyUI's features in a worker. The host's half of each feature has the same name in nodes/model/features."""

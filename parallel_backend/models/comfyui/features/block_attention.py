@@ -16,7 +16,7 @@ from .node_functions import REPLACED
 from .recipe import function_from, objects_from
 
 TOKENS, ATTENTION, BLOCK = "img", "attention", "original_block"
-"""ComfyUI's names of a block's tokens, of the attention that it takes in its own's place, and of the block itself."""
+"""ComfyUI's names of a block's tokens, of the attention that replaces the block's own, and of the block itself."""
 
 PROMPTS = "uuids"
 """The transformer option that identifies the prompts of a call."""
@@ -26,23 +26,23 @@ Replacement = Callable[[dict[str, Any], dict[str, Any]], Any]
 
 
 BlockRecipe = tuple[str, int, FunctionRecipe]
-"""The kind and number of a block in ComfyUI's words, and the recipe of the function that replaces the block."""
+"""The kind and number of a block in ComfyUI's terms, and the recipe of the function that replaces the block."""
 
 
 def replacements_from(
     recipes: Sequence[BlockRecipe], block_at: Callable[[str], Any]
 ) -> dict[tuple[str, int], Replacement]:
-    """Return the functions that replace blocks, by kind and number; they share the objects that they hold.
+    """Return the functions that replace blocks, by kind and number. The functions share the objects that they hold.
 
     Args:
-        block_at: returns the block at a path, as the functions see it.
+        block_at: returns the block at a path in the form that the functions may use.
     """
     objects = objects_from([recipe for _, _, recipe in recipes])
     return {(kind, number): function_from(recipe, objects, block_at=block_at) for kind, number, recipe in recipes}
 
 
 class BlockAttention(dict[tuple[str, int], Replacement]):
-    """The functions that replace blocks during one run. What they keep from step to step is of this rank's heads."""
+    """The functions that replace blocks during one run. Their state from step to step covers this rank's heads."""
 
 
 def injected_attention(recipes: str, call: RankFeatureCall) -> Mapping[str, Any]:

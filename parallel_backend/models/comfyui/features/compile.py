@@ -1,4 +1,4 @@
-"""Compiled blocks of ComfyUI's: their attention is an operator by the override among their options."""
+"""Compilation of ComfyUI's blocks. An attention override in their options makes attention an operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...sequence_parallel.compiled import OVERRIDE, CompiledEntry, attention
 def _with_override(
     module: nn.Module, options: dict[str, Any], calls: list[None], args: Any, named: dict[str, Any]
 ) -> Any:
-    """With what answers attention among the block's options."""
+    """Run a block with an override in its options that calls the attention operator."""
 
     def override(
         kernel: Callable[..., Tensor],
@@ -43,4 +43,4 @@ def _with_override(
 
 
 COMPILED = CompiledEntry(_with_override, OPTIONS)
-"""How ComfyUI's blocks are run with their attention as an operator."""
+"""The entry by which ComfyUI's blocks run with their attention as an operator."""

@@ -1,4 +1,4 @@
-"""What a ControlNet adds to image tokens, sent from rank 0 to where it is added: each rank gets its tokens for its blocks."""
+"""Distribution of a ControlNet's output from rank 0. Each rank gets the residuals of its latent tokens for its blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from ...sequence_parallel.placement import Placement
 
 @dataclass(frozen=True)
 class ControlShare:
-    """One rank's part: the tensors of `blocks`, of the batch's `rows` the tokens at `positions`."""
+    """One rank's share of the residuals.
+
+    Attributes:
+        blocks: the names of the tensors, by the block after which they are added.
+        rows: the rank's rows of the batch.
+        positions: the positions of the rank's latent tokens.
+    """
 
     blocks: Mapping[int, str]
     rows: slice
@@ -26,11 +32,11 @@ class ControlShare:
 
     @property
     def names(self) -> list[str]:
-        """The tensors, each once; none for a rank without tokens, or without a part of the batch."""
+        """Return the names of the tensors without duplicates; none for a rank without tokens or rows."""
         return list(dict.fromkeys(self.blocks.values())) if self.positions.numel() and length(self.rows) else []
 
     def of(self, tensor: Tensor) -> Tensor:
-        """This rank's part of a tensor `[batch or 1, image tokens, features]`."""
+        """Return this rank's share of a tensor `[batch or 1, latent tokens, features]`."""
         rows = tensor if tensor.shape[0] == 1 else tensor[self.rows]
         return rows.index_select(1, self.positions)
 
@@ -38,11 +44,12 @@ class ControlShare:
 def shares(
     residuals: BlockResiduals, plan: ResolvedPlan, stages: Sequence[Stage], tokens: Placement, rows: Sequence[slice]
 ) -> list[ControlShare]:
-    """Each rank's part.
+    """Return the share of each rank.
 
     Args:
-        tokens: the picture's.
-        rows: the run of the batch that each data and cfg rank computes.
+        stages: the pipeline stage of each rank.
+        tokens: the placement of the latent's tokens.
+        rows: the rows of the batch that each data and cfg rank computes.
     """
     parts = []
     for rank, stage in enumerate(stages):
@@ -63,7 +70,7 @@ def distribute(
     residuals: BlockResiduals,
     features: int,
 ) -> dict[int, Tensor]:
-    """This rank's tensors by its blocks' numbers, on the CPU. A collective; rank 0 alone has `tensors`."""
+    """Return this rank's residuals, on the CPU, by the numbers of its blocks. A collective; only rank 0 has `tensors`."""
     mine = parts[everyone.rank]
     if everyone.rank == 0:
         for rank, part in enumerate(parts[1:], start=1):

@@ -1,4 +1,4 @@
-"""How ComfyUI puts adapters into a weight: the type in which it adds, and how it rounds the sum."""
+"""The dtype in which ComfyUI adds adapters to a weight, and its rounding of the sum."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from ..importing import import_comfyui
 
 PREFIX = "diffusion_model."
-"""Before the names of weights where ComfyUI draws random numbers for rounding."""
+"""The prefix of a weight's name in the seed of ComfyUI's random rounding."""
 
 
 def merging_dtype(dynamic: bool, device: torch.device) -> torch.dtype:
@@ -29,7 +29,10 @@ def merging_dtype(dynamic: bool, device: torch.device) -> torch.dtype:
 
 
 def rounded(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """A whole weight's values in an fp8 type, each rounded up or down at random, drawn on its device by the weight's name."""
+    """Round the values of an unsharded weight to an fp8 dtype, up or down at random.
+
+    The random numbers are drawn on the weight's device, and the weight's name is the seed.
+    """
     import_comfyui()
     import comfy.float
 
@@ -38,7 +41,7 @@ def rounded(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def seed_of(name: str) -> int:
-    """What a weight's rounding is drawn by."""
+    """Return the seed of a weight's random rounding."""
     import comfy.utils
 
     seed: int = comfy.utils.string_to_seed(f"{PREFIX}{name}")

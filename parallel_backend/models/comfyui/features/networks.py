@@ -1,6 +1,6 @@
-"""Networks beside the blocks (ComfyUI's model patches) in a worker: ComfyUI's own classes on this rank's tokens.
+"""Networks that run next to a model's blocks (ComfyUI's model patches), in a worker: ComfyUI's own classes on local tokens.
 
-Most work on each token for itself. So a rank runs them on its own tokens, those of a patch too, and nothing is exchanged.
+Most networks compute each token separately. So a rank runs them on its own tokens, also on those of a patch, without exchanges.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ...sequence_parallel.stream import StagePosition, Stream
 from ..importing import import_comfyui
 
 Patches = dict[str, list[Callable[..., Any]]]
-"""As ComfyUI's models look for them in transformer_options, by the place where they are called."""
+"""Functions in the form of ComfyUI's transformer option `patches`: lists by the place where the model calls them."""
 
 SPEAKERS = "x_ref_attn_map"
-"""ComfyUI's name among a call's options of how much each token attends to each speaker."""
+"""The transformer option with the attention of each token to each speaker."""
 
 
 class NetworkCall(Protocol):
-    """A network with what it is given."""
+    """A network with its inputs."""
 
     def patches(self, call: CallLayout) -> Patches:
-        """What ComfyUI's model calls in one forward."""
+        """Return the functions that ComfyUI's model calls in one forward."""
 
 
 class Networks:
-    """Those of the last request on a rank's device; a request without any frees them."""
+    """The networks of the last request, on a rank's device. A request without networks frees them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -44,7 +44,7 @@ class Networks:
         self._networks: list[NetworkCall] = []
 
     def of(self, adapters: AdapterSet) -> Sequence[NetworkCall]:
-        """The networks that a request names."""
+        """Return the networks of a request."""
         if adapters.networks != self._named:
             self._named, self._networks = (), []
             self._networks = [self._make(network, adapters) for network in adapters.networks]
@@ -67,7 +67,7 @@ class Networks:
 
 
 def patches_of(networks: Sequence[NetworkCall], call: CallLayout) -> Patches:
-    """What makes ComfyUI's model call networks, in their order."""
+    """Return the patches by which ComfyUI's model calls networks, in the networks' order."""
     joined: Patches = {}
     for network in networks:
         for point, functions in network.patches(call).items():
@@ -76,10 +76,10 @@ def patches_of(networks: Sequence[NetworkCall], call: CallLayout) -> Patches:
 
 
 class AnimaLLLite:
-    """Changes what attentions and feed-forwards of Cosmos-Predict2's blocks are given, by a picture; see ComfyUI's node.
+    """A network that changes the inputs of attention and feed-forward in Cosmos-Predict2's blocks; see ComfyUI's node.
 
     Args:
-        inputs: `image` `[1, height, width, 3]`, and `mask` `[1, height, width]` where the network takes one.
+        inputs: `image` `[1, height, width, 3]`, and `mask` `[1, height, width]` if the network takes a mask.
         values: the strength, the sigmas between which it runs, and the file's metadata.
     """
 
@@ -101,7 +101,7 @@ class AnimaLLLite:
         }
 
     def patches(self, call: CallLayout) -> Patches:
-        """What the picture makes of all tokens is computed on every rank, before the first block, and cut."""
+        """Return the patches. Before the first block, each rank computes the picture's effect on all tokens and cuts it."""
 
         def prepare(args: Any) -> Any:
             out = self._whole(args)
@@ -114,10 +114,10 @@ class AnimaLLLite:
 
 
 class QwenDiffSynth:
-    """Adds something to the picture's tokens behind each block of Qwen-Image; see ComfyUI's node.
+    """A network that adds residuals to the latent's tokens after each block of Qwen-Image; see ComfyUI's node.
 
     Args:
-        inputs: `encoded` `[1, tokens, features]`, what the network has made of the picture.
+        inputs: `encoded` `[1, tokens, features]`, the network's encoding of the picture.
         values: the strength.
     """
 
@@ -132,7 +132,7 @@ class QwenDiffSynth:
         self._blocks.load_state_dict(weights, assign=True)
 
     def patches(self, call: CallLayout) -> Patches:
-        """Called between blocks, where the picture is a stream; only the stage that has the tokens adds to them."""
+        """Return the patch that runs between blocks, on a stream. Only the stage that has the tokens adds to them."""
 
         def add(args: Any) -> Any:
             img: Stream = args["img"]
@@ -147,13 +147,13 @@ class QwenDiffSynth:
 
 
 class ZImageControl:
-    """Adds something to the picture's tokens behind blocks of Z-Image; see ComfyUI's node.
+    """A network that adds residuals to the latent's tokens after blocks of Z-Image; see ComfyUI's node.
 
-    It has blocks of its own, which attend to all of the picture. Every rank runs all of them; what they are given of the
-    model's stream is gathered once a call, so a rank must have the model's first block, and no patches.
+    The network has blocks of its own, which attend to the whole picture. Every rank runs all of them. Their input from the
+    model's stream is gathered once a call, so every rank must hold the model's first block, and the plan must have no patches.
 
     Args:
-        inputs: `encoded` `[1, channels, height, width]`, the picture's latent, and what else the network takes.
+        inputs: `encoded` `[1, channels, height, width]`, the picture's latent, and the network's other inputs.
         values: the strength, and the arguments of ComfyUI's class.
     """
 
@@ -164,7 +164,7 @@ class ZImageControl:
         module = network(**settings, device="meta", dtype=torch.float32, operations=operations)
         module.load_state_dict(weights, assign=True)
         kind = importlib.import_module("comfy_extras.nodes_model_patch").ZImageControlPatch
-        self._patch = kind.__new__(kind)  # whose own making takes a VAE
+        self._patch = kind.__new__(kind)  # the constructor would need a VAE
         vars(self._patch).update(
             model_patch=SimpleNamespace(model=module),
             vae=SimpleNamespace(spacial_compression_encode=lambda: 1),
@@ -174,14 +174,14 @@ class ZImageControl:
         )
 
     def patches(self, call: CallLayout) -> Patches:
-        """What is computed on the way from one block to the next begins anew."""
+        """Return the patches of one forward, and drop the state that the network passes from block to block."""
         patch = self._patch
         patch.temp_data = None
 
         def add(args: Any) -> Any:
             assert args["x"].shape[-2:] == patch.encoded_image_size, "the host has encoded the picture for this latent"
             tokens = args["img_input"]
-            if args["block_index"] == 0 and isinstance(tokens, Stream):  # the network's first block alone takes it
+            if args["block_index"] == 0 and isinstance(tokens, Stream):  # later blocks do not read the tokens
                 args["img_input"] = call.whole(tokens)
             return patch(args)
 
@@ -189,10 +189,13 @@ class ZImageControl:
 
 
 class InfiniteTalk:
-    """Has a video's tokens attend to the speech of their frame, behind each of Wan's attentions to text; see ComfyUI's node.
+    """A network by which a video's tokens attend to the speech of their frame, after each of Wan's attentions to text.
+
+    See ComfyUI's node.
 
     Args:
-        inputs: `speech` `[1, frames, tokens, features]`; for two speakers their `places` in a frame too, `[2, tokens]`.
+        inputs: `speech` `[1, frames, tokens, features]`. For two speakers also `places` `[2, tokens]`, their positions in a
+            frame.
         values: the strength.
     """
 
@@ -212,7 +215,7 @@ class InfiniteTalk:
         self._blocks.load_state_dict(weights, assign=True)
 
     def patches(self, call: CallLayout) -> Patches:
-        """Called within blocks, with this rank's tokens: each run of one frame attends for itself."""
+        """Return the patches that run within blocks, on this rank's tokens. Tokens of different frames attend separately."""
 
         def by_speaker(args: Any) -> Any:
             options = args["transformer_options"]
@@ -235,7 +238,7 @@ class InfiniteTalk:
                 length = tokens.shape[1]
                 speech = self._speech[None, None, frame].to(x.dtype)
                 of_them = None
-                if speakers is not None:  # two more tokens, so that ComfyUI's code sees the extremes of the whole video
+                if speakers is not None:  # two more tokens give ComfyUI's code the extremes of the whole video
                     of_them = torch.cat([speakers[0][:, begin : begin + length], speakers[1]], dim=1)
                     tokens = torch.cat([tokens, tokens[:, :1].expand(-1, 2, -1)], dim=1)
                 out = block.audio_cross_attn(tokens, speech, (1, 1, tokens.shape[1]), of_them)
@@ -246,7 +249,7 @@ class InfiniteTalk:
         return {"attn2_patch": [add]} | ({} if self._speakers is None else {"attn1_patch": [by_speaker]})
 
     def _by_speaker(self, local: Tensor | None, call: CallLayout, options: Any) -> tuple[Tensor, Tensor] | None:
-        """How much each token attends to each speaker, `[2, tokens]`, and the most and least of all tokens, `[2, 2]`."""
+        """Return each token's attention to each speaker, and the maximum and minimum over all tokens, `[2, 2]`."""
         if local is None:
             return None
         placement = _placement(call, options)
@@ -256,13 +259,13 @@ class InfiniteTalk:
 
 
 def _placement(call: CallLayout, options: Any) -> Placement:
-    """Where a video's tokens are."""
+    """Return the placement of a video's tokens."""
     frames, height, width = options["grid_sizes"]
     return call.layout.of(frames * height * width, LatentTokens())
 
 
 def _frames(call: CallLayout, options: Any) -> tuple[list[int], list[int]]:
-    """The frames that this rank has tokens of, and how many of each."""
+    """Return the frames of this rank's tokens, and the number of tokens of each frame."""
     placement, (_, height, width) = _placement(call, options), options["grid_sizes"]
 
     def find() -> tuple[list[int], list[int]]:
@@ -274,7 +277,7 @@ def _frames(call: CallLayout, options: Any) -> tuple[list[int], list[int]]:
 
 
 def _in_block(tensor: Tensor, call: CallLayout) -> Tensor:
-    """Of a row for each of the picture's tokens, `[batch, tokens, features]`, those of the tokens that blocks have here."""
+    """Return the rows of a tensor `[batch, latent tokens, features]` for the tokens that blocks have on this rank."""
     placement = call.layout.of(tensor.shape[1], LatentTokens())
     chosen = call.selection(("in a block", placement), lambda: positions_of(placement, call.rank))
     return chosen(tensor, 1)

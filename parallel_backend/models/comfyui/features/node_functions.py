@@ -1,4 +1,4 @@
-"""Functions of ComfyUI's nodes that go into the model, in a worker: rebuilt from recipes."""
+"""Functions that ComfyUI's nodes put into a model, rebuilt in a worker from recipes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .feature import PATCHES, RankFeatureCall
 from .recipe import decoded, function_from, objects_from
 
 ATTENTION_OUTPUT = "attn1_output_patch"
-"""The place of functions that change the output of attention, among ComfyUI's `patches`."""
+"""The list in ComfyUI's `patches` of functions that change the output of attention."""
 
 UNET_OUTPUT = "output_block_patch"
-"""The place of functions between the output blocks of a UNet, among ComfyUI's `patches`."""
+"""The list in ComfyUI's `patches` of functions that run between the output blocks of a UNet."""
 
 REPLACED = "patches_replace"
-"""The option in which ComfyUI's models find the functions that replace blocks, by kind and number."""
+"""The transformer option with the functions that replace blocks, by kind and number."""
 
 PICTURE = "img_slice"
-"""The option with the first and last position of the picture's tokens, after the text."""
+"""The transformer option with the first and last position of the latent's tokens, which follow the text."""
 
 
 def attention_guidance(recipes: str, call: RankFeatureCall) -> Mapping[str, Any]:
@@ -40,7 +40,7 @@ def attention_guidance(recipes: str, call: RankFeatureCall) -> Mapping[str, Any]
 def _on_local_tokens(function: Any, forward: RankForward) -> Callable[[Tensor, Mapping[str, Any]], Tensor]:
     def guide(out: Tensor, options: Mapping[str, Any]) -> Tensor:
         block = forward.attentions.block
-        if block is not None and len(block.placements) == 1:  # text and picture in one stream, told in whole positions
+        if block is not None and len(block.placements) == 1:  # text and latent in one stream: the positions are global
             (placement,) = block.placements.values()
             text, _ = options[PICTURE]
             options = {**options, PICTURE: [placement.before(forward.call.rank, text), out.shape[1]]}
@@ -55,12 +55,12 @@ def unet_functions(recipes: str, call: RankFeatureCall) -> Mapping[str, Any]:
 
 
 def attention_override(recipes: str, call: RankFeatureCall) -> Mapping[str, Any]:
-    """Return the function in attention's place for an unsharded model; a split forward has it already (`override_in`)."""
+    """Return the attention override for an unsharded model. A parallel forward has it already (`override_in`)."""
     return {} if call.forward is not None else {OVERRIDE: _override_from(recipes)(slice(None), 0)}
 
 
 def override_in(values: Mapping[str, Value]) -> OfHeads | None:
-    """Return the function in attention's place that goes with a call's values; None if there is none."""
+    """Return the attention override among a call's values; None if there is none."""
     recipes = values.get(f"{OPTIONS}.{ATTENTION_OVERRIDE}")
     return None if recipes is None else _override_from(str(recipes))
 
@@ -77,5 +77,5 @@ def _override_from(recipes: str) -> OfHeads:
 
 
 def skipped_blocks(blocks: Iterable[Sequence[Any]], call: RankFeatureCall) -> Mapping[str, Any]:
-    """Return functions that skip blocks, each named by kind and number: they return a block's arguments."""
+    """Return functions that skip blocks by returning a block's arguments. `blocks` are pairs of kind and number."""
     return {REPLACED: {"dit": {tuple(block): lambda arguments, _: arguments for block in blocks}}}

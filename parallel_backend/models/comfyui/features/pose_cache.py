@@ -1,4 +1,4 @@
-"""Wan Animate 2's cache of what goes into its blocks' pose branch: ComfyUI's own, which each rank has for its tokens."""
+"""Wan Animate 2's cache of the inputs of its blocks' pose branch. It is ComfyUI's class; each rank caches its own tokens."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ...sequence_parallel.stream import Stream
 from .feature import RankFeatureCall
 
 OPTION = "animate2_cache"
-"""Where the model looks for it among its options."""
+"""The transformer option in which the model looks for the cache."""
 
 MODULE, CLASS = "comfy.ldm.wan.model_animate2", "PoseBranchCache"
 
 
 def pose_cache(settings: Mapping[str, Any], call: RankFeatureCall) -> Mapping[str, Any]:
-    """Return the run's cache, of which a split forward stores this rank's tokens."""
+    """Return the option with the run's cache. A parallel forward stores only this rank's tokens in it."""
     cache = call.of_run(RunPoseCache).cache(settings, call.device)
     return {OPTION: cache if call.forward is None else RankPoses(cache, call.forward.call)}
 
 
 class RunPoseCache:
-    """The cache of a run, made when a call first asks for it."""
+    """The cache of a run, which is made when a call first asks for it."""
 
     def __init__(self) -> None:
         self._cache: Any = None
@@ -43,7 +43,7 @@ class RunPoseCache:
 
 
 class RankPoses:
-    """ComfyUI's cache as one forward sees it: streams go in and come out, this rank's tokens of them are kept."""
+    """A wrapper of ComfyUI's cache for one forward. It takes and returns streams, and stores this rank's tokens of them."""
 
     def __init__(self, cache: Any, call: CallLayout) -> None:
         self._cache = cache
@@ -53,13 +53,13 @@ class RankPoses:
         return getattr(self._cache, name)
 
     def put(self, block: int, poses: Tensor) -> None:
-        """What goes into a block."""
+        """Store the poses that go into a block."""
         stream = poses if isinstance(poses, Stream) else self._call.stream(poses, FirstPatchTokens())
         self._cache.slot["length"] = stream.placement.length
         self._cache.put(block, stream.local)
 
     def take(self, block: int, device: torch.device, dtype: torch.dtype, batch_size: int) -> Stream:
-        """It, for each of a batch."""
+        """Return the poses of a block for each item of a batch."""
         local = self._cache.take(block, device, dtype, batch_size)
         return Stream(
             local,

@@ -1,4 +1,4 @@
-"""Functions of ComfyUI's nodes, rebuilt in a worker from their recipes: ComfyUI's own code, without the nodes."""
+"""Functions of ComfyUI's nodes that a worker rebuilds from recipes, with ComfyUI's own code and without the nodes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ COLLECTIONS: Mapping[str, Callable[[list[Any]], Any]] = MappingProxyType(
         "float": lambda items: float(items[0]),
     }
 )
-"""Makes a value of the items of its packed form, by the kind that the packed form begins with."""
+"""Functions that make a value from the items of its packed form, by the kind that begins the packed form."""
 
 
 def packed(value: Any) -> Any:
-    """Return a plain value as JSON can hold it: numbers, texts and None as they are, collections as [kind, *items].
+    """Return a plain value in a form for JSON: numbers, texts and None unchanged, collections as [kind, *items].
 
     Raises:
         TypeError: the value, or an item of it, is not plain.
@@ -55,15 +55,15 @@ def unpacked(value: Any) -> Any:
 
 
 def encoded(recipes: Sequence[FunctionRecipe]) -> str:
-    """Return recipes as a text, which travels among the values of a call."""
+    """Return recipes as a text, which is sent among the values of a call."""
     return msgspec.json.encode(recipes).decode()
 
 
 def decoded(text: str) -> list[FunctionRecipe]:
-    """Return the recipes of a text.
+    """Return the recipes in a text.
 
     Raises:
-        msgspec.ValidationError: the text has no recipes.
+        msgspec.ValidationError: the text does not hold recipes.
     """
     return msgspec.json.decode(text, type=list[FunctionRecipe])
 
@@ -75,7 +75,7 @@ def object_from(recipe: ObjectRecipe) -> Any:
 
 
 def objects_from(recipes: Sequence[FunctionRecipe]) -> dict[str, Any]:
-    """Return new objects for all that functions hold, by name."""
+    """Return new objects for all objects that functions hold, by name."""
     objects: dict[str, Any] = {}
     for recipe in recipes:
         objects |= objects_from([*recipe.inner.values()])
@@ -92,9 +92,9 @@ def function_from(
     """Return the function of a recipe.
 
     Args:
-        objects: the objects that the function holds; by default new ones.
+        objects: the objects that the function holds; by default new objects.
         heads: the heads that the function is for. Lists with an entry for each head are cut to these.
-        block_at: returns the block at a path, as the function sees it.
+        block_at: returns the block at a path in the form that the function may use.
     """
     import_comfyui()
     module = importlib.import_module(recipe.module)
@@ -116,7 +116,7 @@ def function_from(
 
 
 def named(path: str) -> Any:
-    """Return what a module has under a name, from `module:name`."""
+    """Return the object with a name in a module, given `module:name`."""
     module, _, name = path.partition(":")
     return vars(importlib.import_module(module))[name]
 

@@ -1,4 +1,4 @@
-"""What a model makes of a text with its own weights before sampling, made once a run."""
+"""Text that a model transforms with its own weights before sampling, computed once a run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ....conditioning import ASKED
 
 
 class PreparedTexts:
-    """The texts of a run, by what tells its forwards apart."""
+    """The transformed texts of a run, by the key of a forward's prompts."""
 
     def __init__(self) -> None:
         self._prepared: dict[Hashable, tuple[Tensor, Tensor]] = {}
 
     def prepared(self, key: Hashable, module: Any, text: Tensor, keywords: Mapping[str, Any]) -> Tensor:
-        """What the model makes of each row of `text` `[batch, tokens, features]`."""
+        """Return the model's transformation of each row of `text`, `[batch, tokens, features]`."""
         original, result = self._prepared.get(key, (None, text))
         if original is not text:
             with_it = {name: value for name, value in keywords.items() if name != ASKED}
