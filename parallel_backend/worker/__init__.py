@@ -1,1 +1,1 @@
-"""One rank: `python -m parallel_backend.worker`, its environment as torchrun sets it."""
+"""A worker, which is one rank: `python -m parallel_backend.worker`, with the environment variables of torchrun."""

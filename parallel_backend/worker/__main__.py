@@ -1,4 +1,4 @@
-"""The worker's life: connect to the host, join the other ranks, carry out requests until told to leave."""
+"""The main function of a worker: connect to the host, join the other ranks, carry out requests until it is told to leave."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from .requests.rank import WorkerRank
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one rank; 1 after a failure, which has been told to the host."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in ComfyUI's terminal is for ComfyUI, which stops us
+    """Run one rank. Return 0, or 1 after a failure, which the host has been told."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for ComfyUI, which stops the workers
     faulthandler.enable()  # a crash leaves its stack in the log
     status = RankProgress()
     try:
         environment = Environment.read(arguments, os.environ)
-        os.environ[FOLDER] = environment.comfyui  # where it is imported from once a model asks for it
+        os.environ[FOLDER] = environment.comfyui  # a model may import ComfyUI from there later
         if environment.fault_file is not None:
             status.faults = Faults(environment.fault_file, environment.rank)
         status.enter("starting")
@@ -69,7 +69,7 @@ def _report(
     issued: list[IssuedOperations] | None = None,
 ) -> FailedReply:
     """Send the host a FailedReply and return it."""
-    refused = isinstance(error, Refused)  # a sentence for the user; where it was raised says nothing more
+    refused = isinstance(error, Refused)  # a sentence for the user, which needs no traceback
     failed = FailedReply(
         rank=environment.rank,
         device=str(environment.device),
@@ -99,7 +99,7 @@ def _shortage(error: BaseException, rank: WorkerRank | None) -> MemoryShortage |
     if not is_out_of_memory(error):
         return None
     if rank is not None:
-        with contextlib.suppress(RuntimeError):  # a device that failed answers nothing any more
+        with contextlib.suppress(RuntimeError):  # a failed device does not respond
             return rank.shortage(error)
     return MemoryShortage(asked_bytes(error), free_bytes=0, model_bytes=0, models_on_device=[])
 
@@ -131,7 +131,7 @@ def _serve(rank: WorkerRank, report: Callable[..., FailedReply]) -> int:
                     if not engine.can_recover(frame, error):
                         raise
                     report(error, rank, rank.issued())
-                # Others may be in the middle of the request, so nothing is exchanged until the host has heard of all.
+                # Other ranks may still run the request, so no collective may start until all have reported to the host.
                 if not host.may_recover(getattr(message, "request", -1)):
                     return 1
                 engine.recover(frame)
@@ -141,4 +141,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads of gloo and of the connection would delay a normal exit
+    os._exit(code)  # gloo's and the connection's threads would delay a normal exit

@@ -1,7 +1,7 @@
-"""The fork server: imports once what every worker needs, then forks a worker in a fraction of a second.
+"""The fork server, which imports the workers' modules once and then forks each worker in a fraction of a second.
 
-`python -m parallel_backend.worker.forkserver FD`, FD being its end of a socket pair (SEQPACKET) with the host. It ends
-when the host's end closes, which the kernel does however the host ends, and its workers end with it.
+`python -m parallel_backend.worker.forkserver FD`, where FD is the server's end of a socket pair (SEQPACKET) with the host. The
+server ends when the host's end closes, which the kernel does however the host ends. Its workers end with the server.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .process.environment import DEATH_PIPE
 LEAVE_SECONDS = 5
 PR_SET_PDEATHSIG = 1
 GPU_FILES = ("/dev/nvidia", "/dev/dxg")
-"""What a process that uses a GPU has open; the second under WSL2."""
+"""The prefixes of the device files that a process with a GPU has open. The second is for WSL2."""
 
 MAYBE_GPU = (*GPU_FILES, "/dev/kfd")
-"""What a machine has where ComfyUI may find a GPU; the last is AMD's."""
+"""The prefixes of the device files of a machine on which ComfyUI may find a GPU. The last is AMD's."""
 
 
 class ForkLoop:
-    """The server's own loop. It does not touch a device, and no thread is started before the fork."""
+    """The server's loop. It uses no device, and starts no thread before a fork."""
 
     def __init__(self, host: socket.socket) -> None:
         self._host = host
@@ -53,7 +53,7 @@ class ForkLoop:
         self._directories: dict[int, Path] = {}
 
     def serve(self) -> None:
-        """Fork and reap until the host is gone, then see the workers off."""
+        """Fork and reap workers until the host is gone, then wait for the workers to end and remove their folders."""
         while self._turn(None):
             pass
         self._selector.unregister(self._host)
@@ -64,7 +64,7 @@ class ForkLoop:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _turn(self, timeout: float | None) -> bool:
-        """Handle what has happened; False once the host is gone."""
+        """Handle events. Return False if the host is gone."""
         for key, _ in self._selector.select(timeout):
             if key.fileobj is not self._host:
                 self._reap(key.fd)
@@ -80,7 +80,7 @@ class ForkLoop:
         self._directories[start.group] = Path(start.directory)
         import_once(start.imports)
         for rank, variables in enumerate(start.variables):
-            if _closed(death_pipe):  # the group was given up meanwhile
+            if _closed(death_pipe):  # the host has given up this group meanwhile
                 self._report(Ended(start.group, rank, -signal.SIGKILL))
             else:
                 self._fork(start, rank, start.environment | variables, death_pipe)
@@ -90,7 +90,7 @@ class ForkLoop:
     def _fork(self, start: Start, rank: int, variables: Mapping[bytes, bytes], death_pipe: int) -> None:
         server = os.getpid()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads; OpenBLAS's survive it
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads at a fork: OpenBLAS's survive it
             pid = os.fork()
         if pid == 0:
             self._become_worker(start, rank, {**variables, DEATH_PIPE.encode(): b"%d" % death_pipe}, server)
@@ -138,11 +138,11 @@ class ForkLoop:
         try:
             socket.send_fds(self._host, [msgspec.msgpack.encode(message)], fds)
         except OSError:
-            pass  # the host is gone, which the next turn finds out
+            pass  # the host is gone, and the next turn ends the loop
 
 
 def _end_with(server: int) -> None:
-    """Have the kernel kill this worker when its server ends, so that none outlives ComfyUI, not even a stopped one."""
+    """Make the kernel kill this worker when the server ends, so that no worker outlives ComfyUI, even if it is stopped."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
         os._exit(1)
@@ -162,18 +162,18 @@ def _closed(pipe: int) -> bool:
 
 
 def _device_touched() -> bool:
-    """Whether an import has opened a GPU, which a forked process cannot use: the worker then starts from nothing."""
+    """Return True if an import has opened a GPU. A forked process cannot use it, so the worker starts without the fork."""
     for fd in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{fd}").startswith(GPU_FILES):
                 return True
         except OSError:
-            pass  # closed meanwhile: it was listdir's own
+            pass  # closed meanwhile: the descriptor of listdir itself
     return False
 
 
 def import_once(modules: Sequence[str]) -> None:
-    """Import modules for all workers that are forked from here on. One that fails does so in them again, and they can say so."""
+    """Import modules for all workers that are forked later. Errors are ignored: a worker meets them again and reports them."""
     if missing := [module for module in modules if module not in sys.modules]:
         with _shared():
             for module in missing:
@@ -182,23 +182,23 @@ def import_once(modules: Sequence[str]) -> None:
 
 
 def import_comfyui_early() -> None:
-    """Import ComfyUI's models once for all workers, which otherwise takes each of them a second.
+    """Import ComfyUI's models once for all workers, which saves each of them a second.
 
-    Where there may be a GPU they are left to the workers: ComfyUI opens it, and a forked process could not use it. What
-    goes wrong goes wrong in the workers again, and they can say so.
+    If there may be a GPU, the workers import the models themselves: ComfyUI opens the GPU, and a forked process could not use
+    it. Errors are ignored: a worker meets them again and reports them.
     """
     if any(f"/dev/{name}".startswith(MAYBE_GPU) for name in os.listdir("/dev")):
         return
     with contextlib.suppress(Exception):
         import_comfyui()
         importlib.import_module("comfy.model_detection")
-        own_files(os.environ[FOLDER])  # as it was imported: the files may be others when a worker joins
+        own_files(os.environ[FOLDER])  # digests of the imported files, which may change before a worker joins
 
 
 @contextlib.contextmanager
 def _shared() -> Iterator[None]:
-    """What is imported in here stays shared with the workers; the garbage collector leaves it alone, here and in them."""
-    gc.disable()  # it would look through what is imported again and again: a sixth of the time
+    """Keep the memory of imports in this context shared with the workers: the garbage collector never touches it again."""
+    gc.disable()  # repeated collections would take a sixth of the time of the imports
     try:
         yield
     finally:
@@ -208,7 +208,7 @@ def _shared() -> Iterator[None]:
 
 
 def _other_comfyui(variables: Mapping[bytes, bytes]) -> bool:
-    """Whether ComfyUI was imported here from another folder, or with another command line, than a worker is to have it."""
+    """Return True if the server imported ComfyUI from another folder or with another command line than a worker needs."""
     names = (FOLDER.encode(), ARGUMENTS.encode())
     return "comfy" in sys.modules and any(variables.get(name) != os.environb.get(name) for name in names)
 

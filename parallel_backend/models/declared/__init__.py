@@ -1,4 +1,4 @@
-"""Where the tokens of each family are: one short declaration a file, by the names that ComfyUI gives its models."""
+"""The declarations of models, one kind of model a file, by ComfyUI's names of model classes."""
 
 from __future__ import annotations
 
@@ -88,4 +88,4 @@ DECLARATIONS: Mapping[str, Declaration] = MappingProxyType(
         "MageFlow": MAGE_FLOW,
     }
 )
-"""By the class in comfy.supported_models that ComfyUI finds for a file."""
+"""The declarations, by the class in comfy.supported_models that ComfyUI detects for a file."""

@@ -1,4 +1,4 @@
-"""AuraFlow: double blocks of text and picture, single blocks of both behind each other."""
+"""AuraFlow: double blocks of text and picture, and single blocks of one stream, text then picture."""
 
 from __future__ import annotations
 

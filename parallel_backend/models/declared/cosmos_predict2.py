@@ -1,4 +1,4 @@
-"""Cosmos-Predict2 and Anima: blocks of a grid of tokens, a timestep a frame, text attended to."""
+"""Cosmos-Predict2 and Anima: blocks of a grid of tokens with a timestep for each frame and cross-attention to text."""
 
 from __future__ import annotations
 

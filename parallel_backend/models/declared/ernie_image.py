@@ -1,4 +1,4 @@
-"""ERNIE-Image: blocks of picture and text, one behind the other; a token is one place of the latent."""
+"""ERNIE-Image: blocks of one stream, the picture followed by the text. A token is one position of the latent."""
 
 from __future__ import annotations
 

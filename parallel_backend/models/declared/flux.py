@@ -1,4 +1,4 @@
-"""FLUX.1, FLUX.2 and Chroma: double blocks of text and picture, single blocks of both behind each other."""
+"""FLUX.1, FLUX.2 and Chroma: double blocks of text and picture, and single blocks of one stream, text then picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...declaration import (
 )
 
 ONE_OR_TWO = Replicated(vectors=(1, 2))
-"""What references or a first frame have a timestep of zero for has a vector of its own."""
+"""References or a first frame with a timestep of zero have a second vector of modulation."""
 
 DOUBLE = BlockGroup(
     "double_blocks",
@@ -47,7 +47,11 @@ def _heads(model: Any) -> tuple[int, int]:
 
 
 def _methods(model: Any) -> tuple[str, ...]:
-    """Only modulation that is not a block's own can tell references from the picture, which a timestep of zero needs."""
+    """Return the supported layouts of references; empty if all are supported.
+
+    A timestep of zero for references needs global modulation: a block's own modulation cannot separate references from the
+    picture.
+    """
     return () if model.params.global_modulation else ("offset", "index", "uxo")
 
 
@@ -80,5 +84,5 @@ CHROMA = Declaration(
     unsupported_conditioning=MASK,
     positions=("pe_embedder",),
 )
-# Its last layers read the latent and convolve over the picture's pixels.
+# The last layers read the latent and convolve over the picture's pixels, so they need the whole picture.
 CHROMA_RADIANCE = replace(CHROMA, output_layers=(), whole_picture=True)

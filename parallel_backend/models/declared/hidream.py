@@ -1,6 +1,6 @@
-"""HiDream-I1: double blocks of picture and text, single blocks of both behind each other.
+"""HiDream-I1: double blocks of picture and text, and single blocks of one stream, picture then text.
 
-Each block gets text of its own, which is cut off again behind it.
+Each block gets text of its own, which ComfyUI cuts off again after the block.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""HunyuanVideo, its 1.5 and HunyuanImage 2.1: FLUX's blocks; a reference comes before the video, text may be masked.
+"""HunyuanVideo, HunyuanVideo 1.5 and HunyuanImage 2.1: FLUX's blocks. A reference precedes the video; text may be masked.
 
-The text's own refiner, and what it makes of glyphs and of a picture, run on every rank.
+The text's own refiner and the layers for glyphs and for a picture run on every rank.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ SINGLE = replace(flux.SINGLE, arguments={**flux.SINGLE.arguments, "attn_mask": T
 
 
 def _couples_rows(conditioning: Mapping[str, Tensor]) -> str:
-    """Of two rows with a first frame, the guidance of the one is added to what modulates the first frame of both, that of the
-    other to what modulates the other frames."""
+    """Return "guidance" if rows with a first frame have different guidance.
+
+    ComfyUI's model adds the guidance of one row to the modulation of the first frame, for both rows. The guidance of the other
+    row goes into the modulation of the other frames.
+    """
     return "guidance" if "guiding_frame_index" in conditioning and rows_differ(conditioning.get("guidance")) else ""
 
 

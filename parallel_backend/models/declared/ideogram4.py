@@ -1,4 +1,4 @@
-"""Ideogram 4: blocks of text and picture, one behind the other; a token is one place of the latent."""
+"""Ideogram 4: blocks of one stream, the text followed by the picture. A token is one position of the latent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JoyImage: blocks of picture and text; references behind the picture."""
+"""JoyImage: blocks of picture and text. References follow the picture's tokens."""
 
 from __future__ import annotations
 

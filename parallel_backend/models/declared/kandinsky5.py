@@ -1,6 +1,6 @@
-"""Kandinsky 5: blocks of the video or picture alone, text attended to; its text's own blocks run on every rank.
+"""Kandinsky 5: blocks of the video or picture with cross-attention to text. The text's own blocks run on every rank.
 
-Its output layer needs frames, rows and columns, so the tokens are gathered before it.
+The output layer needs frames, rows and columns, so the tokens are gathered before it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ KANDINSKY5 = Declaration(
     text_width=PythonFunction(lambda model: model.text_embeddings.in_layer.in_features),
     joint_text=False,
     positions=("rope_embedder_3d", "rope_embedder_1d"),
-    divisible_latent=True,  # its class pads, and takes nothing away again
+    divisible_latent=True,  # ComfyUI's class pads the latent and does not crop the output
     per_frame_conditioning=frozenset({"time_dim_replace"}),
 )
 KANDINSKY5_IMAGE = replace(

@@ -1,4 +1,4 @@
-"""Krea 2: blocks of text, picture and references, one behind the other; text is fused on every rank."""
+"""Krea 2: blocks of one stream: text, picture, references. Every rank fuses the text's layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lens: blocks of picture and text, which may be masked; a token is one place of the latent."""
+"""Lens: blocks of picture and text, which may be masked. A token is one position of the latent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LTX-2 and 2.3: the video's tokens spread, those of the sound on every rank, each attending to the other."""
+"""LTX-2 and 2.3: ranks divide the video's tokens, and each rank holds the sound's. Video and sound attend to each other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .ltxv import of_guides
 
 
 def _of_tokens(timestep: Any, positions: Tensor, length: int) -> Any:
-    """ComfyUI's CompressedTimestep, which holds a row a frame, for some of the tokens."""
+    """Return ComfyUI's CompressedTimestep, which has a row for each frame, for the tokens at these positions."""
     if timestep.num_frames == 1:
         return timestep
     compressed: Any = type(timestep)
@@ -40,7 +40,7 @@ def _of_tokens(timestep: Any, positions: Tensor, length: int) -> Any:
 
 @functools.cache
 def _by_token(compressed: Any) -> Any:
-    """A kind of CompressedTimestep whose rows are computed by frame and then taken by token."""
+    """Return a subclass of CompressedTimestep that computes rows for frames and then selects the rows of tokens."""
 
     class ByToken(compressed):  # type: ignore[misc]
         rows: Tensor
@@ -53,13 +53,16 @@ def _by_token(compressed: Any) -> Any:
 
 
 def _text_widths(model: Any) -> tuple[int, ...]:
-    """Of one text for both, and of a text for each: before and behind the layers that make them."""
+    """Return the possible widths of the text: one text for video and sound or two, before or after the connector layers."""
     both = model.cross_attention_dim + model.audio_cross_attention_dim
     return tuple(dict.fromkeys((model.caption_channels, 2 * model.caption_channels, both)))
 
 
 def _unless(*names: str, by_itself: bool = False) -> Callable[[Options], bool]:
-    """Unless an option of these names is off, or all attention `by_itself` of a block is left out (STG)."""
+    """Return a condition for a call of attention: no option of these names is off.
+
+    With `by_itself`, the call is also left out if STG skips a block's self-attention.
+    """
 
     def comes(options: Options) -> bool:
         left_out = by_itself and options.get("stg_skip_self_attn", False)
@@ -69,7 +72,10 @@ def _unless(*names: str, by_itself: bool = False) -> Callable[[Options], bool]:
 
 
 def _couples_rows(conditioning: Mapping[str, Tensor]) -> str:
-    """What passes between video and sound goes by the most noise in the whole batch, frames by the mask of its first row."""
+    """Return "noise masks" if the noise masks of a batch differ.
+
+    The attention between video and sound uses the largest noise of the whole batch, and frames use the mask of its first row.
+    """
     masks = (conditioning.get(name) for name in ("denoise_mask", "audio_denoise_mask"))
     return "noise masks" if any(map(rows_differ, masks)) else ""
 

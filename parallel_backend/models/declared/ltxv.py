@@ -1,4 +1,4 @@
-"""LTX-Video: blocks of the video alone, a timestep for each token, text attended to."""
+"""LTX-Video: blocks of the video with a timestep for each token and cross-attention to text."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from ..sequence_parallel.arguments import MASKED
 
 
 def _text_width(model: Any) -> int:
-    """What the text is projected from, or what it is projected to where that is done before it comes here."""
+    """Return the width of the text: after its projection if ComfyUI projects it before the model, else before."""
     width: int = model.inner_dim if model.caption_proj_before_connector else model.caption_channels
     return width
 
 
 def of_guides(mask: Any) -> Tensor:
-    """ComfyUI's GuideAttentionMask, which weighs attention between guides, the last tokens, and the video."""
+    """Return the log weights of ComfyUI's GuideAttentionMask, `[tokens, 2]`; see `AttentionBias`.
+
+    The mask weighs attention between the video and the guides, which are the last tokens.
+    """
     logarithms = mask.noisy_mask.flatten().clamp(min=MASKED)
     video = torch.arange(len(logarithms), device=logarithms.device) < mask.guide_start
     return torch.stack((logarithms, video.to(logarithms)), dim=1)

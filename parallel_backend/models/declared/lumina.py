@@ -1,4 +1,4 @@
-"""Z-Image and Lumina 2: refiners of the picture, then blocks of text and picture, one behind the other.
+"""Z-Image and Lumina 2: refiners of the picture, then blocks of one stream, the text followed by the picture.
 
 The text's own refiners run on every rank.
 """
@@ -23,7 +23,7 @@ from ...declaration import (
 )
 
 MULTIPLE = 32
-"""Z-Image pads the picture's tokens to a multiple of this, at their end."""
+"""The number of which Z-Image's picture tokens are a multiple, by padding at their end."""
 
 
 def _declaration(picture: LatentTokens) -> Declaration:

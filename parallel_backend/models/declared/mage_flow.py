@@ -1,4 +1,4 @@
-"""MageFlow: Qwen-Image's blocks; references behind the picture; a token is one place of the latent."""
+"""MageFlow: Qwen-Image's blocks. References follow the picture's tokens. A token is one position of the latent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MiniMax-H3: text, what is shown beforehand, sound and video in one sequence without a batch."""
+"""MiniMax-H3: one sequence without a batch dimension: text, reference pictures and sounds, the sound, the video."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...declaration import (
 SEQUENCE = LatentTokens(AlignedToEnd(), dim=0)
 
 SPARSE = InjectedAttention("attn", "x", ("qkv_proj", "to_gate_compress"), "out_proj", ("head_dim", "q_norm", "k_norm"))
-"""What BlockSparseAttention hands to blocks, from ComfyUI 0.36 on."""
+"""The attention that the node BlockSparseAttention injects into blocks, from ComfyUI 0.36 on."""
 
 MINIMAX_H3 = Declaration(
     groups=(

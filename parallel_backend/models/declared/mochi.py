@@ -1,4 +1,4 @@
-"""Mochi: blocks of video and text, whose padding takes no part."""
+"""Mochi: blocks of video and text. Padding of the text is left out."""
 
 from __future__ import annotations
 

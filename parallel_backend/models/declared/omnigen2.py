@@ -1,4 +1,4 @@
-"""OmniGen 2 and Boogu: refiners of the picture, then blocks of text, references and picture, one behind the other.
+"""OmniGen 2 and Boogu: refiners of the picture, then blocks of one stream: text, references, picture.
 
 The refiners of the text and of the references run on every rank.
 """
@@ -23,7 +23,7 @@ from ...declaration import (
 )
 
 LAST = LatentTokens(AlignedToEnd())
-"""References come before the picture."""
+"""The picture's tokens are the last ones: references precede them."""
 
 
 def _attentions(block: Any) -> Sequence[Attention]:

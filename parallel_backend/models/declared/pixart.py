@@ -1,4 +1,4 @@
-"""PixArt in diffusers: blocks of the picture alone, text attended to."""
+"""PixArt in diffusers: blocks of the picture with cross-attention to text."""
 
 from __future__ import annotations
 

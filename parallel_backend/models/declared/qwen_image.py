@@ -1,4 +1,4 @@
-"""Qwen-Image and Qwen-Image-Edit: blocks of text and picture; references behind the picture."""
+"""Qwen-Image and Qwen-Image-Edit: blocks of text and picture. References follow the picture's tokens."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Qwen-Image 2.1: one stream of text and references, which every rank keeps, and of the picture, whose tokens are split.
+"""Qwen-Image 2.1: one stream of text and references, which every rank holds, and the picture, whose tokens ranks divide.
 
-No token of the text or of a reference attends to the picture, so ComfyUI keeps their keys and values for a run. Its functions
-for attention, and its cache, run on each rank as they are. Under PipeFusion, the cache is off, and text and references are
-computed with each patch.
+No token of the text or of a reference attends to the picture, so ComfyUI caches their keys and values for a run. ComfyUI's
+functions for attention and its cache run unchanged on each rank. Under PipeFusion, the cache is off, and text and references
+are computed with each patch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 and 3.5: blocks of text and picture; in 3.5 medium the picture attends to itself besides."""
+"""Stable Diffusion 3 and 3.5: blocks of text and picture. In 3.5 medium, the picture also attends to itself alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...declaration import (
 
 
 def _attentions(block: nn.Module) -> Sequence[Attention]:
-    """Text and picture together, then, in some blocks, the picture alone."""
+    """Return a block's attentions: over text and picture together, and in some blocks also over the picture alone."""
     alone = block.x_block.x_block_self_attn  # type: ignore[union-attr]
     return (DistributedAttention(("context", "x")), *([DistributedAttention(("x",))] if alone else []))
 

@@ -1,4 +1,7 @@
-"""Wan 2.1 and 2.2: blocks of the video alone, text attended to; VACE's control blocks beside them; SCAIL's poses behind."""
+"""Wan 2.1 and 2.2: blocks of the video with cross-attention to text.
+
+VACE has control blocks next to them. SCAIL's poses follow the video's tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,20 @@ from ...declaration import (
 )
 
 STEP = (1, 2, 2)
-"""Latent values that are one token."""
+"""The latent values of one token in frames, height and width."""
 
 BEHIND = ("time_dim_concat", "context_latents")
-"""Latents that become tokens behind the video: Phantom's and Bernini's references."""
+"""Latents whose tokens follow the video's: Phantom's and Bernini's references."""
 
 
 LAST = AlignedToEnd()
-"""Before the video comes a reference frame (Fun's `ref_conv`)."""
+"""The video's tokens are the last ones: a reference frame may precede them (Fun's `ref_conv`)."""
 
 VIDEO = LatentTokens(LAST, trailing=TokensOfLatents(BEHIND, STEP))
 
 
 def attentions(block: nn.Module) -> Sequence[Attention]:
-    """With itself, with the first frame's features where the model takes such, with the text."""
+    """Return a block's attentions: to itself, to the first frame's features if the model has them, and to the text."""
     pictured = hasattr(block.cross_attn, "k_img")
     return (
         DistributedAttention(("c",) if hasattr(block, "after_proj") else ("x",)),
@@ -73,7 +76,7 @@ def _heads(model: Any) -> tuple[int, int]:
 
 
 def _with_control(model: Any) -> list[list[str]]:
-    """A block and the control block that adds to it are of one stage."""
+    """Return the units of blocks. A block and the control block that adds to it form one unit, so one stage holds both."""
     control = model.vace_layers_mapping
     return [
         [f"blocks.{index}", *([f"vace_blocks.{control[index]}"] if index in control else [])]

@@ -1,7 +1,7 @@
-"""Wan Animate 2: a second run of tokens, of the video whose motion is taken, goes through the same blocks beside the first.
+"""Wan Animate 2: tokens of a second video, which provides the motion, run through the same blocks as the video's tokens.
 
-Each frame of the video attends to the pose of its own time too, in a loop over frames, which runs for all tokens of a rank's
-heads.
+Each frame of the video also attends to the pose of its own time. ComfyUI does so in a loop over frames, which runs on all
+tokens of a rank's heads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OF_FRAMES = HeadParallelAttention(
 
 
 def _with_text(block: nn.Module, itself: Attention) -> Sequence[Attention]:
-    """With itself, with the first frame's features where the model takes such, with the text."""
+    """Return a block's attentions: to itself, to the first frame's features if the model has them, and to the text."""
     return itself, *[ReplicatedKeys("x")] * (2 if hasattr(block.cross_attn, "k_img") else 1)
 
 
@@ -74,7 +74,7 @@ KEPT = BlockGroup(
     arguments={"e": PerFrame("x_pose", dims=4), "freqs": PerToken(("x_pose",), dim=1)},
     returns=("x_pose", "x_pose"),
 )
-"""Where WanAnimate2Cache has kept what goes into a block."""
+"""The method that ComfyUI calls if WanAnimate2Cache has cached a block's input."""
 
 BLOCKS = BlockGroup(
     "blocks",

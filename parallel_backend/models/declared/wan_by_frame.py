@@ -1,4 +1,4 @@
-"""Models over Wan's blocks whose frames attend to sound, music or faces of their own."""
+"""Models with Wan's blocks in which each frame attends to its own sound, music or faces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...declaration import (
 from .wan import BEHIND, BLOCKS, HEAD, LAST, STEP, WAN, attentions
 
 FRAMES = LatentTokens(LAST, parts_per_frame=1, trailing=TokensOfLatents((*BEHIND, "reference_latent"), STEP))
-"""With the sound or faces of each frame; references come behind."""
+"""A video with sound or faces for each frame. References follow the video's tokens."""
 
 
 def _with_sound(block: nn.Module) -> Sequence[Attention]:
@@ -43,7 +43,7 @@ WAN_HUMO = replace(
 
 
 def _injector(path: str, stream: LatentTokens) -> BlockGroup:
-    """What adds sound to the video's tokens after some blocks."""
+    """Return the block group of the module that adds sound to the video's tokens after some blocks."""
     arguments: dict[str, Argument] = {
         "block_id": Replicated(),
         "audio_emb": PerFramePart("x"),
@@ -63,7 +63,7 @@ WAN_S2V = replace(
 )
 
 EIGHTHS = LatentTokens(LAST, parts_per_frame=8, trailing=TokensOfLatents(BEHIND, STEP))
-"""There are eight moments of music in a frame, which share out its tokens."""
+"""A video whose frames have eight parts, each with its own moment of music."""
 
 WAN_DANCER = replace(
     WAN,

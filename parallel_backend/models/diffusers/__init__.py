@@ -1,1 +1,1 @@
-"""Models over diffusers' own modules, where ComfyUI's port is not the original: CogVideoX and PixArt."""
+"""Models that run on diffusers' own modules, because ComfyUI's port differs from the original: CogVideoX and PixArt."""

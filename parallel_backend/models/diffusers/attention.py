@@ -1,4 +1,4 @@
-"""diffusers' attention processors, whose scaled dot product the mechanism answers."""
+"""Replacement of the scaled dot product in diffusers' attention processors by distributed attention."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from ..sequence_parallel.attentions import Attentions
 from ..sequence_parallel.compiled import CompiledEntry, attention
 
 Answer = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""Stands in for a scaled dot product: given q, k, v and the mask."""
+"""A function that replaces a scaled dot product, given q, k, v and the mask."""
 
 
 def answer_attention(module: nn.Module, running: Callable[[], Attentions]) -> None:
-    """Have every attention of a model of diffusers' ask the running forward.
+    """Make the running forward compute every attention of a diffusers model.
 
-    Its processor stays what diffusers made it, and only `scaled_dot_product_attention` is answered inside: whatever else a
-    version of diffusers computes there is computed, and an attention of another kind is missed by the block that declares it.
+    The attention processors stay as diffusers made them. Only `scaled_dot_product_attention` inside them is replaced, so
+    everything else that a version of diffusers computes there still runs. If a processor uses another attention, the block that
+    declares the attention misses the call.
+
+    Args:
+        running: returns the attentions of the running forward.
     """
     subclasses: dict[type, type] = {}
     for child in module.modules():
@@ -36,7 +40,7 @@ def answer_attention(module: nn.Module, running: Callable[[], Attentions]) -> No
 
 
 def _answered(kind: type, running: Callable[[], Attentions]) -> type:
-    @functools.wraps(kind.__call__)  # diffusers passes on what the signature names, and nothing else
+    @functools.wraps(kind.__call__)  # diffusers passes only the arguments that the signature names
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return kind.__call__(self, *args, **kwargs)
@@ -52,14 +56,14 @@ def _answered(kind: type, running: Callable[[], Attentions]) -> type:
 
 
 class _Answered(TorchFunctionMode):
-    """Inside, torch's scaled dot products are answered, `[batch, heads, tokens, head_dim]`."""
+    """A function mode that replaces torch's scaled dot product. Tensors are `[batch, heads, tokens, head_dim]`."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()
         self._answer = answer
 
     def __torch_function__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Answer torch's scaled dot product; every other function is computed as it is."""
+        """Replace torch's scaled dot product, and call every other function unchanged."""
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         return self._attend(*args, **(kwargs or {}))
@@ -76,7 +80,7 @@ class _Answered(TorchFunctionMode):
 
 
 def _run_answered(module: nn.Module, _: None, calls: list[None], args: Any, named: dict[str, Any]) -> Any:
-    """With torch's scaled dot products answered in the block."""
+    """Run a block in which torch's scaled dot product calls the attention operator."""
 
     def answer(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         ordinal = len(calls)
@@ -88,4 +92,4 @@ def _run_answered(module: nn.Module, _: None, calls: list[None], args: Any, name
 
 
 ENTRY = CompiledEntry(_run_answered, options="")
-"""How diffusers' blocks come to call the operator of attention when they are compiled."""
+"""The entry by which compiled blocks of diffusers call the attention operator."""

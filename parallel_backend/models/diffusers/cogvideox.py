@@ -1,7 +1,7 @@
-"""CogVideoX (2b, 5b, 1.5-5B; text and image to video) over diffusers' CogVideoXTransformer3DModel.
+"""CogVideoX (2b, 5b, 1.5-5B; text and image to video) on diffusers' CogVideoXTransformer3DModel.
 
-Numerically as diffusers' CogVideoXPipeline, positions too; ComfyUI's port has other ones for the 1.0 models. What
-diffusers does not take is as in ComfyUI: a latent of odd height or width is padded circularly to the patch size.
+Results, positions included, equal those of diffusers' CogVideoXPipeline. ComfyUI's port has other positions for the 1.0 models.
+As in ComfyUI, and unlike in diffusers, a latent of odd height or width is padded circularly to the patch size.
 """
 
 from __future__ import annotations
@@ -33,20 +33,30 @@ from .model import Call
 PREFIXES = ("", "model.diffusion_model.")
 CHANNELS = 16
 LARGE_HEADS = 48
-"""5b and 1.5 have as many heads, 2b has 30; files of the 1.0 models do not tell them apart otherwise (nor does ComfyUI)."""
+"""The number of heads of 5b and 1.5; 2b has 30. Files of the 1.0 models have no other mark of the size (nor has ComfyUI)."""
 
 SPATIAL_ALIGNMENT = 16
-"""Sines for absolute positions need as many features, or a multiple."""
+"""Sinusoidal absolute positions need a multiple of this number of features."""
 
 SMALL_SHIFT, LARGE_SHIFT = 3.0, 1.0
-"""Shift of the signal-to-noise ratio in the noise schedule (snr_shift_scale): 2b's and the others'."""
+"""Shifts of the signal-to-noise ratio in the noise schedule (snr_shift_scale): for 2b, and for the other models."""
 
 
 @dataclass(frozen=True)
 class CogVideoXConfig:
-    """The shape of a CogVideoX model, read off its tensors.
+    """The shape of a CogVideoX model, read from its tensors.
 
-    `patch_frames` is how many latent frames a token covers: 2 in CogVideoX 1.5. `rotary` positions all have but 2b.
+    Attributes:
+        hidden: the number of features of a token.
+        head_dim: the number of features of an attention head.
+        layers: the number of blocks.
+        in_channels: the number of channels of the input, with the image's latent.
+        patch_frames: the number of latent frames in a token; 2 in CogVideoX 1.5.
+        text_width: the width of the text.
+        time_width: the width of the timestep's embedding.
+        offset: True if the model embeds the image's offset.
+        learned_positions: the number of tokens with a learned position, or 0.
+        rotary: True if positions are rotary, as in all models but 2b.
     """
 
     hidden: int
@@ -62,33 +72,37 @@ class CogVideoXConfig:
 
     @property
     def patch_size(self) -> tuple[int, int, int]:
-        """Latent values that are one token."""
+        """Return the latent values of one token in frames, height and width."""
         return self.patch_frames, PATCH, PATCH
 
     @property
     def heads(self) -> int:
-        """Attention heads."""
+        """Return the number of attention heads."""
         return self.hidden // self.head_dim
 
     @property
     def image_channels(self) -> int:
-        """Channels of the image's latent, in models that turn an image into a video."""
+        """Return the number of channels of the image's latent in an image-to-video model; 0 in other models."""
         return self.in_channels - CHANNELS
 
     @property
     def snr_shift(self) -> float:
-        """The noise schedule's snr_shift_scale."""
+        """Return the noise schedule's snr_shift_scale."""
         return LARGE_SHIFT if self.rotary else SMALL_SHIFT
 
 
 class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
-    """Reads CogVideoX files with ComfyUI's or diffusers' tensor names and builds the model."""
+    """The family of CogVideoX, which reads files with ComfyUI's or diffusers' tensor names and builds the model."""
 
     declaration = COGVIDEOX
     conditioning_names: frozenset[str] | None = frozenset({"context", "concat", "ofs"})
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, CogVideoXConfig]:
-        """The model's own tensors and its configuration. Raises Refused where the file is no CogVideoX model."""
+        """Return the model's tensors and its configuration.
+
+        Raises:
+            Refused: the file holds no supported CogVideoX model.
+        """
         name = checkpoint.path.name
         markers = ("blocks.0.norm1.linear.weight", "transformer_blocks.0.norm1.linear.weight")
         prefix = find_prefix(checkpoint, PREFIXES, (*markers, "patch_embed.text_proj.weight"), least=2)
@@ -118,7 +132,7 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
         return part, config
 
     def shape(self, config: CogVideoXConfig) -> ModelShape:
-        """Parameters by the sizes of diffusers' modules, biases and norms left out."""
+        """Return the model's size and limits. The numbers of parameters leave out biases and norms."""
         hidden, time, volume = config.hidden, config.time_width, PATCH**2 * config.patch_frames
         ends = volume * (config.in_channels + CHANNELS) + config.text_width + config.learned_positions
         return ModelShape(
@@ -140,13 +154,13 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
         )
 
     def two_of_each(self, config: CogVideoXConfig) -> tuple[CogVideoXConfig, tuple[int, ...]]:
-        """There is one kind of block."""
+        """Return a configuration of two blocks and the real number of blocks. The model has one kind of block."""
         return replace(config, layers=2), (config.layers,)
 
     def check(
         self, config: CogVideoXConfig, latent: Tensor, conditioning: Conditioning, values: Mapping[str, Value]
     ) -> None:
-        """Refuse inputs of the wrong size, and a missing image, in one sentence with the numbers."""
+        """Refuse inputs of the wrong size, and a missing image. The message has the numbers."""
         shape = list(latent.shape)
         if latent.ndim != 5 or latent.shape[1] != CHANNELS:
             raise Refused(
@@ -198,7 +212,7 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
             )
 
     def keys(self, config: CogVideoXConfig) -> KeyMap:
-        """Which rows of which tensors make each parameter."""
+        """Return the key map: for each parameter, the tensor and rows of the file that it is made of."""
         return cogvideox_keys(
             hidden=config.hidden,
             head_dim=config.head_dim,
@@ -214,13 +228,13 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
         )
 
     def make(self, config: CogVideoXConfig) -> nn.Module:
-        """As diffusers makes it; positions that are not learned are made for each call."""
+        """Make diffusers' module. Positions that are not learned are computed for each call."""
         from diffusers.models.transformers.cogvideox_transformer_3d import (
             CogVideoXTransformer3DModel,  # 5 s: workers only
         )
 
         learned = bool(config.learned_positions)
-        height, width = SAMPLE if learned else (0, 0)  # there are no positions for a size that no latent has
+        height, width = SAMPLE if learned else (0, 0)  # size 0 makes no positions
         module = CogVideoXTransformer3DModel(
             num_attention_heads=config.heads,
             attention_head_dim=config.head_dim,
@@ -244,7 +258,7 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
         return module  # type: ignore[no-any-return]
 
     def call(self, config: CogVideoXConfig) -> Call:
-        """With ComfyUI's conditioning, and dimensions in ComfyUI's order."""
+        """Return the function that runs the model's forward with ComfyUI's conditioning and order of dimensions."""
 
         def call(spread: ParallelModel, latent: Tensor, inputs: Inputs) -> Tensor:
             conditioning, rope = inputs.conditioning, None

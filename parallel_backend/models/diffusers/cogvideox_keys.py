@@ -1,6 +1,6 @@
-"""CogVideoX key map: ComfyUI's tensor names to the parameters of diffusers' CogVideoXTransformer3DModel.
+"""The CogVideoX key map, from ComfyUI's tensor names to the parameters of diffusers' CogVideoXTransformer3DModel.
 
-The two name the same tensors one for one.
+Each tensor is exactly one parameter.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def cogvideox_keys(
     offset: bool,
     learned_positions: int,
 ) -> KeyMap:
-    """The key map of a CogVideoX model of the given shape.
+    """Return the key map of a CogVideoX model of the given shape.
 
     Args:
-        patch_frames: latent frames in a token.
-        conv: patches are embedded by a convolution (1.0), not a linear layer.
-        offset: there is an embedding of the image's offset (1.5 image to video).
-        learned_positions: tokens that have a learned position, or 0.
+        patch_frames: the number of latent frames in a token.
+        conv: True if patches are embedded by a convolution (1.0) instead of a linear layer.
+        offset: True if the model embeds the image's offset (1.5 image to video).
+        learned_positions: the number of tokens with a learned position, or 0.
     """
     patch = PATCH**2 * patch_frames
     embed = (in_channels, PATCH, PATCH) if conv else (in_channels * patch,)
@@ -61,7 +61,7 @@ def cogvideox_keys(
 
 
 def comfy_name(name: str) -> str:
-    """ComfyUI's name of a parameter; names that are ComfyUI's already stay as they are."""
+    """Return ComfyUI's name of a parameter. Names of ComfyUI stay as they are."""
     for theirs, ours in _RENAMED:
         name = name.replace(theirs, ours)
     return name

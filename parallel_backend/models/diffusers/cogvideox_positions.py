@@ -1,4 +1,4 @@
-"""Where CogVideoX's tokens are: rotary positions as diffusers' pipeline makes them, and absolute ones, some of them learned."""
+"""Positions of CogVideoX's tokens: rotary positions as in diffusers' pipeline, and absolute ones, some of them learned."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from torch.nn import functional as F
 from .cogvideox_keys import PATCH
 
 SAMPLE = (60, 90)
-"""Height and width of the latents that the 1.0 models were trained on, to which their rotary positions are fitted."""
+"""Height and width of the latents that the 1.0 models were trained on. Their rotary positions are fitted to this size."""
 
 LEARNED_FRAMES = 13
 LEARNED_TEXT = 226
 LEARNED = LEARNED_TEXT + LEARNED_FRAMES * (SAMPLE[0] // PATCH) * (SAMPLE[1] // PATCH)
-"""What the learned positions of 5b image to video are made for, at the size SAMPLE: text and video."""
+"""The number of learned positions of 5b image to video: text, and a video of the size SAMPLE."""
 
 
 def rotary(head_dim: int, patch_frames: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines `[tokens, head_dim]` for a padded latent `[batch, frames, channels, height, width]`, as in the pipeline.
+    """Return cosines and sines `[tokens, head_dim]` as in diffusers' pipeline.
 
-    In 1.0 models positions are those of a crop fitted to the size they were trained on.
+    In 1.0 models, positions are those of a crop that is fitted to the size of the training.
+
+    Args:
+        x: a padded latent `[batch, frames, channels, height, width]`.
     """
     from diffusers.models.embeddings import get_3d_rotary_pos_embed
 
@@ -43,7 +46,7 @@ def rotary(head_dim: int, patch_frames: int, x: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _crop(rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The first position of a grid and the one behind its last, fitted into SAMPLE's."""
+    """Return the first position of a grid and the position after its last, with the grid fitted into SAMPLE's."""
     height, width = (size // PATCH for size in SAMPLE)
     if rows / columns > height / width:
         fitted = height, round(height / rows * columns)
@@ -55,12 +58,15 @@ def _crop(rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
 
 @contextmanager
 def positions_for(embed: Any, text: int) -> Iterator[None]:
-    """Have absolute positions made for so many tokens of text; learned ones are cut there, or end in zeros."""
+    """Make absolute positions fit `text` tokens of text while this context is active.
+
+    Learned positions of text are cut, or padded with zeros.
+    """
     embed.max_text_seq_length = text
     learned = embed._parameters.get("pos_embedding")
     if learned is not None and text != LEARNED_TEXT:
         text_positions, picture = learned[:, :LEARNED_TEXT], learned[:, LEARNED_TEXT:]
-        # Where an attribute is looked for before it is among the parameters.
+        # Python finds this attribute before the parameter of the same name.
         embed.__dict__["pos_embedding"] = torch.cat(
             [F.pad(text_positions, (0, 0, 0, text - LEARNED_TEXT)), picture], dim=1
         )

@@ -1,4 +1,4 @@
-"""What the families over diffusers' modules have in common."""
+"""The base class of the families on diffusers' modules, and the check of diffusers' version."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from .model import Call, DiffusersModel
 
 
 class DiffusersConfig(Protocol):
-    """A model's configuration, read off its tensors."""
+    """A model's configuration, read from its tensors."""
 
     @property
     def patch_size(self) -> tuple[int, ...]:
-        """Latent values that are one token."""
+        """Return the latent values of one token in each dimension."""
 
 
 C = TypeVar("C", bound=DiffusersConfig)
 
 
 class DiffusersFamily(ABC, Generic[C]):
-    """Of one class of diffusers'.
+    """A family of models of one diffusers class.
 
     Attributes:
-        declaration: where the tokens of its model are.
-        takes: the conditioning that its models are told of.
+        declaration: the token positions of its models.
+        conditioning_names: the conditioning that its models read.
+        called_methods: empty, because no class of ComfyUI is involved.
+        imports: Python modules that its models need and whose import takes seconds.
     """
 
     declaration: Declaration
@@ -46,55 +48,55 @@ class DiffusersFamily(ABC, Generic[C]):
 
     @abstractmethod
     def make(self, config: C) -> nn.Module:
-        """The whole model on the meta device, as diffusers makes it."""
+        """Make diffusers' module of the whole model, on the meta device."""
 
     @abstractmethod
     def call(self, config: C) -> Call:
-        """What calls the module with a forward's inputs."""
+        """Return the function that runs the module with a forward's inputs."""
 
     @abstractmethod
     def keys(self, config: C) -> KeyMap:
-        """Which rows of the file make each parameter, in ComfyUI's names."""
+        """Return the key map in ComfyUI's names: for each parameter, the tensor and rows that it is made of."""
 
     def couples_rows(self, config: C, conditioning: Conditioning) -> str:
-        """Nothing: diffusers computes each row for itself."""
+        """Return no reason, because diffusers computes each row of a batch separately."""
         return ""
 
     def comfyui_keys(self, config: C) -> KeyMap:
-        """As `keys`: no file has other names."""
+        """Return the same key map as `keys`, which has ComfyUI's names."""
         return self.keys(config)
 
     def token_rows(self, config: C, latent_shape: Sequence[int]) -> int:
-        """Patches are whole rows, or whole frames, of tokens."""
+        """Return the largest number of patches. A patch is whole rows or whole frames of tokens."""
         return Picture(tuple(latent_shape), config.patch_size).most_patches
 
     def image_tokens(self, config: C, latent_shape: Sequence[int]) -> int:
-        """Image tokens of one batch item."""
+        """Return the number of latent tokens of one batch item."""
         return Picture(tuple(latent_shape), config.patch_size).tokens
 
     def item_bytes(
         self, config: C, latent_shape: Sequence[int], conditioning: Conditioning, dtype: torch.dtype
     ) -> float:
-        """0: plans predict it."""
+        """Return 0, because the plan predicts the memory."""
         return 0.0
 
     def context_tokens(self, config: C, conditioning: Conditioning) -> int:
-        """Tokens of the text."""
+        """Return the number of tokens of the text."""
         return conditioning["context"].shape[1]
 
     def exact(self, config: C) -> frozenset[str]:
-        """None: all parameters have the type that is chosen."""
+        """Return no names, because all parameters have the chosen dtype."""
         return frozenset()
 
     def control_blocks(self, config: C) -> Mapping[str, range]:
-        """No ControlNet is supported."""
+        """Return no blocks, because these models support no ControlNet."""
         return {}
 
     def build(self, config: C, stage: Stage) -> DiffusersModel:
-        """One stage of the model on the meta device.
+        """Return one stage of the model on the meta device.
 
         Raises:
-            Refused: diffusers' class is not the one that is known.
+            Refused: diffusers' class has other parameters than this pack knows.
         """
         with torch.device("meta"):
             module = self.make(config)
@@ -112,7 +114,7 @@ class DiffusersFamily(ABC, Generic[C]):
 
 
 def padded(latent: Tensor, size: int) -> Tensor:
-    """A latent whose last two sizes are made multiples of `size`, circularly, as ComfyUI pads."""
+    """Pad a latent circularly, as ComfyUI does, so that its last two sizes are multiples of `size`."""
     padding = (0, -latent.shape[-1] % size, 0, -latent.shape[-2] % size)
     if not any(padding):
         return latent
@@ -133,13 +135,13 @@ def of_diffusers(imports: Iterable[str]) -> bool:
 
 
 def check_diffusers() -> None:
-    """Raises Refused where this Python has no diffusers, or one out of range."""
+    """Raise Refused if this Python has no diffusers, or an unsupported version."""
     if not in_range(installed := own_diffusers()):
         raise Refused(f"{NEEDED}, and {installed or 'none'} is installed: {REMEDY}.")
 
 
 def own_diffusers() -> str:
-    """The installed version; empty for none."""
+    """Return the installed version of diffusers; empty if there is none."""
     try:
         return version("diffusers")
     except PackageNotFoundError:

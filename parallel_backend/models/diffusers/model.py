@@ -1,4 +1,4 @@
-"""One stage of a model of diffusers' in a worker."""
+"""One pipeline stage of a diffusers model in a worker."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..sequence_parallel.run import ParallelForward
 from .attention import ENTRY, answer_attention
 
 Call = Callable[[ParallelModel, Tensor, Inputs], Tensor]
-"""How a model is called: its output `[batch, channels, ...]` for a latent of this shape, in ComfyUI's order of dimensions."""
+"""A function that runs a model's forward. Latent and output are `[batch, channels, ...]`, in ComfyUI's order of dimensions."""
 
 
 class DiffusersModel:
-    """diffusers' own module, its blocks spread.
+    """diffusers' own module with its blocks parallelised over ranks.
 
     Args:
-        module: on the meta device.
+        module: the module, on the meta device.
         stage: the blocks that this rank holds.
-        call: what stands around the module.
+        call: runs the module's forward with the code around it.
 
     Attributes:
-        features: the width of a token.
+        features: the number of features of a token.
     """
 
     def __init__(self, module: nn.Module, declaration: Declaration, stage: Stage, call: Call) -> None:
@@ -44,30 +44,30 @@ class DiffusersModel:
         answer_attention(module, lambda: self._spread.now.attentions)
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
-        """The latent's part of each patch."""
+        """Return each patch's region of the latent."""
         return self.picture(latent_shape).regions(count)
 
     def picture(self, latent_shape: Sequence[int]) -> Picture:
-        """The tokens of a latent."""
+        """Return the tokens of a latent."""
         return Picture(tuple(latent_shape), as_patch_size(self._patch_size, len(latent_shape) - 2))
 
     def forward_on(self, execution: Execution) -> DiffusersForward:
-        """The forward of this stage under a plan."""
+        """Return the forward of this stage under a plan."""
         return DiffusersForward(self, self._spread, execution)
 
     def compute(self, latent: Tensor, inputs: Inputs) -> Tensor:
-        """The model's output for a latent in the compute dtype."""
+        """Return the model's output for a latent in the compute dtype."""
         return self._call(self._spread, latent, inputs)
 
 
 class DiffusersForward(ParallelForward):
-    """Runs a DiffusersModel's stage."""
+    """The forward of a DiffusersModel's stage."""
 
     def __init__(self, model: DiffusersModel, blocks: ParallelModel, execution: Execution) -> None:
         super().__init__(blocks, execution, blocks.compiled_by(execution.compiler))
         self._model = model
 
     def __call__(self, inputs: Inputs, latent: Tensor | None, patch: int | None) -> Tensor | None:
-        """On the last stage the output for the whole latent, or for the patch; None on the others."""
+        """Run this stage. Return the output for the whole latent or for the patch, or None if the stage is not the last."""
         picture = self._model.picture(inputs.shape)
         return self.run(inputs, picture, latent, patch, lambda x, _: self._model.compute(x, inputs))

@@ -1,7 +1,7 @@
-"""PixArt-alpha and PixArt-Sigma over diffusers' PixArtTransformer2DModel, numerically as diffusers' PixArtAlphaPipeline.
+"""PixArt-alpha and PixArt-Sigma on diffusers' PixArtTransformer2DModel, with the results of diffusers' PixArtAlphaPipeline.
 
-What diffusers does not take is as in ComfyUI: without a mask all of the text counts, and a latent of odd height or width is
-padded circularly.
+As in ComfyUI, and unlike in diffusers, all text counts if there is no mask, and a latent of odd height or width is padded
+circularly.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ DIFFUSERS_NAMES = {
     "size": "adaln_single.emb.resolution_embedder.linear_1.weight",
     "blocks": "transformer_blocks",
 }
-"""What a file's tensors are called from which the shape of the model is read."""
+"""Names of the tensors from which the shape of the model is read, in files of the original and of diffusers."""
 
 HEADS = 16
-"""All published models have as many; a file does not tell."""
+"""The number of heads of all published models; a file does not hold it."""
 
 SAMPLE = 64
-"""Latents of any size have the positions of a grid for this one, also in models that were trained on larger ones."""
+"""The size of latent whose grid gives the positions of all latents, also in models that were trained on larger ones."""
 
 
 @dataclass(frozen=True)
 class PixArtConfig:
-    """The shape of a PixArt model, read off its tensors."""
+    """The shape of a PixArt model, read from its tensors."""
 
     hidden: int
     layers: int
@@ -68,23 +68,27 @@ class PixArtConfig:
 
     @property
     def patch_size(self) -> tuple[int, int]:
-        """Latent values that are one token."""
+        """Return the latent values of one token in height and width."""
         return PATCH, PATCH
 
     @property
     def head_dim(self) -> int:
-        """Features of an attention head."""
+        """Return the number of features of an attention head."""
         return self.hidden // HEADS
 
 
 class PixArtFamily(DiffusersFamily[PixArtConfig]):
-    """Reads PixArt files with the original or diffusers' tensor names and builds the model."""
+    """The family of PixArt, which reads files with the original or diffusers' tensor names and builds the model."""
 
     declaration = PIXART
     conditioning_names: frozenset[str] | None = frozenset({"context", "attention_mask", "c_size", "c_ar"})
 
     def inspect(self, checkpoint: Checkpoint) -> tuple[Checkpoint, PixArtConfig]:
-        """The model's own tensors and its configuration. Raises Refused where the file is no PixArt model."""
+        """Return the model's tensors and its configuration.
+
+        Raises:
+            Refused: the file holds no supported PixArt model.
+        """
         name = checkpoint.path.name
         prefix = find_prefix(checkpoint, PREFIXES, (ORIGINAL_NAMES["marker"], DIFFUSERS_NAMES["marker"]))
         if prefix is None:
@@ -107,7 +111,7 @@ class PixArtFamily(DiffusersFamily[PixArtConfig]):
         return part, config
 
     def shape(self, config: PixArtConfig) -> ModelShape:
-        """Parameters by the sizes of diffusers' modules, biases left out."""
+        """Return the model's size and limits. The numbers of parameters leave out biases."""
         square, patch = config.hidden**2, PATCH**2
         ends = patch * (config.channels + config.out_channels) + config.text_width + TIME_FEATURES
         return ModelShape(
@@ -119,7 +123,7 @@ class PixArtFamily(DiffusersFamily[PixArtConfig]):
             double_weights=0,
             single_weights=16 * square,
             other_weights=8 * square + config.hidden * ends,
-            token_weights=14 * square,  # the cross-attention's keys and values are made of the text alone
+            token_weights=14 * square,  # the cross-attention's keys and values come from the text alone
             channels=config.channels * patch,
             text=120,
             joint_text=False,
@@ -128,13 +132,13 @@ class PixArtFamily(DiffusersFamily[PixArtConfig]):
         )
 
     def two_of_each(self, config: PixArtConfig) -> tuple[PixArtConfig, tuple[int, ...]]:
-        """There is one kind of block."""
+        """Return a configuration of two blocks and the real number of blocks. The model has one kind of block."""
         return replace(config, layers=2), (config.layers,)
 
     def check(
         self, config: PixArtConfig, latent: Tensor, conditioning: Conditioning, values: Mapping[str, Value]
     ) -> None:
-        """Refuse inputs of the wrong size, in one sentence with the numbers."""
+        """Refuse inputs of the wrong size. The message has the numbers."""
         shape = list(latent.shape)
         if latent.ndim != 4 or latent.shape[1] != config.channels:
             raise Refused(
@@ -159,11 +163,11 @@ class PixArtFamily(DiffusersFamily[PixArtConfig]):
             )
 
     def keys(self, config: PixArtConfig) -> KeyMap:
-        """Which rows of which tensors make each parameter."""
+        """Return the key map: for each parameter, the tensor and rows of the file that it is made of."""
         return pixart_keys(**asdict(config))
 
     def make(self, config: PixArtConfig) -> nn.Module:
-        """As diffusers makes it; positions are made for each call."""
+        """Make diffusers' module. Positions are computed for each call."""
         from diffusers.models.transformers.pixart_transformer_2d import PixArtTransformer2DModel  # 5 s: workers only
 
         module = PixArtTransformer2DModel(
@@ -178,14 +182,14 @@ class PixArtFamily(DiffusersFamily[PixArtConfig]):
             use_additional_conditions=config.micro_conditions,
         )
         embed: Any = module.pos_embed
-        embed.height = embed.width = 0  # there are no positions for a size that no latent has
+        embed.height = embed.width = 0  # no latent has this size, so positions are computed for each call
         embed.pos_embed = torch.empty(1, 0, config.hidden, device="cpu")
         for with_table in (module, *module.transformer_blocks):
             use_cast_tables(with_table)
         return module  # type: ignore[no-any-return]
 
     def call(self, config: PixArtConfig) -> Call:
-        """With ComfyUI's conditioning."""
+        """Return the function that runs the model's forward with ComfyUI's conditioning."""
         return _call
 
 
@@ -202,7 +206,7 @@ def _read_config(part: Checkpoint, names: Mapping[str, str]) -> PixArtConfig:
 
 
 def _call(spread: ParallelModel, latent: Tensor, inputs: Inputs) -> Tensor:
-    """The predicted noise; what the model says of the variance is not used."""
+    """Return the predicted noise. The model's prediction of the variance is dropped."""
     conditioning = inputs.conditioning
     mask = conditioning.get("attention_mask")
     (out,) = spread.entrance(

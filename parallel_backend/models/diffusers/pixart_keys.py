@@ -1,4 +1,4 @@
-"""PixArt key map: the original tensor names to the parameters of diffusers' PixArtTransformer2DModel.
+"""The PixArt key map, from the original tensor names to the parameters of diffusers' PixArtTransformer2DModel.
 
 The original fuses q, k and v of the self-attention, and k and v of the cross-attention, into one tensor by rows.
 """
@@ -14,7 +14,7 @@ PATCH = 2
 TIME_FEATURES = 256
 
 Source = tuple[str, int, int]
-"""The original tensors' name without `.weight`, and the rows taken of it."""
+"""The original tensor's name without `.weight`, and the first and last row that are taken from it."""
 
 
 def pixart_keys(
@@ -26,10 +26,10 @@ def pixart_keys(
     text_width: int,
     micro_conditions: bool,
 ) -> KeyMap:
-    """The key map of a PixArt model of the given shape.
+    """Return the key map of a PixArt model of the given shape.
 
     Args:
-        micro_conditions: there are embeddings of the picture's size and aspect ratio.
+        micro_conditions: True if the model embeds the picture's size and aspect ratio.
     """
     linears = [*_ends(hidden, channels, out_channels, text_width, micro_conditions)]
     tables = [("scale_shift_table", "final_layer.scale_shift_table", 2)]

@@ -1,1 +1,1 @@
-"""What a worker holds: stages of models and where their files are, adapters, and the memory for them."""
+"""The models, files and adapters that a worker holds, and the memory for them."""

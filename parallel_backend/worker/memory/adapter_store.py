@@ -1,4 +1,4 @@
-"""What a rank knows of the adapters that requests name: the host sends each tensor once and says when to forget it."""
+"""A rank's store of adapters that requests name. The host sends each tensor once and says when to drop it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ...wire.to_worker import RECIPE, StoreAdaptersRequest
 
 
 class AdapterStore:
-    """Tensors by id, in host memory, and the last recipe."""
+    """The tensors of adapters by id, in host memory, and the last recipe."""
 
     def __init__(self) -> None:
         self._tensors: dict[str, Tensor] = {}
         self._last = NONE
 
     def learn(self, message: StoreAdaptersRequest, tensors: Mapping[str, Tensor]) -> None:
-        """Take in what the host sent."""
+        """Add the tensors and the recipe that the host sent, and drop those that it names."""
         for name in message.forget:
             del self._tensors[name]
         self._tensors |= {name: tensor for name, tensor in tensors.items() if name != RECIPE}
@@ -27,7 +27,7 @@ class AdapterStore:
             self._last = AdapterSet(changes.recipe, self._tensors, changes.networks)
 
     def named(self, id: str) -> AdapterSet:
-        """The adapters that a request names."""
+        """Return the adapters of the last recipe, which must have this id; no adapters for an empty id."""
         adapters = self._last if id else NONE
         assert adapters.id == id, "the host names adapters it has not sent"
         return adapters

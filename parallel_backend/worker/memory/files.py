@@ -1,4 +1,4 @@
-"""Finding this machine's copy of a model that ComfyUI names by its own path and by its content."""
+"""Search for this machine's copy of a model file, which ComfyUI names by its own path and by a digest of its content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ModelFiles:
     """The model files of one machine.
 
     Args:
-        folders: where to look, with all folders inside; none means that ComfyUI's own paths hold here too.
+        folders: the folders to search, with their subfolders; empty if ComfyUI's own paths are valid on this machine.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -29,14 +29,13 @@ class ModelFiles:
         self._known: dict[str, tuple[Path, ...]] = {}
 
     def find(self, model: ModelSpec) -> ModelSpec:
-        """Return the model with the path of this machine's file of the same content. Look at files of the same name
-        first.
+        """Return the model with the path of this machine's file of the same content. Files of the same name come first.
 
-        A file that is where ComfyUI's is, of the same time and size, is not read for it; nor is a model without a digest,
-        on one machine.
+        A file with the path, time and size of ComfyUI's file is not read for this. A model without a digest, on ComfyUI's
+        machine, is not read either.
 
         Raises:
-            Refused: there is none; the sentence names the file and this machine.
+            Refused: there is no such file. The message names the file and this machine.
         """
         if not self._folders and (not model.digest or _is_there(model)):
             return model
@@ -44,14 +43,14 @@ class ModelFiles:
         same_name = ""
         known = (
             self._known.get(model.digest, ()) if self._folders else ()
-        )  # else the path says which of two that are alike
+        )  # without folders, the path selects one of several equal files
         for candidate in chain(known, self._candidates(requested)):
             try:
                 if self._digests.of(candidate) == model.digest:
                     self._known[model.digest] = (candidate,)
                     return msgspec.structs.replace(model, path=str(candidate))
             except OSError:
-                continue  # not there, or not ours to read
+                continue  # the file does not exist, or cannot be read
             if candidate.name == requested.name:
                 same_name = f" ({candidate} has its name and other contents)"
         where = " or ".join(map(str, self._folders)) or str(requested.parent)

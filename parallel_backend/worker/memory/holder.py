@@ -1,4 +1,4 @@
-"""What a rank holds: models and parts of models, several at once; the least recently used makes way for the next."""
+"""The models and parts of models that a rank holds, several at once. The least recently used one makes room for the next."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .rank_memory import Allowance, OutOfMemory, RankMemory
 
 
 class Part(Protocol):
-    """Something with weights: a stage of a model, a part of a VAE.
+    """An object with weights: a stage of a model, or an autoencoder.
 
-    The size of what is in `store` is known before it takes any memory.
+    The size of the weights in `store` is known before they take any memory.
     """
 
     store: WeightStore
 
     def fill(self) -> None:
-        """Give the module memory on the rank's device and load it. May communicate."""
+        """Give the module memory on the rank's device and load the weights. May be a collective."""
 
 
 P = TypeVar("P", bound=Part)
@@ -31,16 +31,16 @@ P = TypeVar("P", bound=Part)
 
 @dataclass
 class _Held:
-    """A part that the rank holds, and where its weights are."""
+    """A part that the rank holds, with the location of its weights."""
 
     part: Any
     arrangement: Hashable
-    """What the part was built for; one for another arrangement takes its place."""
+    """The arrangement that the part was built for. A part for another arrangement replaces it."""
     on_device: bool = False
     somewhere: bool = False
-    """Whether it is on the device of any rank."""
+    """True if the part is on the device of any rank."""
     aside: int = 0
-    """Bytes of host memory that this rank answers for because it has left devices."""
+    """Bytes of host memory that this rank accounts for since the part has left devices."""
 
     @property
     def store(self) -> WeightStore:
@@ -53,20 +53,20 @@ class _Held:
 
     @property
     def on_host(self) -> int:
-        """Bytes of host memory that it takes now."""
+        """Return the bytes of host memory that the part takes now."""
         return self.store.kept + self.aside + self.store.idle
 
 
 class ModelHolder:
-    """One part a model, on the device or, once it had to leave it, in host memory while there is room.
+    """The holder of one part for each model, on the device or in host memory.
 
-    Every rank holds, moves and drops the same things in the same order, because loading may communicate: whether there
-    is room is agreed on.
+    A part moves to host memory when it has to leave the device, if there is room. Every rank holds, moves and drops the same
+    models in the same order, because loading may be a collective. So all ranks agree on the room that there is.
 
     Args:
-        memory: of this rank's device.
-        all_true: returns True if all ranks pass True, on all of them. A collective.
-        status: told of phases.
+        memory: the memory of this rank's device.
+        all_true: returns True on all ranks if all ranks pass True. A collective.
+        status: records phases.
     """
 
     def __init__(self, memory: RankMemory, all_true: Callable[[bool], bool], status: RankProgress) -> None:
@@ -76,11 +76,11 @@ class ModelHolder:
         self._entries: dict[ModelSpec, _Held] = {}  # from the least to the most recently used
         self._limit = 0
         self.requested_bytes = 0
-        """Bytes of the part last asked for, held or not."""
+        """Bytes of the part that was requested last, also if it did not fit."""
         self.restored = 0
-        """Bytes brought back from host memory since it was last set to 0."""
+        """Bytes moved back from host memory since the counter was last set to 0."""
         self.spare = 0
-        """Bytes of the device that neither the part last asked for takes nor its work is thought to need."""
+        """Bytes of the device beyond the part that was requested last and the estimated need of its work."""
 
     def on_device(self) -> dict[ModelSpec, int]:
         """Return the bytes of weights on the device by model."""
@@ -94,10 +94,11 @@ class ModelHolder:
         """Return a part on the device, ready for use. A collective.
 
         Args:
-            model: whose part it is.
-            arrangement: which rank holds which part, the same on all ranks; a new one replaces the old.
-            build: makes this rank's part, without data; called where it is not held yet.
-            allowance: what this rank may use of its device.
+            model: the model of the part.
+            arrangement: identifies the division of the model over ranks, the same on all ranks. A part of another arrangement
+                is replaced.
+            build: makes this rank's part without data. Called if the rank does not hold the part yet.
+            allowance: the memory that this rank may use of its device.
 
         Raises:
             OutOfMemory: the part is larger than the allowance.
@@ -130,7 +131,7 @@ class ModelHolder:
         return entry.part  # type: ignore[no-any-return]
 
     def free(self) -> int:
-        """Bytes still to be had on the device, under the limit last given."""
+        """Return the bytes that can still be allocated on the device under the last limit."""
         free = self._memory.free_on_device()
         return min(free, self._limit - sum(self.on_device().values())) if self._limit else free
 
@@ -138,20 +139,20 @@ class ModelHolder:
         """Take a model off the device, into host memory if there is room. A collective.
 
         Args:
-            here: whether off this rank's; some ranks may keep it.
+            here: True if the model leaves this rank's device. Some ranks may keep it.
         """
         self._status.enter("releasing the model")
         if model in self._entries and self._entries[model].somewhere:
             self._take_off(model, here)
 
     def drop(self, model: ModelSpec) -> None:
-        """Forget a model's part, whose weights may not be those of its file any more. All ranks do it."""
+        """Drop a model's part, whose weights may differ from its file. All ranks do this."""
         self._status.enter("releasing the model")
         self._entries.pop(model, None)
         self._memory.give_back()
 
     def _make_room(self, entry: _Held, allowance: Allowance) -> None:
-        """Take other parts off the device, the least recently used first, until this one fits or is left alone."""
+        """Take other parts off the device, the least recently used first, until this part fits or no other part is left."""
         self._status.enter("making room for the model")
         self.requested_bytes = entry.store.nbytes
         while not self._all_true(self._fits(entry, allowance)):
@@ -163,10 +164,10 @@ class ModelHolder:
             raise OutOfMemory(entry.store.nbytes, allowance.limit)
 
     def _make_host_room(self, host_bytes: int) -> None:
-        """Drop parts that wait in host memory until what stays there fits.
+        """Drop parts in host memory, the least recently used first, until `host_bytes` fit.
 
         Raises:
-            Refused: it does not even so.
+            Refused: they do not fit even then.
         """
         while host_bytes and not self._all_true(self._memory.has_host_room(host_bytes)):
             if self._give_up_what_is_idle():
@@ -187,7 +188,7 @@ class ModelHolder:
         return in_limit and needed <= self._memory.free_on_device() // allowance.sharers
 
     def _spare(self, entry: _Held, allowance: Allowance) -> int:
-        """Return the bytes that remain beyond the least that a part and its work need."""
+        """Return the bytes that remain beyond the smallest need of a part and its work."""
         least = entry.store.nbytes + allowance.working
         spare = self._memory.free_on_device() // allowance.sharers + entry.device_bytes - least
         if allowance.limit:
@@ -198,9 +199,9 @@ class ModelHolder:
         return sum(entry.device_bytes for entry in self._entries.values() if entry is not than)
 
     def _take_off(self, model: ModelSpec, here: bool = True) -> None:
-        """Move a part into host memory; parts there that are older leave it for this one.
+        """Move a part into host memory. Older parts there are dropped if it needs the room.
 
-        Without room it is dropped, by all ranks: loading it again is a joint affair.
+        Without room, all ranks drop the part, because only all ranks together can load it again.
         """
         entry = self._entries[model]
         leaves = here and entry.on_device
@@ -221,8 +222,9 @@ class ModelHolder:
         entry.somewhere = not self._all_true(not entry.on_device)
 
     def _keep_what_is_idle(self) -> None:
-        """Keep idle host memory only while the same amount is free: other programs on the machine may need it. A
-        collective.
+        """Release idle host memory if less than the same amount is free. A collective.
+
+        Other programs on the machine may need it.
         """
         for entry in self._entries.values():
             idle = entry.store.idle

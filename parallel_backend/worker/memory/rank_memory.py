@@ -1,4 +1,4 @@
-"""A rank's memory, on its device and on the host: what is free, moving weights between the two, and running out."""
+"""A rank's memory on its device and on the host: free memory, moves of weights between the two, and errors of memory."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ import torch
 from ...weights.stores.store import WeightStore
 
 HOST_RESERVE = 4 << 30
-"""What is left free for ComfyUI and everything else."""
+"""Bytes of host memory that stay free for ComfyUI and other programs."""
 
 KEPT_OF_FREE = 0.25
-"""What torch may keep between requests, as a share of what is free on the device beside it; ComfyUI's own measure."""
+"""Largest cache of torch between requests, as a fraction of the device's free memory. ComfyUI uses the same limit."""
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where a container's own limit is found (version 2); the machine's free memory is not all its own."""
+"""The folder with a container's memory limit (cgroup version 2). A container may not use all memory of the machine."""
 
 
 WINDOWS = Path("/dev/dxg")
-"""There where Linux runs under Windows (WSL2)."""
+"""A file that exists if Linux runs under Windows (WSL2)."""
 
 KEPT_UNDER_WINDOWS = 2_000_000_000
-"""Bytes of a GPU that Windows says are free and does not give."""
+"""Bytes of a GPU that Windows reports as free and does not provide."""
 
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 ALLOCATION = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)", re.IGNORECASE)
-"""How torch's allocators say what they were asked for."""
+"""The part of an error of torch's allocators that names the requested size."""
 
 SHORTAGE = re.compile(
     r"out of memory|(?:CUBLAS|CUDNN)_STATUS_\w*ALLOC(?:ATION)?_FAILED|can(?:'t|not) allocate memory|bad_alloc",
     re.IGNORECASE,
 )
-"""What CUDA, its libraries, NCCL and torch say in a plain RuntimeError when the device's or the host's memory ran out."""
+"""Messages of plain RuntimeErrors of CUDA, its libraries, NCCL and torch if device or host memory ran out."""
 
 
 LOCKED = re.compile(r"ibv_\w+ failed", re.IGNORECASE)
-"""What NCCL says where InfiniBand may not lock memory although there is enough."""
+"""The message of NCCL if InfiniBand may not lock memory, although there is enough."""
 
 
 class OutOfMemory(torch.OutOfMemoryError):
-    """The limit of the plan leaves no room for what is asked for; numbers are bytes."""
+    """Raised if a request needs more memory than the plan's limit. The numbers are bytes."""
 
     def __init__(self, requested: int, limit: int) -> None:
         super().__init__(f"Tried to allocate {requested} bytes under a limit of {limit} bytes")
@@ -72,9 +72,12 @@ def asked_bytes(error: BaseException) -> int:
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a rank may use of its device: `limit` bytes in all (0: what is free), `working` of them to compute with.
+    """The memory that a rank may use of its device.
 
-    `sharers` counts the ranks on the same device, this one included.
+    Attributes:
+        limit: the bytes in all; 0 for all free memory.
+        working: the bytes for the computation, which are part of the limit.
+        sharers: the number of ranks on the same device, this one included.
     """
 
     limit: int = 0
@@ -85,12 +88,13 @@ class Allowance:
 class RankMemory:
     """The memory of one rank's device and its share of the host's.
 
-    On a CPU rank the device's memory is the host's: weights that it has alone do not move, and only the accounting changes.
+    On a CPU rank, the device's memory is the host's. Weights that only this rank has do not move, and only the accounting
+    changes.
 
     Args:
-        device: of this rank.
-        local_ranks: ranks on this machine, which may take weights to the host at the same time.
-        host_reserve: bytes of host memory that weights taken off a device leave free.
+        device: the rank's device.
+        local_ranks: the number of ranks on this machine, which may move weights to the host at the same time.
+        host_reserve: bytes of host memory that must stay free when weights move there.
     """
 
     def __init__(self, device: torch.device, local_ranks: int, host_reserve: int = HOST_RESERVE) -> None:
@@ -99,44 +103,44 @@ class RankMemory:
         self._host_reserve = host_reserve
 
     def finish(self) -> None:
-        """Wait until the device is done with all it was given."""
+        """Wait until the device has finished all its work."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def limit(self, nbytes: int) -> None:
-        """Let this process allocate no more than so many bytes of its GPU; 0 lifts the limit."""
+        """Limit the bytes that this process may allocate on its GPU; 0 removes the limit."""
         if self._device.type == "cuda":
             total = torch.cuda.get_device_properties(self._device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total) if nbytes else 1.0, self._device)
 
     def free_on_device(self) -> int:
-        """Bytes that could still be allocated on the device."""
+        """Return the bytes that can still be allocated on the device."""
         if self._device.type != "cuda":
             return available_on_host()
         unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return torch.cuda.mem_get_info(self._device)[0] + unused - (KEPT_UNDER_WINDOWS if WINDOWS.exists() else 0)
 
     def has_host_room(self, nbytes: int) -> bool:
-        """Whether so many bytes for every rank of this machine could be taken of the host."""
+        """Return True if the host has room for `nbytes` of each rank of this machine."""
         return nbytes * self._local_ranks <= available_on_host() - self._host_reserve
 
     def to_host(self, weights: WeightStore, here: bool) -> None:
-        """Move weights off devices, off this rank's where `here` says so. A collective."""
+        """Move weights off devices. `here` is True if they leave this rank's device. A collective."""
         weights.leave(here)
         if here:
             self.give_back()
 
     def give_back(self) -> None:
-        """Free what is no longer used, for other processes too."""
+        """Return unused memory to the system and the device, so that other processes can use it."""
         gc.collect()
         _trim_heap()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def trim(self) -> None:
-        """Return what torch keeps for later to the device, unless much more is free: others may need it.
+        """Return torch's cached memory to the device, unless much more is free.
 
-        Others are ComfyUI and workers on the same device. It takes 10 to 20 ms, and the next request has to allocate anew.
+        ComfyUI and other workers on the device may need it. This takes 10 to 20 ms, and the next request must allocate again.
         """
         if self._device.type != "cuda":
             return
@@ -146,14 +150,14 @@ class RankMemory:
 
 
 def _trim_heap() -> None:
-    """Return freed host memory that the C library keeps for later; others than glibc have no such call."""
+    """Return freed host memory that the C library caches to the system. Only glibc has this call."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def available_on_host() -> int:
-    """Bytes of host memory to be had without swapping, within the limits of the process and of its container."""
+    """Return the bytes of host memory that are available without swapping, within the limits of process and container."""
     available: int = psutil.virtual_memory().available
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if address_space != resource.RLIM_INFINITY:

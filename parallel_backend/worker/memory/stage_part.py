@@ -1,4 +1,4 @@
-"""A rank's part of a denoiser under a plan: one stage of its blocks, whole or sharded."""
+"""A rank's part of a diffusion model under a plan: one stage of its blocks, with whole, sharded or streamed weights."""
 
 from __future__ import annotations
 
@@ -33,17 +33,20 @@ STORAGE_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in PLAIN if
 
 
 Arrange = Callable[[nn.Module, Sequence[nn.Module]], tuple[WeightStore, BlockAccess]]
-"""Where the weights of a module and of its blocks are, and how the blocks are made usable."""
+"""A function that makes the weight store of a module with blocks, and the access to the blocks' weights."""
 
 
 class StagePart:
-    """One stage of a model, built on the meta device; a Part for the Holder.
+    """One stage of a model, built on the meta device; a Part for the ModelHolder.
 
     Args:
-        stage: which blocks.
-        arrange: says how they are held.
-        neighbours, watch: with whom it is loaded, and who looks on.
-        keep: what is kept of weights that adapters change.
+        spec: the model.
+        stage: the blocks of the stage.
+        arrange: makes the weight store.
+        device: the rank's device.
+        neighbours: the ranks that load the weights together.
+        watch: observes and cancels the loading.
+        keep: decides which original weights stay in memory when adapters change them.
     """
 
     def __init__(
@@ -81,14 +84,14 @@ class StagePart:
         self._patching = Patching(self.module, self.store, device, names, self._load, keep, merging)
 
     def fill(self) -> None:
-        """Load the stage's weights by byte range."""
+        """Give the stage's weights memory and load them by byte ranges of the file."""
         self.store.materialise(self._device)
         self._load()
         self.store.settle()
 
     def adapt(self, adapters: AdapterSet, watch: Watch) -> None:
-        """Make the weights those of the file with `adapters` in them. A collective."""
-        self._watch = replace(watch, is_cancelled=lambda: False)  # weights restored by half would be nobody's
+        """Set the weights to the file's weights with `adapters` applied. A collective."""
+        self._watch = replace(watch, is_cancelled=lambda: False)  # half-restored weights would be useless
         self._patching.merge(adapters)
         self.store.settle()
 
@@ -97,7 +100,7 @@ class StagePart:
 
 
 def stages(plan: ResolvedPlan) -> tuple[Stage, ...]:
-    """Each rank's stage."""
+    """Return the stage of each rank."""
     ends = list(accumulate(plan.stages))
     numbers = (plan.place(rank).pipefusion for rank in range(plan.world_size))
     return tuple(Stage(ends[number] - plan.stages[number], ends[number], ends[-1]) for number in numbers)

@@ -1,1 +1,1 @@
-"""A worker as a process: what it is told, how it starts and is reached, what it says of itself."""
+"""The process of a worker: its settings, start, connections and reported progress."""

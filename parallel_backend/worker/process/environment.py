@@ -1,4 +1,4 @@
-"""What a worker is told: torchrun's variables, and the launcher's or the command line's."""
+"""A worker's settings, from torchrun's variables and from the launcher's variables or the command line."""
 
 from __future__ import annotations
 
@@ -35,10 +35,14 @@ FAULT_FILE = "PARALLEL_FAULT_FILE"
 
 @dataclass(frozen=True)
 class LaunchedWorker:
-    """A worker that ComfyUI started on its own machine.
+    """The settings of a worker that ComfyUI started on its own machine.
 
-    `rendezvous` is a file in which the ranks find each other. `death_pipe` closes when the host dies; `run_directory`
-    is then removed.
+    Attributes:
+        rendezvous: a file in which the ranks find each other.
+        socket: the path of the host's socket.
+        generation: the number of the group of workers.
+        death_pipe: a file descriptor that closes when the host ends.
+        run_directory: the folder of the group, which is removed when the host ends.
     """
 
     rendezvous: str
@@ -50,9 +54,13 @@ class LaunchedWorker:
 
 @dataclass(frozen=True)
 class ListeningWorker:
-    """A worker that torchrun started: rank 0 listens at `address` for ComfyUI and for the other ranks.
+    """The settings of a worker that torchrun started.
 
-    The ranks find each other in a store at `store`, which torchrun keeps, or rank 0 where `own_store` is set.
+    Attributes:
+        address: the address at which rank 0 listens for ComfyUI and for the other ranks.
+        secret: the secret that every caller must show.
+        store: host and port of the store in which the ranks find each other.
+        own_store: True if rank 0 runs the store, False if torchrun does.
     """
 
     address: Address
@@ -63,9 +71,16 @@ class ListeningWorker:
 
 @dataclass(frozen=True)
 class Environment:
-    """One rank's settings. `models` are the folders that may hold model files; none means the host's own paths.
+    """One rank's settings.
 
-    `comfyui` is ComfyUI's folder, empty if none is named. `fault_file` is None outside of tests.
+    Attributes:
+        rank: the number of this rank.
+        world_size: the number of ranks.
+        device: the rank's device.
+        host: the settings that depend on how the worker was started.
+        models: the folders that may hold model files; empty if the host's own paths apply.
+        comfyui: ComfyUI's folder, empty if none is named.
+        fault_file: the file of faults; None outside of tests.
     """
 
     rank: int
@@ -78,10 +93,10 @@ class Environment:
 
     @classmethod
     def read(cls, arguments: Sequence[str], variables: Mapping[str, str]) -> Environment:
-        """The settings on a command line and in a process environment.
+        """Return the settings of a command line and a process environment.
 
         Raises:
-            Refused: the address or the secret is of no use.
+            Refused: the address or the secret cannot be used.
         """
         options = _parser().parse_args(arguments)
         listen = options.listen or variables.get(LISTEN)

@@ -1,4 +1,4 @@
-"""Faults for tests: a worker that fails where it is told to. Nothing is called unless the environment names a file."""
+"""Injection of faults for tests: a worker fails at a chosen phase. Nothing runs unless the environment names a fault file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 import torch
 
 HEARTBEAT_SECONDS = 0.2
-"""A fault waits this long, so that the host has heard of the phase; real ones seldom strike at its first instruction."""
+"""Seconds between the begin of a phase and a fault, so that the host knows the phase, as before most real faults."""
 
 LATE_SECONDS = 1.5
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong: on which rank, in which phase, at which step (0: any)."""
+    """A fault of one kind (see KINDS) on a rank, in a phase and at a step (0: any step)."""
 
     rank: int
     phase: str
@@ -28,15 +28,16 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """From `rank=1,phase=sampling,step=2,kind=kill`. Raises KeyError for what is missing."""
+        """Parse a text such as `rank=1,phase=sampling,step=2,kind=kill`. Raise KeyError for a missing field."""
         fields = dict(part.split("=", 1) for part in text.strip().split(","))
         return cls(int(fields["rank"]), fields["phase"], fields["kind"], int(fields.get("step", 0)))
 
 
 class Faults:
-    """Strikes once when the rank enters the phase that the file names, which may be written and removed at any time.
+    """An observer that triggers the fault in a file when the rank enters the fault's phase.
 
-    When it strikes, the file gets `.struck` at the end of its name.
+    The file may be written and removed at any time. When the fault occurs, `.struck` is appended to the file's name, so the
+    fault occurs once.
     """
 
     def __init__(self, file: Path, rank: int) -> None:
@@ -44,7 +45,7 @@ class Faults:
         self._rank = rank
 
     def __call__(self, phase: str, step: int) -> None:
-        """Called by Status when a phase or step begins."""
+        """Trigger the fault if it belongs to this phase and step. RankProgress calls this when a phase or step begins."""
         try:
             fault = Fault.parse(self._file.read_text())
         except FileNotFoundError:
@@ -79,4 +80,4 @@ KINDS: dict[str, Callable[[], None]] = {
     "hang": lambda: time.sleep(1e9),
     "late": lambda: time.sleep(LATE_SECONDS),
 }
-"""`stop` stops the whole process; `hang` its main thread, which then joins no collective; `late` is no failure."""
+"""The kinds of faults. `stop` stops the process; `hang` blocks only its main thread; `late` delays it, which is no failure."""

@@ -1,9 +1,10 @@
-"""Rank 0's listener: one open port through which ComfyUI and the other ranks' messages come and go.
+"""Rank 0's gateway: one open port for all messages of ComfyUI and of the other ranks.
 
-Each rank keeps one connection to the gateway as long as it lives; ComfyUI makes one and leaves. Frames of all ranks go
-to the client that has joined, and its frames go to rank 0. Nothing is decoded before the caller has shown that it holds
-the secret. When a rank is lost so is the group: this process ends, all others find their connections closed and end too,
-and torchrun starts them anew. A client that leaves, or that sends what is no frame, only loses its own connection.
+Each rank keeps one connection to the gateway for its whole life. ComfyUI is a client, which connects and leaves. Frames of all
+ranks go to the client that has joined, and the client's frames go to rank 0. The gateway decodes nothing before a caller has
+shown that it holds the secret. If a rank is lost, the group ends: this process exits, the other ranks find their connections
+closed and exit too, and torchrun starts them again. A client that leaves or sends an invalid frame loses only its own
+connection.
 """
 
 from __future__ import annotations
@@ -29,26 +30,28 @@ from .environment import ListeningWorker
 log = logging.getLogger(__name__)
 
 STRANGERS = 256
-"""Connections that may be in their handshake at a time; for one more the oldest is closed. Whoever holds the secret shows it
-at once, and has left this crowd before it is the oldest."""
+"""Largest number of connections in their handshake. For one more, the oldest is closed.
+
+A caller that holds the secret shows it at once, so its handshake ends before it is the oldest.
+"""
 
 SEND_SECONDS = 60
-"""A client that does not read for so long is given up."""
+"""Seconds after which a client that does not read is dropped."""
 
 LINGER_SECONDS = 2.0
-"""How long a failed group lives on, so that the reports of all its ranks reach the client."""
+"""Seconds for which a failed group stays, so that the reports of all its ranks reach the client."""
 
 
 class Gateway:
-    """Listens from its construction on; ends this process when the group is over.
+    """The server at rank 0's port. It listens from its construction on, and ends this process when the group ends.
 
     Args:
-        settings: where to listen, and the secret.
-        ranks: the world size.
-        generation: a number that this start of the group has alone.
+        settings: the address to listen at, and the secret.
+        ranks: the number of ranks.
+        generation: a number that is unique to this start of the group.
 
     Raises:
-        OSError: the address is not this machine's, or the port is taken.
+        OSError: the address is not of this machine, or the port is in use.
     """
 
     def __init__(self, settings: ListeningWorker, ranks: int, generation: int) -> None:
@@ -62,14 +65,14 @@ class Gateway:
         self._ending = False
         self._changed = threading.Condition()
         self._strangers: dict[int, tuple[_GatewayPeer, Stranger]] = {}
-        """Callers in their handshake by file number, the oldest first; of the accepting thread alone."""
+        """Callers in their handshake by file descriptor, the oldest first. Only the accepting thread uses it."""
         address = settings.address
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self._listener = socket.create_server((address.host, address.port), family=family)
         _start(self._accept)
 
     def own_connection(self) -> socket.socket:
-        """Rank 0's connection, inside this process."""
+        """Return rank 0's own connection, inside this process."""
         ours, theirs = socket.socketpair()
         peer = _GatewayPeer(ours, "this machine")
         self._ranks[0] = peer
@@ -77,7 +80,7 @@ class Gateway:
         return theirs
 
     def _accept(self) -> None:
-        """Accept callers and see them through their handshakes; one thread for all, so that silent ones cost little."""
+        """Accept callers and run their handshakes, all in one thread, so that silent callers cost little."""
         self._listener.setblocking(False)
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
@@ -96,7 +99,7 @@ class Gateway:
             connection, (host, port, *_) = self._listener.accept()
         except BlockingIOError:
             return  # the caller has left
-        except OSError:  # closed by the end of the group, or out of file numbers
+        except OSError:  # the listener was closed, or the process is out of file descriptors
             if not self._ending:
                 self._make_room(selector)
                 time.sleep(0.1)
@@ -112,7 +115,7 @@ class Gateway:
         selector.register(connection, selectors.EVENT_READ)
 
     def _make_room(self, selector: selectors.BaseSelector) -> None:
-        """Turn the oldest stranger away."""
+        """Close the connection of the oldest stranger."""
         for fd, (_, stranger) in self._strangers.items():
             with contextlib.suppress(OSError):
                 stranger.tell(HandshakeVerdict.CROWDED)
@@ -121,7 +124,7 @@ class Gateway:
             return
 
     def _hear(self, selector: selectors.BaseSelector, fd: int) -> None:
-        """Read what a stranger says; start to serve the one that has shown the secret."""
+        """Read from a stranger. Serve the stranger once it has shown the secret."""
         peer, stranger = self._strangers[fd]
         try:
             if not stranger.receive():
@@ -149,7 +152,7 @@ class Gateway:
         with self._changed:
             came_twice = role in self._ranks
             self._ranks.setdefault(role, peer)
-        if came_twice:  # it was started anew and the connection of the one before is not known to be dead yet
+        if came_twice:  # the rank was restarted before its old connection is known to be dead
             self._end(f"rank {role} came a second time, from {peer.name}")
         self._serve_rank(peer, role)
 
@@ -210,7 +213,7 @@ class Gateway:
         self._ranks[0].send(encode(AbandonRequest()))
 
     def _welcome(self, peer: _GatewayPeer) -> None:
-        """Wait with the client until all ranks are there, then tell it who they are."""
+        """Wait until all ranks are connected, report missing ranks to the client meanwhile, and send it their facts."""
         reported: WaitingReply | None = None
         while True:
             with self._changed:
@@ -225,9 +228,9 @@ class Gateway:
         peer.send_or_raise(encode(WelcomeReply(tuple(self._facts[rank] for rank in range(self._size)))))
 
     def _take(self, peer: _GatewayPeer) -> bool:
-        """Make this the client whose requests are served, unless there is another one."""
+        """Make this the client whose requests are served, unless another client is served. Return True if it is."""
         with self._changed:
-            # the one before may have closed its connection this moment
+            # The previous client may just have closed its connection.
             if self._client is peer or self._changed.wait_for(lambda: self._client is None, LINGER_SECONDS):
                 self._client = peer
                 log.info("serving the client %s", peer.name)
@@ -242,19 +245,19 @@ class Gateway:
             client.send(encode(message))
 
     def _end(self, reason: str) -> NoReturn:
-        """The group is over: linger for reports under way, then end this process, and with it all connections."""
+        """End the group: wait for reports that are under way, then end this process and with it all connections."""
         with self._changed:
             first, self._ending = not self._ending, True
         if first:
             log.error("the group ends: %s", reason)
-            self._listener.shutdown(socket.SHUT_RDWR)  # who comes now is to find the next group
+            self._listener.shutdown(socket.SHUT_RDWR)  # new callers must find the next group
             self._listener.close()
         time.sleep(LINGER_SECONDS)
         os._exit(1)
 
 
 class _GatewayPeer:
-    """An open connection and who is at its other end."""
+    """An open connection and the name of its other end."""
 
     def __init__(self, connection: socket.socket, name: str) -> None:
         self.connection = connection
@@ -262,13 +265,13 @@ class _GatewayPeer:
         self._sending = threading.Lock()
 
     def frames(self) -> Iterator[RawFrame]:
-        """What arrives, until the connection is closed. Raises OSError and BadFrame."""
+        """Yield the frames that arrive until the connection is closed. Raise OSError or BadFrame."""
         cutter = FrameCutter()
         while data := self.connection.recv(1 << 20):
             yield from cutter.feed(data)
 
     def send(self, data: bytes) -> None:
-        """Send; a connection that cannot take it any more is closed, which its reading thread finds out."""
+        """Send data. Close the connection if it fails; its reading thread then finds it closed."""
         try:
             self.send_or_raise(data)
         except OSError:

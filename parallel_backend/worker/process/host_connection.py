@@ -1,4 +1,4 @@
-"""A rank's connection to the host: incoming messages, the heartbeat, and the end of the worker when the host is gone."""
+"""A rank's connection to the host: incoming messages, the heartbeat, and the end of the worker when the connection closes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from .status import RankProgress
 HEARTBEAT_SECONDS = 1.0
 
 GIVE_UP_SECONDS = 60.0
-"""Limit for a request whose client has left to end, and for a client to send RecoverRequest after a failure."""
+"""Seconds within which a request must end after its client has left, and a client must send RecoverRequest after a failure."""
 
 
 class HostConnection:
-    """The connection that sends messages to the host and queues the host's messages. The worker ends with the connection.
+    """The connection to the host, which queues the host's messages. The worker ends with the connection.
 
-    A CancelRequest does not wait in the queue: `cancelled` returns True from then on. A request that cannot be read is
-    declined. `next` raises the error of anything else that cannot be read.
+    A CancelRequest does not wait in the queue: `cancelled` returns True from then on. A request that cannot be decoded is
+    declined. For any other frame that cannot be decoded, `next` raises the error.
 
     Args:
-        connection: to the host, or to the gateway.
-        rank: this worker's, named in all frames.
+        connection: a socket to the host, or to the gateway.
+        rank: this worker's rank, which all frames name.
         hello: the first message to send.
+        status: the rank's progress, which the heartbeat reports.
         leave: ends the process.
     """
 
@@ -59,13 +60,13 @@ class HostConnection:
             threading.Thread(target=target, name=target.__name__, daemon=True).start()
 
     def send(self, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Send a message and its tensors; blocks while the host does not read."""
+        """Send a message and its tensors. Block while the host does not read."""
         data = encode(message, tensors, self._rank)
         with self._sending:
             self._socket.sendall(data)
 
     def next(self) -> Frame:
-        """Return the next frame to carry out; block until there is one. The previous frame is done. Raises BadFrame."""
+        """Block until there is a frame to carry out, and return it. The previous frame is done. Raise BadFrame."""
         self._idle.set()
         frame = self._inbox.get()
         self._idle.clear()
@@ -110,10 +111,10 @@ class HostConnection:
                         self._misread(error)
                 self._status.receiving = cutter.partial
         except BadFrame as error:
-            self._inbox.put(error)  # where the next frame begins is not known
+            self._inbox.put(error)  # the begin of the next frame is unknown
             return
         except OSError:
-            pass  # the host is gone: there is nobody to work for
+            pass  # the host is gone, so the worker ends
         self._leave()
 
     def _take(self, frame: Frame) -> None:

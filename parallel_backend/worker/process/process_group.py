@@ -1,4 +1,4 @@
-"""ProcessGroup: the ranks of all workers. It relays rank 0's frames and makes all ranks take the same decisions."""
+"""The process group of all ranks, which relays rank 0's frames and makes all ranks take the same decisions."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ TEXT_BYTES = 1024
 
 
 def nccl_settings(version: TorchVersion) -> Mapping[str, str]:
-    """What a torch reads from the environment when it opens NCCL's communicators.
+    """Return the environment variables that a version of torch needs when it opens NCCL's communicators.
 
-    Before 2.8 its collectives kept their buffers until the GPU got there, as send and recv still do, unless told not to.
+    Before torch 2.8, collectives keep their buffers until the GPU has finished, as send and recv still do. The variable turns
+    this off.
     """
     return {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"} if version < "2.8" else {}
 
 
 class ProcessGroup:
-    """All ranks of this generation, which find each other in `store`."""
+    """The group of all ranks of this generation, which find each other in `store`."""
 
     def __init__(self, environment: Environment, store: Store) -> None:
         backend = "gloo"
@@ -41,7 +42,7 @@ class ProcessGroup:
             torch.cuda.set_device(environment.device)
             for name, value in nccl_settings(torch.__version__).items():
                 os.environ.setdefault(name, value)
-            backend = "cpu:gloo,cuda:nccl"  # NCCL opens no connection until a plan's communicators use it
+            backend = "cpu:gloo,cuda:nccl"  # NCCL opens no connection before its first use
         store.set_timeout(NO_TIMEOUT)
         dist.init_process_group(
             backend,
@@ -54,13 +55,15 @@ class ProcessGroup:
         self.size = environment.world_size
         self._control = dist.new_group(backend="gloo", timeout=NO_TIMEOUT)
         self.issued = 0
-        """Operations of all ranks that were issued here, which a request sets to 0 as it begins."""
+        """The number of operations of all ranks that this rank has issued. Each request resets it to 0 at its begin."""
         self._subgroups: dict[tuple[tuple[int, ...], ...], Communicator] = {}
 
     def relay(self, frame: Frame | None, begins: Callable[[], None] = lambda: None) -> Frame:
-        """Rank 0's frame on every rank, its residuals on rank 0 only; the others pass None and wait here for work.
+        """Return rank 0's frame on every rank. Its residuals stay on rank 0. A collective.
 
-        `begins` is called when the frame begins to come.
+        Args:
+            frame: the frame on rank 0. Other ranks pass None and wait for a frame.
+            begins: called when the frame begins to arrive.
         """
         if frame is not None:
             begins()
@@ -121,7 +124,7 @@ class ProcessGroup:
         return int(value)
 
     def neighbours(self, meter: Meter) -> Neighbours:
-        """All ranks, and which of them share a machine. A collective."""
+        """Return a communicator of all ranks, and the machine of each rank. A collective."""
         group = self._control if self.size > 1 else None
         everyone = Communicator("loading", group, torch.device("cpu"), False, meter)
         kernel = uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip())

@@ -1,4 +1,4 @@
-"""How a worker comes to its connections: as a child of ComfyUI, or as one of torchrun's on any machine."""
+"""Connection of a worker to the host and to the other ranks, for workers that ComfyUI starts and those of torchrun."""
 
 from __future__ import annotations
 
@@ -24,19 +24,24 @@ from .environment import Environment, LaunchedWorker, ListeningWorker
 from .gateway import LINGER_SECONDS, Gateway
 
 FIND_SECONDS = 300.0
-"""How long a rank looks for rank 0's gateway."""
+"""Seconds for which a rank tries to connect to rank 0's gateway."""
 
 LONGEST_TRY = 20.0
-"""Seconds that one look takes at most; more is a pause of this process."""
+"""Seconds that one try takes at most. A longer time means that this process was paused, and does not count."""
 
 ANY_INTERFACE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """A rank's connection to ComfyUI and its way to the other ranks.
+    """A rank's connection to ComfyUI, and the store through which it finds the other ranks.
 
-    `leave` ends the process because there is nobody left to work for; `linger` is how long it stays after a failure.
+    Attributes:
+        connection: a socket to ComfyUI, or to the gateway.
+        generation: the number of the group of workers.
+        store: opens the store in which the ranks find each other.
+        leave: ends the process when the host is gone.
+        linger: the seconds that the process stays after a failure.
     """
 
     connection: socket.socket
@@ -47,11 +52,11 @@ class Rendezvous:
 
 
 def connect_to_host(environment: Environment) -> Rendezvous:
-    """Connect.
+    """Connect this rank to ComfyUI, or to rank 0's gateway.
 
     Raises:
         OSError: ComfyUI or rank 0 cannot be reached, or rank 0 cannot listen.
-        Refused: the environment names a network interface that is not there.
+        Refused: the environment names a network interface that does not exist.
     """
     if isinstance(environment.host, LaunchedWorker):
         return _to_parent(environment.host, environment.world_size)
@@ -60,11 +65,11 @@ def connect_to_host(environment: Environment) -> Rendezvous:
 
 def _to_parent(launched: LaunchedWorker, world_size: int) -> Rendezvous:
     def leave() -> NoReturn:
-        shutil.rmtree(launched.run_directory, ignore_errors=True)  # for a host that no longer can
+        shutil.rmtree(launched.run_directory, ignore_errors=True)  # the host is gone and cannot do this
         os._exit(0)
 
     def watch_host() -> None:
-        """Block until the host's end of the pipe closes, which the kernel does however the host ends."""
+        """Block until the host's end of the pipe closes, and leave. The kernel closes it however the host ends."""
         os.read(launched.death_pipe, 1)
         leave()
 
@@ -98,7 +103,7 @@ def _to_gateway(listening: ListeningWorker, environment: Environment) -> Rendezv
     def store() -> Store:
         host, port = listening.store
         shared = TCPStore(host, port, is_master=listening.own_store and rank == 0, timeout=NO_TIMEOUT)
-        return PrefixStore(str(generation), shared)  # restarts share torchrun's store and must not meet in it
+        return PrefixStore(str(generation), shared)  # restarts share torchrun's store; the prefix separates them
 
     return Rendezvous(connection, generation, store, leave, LINGER_SECONDS)
 
@@ -120,8 +125,10 @@ def _find(listening: ListeningWorker, rank: int) -> tuple[socket.socket, int]:
 
 
 def _use_interface(address: str) -> None:
-    """Have gloo and NCCL use the interface with this address, unless told otherwise: a host's own name often leads to
-    the loopback interface, where no other machine is found."""
+    """Make gloo and NCCL use the interface with this address, unless the environment names another one.
+
+    By default they would resolve the machine's own name, which often leads to the loopback interface.
+    """
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in addresses):
             for variable in (GLOO, NCCL):

@@ -1,4 +1,4 @@
-"""What a rank is doing, written by its main thread and reported to the host by its connection."""
+"""The state of a rank, which its main thread writes and its connection reports to the host."""
 
 from __future__ import annotations
 
@@ -9,30 +9,36 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 COMMUNICATION = ("torch.distributed.", f"{__package__.rsplit('.', 2)[0]}.comm.")
-"""The modules in which a rank waits for others."""
+"""The modules in which a rank waits for other ranks."""
 
 IDLE = "idle"
 
 CONNECTING = "connecting the workers"
-"""The phase in which communicators are opened and used once."""
+"""The phase in which communicators are opened and used for the first time."""
 
 COMPILER = "torch._dynamo.convert_frame"
-"""The module that torch.compile compiles from; what has been compiled runs without it."""
+"""The module from which torch.compile compiles. Compiled code runs without it."""
 
 READING = "reading a request"
-"""The phase of an idle rank while its next request comes."""
+"""The phase of an idle rank while its next request arrives."""
 
 LONGEST_COMPILE = 1800.0
-"""Seconds for which compiling one thing counts as getting on."""
+"""Seconds for which one compilation counts as progress."""
 
 
 @dataclass
 class RankProgress:
-    """`progress` grows as long as the rank gets anywhere: a block computed, bytes loaded. `changed` is set by `enter`.
+    """The phase, step and progress of a rank.
 
-    `entered` has the phases and steps since the request began, and when (time.perf_counter). `faults` is called when a
-    phase or step begins; None outside of tests. `receiving` is whether a part of a frame has come from the host,
-    `occupied` whether the main thread has begun with one that has no phase yet. The connection and the main thread set one each.
+    Attributes:
+        phase: the phase of the request.
+        step: the step of the phase.
+        progress: a counter that grows while the rank makes progress: a block computed, bytes loaded.
+        changed: an event that `enter` sets.
+        entered: the phases and steps since the request began, with their times (time.perf_counter).
+        faults: called when a phase or step begins; None outside of tests.
+        receiving: True if a part of a frame has arrived from the host. The connection sets it.
+        occupied: True if the main thread has begun with a request that has no phase yet. The main thread sets it.
     """
 
     phase: str = "starting"
@@ -55,19 +61,19 @@ class RankProgress:
             self.faults(phase, step)
 
     def doing(self) -> str:
-        """Return the phase for those who look on; a request is read before it has a phase of its own."""
+        """Return the phase to report. An idle rank that receives a request reports that it reads one."""
         return READING if self.phase == IDLE and (self.receiving or self.occupied) else self.phase
 
     def occupy(self) -> None:
-        """Note that the main thread has begun with a request, or its relay to the other ranks."""
+        """Record that the main thread has begun with a request, or with its relay to the other ranks."""
         self.occupied = True
 
     def on_progress(self) -> None:
-        """Note that something got done."""
+        """Record progress."""
         self.progress += 1
 
     def mark_compiling(self) -> None:
-        """Note that the main thread compiles, if it does: a block may take minutes. The connection asks before each heartbeat."""
+        """Record progress if the main thread compiles, as a block may take minutes. Called before each heartbeat."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         while frame is not None and frame.f_globals.get("__name__") != COMPILER:
             frame = frame.f_back
@@ -81,6 +87,6 @@ class RankProgress:
             self.on_progress()
 
     def waiting(self) -> bool:
-        """Whether the main thread is in a collective, the rendezvous included, by the function it is in."""
+        """Return True if the main thread is in a collective or in the rendezvous, by the module of its current function."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         return frame is not None and frame.f_globals.get("__name__", "").startswith(COMMUNICATION)

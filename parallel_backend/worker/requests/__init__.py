@@ -1,1 +1,1 @@
-"""What a worker does: one file for each kind of request, and the rank that they share."""
+"""The requests that a worker carries out, one file for each kind, and the rank that they share."""

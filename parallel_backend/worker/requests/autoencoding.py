@@ -1,4 +1,4 @@
-"""Decoding and encoding on one rank: a VAE's weights, and the rows of pictures that all ranks share."""
+"""Decoding and encoding on one rank: a VAE's weights, and the rows of pictures that the ranks divide."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from ..memory.stage_part import STORAGE_DTYPES
 from .rank import WorkerRank
 
 LAYERS_BETWEEN_WORDS = 64
-"""How many layers of an autoencoder are done before ranks ask each other whether to cancel."""
+"""The number of an autoencoder's layers between two checks of all ranks for a cancelled request."""
 
 
 class AutoencoderPart:
-    """A whole autoencoder, built on the meta device; a Part for the Holder. Every rank holds all of its weights.
+    """A whole autoencoder, built on the meta device; a Part for the ModelHolder. Every rank holds all weights.
 
     Args:
-        sharers: the ranks of this machine.
-        neighbours, watch: with whom it is loaded, and who looks on.
+        sharers: a communicator of the ranks of this machine.
+        neighbours: the ranks that load the weights together.
+        watch: observes and cancels the loading.
     """
 
     def __init__(
@@ -49,22 +50,22 @@ class AutoencoderPart:
         self.store: WeightStore = ReplicatedStore(self.module, sharers)
 
     def fill(self) -> None:
-        """Load the weights by byte range."""
+        """Give the weights memory and load them by byte ranges of the file."""
         self.store.materialise(self._device)
         load_weights(self.module, self.store, self._source, self._neighbours, self._watch)
 
 
 class Autoencoding:
-    """One rank's share of decoding and encoding. The first rank answers."""
+    """One rank's share of decoding and encoding. The first rank sends the replies."""
 
     def __init__(self, rank: WorkerRank) -> None:
         self._rank = rank
 
     def execute(self, message: DecodeRequest | EncodeRequest, tensors: Mapping[str, Tensor]) -> None:
-        """Decode or encode a batch; each rank takes its rows of the tensors, which are on the CPU, to its device."""
+        """Decode or encode a batch. The tensors are on the CPU; each rank moves its rows to its device."""
         rank, first = self._rank, self._rank.group.rank == 0
         watch = rank.watch(message.request, first)
-        axis = rank.everyone("rows", message.plan.transport)  # before what it needs is taken by weights
+        axis = rank.everyone("rows", message.plan.transport)  # before weights take the memory that connections need
         answer = {}
         try:
             part = rank.holder.hold(
@@ -92,10 +93,10 @@ class Autoencoding:
         return AutoencoderPart(model, rank.device, sharers, rank.linked(message.plan.transport), watch)
 
     def _decode(self, message: DecodeRequest, latent: Tensor, autoencoder: Autoencoder, axis: Communicator) -> None:
-        """Send the pixels of `[batch, channels, (frames,) height, width]` piece by piece. A collective.
+        """Decode a latent `[batch, channels, (frames,) height, width]` and send the pixels piece by piece. A collective.
 
         Raises:
-            Cancelled: now and then.
+            Cancelled: the request was cancelled.
         """
         self._rank.status.enter("decoding")
         on_progress = self._beat(message.request)
@@ -104,7 +105,7 @@ class Autoencoding:
             autoencoder.decode(slab, message.schedule, on_progress, self._sender(message, item))
 
     def _sender(self, message: DecodeRequest, item: int) -> Give:
-        """What sends an item's pieces in order, each a collective."""
+        """Return the function that sends an item's pieces in order. Each call is a collective."""
         start = 0
 
         def send(piece: Slab) -> None:
@@ -123,13 +124,13 @@ class Autoencoding:
         return send
 
     def _encode(self, message: EncodeRequest, pixels: Tensor, autoencoder: Autoencoder, axis: Communicator) -> Tensor:
-        """The latent's means on the first rank, nothing on the others. A collective.
+        """Return the means of the latent. A collective.
 
         Args:
             pixels: `[batch, 3, (frames,) height, width]` from -1 to 1.
 
         Raises:
-            Cancelled: now and then.
+            Cancelled: the request was cancelled.
         """
         self._rank.status.enter("encoding")
         on_progress = self._beat(message.request)
@@ -146,7 +147,7 @@ class Autoencoding:
         return torch.cat(items)
 
     def _beat(self, request: int) -> OnProgress:
-        """Report progress of an autoencoder. Raise Cancelled at some calls if the request was cancelled."""
+        """Return a function that reports an autoencoder's progress. Some of its calls raise Cancelled if the host cancels."""
         since = 0
 
         def on_progress(layers: int = 1) -> None:

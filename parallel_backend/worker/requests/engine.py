@@ -44,10 +44,10 @@ DEVICE_ERRORS = re.compile(
     r"CUDA (?:driver )?error|cuda runtime error|Cuda failure|device-side assert|(?:CUBLAS|CUDNN|CUSPARSE)_STATUS|NCCL",
     re.IGNORECASE,
 )
-"""Messages of errors after which a device may compute nothing more."""
+"""Messages of errors after which a device may be unusable."""
 
 OfModel = SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest | MeasureBlocksRequest
-"""Requests that run a model, whose data may make it raise."""
+"""Requests that run a model. Their data may make the model raise an error."""
 
 
 class Engine:
@@ -101,7 +101,7 @@ class Engine:
         self._rank.recover(frame.message)
 
     def _compute(self, message: MeasureBlocksRequest | SampleRequest | ForwardRequest, frame: Frame) -> None:
-        """Run the model. Move all tensors to the device except residuals, which a rank needs in part, and the program."""
+        """Run the model. Move all tensors to the device except the program and residuals, which a rank needs only in part."""
         rank = self._rank
         residuals = {name: tensor for name, tensor in frame.tensors.items() if name.startswith(RESIDUAL)}
         tensors = {
@@ -126,7 +126,7 @@ class Engine:
             rank.host.send(DoneReply(message.request))
 
     def _declines(self, message: OfModel) -> bool:
-        """Return True if the ranks cannot do this together; rank 0 then sends the reason to the host."""
+        """Return True if the ranks cannot run this request together. Rank 0 then sends the reason to the host."""
         rank = self._rank
         problem = self._agreement.problem(message.plan, message.model)
         if problem and rank.group.rank == 0:
@@ -135,10 +135,10 @@ class Engine:
 
 
 class Agreement:
-    """Checks that all ranks have the same plan and model, and can run them together; the last agreement is remembered.
+    """A check that all ranks have the same plan and model and can run them. It remembers the last agreement.
 
     Args:
-        refusals: why attention that a plan can ask for does not run on this rank, by its name.
+        refusals: the reasons why kernels of attention do not run on this rank, by the name that a plan has for them.
     """
 
     def __init__(
@@ -151,9 +151,9 @@ class Agreement:
         self._agreed: tuple[ResolvedPlan, ModelSpec] | None = None
 
     def problem(self, plan: ResolvedPlan, model: ModelSpec) -> str:
-        """Return why the ranks cannot run this together, the same text on all ranks; empty if they can.
+        """Return the reason why the ranks cannot run this together; empty if they can. All ranks return the same text.
 
-        A collective, unless it is what they last agreed on.
+        A collective, unless the ranks agreed on this plan and model last.
         """
         current = plan, model
         if self._agreed == current:
@@ -178,7 +178,7 @@ class Agreement:
 
     def _lack(self, plan: ResolvedPlan, model: ModelSpec) -> str:
         """Return a sentence about what this rank lacks for a plan; empty if it lacks nothing."""
-        if plan.stages and plan.attention in self._refusals:  # work cut in space takes any kernel
+        if plan.stages and plan.attention in self._refusals:  # a plan without stages (VAE) runs with any kernel
             return self._refusals[plan.attention]
         try:
             self._files.find(model)

@@ -1,4 +1,4 @@
-"""Measuring what the automatic plan goes by: this machine, and one block of each kind of a model."""
+"""Measurements for the choice of a plan: this machine, and one block of each kind of a model."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from .unsharded import RUNS, ForwardExample, refuse_coupled_rows, time_forward
 
 
 def measure_machine(rank: WorkerRank, message: MeasureMachineRequest) -> None:
-    """Answer with the speed of devices and links, and the memory that a connection takes."""
+    """Reply with the speed of devices and links, and the memory that a connection takes."""
     rank.forget_mesh()
     mesh = rank.mesh(message.plan)
     rank.status.enter("measuring devices and links")
     kinds = rank.group.all_gather_text(device_kind(str(rank.device)))
     dtype = torch.bfloat16 if rank.device.type == "cuda" else torch.float32
     attention = message.plan.attention
-    if attention in refused_kernels(rank.device):  # what samples with it is declined in a sentence
+    if attention in refused_kernels(rank.device):  # a request to sample with this kernel will be declined
         attention = "auto"
     kernel = choose_kernel(attention, rank.device, dtype, HEAD_DIM, package_failures(rank.device))
     per_connection = rank.mesh_bytes / max(1, connections(message.plan))
@@ -51,7 +51,7 @@ def measure_machine(rank: WorkerRank, message: MeasureMachineRequest) -> None:
 
 
 def measure_memory(rank: WorkerRank, message: MeasureMemoryRequest) -> None:
-    """Answer with what a job may take of each rank's device. A collective."""
+    """Reply with the memory that a job may take of each rank's device. A collective."""
     rank.status.enter("measuring free memory")
     free = [int(text) for text in rank.group.all_gather_text(str(rank.available(message.plan)))]
     if rank.group.rank == 0:
@@ -59,7 +59,7 @@ def measure_memory(rank: WorkerRank, message: MeasureMemoryRequest) -> None:
 
 
 def measure_blocks(rank: WorkerRank, message: MeasureBlocksRequest, tensors: dict[str, Tensor]) -> None:
-    """Answer with every rank's time for a block of each kind."""
+    """Reply with every rank's time for a block of each kind. A collective."""
     mesh = rank.mesh(message.plan)
     rank.status.enter("timing the model's blocks")
     spec = rank.files.find(message.model)
@@ -85,9 +85,9 @@ def measure_blocks(rank: WorkerRank, message: MeasureBlocksRequest, tensors: dic
 
 
 def _coupling(rank: WorkerRank, family: Family, config: Any, example: ForwardExample) -> str:
-    """Return the reason why the rows of a batch must be computed together; empty if they need not, or if each call has one.
+    """Return the reason why the rows of a batch must be computed together; empty if there is none.
 
-    Rank 0 alone tries it, since the answer is the same for all ranks. A collective.
+    There is none if each call has one row. Only rank 0 tries it, since the result is the same on all ranks. A collective.
     """
     problem = ""
     if rank.group.rank == 0 and ALONE not in example.values:
@@ -101,13 +101,13 @@ def _coupling(rank: WorkerRank, family: Family, config: Any, example: ForwardExa
 def time_blocks(
     family: Family, config: Any, plan: ResolvedPlan, example: ForwardExample
 ) -> tuple[list[float], tuple[int, ...]]:
-    """Seconds of one block of each kind, the shortest of some runs, and how many of each the model has.
+    """Return the seconds of one block of each kind (the shortest of some runs), and the model's number of each kind.
 
-    They are timed on a small model of the same widths without its weights.
+    The blocks belong to a small model of the same widths, whose weights are zeros.
 
     Args:
-        plan: its attention kernel is used.
-        example: whose `on_progress` is called after each block and each run.
+        plan: the plan with the attention kernel.
+        example: the inputs. Its `on_progress` is called after each block and each run.
     """
     small, counts = family.two_of_each(config)
     blocks, device = 2 * len(counts), example.device
@@ -130,10 +130,10 @@ def time_blocks(
         forward(inputs, example.x, None)
         # Blocks may run more than once, as VACE's first ones do for each control video.
         runs.append(events.pop_seconds()[-blocks:])
-        example.on_progress()  # a GPU has done by now what the host gave it in a moment
+        example.on_progress()  # reading the events has waited for the GPU
     return _second_of_each(runs), counts
 
 
 def _second_of_each(runs: Sequence[Sequence[float]]) -> list[float]:
-    """The time between the marks of a kind's two blocks; the first also has what comes before it."""
+    """Return the time of the second block of each kind. The first block's time includes the work before the block."""
     return [min(run[first + 1] - run[first] for run in runs) for first in range(0, len(runs[0]), 2)]

@@ -1,4 +1,4 @@
-"""Sending what a step has made while the next one is computed."""
+"""Transfer of a step's results to the host while the rank computes the next step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ...wire.message import Message
 Send = Callable[[Message, Mapping[str, Tensor]], None]
 
 MOST_WAITING = 4
-"""Previews that may wait for a host that does not read; then the loop waits too."""
+"""Largest number of previews that wait for a host that does not read. Then the denoise loop waits too."""
 
 
 class Previews:
-    """Sends messages with tensors in the order of `show`, from a thread; leaving waits until all are sent.
+    """A context whose thread sends messages with tensors, in the order of `show`. The exit waits until all are sent.
 
-    On a GPU the tensors are copied to pinned memory on a stream of their own, so that neither the host nor the GPU's other
-    work waits for the copy.
+    On a GPU, a separate CUDA stream copies the tensors to pinned memory. So neither the host nor the GPU's other work waits for
+    the copy.
     """
 
     def __init__(self, device: torch.device, send: Send) -> None:
@@ -46,14 +46,14 @@ class Previews:
             self._thread.join()
             self._check()
             return
-        self._failure = error  # nothing is sent any more; a GPU may never be done with a copy, so nobody waits for it
+        self._failure = error  # drop the rest without waiting: a failed GPU may never finish a copy
         with contextlib.suppress(queue.Empty):
             while True:
                 self._waiting.get_nowait()
         self._waiting.put(None)
 
     def show(self, message: Message, tensors: Mapping[str, Tensor]) -> None:
-        """Send these soon; they must not be written to. Raises what sending an earlier one raised."""
+        """Queue a message and its tensors for sending. Nobody may write to the tensors. Raise the error of an earlier send."""
         self._check()
         copies, wait = self._copied(tensors)
 
@@ -64,7 +64,7 @@ class Previews:
         self._waiting.put(send)
 
     def _copied(self, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
-        """The tensors on the host, and what waits until they are there."""
+        """Start to copy tensors to the host. Return the copies, and a function that waits until they are complete."""
         if self._stream is None:
             return tensors, lambda: None
         copies: dict[str, Tensor] = {}
@@ -83,9 +83,9 @@ class Previews:
 
     def _run(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # a thread begins with GPU 0, on which it would open a context
+            torch.cuda.set_device(self._device)  # a new thread would open a context on GPU 0
         while (send := self._waiting.get()) is not None:
-            if self._failure is None:  # after one the queue is only emptied
+            if self._failure is None:  # after a failure, only empty the queue
                 try:
                     send()
                 except Exception as error:

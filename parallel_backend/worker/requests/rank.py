@@ -1,4 +1,4 @@
-"""What one rank has for every request: its device, the other ranks, the host, and the models it holds."""
+"""The state of one rank for all requests: its device, the other ranks, the host, and the models that it holds."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ T = TypeVar("T")
 GIGABYTE = 10**9
 
 LOADING_SECONDS = 0.2
-"""Time between two reports of how far loading has got."""
+"""Seconds between two reports of the progress of loading."""
 
 KEPT_OF_SPARE = 0.5
-"""What expanded weights may take of what is spare: what work needs is an estimate, and memory has gaps."""
+"""The fraction of spare memory that expanded weights may take. The need of a run is an estimate, and memory is fragmented."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a request runs on this rank."""
+    """The model and forward that a request runs on this rank."""
 
     model: StageModel
     """This rank's stage, with its weights."""
     forward: ModelForward
     """The model's forward under the request's plan."""
     access: BlockAccess
-    """How the weights of its blocks are made usable."""
+    """Makes the weights of the stage's blocks usable while they run."""
 
 
 class WorkerRank:
-    """One rank's weights and communicators. One rank alone answers the host: the first of the last stage."""
+    """One rank with its weights and communicators. Only one rank replies to the host: the first rank of the last stage."""
 
     def __init__(
         self, environment: Environment, group: ProcessGroup, host: HostConnection, status: RankProgress, meter: Meter
@@ -89,10 +89,10 @@ class WorkerRank:
         self._read = 0
         self._opened = False
         self.mesh_bytes = self.everyone_bytes = 0
-        """What communicators took of the device when they were opened: a plan's, and that of all ranks."""
+        """Bytes of the device that communicators took when they were opened: a plan's, and the one of all ranks."""
 
     def mesh(self, plan: ResolvedPlan) -> Mesh:
-        """The communicators of a plan, the same for all plans of the same degrees; those of other degrees are closed."""
+        """Return the communicators of a plan. Plans of equal degrees share them; other degrees close them. A collective."""
         if self._mesh is None or self._mesh[0] != plan.mesh_shape:
             self.forget_mesh()
             mesh, self.mesh_bytes = self.connect(lambda: build_mesh(plan, self.device, self.meter))
@@ -100,7 +100,7 @@ class WorkerRank:
         return self._mesh[1]
 
     def connect(self, build: Callable[[], T]) -> tuple[T, int]:
-        """Open communicators; also the bytes of the device that they took. A collective."""
+        """Open communicators. Return them and the bytes of the device that they took. A collective."""
         self.status.enter(CONNECTING)
         free = self.memory.free_on_device()
         built = build()
@@ -108,10 +108,11 @@ class WorkerRank:
         return built, max(0, free - self.memory.free_on_device()) if self.device.type == "cuda" else 0
 
     def everyone(self, name: str, transport: str) -> Communicator:
-        """All ranks on one axis, whatever the axes of a plan are. A collective, which opens their connections once.
+        """Return a communicator of all ranks, independent of a plan's axes. A collective, which opens connections once.
 
         Args:
-            name: what the meter calls its traffic.
+            name: the meter's name for its traffic.
+            transport: the transport of the plan; "gloo" for tensors that go through host memory.
         """
         ranks = dist.group.WORLD if self.group.size > 1 else None
         axis = Communicator(name, ranks, self.device, self.device.type == "cuda" and transport == "gloo", self.meter)
@@ -121,7 +122,7 @@ class WorkerRank:
         return axis
 
     def linked(self, transport: str) -> Neighbours:
-        """All ranks, to load what several of them hold; over their GPUs' links too, where there are such. A collective."""
+        """Return all ranks for loading weights that several ranks hold. With NCCL, they also use GPU links. A collective."""
         return (
             replace(self.neighbours, links=self.everyone("loading", transport))
             if transport == "nccl"
@@ -135,13 +136,13 @@ class WorkerRank:
         self._mesh, self.mesh_bytes = None, 0
 
     def available(self, plan: ResolvedPlan) -> int:
-        """Bytes that a job, with its communicators, may take of this rank's device: what is free and what this rank has."""
+        """Return the bytes that a job and its communicators may take of this rank's device: free memory and this rank's own."""
         sharers = plan.devices.count(plan.devices[self.group.rank])
         ours = sum(self.holder.on_device().values()) + self.mesh_bytes + self.everyone_bytes
         return self.memory.free_on_device() // sharers + ours
 
     def allowance(self, plan: ResolvedPlan, working: int = 0) -> Allowance:
-        """What a plan lets this rank hold beside the bytes a request works with."""
+        """Return the memory that this rank may use under a plan, given the bytes that a request needs for its work."""
         sharers = plan.devices.count(plan.devices[self.group.rank])
         return Allowance(int(plan.memory_limit * GIGABYTE) // sharers, working, sharers)
 
@@ -149,14 +150,14 @@ class WorkerRank:
         """Return this rank's part of the model; load it first if necessary.
 
         Raises:
-            Cancelled: on all ranks alike, while loading.
-            Refused: on all ranks alike, before it is loaded.
+            Cancelled: the request was cancelled while the model was loaded. All ranks raise it.
+            Refused: the model cannot run under this plan. All ranks raise it, before the model is loaded.
         """
         spec, plan = message.model, message.plan
         stage_of = stages(plan)
         watch = self.watch(message.request, mesh.replies_to_host)
         has_copies = len({*self._copies(plan)}) < self.group.size
-        neighbours = self.linked(plan.transport) if has_copies else self.neighbours  # before weights take what it needs
+        neighbours = self.linked(plan.transport) if has_copies else self.neighbours  # before weights take the memory
 
         def build() -> StagePart:
             stage = stage_of[self.group.rank]
@@ -182,7 +183,7 @@ class WorkerRank:
         return Prepared(part.model, forward, part.access)
 
     def keeping(self) -> AbstractContextManager[None]:
-        """While the model last prepared runs, have its expanded weights stay as far as there is room."""
+        """Return a context for running the last prepared model, in which its expanded weights stay while memory is spare."""
         return self.expansion.keeping(int(KEPT_OF_SPARE * self.holder.spare))
 
     def broadcast_flag(self, flag: bool) -> bool:
@@ -196,11 +197,11 @@ class WorkerRank:
             return self.group.max_int(forwards)
 
     def _copies(self, plan: ResolvedPlan) -> list[tuple[Stage, int]]:
-        """Of each rank what its weights have in common with others': the stage, and the machine it is on."""
+        """Return the stage and the machine of each rank. Ranks with equal values hold equal weights on one machine."""
         return [*zip(stages(plan), self.neighbours.machines, strict=True)]
 
     def _arrange(self, plan: ResolvedPlan) -> Arrange:
-        """How a plan's weights are held. A collective."""
+        """Return the function that makes the weight store for a plan: whole, sharded or streamed. A collective."""
         if plan.weights == "sharded":
             everyone = self.everyone("weights", plan.transport)
             return lambda module, blocks: _twice(
@@ -212,7 +213,11 @@ class WorkerRank:
         return lambda module, blocks: (ReplicatedStore(module, sharers), BlockAccess())
 
     def watch(self, request: int, reports: bool) -> Watch:
-        """Looks on while a model is loaded: counts what is read, tells the host of it, is cancelled with the request."""
+        """Return an observer of loading, which counts bytes, reports to the host and is cancelled with the request.
+
+        Args:
+            reports: True if this rank reports the progress to the host.
+        """
         reported = 0.0
 
         def progress(done: int, total: int) -> None:
@@ -228,14 +233,14 @@ class WorkerRank:
         return Watch(lambda: self.group.broadcast_flag(self.host.cancelled(request)), progress, read)
 
     def begin(self) -> None:
-        """Count from here what a request moves from disk and host memory, and when it does what."""
+        """Begin a request: reset the counts of bytes from disk and host memory, of phases and of operations."""
         self.holder.restored = self._read = 0
         self.status.entered.clear()
         self.group.issued = 0
         self.meter.begin_request()
 
     def start(self) -> float:
-        """Count from here what a request sends and holds; the time."""
+        """Reset the counts of bytes sent and the peak of memory. Return the time (time.perf_counter)."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -244,7 +249,7 @@ class WorkerRank:
 
     def report(self, request: int, model: ModelSpec, started: float, cache: int = 0, compiling: float = 0.0) -> None:
         """Send the host the cost of a request since `start`."""
-        waiting = self.meter.waiting_seconds()  # once the device is done
+        waiting = self.meter.waiting_seconds()  # waits for the device, so it comes before the time is read
         seconds = time.perf_counter() - started
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
@@ -275,7 +280,7 @@ class WorkerRank:
             self.host.send(CancelledReply(message.request))
 
     def issued(self) -> list[IssuedOperations]:
-        """Return the operations of ranks that this one has issued since `begin`."""
+        """Return the collective operations that this rank has issued since `begin`."""
         everyone = tuple(range(self.group.size))
         pairs = [*self.meter.tally.issued.items(), (OperationKind(CONTROL, everyone), self.group.issued)]
         return [IssuedOperations(operation.name, operation.ranks, count) for operation, count in pairs]
@@ -285,23 +290,23 @@ class WorkerRank:
     ) -> None:
         """Free the state of a request that failed on every rank, and reply with its cost. A collective.
 
-        Drop the request's model too: adapters may be applied to a part of its weights, and a block may be in a forward.
+        The request's model is dropped too: adapters may be applied to a part of its weights, and a block may be in a forward.
         """
         if self._mesh is not None:
             self._mesh[1].finish_sending()
         self.meter.tally.wait_for_all()
-        self.memory.finish()  # which raises what has failed on the device itself
+        self.memory.finish()  # raises an error of the device
         self._networks = Networks(self.device)
         self.holder.drop(message.model)
         self.report(message.request, message.model, time.perf_counter())
         self.status.enter("idle")
 
     def forget(self) -> None:
-        """Drop the adapters that a host has sent: another one does not know of them."""
+        """Drop the adapters that a host has sent, because another host does not know them."""
         self.adapters = AdapterStore()
 
     def shortage(self, error: BaseException) -> MemoryShortage:
-        """Return the state of the device's memory when it ran out with this error."""
+        """Return the state of the device's memory after it ran out with this error."""
         return MemoryShortage(
             asked_bytes(error), self.holder.free(), self.holder.requested_bytes, self._models_on_device()
         )
@@ -314,5 +319,5 @@ Both = TypeVar("Both", Sharded, Streamed)
 
 
 def _twice(weights: Both) -> tuple[Both, Both]:
-    """What says where weights are also makes them usable."""
+    """Return the same object as the weight store and as the block access."""
     return weights, weights

@@ -1,4 +1,4 @@
-"""A whole denoise on one rank."""
+"""A denoise whose loop runs in the worker, on one rank."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ from .rank import Prepared, WorkerRank
 
 
 def sample(rank: WorkerRank, message: SampleRequest, tensors: dict[str, Tensor]) -> None:
-    """Answer with the final latent, and with what every step believes it to be.
+    """Run a denoise. Reply with each step's prediction of the final latent, and with the final latent.
 
     Args:
-        tensors: the prompts' are taken out: they are not kept in fp32 beside what they are cast to.
+        tensors: the tensors of the request. The prompts' tensors are removed from the dict, so that they do not stay in memory
+            in fp32 next to their casts.
     """
     x, sigmas = tensors["x"], tensors["sigmas"]
     try:
         script = script_of(tensors.pop(PROGRAM), x.ndim, len(sigmas), x.device)
-    except Refused as reason:  # on all ranks alike
+    except Refused as reason:  # every rank raises the same error
         if rank.group.rank == 0:
             rank.host.send(DeclinedReply(message.request, str(reason)))
         return
@@ -61,7 +62,7 @@ def sample(rank: WorkerRank, message: SampleRequest, tensors: dict[str, Tensor])
 
 
 class _SamplingRun:
-    """One request on this rank."""
+    """The run of one request on this rank."""
 
     def __init__(
         self,
@@ -99,17 +100,17 @@ class _SamplingRun:
 
     @property
     def skipped(self) -> int:
-        """How many model calls the step cache has answered."""
+        """Return the number of model calls that the step cache has replaced."""
         return self._cache.skipped
 
     def whole(self, result: Tensor | None) -> dict[str, Tensor]:
-        """The answer, on the rank that answers the host."""
+        """Return the tensors of the reply; an empty dict on ranks without a part in it. A collective over the data axis."""
         if result is None or not _answers(self._mesh):
             return {}
         return {"result": _whole_batch(result, self._mesh, self._runs)}
 
     def pipeline(self) -> Pipeline:
-        """The loop of this request, with its samplers and callbacks."""
+        """Return the denoise loop of this request, with its samplers and callbacks."""
         rank, message, mesh = self._rank, self._message, self._mesh
         rows = self._runs[mesh.data.rank]
         return Pipeline(
@@ -153,12 +154,16 @@ class _SamplingRun:
 
 
 def _answers(mesh: Mesh) -> bool:
-    """Whether this rank's latents are those that are answered with, for its part of the batch."""
+    """Return True if the reply contains this rank's latents, for its part of the batch."""
     return mesh.is_last_stage and mesh.cfg.rank == 0 and mesh.sequence.rank == 0
 
 
 def _whole_batch(latent: Tensor, mesh: Mesh, rows: Sequence[slice]) -> Tensor:
-    """All data ranks' latents, joined along the batch; each rank holds its run of `rows`. A collective over the data axis."""
+    """Return the latents of all data ranks, joined along the batch. A collective over the data axis.
+
+    Args:
+        rows: the rows of the batch that each data rank holds.
+    """
     sizes = [length(run) for run in rows]
     joined = mesh.data.all_gather(latent.reshape(1, latent.shape[0], -1), sizes)
     return joined.view(sum(sizes), *latent.shape[1:])

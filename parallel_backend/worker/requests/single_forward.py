@@ -1,4 +1,4 @@
-"""One forward of the model for each of some calls, for a loop that stays in ComfyUI."""
+"""Model calls of a denoise loop that stays in ComfyUI: one forward for each call."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ from .rank import WorkerRank
 def single_forward(
     rank: WorkerRank, message: ForwardRequest, tensors: Mapping[str, Tensor], residuals: Mapping[str, Tensor]
 ) -> None:
-    """Run one forward of the whole sequence for each call. Divide the calls, or one call's batch, over the data and cfg
-    axes.
+    """Run one forward of the whole sequence for each call, and reply with the outputs.
 
-    `residuals` are on the CPU of rank 0; their batch is that of all calls, one behind the other.
+    The data and cfg axes divide the calls, or the batch of a single call.
+
+    Args:
+        tensors: the inputs of all calls, by the number of the call and their names ("0.x").
+        residuals: a ControlNet's output, on the CPU of rank 0. Its batch is the calls' batches, concatenated.
     """
     mesh = rank.mesh(message.plan)
     try:
@@ -75,7 +78,7 @@ def single_forward(
 
 
 def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
-    """Some rows of a batch; one that is for all of them stays."""
+    """Return some rows of a tensor. A tensor with one row applies to the whole batch and stays."""
     return tensor if tensor.shape[0] == 1 else tensor.narrow(0, first, count)
 
 
@@ -96,9 +99,9 @@ def _forward_piece(
 
 
 def _pieces(message: ForwardRequest, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Return the tensors of each call. Divide a single call with a large enough batch into a run of rows for each group.
+    """Return the tensors of each call. A single call with a large enough batch is divided into rows for each group.
 
-    A call whose rows influence one another is not divided, and neither are the frames of a video that are rows.
+    A call whose rows change one another is not divided, and frames of a video that are rows stay together.
     """
     calls, values = message.calls, message.values[0]
     calls_tensors = [
@@ -114,7 +117,7 @@ def _pieces(message: ForwardRequest, tensors: Mapping[str, Tensor]) -> list[dict
 
 
 def _from_groups(local: Tensor, counts: list[int], mesh: Mesh) -> Tensor:
-    """What each group of the data and cfg axes has, `counts` rows, joined in their order. A collective."""
+    """Return the rows of all groups of the data and cfg axes, joined in order. Each has `counts[group]` rows. A collective."""
     cfg = mesh.cfg.size
     inner = counts[mesh.data.rank * cfg : (mesh.data.rank + 1) * cfg]
     joined = mesh.cfg.all_gather(local.flatten(1)[None], inner)

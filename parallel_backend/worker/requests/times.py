@@ -1,4 +1,4 @@
-"""Where a request's time went on this rank, for its RankCostReply."""
+"""The timings of a request on this rank, for its RankCostReply."""
 
 from __future__ import annotations
 

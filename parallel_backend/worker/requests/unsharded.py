@@ -1,4 +1,4 @@
-"""Trials of a model that runs unsharded, with random weights: its time for a forward, and whether its batch rows are coupled."""
+"""Trials of a model that runs unsharded, with random weights: the time of a forward, and the coupling of batch rows."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ROW_TOLERANCE = 1e-3
 
 
 def time_forward(family: Family, config: Any, example: ForwardExample) -> tuple[list[float], tuple[int, ...]]:
-    """Time a forward of the fewest rows of a batch that are computed together, and of twice as many.
+    """Time a forward of the smallest number of rows that are computed together, and of twice this number.
 
-    The weights are all of the same few numbers, so that a model is timed that has no room beside the one in use.
+    All weights are views of a few buffers, so that the timing needs little memory next to the model in use.
 
     Returns:
-        The seconds, and the numbers of rows.
+        The seconds of both forwards, and their numbers of rows.
     """
     model = _randomly_weighted(family, config, example.dtype, example.device)
     compute_in(model.module, example.x.dtype)
@@ -54,11 +54,10 @@ def _time(model: UnshardedModel, example: ForwardExample) -> float:
 
 
 def refuse_coupled_rows(family: Family, config: Any, example: ForwardExample) -> None:
-    """Compute rows alone, and together with rows of other inputs, in fp32 with random weights, and compare.
+    """Compare rows that are computed alone and together with rows of other inputs, in fp32 with random weights.
 
     Raises:
-        Refused: the results differ, as in a class that swaps the halves of a batch, or gives the first row what belongs to
-            all rows.
+        Refused: the results differ, as in a class that swaps the halves of a batch or changes only the first row.
     """
     model = _randomly_weighted(family, replace(config, quantisation={}), torch.float32, example.device)
     count = rows_a_unit(example.values)
@@ -73,7 +72,7 @@ def refuse_coupled_rows(family: Family, config: Any, example: ForwardExample) ->
     for rows in (torch.arange(count), torch.arange(count, 2 * count)):
         alone = _run(model, replace(example, tensors=rows_of(both, example.values, rows)))
         error = (alone - together[rows]).norm() / alone.norm()
-        if not error <= ROW_TOLERANCE:  # NaN is not
+        if not error <= ROW_TOLERANCE:  # also true for NaN
             raise Refused(
                 f"a {config.kind} model computes the rows of a batch together, so they cannot be computed apart: use devices "
                 "with one GPU in Parallel Plan, or Load Diffusion Model."
@@ -81,7 +80,7 @@ def refuse_coupled_rows(family: Family, config: Any, example: ForwardExample) ->
 
 
 def _is_mask(tensor: Tensor) -> bool:
-    """Return True for a mask, of zeros and ones, which chooses positions: with random numbers it would choose them all."""
+    """Return True for a mask of zeros and ones, which selects positions. Random numbers would select all positions."""
     return bool((tensor == 1).any() and ((tensor == 0) | (tensor == 1)).all())
 
 
@@ -96,10 +95,10 @@ def _run(model: UnshardedModel, example: ForwardExample) -> Tensor:
 
 
 def _randomly_weighted(family: Family, config: Any, dtype: torch.dtype, device: torch.device) -> UnshardedModel:
-    """Build a model whose parameters are views of one buffer of random numbers for each of their kinds.
+    """Build a model whose parameters are views of buffers of random numbers, one for each kind of parameter.
 
     Args:
-        dtype: of the weights.
+        dtype: the dtype of the weights.
     """
     model = family.build(config, Stage(0, 1, 1))
     assert isinstance(model, UnshardedModel), "its plan shape is unsharded"
@@ -114,9 +113,10 @@ class ForwardExample:
 
     Attributes:
         device: the rank's device.
-        dtype: of the weights; inputs come in the compute dtype.
-        tensors, values: `x`, `timestep` and the conditioning of one forward.
-        on_progress: called as it gets on, so that a watcher sees that the rank does.
+        dtype: the dtype of the weights; inputs have the compute dtype.
+        tensors: `x`, `timestep` and the conditioning of one forward.
+        values: the entries of the conditioning that are not tensors.
+        on_progress: called after each step of the work, so that an observer sees the rank make progress.
     """
 
     device: torch.device
@@ -127,16 +127,16 @@ class ForwardExample:
 
     @property
     def x(self) -> Tensor:
-        """The latent `[batch, channels, ...]`."""
+        """Return the latent `[batch, channels, ...]`."""
         return self.tensors["x"]
 
     def rows(self, count: int) -> ForwardExample:
-        """The same for a batch of `count` rows, which are its own, again and again."""
+        """Return an example with a batch of `count` rows, which repeat the rows of this one."""
         numbers = torch.arange(count) % self.x.shape[0]
         return replace(self, tensors=rows_of(self.tensors, self.values, numbers))
 
     def inputs(self, key: str) -> Inputs:
-        """Return the inputs besides the latent; `key` tells the call apart from others."""
+        """Return the inputs besides the latent. `key` identifies the prompts of the call."""
         conditioning = {name: tensor for name, tensor in self.tensors.items() if name not in ("x", "timestep")}
         timestep = self.tensors.get("timestep")
         return Inputs(key, self.x.shape, self.x.dtype, self.device, timestep, conditioning, values=self.values)
