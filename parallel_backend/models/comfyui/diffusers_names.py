@@ -90,7 +90,7 @@ def _runs(entries: Sequence[Any], ends: Sequence[int], numbers: Tensor) -> Itera
     breaks = [0, *((numbers.diff() != 1).nonzero()[:, 0] + 1).tolist(), numbers.numel()]
     for start, stop in pairwise(breaks):
         first, last = int(numbers[start]), int(numbers[stop - 1])
-        while first <= last:  # the next tensor's numbers follow on this one's
+        while first <= last:  # numbers of consecutive tensors are consecutive
             index = bisect_right(ends, first) - 1
             end = min(last + 1, ends[index + 1])
             yield entries[index], first - ends[index], end - ends[index]

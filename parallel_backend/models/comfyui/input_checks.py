@@ -70,7 +70,7 @@ def check_declared(
     conditioning: Conditioning,
     values: Mapping[str, Value],
 ) -> None:
-    """Check the inputs of a model with a declaration, and refuse what the declaration names as unsupported.
+    """Check the inputs of a model with a declaration, and refuse conditioning that the declaration names as unsupported.
 
     Raises:
         Refused: an input does not fit or is unsupported; the message has the numbers.
@@ -228,7 +228,7 @@ def _check_sized(kind: str, name: str, tensor: Tensor, picture: Picture, values:
 
 
 def _check_frames(name: str, tensor: Tensor, picture: Picture) -> None:
-    """Check the size of frames that a model places over the latent's first frames or after its last."""
+    """Check the size of frames that a model puts in place of the latent's first frames or after its last frame."""
     sizes = picture.shape[3:]
     if (
         tensor.ndim == len(picture.shape)

@@ -101,7 +101,7 @@ def open_checkpoint(checkpoint: Checkpoint) -> Opened:
             inside = comfy.utils.state_dict_prefix_replace(tensors, {prefix: ""}, filter_keys=True)
             if inside:
                 tensors, _ = comfy.utils.convert_old_quants(inside, "", metadata=metadata)
-    except Refused:  # a value could not be read; it is a ValueError
+    except Refused:  # a value could not be read; Refused is a ValueError
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
         raise damaged(checkpoint, error) from None

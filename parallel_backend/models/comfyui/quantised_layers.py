@@ -114,7 +114,7 @@ class OfParts(nn.Module):
             dtype, shape = self.kinds[part]
             new_parts[part] = (
                 tensor.to(dtype).expand(shape).reshape(-1)
-            )  # one scale where the file has one for each row
+            )  # repeat a single scale if the file has one for each row
         return new_parts
 
 

@@ -42,6 +42,6 @@ HUNYUAN_VIDEO = Declaration(
     takes_text_mask=True,
     divisible_latent=True,
     positions=flux.FLUX.positions,
-    sigmas=lambda model: model.time_r_in is not None,  # MeanFlow: the next step's
+    sigmas=lambda model: model.time_r_in is not None,  # MeanFlow reads the next step's sigma
     couples_rows=_couples_rows,
 )

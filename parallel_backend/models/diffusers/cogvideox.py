@@ -230,7 +230,7 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
     def make(self, config: CogVideoXConfig) -> nn.Module:
         """Make diffusers' module. Positions that are not learned are computed for each call."""
         from diffusers.models.transformers.cogvideox_transformer_3d import (
-            CogVideoXTransformer3DModel,  # 5 s: workers only
+            CogVideoXTransformer3DModel,  # the import takes 5 s, and only workers need it
         )
 
         learned = bool(config.learned_positions)

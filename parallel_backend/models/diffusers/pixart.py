@@ -1,7 +1,6 @@
 """PixArt-alpha and PixArt-Sigma on diffusers' PixArtTransformer2DModel, with the results of diffusers' PixArtAlphaPipeline.
 
-As in ComfyUI, and unlike in diffusers, all text counts if there is no mask, and a latent of odd height or width is padded
-circularly.
+Two details are as in ComfyUI. All text counts if there is no mask, and a latent of odd height or width is padded circularly.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Arguments:
         """
         if self._unnamed:
             return {**dict(zip(self._unnamed, args, strict=True)), **kwargs}
-        # Python's own binding is slow and runs for each block, so plain calls do without it.
+        # Signature.bind takes longer than all other code here and would run for each block, so plain calls avoid it.
         values = {**dict(zip(self._positional, args, strict=False)), **kwargs}
         plain = len(args) <= len(self._positional) and len(values) == len(args) + len(kwargs)
         if not plain or not self._needed <= values.keys() <= self._accepted:

@@ -119,7 +119,7 @@ class BlockHook(nn.Module):
             self.forward = way
         for method, function in ways.items():
             setattr(self, method, function)
-        self.__dict__["inside"] = inside  # not as a module of this one
+        self.__dict__["inside"] = inside  # not registered as a submodule
 
     def __getattr__(self, name: str) -> Any:
         return super().__getattr__(name) if self.inside is None else getattr(self.inside, name)

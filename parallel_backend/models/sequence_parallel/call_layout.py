@@ -56,7 +56,7 @@ class CallLayout:
     def stream(
         self, tensor: Tensor, kind: StreamKind, unmasked: Tensor | None = None, dim: int | None = None, prefix: int = 0
     ) -> Stream:
-        """Cut a tensor that every rank has into a stream, and keep this rank's tokens.
+        """Return a stream with this rank's tokens of a tensor that every rank has.
 
         Args:
             unmasked: the positions of the tokens that no mask hides; None for all.

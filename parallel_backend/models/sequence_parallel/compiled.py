@@ -108,8 +108,8 @@ class CompiledEntry:
     """The function and the argument by which a block runs with its attention as an operator.
 
     Attributes:
-        run: the function that is compiled. It calls the block's forward, given the block, its options, an empty list that grows
-            by one element for each call of attention, and the block's other arguments.
+        run: the function that is compiled. It calls the block's forward, given the block, its options, an empty list, and the
+            block's other arguments. The list grows by one element for each call of attention.
         options: the name of the argument through which attention is replaced; empty if blocks have no such argument.
     """
 

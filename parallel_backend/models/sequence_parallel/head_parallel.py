@@ -115,7 +115,7 @@ class HeadParallelMethod:
         heads, width = q.shape[2:]
         placement = block.placements[declared.stream]
         keys = {name: block.placements[name] for name in declared.keys if values[name] is not None}
-        if keys:  # of one stream
+        if keys:  # all keys are of one stream
             (where,) = {id(each): each for each in keys.values()}.values()
             further = EveryToken(now.call, now.mesh.sequence, [where], heads)
             values |= zip(keys, further.keys(*(values[name] for name in keys)), strict=True)
@@ -125,7 +125,7 @@ class HeadParallelMethod:
             first = next(iter(self._signature.parameters))
             tokens = operands[0].shape[:2]
             local = values | {
-                first: q.new_empty(()).expand(*tokens, heads * width),  # for its shape
+                first: q.new_empty(()).expand(*tokens, heads * width),  # only its shape is read
                 OPTIONS: _with_attention(values[OPTIONS], now, run, heads),
             }
             if declared.scratch:

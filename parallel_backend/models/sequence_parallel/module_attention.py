@@ -74,7 +74,7 @@ def _calls(kind: type) -> tuple[tuple[str, ...], ...]:
     """
     module = sys.modules[kind.__module__]
     tree = parse(getattr(module, "__file__", None)) or ast.Module([], [])
-    body = definitions(tree).get(kind.__qualname__, ())[-1:]  # none if the program makes the class, or it is built in
+    body = definitions(tree).get(kind.__qualname__, ())[-1:]  # empty for a class that is made at run time or built in
     calls = (
         node for each in body for node in ast.walk(each) if isinstance(node, ast.Call) and _name(node.func) == NAME
     )

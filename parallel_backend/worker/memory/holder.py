@@ -61,7 +61,7 @@ class ModelHolder:
     """The holder of one part for each model, on the device or in host memory.
 
     A part moves to host memory when it has to leave the device, if there is room. Every rank holds, moves and drops the same
-    models in the same order, because loading may be a collective. So all ranks agree on the room that there is.
+    models in the same order, because loading may be a collective. So the ranks decide together if there is room.
 
     Args:
         memory: the memory of this rank's device.

@@ -2,8 +2,8 @@
 
 Each rank keeps one connection to the gateway for its whole life. ComfyUI is a client, which connects and leaves. Frames of all
 ranks go to the client that has joined, and the client's frames go to rank 0. The gateway decodes nothing before a caller has
-shown that it holds the secret. If a rank is lost, the group ends: this process exits, the other ranks find their connections
-closed and exit too, and torchrun starts them again. A client that leaves or sends an invalid frame loses only its own
+shown that it holds the secret. If a rank is lost, the group ends: this process exits, and the other ranks find their
+connections closed and exit too. Torchrun starts them again. A client that leaves or sends an invalid frame loses only its own
 connection.
 """
 

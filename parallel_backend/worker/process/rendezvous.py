@@ -77,7 +77,7 @@ def _to_parent(launched: LaunchedWorker, world_size: int) -> Rendezvous:
     try:
         connection.connect(launched.socket)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, launched.socket) from None  # connect() does not name it
+        raise OSError(error.errno, error.strerror, launched.socket) from None  # connect() does not name the path
     threading.Thread(target=watch_host, name="watch_host", daemon=True).start()
     return Rendezvous(
         connection, launched.generation, lambda: FileStore(launched.rendezvous, world_size), leave, linger=0
@@ -118,7 +118,7 @@ def _find(listening: ListeningWorker, rank: int) -> tuple[socket.socket, int]:
             return connection, present(connection, listening.secret, rank)
         except HandshakeFailed as error:
             raise ConnectionError(f"rank 0 at {listening.address} does not take rank {rank}: {error}") from None
-        except OSError as error:  # not up yet, or on its way down
+        except OSError as error:  # rank 0 has not started yet, or is ending
             if clock.now() > until:
                 raise ConnectionError(f"rank 0 was not found at {listening.address}: {error}") from None
         time.sleep(0.2)

@@ -22,7 +22,7 @@ FOLLOWED = (
     "comfy.ldm.", "comfy.ops", "comfy.quant_ops", "comfy.float", "comfy.rmsnorm", "comfy.text_encoders.", "comfy_kitchen",
     "torch.nn.",
 )  # fmt: skip
-"""Modules whose functions are followed to all that they use. A function of another module is compared by itself."""
+"""Modules whose functions are followed to everything that they use. Functions of other modules are only compared."""
 
 OWN = __name__.partition(".")[0]
 """The name of this pack in this process."""

@@ -1,7 +1,7 @@
 """The functions and classes of ComfyUI's sampling that this pack replaces or reaches into, by kind.
 
-The kind decides how a run goes on without the replacement. Samplers are not among them, because each is recorded as it is. Nor
-are models, whose own forward runs.
+The kind decides how a run goes on without the replacement. Samplers are not in the list, because each sampler is recorded
+unchanged. Models are not in the list either, because their own forward runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ SAMPLING: tuple[Kind, ...] = "sampler driver", "guidance"
 
 @dataclass(frozen=True)
 class ReplacedFunction:
-    """A function or class: its module, its qualified name in there, and its kind."""
+    """A function or class that is replaced.
+
+    Attributes:
+        module: the name of its module.
+        name: its qualified name in the module.
+        kind: the part of sampling that it belongs to.
+    """
 
     module: str
     name: str
@@ -34,9 +40,9 @@ def _of(kind: Kind, module: str, *names: str) -> tuple[ReplacedFunction, ...]:
 SAMPLINGS = "calculate_input", "calculate_denoised", "noise_scaling", "inverse_noise_scaling"
 
 REPLACED_FUNCTIONS: tuple[ReplacedFunction, ...] = (
-    # the wrapper in the place of `KSAMPLER.sample`, and what it is given (nodes/model/run)
+    # the wrapper that replaces `KSAMPLER.sample`, and its inputs (nodes/model/run)
     *_of("sampler driver", "comfy.samplers", "KSAMPLER.sample", "Sampler.max_denoise", "CFGGuider.inner_sample"),
-    # what a step makes of the prompts (parallel_backend/denoise, nodes/model/run/branches.py)
+    # a step's evaluation of the prompts (parallel_backend/denoise, nodes/model/run/branches.py)
     *_of(
         "guidance", "comfy.samplers", "CFGGuider.__call__", "CFGGuider.outer_predict_noise", "CFGGuider.predict_noise"
     ),
@@ -54,10 +60,10 @@ REPLACED_FUNCTIONS: tuple[ReplacedFunction, ...] = (
         for kind in ("ModelSamplingDiscrete", "ModelSamplingDiscreteFlow", "ModelSamplingFlux")
         for function in _of("guidance", "comfy.model_sampling", f"{kind}.timestep", f"{kind}.percent_to_sigma")
     ),
-    # what stands around the model where there is a mask (parallel_backend/denoise/patch_sampler.py)
+    # the code around the model if there is a mask (parallel_backend/denoise/patch_sampler.py)
     *_of("mask", "comfy.samplers", "KSamplerX0Inpaint"),
     *_of("mask", "comfy.model_base", "BaseModel.scale_latent_inpaint"),
-    # what samplers draw from (nodes/model/recording/noise.py, parallel_backend/denoise/noise.py)
+    # samplers' sources of noise (nodes/model/recording/noise.py, parallel_backend/denoise/noise.py)
     *_of("noise sampler", "comfy.k_diffusion.sampling", "default_noise_sampler", "BrownianTreeNoiseSampler"),
     # parallel_backend/denoise/step_cache.py
     *_of("step cache", "comfy_extras.nodes_easycache", "EasyCacheHolder", "LazyCacheHolder"),
@@ -71,7 +77,7 @@ REPLACED_FUNCTIONS: tuple[ReplacedFunction, ...] = (
         ReplacedFunction(f"comfy.weight_adapter.{name.lower()}", f"{name}Adapter.calculate_weight", "adapter")
         for name in ("LoRA", "LoHa", "LoKr", "GLoRA", "OFT")
     ),
-    # parallel_backend/models/comfyui/features: functions that workers make of a node's code and its values
+    # functions that workers make from a node's code and its values (parallel_backend/models/comfyui/features)
     *_of("closure", "comfy_extras.nodes_cfg", "CFGNorm.execute", "CFGZeroStar.execute"),
     *_of("closure", "comfy_extras.nodes_eps", "EpsilonScaling.execute"),
     *_of("closure", "comfy_extras.nodes_nag", "NAGuidance.execute"),

@@ -41,8 +41,8 @@ class UnknownFunction:
 
     Attributes:
         function: the name of the function that differs: the replaced function, or one that it calls.
-        digest: the digest of the replaced function and all functions that it calls; empty if there is none, or if another
-            pack has replaced a function.
+        digest: the digest of the replaced function and all functions that it calls. It is empty if there is no digest, or if
+            another pack has replaced a function.
         reason: a clause that follows the function's name.
     """
 

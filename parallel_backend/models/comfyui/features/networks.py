@@ -150,7 +150,7 @@ class ZImageControl:
     """A network that adds residuals to the latent's tokens after blocks of Z-Image; see ComfyUI's node.
 
     The network has blocks of its own, which attend to the whole picture. Every rank runs all of them. Their input from the
-    model's stream is gathered once a call, so every rank must hold the model's first block, and the plan must have no patches.
+    model's stream is gathered once a call. So every rank must hold the model's first block, and the plan must have no patches.
 
     Args:
         inputs: `encoded` `[1, channels, height, width]`, the picture's latent, and the network's other inputs.
