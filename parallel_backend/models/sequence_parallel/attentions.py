@@ -44,8 +44,8 @@ class Overriding(Protocol):
             block: the running block.
             attention: the declaration of this call.
             kernel: ComfyUI's own kernel.
-            args: the further arguments of `Attentions.__call__`.
-            kwargs: the same.
+            args: the further positional arguments of `Attentions.__call__`.
+            kwargs: the further keyword arguments of `Attentions.__call__`.
         """
 
     def of_heads(self, run: slice, heads: int) -> Kernel:
