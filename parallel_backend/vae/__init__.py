@@ -1,4 +1,4 @@
-"""Autoencoders, decoding and encoding exactly on several ranks: each rank holds a run of the picture's rows."""
+"""Autoencoders that decode and encode exactly on several ranks. Each rank holds a run of the picture's rows."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from .comfyui import ComfyAutoencoderFamily
 AUTOENCODERS: Mapping[str, AutoencoderFamily] = MappingProxyType(
     {"cogvideox vae": CogVideoXAutoencoderFamily(), "comfyui vae": ComfyAutoencoderFamily()}
 )
-"""Every kind of autoencoder the backend runs, by name."""
+"""Kinds of autoencoders that the backend runs, by name."""
 
 PREFIXES = ("", "first_stage_model.", "vae.")
-"""What precedes a VAE's names in its own file and in full checkpoints."""
+"""Prefixes of a VAE's tensor names, in its own file and in full checkpoints."""
 
 __all__ = ["AUTOENCODERS", "SCHEDULES", "Autoencoder", "AutoencoderFamily", "recognise"]
 
 
 def recognise(checkpoint: Checkpoint) -> tuple[str, Checkpoint, Any]:
-    """Which kind of autoencoder a file holds, the autoencoder's own tensors and its configuration.
+    """Recognise the kind of autoencoder that a file holds.
+
+    Returns:
+        Its name in AUTOENCODERS, the autoencoder's own tensors, named without prefix, and its configuration.
 
     Raises:
-        Refused: the file holds none of the kinds, or lacks tensors, or needs a diffusers that is not here.
+        Refused: the file holds none of the kinds, or lacks tensors, or needs a version of diffusers that is not installed.
     """
     for prefix in PREFIXES:
         part = checkpoint.select(prefix, lambda name: name)
         for name, family in AUTOENCODERS.items():
             if family.recognises(part):
                 if of_diffusers(family.imports):
-                    check_diffusers()  # its modules say which tensors there are
+                    check_diffusers()  # diffusers' modules define the tensors that a file must have
                 try:
                     config = family.configure(part)
                 except KeyError as missing:

@@ -1,4 +1,4 @@
-"""What a kind of autoencoder provides: reading its files, its modules, and its network over the rows of all ranks."""
+"""The interface of an autoencoder family: how its files are read, and its network over the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -13,77 +13,103 @@ from ..weights.files.keymap import KeyMap, Piece
 from .rows import Slab
 
 SCHEDULES = ("original", "comfyui")
-"""How a clip's frames are put into batches: as its authors do, or as ComfyUI's VAE Decode does."""
+"""Ways to divide a clip's frames into batches: as the model's authors do, or as ComfyUI's VAE Decode does."""
 
 
 class OnProgress(Protocol):
-    """What is called whenever something got done, on every rank as often."""
+    """A callback that is called whenever some layers are done. Every rank calls it equally often."""
 
     def __call__(self, layers: int = 1) -> None:
-        """So many layers, such as convolutions, are done."""
+        """Report that `layers` more layers, such as convolutions, are done."""
 
 
 ENCODING = ("encoder", "quant_conv", "conv1")
-"""What the autoencoders call the parts that only encode."""
+"""Names of the submodules that an autoencoder uses for encoding only."""
 
 Give = Callable[[Slab], None]
-"""Told a picture, or the next frames of a clip."""
+"""A callback that receives a picture, or the next frames of a clip."""
 
 
 class Autoencoder(Protocol):
-    """A loaded autoencoder on one rank. `scale` is the number of pixel rows of a row of the latent."""
+    """A loaded autoencoder on one rank.
+
+    Attributes:
+        module: the network.
+        scale: number of pixel rows for each row of the latent.
+    """
 
     module: nn.Module
     scale: int
 
     def decode(self, latent: Slab, schedule: str, on_progress: OnProgress, give: Give) -> None:
-        """Decode one item of a batch, `[1, channels, (frames,) rows, width]`, and give its frames as they come. A collective.
+        """Decode one item of a batch and pass its frames to `give` as they come. This is a collective.
 
-        What `on_progress` and `give` raise ends it.
+        An exception that `on_progress` or `give` raises ends the decoding.
+
+        Args:
+            latent: this rank's rows of the item, `[1, channels, (frames,) rows, width]`.
+            schedule: one of SCHEDULES.
         """
 
     def encode(self, pixels: Slab, schedule: str, on_progress: OnProgress) -> Iterator[Slab]:
-        """The means of one item, `[1, 3, (frames,) rows, width]` from -1 to 1, piece by piece along its frames."""
+        """Encode one item of a batch and yield the means of its latent, piece by piece along its frames.
+
+        Args:
+            pixels: this rank's rows of the item, `[1, 3, (frames,) rows, width]`, with values from -1 to 1.
+            schedule: one of SCHEDULES.
+        """
 
 
 class AutoencoderFamily(Protocol):
-    """A kind of autoencoder. `imports` are the modules that it is made of and that take seconds to import."""
+    """A kind of autoencoder.
+
+    Attributes:
+        imports: modules that the autoencoder is made of and that take seconds to import.
+    """
 
     imports: tuple[str, ...]
 
     def recognises(self, checkpoint: Checkpoint) -> bool:
-        """Whether the tensors, names without prefix, are of this kind, possibly incomplete."""
+        """Return True if the tensors, named without prefix, are of this kind. Some tensors may be missing."""
 
     def configure(self, checkpoint: Checkpoint) -> Any:
-        """The configuration, read off the tensors. Raises KeyError for a missing tensor and Refused for another variant."""
+        """Return the configuration, derived from the checkpoint's tensors.
+
+        Raises:
+            KeyError: a tensor is missing.
+            Refused: the tensors belong to a variant that is not supported.
+        """
 
     def kind(self, config: Any) -> str:
-        """The autoencoder's name in sentences for the user."""
+        """Return the autoencoder's name, as it appears in messages to the user."""
 
     def dims(self, config: Any) -> int:
-        """Dimensions of a latent."""
+        """Return the number of dimensions of a latent."""
 
     def channels(self, config: Any) -> int:
-        """Channels of a latent."""
+        """Return the number of channels of a latent."""
 
     def missing(self, config: Any) -> str:
-        """The first tensor that encoding needs and the file lacks; empty if it has them all."""
+        """Return the name of the first tensor that encoding needs and the file lacks, or an empty string."""
 
     def keys(self, config: Any, checkpoint: Checkpoint) -> KeyMap:
-        """Which tensors of the file make each parameter."""
+        """Return the key map: the file's tensor for each parameter."""
 
     def decoded_shape(self, config: Any, latent: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the pixels of a latent: `[batch, 3, (frames,) height, width]`, of other decoders other channels."""
+        """Return the shape of the pixels of a latent.
+
+        The shape is `[batch, 3, (frames,) height, width]`. Some decoders give another number of channels.
+        """
 
     def build(self, config: Any) -> Autoencoder:
-        """The autoencoder on the meta device."""
+        """Return the autoencoder on the meta device."""
 
 
 def without_encoder(model: nn.Module, name_in_file: Callable[[str], str], checkpoint: Checkpoint) -> str:
-    """Take the parts that encode out of an autoencoder whose file lacks some of their tensors.
+    """Remove each submodule that only encodes from an autoencoder if the file lacks some of its tensors.
 
     Returns:
-        The file's name of the first such tensor, or an empty text.
+        The file's name of the first missing tensor, or an empty string.
     """
     first = ""
     for part in ENCODING:
@@ -97,12 +123,12 @@ def without_encoder(model: nn.Module, name_in_file: Callable[[str], str], checkp
 
 
 def whole_tensors(module: nn.Module, name_in_file: Callable[[str], str], checkpoint: Checkpoint) -> KeyMap:
-    """The key map of a module on the meta device each of whose parameters is one whole tensor of the file.
+    """Return the key map of a module on the meta device whose parameters are one whole tensor of the file each.
 
-    A linear layer's weight may stand for a 1x1 convolution's: trailing sizes of 1 do not count.
+    Trailing sizes of 1 do not count, so a linear layer's weight fits a 1x1 convolution.
 
     Raises:
-        Refused: a tensor is missing or has another shape.
+        Refused: a tensor is missing or quantised, or has another shape.
     """
     keys = {}
     for name, parameter in module.named_parameters():

@@ -1,8 +1,8 @@
-"""CogVideoX's autoencoder over diffusers' modules: frames in batches, each batch on all ranks by rows.
+"""CogVideoX's autoencoder over diffusers' modules: frames go in batches, and all ranks compute each batch by rows.
 
-A schedule says which frames go through the network together. Normalisation spans exactly the frames of a batch, so the
-schedule is part of the result: "original" is the authors' and diffusers', "comfyui" is ComfyUI's, which decodes the first
-half of the network over the whole clip and rolls through the second.
+A schedule decides which frames go through the network together. Normalisation spans exactly the frames of a batch, so the
+schedule changes the result. "original" is the schedule of the authors and of diffusers. "comfyui" is ComfyUI's schedule: the
+first half of the decoder runs over the whole clip, and the second half over a few frames at a time.
 """
 
 from __future__ import annotations
@@ -33,14 +33,18 @@ ROLLING_FRAMES = 4
 """Frames in a batch of the second half of ComfyUI's decoder."""
 
 TIME_BLOCKS = 2
-"""The decoder's blocks that double the frames; the first half of ComfyUI's decoder ends with them."""
+"""Number of the decoder's up blocks that double the frames. The first half of ComfyUI's decoder ends after these blocks."""
 
 
 @dataclass(frozen=True)
 class CogVideoXAutoencoderConfig:
-    """The shape of an autoencoder, read off its tensors: channels of each level of the encoder, and resnets a level.
+    """The shape of an autoencoder, derived from its tensors.
 
-    `missing` is the first tensor of the encoder that the file lacks.
+    Attributes:
+        widths: channels of each level of the encoder.
+        layers: number of resnets in each level of the encoder.
+        latent_channels: channels of a latent.
+        missing: the first tensor of the encoder that the file lacks, or an empty string.
     """
 
     widths: tuple[int, ...]
@@ -50,17 +54,23 @@ class CogVideoXAutoencoderConfig:
 
 
 class CogVideoXAutoencoderFamily:
-    """Reads CogVideoX autoencoder files, which have diffusers' tensor names, ComfyUI's too."""
+    """The family of CogVideoX autoencoder files. ComfyUI's files have diffusers' tensor names too."""
 
     imports: tuple[str, ...] = ("diffusers.models.autoencoders",)
 
     def recognises(self, checkpoint: Checkpoint) -> bool:
-        """By the causal convolutions and the norms conditioned by the latent, as ComfyUI does."""
+        """Return True if the file has causal convolutions and norms conditioned by the latent. ComfyUI checks the same."""
         names = ("decoder.conv_in.conv.weight", "decoder.mid_block.resnets.0.norm1.norm_layer.weight")
         return all(name in checkpoint.entries for name in names)
 
     def configure(self, checkpoint: Checkpoint) -> CogVideoXAutoencoderConfig:
-        """Read off the encoder's blocks, or off the decoder's, which has a resnet a level more, where there is no encoder."""
+        """Return the configuration, derived from the encoder's blocks, or from the decoder's if there is no encoder.
+
+        The decoder has one resnet more in each level than the encoder.
+
+        Raises:
+            Refused: the file has fewer levels than CogVideoX needs.
+        """
         entries = checkpoint.entries
         alone = not any(name.startswith("encoder.") for name in entries)
         stem = "decoder.up_blocks." if alone else "encoder.down_blocks."
@@ -79,38 +89,41 @@ class CogVideoXAutoencoderFamily:
         return replace(config, missing=without_encoder(self.build(config).module, str, checkpoint))
 
     def kind(self, _config: CogVideoXAutoencoderConfig) -> str:
-        """The autoencoder's name in sentences for the user."""
+        """Return the autoencoder's name, as it appears in messages to the user."""
         return "a CogVideoX VAE"
 
     def dims(self, _config: CogVideoXAutoencoderConfig) -> int:
-        """Dimensions of a latent, which is a video's."""
+        """Return the number of dimensions of a latent, which is always that of a video."""
         return 5
 
     def channels(self, config: CogVideoXAutoencoderConfig) -> int:
-        """Channels of a latent."""
+        """Return the number of channels of a latent."""
         return config.latent_channels
 
     def missing(self, config: CogVideoXAutoencoderConfig) -> str:
-        """Of the encoder."""
+        """Return the name of the first tensor of the encoder that the file lacks, or an empty string."""
         return config.missing
 
     def keys(self, config: CogVideoXAutoencoderConfig, checkpoint: Checkpoint) -> KeyMap:
-        """The names are the same."""
+        """Return the key map. Parameters and tensors have the same names."""
         return whole_tensors(self.build(config).module, lambda name: name, checkpoint)
 
     def decoded_shape(self, config: CogVideoXAutoencoderConfig, latent: Sequence[int]) -> tuple[int, ...]:
-        """Four frames for one of the latent; of an odd number, the first is a single frame."""
+        """Return the shape of the pixels of a latent.
+
+        Each latent frame gives four frames. If the number of latent frames is odd, the first gives a single frame.
+        """
         batch, _, frames, height, width = latent
         scale = 2 ** (len(config.widths) - 1)
         return (batch, 3, 4 * frames - 3 * (frames % 2), height * scale, width * scale)
 
     def build(self, config: CogVideoXAutoencoderConfig) -> CogVideoXAutoencoder:
-        """The autoencoder on the meta device."""
+        """Return the autoencoder on the meta device."""
         return CogVideoXAutoencoder(config)
 
 
 class CogVideoXAutoencoder:
-    """diffusers' AutoencoderKLCogVideoX, driven batch by batch."""
+    """An AutoencoderKLCogVideoX of diffusers that runs batch by batch."""
 
     def __init__(self, config: CogVideoXAutoencoderConfig) -> None:
         from diffusers.models.autoencoders.autoencoder_kl_cogvideox import AutoencoderKLCogVideoX
@@ -129,22 +142,22 @@ class CogVideoXAutoencoder:
             self.module.encoder = None
 
     def decode(self, latent: Slab, schedule: str, on_progress: OnProgress, give: Give) -> None:
-        """The frames of a clip in order, batch by batch."""
+        """Decode a clip and pass its frames to `give` in order, batch by batch."""
         for frames in Clip(self.module, schedule, on_progress).decode(latent):
             give(frames)
 
     def encode(self, pixels: Slab, schedule: str, on_progress: OnProgress) -> Iterator[Slab]:
-        """The latent frames of a clip in order, batch by batch."""
+        """Return an iterator over the latent frames of a clip in order, batch by batch."""
         return Clip(self.module, schedule, on_progress).encode(pixels)
 
 
 class Clip:
-    """The network for one clip, and what its convolutions remember from batch to batch.
+    """The network for one clip, with the frames that its convolutions keep from batch to batch.
 
     Args:
         module: diffusers' AutoencoderKLCogVideoX.
         schedule: one of SCHEDULES.
-        on_progress: called whenever something got done.
+        on_progress: called after each resnet.
     """
 
     def __init__(self, module: Any, schedule: str, on_progress: OnProgress) -> None:
@@ -155,7 +168,7 @@ class Clip:
         self._conv = CausalConvolution(forgets_single_frames=self._rolling)
 
     def decode(self, latent: Slab) -> Iterator[Slab]:
-        """The clip's frames in order, batch by batch, `[1, 3, frames, rows, width]`. Every batch is a collective.
+        """Yield the clip's frames in order, batch by batch, as `[1, 3, frames, rows, width]`. Every batch is a collective.
 
         Args:
             latent: `[1, channels, latent frames, rows, width]`.
@@ -175,7 +188,7 @@ class Clip:
             yield self._second_half(x.with_values(x.values[:, :, batch]), z.with_values(z.values[:, :, batch]))
 
     def encode(self, clip: Slab) -> Iterator[Slab]:
-        """The means of the latent frames in order, batch by batch, `[1, channels, latent frames, rows, width]`.
+        """Yield the means of the latent frames in order, batch by batch, as `[1, channels, latent frames, rows, width]`.
 
         Args:
             clip: `[1, 3, frames, rows, width]`.
@@ -234,9 +247,9 @@ class Clip:
 
 
 def spatial_norm(norm: Any, x: Slab, z: Slab) -> Tensor:
-    """diffusers' CogVideoXSpatialNorm3D: group normalisation, scaled and shifted by the latent. A collective.
+    """Apply diffusers' CogVideoXSpatialNorm3D: a group norm, scaled and shifted by the latent. This is a collective.
 
-    Its 1x1 convolutions are made on the latent, before it is enlarged to x's size, which gives the same.
+    The 1x1 convolutions run on the latent before it is enlarged to the size of x. This gives the same result.
     """
     scale, shift = affine(norm.norm_layer, x)
     times = x.values.shape[-1] // z.values.shape[-1]
@@ -251,14 +264,17 @@ def spatial_norm(norm: Any, x: Slab, z: Slab) -> Tensor:
 
 
 def pointwise(conv: nn.Conv3d, values: Tensor) -> Tensor:
-    """A 1x1x1 convolution, also of no rows at all."""
+    """Apply a 1x1x1 convolution to values that may have no rows."""
     if not values.numel():
         return values.new_empty(1, conv.out_channels, *values.shape[2:])
     return F.conv3d(values, conv.weight, conv.bias)
 
 
 def condition_frames(frames: int, latent_frames: int) -> list[int]:
-    """For each frame, the latent frame that conditions it: of an odd number, the first stands alone."""
+    """Return, for each frame, the index of the latent frame that conditions it.
+
+    If the number of frames is odd, the first latent frame conditions only the first frame.
+    """
     if frames > 1 and frames % 2:
         rest = frames - 1
         return [0] + [1 + index * (latent_frames - 1) // rest for index in range(rest)]
@@ -266,27 +282,27 @@ def condition_frames(frames: int, latent_frames: int) -> list[int]:
 
 
 def more_frames(values: Tensor) -> Tensor:
-    """Every frame twice; of an odd number, the first stays single."""
+    """Return every frame twice. If the number of frames is odd, the first frame stays single."""
     alone = values.shape[2] % 2
     return torch.cat((values[:, :, :alone], twice(values[:, :, alone:], 2)), dim=2)
 
 
 def fewer_frames(values: Tensor) -> Tensor:
-    """The averages of pairs of frames; of an odd number, the first stays single."""
+    """Return the averages of pairs of frames. If the number of frames is odd, the first frame stays single."""
     alone = values.shape[2] % 2
     pairs = values[:, :, alone:].unflatten(2, (-1, 2)) if values.shape[2] > 1 else values[:, :, :0, None]
     return torch.cat((values[:, :, :alone], pairs.mean(3)), dim=2)
 
 
 def original_batches(frames: int, size: int) -> list[slice]:
-    """Batches of `size` frames, the first of which takes the remainder too."""
+    """Return batches of `size` frames. The first batch takes the remainder too."""
     count, remainder = max(frames // size, 1), frames % size
     starts = [0, *(index * size + remainder for index in range(1, count))]
     return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], frames], strict=True)]
 
 
 def separate_batches(frames: int) -> list[slice]:
-    """ComfyUI's batches to encode: the remainder comes first, alone."""
+    """Return the batches in which ComfyUI encodes. The remainder is a separate batch and comes first."""
     remainder = frames % PIXEL_FRAMES
     starts = [*([0] if remainder else []), *range(remainder, frames, PIXEL_FRAMES)]
     return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], frames], strict=True)]

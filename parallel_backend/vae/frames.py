@@ -1,8 +1,8 @@
-"""Frames handed out while ComfyUI's own decoders make them, so that no rank holds the clip that they make.
+"""Frames passed on while ComfyUI's own decoders make them, so that no rank holds the whole decoded clip.
 
-Decoders of clips go through their latent a few frames at a time and join what came of it at the end, or write it into a
-buffer. Here the layer that makes pixels gives them away and leaves no frames to join, and the buffer gives away what is
-written into it.
+A decoder of clips goes through its latent a few frames at a time. At the end it joins the resulting frames, or it writes them
+into a buffer on the way. Here a hook on the layer that makes pixels passes the frames on and leaves none to join. An object
+stands in the buffer's place and passes on the frames that are written into it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .autoencoder import Give
 from .rows import Slab
 
 FRAMES = 8
-"""Frames of a clip that are gathered and sent at a time; a few more where a decoder makes other numbers of them."""
+"""Number of frames of a clip that are gathered and sent at a time. If a decoder makes other numbers, a few more are sent."""
 
 LAST_LAYERS: Mapping[str, str] = MappingProxyType(
     {
@@ -29,27 +29,34 @@ LAST_LAYERS: Mapping[str, str] = MappingProxyType(
         "comfy.ldm.hunyuan_video.vae_refiner": "conv_out",
     }
 )
-"""Where ComfyUI defines a decoder of clips -> its layer after which frames are only joined, and put in order by `ORDER`."""
+"""Module of ComfyUI that defines a decoder of clips -> the decoder's layer that makes pixels.
+
+After this layer, ComfyUI only joins the frames and puts their pixels in order with `ORDER`.
+"""
 
 ORDER = "unpatchify"
-"""What Wan 2.2's code calls to spread a square's pixels, which its decoder makes as channels, over rows and columns."""
+"""Name of the function by which Wan 2.2's code spreads a square's pixels over rows and columns.
+
+The decoder makes these pixels as channels.
+"""
 
 SQUARE = 2
-"""The side of such a square."""
+"""Side of such a square, in pixels."""
 
 SHAPE = "decode_output_shape"
-"""What autoencoders have that write pixels into a buffer that they are given, LTX-Video's."""
+"""Attribute of the autoencoders that write pixels into a buffer passed to them, which are LTX-Video's."""
 
 Take = Callable[[Tensor], None]
-"""Called with frames in order, `[1, 3, frames, height, width]`, or with a picture."""
+"""A callback that receives frames in order, `[1, 3, frames, height, width]`, or a picture."""
 
 
 def decode(module: Any, run: Callable[..., Tensor | None], take: Take, dims: int) -> None:
-    """Decode by `run`; where ComfyUI's code makes a clip bit by bit, `take` gets it so, else whole at the end.
+    """Decode by `run` and pass the pixels to `take`: piece by piece where ComfyUI's code makes them so, else all at the end.
 
     Args:
-        module: ComfyUI's autoencoder, whose `decode` is called by `run` with further arguments.
-        dims: dimensions of the latent.
+        module: ComfyUI's autoencoder.
+        run: calls the autoencoder's `decode`, with the given further arguments.
+        dims: number of dimensions of the latent.
     """
     if hasattr(module, SHAPE):
         run(output_buffer=Buffer(take))
@@ -75,7 +82,7 @@ def decode(module: Any, run: Callable[..., Tensor | None], take: Take, dims: int
 
 
 class Buffer:
-    """Stands in for the buffer that pixels are written into from the first frame on: what is written is given away."""
+    """An object in the place of the buffer into which a decoder writes its frames in order. It passes the frames on."""
 
     def __init__(self, take: Take) -> None:
         self._take = take
@@ -84,19 +91,19 @@ class Buffer:
         return self
 
     def copy_(self, frames: Tensor) -> None:
-        """The next frames."""
+        """Pass on the next frames."""
         self._take(frames)
 
 
 class Batches:
-    """Gives frames on, `FRAMES` or a few more at a time; a picture as it is."""
+    """A queue that passes frames on, `FRAMES` or a few more at a time. It passes a picture on at once."""
 
     def __init__(self, give: Give) -> None:
         self._give = give
         self._waiting: list[Slab] = []
 
     def add(self, slab: Slab) -> None:
-        """The next frames, or a picture. A collective."""
+        """Add the next frames, or a picture. This is a collective."""
         if slab.values.dim() == 4:
             self._give(slab)
             return
@@ -106,7 +113,7 @@ class Batches:
                 self.flush()
 
     def flush(self) -> None:
-        """Those that wait, if any do. A collective."""
+        """Pass on the frames that wait, if there are any. This is a collective."""
         if self._waiting:
             values = torch.cat([slab.values for slab in self._waiting], dim=2)
             piece = self._waiting[0].with_values(values)

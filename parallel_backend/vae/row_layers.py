@@ -13,13 +13,16 @@ from .rows import Slab
 
 
 def conv2d(conv: nn.Conv2d, x: Slab) -> Slab:
-    """A 3x3 convolution with padding 1 of every frame, or a 1x1 one. A collective."""
+    """Apply a 3x3 convolution with padding 1, or a 1x1 convolution, to every frame. This is a collective."""
     reach = conv.kernel_size[0] // 2
     return x.with_values(_over_frames(conv, x.with_neighbours(reach) if reach else x.values, (0, reach), x.rows))
 
 
 def halved(conv: nn.Conv2d, x: Slab) -> Slab:
-    """A 3x3 convolution of stride 2 of every frame, padded by one row below and one column at the right. A collective."""
+    """Apply a 3x3 convolution of stride 2 to every frame. This is a collective.
+
+    The convolution pads one row below and one column at the right.
+    """
     height = x.height // 2
     runs = [slice(run.start // 2, run.stop // 2) for run in x.runs]
     want = [slice(2 * run.start, 2 * run.stop + 1) if run.stop > run.start else slice(0, 0) for run in runs]
@@ -30,21 +33,23 @@ def halved(conv: nn.Conv2d, x: Slab) -> Slab:
 
 
 def doubled(conv: nn.Conv2d, x: Slab) -> Slab:
-    """Every row and column twice, then a convolution. A collective."""
+    """Repeat every row and column, then apply a convolution. This is a collective."""
     return conv2d(conv, x.enlarged(twice(twice(x.values, -2), -1)))
 
 
 def twice(values: Tensor, dim: int, times: int = 2) -> Tensor:
-    """Every item along a dimension repeated, as nearest-neighbour interpolation does; works on nothing too."""
+    """Repeat every item along a dimension, as nearest-neighbour interpolation does. The tensor may be empty."""
     return values if times == 1 else values.repeat_interleave(times, dim)
 
 
 class CausalConvolution:
-    """Convolutions of frames that come in batches: each sees the last frames of the batch before, or its own first one.
+    """Causal convolutions over frames that come in batches.
+
+    A convolution sees the last frames of the previous batch. In the first batch it sees copies of that batch's first frame.
 
     Args:
-        forgets_single_frames: a batch of one frame that has none before it leaves nothing for the next batch, as in
-            ComfyUI's CogVideoX VAE.
+        forgets_single_frames: if True, a first batch of a single frame leaves no frames for the next batch, as in ComfyUI's
+            CogVideoX VAE.
     """
 
     def __init__(self, forgets_single_frames: bool = False) -> None:
@@ -52,9 +57,10 @@ class CausalConvolution:
         self._before: dict[nn.Module, Tensor] = {}
 
     def __call__(self, causal: Any, x: Slab) -> Slab:
-        """Apply one of diffusers' CogVideoXCausalConv3d of kernel 3x3x3. A collective.
+        """Apply one of diffusers' CogVideoXCausalConv3d of kernel 3x3x3. This is a collective.
 
-        `x` is `[1, channels, frames, rows, width]`.
+        Args:
+            x: `[1, channels, frames, rows, width]`.
         """
         conv: nn.Conv3d = causal.conv
         earlier = conv.kernel_size[0] - 1
@@ -70,7 +76,7 @@ class CausalConvolution:
 
 
 def _over_frames(conv: nn.Conv2d, values: Tensor, padding: tuple[int, int], rows: int) -> Tensor:
-    """A convolution of `[batch, channels, rows, width]`, or of every frame of `[1, channels, frames, rows, width]`."""
+    """Apply a convolution to `[batch, channels, rows, width]`, or to every frame of `[1, channels, frames, rows, width]`."""
     pictures = values[0].transpose(0, 1) if values.dim() == 5 else values
     if rows:
         out = F.conv2d(pictures, conv.weight, conv.bias, conv.stride, padding)
@@ -81,7 +87,7 @@ def _over_frames(conv: nn.Conv2d, values: Tensor, padding: tuple[int, int], rows
 
 
 PARTS = 8
-"""Parts in which channels are computed in fp32, so that fp32 copies stay small beside the activations."""
+"""Number of parts in which channels are computed in fp32, so that fp32 copies stay small next to the activations."""
 
 Affine = tuple[Tensor, Tensor]
 
@@ -94,15 +100,15 @@ class GroupNorm(Protocol):
 
     @property
     def weight(self) -> Tensor:
-        """The scale, `[channels]`."""
+        """Return the scale, `[channels]`."""
 
     @property
     def bias(self) -> Tensor:
-        """The shift, `[channels]`."""
+        """Return the shift, `[channels]`."""
 
 
 def group_norm(norm: GroupNorm, x: Slab) -> Tensor:
-    """Normalised local rows, in x's dtype; the arithmetic is fp32. A collective."""
+    """Return the normalised local rows in the dtype of x. The arithmetic is fp32. This is a collective."""
     scale, shift = affine(norm, x)
     out = torch.empty_like(x.values)
     for part in cut(out.shape[1], PARTS):
@@ -111,13 +117,13 @@ def group_norm(norm: GroupNorm, x: Slab) -> Tensor:
 
 
 def affine(norm: GroupNorm, x: Slab) -> Affine:
-    """Scale and shift of each channel, fp32 `[batch, channels, 1, ...]`, by statistics over the rows of all ranks.
+    """Return scale and shift of each channel, fp32 `[batch, channels, 1, ...]`, from statistics over all ranks' rows.
 
-    Means and sums of squared deviations (M2) of the ranks are merged as Chan, Golub and LeVeque do (1979).
+    This is a collective. The ranks' means and sums of squared deviations (M2) are merged as Chan, Golub and LeVeque do (1979).
     """
     means, squares = statistics(x.values, norm.num_groups)
     batch, channels = x.values.shape[:2]
-    share = torch.full_like(means, x.rows / x.height)  # sent with them, as a list of all would be waited for
+    share = torch.full_like(means, x.rows / x.height)  # sent too: the host would wait for a tensor made from a list of all shares
     mine = torch.stack((means, squares, share)).reshape(1, 1, -1)
     ranks = x.axis.size
     means, squares, shares = x.axis.all_gather(mine, [1] * ranks).view(ranks, 3, batch, norm.num_groups).unbind(1)
@@ -133,7 +139,7 @@ def affine(norm: GroupNorm, x: Slab) -> Affine:
 
 
 def statistics(values: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Mean and M2 of each group of channels, fp32 `[batch, groups]`; zeros where there are no values."""
+    """Return mean and M2 of each group of channels, fp32 `[batch, groups]`. Both are zero if there are no values."""
     parts = []
     for part in values.unflatten(1, (groups, -1)).split(max(1, groups // PARTS), dim=1):
         if part.numel() == 0:

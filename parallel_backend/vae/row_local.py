@@ -1,6 +1,6 @@
-"""Operations that leave each rank with its own rows: element by element, views, joins, and sums along other dimensions.
+"""Dispatch rules that leave each rank with its own rows: element-wise operations, views, joins, reductions of other dimensions.
 
-A rule is given the operation and its arguments, and gives NotImplemented where rows would not stay apart.
+A rule receives the operation and its arguments. It returns NotImplemented if the rows would not stay separate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .row_tensor import RowTensor
 
 
 def element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Each rank's rows; those of another cut are fetched."""
+    """Apply an element-wise operation to this rank's rows. Rows of a tensor with another cut are fetched."""
     tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
     first = next(tensor for tensor in tensors if isinstance(tensor, RowTensor))
     if func._schema.is_mutable:
@@ -37,9 +37,9 @@ def element_wise(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def view(_func: Any, x: RowTensor, size: Sequence[int], *_: Any) -> Any:
-    """Rows stay apart from what is before and behind them, or several become one, or one becomes several.
+    """Return a view whose rows are the old rows, groups of old rows, or equal parts of old rows.
 
-    A single row cannot be told from other dimensions of size 1.
+    A picture of a single row gives NotImplemented: its row cannot be told from other dimensions of size 1.
     """
     before = x.shape[: x.along].numel()
     trailing, height = x.shape[x.along + 1 :].numel(), x.shape[x.along]
@@ -66,7 +66,7 @@ def view(_func: Any, x: RowTensor, size: Sequence[int], *_: Any) -> Any:
 
 
 def reshape(func: Any, x: RowTensor, size: Sequence[int]) -> Any:
-    """As a view, or a copy where torch copies the whole picture too; into such a copy may be written."""
+    """Return a view, or a copy where torch would copy the whole picture too. Code may write into such a copy."""
     out = view(func, x, size)
     if out is NotImplemented or _viewable(x, size):
         return out
@@ -75,9 +75,10 @@ def reshape(func: Any, x: RowTensor, size: Sequence[int]) -> Any:
 
 
 def _viewable(x: RowTensor, size: Sequence[int]) -> bool:
-    """Whether the whole picture, laid out as the rows are and without gaps, could be seen in another shape.
+    """Return True if torch could view the whole picture in another shape.
 
-    With gaps, as a slice has them, it could be seen in fewer shapes and never in more.
+    The whole picture counts as laid out like the rows and without gaps. With gaps, as in a slice, fewer shapes are views, never
+    more.
     """
     order = sorted(range(x.ndim), key=x.local.stride, reverse=True)
     dense = torch.empty([x.shape[dim] for dim in order], device="meta")
@@ -89,33 +90,33 @@ def _viewable(x: RowTensor, size: Sequence[int]) -> bool:
 
 
 def _scaled(run: slice, new_height: int, height: int) -> slice | None:
-    """A run of rows where each is several, or several are one; None if it does not begin and end with one."""
+    """Convert a run of rows to a picture of another height. Return None if the run does not begin and end with a whole row."""
     if run.start * new_height % height or run.stop * new_height % height:
         return None
     return slice(run.start * new_height // height, run.stop * new_height // height)
 
 
 def permute(_func: Any, x: RowTensor, dims: Sequence[int]) -> Any:
-    """Rows are along another dimension."""
+    """Permute the dimensions, that of the rows included."""
     order = [dim % x.ndim for dim in dims]
     return x.like(x.local.permute(order), along=order.index(x.along), copied=x.copied)
 
 
 def transpose(func: Any, x: RowTensor, first: int, second: int) -> Any:
-    """Rows are along another dimension."""
+    """Swap two dimensions. One of them may be that of the rows."""
     order = list(range(x.ndim))
     order[first], order[second] = order[second], order[first]
     return permute(func, x, order)
 
 
 def unsqueeze(_func: Any, x: RowTensor, dim: int) -> Any:
-    """A dimension of size 1 more."""
+    """Add a dimension of size 1."""
     dim %= x.ndim + 1
     return x.like(x.local.unsqueeze(dim), along=x.along + (dim <= x.along), copied=x.copied)
 
 
 def squeeze(_func: Any, x: RowTensor, dims: int | Sequence[int]) -> Any:
-    """Dimensions of size 1 fewer; a single row stays."""
+    """Remove dimensions of size 1. A single row gives NotImplemented."""
     gone = [dim % x.ndim for dim in ([dims] if isinstance(dims, int) else dims)]
     gone = [dim for dim in gone if x.shape[dim] == 1]
     if x.along in gone:
@@ -125,7 +126,7 @@ def squeeze(_func: Any, x: RowTensor, dims: int | Sequence[int]) -> Any:
 
 
 def expand(_func: Any, x: RowTensor, size: Sequence[int], **_: Any) -> Any:
-    """Along other dimensions than the rows."""
+    """Expand other dimensions than that of the rows."""
     new = len(size) - x.ndim
     along = x.along + new
     if size[along] not in (-1, x.shape[x.along]) or x.shape[x.along] == 1:
@@ -136,7 +137,7 @@ def expand(_func: Any, x: RowTensor, size: Sequence[int], **_: Any) -> Any:
 
 
 def repeat(func: Any, x: RowTensor, times: Sequence[int]) -> Any:
-    """Along other dimensions than the rows."""
+    """Repeat along other dimensions than that of the rows."""
     along = x.along + len(times) - x.ndim
     if times[along] != 1:
         return NotImplemented
@@ -144,12 +145,12 @@ def repeat(func: Any, x: RowTensor, times: Sequence[int]) -> Any:
 
 
 def empty(func: Any, x: RowTensor, *args: Any, **kwargs: Any) -> Any:
-    """Of any shape: only dtype and device are asked of the picture. Every rank has all of it."""
+    """Return an empty tensor of any shape, with dtype and device of the picture. Every rank has all of it."""
     return func(x.local, *args, **kwargs)
 
 
 def select(func: Any, x: RowTensor, dim: int, index: Any) -> Any:
-    """One of another dimension than the rows."""
+    """Select an index of another dimension than that of the rows."""
     dim %= x.ndim
     if dim == x.along:
         return NotImplemented
@@ -157,14 +158,14 @@ def select(func: Any, x: RowTensor, dim: int, index: Any) -> Any:
 
 
 def index_select(func: Any, x: RowTensor, dim: int, index: Tensor) -> Any:
-    """Some of another dimension than the rows."""
+    """Select several indices of another dimension than that of the rows."""
     if dim % x.ndim == x.along or isinstance(index, RowTensor):
         return NotImplemented
     return x.like(func(x.local, dim, index))
 
 
 def take(func: Any, x: RowTensor, dim: int = 0, start: Any = None, stop: Any = None, step: int = 1) -> Any:
-    """A slice; of rows, each rank keeps those that are in it."""
+    """Slice a dimension. Of a slice of rows, each rank keeps its own rows that are in the slice."""
     dim %= x.ndim
     if dim != x.along:
         return x.like(func(x.local, dim, start, stop, step), copied=x.copied)
@@ -178,14 +179,14 @@ def take(func: Any, x: RowTensor, dim: int = 0, start: Any = None, stop: Any = N
 
 
 def parted(func: Any, x: RowTensor, sizes: Any, dim: int = 0) -> Any:
-    """Cut along another dimension than the rows."""
+    """Split along another dimension than that of the rows."""
     if dim % x.ndim == x.along:
         return NotImplemented
     return tuple(x.like(part, copied=x.copied) for part in func(x.local, sizes, dim))
 
 
 def unbind(func: Any, x: RowTensor, dim: int = 0) -> Any:
-    """Each of another dimension than the rows."""
+    """Unbind another dimension than that of the rows."""
     dim %= x.ndim
     if dim == x.along:
         return NotImplemented
@@ -193,7 +194,7 @@ def unbind(func: Any, x: RowTensor, dim: int = 0) -> Any:
 
 
 def cat(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
-    """Joined along another dimension than the rows."""
+    """Concatenate along another dimension than that of the rows."""
     first = next(tensor for tensor in tensors if isinstance(tensor, RowTensor))
     parts = _aligned_rows(first, tensors)
     if parts is None or dim % first.ndim == first.along:
@@ -202,7 +203,7 @@ def cat(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 
 def stacked(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
-    """Joined along a new dimension."""
+    """Stack along a new dimension."""
     first = next(tensor for tensor in tensors if isinstance(tensor, RowTensor))
     parts, dim = _aligned_rows(first, tensors), dim % (first.ndim + 1)
     if parts is None:
@@ -211,7 +212,7 @@ def stacked(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 
 def _aligned_rows(first: RowTensor, tensors: Sequence[Tensor]) -> list[Tensor] | None:
-    """Return the rows of all tensors as the first tensor has them; None if their shapes differ."""
+    """Return this rank's rows of all tensors, cut as the first tensor is, or None if the shapes differ."""
     same_height = all(
         tensor.ndim == first.ndim
         and tensor.shape[first.along] == first.shape[first.along]
@@ -224,7 +225,7 @@ def _aligned_rows(first: RowTensor, tensors: Sequence[Tensor]) -> list[Tensor] |
 
 
 def reduce(func: Any, x: RowTensor, *args: Any, **kwargs: Any) -> Any:
-    """Along other dimensions than the rows."""
+    """Reduce other dimensions than that of the rows."""
     names = [argument.name for argument in func._schema.arguments]
     arguments: dict[str, Any] = {**dict(zip(names[1:], args, strict=False)), **kwargs}
     dims = arguments.get("dim")
@@ -238,14 +239,14 @@ def reduce(func: Any, x: RowTensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def linear(func: Any, x: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """A product of every position; the rows are none of its factors."""
+    """Multiply every position by a weight. The rows must not be the dimension that the product sums over."""
     if not isinstance(x, RowTensor) or x.along == x.ndim - 1 or isinstance(weight, RowTensor):
         return NotImplemented
     return x.like(func(x.local, weight, bias))
 
 
 def layer_norm(func: Any, x: RowTensor, shape: Sequence[int], *rest: Any) -> Any:
-    """Over dimensions behind the rows."""
+    """Normalise over dimensions after that of the rows."""
     if x.along >= x.ndim - len(shape):
         return NotImplemented
     return x.like(func(x.local, shape, *rest))

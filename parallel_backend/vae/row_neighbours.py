@@ -1,6 +1,6 @@
-"""Operations that see rows of other ranks: convolutions, normalisation, attention, padding and enlarging.
+"""Dispatch rules for operations that see other ranks' rows: convolution, normalisation, attention, padding, enlarging.
 
-A rule is given the operation and its arguments, and gives NotImplemented where it does not know how.
+A rule receives the operation and its arguments. It returns NotImplemented for arguments that it does not support.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .rows import NOTHING, Slab
 
 @dataclass
 class _Affine:
-    """A call of torch's group normalisation, as a module."""
+    """The arguments of a call of torch's group normalisation, under the names of torch's module."""
 
     num_groups: int
     weight: Tensor
@@ -39,7 +39,7 @@ def normalised(
     eps: float = 1e-5,
     _: Any = True,
 ) -> Any:
-    """Group normalisation, of statistics over all rows."""
+    """Apply a group norm with statistics over all ranks' rows."""
     if x.along != x.ndim - 2 or weight is None or bias is None:
         return NotImplemented
     slab = Slab(x.local, x.runs, x.axis)
@@ -57,7 +57,7 @@ def convolution(
     transposed: bool,
     *rest: Any,
 ) -> Any:
-    """torch's convolution; a transposed one is not known."""
+    """Apply torch's convolution. A transposed convolution gives NotImplemented."""
     if transposed:
         return NotImplemented
 
@@ -77,7 +77,7 @@ def cudnn_convolution(
     *rest: Any,
     **named: Any,
 ) -> Any:
-    """As ComfyUI calls it past torch's choice of algorithms."""
+    """Apply cuDNN's convolution, which ComfyUI calls directly to bypass torch's choice of algorithms."""
 
     def local(rows: Tensor, padded: Sequence[int]) -> Tensor:
         return func(rows, weight, padded, stride, dilation, *rest, **named)  # type: ignore[no-any-return]
@@ -93,7 +93,7 @@ def _convolved(
     dilations: Sequence[int],
     local: Callable[[Tensor, Sequence[int]], Tensor],
 ) -> Any:
-    """A row of the result is where the row in the middle of what it sees is."""
+    """Apply a convolution. A row of the result lies on the rank that holds the middle row of its receptive field."""
     if not isinstance(x, RowTensor) or x.along != x.ndim - 2 or x.ndim != weight.ndim:
         return NotImplemented
     at = x.along - 2
@@ -112,7 +112,7 @@ def _convolved(
     ]
     slab, mine = Slab(x.local, x.runs, x.axis), runs[x.axis.rank]
     inside = [0 if i == at else p for i, p in enumerate(paddings)]
-    picture = len(paddings) == 2  # videos reach their peak elsewhere, and need not compute their edges twice
+    picture = len(paddings) == 2  # videos have their memory peak elsewhere, and need not compute edges twice
     if picture and runs == x.runs and padding and slab.rows >= 2 * padding:
         return x.like(_patched(slab, x.along, padding, lambda rows: local(rows, inside), local(x.local, paddings)))
     rows = x.local if list(x.runs) == want else slab.padded(want)
@@ -127,9 +127,10 @@ def _convolved(
 
 
 def _patched(slab: Slab, along: int, reach: int, local: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
-    """The result of a convolution of a rank's rows alone, with its first and last rows as the neighbours' rows make them.
+    """Return a convolution of a rank's own rows, with its edge rows computed anew from the neighbours' rows.
 
-    So no copy of the rows with those of the neighbours is needed. A collective, which sends what such a copy would need.
+    This avoids a copy of the rows together with those of the neighbours. The call is a collective and sends what the copy would
+    need.
     """
     x, (above, below) = slab.values, slab.edges(reach)
     out.narrow(along, 0, reach).copy_(local(torch.cat((above, x[..., : 2 * reach, :]), along)))
@@ -138,12 +139,12 @@ def _patched(slab: Slab, along: int, reach: int, local: Callable[[Tensor], Tenso
 
 
 def pad(func: Any, x: RowTensor, pad: Sequence[int], *value: Any) -> Any:
-    """The rows above and below come to the ranks that have the picture's first and last row."""
+    """Pad a picture. The ranks that hold the picture's first and last row get the rows above and below."""
     return _padded(func, x, pad, value, x.runs)
 
 
 def mirror(func: Any, x: RowTensor, pad: Sequence[int]) -> Any:
-    """As `pad`; the rows that are seen above and below may be of the neighbours."""
+    """Pad by reflection. The reflected rows above and below may be rows of a neighbour."""
     index, height = 2 * (x.ndim - 1 - x.along), x.shape[x.along]
     above, below = (*pad[index : index + 2], 0, 0)[:2]
     first, last = _ends(x)
@@ -154,7 +155,11 @@ def mirror(func: Any, x: RowTensor, pad: Sequence[int]) -> Any:
 
 
 def _padded(func: Any, x: RowTensor, pad: Sequence[int], value: Sequence[Any], want: Runs) -> Any:
-    """Rows padded where the picture ends. `want`: the rows that each rank needs for its own."""
+    """Pad rows where the picture ends.
+
+    Args:
+        want: the rows that each rank needs in order to pad its own.
+    """
     index = 2 * (x.ndim - 1 - x.along)
     above, below = (*pad[index : index + 2], 0, 0)[:2]
     if min(above, below) < 0:
@@ -176,13 +181,13 @@ def _padded(func: Any, x: RowTensor, pad: Sequence[int], value: Sequence[Any], w
 
 
 def _ends(x: RowTensor) -> tuple[int, int]:
-    """The ranks that have the picture's first and last row."""
+    """Return the ranks that hold the picture's first and last row."""
     having = [rank for rank, run in enumerate(x.runs) if run.stop > run.start]
     return having[0], having[-1]
 
 
 def enlarge(func: Any, x: RowTensor, size: Sequence[int], *scales: Any) -> Any:
-    """The nearest row, a whole number of times."""
+    """Enlarge to the nearest row. The height must grow by a whole number of times."""
     at, height = x.along - 2, x.shape[x.along]
     if at < 0 or size[at] % height:
         return NotImplemented
@@ -196,7 +201,7 @@ def enlarge(func: Any, x: RowTensor, size: Sequence[int], *scales: Any) -> Any:
 
 
 def enlarge_by(func: Any, x: RowTensor, size: Sequence[int] | None, scales: Sequence[float] | None) -> Any:
-    """As `torch.nn.functional.interpolate` calls it, which torch would take to pieces."""
+    """Enlarge in the form in which `torch.nn.functional.interpolate` calls it, which torch would decompose otherwise."""
     if size is None:
         assert scales is not None
         size = [int(length * scale) for length, scale in zip(x.shape[2:], scales, strict=True)]
@@ -205,11 +210,11 @@ def enlarge_by(func: Any, x: RowTensor, size: Sequence[int] | None, scales: Sequ
 
 
 def attend(whole: Callable[..., Tensor], q: Any, k: Any, v: Any) -> Tensor:
-    """Every position attends to all others, with one head as wide as the channels; keys go round the ring of ranks.
+    """Compute attention between all positions, with one head as wide as the channels. Keys go round the ring of ranks.
 
     Args:
-        whole: the function in whose place this one stands, for pictures that were gathered before.
-        q, k, v: `[batch, channels, (frames,) height, width]`, of one cut.
+        whole: the function that this one replaces. It computes pictures that were gathered before.
+        q, k, v: `[batch, channels, (frames,) height, width]`, with the same cut.
     """
     if not isinstance(q, RowTensor):
         return whole(q, k, v)

@@ -1,4 +1,4 @@
-"""Which operations on a `RowTensor` do not gather it."""
+"""The operations on a `RowTensor` that do not gather the whole picture."""
 
 from __future__ import annotations
 
@@ -82,6 +82,9 @@ KNOWN: Mapping[Any, Rule] = MappingProxyType(
         aten._upsample_nearest_exact3d.default: enlarge,
     }
 )
-"""Operations that stay local besides the element-wise ones, with what they are asked: the operation and its arguments."""
+"""Operation -> the rule for it, for the operations that stay local besides the element-wise ones.
+
+A rule is called with the operation and its arguments.
+"""
 
 RULES = DispatchRules(KNOWN, element_wise)

@@ -1,8 +1,8 @@
-"""RowTensor: a picture with the shape of the whole; each rank holds a run of its rows.
+"""RowTensor: a picture with the shape of the whole, of which each rank holds a run of rows.
 
-An autoencoder's own code runs on it unchanged. Element-wise operations, views, reductions along other dimensions,
-convolutions, group normalisation, padding and enlarging stay local, with rows of the neighbours where an operation sees them
-(`row_rules`); any other operation first gathers the whole, so that what is unknown is slow and not wrong.
+An autoencoder's own code runs on a RowTensor unchanged. Element-wise operations, views, reductions along other dimensions,
+convolutions, group normalisation, padding and enlarging stay local, and fetch rows of the neighbours where they see them
+(`row_rules`). Any other operation gathers the whole picture first, so that an unknown operation is slow and not wrong.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ Runs = tuple[slice, ...]
 
 
 class RowTensor(DistributedTensor):
-    """`local` are this rank's rows along dimension `along`; `runs` are all ranks' rows, in rank order.
+    """A picture with the shape of the whole, of which this rank holds the rows `local` along dimension `along`.
 
-    `copied` tells that it was made as a view whose values had to be copied: what is written into it is not seen elsewhere.
+    Attributes:
+        runs: all ranks' rows, in rank order.
+        axis: the ranks that share the picture.
+        local_rules: the operations that do not gather.
+        copied: True for a view whose values had to be copied. Values written into such a view are not seen elsewhere.
     """
 
     runs: Runs
@@ -38,7 +42,7 @@ class RowTensor(DistributedTensor):
     def __new__(
         cls, local: Tensor, runs: Runs, along: int, axis: Communicator, rules: DispatchRules, copied: bool = False
     ) -> RowTensor:
-        """A tensor of the shape of the whole, without storage of its own."""
+        """Return a tensor with the shape of the whole and without storage of its own."""
         run = runs[axis.rank]
         assert local.shape[along] == run.stop - run.start
         tensor = cls.of_part(local, along, (runs[-1].stop,), local.device)
@@ -47,12 +51,12 @@ class RowTensor(DistributedTensor):
 
     @classmethod
     def of(cls, slab: Slab, rules: DispatchRules) -> RowTensor:
-        """A picture `[batch, channels, (frames,) height, width]`."""
+        """Return a RowTensor of a picture `[batch, channels, (frames,) height, width]`."""
         return cls(slab.values, slab.runs, slab.values.dim() - 2, slab.axis, rules)
 
     @property
     def slab(self) -> Slab:
-        """The rows as `[..., rows, what is behind them]`."""
+        """Return the rows as a slab `[..., rows, trailing]`, with all dimensions after the rows joined into one."""
         trailing = torch.Size(self.local.shape[self.along + 1 :]).numel()
         values = self.local.reshape(*self.local.shape[: self.along], self.local.shape[self.along], trailing)
         return Slab(values, self.runs, self.axis)
@@ -60,7 +64,7 @@ class RowTensor(DistributedTensor):
     def like(
         self, local: Tensor, runs: Runs | None = None, along: int | None = None, copied: bool = False
     ) -> RowTensor:
-        """Other rows, by default in the same places."""
+        """Return a RowTensor of other local rows, by default with the same runs and along the same dimension."""
         return RowTensor(
             local,
             self.runs if runs is None else runs,
@@ -71,15 +75,15 @@ class RowTensor(DistributedTensor):
         )
 
     def at(self, runs: Runs) -> Tensor:
-        """The rows of another cut. A collective, unless it is the same."""
+        """Return this rank's rows of another cut. This is a collective, unless the cut is the same."""
         return self.local if runs == self.runs else self._fetch(runs)
 
     def whole(self) -> Tensor:
-        """All rows. A collective."""
+        """Return all rows. This is a collective."""
         return self._fetch([slice(0, self.shape[self.along])] * self.axis.size)
 
     def own(self, tensor: Tensor, dim: int) -> Tensor:
-        """This rank's rows of a tensor that every rank has whole."""
+        """Return this rank's rows of a tensor that every rank holds whole."""
         run = self.runs[self.axis.rank]
         return tensor.narrow(dim, run.start, run.stop - run.start)
 
@@ -90,12 +94,12 @@ class RowTensor(DistributedTensor):
 
     @classmethod
     def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DispatchRules:
-        """Those of the first picture among the arguments."""
+        """Return the rules of the first RowTensor among the arguments."""
         return next(x.local_rules for x in tree_iter((args, kwargs)) if isinstance(x, RowTensor))
 
     @classmethod
     def gathered(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """An operation on the whole picture. A collective."""
+        """Apply an operation to the whole picture. This is a collective."""
         random = torch.Tag.nondeterministic_seeded in func.tags
         assert not random, f"{func} draws random numbers, other ones on each rank"
         return super().gathered(func, args, kwargs)

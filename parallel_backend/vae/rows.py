@@ -1,8 +1,8 @@
-"""Which rank holds which rows of a picture, and the exchange of rows between ranks.
+"""The rows of a picture on each rank, and the exchange of rows between ranks.
 
-A picture (or every frame of a clip) is cut into contiguous runs of rows, one a rank, by the rows of its latent; inside of
-an autoencoder a run may be empty. Nothing is padded: rows beyond the picture's edge are the zeros that a convolution
-itself would see.
+A picture (or every frame of a clip) is cut into contiguous runs of rows, one for each rank, by the rows of its latent. Inside
+an autoencoder a run may be empty. Nothing is padded: rows outside the picture are the zeros that a convolution itself would
+see.
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ from ..layout import cut, length
 NOTHING = slice(0, 0)
 
 LEAST_POSITIONS = 2
-"""Positions of the latent that each rank must get for a picture to be cut. Dimensions of size 1 cannot be told apart in
-views, and statistics over single values have only rounding errors to enlarge."""
+"""Latent positions that each rank must get if a picture is to be cut.
+
+With fewer positions, views cannot tell dimensions of size 1 apart, and statistics over single values only enlarge rounding
+errors.
+"""
 
 
 @dataclass(frozen=True)
 class Slab:
     """One rank's rows of a picture.
 
-    `values` is `[batch, channels, ..., rows, width]`; `runs` are all ranks' rows, in rank order.
+    Attributes:
+        values: `[batch, channels, ..., rows, width]`.
+        runs: all ranks' rows, in rank order.
+        axis: the ranks that share the picture.
     """
 
     values: Tensor
@@ -36,24 +42,24 @@ class Slab:
 
     @property
     def rows(self) -> int:
-        """Rows on this rank."""
+        """Return the number of rows on this rank."""
         return int(self.values.shape[-2])
 
     @property
     def height(self) -> int:
-        """Rows of the whole picture."""
+        """Return the number of rows of the whole picture."""
         return int(self.runs[-1].stop)
 
     def with_values(self, values: Tensor) -> Slab:
-        """Other values of the same rows."""
+        """Return a slab with other values of the same rows."""
         return replace(self, values=values)
 
     def enlarged(self, values: Tensor) -> Slab:
-        """Values of the same part of a picture with twice the rows."""
+        """Return a slab with values of the same part of a picture that has twice the rows."""
         return replace(self, values=values, runs=tuple(slice(2 * run.start, 2 * run.stop) for run in self.runs))
 
     def fetch(self, want: Sequence[slice]) -> Tensor:
-        """The rows that this rank wants, wherever they are. A collective.
+        """Return the rows that this rank wants, from the ranks that hold them. This is a collective.
 
         Args:
             want: the rows that each rank wants, within the picture.
@@ -63,10 +69,11 @@ class Slab:
         return out
 
     def padded(self, want: Sequence[slice], earlier: int = 0) -> Tensor:
-        """As `fetch`; rows outside the picture may be wanted and are zero.
+        """Return the rows that this rank wants, with zeros for rows outside the picture. This is a collective.
 
         Args:
-            earlier: frames to leave room for before the first one; what they hold is left open.
+            want: the rows that each rank wants, also outside the picture.
+            earlier: number of frames to reserve before the first one. Their values are not set.
         """
         own_rows = want[self.axis.rank]
         inside = [slice(max(run.start, 0), min(run.stop, self.height)) for run in want]
@@ -83,13 +90,13 @@ class Slab:
         return out
 
     def with_neighbours(self, reach: int, earlier: int = 0) -> Tensor:
-        """The local rows and `reach` rows on either side of them: `[..., rows + 2 * reach, width]`. Otherwise as `padded`."""
+        """Return the local rows and `reach` rows on either side, `[..., rows + 2 * reach, width]`, as `padded` does."""
         return self.padded(self._wide(reach), earlier)
 
     def edges(self, reach: int) -> tuple[Tensor, Tensor]:
-        """The `reach` rows above the local ones and those below, without a copy of these; zero outside the picture.
+        """Return the `reach` rows above the local rows and those below, with zeros outside the picture.
 
-        A collective, which sends what `with_neighbours` sends.
+        The local rows are not copied. This is a collective, which sends what `with_neighbours` sends.
         """
         mine, size = self.runs[self.axis.rank], list(self.values.shape)
         size[-2] = reach
@@ -106,7 +113,7 @@ class Slab:
         return [slice(run.start - reach, run.stop + reach) if length(run) else NOTHING for run in self.runs]
 
     def _collect(self, want: Sequence[slice], out: Tensor) -> None:
-        """Write the rows that this rank wants into `out`."""
+        """Write the rows that this rank wants into `out`. This is a collective."""
         mine, own_rows = self.runs[self.axis.rank], want[self.axis.rank]
         overlap = _overlap(mine, own_rows)
         out[..., _relative(overlap, own_rows), :] = self.values[..., _relative(overlap, mine), :]
@@ -114,7 +121,7 @@ class Slab:
             out[..., _relative(run, own_rows), :] = piece
 
     def _received(self, want: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:
-        """Of the rows that this rank wants, those of other ranks. A collective."""
+        """Yield the wanted rows that other ranks hold, with their row numbers. This is a collective."""
         if self.axis.size == 1:
             return
         me = self.axis.rank
@@ -131,9 +138,9 @@ class Slab:
                 yield run, piece.view(*before, length(run), after)
 
     def whole(self) -> Tensor:
-        """Return the whole picture on the first rank, `[..., height, width]`, and no rows on the others. A collective.
+        """Return the whole picture on the first rank, `[..., height, width]`, and no rows on the others.
 
-        A picture that is not cut is whole on every rank.
+        This is a collective. A picture that is not cut is whole on every rank.
         """
         return self.fetch([slice(0, self.height), *[NOTHING] * (self.axis.size - 1)])
 
@@ -141,13 +148,13 @@ class Slab:
 def slab_of(picture: Tensor, axis: Communicator, scale: int = 1) -> Slab:
     """Return this rank's rows of a picture that every rank holds whole.
 
-    A picture that is too small to be cut stays whole: every rank then computes all of it, as one rank alone does.
+    A picture that is too small to be cut stays whole. Every rank then computes all of it, as one rank alone does.
 
     Args:
         picture: `[batch, channels, ..., height, width]`.
         axis: all ranks.
-        scale: rows of the picture for each row of its latent. The cut is made by the latent's rows; what is left over
-            belongs to the last run.
+        scale: rows of the picture for each row of its latent. The cut follows the latent's rows, and the last run takes the
+            remainder.
     """
     height, width = picture.shape[-2:]
     if height // scale // axis.size * (width // scale) < LEAST_POSITIONS:
@@ -163,5 +170,5 @@ def _overlap(a: slice, b: slice) -> slice:
 
 
 def _relative(run: slice, base: slice) -> slice:
-    """A run of the picture's rows, counted from the start of another; empty stays empty."""
+    """Return a run of the picture's rows, counted from the start of another run. An empty run stays empty."""
     return slice(run.start - base.start, run.stop - base.start) if length(run) else NOTHING

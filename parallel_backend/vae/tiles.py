@@ -1,7 +1,7 @@
-"""Autoencoders that work in tiles of their own, MiniMax-H3's: ranks take turns at whole tiles.
+"""Autoencoders that work in tiles of their own, such as MiniMax-H3's: ranks take turns at whole tiles.
 
-Where tiles lie and how they are blended is part of such a model, and each sees nothing of the others. So a tile is computed
-by one rank as ComfyUI computes it, and the first rank, which answers, joins all of them by ComfyUI's own code.
+The positions of the tiles and their blending are part of the model, and no tile depends on another. So one rank computes a tile
+as ComfyUI computes it. The first rank, which answers the request, joins all tiles by ComfyUI's own code.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from .autoencoder import OnProgress
 from .rows import Slab
 
 OF_A_TILE: Mapping[str, str] = MappingProxyType({"decode": "_decode_pixels", "encode": "_encode_moments"})
-"""What is done with the whole -> the module's method that does it with a tile."""
+"""Method of the module for a whole picture -> its method for one tile."""
 
 
 def has_tiles(module: Any) -> bool:
-    """Whether an autoencoder is of this kind."""
+    """Return True if an autoencoder works in tiles of its own."""
     return all(hasattr(module, name) for name in OF_A_TILE.values())
 
 
 def in_tiles(module: Any, method: str, slab: Slab, on_progress: OnProgress) -> Slab:
-    """Decoded or encoded; all rows are on the first rank. A collective.
+    """Decode or encode tile by tile. The first rank gets all rows. This is a collective.
 
-    Every rank holds the whole of what is given, and the tile that it computes.
+    Every rank holds the whole input, and the tile that it computes.
     """
     axis, name = slab.axis, OF_A_TILE[method]
     whole = slab.fetch([slice(0, slab.height)] * axis.size)
@@ -42,11 +42,11 @@ def in_tiles(module: Any, method: str, slab: Slab, on_progress: OnProgress) -> S
         return torch.empty(_shape(module, method, tile), dtype=tile.dtype, device="meta")
 
     with _NoValues():
-        result = _run(module, method, whole, listed)  # of the shape and dtype, without values
+        result = _run(module, method, whole, listed)  # a meta tensor: shape and dtype without values
     done = _computed(module, method, tiles, compute, slab, on_progress)
     runs = (slice(0, result.shape[-2]), *[slice(result.shape[-2], result.shape[-2])] * (axis.size - 1))
     if axis.rank == 0:
-        joined = _run(module, method, whole, lambda _: next(done))  # which ComfyUI's code may put into host memory
+        joined = _run(module, method, whole, lambda _: next(done))  # ComfyUI's code may use host memory for the result
         return Slab(joined.to(slab.values.device), runs, axis)
     for _ in done:
         pass
@@ -54,7 +54,7 @@ def in_tiles(module: Any, method: str, slab: Slab, on_progress: OnProgress) -> S
 
 
 def decoded_shape(module: Any, latent: Sequence[int]) -> tuple[int, ...]:
-    """The shape of the pixels of a latent, as the module's own code joins tiles."""
+    """Return the shape of the pixels of a latent, as the module's own code joins tiles."""
 
     def nothing(tile: Tensor) -> Tensor:
         return tile.new_empty(_shape(module, "decode", tile))
@@ -64,15 +64,18 @@ def decoded_shape(module: Any, latent: Sequence[int]) -> tuple[int, ...]:
 
 
 class _NoValues(TorchDispatchMode):
-    """Inside, what is made of no tensor, or of one without values, has no values; others keep theirs."""
+    """A dispatch mode that runs operations on the meta device if any tensor has no values, or if there is no tensor.
+
+    Operations on tensors that all have values run as usual.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """On the meta device, wherever the caller wants it."""
+        """Run an operation on the meta device, whatever device the caller asks for."""
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if tensors and not any(tensor.is_meta for tensor in tensors):
             return func(*args, **(kwargs or {}))
         if func._schema.is_mutable and tensors and not tensors[0].is_meta:
-            return tensors[0]  # something without values was to be written into it
+            return tensors[0]  # a meta tensor has no values to write into it
         args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (tuple(args), dict(kwargs or {})))
         if any(argument.name == "device" for argument in func._schema.arguments):
             kwargs["device"] = torch.device("meta")
@@ -80,7 +83,7 @@ class _NoValues(TorchDispatchMode):
 
 
 def _run(module: Any, method: str, whole: Tensor, of_a_tile: Callable[[Tensor], Tensor]) -> Tensor:
-    setattr(module, OF_A_TILE[method], of_a_tile)  # hides the class's
+    setattr(module, OF_A_TILE[method], of_a_tile)  # hides the class's method
     try:
         return getattr(module, method)(whole)  # type: ignore[no-any-return]
     finally:
@@ -88,7 +91,7 @@ def _run(module: Any, method: str, whole: Tensor, of_a_tile: Callable[[Tensor], 
 
 
 def _shape(module: Any, method: str, tile: Tensor) -> tuple[int, ...]:
-    """What a tile gives: pixels, or means and variances."""
+    """Return the shape of a tile's result, which is pixels, or means and variances."""
     batch, _, frames, height, width = tile.shape
     space, time = module.vae_ratio, module.vae_ratio_t
     if method == "decode":
@@ -104,7 +107,7 @@ def _computed(
     slab: Slab,
     on_progress: OnProgress,
 ) -> Iterator[Tensor]:
-    """All tiles in order on the first rank, nothing on the others. As many are computed at a time as there are ranks."""
+    """Yield all tiles in order on the first rank, and none on the others. Each rank computes one tile at a time."""
     axis = slab.axis
     for first in range(0, len(tiles), axis.size):
         batch = tiles[first : first + axis.size]
