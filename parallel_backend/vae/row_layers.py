@@ -123,7 +123,7 @@ def affine(norm: GroupNorm, x: Slab) -> Affine:
     """
     means, squares = statistics(x.values, norm.num_groups)
     batch, channels = x.values.shape[:2]
-    share = torch.full_like(means, x.rows / x.height)  # sent too: the host would wait for a tensor made from a list of all shares
+    share = torch.full_like(means, x.rows / x.height)  # sent too: a tensor from a list would make the host wait
     mine = torch.stack((means, squares, share)).reshape(1, 1, -1)
     ranks = x.axis.size
     means, squares, shares = x.axis.all_gather(mine, [1] * ranks).view(ranks, 3, batch, norm.num_groups).unbind(1)
