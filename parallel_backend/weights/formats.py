@@ -1,4 +1,4 @@
-"""Storage types of tensors in files, and the blocks of GGUF that workers expand."""
+"""Storage types of tensors in files, and the GGUF blocks that workers expand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
 EXPAND_VALUES = 1 << 24
-"""Values of a block type that are expanded at a time, which bounds the memory for what lies in between."""
+"""Number of values of a block type that are expanded at a time, which bounds the memory for intermediate results."""
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -19,9 +19,12 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 class Storage:
     """A type of stored values.
 
-    `dtype` is that of plain values, None for blocks and for what is not `readable`. A block holds `values` values of a row in
-    `nbytes` bytes, and `unpack` turns blocks `[n, nbytes]` (uint8), which it is also given as fp16 numbers, into values
-    `[n, values]` (fp32).
+    Attributes:
+        dtype: dtype of plain values; None for blocks and for types that are not `readable`.
+        values: number of values of a row in one block.
+        nbytes: number of bytes of one block.
+        unpack: turns blocks `[n, nbytes]` (uint8) into values `[n, values]` (fp32). The second argument is the blocks as fp16
+            numbers.
     """
 
     name: str
@@ -37,16 +40,16 @@ class Storage:
 
     @property
     def quantised(self) -> bool:
-        """True for values that layers expand when they compute: blocks of GGUF, and fp8."""
+        """Return True for values that layers expand when they compute: blocks of GGUF, and fp8."""
         return self.dtype is None or self.dtype in FLOAT8
 
     def row_bytes(self, width: int) -> int:
-        """Bytes of a row of `width` values, which must be whole blocks."""
+        """Return the number of bytes of a row of `width` values, which must be whole blocks."""
         assert width % self.values == 0
         return width // self.values * self.nbytes
 
     def expand(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Stored rows `[rows, bytes]` (uint8) as values `[rows, width]` of a float type."""
+        """Return stored rows `[rows, bytes]` (uint8) as values `[rows, width]` of a float dtype."""
         if self.unpack is None:
             assert self.dtype is not None
             return rows.view(self.dtype).to(dtype)
@@ -58,7 +61,7 @@ class Storage:
 
 
 def plain(name: str, dtype: torch.dtype) -> Storage:
-    """Values one by one in a torch type."""
+    """Return the storage of single values of a torch dtype."""
     return Storage(name, dtype, 1, dtype.itemsize)
 
 
@@ -85,7 +88,7 @@ PLAIN: Mapping[torch.dtype, Storage] = {
         "BOOL": torch.bool,
     }.items()
 }
-"""Plain types, under the names that safetensors gives them."""
+"""Plain storage types, under the names that safetensors gives them."""
 
 
 def _q4_0(blocks: Tensor, halves: Tensor) -> Tensor:
@@ -144,14 +147,14 @@ def _q6_k(blocks: Tensor, halves: Tensor) -> Tensor:
 
 
 def _half(halves: Tensor, start: int) -> Tensor:
-    """The fp16 number that each block has from its byte `start` on, `[n, 1]` in fp32."""
+    """Return the fp16 number at byte `start` of each block, `[n, 1]` in fp32."""
     return halves[:, start // 2, None].float()
 
 
 def _shifted(data: Tensor, run: int, bits: int) -> Tensor:
-    """Each run of bytes once for each number of bits that a byte has, shifted right to it: `[n, bytes * 8 / bits]`.
+    """Return each run of bytes several times, shifted right by 0, `bits`, twice `bits` and so on: `[n, bytes * 8 / bits]`.
 
-    How far is counted on the device: a tensor made of a list would have the host wait for it.
+    The device counts the shifts: a tensor made from a list would make the host wait.
     """
     by = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device)
     return (data.unflatten(1, (-1, 1, run)) >> by[:, None]).flatten(1)
@@ -167,9 +170,9 @@ def _five_bits(high: Tensor, low: Tensor) -> Tensor:
 
 
 def _six_bit_scales(blocks: Tensor, halves: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and least value of the eight parts of a block, packed to six bits each: `[n, 8]`.
+    """Return scale and least value of the eight parts of a block, which are packed to six bits each: `[n, 8]`.
 
-    Those of the first four parts are in the low bits of a byte each; the others' high bits are above them.
+    The first four parts have theirs in the low bits of a byte each. The high bits of the other four are above these.
     """
     low = blocks[:, 4:12].unflatten(1, (2, 1, 4))
     high = _nibbles(blocks[:, 12:16], 4).unflatten(1, (2, 1, 4)) | low >> 2 & 48
@@ -180,7 +183,7 @@ def _six_bit_scales(blocks: Tensor, halves: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(scale: Tensor, values: Tensor, run: int, least: Tensor | None = None) -> Tensor:
-    """Each run of values times its scale, less its least value."""
+    """Multiply each run of values by its scale and subtract its least value."""
     product = scale[:, :, None] * values.unflatten(1, (-1, run))
     return (product if least is None else product - least[:, :, None]).flatten(1)
 
@@ -200,4 +203,4 @@ BLOCK_TYPES = {
         GGMLQuantizationType.Q2_K: _q2_k,
     }.items()
 }
-"""The block types that are supported."""
+"""The supported block types."""

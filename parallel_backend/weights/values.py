@@ -1,4 +1,4 @@
-"""The values of single tensors of a file: for the few that ComfyUI's classes ask for while they are detected or made."""
+"""The values of single tensors of a file: for the few that ComfyUI's classes need while they are detected or built."""
 
 from __future__ import annotations
 

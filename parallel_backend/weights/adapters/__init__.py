@@ -1,1 +1,1 @@
-"""LoRA and its kin in the weights: merged, or applied where a weight is expanded."""
+"""LoRA and related adapters in the weights: merged, or applied where a weight is expanded."""

@@ -1,8 +1,8 @@
-"""LoRA and its kin: what changes which tensor, as plain data, and the arithmetic on rows of that tensor.
+"""LoRA and related adapters: the changes of tensors as plain data, and the arithmetic on rows of a tensor.
 
-Numerically as ComfyUI 0.30 (comfy/lora.py and comfy/weight_adapter): differences in fp32, added in the weight's type, one
-adapter after the other; of a whole tensor the bits are ComfyUI's. Every kind but OFT and column-wise DoRA computes any rows
-of a tensor without the others, so a rank computes what it holds.
+The numbers are those of ComfyUI 0.30 (comfy/lora.py and comfy/weight_adapter). Differences are in fp32 and are added in the
+weight's dtype, one adapter after the other. For a whole tensor the bits equal ComfyUI's. Every kind except OFT and column-wise
+DoRA computes any rows of a tensor without the other rows, so a rank computes only the rows that it holds.
 """
 
 from __future__ import annotations
@@ -21,17 +21,24 @@ from torch import Tensor
 from ...diffusion import Value
 
 Kind = Literal["lora", "loha", "lokr", "glora", "oft", "diff", "set"]
-"""LoRA (arXiv 2106.09685), LoHa (2108.06098), LoKr (2309.14859), GLoRA (2306.07967), OFT (2306.07280), the difference
-itself, and the new value itself."""
+"""Kinds of adapters.
+
+They are LoRA (arXiv 2106.09685), LoHa (2108.06098), LoKr (2309.14859), GLoRA (2306.07967), OFT (2306.07280), the difference
+itself, and the new value itself.
+"""
 
 
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One change of one tensor.
 
-    `tensors` maps the parts of its kind to the ids of their values; with `dora_scale` among them the result's norms are
-    set to it (DoRA, arXiv 2402.09353). `alpha` as in the file; `scale` multiplies the tensor itself beforehand, which is all
-    where there are no tensors. `offset` (dim, start, length) names the part of the tensor that is meant; `function` is one of
-    FUNCTIONS, applied to the difference.
+    Attributes:
+        tensors: part of the adapter -> id of the part's values. With a part `dora_scale`, the norms of the result are set to
+            its values (DoRA, arXiv 2402.09353).
+        strength: factor of the change.
+        scale: factor that the tensor itself is multiplied by beforehand. Without `tensors` this is the whole change.
+        alpha: alpha as in the file.
+        offset: (dim, start, length) of the part of the tensor that changes, or None for the whole tensor.
+        function: name in FUNCTIONS of a function that is applied to the difference.
     """
 
     kind: Kind
@@ -44,23 +51,28 @@ class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Recipe = dict[str, list[Adapter]]
-"""A tensor, by its name in ComfyUI's model -> its changes, in order."""
+"""Name of a tensor in ComfyUI's model -> the tensor's changes, in order."""
 
 
 class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a MODEL adds to its file: changes of weights, and networks in the order in which they run."""
+    """The additions of a MODEL to its file: changes of weights, and networks in the order in which they run."""
 
     recipe: Recipe
     networks: tuple[NetworkPatch, ...] = ()
 
 
 Values = Mapping[str, Tensor]
-"""The tensors of adapters, by their ids."""
+"""The tensors of adapters, by id."""
 
 
 @dataclass(frozen=True)
 class AdapterSet:
-    """All changes to a model, with the tensors they need by id; `left_out` says which changes ComfyUI does not make."""
+    """All changes to a model.
+
+    Attributes:
+        tensors: the tensors that the changes need, by id.
+        left_out: messages about the changes that ComfyUI does not make.
+    """
 
     recipe: Recipe
     tensors: Values
@@ -69,12 +81,12 @@ class AdapterSet:
 
     @cached_property
     def encoded(self) -> bytes:
-        """All but the tensors as msgpack."""
+        """Return everything but the tensors, as msgpack."""
         return msgspec.msgpack.encode(Changes(self.recipe, self.networks))
 
     @cached_property
     def id(self) -> str:
-        """Equal for equal changes, strengths included; empty for none."""
+        """Return an id that is equal for equal changes and strengths, or an empty string if there are no changes."""
         return hashlib.blake2b(self.encoded, digest_size=16).hexdigest() if self.recipe or self.networks else ""
 
 
@@ -82,12 +94,16 @@ NONE = AdapterSet({}, {})
 
 
 def decode_changes(data: bytes) -> Changes:
-    """What `AdapterSet.encoded` holds; raises msgspec.ValidationError where it is something else."""
+    """Decode the bytes of `AdapterSet.encoded`.
+
+    Raises:
+        msgspec.ValidationError: the bytes are something else.
+    """
     return msgspec.msgpack.decode(data, type=Changes)
 
 
 def content_id(tensor: Tensor) -> str:
-    """An id that equal tensors share."""
+    """Return an id that equal tensors share."""
     data = tensor.detach().to("cpu").contiguous()
     digest = hashlib.blake2b(f"{data.dtype} {tuple(data.shape)}".encode(), digest_size=16)
     digest.update(data.view(-1).view(torch.uint8).numpy().data)
@@ -95,8 +111,8 @@ def content_id(tensor: Tensor) -> str:
 
 
 def _swapped_halves(rows: slice, size: int) -> Iterator[slice]:
-    """Where rows of (second half, first half) come from."""
-    half = (size + 1) // 2  # as chunk has it
+    """Yield the rows from which the given rows of (second half, first half) come."""
+    half = (size + 1) // 2  # as torch.chunk does it
     for start, stop, shift in ((0, size - half, half), (size - half, size, half - size)):
         begin, end = max(rows.start, start), min(rows.stop, stop)
         if begin < end:
@@ -104,28 +120,35 @@ def _swapped_halves(rows: slice, size: int) -> Iterator[slice]:
 
 
 FUNCTIONS: Mapping[str, Callable[[slice, int], Iterator[slice]]] = {"swap_scale_shift": _swapped_halves}
-"""ComfyUI's functions on differences, all of which move rows: the runs of rows that rows of the result come from."""
+"""Name of a function of ComfyUI's on differences -> a function that yields the rows from which rows of the result come.
+
+All of ComfyUI's functions only move rows. The arguments are the rows of the result and the number of all rows.
+"""
 
 
 def needs_all_rows(adapter: Adapter, values: Values, size: Sequence[int]) -> bool:
-    """Whether rows of a tensor of `size` cannot be computed without the others."""
+    """Return True if rows of a tensor of `size` cannot be computed without the other rows."""
     mixes = adapter.kind == "oft" or (adapter.kind == "glora" and adapter.function is not None)
     return mixes or has_column_norms(adapter, values, size)
 
 
 def needs_whole_rows(adapter: Adapter) -> bool:
-    """Whether values of a row cannot be computed without the others of the row."""
+    """Return True if values of a row cannot be computed without the other values of the row."""
     return adapter.kind == "glora" or "dora_scale" in adapter.tensors
 
 
 def has_column_norms(adapter: Adapter, values: Values, size: Sequence[int]) -> bool:
-    """Whether it is DoRA whose norms are those of columns, which span all rows."""
+    """Return True for DoRA whose norms are those of columns, which span all rows."""
     scale = adapter.tensors.get("dora_scale")
     return scale is not None and values[scale].shape[0] != _region_size(adapter, size)[0]
 
 
 def crosses_layers(adapter: Adapter, values: Values, starts: Sequence[int]) -> bool:
-    """Whether a layer's rows cannot be computed without another's, where layers begin at these rows of the tensor."""
+    """Return True if a layer's rows cannot be computed without another layer's rows.
+
+    Args:
+        starts: the rows of the tensor at which layers begin.
+    """
     first = adapter.offset[1] if adapter.offset is not None and adapter.offset[0] == 0 else 0
     if adapter.kind == "oft":
         return any((start - first) % values[adapter.tensors["blocks"]].shape[1] for start in starts)
@@ -144,10 +167,10 @@ def apply(
 
     Args:
         values: the adapters' tensors, on the weight's device.
-        weight: the rows, in the type in which they are changed.
-        rows: which rows of the tensor they are; all of them where an adapter `needs_all_rows`.
-        size: of the whole tensor.
-        column_norms: by an adapter's place, the norms that DoRA found in all rows; found ones are added.
+        weight: the rows, in the dtype in which they are changed.
+        rows: the position of these rows in the tensor. If an adapter `needs_all_rows`, these are all rows.
+        size: shape of the whole tensor.
+        column_norms: norms that DoRA found in all rows, by the adapter's position. Newly found norms are added.
     """
     norms = {} if column_norms is None else column_norms
     for number, adapter in enumerate(adapters):
@@ -162,7 +185,7 @@ def apply(
                 region = weight.narrow(dim, start, length)
         if region.numel():
             parts = {part: values[name] for part, name in adapter.tensors.items()}
-            if "value" not in parts:  # which is as large as the weight: only its rows are converted
+            if "value" not in parts:  # "value" is as large as the weight: only its rows are converted
                 parts = {part: tensor.float() for part, tensor in parts.items()}
             adapter_norms = _change(adapter, parts, region, mine, _region_size(adapter, size), norms.get(number))
             if adapter_norms is not None:
@@ -184,10 +207,10 @@ def _change(
     size: Sequence[int],
     column_norms: Tensor | None,
 ) -> Tensor | None:
-    """Change rows of the part of a tensor that an adapter means; returns the column norms, if there are any."""
+    """Change rows of the part of a tensor that an adapter covers. Return the column norms, if there are any."""
     if adapter.scale != 1.0:
         weight *= adapter.scale
-    if not parts:  # UNetCrossAttentionMultiply and its like
+    if not parts:  # UNetCrossAttentionMultiply and similar nodes
         return None
     if adapter.kind == "set":
         weight.copy_(parts["value"].expand(size)[rows])
@@ -199,7 +222,7 @@ def _change(
         changed, norms = weight + (difference * alpha).to(weight.dtype), parts["dora_scale"]
         if norms.shape[0] == size[0]:
             norms = norms[rows] if norms.dim() == weight.dim() else norms  # fewer dimensions are the weight's last ones
-            weight_norms = weight.reshape(weight.shape[0], -1).norm(dim=1)  # of the weight before: so does ComfyUI
+            weight_norms = weight.reshape(weight.shape[0], -1).norm(dim=1)  # of the old weight, as in ComfyUI
             weight_norms = weight_norms.view(-1, *[1] * (weight.dim() - 1))
         else:
             column_norms = _column_norms(changed, rows, size) if column_norms is None else column_norms
@@ -209,7 +232,7 @@ def _change(
             weight.copy_(changed)
         else:
             weight += adapter.strength * (changed - weight)
-    else:  # not one fused step, whose last bit is not ComfyUI's
+    else:  # not one fused step: its last bit would differ from ComfyUI's
         weight += ((adapter.strength * alpha) * difference).to(weight.dtype)
     return column_norms
 
@@ -222,7 +245,7 @@ def _difference(
     runs: Sequence[slice],
     size: Sequence[int],
 ) -> tuple[Tensor, float]:
-    """The difference's rows of the given runs, joined, and the factor that alpha gives."""
+    """Return the given runs of rows of the difference, joined, and the factor that alpha gives."""
     match adapter.kind:
         case "lora":
             up, down = parts["up"].flatten(1), parts["down"].flatten(1)
@@ -260,10 +283,12 @@ def _over(alpha: float | None, rank: int) -> float:
 def _rows_of(
     make: Callable[[slice], Tensor], runs: Sequence[slice], row_count: int | None, size: Sequence[int]
 ) -> Tensor:
-    """The given runs of rows of a difference that ComfyUI reshapes to `size`.
+    """Return the given runs of rows of a difference that ComfyUI reshapes to `size`.
 
-    `make` gives rows of the difference, which has `row_count` rows before the reshape. All rows are needed where these are not
-    the weight's own rows, or where no rows can be made alone (None).
+    Args:
+        make: returns rows of the difference before the reshape.
+        row_count: number of rows before the reshape, or None if no rows can be made alone. All rows are made if the number is
+            not that of the weight's rows.
     """
     if row_count == size[0]:
         return _joined([make(run) for run in runs])
@@ -272,10 +297,10 @@ def _rows_of(
 
 
 def _kronecker(w1: Tensor, w2: Tensor) -> tuple[Callable[[slice], Tensor], int | None]:
-    """What gives rows of a Kronecker product, and how many it has; None where rows of it are in another order."""
+    """Return a function that makes rows of a Kronecker product, and the number of rows (None if they are in another order)."""
     if w1.dim() == 2 and w2.dim() in (2, 4):
         return lambda run: _kronecker_rows(w1, w2, run), w1.shape[0] * w2.shape[0]
-    # in ComfyUI's order, which takes the last dimensions of other kernels for the matrix's
+    # As ComfyUI does it: torch.kron aligns the last dimensions, so a matrix meets the last dimensions of other kernels.
     return lambda _: torch.kron(w1[..., None, None] if w2.dim() == 4 else w1, w2), None
 
 
@@ -290,7 +315,10 @@ def _kronecker_rows(w1: Tensor, w2: Tensor, rows: slice) -> Tensor:
 def _glora(
     parts: Mapping[str, Tensor], weight: Tensor, rows: slice, runs: Sequence[slice], size: Sequence[int]
 ) -> Tensor:
-    """GLoRA's change of some rows of a weight W: W a1 a2 + b1 b2; of a convolution a1 a2 may be of its channels alone."""
+    """Return GLoRA's change of some rows of a weight W: W a1 a2 + b1 b2.
+
+    In a convolution, a1 a2 may act on the channels alone.
+    """
     a1, a2, b1, b2 = (parts[name].flatten(1) for name in ("a1", "a2", "b1", "b2"))
     values = _among(weight.float(), rows, runs)
     if a1.shape[0] != values[0].numel():
@@ -298,24 +326,27 @@ def _glora(
     else:
         turned = values.flatten(1) @ a1 @ a2
     if b1.shape[0] * b2.shape[1] != math.prod(size):
-        b1 = b1.expand(size[0], -1)  # one row, which ComfyUI adds to all
+        b1 = b1.expand(size[0], -1)  # a single row, which ComfyUI adds to all rows
     added = _rows_of(lambda run: b1[run] @ b2, runs, b1.shape[0], size).flatten(1)
     return added + turned.reshape(added.shape[0], -1)
 
 
 def _among(values: Tensor, rows: slice, runs: Sequence[slice]) -> Tensor:
-    """The given runs of rows out of `values`, which are the rows `rows`."""
+    """Return the given runs of rows out of `values`, which holds the rows `rows`."""
     assert all(rows.start <= run.start and run.stop <= rows.stop for run in runs), "crosses_layers was not asked"
     return _joined([values[run.start - rows.start : run.stop - rows.start] for run in runs])
 
 
 def _joined(runs: Sequence[Tensor]) -> Tensor:
-    """One after the other along dim 0; a single one is not copied."""
+    """Concatenate tensors along dim 0. A single tensor is not copied."""
     return runs[0] if len(runs) == 1 else torch.cat(list(runs))
 
 
 def _oft(blocks: Tensor, constraint: float, strength: float, weight: Tensor, rows: slice) -> Tensor:
-    """(R - 1) W times a strength, with R the Cayley transform of the blocks' skew-symmetric parts, as LyCORIS defines it."""
+    """Return (R - 1) W times a strength, as LyCORIS defines it.
+
+    R is the Cayley transform of the blocks' skew-symmetric parts.
+    """
     size = blocks.shape[1]
     assert rows.start % size == rows.stop % size == 0, "crosses_layers was not asked"
     identity = torch.eye(size, device=blocks.device)
@@ -338,14 +369,16 @@ def _column_norms(weight: Tensor, rows: slice, size: Sequence[int]) -> Tensor:
 
 SELF_ATTENTION = {"q": "self_attn_q_proj", "k": "self_attn_k_proj", "v": "self_attn_v_proj"}
 CROSS_ATTENTION = {"q": "cross_attn_q_proj"}
-"""Which of LLLite's modules changes what an attention is given, as ComfyUI's node has it."""
+"""Input of an attention -> LLLite's module that changes the input, as in ComfyUI's node."""
 
 
 class NetworkPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A network beside the model's blocks, a model patch of ComfyUI's (`models/comfyui/features/networks.py`).
+    """A network next to the model's blocks: a model patch of ComfyUI's (`models/comfyui/features/networks.py`).
 
-    `weights` maps its parameters, and `inputs` what it is given (a picture, a mask, speech), to the ids of their values;
-    `values` are its settings.
+    Attributes:
+        weights: parameter of the network -> id of its values.
+        inputs: input of the network (a picture, a mask, speech) -> id of its values.
+        values: the network's settings.
     """
 
     kind: Literal["AnimaLLLite", "QwenDiffSynth", "ZImageControl", "InfiniteTalk"]

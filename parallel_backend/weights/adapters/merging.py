@@ -1,8 +1,8 @@
-"""Adapters on a module's weights: merged into them, and taken out again without a trace.
+"""Adapters in a module's weights: merged into the weights, and taken out again without a trace.
 
-Merged weights cost nothing while sampling. What they were is kept in host memory as far as there is room and read from
-the file again otherwise, because subtracting a difference would leave rounding errors behind. What ComfyUI holds in fp8 is
-changed whole and rounded as ComfyUI rounds it. Blocks of GGUF stay as they are (see `adapted`).
+Merged weights cost nothing while sampling. Subtracting a difference again would leave rounding errors. So the original values
+are kept in host memory as far as it has room, and are read from the file again otherwise. Weights that ComfyUI holds in fp8 are
+changed whole and rounded as ComfyUI rounds them. Blocks of GGUF stay as they are (see `ExpandedAdapters`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from ..stores.store import ParameterRun, WeightStore
 from .lora import NONE, Adapter, AdapterSet, Values, apply, has_column_norms, needs_all_rows, needs_whole_rows
 
 CHUNK_VALUES = 1 << 22
-"""Values changed at a time, so that the fp32 copies stay small."""
+"""Number of values that are changed at a time, so that the fp32 copies stay small."""
 
 
 @dataclass(frozen=True)
 class Keep:
-    """Where the weights as they were are kept.
+    """The limits on the memory for original weights.
 
-    `fits` says whether every rank could take so many more bytes of host memory; `all_true` is True if all
-    ranks pass True, on all of them (a collective).
+    Attributes:
+        fits: returns True if every rank can take that many more bytes of host memory.
+        all_true: returns True on all ranks if all ranks pass True. This is a collective.
     """
 
     fits: Callable[[int], bool]
@@ -40,10 +41,13 @@ class Keep:
 
 @dataclass(frozen=True)
 class Merging:
-    """How ComfyUI puts adapters into weights.
+    """The rules by which ComfyUI puts adapters into weights.
 
-    `dtype` is the type that it holds weights in; those that are `exact` have types of their own. `adds_in(device)` is the type
-    in which it adds, and `rounded(values, dtype, name)` gives the sum, all of a weight, in an fp8 type.
+    Attributes:
+        dtype: dtype in which ComfyUI holds weights.
+        exact: names of the parameters that have dtypes of their own.
+        adds_in: returns the dtype in which ComfyUI adds on a device.
+        rounded: rounds a sum, all of a weight, to an fp8 dtype. The arguments are the values, the dtype and the weight's name.
     """
 
     dtype: torch.dtype
@@ -56,10 +60,12 @@ class Patching:
     """The weights of one loaded module and the adapters in them.
 
     Args:
-        store: where they are.
-        device: where they are computed with.
+        store: the store of the weights.
+        device: the device that computes with the weights.
         keys: the module's key map, in the names that adapters use.
-        reload: fills the named parameters from the file again; called on all ranks alike.
+        reload: fills the named parameters from the file again. All ranks call it alike.
+        keep: the limits on the memory for original weights.
+        merging: ComfyUI's rules for adapters.
     """
 
     def __init__(
@@ -81,7 +87,7 @@ class Patching:
         self._originals: dict[str, Tensor] = {}
         self._merged = NONE
         self._placed: dict[str, list[tuple[str, Piece]]] = {}
-        """Of each tensor of the file the parameters that have its rows, and which."""
+        """Tensor of the file -> the parameters that have rows of it, and which rows."""
         self._sizes = tensor_sizes(keys)
         self._packed = {
             f"{name}.weight": child for name, child in module.named_modules() if isinstance(child, PackedLinear)
@@ -91,7 +97,7 @@ class Patching:
             for name, layer in self._packed.items()
             if not is_merged(layer.storage, layer.weight_scale is not None, merging.dtype)
         }
-        """Those to which adapters are applied each time they are expanded."""
+        """Parameters to which adapters are applied each time they are expanded."""
         self._layers: dict[str, tuple[QuantisedLayer, dict[str, str]]] = {}
         for name, layer in quantised_layers(module):
             parts = {part: f"{name}.{PARTS}.{part}" for part, _ in layer.parts.named_parameters()}
@@ -103,7 +109,7 @@ class Patching:
 
     @torch.no_grad()
     def merge(self, adapters: AdapterSet) -> None:
-        """Make the weights those of the file with `adapters` in them. A collective of all ranks."""
+        """Make the weights those of the file with `adapters` in them. This is a collective of all ranks."""
         if adapters.id == self._merged.id:
             return
         before, after = self._merged.recipe, adapters.recipe
@@ -133,9 +139,10 @@ class Patching:
         self._merged = adapters
 
     def _types(self, layer: PackedLinear) -> tuple[torch.dtype, torch.dtype]:
-        """In which type adapters are added where a weight is expanded, and to which the sum is rounded.
+        """Return the dtype in which adapters are added to an expanded weight, and the dtype to which the sum is rounded.
 
-        As ComfyUI does it with fp8 that it expands when it loads; it knows no blocks, and no scales of other models.
+        For fp8 that ComfyUI expands when it loads, both are ComfyUI's. ComfyUI itself has no GGUF blocks, and no scales
+        of other models: these weights are changed in fp32.
         """
         if layer.storage.dtype is None or layer.weight_scale is not None:
             return torch.float32, torch.float32
@@ -182,12 +189,12 @@ class Patching:
                 _put_rows(part, run, first)
 
     def _is_rounded(self, name: str) -> bool:
-        """Whether ComfyUI holds it in fp8: a matrix, or what is held in a wider type and rounded."""
+        """Return True if ComfyUI holds the tensor in fp8: a matrix, or a tensor that is held in a wider dtype and rounded."""
         parameter, _ = self._placed[name][0]
         return self._merging.dtype in FLOAT8 and parameter not in self._merging.exact
 
     def _round_anew(self, name: str, recipe: Sequence[Adapter], values: Values) -> None:
-        """Change a whole weight and round it as ComfyUI does. A collective where ranks share the weights."""
+        """Change a whole weight and round it as ComfyUI does. This is a collective if ranks share the weights."""
         weight = self._whole(name).to(self._merging.adds_in(self._device))
         size = self._sizes[name]
         apply(recipe, values, weight, slice(0, size[0]), size)
@@ -198,7 +205,7 @@ class Patching:
             _put_rows(rows.view(torch.uint8) if packed else rows, self._store.run(parameter), 0)
 
     def _quantise_anew(self, name: str, recipe: Sequence[Adapter], values: Values) -> None:
-        """Expand a whole weight, change it and quantise it as ComfyUI does. A collective where ranks share the weights."""
+        """Expand a whole weight, change it and quantise it as ComfyUI does. This is a collective if ranks share the weights."""
         layer, parameters = self._layers[name]
         parts = {part: self._store.full(parameter).to(self._device) for part, parameter in parameters.items()}
         weight = layer.values(parts)
@@ -211,7 +218,7 @@ class Patching:
     def _column_norms(
         self, name: str, recipe: Sequence[Adapter], values: Values, adds_in: torch.dtype
     ) -> dict[int, Tensor]:
-        """What DoRA needs to know of all rows, also those of other layers and ranks."""
+        """Return the column norms that DoRA needs. They span all rows, also those of other layers and ranks."""
         norms: dict[int, Tensor] = {}
         size = self._sizes[name]
         if any(has_column_norms(adapter, values, size) for adapter in recipe):
@@ -219,7 +226,7 @@ class Patching:
         return norms
 
     def _whole(self, name: str) -> Tensor:
-        """All rows of a file's tensor, fp32. A collective where ranks share the weights."""
+        """Return all rows of a file's tensor in fp32. This is a collective if ranks share the weights."""
         pieces = self._placed[name]
         assert sum(piece.rows for _, piece in pieces) == self._sizes[name][0], f"{name} is in pieces"
         rows = {}
@@ -240,7 +247,7 @@ def _width(shape: Sequence[int]) -> int:
 
 
 def _chunks(piece: Piece, run: ParameterRun) -> Iterator[tuple[int, int]]:
-    """The parameter's rows, of which it has a piece's, of which the run has values, some at a time."""
+    """Yield ranges of the parameter's rows that the run has values of, a limited number of rows at a time."""
     width = _width(piece.row_shape)
     begin = run.start // width
     end = min(piece.rows, -(-run.stop // width))
@@ -250,7 +257,7 @@ def _chunks(piece: Piece, run: ParameterRun) -> Iterator[tuple[int, int]]:
 
 
 def _rows(run: ParameterRun, first: int, last: int, row_shape: Sequence[int], device: torch.device) -> Tensor:
-    """Rows of a parameter in fp32; what the run does not have of the outer ones is zero."""
+    """Return rows of a parameter in fp32. Values of the outer rows that the run does not have are zero."""
     width = _width(row_shape)
     rows = torch.zeros((last - first) * width, device=device)
     begin, end = max(run.start, first * width), min(run.stop, last * width)
@@ -259,7 +266,7 @@ def _rows(run: ParameterRun, first: int, last: int, row_shape: Sequence[int], de
 
 
 def _put_rows(rows: Tensor, run: ParameterRun, first: int) -> None:
-    """Write what the run has of these rows; the first is the parameter's `first`."""
+    """Write those values of the rows that the run has. The first of the rows is the parameter's row `first`."""
     flat = rows.reshape(-1)
     offset = first * (flat.numel() // rows.shape[0])
     begin, end = max(run.start, offset), min(run.stop, offset + flat.numel())
@@ -268,9 +275,12 @@ def _put_rows(rows: Tensor, run: ParameterRun, first: int) -> None:
 
 @dataclass(frozen=True)
 class AdapterRows:
-    """Adapters of a file's tensor of `size`; a weight has the `rows` of it.
+    """The adapters of a file's tensor, for a weight that has some rows of the tensor.
 
-    `column_norms` as in `apply`.
+    Attributes:
+        rows: the rows of the tensor that the weight has.
+        size: shape of the tensor.
+        column_norms: as in `apply`.
     """
 
     rows: slice
@@ -280,12 +290,14 @@ class AdapterRows:
 
 
 class ExpandedAdapters(nn.Module):
-    """Applies adapters to the fp32 values of a weight. The adapters' tensors are buffers, so they move with the layer.
+    """A module that applies adapters to the values of an expanded weight.
+
+    The adapters' tensors are buffers, so they move with the layer.
 
     Args:
         values: the adapters' tensors, on the weight's device.
-        adds_in: the type in which they are added.
-        stored_dtype: the type to which ComfyUI rounds the sum.
+        adds_in: the dtype in which adapters are added.
+        stored_dtype: the dtype to which ComfyUI rounds the sum.
     """
 
     def __init__(self, rows: AdapterRows, values: Values, adds_in: torch.dtype, stored_dtype: torch.dtype) -> None:
@@ -299,9 +311,9 @@ class ExpandedAdapters(nn.Module):
             self.register_buffer(f"norms {number}", norms, persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The weight changed, perhaps in place."""
+        """Return the changed weight. The change may be in place."""
         weight, rows = weight.to(self._adds_in), self._rows
-        buffers = dict(self.named_buffers(remove_duplicate=False))  # places may share norms
+        buffers = dict(self.named_buffers(remove_duplicate=False))  # adapters may share norms
         norms = {number: buffers[f"norms {number}"] for number in rows.column_norms}
         apply(rows.adapters, buffers, weight, rows.rows, rows.size, norms)
         return weight.to(self._stored_dtype)

@@ -1,1 +1,1 @@
-"""Checkpoints by their headers: which tensor lies where, and what a module's parameters are made of."""
+"""Headers of checkpoints: the position of each tensor, and the tensors that make a module's parameters."""

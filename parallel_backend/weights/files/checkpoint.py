@@ -1,4 +1,4 @@
-"""Checkpoints as users have them, read by header and byte range: never mapped, never read whole."""
+"""The reader of checkpoints in users' formats. It reads headers and byte ranges, and never maps or reads a whole file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .safetensors_file import read_folder, read_safetensors
 __all__ = ["Checkpoint", "TensorEntry", "read_header"]
 
 PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x04")
-"""How files of torch.save begin: as zip files, or in older versions as bare pickles."""
+"""First bytes of torch.save's files, which are zip files, or bare pickles in older versions."""
 
 
 def read_header(path: str | os.PathLike[str]) -> Checkpoint:
     """Read and check the header of a safetensors or GGUF file, or of a diffusers folder.
 
     Raises:
-        Refused: it is missing, truncated, damaged or of a kind not supported; the sentence has the numbers.
+        Refused: the file is missing, truncated, damaged or of an unsupported kind. The message has the numbers.
     """
     path = Path(path)
     try:

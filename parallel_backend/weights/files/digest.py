@@ -1,4 +1,4 @@
-"""A cheap content digest of a model file, with which other machines find their copy of it."""
+"""A cheap digest of a model file's content, by which other machines find their copy of the file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ SAMPLE_BYTES = 1 << 16
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
-    """32 hexadecimal digits of a file's size, its first MiB and 64 samples of 64 KiB spread evenly over all of it.
+    """Return 32 hexadecimal digits: the digest of a file's size, its first MiB, and 64 samples of 64 KiB.
 
-    At most 5 MiB are read. Two files of equal size that differ only between the samples count as the same: such a pair
-    has to be made on purpose. Of a folder, those of all its files, by their names.
+    The samples are spread evenly over the file, and at most 5 MiB are read. Two files of equal size that differ only between
+    the samples have the same digest: such a pair has to be made on purpose. A folder's digest covers the digests of all its
+    files, by name.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     path = Path(path)
     digest = hashlib.blake2b(digest_size=16)
@@ -37,13 +38,13 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 
 class Digests:
-    """Digests of files, computed again only where a file's time or size has changed."""
+    """A cache of file digests. It computes a digest again only if the file's time or size has changed."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, int], str]] = {}
 
     def of(self, path: str | os.PathLike[str]) -> str:
-        """A file's digest, computed once while the file stays as it is."""
+        """Return a file's digest, computed once as long as the file does not change."""
         path = Path(path)
         status = path.stat()
         stamp = status.st_mtime_ns, status.st_size

@@ -1,4 +1,4 @@
-"""What is known of a checkpoint from its headers: its tensors, where their bytes lie and what they are."""
+"""The content of a checkpoint by its headers: its tensors, the position of their bytes, and their types."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from ..formats import Storage
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor: its bytes begin at `offset` of `file`.
+    """One tensor, whose bytes begin at `offset` of `file`.
 
-    `shape` is that of its values. `scale`, if there is one, is the tensor that they are multiplied by: of one value, or
-    of one for each row. With `parts` it is no tensor of a file but these runs of rows of such, joined along dim 0.
-    Where it is `as_stored`, its values are part of a quantised weight and stay in its type.
+    Attributes:
+        storage: type of the stored values.
+        shape: shape of the values.
+        scale: the tensor that multiplies the values, with one value, or one for each row; None if there is none.
+        parts: runs of rows of the file's tensors that make this tensor, joined along dim 0. A tensor of the file has no parts.
+        as_stored: True if the values are part of a quantised weight and keep their type.
     """
 
     storage: Storage
@@ -32,7 +35,7 @@ class TensorEntry:
     as_stored: bool = False
 
     def runs(self, start: int, stop: int) -> Iterator[Run]:
-        """Its rows `start` to `stop` as rows of tensors of the file."""
+        """Yield the rows `start` to `stop` as rows of tensors of the file."""
         offset = 0
         for entry, first, last in self.parts or ((self, 0, self.rows),):
             begin, end = max(start, offset), min(stop, offset + last - first)
@@ -42,31 +45,35 @@ class TensorEntry:
 
     @property
     def rows(self) -> int:
-        """Its size along the first dimension; a single value is one row."""
+        """Return the size along the first dimension. A single value is one row."""
         return self.shape[0] if self.shape else 1
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The type of plain values; None for blocks of quantised ones."""
+        """Return the dtype of plain values, or None for quantised blocks."""
         return self.storage.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data in the file."""
+        """Return the number of data bytes in the file."""
         return math.prod(self.shape) // self.storage.values * self.storage.nbytes
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row (dim 0)."""
+        """Return the number of bytes of one row (dim 0)."""
         return self.nbytes // self.rows if self.nbytes else 0
 
 
 Run = tuple[TensorEntry, int, int]
-"""Rows of a tensor of a file: from the first to before the second number."""
+"""Rows of a tensor of a file: the tensor, the first row, and the row after the last."""
 
 
 def join(runs: tuple[Run, ...]) -> TensorEntry:
-    """Runs of rows as one tensor. Raises ValueError where their other sizes differ."""
+    """Join runs of rows into one tensor.
+
+    Raises:
+        ValueError: the other sizes of the rows differ, or a tensor has too few rows.
+    """
     first = runs[0][0]
     for entry, _, stop in runs:
         if entry.shape[1:] != first.shape[1:] or entry.shape[:1] < (stop,):
@@ -77,10 +84,13 @@ def join(runs: tuple[Run, ...]) -> TensorEntry:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The headers of a checkpoint: its tensors by name. No tensor data is held.
+    """The headers of a checkpoint: its tensors by name, without their data.
 
-    `path` is what the user chose, `files` what it consists of, `metadata` what the header says beside the tensors. Where it
-    `drops_ones`, its format may have lost sizes of 1 at the front of shapes.
+    Attributes:
+        path: the file or folder that the user chose.
+        files: the files that the checkpoint consists of.
+        metadata: the header's entries besides the tensors.
+        drops_ones: True if the format may have lost sizes of 1 at the front of shapes.
     """
 
     path: Path
@@ -90,16 +100,16 @@ class Checkpoint:
     drops_ones: bool = False
 
     def select(self, prefix: str, rename: Callable[[str], str]) -> Checkpoint:
-        """Only the tensors whose names begin with `prefix`, without it and renamed."""
+        """Return only the tensors whose names begin with `prefix`, without the prefix and renamed."""
         entries = {
             rename(name.removeprefix(prefix)): entry for name, entry in self.entries.items() if name.startswith(prefix)
         }
         return replace(self, entries=entries)
 
     def meta_tensors(self) -> dict[str, Tensor]:
-        """The tensors on the meta device: shapes and dtypes without data.
+        """Return the tensors on the meta device: shapes and dtypes without data.
 
-        Quantised blocks count as fp16, and what is of a type that this pack does not know as bytes.
+        Quantised blocks count as fp16. Tensors of a type that this pack does not know count as bytes.
         """
         return {
             name: torch.empty(
@@ -111,13 +121,13 @@ class Checkpoint:
         }
 
     def fingerprint(self) -> tuple[int, int]:
-        """When it was last modified (ns) and how many bytes it has: what tells a replaced checkpoint."""
+        """Return the time of the last change (ns) and the number of bytes. A replaced checkpoint has other numbers."""
         states = [file.stat() for file in self.files]
         return max(state.st_mtime_ns for state in states), sum(state.st_size for state in states)
 
 
 def check_overlap(entries: Mapping[str, TensorEntry]) -> None:
-    """Raises ValueError where two tensors of one file share bytes."""
+    """Raise ValueError if two tensors of one file share bytes."""
     spans = sorted((e.offset, e.offset + e.nbytes, name) for name, e in entries.items() if e.nbytes)
     for (_, stop, name), (start, _, next_name) in pairwise(spans):
         if start < stop:

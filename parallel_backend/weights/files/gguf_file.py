@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read without mapping it (the gguf package's reader maps all of it).
+"""The reader of GGUF headers. It does not map the file (the gguf package's reader maps all of it).
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Types and their block sizes come from the package.
 """
@@ -25,19 +25,22 @@ MAGIC = struct.pack("<I", GGUF_MAGIC)
 VERSIONS = (2, 3)
 
 MAX_HEADER_BYTES = 64 * 2**20
-"""Far above any image model's; a damaged file must not keep us reading."""
+"""Largest header that is read, far above that of any image model. A damaged file must not keep the reader busy."""
 
 MAX_ITEMS = 1 << 20
-"""Of tensors, of fields, and of the texts in one field."""
+"""Largest number of tensors, of fields, and of texts in one field."""
 
 MAX_DIMS = 16
-"""Far above the five of a convolution over frames, rows and columns."""
+"""Largest number of dimensions, far above the five of a convolution over frames, rows and columns."""
 
 ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
-"""Before a tensor's name in the field that has its shape, where the converter has folded it to rows of 256 values."""
+"""Prefix of the field with a tensor's original shape, before the tensor's name.
+
+The file has this field if the converter has folded the tensor to rows of 256 values.
+"""
 
 PART, PARTS = "split.no", "split.count"
-"""The fields of a model that is split into several files: the number of this one, from 0 on, and of all."""
+"""Fields of a model that is split into several files: the number of this file, from 0 on, and the number of all files."""
 
 PLAIN_TYPES = {
     GGMLQuantizationType.F64: torch.float64,
@@ -74,20 +77,21 @@ INTEGERS = {
     GGUFValueType.UINT64: "Q",
     GGUFValueType.INT64: "q",
 }
-"""How struct names them."""
+"""Format character of struct for each integer type."""
 
 SPLIT_NAME = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
-"""The end of a part's name."""
+"""The end of the file name of a part."""
 
 MAX_PARTS = 20
-"""So many parts are named."""
+"""Largest number of parts that a message names."""
 
 
 def read_gguf(path: Path, file: BinaryIO, size: int) -> Checkpoint:
     """Read and check the header of an open GGUF file of `size` bytes.
 
     Raises:
-        Refused: the file is truncated, damaged, or holds a type not supported; the sentence has the numbers.
+        Refused: the file is truncated, damaged, a part of a split model, or of an unsupported version. The message has the
+            numbers.
     """
     fields = _Fields(file, min(size, MAX_HEADER_BYTES))
     try:
@@ -97,7 +101,7 @@ def read_gguf(path: Path, file: BinaryIO, size: int) -> Checkpoint:
             f"{path.name} is truncated or damaged: its header does not end within {fields.limit} bytes and the file has "
             f"{size}; download it again."
         ) from None
-    except Refused:  # which is a ValueError
+    except Refused:  # a ValueError too
         raise
     except (ValueError, OverflowError) as error:
         raise Refused(f"{path.name} has a damaged header ({error}); download it again.") from None
@@ -142,7 +146,7 @@ def _read(path: Path, fields: _Fields, size: int) -> Checkpoint:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """What the header says of a tensor; `offset` is from where the data of all begin."""
+    """The header's description of a tensor. `offset` counts from the start of all tensors' data."""
 
     name: str
     shape: tuple[int, ...]
@@ -161,10 +165,10 @@ def _tensor(fields: _Fields) -> _Tensor:
 
 
 def _storage(tensor: _Tensor, ends: Mapping[int, int]) -> Storage:
-    """How a tensor's values are stored; of a type that is not known, all bytes up to the next tensor's.
+    """Return the storage of a tensor's values. An unknown type covers all bytes up to the next tensor.
 
     Args:
-        ends: where the bytes end that begin at an offset.
+        ends: offset at which bytes begin -> offset at which they end.
     """
     values, storage = math.prod(tensor.shape), TYPES.get(tensor.number)
     if storage is not None and values % storage.values == 0:
@@ -175,14 +179,14 @@ def _storage(tensor: _Tensor, ends: Mapping[int, int]) -> Storage:
 
 
 def _original(tensor: _Tensor, field: object) -> tuple[int, ...]:
-    """A tensor's shape before it was folded, where a field of the header has it."""
+    """Return a tensor's shape before it was folded, if a field of the header has that shape."""
     if isinstance(field, list) and min(field, default=0) > 0 and math.prod(field) == math.prod(tensor.shape):
         return tuple(field)
     return tensor.shape
 
 
 def _refuse_part(path: Path, number: object, count: object) -> None:
-    """Refuse one file of several that are one model, and name the others."""
+    """Refuse a file that is one of several parts of a model, and name the other parts."""
     if not isinstance(number, int) or not isinstance(count, int) or count < 2:
         return
     stem = SPLIT_NAME.sub("", path.name)
@@ -198,11 +202,11 @@ def _refuse_part(path: Path, number: object, count: object) -> None:
 
 
 class _EndOfHeader(Exception):
-    """The header goes on past the limit."""
+    """The error of a header that continues after the limit."""
 
 
 class _Fields:
-    """Reads a header field by field, little-endian, and no further than `limit` bytes."""
+    """A reader of a header's fields, little-endian and in order. It reads no further than `limit` bytes."""
 
     def __init__(self, file: BinaryIO, limit: int) -> None:
         self._file = file
@@ -210,30 +214,30 @@ class _Fields:
         self.offset = 0
 
     def take(self, nbytes: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         self.offset += nbytes
         if self.offset > self.limit:
             raise _EndOfHeader
         return self._file.read(nbytes)
 
     def integer(self, code: str) -> int:
-        """The next unsigned integer: "I" of 4 bytes, "Q" of 8."""
+        """Return the next unsigned integer: 4 bytes for the code "I", 8 bytes for "Q"."""
         (value,) = struct.unpack(f"<{code}", self.take(struct.calcsize(code)))
         return int(value)
 
     def count(self, code: str) -> int:
-        """The next integer, a number of things that follow."""
+        """Return the next integer, which is the number of items that follow."""
         value = self.integer(code)
         if value > MAX_ITEMS:
             raise ValueError(f"{value} items")
         return value
 
     def text(self) -> str:
-        """The next text."""
+        """Return the next text."""
         return self.take(self.integer("Q")).decode()
 
     def value(self, kind: GGUFValueType) -> object:
-        """The next value; None for those that say nothing about the tensors."""
+        """Return the next value, or None for a value that says nothing about the tensors."""
         if kind == GGUFValueType.STRING:
             return self.text()
         if kind in INTEGERS:

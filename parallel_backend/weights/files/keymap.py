@@ -1,4 +1,4 @@
-"""What a key map is: for each parameter of the module, the rows of file tensors that it is made of."""
+"""Key maps: for each parameter of a module, the rows of file tensors that make the parameter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Piece:
 
     @property
     def rows(self) -> int:
-        """How many rows the piece has."""
+        """Return the number of rows of the piece."""
         return self.stop - self.start
 
 
@@ -30,7 +30,9 @@ KeyMap = Mapping[str, Piece]
 
 
 def under_map_names(checkpoint: Checkpoint, keys: KeyMap) -> Checkpoint:
-    """A checkpoint that names its tensors as the module its parameters, under the names of the key map's tensors.
+    """Rename a checkpoint's tensors from the module's parameter names to the key map's tensor names.
+
+    Parameters that are rows of one tensor are joined.
 
     Raises:
         Refused: a parameter is missing, or does not have the rows that are needed.
@@ -59,7 +61,7 @@ def under_map_names(checkpoint: Checkpoint, keys: KeyMap) -> Checkpoint:
 
 
 def tensor_sizes(keys: KeyMap) -> dict[str, tuple[int, ...]]:
-    """The sizes of the file's tensors, as far as the map uses them."""
+    """Return the shapes of the file's tensors, as far as the map uses the tensors."""
     sizes: dict[str, tuple[int, ...]] = {}
     for piece in keys.values():
         rows = max(piece.stop, sizes.get(piece.name, (0,))[0])

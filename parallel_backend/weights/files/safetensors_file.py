@@ -1,4 +1,4 @@
-"""The header of a safetensors file: 8 bytes length, JSON, tensor bytes (https://github.com/huggingface/safetensors)."""
+"""The reader of safetensors headers: 8 bytes length, JSON, tensor bytes (https://github.com/huggingface/safetensors)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..formats import PLAIN, unreadable
 from .entry import Checkpoint, TensorEntry, check_overlap
 
 MAX_HEADER_BYTES = 100 * 2**20
-"""The format's own limit on the header."""
+"""Largest size of a header, which the format itself sets."""
 
 TYPES = {storage.name: storage for storage in PLAIN.values()}
 
@@ -23,7 +23,7 @@ def read_safetensors(path: Path, file: BinaryIO, size: int) -> Checkpoint:
     """Read and check the header of an open safetensors file of `size` bytes.
 
     Raises:
-        Refused: the file is truncated, damaged or no safetensors file; the sentence has the numbers.
+        Refused: the file is truncated, damaged or no safetensors file. The message has the numbers.
     """
     start = file.read(8)
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
@@ -71,7 +71,7 @@ def _entry(path: Path, name: str, value: Mapping[str, Any], data_start: int) -> 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 TRANSFORMER = "transformer"
-"""The folder of the denoiser inside the folder of a diffusers pipeline."""
+"""Folder of the denoiser inside the folder of a diffusers pipeline."""
 
 MAX_INDEX_BYTES = 100 * 2**20
 
@@ -82,7 +82,7 @@ def is_diffusers_folder(path: Path) -> bool:
 
 
 def read_folder(path: Path, read_file: Callable[[Path], Checkpoint]) -> Checkpoint:
-    """The headers of a diffusers folder's denoiser.
+    """Read the headers of the denoiser in a diffusers folder.
 
     Raises:
         Refused: there are no weights, or the index is damaged or names a file that is missing or lacks a tensor.

@@ -1,8 +1,8 @@
-"""Scaled fp8 as ComfyUI marks it: which tensor multiplies which weight.
+"""Scaled fp8 as ComfyUI marks it: the tensor that multiplies each weight.
 
-Two forms. Older files have a tensor `scaled_fp8` and beside each such weight a `scale_weight`. Newer ones name each
-quantised layer's format, in the header's `_quantization_metadata` or in a small tensor `comfy_quant` beside the weight,
-and hold a `weight_scale`. Scales of the layers' inputs are left alone: inputs are not quantised here.
+There are two forms. Older files have a tensor `scaled_fp8`, and a `scale_weight` next to each scaled weight. Newer files name
+the format of each quantised layer, in the header's `_quantization_metadata` or in a small tensor `comfy_quant` next to the
+weight, and hold a `weight_scale`. Scales of the layers' inputs are ignored: inputs are not quantised here.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ MAX_MARKER_BYTES = 1 << 16
 
 
 def resolve_scales(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
-    """The model's tensors alone, each quantised weight with its scale.
+    """Return only the model's tensors, each quantised weight with its scale.
 
     Args:
-        checkpoint: already selected by `prefix`, which names in the header's metadata still have.
+        checkpoint: the checkpoint, already selected by `prefix`.
+        prefix: the prefix that names in the header's metadata still have.
 
     Raises:
-        Refused: a layer is quantised in a format not supported, or lacks its scale, or the scale does not fit.
+        Refused: a layer is quantised in an unsupported format, or its scale does not fit.
     """
     entries, formats = checkpoint.entries, _formats(checkpoint, prefix)
     for layer, kind in formats.items():
@@ -69,7 +70,7 @@ def _with_scale(checkpoint: Checkpoint, name: str, entry: TensorEntry, scale: Te
 
 
 def _formats(checkpoint: Checkpoint, prefix: str) -> Mapping[str, str]:
-    """Layer -> its format, from both places where newer files name it."""
+    """Return the format of each layer, from both places where newer files name the format."""
     formats: dict[str, str] = {}
     try:
         layers = json.loads(checkpoint.metadata.get(METADATA, "{}")).get("layers", {})

@@ -1,6 +1,6 @@
 """Layers whose weights are cast or expanded to the activations' dtype where they are used.
 
-This is how ComfyUI's manual cast works, so that a file's precision and the compute dtype stay independent.
+ComfyUI's manual cast does the same. It keeps a file's precision and the compute dtype independent.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from ..formats import Storage
 
 
 class CastLinear(nn.Linear):
-    """A linear layer whose weight and bias are cast to the input's dtype.
+    """A linear layer that casts its weight and bias to the input's dtype.
 
-    `full_weight` is the one way to the weight's values: also code that changes them for a time (LoRA) goes by it. Under
-    sharding it is whole only inside `BlockAccess.block`.
+    `full_weight` is the only way to the weight's values: code that changes the values for a time (LoRA) calls it too. In a
+    sharded store the weight is whole only inside `BlockAccess.block`.
     """
 
     def full_weight(self, dtype: torch.dtype) -> Tensor:
-        """The weight's values `[out_features, in_features]` in a float type; the parameter itself where it has it."""
+        """Return the weight's values `[out_features, in_features]` in a float dtype.
+
+        A parameter of that dtype is not copied.
+        """
         return self.weight.to(dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input` times the weight, in its dtype."""
+        """Multiply the input by the weight, in the input's dtype."""
         bias = None if self.bias is None else self.bias.to(input.dtype)
         return F.linear(input, self.full_weight(input.dtype), bias)
 
@@ -37,46 +40,47 @@ class CastLinear(nn.Linear):
 class PackedLinear(CastLinear):
     """A linear layer whose weight stays quantised.
 
-    `weight` holds the stored bytes of its rows `[out_features, bytes]` (uint8). `weight_scale` is None or
-    `[out_features, 1]` (fp32), a factor for each row. Rows are independent of each other, so a fused tensor's rows or a
-    shard's are packed like a whole weight's.
+    Attributes:
+        weight: the stored bytes of the rows, `[out_features, bytes]` (uint8). Rows are independent of each other, so the rows
+            of a fused tensor or of a shard are packed like those of a whole weight.
+        weight_scale: a factor for each row, `[out_features, 1]` (fp32), or None.
     """
 
     storage: Storage
     weight_scale: nn.Parameter | None
     change: nn.Module | None
-    """Adapters: from the weight's values in fp32 to others."""
+    """A module of adapters that maps the weight's values in fp32 to other values, or None."""
 
     @property
     def runs_as_operator(self) -> bool:
-        """Whether torch.compile does not look into it: adapters come and go, and their strengths are no tensors."""
+        """Return True if torch.compile must not look inside. Adapters come and go, and their strengths are no tensors."""
         return self.change is not None
 
     def full_weight(self, dtype: torch.dtype) -> Tensor:
-        """The weight's values `[out_features, in_features]` in a float type, expanded into a new tensor."""
+        """Return the weight's values `[out_features, in_features]` in a float dtype, expanded into a new tensor."""
         if self.change is None:
             return self.expand(self.weight, self.weight_scale, dtype)
         changed: Tensor = self.change(self.expand(self.weight, self.weight_scale, torch.float32))
         return changed.to(dtype)
 
     def expand(self, weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """The values of a weight that is packed as this layer's."""
+        """Return the values of a weight that is packed like this layer's weight."""
         values = self.storage.expand(weight, dtype)
         return values if scale is None else values * scale.to(dtype)
 
 
 class CastConv2d(nn.Conv2d):
-    """A convolution whose weight and bias are cast to the input's dtype."""
+    """A convolution that casts its weight and bias to the input's dtype."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return super()._conv_forward(input, weight.to(input.dtype), None if bias is None else bias.to(input.dtype))
 
 
 class CastLayerNorm(nn.LayerNorm):
-    """A LayerNorm whose weight and bias, if it has such, are cast to the input's dtype."""
+    """A LayerNorm that casts its weight and bias, if it has any, to the input's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """The normalised input."""
+        """Normalise the input."""
         weight, bias = (None if part is None else part.to(input.dtype) for part in (self.weight, self.bias))
         return F.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
@@ -87,23 +91,23 @@ CAST: Mapping[type[nn.Module], type[nn.Module]] = MappingProxyType(
 
 
 def use_cast_layers(module: nn.Module) -> None:
-    """Have every layer below a module (on the meta device) cast its weights to what it is given."""
+    """Make every layer below a module (on the meta device) cast its weights to the dtype of its input."""
     for child in module.modules():
         child.__class__ = CAST.get(type(child), type(child))
 
 
 def use_cast_tables(module: nn.Module) -> None:
-    """Have a module that computes with parameters of its own (PixArt's tables) cast them to the dtype of `hidden_states`."""
+    """Make a module that computes with parameters of its own (PixArt's tables) cast them to the dtype of `hidden_states`."""
     kind: Any = type(module)
     module.__class__ = _with_cast_tables(kind, tuple(module._parameters))
 
 
 @functools.cache
 def _with_cast_tables(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
-    """A class each, so that torch.compile takes all modules of one kind for one."""
+    """Return a class that casts the named parameters. One class per kind makes torch.compile treat its modules alike."""
     run: Any = (
         kind.forward
-    )  # read here: from 2.14 on torch.compile does not, where diffusers has it take the class whole
+    )  # read here: torch.compile from 2.14 on does not read it in a class that diffusers compiles whole
 
     @functools.wraps(run)
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +117,7 @@ def _with_cast_tables(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.
         finally:
             self.computes_in = None
 
-    def cast(name: str) -> property:  # not into its __dict__, which torch.compile refuses
+    def cast(name: str) -> property:  # a property: torch.compile refuses an entry in the module's __dict__
         def table(self: Any) -> Tensor:
             dtype, parameter = self.computes_in, self._parameters[name]
             return parameter if dtype is None else parameter.to(dtype)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Weights that are stored in blocks: expanded by one kernel, and kept for the time of a request where there is room."""
+"""Weights stored in blocks: one kernel expands them, and they stay expanded during a request if there is memory."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ONE_KERNEL: dict[str, Any] = {
     "realize_reads_threshold": 1 << 10,
     "compile_threads": 1,
 }
-"""For torch's compiler: nothing in between goes to memory, and no processes are started to make one kernel."""
+"""Options of torch's compiler: no intermediate goes to memory, and no processes are started to make one kernel."""
 
 FIRST_VALUES = 1 << 20
-"""Values that a kernel is made and tried with: it is chosen for sizes like that of a weight."""
+"""Number of values with which a kernel is made and tried. The kernel is chosen for sizes like that of a weight."""
 
 
 class Expansion:
-    """How a rank expands weights that are stored in blocks.
+    """The way in which a rank expands weights that are stored in blocks.
 
     Args:
-        fused: whether by kernels of torch's compiler, which `make_kernels` makes. They give the same bits.
+        fused: True to expand by kernels of torch's compiler, which `make_kernels` makes. They give the same bits.
     """
 
     def __init__(self, fused: bool) -> None:
@@ -41,15 +41,15 @@ class Expansion:
         self._spare = 0
 
     def warnings(self) -> tuple[str, ...]:
-        """Why kernels could not be made, if that has turned out since this was asked for last."""
+        """Return the reasons why kernels could not be made, as far as they are new since the last call."""
         warnings, self._warnings = tuple(self._warnings), []
         return warnings
 
     def make_kernels(self, module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-        """Make what a module that computes in `dtype` lacks of them; if one fails, weights are expanded by eager operations.
+        """Make the kernels that a module that computes in `dtype` lacks. If one fails, eager operations expand weights.
 
-        Not while it runs: a GPU may have to be done with what it was given before it takes a new kernel, and in PipeFusion
-        what it was given may be a send that another stage takes only once it has its kernel.
+        Do not call this while the module runs. A GPU may have to finish its work before it takes a new kernel. In PipeFusion
+        that work may be a send, which another stage takes only once it has its own kernel.
         """
         for layer in module.modules():
             if not isinstance(layer, ExpandedLinear):
@@ -59,7 +59,7 @@ class Expansion:
                 try:
                     self._kernels[key] = _compiled_kernel(layer.storage, layer.expands_to(dtype), device)
                 except Exception as error:
-                    self._fused = False  # the compiler's, or what it needs (triton, a C compiler): eager operations do
+                    self._fused = False  # the compiler or its tools (triton, a C compiler) failed: use eager code
                     first, _, _ = (str(error).strip() or type(error).__name__).partition("\n")
                     self._warnings.append(
                         f"GGUF weights are expanded without a compiler, which takes longer: {first.rstrip('.')}."
@@ -67,10 +67,10 @@ class Expansion:
 
     @contextmanager
     def keeping(self, spare: int) -> Iterator[None]:
-        """While inside, weights that have been expanded stay so, as many as fit into so many bytes.
+        """Keep expanded weights inside the context, as many as fit into `spare` bytes.
 
-        Those that come first: blocks run in the same order again and again, so that any are as good. Nothing may change
-        weights inside.
+        The weights that come first are kept. Blocks run in the same order again and again, so any weights are as good. Nothing
+        may change weights inside the context.
         """
         self._spare = spare
         try:
@@ -90,33 +90,33 @@ class Expansion:
         return values
 
     def expand(self, storage: Storage, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """The values of stored rows, by the kernel where there is one."""
+        """Return the values of stored rows, expanded by the kernel if there is one."""
         kernel = self._kernels.get((storage.name, dtype))
         return storage.expand(rows, dtype) if kernel is None else _run(kernel, storage, rows)
 
 
 class ExpandedLinear(PackedLinear):
-    """A linear layer whose weight is stored in blocks, which an Expansion expands and may keep."""
+    """A linear layer whose weight is stored in blocks. An Expansion expands the weight and may keep the values."""
 
     expansion: Expansion
     runs_as_operator = True
 
     def expands_to(self, dtype: torch.dtype) -> torch.dtype:
-        """The type that blocks are expanded to where `dtype` is asked for: adapters change values in fp32."""
+        """Return the dtype to which blocks are expanded where `dtype` is needed. Adapters change values in fp32."""
         return dtype if self.change is None else torch.float32
 
     def full_weight(self, dtype: torch.dtype) -> Tensor:
-        """The weight's values, which may be kept: not to be written to."""
+        """Return the weight's values. They may be kept, so callers must not write to them."""
         return self.expansion.cached_values(self, dtype, lambda: super(ExpandedLinear, self).full_weight(dtype))
 
     def expand(self, weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """The values of a weight that is packed as this layer's."""
+        """Return the values of a weight that is packed like this layer's weight."""
         assert scale is None, "blocks have their scales in them"
         return self.expansion.expand(self.storage, weight, dtype)
 
 
 def expand_by(module: nn.Module, expansion: Expansion) -> None:
-    """Have every layer below a module whose weight is stored in blocks expand it in this way."""
+    """Make every layer below a module whose weight is stored in blocks use `expansion`."""
     for child in module.modules():
         if isinstance(child, PackedLinear) and child.storage.unpack is not None:
             child.__class__ = ExpandedLinear
@@ -125,14 +125,14 @@ def expand_by(module: nn.Module, expansion: Expansion) -> None:
 
 
 def _compiled_kernel(storage: Storage, dtype: torch.dtype, device: torch.device) -> Kernel:
-    """The kernel from blocks of this type to values of this type, for any number of blocks. It has run once."""
+    """Return a kernel from blocks of this type to values of `dtype`, for any number of blocks. It has run once."""
     unpack = storage.unpack
     assert unpack is not None
 
     def unpacked(blocks: Tensor, halves: Tensor) -> Tensor:
         return unpack(blocks, halves).to(dtype)
 
-    # What is compiled is kept with the code, and torch has a limit for it: each kernel has a copy.
+    # Torch keeps compiled code with the function's code and limits its amount, so each kernel gets a copy of the code.
     own = FunctionType(unpacked.__code__.replace(), unpacked.__globals__, closure=unpacked.__closure__)
     kernel: Kernel = torch.compile(own, fullgraph=True, options=ONE_KERNEL)
     _run(kernel, storage, torch.zeros(FIRST_VALUES // storage.values, storage.nbytes, dtype=torch.uint8, device=device))
@@ -140,7 +140,7 @@ def _compiled_kernel(storage: Storage, dtype: torch.dtype, device: torch.device)
 
 
 def _run(kernel: Kernel, storage: Storage, rows: Tensor) -> Tensor:
-    from torch._dynamo import maybe_mark_dynamic  # takes a while to import, and has been by whoever has a kernel
+    from torch._dynamo import maybe_mark_dynamic  # slow to import, and imported already where a kernel exists
 
     blocks = rows.view(-1, storage.nbytes)
     halves = blocks.view(torch.float16)

@@ -1,4 +1,4 @@
-"""How the parameters of a module are held on the device: in the compute-side dtype, or quantised as in the file."""
+"""The types in which a device holds a module's parameters: the dtype chosen for weights, or quantised as in the file."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .cast import pack
 from .quantised import QuantisedParts
 
 UNPACKED = 8
-"""Bytes that a value takes while its block is unpacked: in fp32, and of what it is made in the end."""
+"""Bytes that a value takes while its block is unpacked: the value in fp32, and the operands that it is made of in the end."""
 
 WIDE = torch.bfloat16
-"""What vectors are held in where fp8 is wished for: it is wide enough for every fp8 value."""
+"""Dtype in which vectors are held if the weights are to be fp8. It is wide enough for every fp8 value."""
 
 
 def held_as(entry: TensorEntry, dtype: torch.dtype) -> Storage:
-    """How a tensor of a file is held where `dtype` is wished for: quantised tensors stay as they are.
+    """Return the storage in which a tensor of a file is held if `dtype` is chosen for the weights.
 
-    A plain fp8 tensor may become the other fp8 type. Vectors are never held quantised, only rounded (see `shape`). Blocks are
-    expanded while they are loaded where no linear layer could multiply by them.
+    Quantised tensors stay as they are. A plain fp8 tensor may become the other fp8 type. Vectors are never held quantised, only
+    rounded (see `shape_parameters`). Blocks that no linear layer could multiply by are expanded while they are loaded.
     """
     if entry.dtype is None and not in_rows(entry):
         return PLAIN[widened(dtype)]
@@ -38,14 +38,22 @@ def held_as(entry: TensorEntry, dtype: torch.dtype) -> Storage:
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """What vectors of fp8 are held in where `dtype` is wished for: wide enough for what adapters make of them too."""
+    """Return the dtype in which vectors are held if `dtype` is chosen for the weights.
+
+    For fp8 it is a wider dtype, wide enough also for the results of adapters.
+    """
     return WIDE if dtype in FLOAT8 else dtype
 
 
 def is_merged(storage: Storage, scaled: bool, dtype: torch.dtype) -> bool:
-    """Whether adapters are merged into a matrix that is held so where `dtype` is wished for, as ComfyUI does.
+    """Return True if adapters are merged into a matrix, as ComfyUI does. Otherwise they are applied at each expansion.
 
-    Not into blocks and scaled fp8, nor into fp8 that ComfyUI would hold in a wider type: they are applied at each expansion.
+    They are not merged into blocks and scaled fp8, nor into fp8 that ComfyUI would hold in a wider dtype.
+
+    Args:
+        storage: the storage in which the matrix is held.
+        scaled: True if the matrix has a scale.
+        dtype: the dtype chosen for the weights.
     """
     return not storage.quantised or (storage.dtype == dtype and not scaled)
 
@@ -64,7 +72,7 @@ def in_rows(entry: TensorEntry) -> bool:
 
 
 def resident_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
-    """Bytes of all tensors of a checkpoint once held."""
+    """Return the number of bytes of all tensors of a checkpoint once they are held."""
     total = 0
     for entry in checkpoint.entries.values():
         storage = held_as(entry, dtype)
@@ -77,9 +85,11 @@ def resident_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True)
 class Expanded:
-    """What it takes to expand the matrices that are held quantised, each where it is used.
+    """The cost of expanding the matrices that are held quantised, each where it is used.
 
-    `moved` bytes are read and written where all of them are expanded once; `largest` is what one takes for that time.
+    Attributes:
+        moved: bytes that are read and written if all matrices are expanded once.
+        largest: bytes that the largest matrix takes while it is expanded.
     """
 
     moved: float
@@ -87,9 +97,10 @@ class Expanded:
 
 
 def expanded_bytes(checkpoint: Checkpoint, dtype: torch.dtype, element: int, fast_fp8: bool) -> Expanded:
-    """Of a checkpoint's, to values of `element` bytes.
+    """Return the cost of expanding a checkpoint's quantised matrices to values of `element` bytes.
 
-    Those that ComfyUI's own operations multiply by are not expanded; with `fast_fp8` neither is plain fp8_e4m3fn.
+    Matrices that ComfyUI's own operations multiply by are not expanded. With `fast_fp8`, plain fp8_e4m3fn is not expanded
+    either.
     """
     moved, largest = 0.0, 0
     for entry in checkpoint.entries.values():
@@ -103,14 +114,18 @@ def expanded_bytes(checkpoint: Checkpoint, dtype: torch.dtype, element: int, fas
 
 
 def expanding_bytes(storage: Storage, values: int, element: int) -> int:
-    """What so many stored values take while they are expanded to values of `element` bytes."""
+    """Return the bytes that `values` stored values take while they are expanded to values of `element` bytes."""
     unpacked = 0 if storage.unpack is None else min(values, EXPAND_VALUES)
     return values * element + UNPACKED * unpacked
 
 
 def packed_starts(checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype, names: KeyMap) -> dict[str, list[int]]:
-    """At which rows the layers begin as which a matrix is held that adapters are not merged into, by its name in `names`, which
-    has the keys of `keys`."""
+    """Return, for each matrix that adapters are not merged into, the rows at which its layers begin.
+
+    Args:
+        dtype: the dtype chosen for the weights.
+        names: a key map with the keys of `keys`. Its tensor names are the keys of the result.
+    """
     starts: dict[str, list[int]] = {}
     for parameter, piece in keys.items():
         entry = first_entry(checkpoint, piece)
@@ -127,10 +142,10 @@ def shape_parameters(
     dtype: torch.dtype,
     exact: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
-    """Give the parameters of a module on the meta device the types they are held in.
+    """Give the parameters of a module on the meta device the types in which they are held.
 
-    Linear layers whose weight is held quantised become PackedLinear. Other parameters become `dtype`, or WIDE where
-    `dtype` is fp8 (`widened`); those named in `exact` have the type named there. Parts of quantised weights have their types.
+    Linear layers whose weight is held quantised become PackedLinear. Other parameters get `dtype`, or WIDE if `dtype` is fp8
+    (`widened`). Parameters named in `exact` get the dtype named there. Parts of quantised weights keep their dtypes.
 
     Raises:
         Refused: a tensor that no linear layer multiplies by is stored in blocks.
@@ -160,6 +175,6 @@ def shape_parameters(
 
 
 def first_entry(checkpoint: Checkpoint, piece: Piece) -> TensorEntry:
-    """Return the tensor of the file that a parameter begins with."""
+    """Return the tensor of the file with which a parameter begins."""
     entry, _, _ = next(checkpoint.entries[piece.name].runs(piece.start, piece.stop))
     return entry

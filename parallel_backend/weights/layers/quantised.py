@@ -1,4 +1,4 @@
-"""Layers that ComfyUI multiplies without expanding their weights: what the rest of the engine needs to know of them."""
+"""Layers that ComfyUI multiplies without expanding their weights: the interface that the rest of the engine uses."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 PARTS = "parts"
-"""The submodule that has what a quantised weight is made of, by the file's names: weight, weight_scale and so on."""
+"""Name of the submodule with the parts of a quantised weight, which have the file's names: weight, weight_scale and so on."""
 
 
 class QuantisedParts(nn.Module):
-    """What a quantised weight is made of: parameters of one dimension, each in the type that the format gives it."""
+    """The parts of a quantised weight: parameters of one dimension, each in the dtype that the format gives it."""
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]
-        """Parts are moved and never converted: they would lose their meaning."""
+        """Move the parts and never convert them: they would lose their meaning."""
 
         def moved(tensor: Tensor) -> Tensor:
             out: Tensor = fn(tensor)
@@ -28,36 +28,37 @@ class QuantisedParts(nn.Module):
 class QuantisedLayer(Protocol):
     """A layer whose weight is in `parts`.
 
-    `compute_dtype` is the type in which ComfyUI computes: what its values have once they are expanded.
+    Attributes:
+        compute_dtype: the dtype in which ComfyUI computes, which expanded values have.
     """
 
     compute_dtype: torch.dtype
     parts: QuantisedParts
 
     def values(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The weight's values `[rows, columns]`, of its parts, in the type in which adapters are added."""
+        """Return the weight's values `[rows, columns]` from its parts, in the dtype in which adapters are added."""
 
     def quantised(self, parts: Mapping[str, Tensor], values: Tensor, name: str) -> dict[str, Tensor]:
-        """The parts that change when a weight gets other values, as ComfyUI quantises them under the weight's name."""
+        """Return the parts that change when a weight gets other values, as ComfyUI quantises them under the weight's name."""
 
 
 def quantised_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Every QuantisedLayer below a module, by name."""
+    """Yield every QuantisedLayer below a module, with its name."""
     for name, child in module.named_modules():
         if isinstance(getattr(child, PARTS, None), QuantisedParts):
             yield name, child
 
 
 def compute_in(module: nn.Module, dtype: torch.dtype) -> None:
-    """Tell a model's quantised layers the type in which it computes."""
+    """Tell a model's quantised layers the dtype in which the model computes."""
     for _, layer in quantised_layers(module):
         layer.compute_dtype = dtype
 
 
 def plain_linears(module: nn.Module, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """What a model with quantised layers holds in the type that it computes in, whatever type is chosen for weights.
+    """Return the parameters that a model with quantised layers holds in its compute dtype, whatever dtype weights have.
 
-    ComfyUI's mixed precision has all parameters of linear layers so that are not quantised.
+    In ComfyUI's mixed precision these are all parameters of linear layers that are not quantised.
     """
     layers = dict(quantised_layers(module))
     linears = {name: child for name, child in module.named_modules() if isinstance(child, nn.Linear)} | layers

@@ -1,1 +1,1 @@
-"""A byte's way from a file into a layer, every byte read once a machine."""
+"""Loading of weights from files into layers. A machine reads every byte once."""

@@ -1,4 +1,4 @@
-"""Filling a module from a checkpoint, parameter by parameter, by byte range."""
+"""Loads a module's parameters from a checkpoint, one by one and by byte range."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .reading import Neighbours, Want, Watch, read_wanted
 
 @dataclass(frozen=True)
 class WeightSource:
-    """What a module is filled from.
+    """The source of a module's weights.
 
     Attributes:
-        checkpoint: its headers, names without prefix.
-        keys: which rows of which tensors make each parameter.
+        checkpoint: the headers, with names without prefix.
+        keys: the rows of tensors that make each parameter.
         dtype, exact: as given to `shape_parameters`.
     """
 
@@ -43,11 +43,11 @@ def load_weights(
     watch: Watch,
     only: Collection[str] | None = None,
 ) -> None:
-    """Fill every parameter of a materialised module, or only those named. A collective of all ranks.
+    """Fill every parameter of a materialised module, or only the named ones. This is a collective of all ranks.
 
     Args:
         module: shaped by `shape_parameters`.
-        store: where it is; this rank fills its runs.
+        store: the store of the module's weights. This rank fills its runs of the parameters.
 
     Raises:
         Refused, Cancelled: as `read_wanted` does.
@@ -79,8 +79,11 @@ def load_weights(
 def _runs(
     checkpoint: Checkpoint, piece: Piece, run: ParameterRun, width: int
 ) -> Iterator[tuple[TensorEntry, int, Tensor]]:
-    """Of a run of a parameter with rows of `width`: from which element of which of the file's tensors on it comes, and where
-    it goes."""
+    """Yield the sources of a run of a parameter whose rows have `width` elements.
+
+    Yields:
+        A tensor of the file, the index of its first element to read, and the part of the run that the elements go to.
+    """
     offset = 0
     for entry, start, stop in checkpoint.entries[piece.name].runs(piece.start, piece.stop):
         end = offset + (stop - start) * width
@@ -93,10 +96,10 @@ def _runs(
 def want_of(
     entry: TensorEntry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
 ) -> Want:
-    """As many elements of a tensor as `into`, which is flat, has, from the `first` on.
+    """Return the want of as many elements of a tensor as `into`, which is flat, has, from element `first` on.
 
-    Of blocks that stay as they are the elements are bytes, and go byte by byte. Values are converted, `through` a type that
-    rounds them if given; so are those of blocks, which are expanded, if `into` is of a float type.
+    Plain values are converted. If `through` is given, they are rounded to that dtype first. Blocks are expanded and converted
+    if `into` has a float dtype. Otherwise the elements are bytes of the blocks, and are copied unchanged.
     """
     if entry.dtype is None and into.dtype.is_floating_point:
         return _expanded(entry, first, into, through, files)
@@ -115,7 +118,7 @@ def want_of(
 def _expanded(
     entry: TensorEntry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
 ) -> Want:
-    """As `want_of`, of values in blocks: the blocks that have them are gathered, and expanded when the last one is there."""
+    """Return a want of values in blocks. It gathers the blocks and expands them when the last block has arrived."""
     storage = entry.storage
     begin, end = first // storage.values, -(-(first + into.numel()) // storage.values)
     skipped = first - begin * storage.values
@@ -138,7 +141,7 @@ def _expanded(
 
 
 def _scale(entry: TensorEntry, first: int, into: Tensor, files: Mapping[Path, int]) -> Want:
-    """The factors of rows; the file has one for all or one for each."""
+    """Return a want of the factors of rows. The file has one factor for all rows, or one for each row."""
     assert entry.dtype is not None
     if entry.nbytes != entry.dtype.itemsize:
         return want_of(entry, first, into, None, files)

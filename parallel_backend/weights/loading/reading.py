@@ -1,9 +1,9 @@
-"""Reading byte ranges of files into memory, in bounded chunks; ranks of one machine read what they share only once.
+"""Reads byte ranges of files into memory in bounded chunks. Ranks of one machine read bytes that they share only once.
 
-All ranks know what all ranks want, and so each finds the same schedule: rounds in which every rank reads one chunk at
-most. Those ranks of its machine that want it too get it from that rank's host memory or device, or read it after it, when the
-system has it in its page cache: whichever is fastest here, as the first rounds show. Between rounds all agree on whether the
-user has cancelled.
+All ranks know the wants of all ranks, so each computes the same schedule: rounds in which every rank reads at most one chunk.
+Other ranks of its machine may want the chunk too. They get it from the reader's host memory or device, or read it after the
+reader, when the system has it in its page cache. The first rounds show which way is fastest here. Between rounds all ranks
+agree on whether the user has cancelled.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from ...transfers import empty_pinned
 from .rounds import CHUNK_BYTES, Chunk, Range, Turn, Way, rounds, shared_bytes
 
 TRIALS = 2
-"""Rounds that each way of sharing is tried for."""
+"""Number of rounds for which each way of sharing is tried."""
 
 
 @dataclass(frozen=True)
 class Want:
-    """Bytes `start` to `stop` of a file (its number in the checkpoint) and what becomes of them.
+    """Bytes `start` to `stop` of a file, and the function that receives them.
 
-    `put(offset, data)` takes a part of them, `data` (uint8, to be copied at once) from `offset` after `start`.
+    Attributes:
+        file: the file's number in the checkpoint.
+        put: called as `put(offset, data)` with a part of the bytes, from `offset` after `start` on. `data` is uint8 and must be
+            copied at once.
     """
 
     file: int
@@ -45,9 +48,12 @@ class Want:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """All ranks, on CPU tensors, and the number of the machine that each is on.
+    """All ranks, and the machines that they are on.
 
-    `links` are the same ranks on their devices, where these reach each other without the host.
+    Attributes:
+        everyone: all ranks, on CPU tensors.
+        machines: the number of each rank's machine.
+        links: the same ranks on their devices, or None if the devices do not reach each other without the host.
     """
 
     everyone: Communicator
@@ -56,16 +62,18 @@ class Neighbours:
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """Those there are of sharing what is read."""
+        """Return the available ways of sharing the bytes that a rank has read."""
         return (Way.SENT, Way.AGAIN) if self.links is None else tuple(Way)
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Who looks on while weights are read.
+    """Callbacks that watch and cancel the reading of weights.
 
-    `is_cancelled` says, the same on all ranks, whether the user has cancelled; `progress` is told the bytes that are there and
-    those there will be, of all ranks together; `read` the bytes that this rank has read from disk.
+    Attributes:
+        is_cancelled: returns True if the user has cancelled, the same on all ranks.
+        progress: called with the bytes that have arrived and the bytes that will arrive, of all ranks together.
+        read: called with the number of bytes that this rank has read from disk.
     """
 
     is_cancelled: Callable[[], bool]
@@ -76,14 +84,14 @@ class Watch:
 def read_wanted(
     files: Sequence[Path], wants: Sequence[Want], neighbours: Neighbours, watch: Watch, way: Way | None = None
 ) -> None:
-    """Read what this rank wants. A collective of all ranks, each with its own wants of the same files.
+    """Read the bytes that this rank wants. This is a collective of all ranks, each with its own wants of the same files.
 
     Args:
-        way: how ranks share what one of them reads; None: what is fastest.
+        way: the way in which ranks share bytes that one of them reads. None means the fastest.
 
     Raises:
         Refused: a file ends early or cannot be read.
-        Cancelled: `watch.is_cancelled` said so, on all ranks alike.
+        Cancelled: `watch.is_cancelled` returned True, on all ranks alike.
     """
     everyone, ways = neighbours.everyone, neighbours.ways
     turns = rounds(_wants_of_all(wants, everyone), neighbours.machines)
@@ -102,7 +110,7 @@ def read_wanted(
 
 @dataclass
 class _Reading:
-    """What has been read so far of what all ranks want."""
+    """The state of reading the bytes that all ranks want."""
 
     files: Sequence[Path]
     mine: _ByFile
@@ -112,7 +120,10 @@ class _Reading:
     done: int = 0
 
     def seconds_a_byte(self, turn: Turn, way: Way) -> float:
-        """What a round took, the same on all ranks: of the slowest, by the bytes that others than the reader want."""
+        """Read a round, and return its seconds per byte that other ranks than the reader want.
+
+        The number is the same on all ranks: that of the slowest.
+        """
         start, everyone = time.perf_counter(), self.neighbours.everyone
         self.read([turn], way)
         if self.neighbours.links is not None and self.neighbours.links.device.type == "cuda":
@@ -121,7 +132,7 @@ class _Reading:
         return float(everyone.all_gather(elapsed, [1] * everyone.size).max()) / shared_bytes(turn)
 
     def read(self, turns: Sequence[Turn], way: Way) -> None:
-        """Read rounds; each rank its own chunk first."""
+        """Read rounds. Each rank reads its own chunk first."""
         rank = self.neighbours.everyone.rank
         orders = [sorted(turn, key=lambda chunk: chunk.reader != rank) for turn in turns]
         chunks = (chunk for order in orders for chunk in order if rank in chunk.read_by(way))
@@ -137,7 +148,7 @@ class _Reading:
                 self.watch.progress(self.done, self.total)
 
     def _through_host(self, order: Turn, reader: _ChunkReader, way: Way) -> None:
-        """Read a round; a chunk's other ranks get it sent, or read it again."""
+        """Read a round. Other ranks that want a chunk receive it from the reader's host memory, or read it again."""
         everyone = self.neighbours.everyone
         for chunk in order:
             if everyone.rank in chunk.read_by(way):
@@ -152,7 +163,7 @@ class _Reading:
         everyone.finish_sending()
 
     def _over_links(self, order: Turn, reader: _ChunkReader) -> None:
-        """Read a round to the devices, and send what others want from there. A collective of all ranks."""
+        """Read a round to the devices, and send other ranks their chunks from there. This is a collective of all ranks."""
         links = self.neighbours.links
         assert links is not None
         theirs = torch.empty(0, dtype=torch.uint8, device=links.device)
@@ -169,14 +180,14 @@ class _Reading:
                 self.mine.put(chunk, received[chunk.reader])
 
     def _next(self, chunk: Chunk, reader: _ChunkReader) -> Tensor:
-        """A chunk that this rank reads, until the next one is asked for."""
+        """Return the bytes of a chunk that this rank reads. They are valid until the next call."""
         if chunk.reader == self.neighbours.everyone.rank:
             self.watch.read(chunk.nbytes)
         return reader.next()
 
 
 class _ByFile:
-    """A rank's wants, to be found by the bytes that have come; chunks come nearly in the file's order."""
+    """A rank's wants, to be found by the bytes that have arrived. Chunks arrive nearly in the file's order."""
 
     def __init__(self, wants: Sequence[Want]) -> None:
         self._wants: dict[int, list[Want]] = defaultdict(list)
@@ -197,13 +208,13 @@ class _ByFile:
 
 
 class _ChunkReader:
-    """Reads chunks of files in order, each while the one before is being used; two buffers take turns."""
+    """A reader of chunks of files in order. It reads each chunk while the previous one is in use. Two buffers take turns."""
 
     def __init__(self, files: Sequence[Path], chunks: Iterator[Chunk]) -> None:
         self._files = files
         self._open: dict[int, int] = {}
         self._chunks = chunks
-        buffer = empty_pinned if torch.cuda.is_initialized() else torch.empty  # for a copy to a GPU at full speed
+        buffer = empty_pinned if torch.cuda.is_initialized() else torch.empty  # pinned: copies to a GPU at full speed
         self._buffers = cycle([buffer((CHUNK_BYTES,), dtype=torch.uint8) for _ in range(2)])
         self._thread = ThreadPoolExecutor(1, "parallel-reading")
         self._coming: Future[Tensor] | None = None
@@ -218,7 +229,7 @@ class _ChunkReader:
             os.close(descriptor)
 
     def next(self) -> Tensor:
-        """The bytes of the next chunk, until it is called again. Raises Refused."""
+        """Return the bytes of the next chunk, which are valid until the next call. Raises Refused."""
         assert self._coming is not None
         data = self._coming.result()
         self._begin()
@@ -252,7 +263,7 @@ class _ChunkReader:
 
 
 def _wants_of_all(wants: Sequence[Want], everyone: Communicator) -> list[list[Range]]:
-    """Every rank's (file, start, stop). A collective."""
+    """Return every rank's wants as (file, start, stop). This is a collective."""
     ours = torch.tensor([(w.file, w.start, w.stop) for w in wants], dtype=torch.int64).view(1, -1, 3)
     counts = everyone.all_gather(torch.tensor([[[ours.shape[1]]]]), [1] * everyone.size).flatten().tolist()
     theirs = everyone.all_gather(ours, counts)[0].split(counts)

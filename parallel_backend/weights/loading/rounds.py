@@ -1,4 +1,4 @@
-"""Who reads what: rounds in which every rank reads one chunk at most, found alike by all from what all ranks want."""
+"""The schedule of reading: rounds in which every rank reads at most one chunk. All ranks compute it alike from all wants."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from enum import Enum
 from itertools import pairwise, zip_longest
 
 CHUNK_BYTES = 16 * 2**20
-"""Bytes read at a time, so that the host memory used while loading stays small: three chunks at most."""
+"""Size of a chunk in bytes, so that the host memory used while loading stays small: three chunks at most."""
 
 
 class Way(Enum):
-    """How a rank gets what another one of its machine has read."""
+    """The ways in which a rank gets bytes that another rank of its machine has read."""
 
     SENT = "sent from host to host"
     AGAIN = "read again"
@@ -22,7 +22,7 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Bytes that `reader` reads for `ranks`, itself among them."""
+    """Bytes of a file that `reader` reads for `ranks`, itself among them."""
 
     file: int
     start: int
@@ -32,40 +32,45 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they are."""
+        """Return the number of bytes."""
         return self.stop - self.start
 
     def read_by(self, way: Way) -> tuple[int, ...]:
-        """The ranks that read it from the file: all that want it, or the reader alone."""
+        """Return the ranks that read the chunk from the file: all that want it, or the reader alone."""
         return self.ranks if way is Way.AGAIN else (self.reader,)
 
     def bytes_between(self, reader: int, rank: int) -> int:
-        """Of what one rank reads for another."""
+        """Return the number of bytes that rank `reader` reads for the other rank `rank`."""
         return self.nbytes if reader == self.reader != rank and rank in self.ranks else 0
 
 
 Turn = list[Chunk]
-"""The chunks of a round, one a reader."""
+"""The chunks of a round, one for each reader."""
 
 
 Range = tuple[int, int, int]
-"""Of a file, by its number in the checkpoint: the first byte, and the one after the last."""
+"""A file's number in the checkpoint, the first byte, and the byte after the last."""
 
 
 def rounds(wants: Sequence[Sequence[Range]], machines: Sequence[int]) -> list[Turn]:
-    """What is read by whom, from every rank's wants and machine: one chunk a rank and round."""
+    """Return the rounds of reading: which rank reads which chunk, with at most one chunk for each rank in a round.
+
+    Args:
+        wants: the byte ranges that each rank wants.
+        machines: the number of each rank's machine.
+    """
     chunks = _chunks(wants, machines)
     by_reader = [[chunk for chunk in chunks if chunk.reader == rank] for rank in range(len(wants))]
     return [[chunk for chunk in turn if chunk is not None] for turn in zip_longest(*by_reader)]
 
 
 def shared_bytes(turn: Turn) -> int:
-    """Bytes of a round that others than their reader want, each as often as it is wanted."""
+    """Return the bytes of a round that ranks other than the reader want. Bytes count once for each such rank."""
     return sum(chunk.nbytes * (len(chunk.ranks) - 1) for chunk in turn)
 
 
 def _chunks(wants: Sequence[Sequence[Range]], machines: Sequence[int]) -> list[Chunk]:
-    """What is read by whom, in the files' order; of the ranks that want a chunk the one with the least to do reads it."""
+    """Return the chunks in the files' order. Of the ranks that want a chunk, the one with the least to read reads it."""
     load: Counter[int] = Counter()
     chunks = []
     for file, start, stop, ranks in _joined(_segments(wants)):
@@ -80,7 +85,7 @@ def _chunks(wants: Sequence[Sequence[Range]], machines: Sequence[int]) -> list[C
 
 
 Segment = tuple[int, int, int, tuple[int, ...]]
-"""A file, a run of its bytes that the same ranks want from end to end, and these ranks."""
+"""A file, the first byte and the byte after the last of a run that the same ranks want, and these ranks."""
 
 
 def _segments(wants: Sequence[Sequence[Range]]) -> Iterator[Segment]:
@@ -99,7 +104,7 @@ def _segments(wants: Sequence[Sequence[Range]]) -> Iterator[Segment]:
 
 
 def _joined(segments: Iterator[Segment]) -> Iterator[Segment]:
-    """Neighbouring segments of the same ranks as one, where that fits into a chunk; so no value is ever torn apart."""
+    """Join neighbouring segments of the same ranks if they fit into a chunk, so that no value is ever torn apart."""
     pending: Segment | None = None
     for segment in segments:
         if pending is not None:

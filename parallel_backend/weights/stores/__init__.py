@@ -1,1 +1,1 @@
-"""Where a rank has its weights: whole, sharded or streamed, and off the device in host memory."""
+"""Stores of a rank's weights: whole, sharded or streamed, and off the device in host memory."""

@@ -1,4 +1,4 @@
-"""Blocks whose tensors lie in one buffer of bytes each, which has memory only while it is needed."""
+"""Blocks whose tensors lie in one buffer of bytes for each block. A buffer has memory only while it is needed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from .store import ParameterRun
 
 ALIGNMENT = 256
-"""Bytes that tensors and shares of a buffer begin at multiples of: what kernels expect of a tensor of its own."""
+"""Alignment in bytes of tensors and shares in a buffer, which kernels expect of a separate tensor."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where a parameter is: from byte `start` of the buffer of a block on."""
+    """The position of a parameter: from byte `start` of a block's buffer on."""
 
     block: int
     start: int
@@ -25,34 +25,34 @@ class Span:
 
     @property
     def stop(self) -> int:
-        """The byte behind the last."""
+        """Return the byte after the last."""
         return self.start + self.shape.numel() * self.dtype.itemsize
 
     def values(self, buffer: Tensor) -> Tensor:
-        """The parameter in a buffer of the block."""
+        """Return the parameter's values in a buffer of the block."""
         return buffer[self.start : self.stop].view(self.dtype).view(self.shape)
 
     def overlap(self, share: slice) -> slice:
-        """Which bytes of the buffer are this parameter's and the share's."""
+        """Return the bytes of the buffer that belong to both this parameter and a share."""
         start = min(max(self.start, share.start), self.stop)
         return slice(start, max(start, min(self.stop, share.stop)))
 
     def run(self, share: slice, data: Tensor) -> ParameterRun:
-        """The elements that `data`, a share of the buffer, has of the parameter."""
+        """Return the elements of the parameter that are in `data`, a share of the buffer."""
         mine = self.overlap(share)
         values = data[mine.start - share.start : mine.stop - share.start] if mine.start < mine.stop else data[:0]
         return ParameterRun(values.view(self.dtype), (mine.start - self.start) // self.dtype.itemsize)
 
 
 class BlockBytes:
-    """A module's blocks, each of them in one buffer of bytes that is cut evenly over ranks; and what is outside of them.
+    """A module whose blocks are one buffer of bytes each, cut evenly over ranks, and its tensors outside of blocks.
 
-    Every parameter of a block, of whatever type, is a view of the block's buffer. A buffer has an address only while the
-    block is whole (`allocate` to `free`); in between the parameters are there and their memory is not.
+    Every parameter of a block, of whatever dtype, is a view of the block's buffer. A buffer has memory, and an address, only
+    from `allocate` to `free`. In between, the parameters exist and their memory does not.
 
     Args:
         module: on the meta device.
-        parts: ranks that share a buffer, whose size is a multiple of it.
+        parts: number of ranks that share a buffer. The size of a buffer is a multiple of it.
     """
 
     def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], parts: int) -> None:
@@ -74,22 +74,22 @@ class BlockBytes:
 
     @property
     def outside(self) -> int:
-        """Bytes of parameters that belong to no block, and of all buffers of the module."""
+        """Return the bytes of parameters that belong to no block, and of all buffers of the module."""
         parameter_bytes = sum(parameter.nbytes for _, _, parameter in self._outer_parameters())
         return parameter_bytes + sum(buffer.nbytes for buffer in self._module.buffers())
 
     @property
     def whole(self) -> int:
-        """Bytes of the blocks that are whole now."""
+        """Return the bytes of the blocks that are whole now."""
         return sum(buffer.untyped_storage().nbytes() for buffer in self._buffers)
 
     def share(self, block: int, part: int) -> slice:
-        """Which bytes of a block's buffer are a rank's."""
+        """Return the bytes of a block's buffer that are a rank's share."""
         size = self.sizes[block] // self._parts
         return slice(part * size, (part + 1) * size)
 
     def materialise(self, device: torch.device) -> None:
-        """Take memory for what is outside of blocks, and none for the blocks; buffers that have values keep them."""
+        """Allocate the tensors outside of blocks, and no memory for blocks. Buffers that have values keep them."""
         for part, key, parameter in self._outer_parameters():
             part.register_parameter(key, _frozen(torch.empty(parameter.shape, dtype=parameter.dtype, device=device)))
         for part in self._module.modules():
@@ -106,7 +106,7 @@ class BlockBytes:
             self.free(number)
 
     def move_outside(self, device: torch.device) -> None:
-        """Take what is outside of blocks to another device."""
+        """Move the tensors outside of blocks to another device."""
         for part, key, parameter in self._outer_parameters():
             part.register_parameter(key, _frozen(parameter.to(device)))
         for part in self._module.modules():
@@ -114,17 +114,17 @@ class BlockBytes:
                 part._buffers[key] = buffer.to(device)
 
     def allocate(self, block: int) -> Tensor:
-        """A block's buffer, with memory that holds nothing yet."""
+        """Allocate a block's buffer, whose values are not set, and return it."""
         buffer = self._buffers[block]
         buffer.untyped_storage().resize_(self.sizes[block])
         return buffer
 
     def free(self, block: int) -> None:
-        """Give a buffer's memory back."""
+        """Free a buffer's memory."""
         self._buffers[block].untyped_storage().resize_(0)
 
     def outer(self, name: str) -> Tensor:
-        """A parameter that belongs to no block."""
+        """Return a parameter that belongs to no block."""
         return self._module.get_parameter(name).data
 
     def _outer_parameters(self) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:

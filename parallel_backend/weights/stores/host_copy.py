@@ -1,4 +1,4 @@
-"""A module's tensors in host memory while they are off the device: one copy a machine where its ranks have the same."""
+"""A module's tensors in host memory while they are off the device. Ranks of a machine with equal tensors share one copy."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from ...transfers import NOT_PINNED, clear_cuda_error
 from .block_bytes import ALIGNMENT
 
 WORDS = 1 << 18
-"""What a digest takes at a time, in words of 8 bytes: what leaves a device does so for want of room."""
+"""Number of words of 8 bytes that a digest takes at a time. Weights leave a device when it lacks memory, so it is small."""
 
 ODD = 0x9E3779B97F4A7C15 - (1 << 64)
-"""Any odd number: products with it lose nothing (mod 2**64)."""
+"""An arbitrary odd number. Products with it lose no information (mod 2**64)."""
 
 
 class HostCopy:
-    """Memory that all `sharers` see, with a place for each of a module's parameters and buffers; a collective.
+    """Memory that all `sharers` see, with a place for each of a module's parameters and buffers.
 
-    Who copies from it or to it has it pinned as long as it lives: for many gigabytes that takes seconds.
+    Creating it is a collective. A rank that copies from the memory or to it keeps it pinned as long as the memory lives:
+    pinning many gigabytes takes seconds.
 
     Args:
-        tensors: each of them once; of the same shapes on all sharers.
-        device: of this rank.
+        tensors: each of the module's tensors once, with the same shapes on all sharers.
+        device: the device of this rank.
     """
 
     def __init__(self, tensors: Collection[Tensor], sharers: Communicator, device: torch.device) -> None:
@@ -42,23 +43,23 @@ class HostCopy:
         self._memory = shared_bytes(copied_bytes(tensors), sharers, HOST)
         end = 0
         for tensor in tensors:
-            like = torch.empty_like(tensor, device="meta")  # dense, its dimensions in the same order
+            like = torch.empty_like(tensor, device="meta")  # dense, with the same order of dimensions
             data = self._memory[end : end + tensor.nbytes].view(tensor.dtype)
             self._copies.append(data.as_strided(like.shape, like.stride()))
             end += _aligned(tensor.nbytes)
 
     def part(self) -> int:
-        """Bytes of it that one of the sharers answers for."""
+        """Return the bytes of the memory that one sharer accounts for."""
         return -(-self._memory.numel() // self._sharers.size)
 
     def fits(self, tensors: Collection[Tensor], sharers: Communicator) -> bool:
-        """Whether it has a place for these, and is of these sharers."""
+        """Return True if the memory has a place for each of these tensors and belongs to these sharers."""
         if sharers is not self._sharers or len(tensors) != len(self._copies):
             return False
         return all(_form(tensor) == _form(copy) for tensor, copy in zip(tensors, self._copies, strict=True))
 
     def write(self, tensors: Collection[Tensor], writers: Sequence[int]) -> None:
-        """Copy the tensors to it; the `writers` among the sharers do, each its part. A collective."""
+        """Copy the tensors to the memory. Each of the `writers` among the sharers copies its part. This is a collective."""
         if self._sharers.rank in writers:
             self._pin()
         end = 0
@@ -66,11 +67,11 @@ class HostCopy:
             if writers[end * len(writers) // (self._memory.numel() + 1)] == self._sharers.rank:
                 copy.copy_(tensor.detach())
             end += _aligned(tensor.nbytes)
-        self._sharers.barrier()  # none has it before the others have
+        self._sharers.barrier()  # no rank uses the copy before all have written
 
     def take(self, module: nn.Module) -> None:
-        """Let the module, whose tensors they are, have these instead of its own."""
-        self._pin()  # also where others have written it: it will be read
+        """Let a module, whose tensors these are, use the copies instead of its own tensors."""
+        self._pin()  # also if others have written it: it will be read
         copies = dict(zip(tensors_of(module), self._copies, strict=True))
         module._apply(lambda tensor: copies[id(tensor)])
 
@@ -81,17 +82,17 @@ class HostCopy:
 
 
 def tensors_of(module: nn.Module) -> dict[int, Tensor]:
-    """A module's parameters and buffers by their ids: some are at several places of it."""
+    """Return a module's parameters and buffers by id, each once: a module may use a tensor at several places."""
     return {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
 
 
 def copied_bytes(tensors: Iterable[Tensor]) -> int:
-    """What a copy of them takes."""
+    """Return the number of bytes that a copy of the tensors takes."""
     return sum(_aligned(tensor.nbytes) for tensor in tensors)
 
 
 def bring_back(module: nn.Module, device: torch.device) -> None:
-    """Copy a module's tensors to memory of its own."""
+    """Copy a module's tensors to memory of its own on a device."""
     moved: dict[int, Tensor] = {}
 
     def to_device(tensor: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ def bring_back(module: nn.Module, device: torch.device) -> None:
 
 
 def digest(tensors: Iterable[Tensor], device: torch.device) -> tuple[int, int]:
-    """Two numbers that are others for other shapes, types or bits of tensors on a device."""
+    """Return a digest of tensors on a device: two numbers that change with the tensors' shapes, dtypes or bits."""
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(1 << 63), (1 << 63) - 1, (WORDS,), generator=generator).bitwise_or(1).to(device)
     scratch = torch.empty(8 * WORDS, dtype=torch.uint8, device=device)
@@ -113,7 +114,7 @@ def digest(tensors: Iterable[Tensor], device: torch.device) -> tuple[int, int]:
         form = zlib.crc32(f"{tuple(tensor.shape)} {tensor.dtype}".encode(), form)
         for piece in tensor.detach().contiguous().view(-1).view(torch.uint8).split(8 * WORDS):
             size = -(-piece.numel() // 8)
-            scratch[8 * size - 8 : 8 * size].zero_()  # what is behind the piece in its last word
+            scratch[8 * size - 8 : 8 * size].zero_()  # pads the piece's last word
             scratch[: piece.numel()].copy_(piece)
             integers = scratch[: 8 * size].view(torch.int64)
             total.mul_(ODD).add_((integers * factors[:size]).sum())
@@ -133,14 +134,14 @@ log = logging.getLogger(__name__)
 HOST = torch.device("cpu")
 
 PORTABLE = 1
-"""cudaHostRegisterPortable: pinned for all GPUs that this process uses."""
+"""cudaHostRegisterPortable: the memory is pinned for all GPUs that this process uses."""
 
 
 def shared_bytes(nbytes: int, sharers: Communicator, device: torch.device) -> Tensor:
-    """Bytes (uint8) that all sharers see, which are processes of this machine and of one user. A collective.
+    """Return bytes (uint8) that all sharers see. Sharers are processes of one user on this machine. This is a collective.
 
-    It is memory of the kernel's (memfd): it takes none of /dev/shm, which is small in containers, and goes with its last user.
-    Where `device` is a GPU it is pinned for it.
+    The kernel provides the memory (memfd). It takes nothing from /dev/shm, which is small in containers, and is freed with its
+    last user. If `device` is a GPU, the memory is pinned for it.
     """
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8)
@@ -153,7 +154,7 @@ def shared_bytes(nbytes: int, sharers: Communicator, device: torch.device) -> Te
     if sharers.rank:
         descriptor = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
     memory = mmap.mmap(descriptor, nbytes)
-    sharers.barrier()  # until then the others may not have opened it
+    sharers.barrier()  # the others have opened it now
     os.close(descriptor)
     data = torch.frombuffer(memory, dtype=torch.uint8)
     if device.type == "cuda":
@@ -162,7 +163,10 @@ def shared_bytes(nbytes: int, sharers: Communicator, device: torch.device) -> Te
 
 
 def pin(data: Tensor) -> None:
-    """Let the GPU's copy engine use it, as long as it lives. Where the system forbids that, copies are slower and wait."""
+    """Pin memory for as long as it lives, so that the GPU's copy engine can use it.
+
+    If the system forbids that, copies are slower and make the host wait.
+    """
     cudart, address = torch.cuda.cudart(), data.data_ptr()
     if error := int(cudart.cudaHostRegister(address, data.nbytes, PORTABLE)):
         log.warning("Parallel: of %d bytes, %s (CUDA error %d)", data.nbytes, NOT_PINNED, error)

@@ -1,4 +1,4 @@
-"""Weights that a rank holds whole on its device; off it, a machine holds one copy."""
+"""Weights that a rank holds whole on its device. Off the devices, a machine holds one copy."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from .host_copy import HOST, HostCopy, bring_back, digest, tensors_of
 from .store import ParameterRun, WeightStore
 
 ALONE = Communicator("alone", None, HOST, False, Meter())
-"""Of a rank that shares with no other."""
+"""Communicator of a rank that shares with no other rank."""
 
 
 class ReplicatedStore(WeightStore):
-    """All of a module's weights, on this rank's device.
+    """A store of all of a module's weights on this rank's device.
 
-    Off the devices they are in memory that the sharers of a machine have together, written by those that leave first; a rank
-    that still has them on its device finds them there when it leaves. Once all have them back it is given up, or, where it is
-    pinned, its memory kept for the next time. Ranks whose weights differ in a bit, as adapters merged by different GPUs may,
-    keep a copy each. Alone on a CPU, where they are in host memory as it is, nothing moves.
+    Off the devices, the weights are in memory that the sharers of a machine have together. The ranks that leave first write it.
+    A rank that still has the weights on its device finds the copy when it leaves. Once all ranks have their weights back, the
+    copy is freed, or, if it is pinned, its memory is kept for the next time. Ranks whose weights differ in a bit, as adapters
+    merged by different GPUs may, keep a copy each. A single rank on a CPU has its weights in host memory anyway, so nothing
+    moves.
 
     Args:
-        sharers: the ranks of this machine that hold the same, on CPU tensors.
+        sharers: the ranks of this machine that hold the same weights, on CPU tensors.
     """
 
     shared = False
@@ -38,15 +39,15 @@ class ReplicatedStore(WeightStore):
         self._copy: HostCopy | None = None
         self._idle: HostCopy | None = None
         self._is_off = False
-        self._nbytes = self._now()  # once: a rank asks for those of all models that it holds at every request
+        self._nbytes = self._now()  # once: every request asks for the bytes of all models
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all parameters and buffers."""
+        """Return the bytes of all parameters and buffers."""
         return self._nbytes
 
     def materialise(self, device: torch.device) -> None:
-        """Give every parameter and buffer memory on the device."""
+        """Allocate every parameter and buffer on the device. Buffers that have values keep them."""
         self._device = device
         buffers = [
             (part, name, buffer.to(device))
@@ -60,11 +61,11 @@ class ReplicatedStore(WeightStore):
 
     @property
     def idle(self) -> int:
-        """Of the copy's memory, which nobody reads now."""
+        """Return this rank's part of the memory of a copy that nobody reads now."""
         return 0 if self._idle is None else self._idle.part()
 
     def leaving(self, here: bool) -> int:
-        """All of them, or this rank's part of the machine's copy; nothing more where there is one."""
+        """Return the bytes of this rank's weights, or of its part of the machine's copy, or 0 if there is a copy already."""
         if self._copy is not None:
             return 0
         self._writers = tuple(rank for rank, (leaves,) in enumerate(self._gathered(int(here))) if leaves)
@@ -77,7 +78,7 @@ class ReplicatedStore(WeightStore):
     def leave(self, here: bool) -> None:
         """Take all weights off the device, into the machine's copy."""
         if self._idle is not None and not self._idle.fits(self._tensors(), self._sharing):
-            self.give_up()  # all that share it do, whoever of them leaves
+            self.give_up()  # all sharers do, whichever of them leaves
         if self._writers and not (self._sharing.size == 1 and self._device == HOST):
             if self._copy is None:
                 self._copy = HostCopy(self._tensors(), self._sharing, self._device)
@@ -94,21 +95,21 @@ class ReplicatedStore(WeightStore):
             self._is_off = False
 
     def stay(self) -> None:
-        """Keep the weights on the device; of the copy its memory alone, where a GPU's rank has it pinned."""
+        """Keep the weights on the device. Of the copy, keep only the memory, where a GPU's rank has it pinned."""
         if self._copy is not None and self._device.type == "cuda":
             self._idle = self._copy
         self._copy, self._sharing = None, self._sharers
 
     def give_up(self) -> None:
-        """Give up the memory of an idle copy."""
+        """Free the memory of an idle copy."""
         self._idle = None
 
     def run(self, name: str) -> ParameterRun:
-        """All of the parameter's elements, which are this rank's own."""
+        """Return all elements of the parameter, which are this rank's own."""
         return ParameterRun(self._module.get_parameter(name).data.view(-1))
 
     def full(self, name: str) -> Tensor:
-        """The parameter itself, which every rank has whole."""
+        """Return the parameter itself, which every rank has whole."""
         return self._module.get_parameter(name).data
 
     def _now(self) -> int:
@@ -118,13 +119,13 @@ class ReplicatedStore(WeightStore):
         return tensors_of(self._module).values()
 
     def _hold_the_same(self) -> bool:
-        """Whether all that share have the same bits. A collective."""
+        """Return True if all sharers have the same bits. This is a collective."""
         if self._sharing.size == 1:
             return True
         return len(set(self._gathered(*digest(self._tensors(), self._device)))) == 1
 
     def _gathered(self, *numbers: int) -> list[tuple[int, ...]]:
-        """What each of those that share says; so many numbers. A collective."""
+        """Return the numbers of each sharer. All sharers pass equally many. This is a collective."""
         ours = torch.tensor([[[number] for number in numbers]])
         gathered = self._sharing.all_gather(ours, [len(numbers)] * self._sharing.size)[0, :, 0].tolist()
         return [tuple(gathered[first : first + len(numbers)]) for first in range(0, len(gathered), len(numbers))]

@@ -15,26 +15,26 @@ from .host_copy import HOST
 from .store import BlockAccess, ParameterRun, WeightStore
 
 NONE = -1
-"""The block that is whole, where none is."""
+"""Index of the block that is whole, if no block is."""
 
 
 class Sharded(WeightStore, BlockAccess):
-    """Each rank holds 1/N of every block's bytes; the next block's gather is in flight during this one's work.
+    """A store in which each rank holds 1/N of every block's bytes. The next block is gathered while this one computes.
 
-    Two blocks are whole at a time at the most, and none between forwards. Parameters outside of blocks are whole on every
-    rank. The idea is that of ZeRO's third stage (arXiv 1910.02054).
+    At most two blocks are whole at a time, and none between forwards. Parameters outside of blocks are whole on every rank. The
+    idea is that of ZeRO's third stage (arXiv 1910.02054).
 
-    A gather needs all ranks, and ranks may compute different things: other prompts, another part of the batch. So all of
-    them go through the same gathers, whatever they compute: in every forward each block once, in order. A block that a rank
-    leaves out is gathered and freed, one that it runs several times in a row stays until a later one is asked for, and a rank
-    that has fewer forwards in a model call than another passes by the blocks of those that it lacks.
+    A gather needs all ranks, and ranks may compute different things: other prompts, or another part of the batch. So all ranks
+    issue the same gathers, whatever they compute: in every forward each block once, in order. A block that a rank does not run
+    is gathered and freed. A block that a rank runs several times in a row stays until a later block is needed. A rank that has
+    fewer forwards in a model call than another also gathers the blocks of the forwards that it lacks.
 
     Args:
         module: on the meta device.
-        blocks: of the module, in the order in which they run.
-        everyone: the ranks that share them, on the device.
-        max_int: the largest of all ranks' numbers, a collective; by default they run equally many forwards.
-        on_progress: called when a block has come, so that a watcher sees that a rank gets on which computes nothing.
+        blocks: blocks of the module, in the order in which they run.
+        everyone: the ranks that share the blocks, on the device.
+        max_int: returns the largest of all ranks' numbers, a collective. By default all ranks run equally many forwards.
+        on_progress: called when a block has arrived, so that a watcher sees progress on a rank that computes nothing.
     """
 
     shared = True
@@ -58,27 +58,27 @@ class Sharded(WeightStore, BlockAccess):
 
     @property
     def nbytes(self) -> int:
-        """This rank's shares, and what is outside of blocks."""
+        """Return the bytes of this rank's shares, and of the tensors outside of blocks."""
         return sum(self._bytes.sizes) // self._everyone.size + self._bytes.outside
 
     @property
     def whole(self) -> int:
-        """Bytes of the blocks that are whole now."""
+        """Return the bytes of the blocks that are whole now."""
         return self._bytes.whole
 
     def materialise(self, device: torch.device) -> None:
-        """The shares, and what is outside of blocks."""
+        """Allocate the shares, and the tensors outside of blocks."""
         self._bytes.materialise(device)
         sizes = [size // self._everyone.size for size in self._bytes.sizes]
         self._shards = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
 
     def leave(self, here: bool) -> None:
-        """Take the shares off the device, into host memory."""
+        """Move the shares, and the tensors outside of blocks, to host memory."""
         if here:
             self._move(HOST)
 
     def come_back(self) -> None:
-        """Bring the shares back."""
+        """Move the shares, and the tensors outside of blocks, back to the device."""
         self._move(self._everyone.device)
 
     def _move(self, device: torch.device) -> None:
@@ -87,14 +87,14 @@ class Sharded(WeightStore, BlockAccess):
         self._shards = [shard.to(device) for shard in self._shards]
 
     def run(self, name: str) -> ParameterRun:
-        """What this rank's share of the block has of the parameter."""
+        """Return the elements of the parameter that are in this rank's share of the block."""
         span = self._bytes.spans.get(name)
         if span is None:
             return ParameterRun(self._bytes.outer(name).view(-1))
         return span.run(self._bytes.share(span.block, self._everyone.rank), self._shards[span.block])
 
     def full(self, name: str) -> Tensor:
-        """Gathered, into memory of its own. A collective."""
+        """Return the gathered parameter, in memory of its own. This is a collective."""
         span = self._bytes.spans.get(name)
         if span is None:
             return self._bytes.outer(name)
@@ -104,7 +104,7 @@ class Sharded(WeightStore, BlockAccess):
         return flat.view(-1).view(span.dtype).view(span.shape)
 
     def settle(self) -> None:
-        """Gather one block, once: what the connections need for that is taken now, and not in the middle of a denoise."""
+        """Gather one block, once. The connections take the resources for it now, and not in the middle of a denoise."""
         if not self._gathered:
             self._gathered = True
             self._begin(0)()
@@ -112,7 +112,7 @@ class Sharded(WeightStore, BlockAccess):
 
     @contextmanager
     def model_call(self, forwards: int) -> Iterator[None]:
-        """Keep step with the rank that runs the most forwards."""
+        """Match the gathers of the rank that runs the most forwards."""
         most = self._max_int(forwards)
         yield
         for _ in range(most - forwards):
@@ -121,7 +121,7 @@ class Sharded(WeightStore, BlockAccess):
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Pass by the blocks behind the last that it ran."""
+        """Gather and free the blocks after the last block that the forward ran."""
         yield
         while self._whole + 1 < len(self._shards):
             self._advance()
@@ -129,7 +129,7 @@ class Sharded(WeightStore, BlockAccess):
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:
-        """Pass by the blocks before it; it stays until a later one is asked for, or the forward ends.
+        """Gather the blocks up to this one. It stays until a later block is needed, or until the forward ends.
 
         Raises:
             Refused: a later block has run in this forward.
@@ -144,7 +144,7 @@ class Sharded(WeightStore, BlockAccess):
         yield
 
     def _advance(self) -> None:
-        """Have the next block whole in the place of this one, and the gather of the one behind it in flight."""
+        """Make the next block whole in place of this one, and start the gather of the block after it."""
         following = self._whole + 1
         arrive = self._coming or self._begin(following)
         self._leave()
@@ -164,7 +164,7 @@ class Sharded(WeightStore, BlockAccess):
         return self._everyone.start_all_gather_into(self._bytes.allocate(index), self._shards[index])
 
     def _check_number(self, index: int) -> None:
-        """That all ranks gather the same block: what they would mix otherwise has no shape of its own."""
+        """Raise RuntimeError if ranks gather different blocks. The bytes of a mixed block would have the right shape."""
         mine = torch.full((1, 1, 1), index, device=self._everyone.device)
         numbers = self._everyone.all_gather(mine, [1] * self._everyone.size).flatten().tolist()
         if set(numbers) != {index}:

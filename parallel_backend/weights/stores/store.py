@@ -1,4 +1,4 @@
-"""Where a rank has the weights of a module, and which part of each parameter is its own to fill and to change."""
+"""The store of a module's weights on a rank, and the part of each parameter that the rank fills and changes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ParameterRun:
-    """A run of a parameter's elements, flat, from element `start` on; what is written into `values` is in the weights."""
+    """A run of a parameter's flat elements, from element `start` on. Values written to `values` are in the weights."""
 
     values: Tensor
     start: int = 0
 
     @property
     def stop(self) -> int:
-        """The element behind the last."""
+        """Return the element after the last."""
         return self.start + self.values.numel()
 
 
 class WeightStore(ABC):
     """The weights of a module that was built on the meta device.
 
-    `shared` says whether ranks share out a parameter's elements, wherever its rows begin.
+    Attributes:
+        shared: True if ranks divide a parameter's elements, wherever its rows begin.
     """
 
     shared: bool
@@ -34,81 +35,93 @@ class WeightStore(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of the rank's device that they need at the least; known before they take any."""
+        """Return the least number of bytes that the weights need on the rank's device. It is known before they take any."""
 
     @property
     def movable(self) -> int:
-        """Of these the bytes that are taken between forwards too, and move where the weights move."""
+        """Return the part of `nbytes` that is in use between forwards too, and that moves with the weights."""
         return self.nbytes
 
     @property
     def beyond(self) -> int:
-        """Bytes of the device that they take beyond `nbytes` and can give up at any time."""
+        """Return the bytes of the device that the weights use beyond `nbytes` and can give up at any time."""
         return 0
 
     @property
     def kept(self) -> int:
-        """Bytes of host memory that this rank has for them wherever they are."""
+        """Return the bytes of host memory that this rank has for the weights, wherever they are."""
         return 0
 
     @property
     def idle(self) -> int:
-        """Bytes of host memory that this rank answers for and nobody reads, kept for the next time that they leave devices."""
+        """Return the bytes of host memory that this rank accounts for and nobody reads.
+
+        The memory is kept for the next time that the weights leave devices.
+        """
         return 0
 
     def fit(self, spare: int) -> int:
-        """Use at most so many bytes of the device beyond `nbytes`, and as many as are of use; those that are left."""
+        """Use at most `spare` bytes of the device beyond `nbytes`, as many as are useful, and return the bytes left over."""
         return spare
 
     @abstractmethod
     def materialise(self, device: torch.device) -> None:
-        """Take memory for them; what it holds is to be filled, but for a module's buffers that have values."""
+        """Allocate the weights. Their values are not set, except for buffers of the module that have values."""
 
     def leaving(self, here: bool) -> int:
-        """Bytes of host memory that this rank answers for if they leave devices now, this rank's where `here` says so.
+        """Return the bytes of host memory that this rank accounts for if the weights leave devices now.
 
-        Those of `idle` that they take are among them, and are idle no more. A collective of the ranks that have one copy
-        there, as `leave` is, which comes next.
+        Bytes of `idle` that the weights take are included, and are not idle any more. This is a collective of the ranks that
+        share a copy in host memory, as is `leave`, which comes next.
+
+        Args:
+            here: True if the weights leave this rank's device.
         """
         return self.movable if here else 0
 
     @abstractmethod
     def leave(self, here: bool) -> None:
-        """Move them to host memory, off this rank's device where `here` says so."""
+        """Move the weights to host memory. They leave this rank's device if `here` is True."""
 
     @abstractmethod
     def come_back(self) -> None:
-        """Move them back to the device that they left."""
+        """Move the weights back to the device that they left."""
 
     def stay(self) -> None:  # noqa: B027 - most have nothing to give up
-        """What is kept for ranks that they left is idle, or given up: they are on the devices of all."""
+        """Record that the weights are on the devices of all ranks. A copy kept for other ranks becomes idle, or is freed."""
 
     def give_up(self) -> None:  # noqa: B027 - most have nothing to give up
-        """Free what is idle."""
+        """Free the idle memory."""
 
     @abstractmethod
     def run(self, name: str) -> ParameterRun:
-        """Which elements of a parameter are this rank's to fill and to change."""
+        """Return the elements of a parameter that this rank fills and changes."""
 
     @abstractmethod
     def full(self, name: str) -> Tensor:
-        """A whole parameter, not to be written to. A collective where ranks share it."""
+        """Return a whole parameter, which must not be written to. This is a collective if ranks share the parameter."""
 
     def settle(self) -> None:  # noqa: B027 - most have nothing to wait for
-        """Wait until all ranks have written what they have to. A collective where they write into the same memory."""
+        """Wait until all ranks have written their parts. This is a collective if they write into the same memory."""
 
 
 class BlockAccess:
-    """Makes the weights of blocks usable around model calls, forwards and blocks. This class has all blocks and does nothing."""
+    """Contexts that make the weights of blocks usable during model calls, forwards and blocks.
+
+    This base class always has all blocks and does nothing.
+    """
 
     def model_call(self, forwards: int) -> AbstractContextManager[None]:
-        """Inside, this rank runs so many forwards, other ranks perhaps others. A collective where ranks share weights."""
+        """Enclose a model call of `forwards` forwards. Other ranks may run another number of forwards.
+
+        This is a collective if ranks share weights.
+        """
         return nullcontext()
 
     def forward(self) -> AbstractContextManager[None]:
-        """Inside, one forward runs."""
+        """Enclose one forward."""
         return nullcontext()
 
     def block(self, index: int) -> AbstractContextManager[None]:
-        """Inside, the block's parameters are whole."""
+        """Enclose the run of a block, whose parameters are whole inside the context."""
         return nullcontext()

@@ -1,4 +1,4 @@
-"""Weights in host memory, one copy a machine; the device has a window of them."""
+"""Weights in host memory, one copy for each machine. The device has a window of their blocks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .store import BlockAccess, ParameterRun, WeightStore
 
 
 class Streamed(WeightStore, BlockAccess):
-    """Blocks lie in host memory that the ranks of a machine share, and are copied to the device one ahead of their use.
+    """A store of blocks in host memory, shared by the ranks of a machine. Blocks are copied to the device one ahead of use.
 
-    The device has a window of them: room for two that come and go, and as many that stay as fit. Those that stay are spread
-    evenly, so that copies take place while blocks are computed that need none. Each rank fills and changes its own part of
-    the host's copy. Parameters outside of blocks are on every rank's device.
+    The device has a window of blocks: two that come and go, and as many that stay as fit. Those that stay are spread evenly, so
+    that copies run while blocks are computed that need no copy. Each rank fills and changes its own part of the host's copy.
+    Parameters outside of blocks are on every rank's device.
 
     Args:
         module: on the meta device.
-        blocks: of the module, in the order in which they run.
+        blocks: blocks of the module, in the order in which they run.
         sharers: the ranks of this machine that hold the same blocks, on CPU tensors.
-        device: of this rank.
-        meter: counts what is copied.
+        device: the device of this rank.
+        meter: counts the bytes that are copied.
     """
 
     shared = True
@@ -49,31 +49,31 @@ class Streamed(WeightStore, BlockAccess):
         self._host: list[Tensor] = []
         self._stays: frozenset[int] = frozenset()
         self._there: dict[int, Callable[[], None]] = {}
-        """The blocks on the device, or on their way, and what waits for them."""
+        """Block on the device, or on its way -> a function that waits for it."""
 
     @property
     def nbytes(self) -> int:
-        """What is outside of blocks, and the two that come and go."""
+        """Return the bytes of the tensors outside of blocks, and of the two largest blocks, which come and go."""
         return self._bytes.outside + self._passing
 
     @property
     def beyond(self) -> int:
-        """The blocks that have come to stay."""
+        """Return the bytes of the blocks on the device that stay there."""
         return sum(self._bytes.sizes[block] for block in self._stays if block in self._there)
 
     @property
     def movable(self) -> int:
-        """Blocks are in host memory already."""
+        """Return the bytes of the tensors outside of blocks. Blocks are in host memory already."""
         return self._bytes.outside
 
     @property
     def kept(self) -> int:
-        """This rank's part of the machine's copy."""
+        """Return the bytes of this rank's part of the machine's copy."""
         return sum(self._bytes.sizes) // self._sharers.size
 
     @property
     def whole(self) -> int:
-        """Bytes of the blocks that are on the device now."""
+        """Return the bytes of the blocks that are on the device now."""
         return self._bytes.whole
 
     @property
@@ -81,14 +81,17 @@ class Streamed(WeightStore, BlockAccess):
         return sum(sorted(self._bytes.sizes)[-2:])
 
     def fit(self, spare: int) -> int:
-        """Let as many blocks stay as fit into so many bytes; where all of them do, none comes and goes. The bytes left."""
+        """Let as many blocks stay as fit into `spare` bytes, and return the bytes left over.
+
+        If all blocks fit, none comes and goes.
+        """
         everything = sum(self._bytes.sizes)
         self._stays = staying(self._bytes.sizes, everything if spare + self._passing >= everything else spare)
         self._leave_all_but(self._stays)
         return max(0, spare - sum(self._bytes.sizes[block] for block in self._stays))
 
     def materialise(self, device: torch.device) -> None:
-        """The host's copy, and what is outside of blocks."""
+        """Allocate the host's copy, and the tensors outside of blocks."""
         assert device == self._device
         self._bytes.materialise(device)
         memory = shared_bytes(sum(self._bytes.sizes), self._sharers, device)
@@ -96,17 +99,17 @@ class Streamed(WeightStore, BlockAccess):
         self._host = [memory[end - size : end] for end, size in zip(ends, self._bytes.sizes, strict=True)]
 
     def leave(self, here: bool) -> None:
-        """What is outside of blocks; no block stays."""
+        """Move the tensors outside of blocks to host memory. No block stays on the device."""
         if here:
             self._leave_all_but(())
             self._bytes.move_outside(HOST)
 
     def come_back(self) -> None:
-        """What is outside of blocks."""
+        """Move the tensors outside of blocks back to the device."""
         self._bytes.move_outside(self._device)
 
     def run(self, name: str) -> ParameterRun:
-        """This rank's part of the host's copy; the device's, which it makes stale, goes."""
+        """Return this rank's part of the host's copy. The block's copy on the device becomes stale and is freed."""
         span = self._bytes.spans.get(name)
         if span is None:
             return ParameterRun(self._bytes.outer(name).view(-1))
@@ -120,7 +123,7 @@ class Streamed(WeightStore, BlockAccess):
         self._sharers.barrier()
 
     def full(self, name: str) -> Tensor:
-        """A copy of the host's. A collective."""
+        """Return a copy of the host's values. This is a collective."""
         span = self._bytes.spans.get(name)
         if span is None:
             return self._bytes.outer(name)
@@ -131,15 +134,15 @@ class Streamed(WeightStore, BlockAccess):
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """The last block that it ran leaves with it."""
+        """Free the blocks that do not stay when the forward ends."""
         yield
         self._leave_all_but(self._stays)
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:
-        """Have the block on the device, and the next one that is not there on its way; it leaves when another one is asked for.
+        """Bring a block to the device, and start to copy the next block that is not there.
 
-        So one that runs several times in a row is copied once.
+        The block stays until another block is needed, so a block that runs several times in a row is copied once.
         """
         stays, there = self._stays, self._there
         passing = [block for block in there if block not in stays and block > index]  # in order: the next comes first
@@ -169,18 +172,18 @@ class Streamed(WeightStore, BlockAccess):
 
 
 class Copies:
-    """Copies from pinned host memory on a stream of their own; on the CPU, where there are none, at once."""
+    """Copies from pinned host memory on a CUDA stream of their own. On the CPU, which has no streams, a copy is immediate."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def start(self, target: Tensor, source: Tensor) -> Callable[[], None]:
-        """Begin a copy, once the work that the device has been given so far is done; what returns lets later work wait for it."""
+        """Start a copy after the work that the device has so far. Return a function that makes later work wait for the copy."""
         if self._stream is None:
             target.copy_(source)
             return _nothing
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))  # which may be using the target's memory
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))  # which may use the target's memory
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
             done = self._stream.record_event()
@@ -188,7 +191,7 @@ class Copies:
 
 
 def staying(sizes: Sequence[int], spare: int) -> frozenset[int]:
-    """Which blocks of these sizes stay in so many bytes: the first, and others at even distances."""
+    """Return the blocks that stay in `spare` bytes: the first block, and others at even distances."""
     part, before, used = spare / max(1, sum(sizes)), 0, 0
     stays = set()
     for block, size in enumerate(sizes):
