@@ -1,8 +1,8 @@
-"""Measure one job in stock ComfyUI and with this pack on 1, 2, 4 and 8 GPUs, as there are, one after the other.
+"""Measure one job in stock ComfyUI and with this pack on 1, 2, 4 and 8 GPUs, as many as there are, one after the other.
 
-Each is done twice in a ComfyUI of its own, which has ended before the next one starts: the first job loads, the second is timed.
-The job is a small one that this pack brings along, or a graph of yours: exported by File > Export (API), or a picture that
-ComfyUI saved. What is done so far is kept when it is interrupted.
+Each side runs the job twice in a ComfyUI of its own: the first job loads the model, and the second is timed. A ComfyUI has
+ended before the next one starts. The job is a small one that comes with this pack, or a graph of yours: exported by File >
+Export (API), or a picture that ComfyUI saved. If the benchmark is interrupted, the results so far are kept.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from .server import GRAPH, Server, make_base
 from .sides import Bench, IdleServer, file_of, plans_of, sides, started, usual_devices
 
 STARTING = 1800.0
-"""Seconds that a ComfyUI may take to start: other packs install what they need."""
+"""Seconds that a ComfyUI may take to start. Other packs install their requirements during the start."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     line = argparse.ArgumentParser(
         prog="python -m parallel_backend.bench",
         description=__doc__,
@@ -69,9 +69,13 @@ def parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class Servers:
-    """Starts a ComfyUI for each side, which is the place of the side: in a folder of its own, with what ComfyUI is started with.
+    """A starter of one ComfyUI for each side, in a folder of its own.
 
-    `files` are those that this pack brings along for its own graph.
+    Attributes:
+        comfyui: ComfyUI's folder.
+        arguments: ComfyUI's command-line arguments.
+        files: the files that this pack brings along for its own graph.
+        folder: the parent of the ComfyUIs' folders.
     """
 
     bench: Bench
@@ -82,7 +86,7 @@ class Servers:
 
     @contextmanager
     def idle(self) -> Iterator[IdleServer]:
-        """A ComfyUI that has just started, and what it takes. Raises NotMeasured, ComfyUIError."""
+        """Start a ComfyUI, and yield it with the peaks of its memory. Raises NotMeasured, ComfyUIError."""
         base = Path(tempfile.mkdtemp(dir=self.folder))
         make_base(base, self.comfyui, self.files)
         without_gpu = () if self.bench.used else ("--cpu",)
@@ -113,7 +117,7 @@ def bench_of(options: argparse.Namespace) -> Bench:
 
 
 def link_speeds(bench: Bench) -> Machine | None:
-    """What workers on the most devices measure of them, None where they cannot."""
+    """Return the speeds that workers on the most devices measure, or None if they cannot."""
     backend = Backend(Deadlines(silence=30, stall=60))
     try:
         return measured(backend, bench.most).machine
@@ -126,7 +130,7 @@ def _say(what: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure; 0, or 1 where nothing could be, and 130 where it was interrupted."""
+    """Measure. Return 0, or 1 if nothing could be measured, or 130 if the benchmark was interrupted."""
     record: Record | None = None
     options = parser().parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):

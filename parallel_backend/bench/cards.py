@@ -1,4 +1,4 @@
-"""Whether this machine's GPUs are free to be measured, and the rest of what is written down of it."""
+"""Checks that this machine's GPUs are free to be measured, and finds the facts about the machine for the record."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..identity import code_digest
 from .graphs import NotMeasured
 
 MOST = 1_000_000_000
-"""Bytes of a GPU that others may hold: a display does, and a ComfyUI that has nothing loaded."""
+"""Largest number of bytes of a GPU that other processes may hold: a display, or a ComfyUI that has nothing loaded."""
 
 PACK = Path(__file__).parents[2]
-"""This pack's folder."""
+"""Folder of this pack."""
 
 
 def check_free(
@@ -29,13 +29,13 @@ def check_free(
     holders: Sequence[GpuProcess] | None = None,
     own: Collection[int] = (),
 ) -> None:
-    """Raises NotMeasured where another process holds more than MOST of a GPU that is to be measured, with its name.
+    """Raise NotMeasured if another process holds more than MOST of a GPU that is to be measured. The message names it.
 
     Args:
-        indices: of the GPUs that are to be measured.
-        holders: the processes on all GPUs; by default those that the driver shows.
-        own: the numbers of processes that may hold what they like. Where the driver does not show them, as in a container, what
-            it does not name may be theirs.
+        indices: indices of the GPUs that are to be measured.
+        holders: the processes on all GPUs. By default these are the processes that the driver shows.
+        own: ids of processes that may hold any amount. If the driver does not show them, as in a container, memory of unnamed
+            processes may be theirs.
     """
     holders = ask_holders() if holders is None else holders
     for index in indices:
@@ -58,7 +58,7 @@ def check_free(
 
 
 def processor() -> str:
-    """What the computer's processor is called; empty if nothing says."""
+    """Return the name of the computer's processor, or an empty string if it is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -94,7 +94,7 @@ def driver(root: Path = Path("/proc/driver/nvidia/version")) -> str:
 
 
 def commit(pack: Path = PACK) -> str:
-    """The pack's commit, with a + behind it where files differ from it; without git what its code digests to."""
+    """Return the pack's commit, followed by a + if files differ from it. Without git, return the digest of the code."""
     short_hash = _git(pack, "log", "-1", "--format=%h")
     if not short_hash:
         return f"code {code_digest()}"
@@ -102,7 +102,7 @@ def commit(pack: Path = PACK) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    if not (folder / ".git").exists():  # a ComfyUI around the pack is a checkout of its own
+    if not (folder / ".git").exists():  # or git finds the checkout of a ComfyUI around the pack
         return ""
     try:
         ran = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=60)

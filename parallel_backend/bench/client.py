@@ -1,4 +1,4 @@
-"""A client of a ComfyUI: queues graphs over its HTTP API and follows them by its events."""
+"""A client of a ComfyUI server: it queues graphs over the HTTP API and follows them by the server's events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from typing_extensions import Self
 from ..errors import Cancelled
 
 LOOK = 5.0
-"""Seconds without an event after which the queue is looked at: a job that is taken out of it never tells one."""
+"""Seconds without an event after which the client looks at the queue. A job that is removed from the queue sends no event."""
 
 Graph = dict[str, Any]
 """A graph in ComfyUI's API format: node id -> {"class_type", "inputs"}."""
@@ -32,7 +32,7 @@ _TEXT, _PREVIEW_WITH_METADATA = 3, 4  # protocol.BinaryEventTypes
 
 
 class ComfyUIError(RuntimeError):
-    """ComfyUI did not start, died, or refused a request."""
+    """The error of a ComfyUI that did not start, died, or refused a request."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class NodeError:
 
 @dataclass(frozen=True)
 class StepProgress:
-    """One step of one node, and when it was heard of (time.perf_counter)."""
+    """One step of one node, and the time when it was reported (time.perf_counter)."""
 
     value: int
     max: int
@@ -58,7 +58,7 @@ class StepProgress:
 
 @dataclass(frozen=True)
 class NodeText:
-    """A text shown on a node, and when it was heard of (time.perf_counter)."""
+    """A text shown on a node, and the time when it was reported (time.perf_counter)."""
 
     node: str
     text: str
@@ -67,10 +67,12 @@ class NodeText:
 
 @dataclass
 class QueuedRun:
-    """What became of one queued graph.
+    """The state and the results of one queued graph.
 
-    `rejected` means that ComfyUI's validation refused it: `error` then sums up what `node_errors` says.
-    A graph with only some valid outputs runs, with `node_errors` for the others.
+    Attributes:
+        status: `rejected` means that ComfyUI's validation refused the graph. `error` then sums up `node_errors`.
+        node_errors: the errors of validation. A graph with only some valid outputs runs, with `node_errors` for the other
+            outputs.
     """
 
     prompt_id: str
@@ -83,7 +85,7 @@ class QueuedRun:
     texts: list[NodeText] = field(default_factory=list)
     previews: int = 0
     submitted: float = 0.0  # time.perf_counter
-    ended: float = 0.0  # the same
+    ended: float = 0.0  # time.perf_counter
     cached: list[str] = field(default_factory=list)
     started: dict[str, float] = field(default_factory=dict)  # node -> time.perf_counter
 
@@ -102,7 +104,7 @@ class _Event:
 
 
 class Client(ABC):
-    """Queues graphs at a ComfyUI that answers at `url`, once its events are listened to."""
+    """A client that queues graphs at the ComfyUI at `url`, once it listens to the server's events."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -114,21 +116,22 @@ class Client(ABC):
         self._http.trust_env = False  # no proxy between here and 127.0.0.1
 
     def _with_log(self, message: str) -> str:
-        """A message with what is known besides."""
+        """Return a message of an error, with more facts if there are any."""
         return f"{message}."
 
     def _was_removed(self, prompt_id: str) -> bool:
-        """Return True if another client removed a graph from the queue. Asked when the graph has reported nothing for
-        LOOK seconds.
+        """Return True if another client removed a graph from the queue.
+
+        The client asks this when the graph has reported nothing for LOOK seconds.
         """
         return False
 
     @abstractmethod
     def folder(self, kind: str) -> Path:
-        """Where this ComfyUI has what it calls `output` or `temp`."""
+        """Return the path of this ComfyUI's folder `output` or `temp`."""
 
     def files(self, run: QueuedRun, node_id: str) -> list[Path]:
-        """The files that an output node saved."""
+        """Return the files that an output node saved."""
         items = (item for value in run.outputs[node_id].values() for item in value if isinstance(item, dict))
         return [self.folder(item["type"]) / item["subfolder"] / item["filename"] for item in items]
 
@@ -177,10 +180,12 @@ class Client(ABC):
         on_text: Callable[[NodeText], None] | None = None,
         timeout: float = 120,
     ) -> QueuedRun:
-        """Wait for a submitted graph, calling `on_progress` in this thread at every step and `on_text` at every text.
+        """Wait for a submitted graph. Call `on_progress` in this thread at every step, and `on_text` at every text.
 
-        Raises TimeoutError if it takes longer (it can then be waited for again), ComfyUIError if the server dies, Cancelled if
-        the graph was taken out of the queue.
+        Raises:
+            TimeoutError: the graph takes longer than `timeout`. It can be waited for again.
+            ComfyUIError: the server died.
+            Cancelled: the graph was removed from the queue.
         """
         run, events = self._runs[prompt_id]
         deadline = time.monotonic() + timeout
@@ -222,16 +227,16 @@ class Client(ABC):
         self._post("/interrupt", {"prompt_id": prompt_id} if prompt_id else {})
 
     def free(self, *, cached: bool = True) -> None:
-        """Ask ComfyUI to unload all models, and drop its `cached` results, which it does once it is idle."""
+        """Ask ComfyUI to unload all models, and to drop its `cached` results. ComfyUI does so once it is idle."""
         self._post("/free", {"unload_models": True} | ({"free_memory": True} if cached else {}))
 
     def history(self, prompt_id: str) -> dict[str, Any]:
-        """ComfyUI's record of a graph that is done: outputs, status, prompt."""
+        """Return ComfyUI's record of a finished graph: outputs, status, prompt."""
         entry: dict[str, Any] = self.get(f"/history/{prompt_id}")[prompt_id]
         return entry
 
     def object_info(self, node_id: str) -> dict[str, Any]:
-        """What ComfyUI tells of a kind of node; empty if there is no such node."""
+        """Return ComfyUI's description of a kind of node, which is empty if there is no such node."""
         info: dict[str, Any] = self.get(f"/object_info/{node_id}").get(node_id, {})
         return info
 
@@ -261,7 +266,7 @@ class Client(ABC):
                 aiohttp.ClientSession() as session,
                 session.ws_connect(f"{self.url}/ws?clientId={self._client_id}", max_msg_size=0) as websocket,
             ):
-                # previews then name the graph they belong to
+                # makes previews name the graph that they belong to
                 flags = {"type": "feature_flags", "data": {"supports_preview_metadata": True}}
                 await websocket.send_json(flags)
                 async for message in websocket:
@@ -272,7 +277,7 @@ class Client(ABC):
 
         def run() -> None:
             try:
-                with contextlib.suppress(aiohttp.ClientError, asyncio.CancelledError):  # the server has gone, or we go
+                with contextlib.suppress(aiohttp.ClientError, asyncio.CancelledError):  # either side has closed
                     asyncio.run(listen())
             finally:
                 for _, events in list(self._runs.values()):
@@ -285,13 +290,13 @@ class Client(ABC):
 
     def _listen_no_more(self) -> None:
         if self._listener is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
+            with contextlib.suppress(RuntimeError):  # the event loop has ended already
                 self._hang_up()
             self._listener.join()
             self._listener = None
 
     def _deliver(self, event: _Event) -> None:
-        if event.kind == "text":  # which does not name its graph; ComfyUI runs one at a time
+        if event.kind == "text":  # a text does not name its graph, and ComfyUI runs one graph at a time
             for _, events in list(self._runs.values()):
                 events.put(event)
         if entry := self._runs.get(event.data.get("prompt_id", "")):

@@ -1,4 +1,4 @@
-"""Graphs in ComfyUI's API format: with ComfyUI's own loaders or this pack's, and with another size, seed or number of steps."""
+"""Graphs in ComfyUI's API format: changes of their loaders, of their size, seed and number of steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 from .client import Graph
 
 SAMPLERS = ("KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced")
-"""ComfyUI's nodes that denoise and tell their steps; their first output is the latent."""
+"""ComfyUI's nodes that denoise and report their steps. Their first output is the latent."""
 
 GGUF = "UnetLoaderGGUF"
 """Another pack's loader of GGUF files."""
@@ -24,7 +24,7 @@ LOADERS = {
     "CheckpointLoaderSimple": "LoadParallelCheckpoint",
     "VAELoader": "LoadParallelVAE",
 }
-"""This pack's loader that takes the place of one of ComfyUI's, with the same inputs."""
+"""Loader of ComfyUI's -> this pack's loader that replaces it, with the same inputs."""
 
 BACK = {
     "LoadParallelDiffusionModel": "UNETLoader",
@@ -33,33 +33,33 @@ BACK = {
     "LoadParallelVAE": "VAELoader",
     "ParallelSampler": "KSampler",
 }
-"""What takes the place of this pack's nodes in a graph that is stock."""
+"""Node of this pack -> the node that replaces it in a stock graph."""
 
 OURS_ALONE = ("plan", "devices", "preset", "frame_batches")
-"""Inputs of this pack's loaders that ComfyUI's do not have."""
+"""Inputs that only this pack's loaders have."""
 
 FILES = ("unet_name", "ckpt_name")
 """Inputs that name a model's file."""
 
 PLAN, LATENT = "bench plan", "bench latent"
-"""The ids of the nodes that a benchmark adds."""
+"""Ids of the nodes that a benchmark adds."""
 
 FOLDER = "parallel-bench"
-"""In ComfyUI's output folder, for what is kept of a benchmark."""
+"""Folder in ComfyUI's output folder for the files of benchmarks."""
 
 JOBS = f"{FOLDER}/jobs"
-"""For what its jobs save."""
+"""Folder for the files that a benchmark's jobs save."""
 
 ALL_STEPS = 10_000
-"""What KSamplerAdvanced calls its end where it goes to the last step."""
+"""The value with which KSamplerAdvanced says that it ends at the last step."""
 
 
 class NotMeasured(ValueError):
-    """What was asked for cannot be measured; a sentence that says why and what to do."""
+    """The error of a job that cannot be measured. The message says why and what to do."""
 
 
 def read_graph(path: Path) -> Graph:
-    """A graph from an API export, or from a picture that ComfyUI saved. Raises NotMeasured where a file is neither."""
+    """Read a graph from an API export, or from a picture that ComfyUI saved. Raises NotMeasured if a file is neither."""
     try:
         if path.suffix.lower() in (".png", ".webp"):
             with Image.open(path) as image:
@@ -75,7 +75,7 @@ def read_graph(path: Path) -> Graph:
 
 
 def is_graph(content: Any) -> bool:
-    """Whether a value has the form of a graph."""
+    """Return True if a value has the form of a graph."""
     return isinstance(content, dict) and all(
         isinstance(node, dict) and isinstance(node.get("class_type"), str) and isinstance(node.get("inputs"), dict)
         for node in content.values()
@@ -85,7 +85,8 @@ def is_graph(content: Any) -> bool:
 def stock(graph: Graph) -> Graph:
     """Return the same graph with ComfyUI's own loaders and samplers, without plans.
 
-    Raises NotMeasured where nothing is to be measured: it has no loader of a model, or no sampler that is the last.
+    Raises:
+        NotMeasured: the graph has no loader of a model, or not exactly one last sampler.
     """
     graph = {name: node for name, node in copy.deepcopy(graph).items() if node["class_type"] != "ParallelPlan"}
     for node in graph.values():
@@ -94,7 +95,7 @@ def stock(graph: Graph) -> Graph:
             for input_name in OURS_ALONE:
                 node["inputs"].pop(input_name, None)
         if node["class_type"] == "UNETLoader" and str(node["inputs"].get("unet_name")).endswith(".gguf"):
-            node["class_type"] = GGUF  # ComfyUI's own does not read these
+            node["class_type"] = GGUF  # ComfyUI's own loader does not read GGUF
             node["inputs"].pop("weight_dtype", None)
     if not model_files(graph):
         raise NotMeasured(
@@ -105,7 +106,7 @@ def stock(graph: Graph) -> Graph:
 
 
 def ours(graph: Graph, devices: str, stays: Collection[str]) -> Graph:
-    """A stock graph with this pack's loaders on a plan's devices; the loaders whose ids are in `stays` are left as they are."""
+    """Return a stock graph with this pack's loaders on a plan's devices. Loaders whose ids are in `stays` do not change."""
     graph = copy.deepcopy(graph)
     for name, node in graph.items():
         if node["class_type"] in LOADERS and name not in stays:
@@ -117,9 +118,10 @@ def ours(graph: Graph, devices: str, stays: Collection[str]) -> Graph:
 
 
 def loaders(graph: Graph) -> Iterator[tuple[str, str, str]]:
-    """The id, class and file of each loader of a stock graph that this pack may have one for.
+    """Yield the id, class and file of each loader of a stock graph that this pack may have a loader for.
 
-    Raises NotMeasured where a loader has its file from another node.
+    Raises:
+        NotMeasured: a loader gets its file from another node.
     """
     for name, node in graph.items():
         if node["class_type"] in LOADERS:
@@ -130,7 +132,7 @@ def loaders(graph: Graph) -> Iterator[tuple[str, str, str]]:
 
 
 def model_files(graph: Graph) -> list[str]:
-    """The files of a stock graph's diffusion models, in its order."""
+    """Return the files of a stock graph's diffusion models, in the graph's order."""
     return [file for _, kind, file in loaders(graph) if kind != "VAELoader"]
 
 
@@ -152,13 +154,13 @@ def last_sampler(graph: Graph) -> str:
 
 
 def with_latent(graph: Graph) -> Graph:
-    """A graph that also saves the latent of its last sampler. Raises NotMeasured as `last_sampler` does."""
+    """Return a graph that also saves the latent of its last sampler. Raises NotMeasured as `last_sampler` does."""
     saved = {"samples": [last_sampler(graph), 0], "filename_prefix": f"{JOBS}/latent"}
     return graph | {LATENT: {"class_type": "SaveLatent", "inputs": saved}}
 
 
 def put_aside(graph: Graph) -> Graph:
-    """A graph whose nodes save what they save into a folder of a benchmark's."""
+    """Return a graph whose nodes save their files into a folder of benchmarks."""
     graph = copy.deepcopy(graph)
     for node in graph.values():
         if isinstance(node["inputs"].get("filename_prefix"), str):
@@ -173,11 +175,14 @@ def changed(
     size: tuple[int, int, int] | None = None,
     steps: int = 0,
 ) -> Graph:
-    """A graph with another file of its diffusion model, another size or number of steps, where they are given.
+    """Return a graph with another file of its diffusion model, another size or number of steps, where they are given.
 
     Args:
-        size: width and height in pixels, and frames, which count where the graph has frames.
-        steps: of the whole denoise; samplers that take turns share them as before.
+        size: width and height in pixels, and frames, which count if the graph has frames.
+        steps: steps of the whole denoise. Samplers that take turns share them as before.
+
+    Raises:
+        NotMeasured: the graph has no value that could be changed.
     """
     graph = copy.deepcopy(graph)
     if model:
@@ -194,7 +199,7 @@ def changed(
 
 
 def reseeded(graph: Graph) -> Graph:
-    """A graph with other noise, so that ComfyUI computes what it has computed with the first."""
+    """Return a graph with other noise. ComfyUI then computes everything again that it has computed for the first graph."""
     graph = copy.deepcopy(graph)
     for inputs, key in _values(graph, ("seed", "noise_seed")):
         inputs[key] += 1
@@ -202,7 +207,7 @@ def reseeded(graph: Graph) -> Graph:
 
 
 def described(graph: Graph) -> tuple[str, int]:
-    """A graph's size, as 1024x1024 or 1280x720x81, and its number of steps; empty and 0 where it does not say."""
+    """Return a graph's size, as 1024x1024 or 1280x720x81, and its number of steps; empty and 0 if they are not known."""
     sizes = [
         "x".join(
             str(node["inputs"][key]) for key in ("width", "height", "length") if _is_number(node["inputs"].get(key))
@@ -241,7 +246,7 @@ def _has_size(node: dict[str, Any]) -> bool:
 
 
 def _values(graph: Graph, keys: Collection[str]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The inputs with one of these names that are numbers, not links."""
+    """Yield the inputs with one of these names that are numbers, not links."""
     for node in graph.values():
         yield from ((node["inputs"], key) for key in keys if _is_number(node["inputs"].get(key)))
 
@@ -263,12 +268,14 @@ def _before(graph: Graph, name: str) -> set[str]:
 
 
 Ask = Callable[[list[dict[str, str]]], list[str]]
-"""Says of each loader, by `kind` and `file`, why it has to stay; empty where it need not."""
+"""Returns for each loader, given by `kind` and `file`, the reason why it has to stay, or an empty string."""
 
 
 def staying(graph: Graph, ask: Ask) -> dict[str, str]:
-    """Return the ids of a stock graph's loaders that stay ComfyUI's, with the reason. Raises NotMeasured for a model's
-    loader.
+    """Return the ids of a stock graph's loaders that stay ComfyUI's, with the reasons.
+
+    Raises:
+        NotMeasured: a model's loader has to stay.
     """
     entries = list(loaders(graph))
     whys = ask([{"kind": kind, "file": file} for _, kind, file in entries])

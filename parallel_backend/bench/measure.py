@@ -1,4 +1,4 @@
-"""One side of a benchmark: a job, done twice in a ComfyUI of its own, which is gone before the next side begins."""
+"""One side of a benchmark: a job that runs twice in a ComfyUI of its own, which has ended before the next side begins."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ PATIENCE = 6 * 3600.0
 """Seconds that a job may take."""
 
 Steps = Callable[[int, int], None]
-"""Told how many of a job's steps are done, and how many there are."""
+"""A callback that receives the number of a job's finished steps, and the number of all its steps."""
 
 Show = Callable[[str, int], AbstractContextManager[Steps]]
-"""Shows a job's steps while they are made: the job's title, and how many there are as far as the graph says."""
+"""Shows a job's steps while they run. The arguments are the job's title, and its number of steps as far as the graph says."""
 
 
 @contextlib.contextmanager
 def in_a_bar(title: str, steps: int) -> Iterator[Steps]:
-    """On the terminal."""
+    """Show a job's steps on the terminal."""
     layout = "{desc} {bar:30} {n:>3}/{total} {elapsed}"
     with tqdm(total=steps, desc=f"{title:<34}", bar_format=layout) as bar:
 
@@ -55,15 +55,15 @@ class MeasuredSide:
 def measure(
     client: Client, name: str, graph: Graph, devices: int, reference: Tensor | None, show: Show = in_a_bar
 ) -> MeasuredSide:
-    """Do a graph's job twice in a ComfyUI that has nothing loaded.
+    """Run a graph's job twice in a ComfyUI that has nothing loaded.
 
     Args:
-        devices: of the plan; 0 for stock ComfyUI.
-        reference: stock ComfyUI's latent, None where there is none.
+        devices: number of the plan's devices; 0 for stock ComfyUI.
+        reference: stock ComfyUI's latent, or None if there is none.
 
     Raises:
-        ComfyUIError: it fails, with the reason.
-        Cancelled: it was interrupted.
+        ComfyUIError: a job fails. The message has the reason.
+        Cancelled: a job was interrupted.
     """
     graph = with_latent(graph)
     names = samplers(graph)
@@ -89,10 +89,10 @@ def measure(
 
 
 def follow(client: Client, title: str, graph: Graph, names: Collection[str], show: Show = in_a_bar) -> QueuedRun:
-    """Queue a graph and show its samplers' steps while they are made. Raises ComfyUIError, Cancelled as `measure` does.
+    """Queue a graph and show its samplers' steps while they run. Raises ComfyUIError, Cancelled as `measure` does.
 
     Args:
-        names: the samplers' ids.
+        names: ids of the samplers.
     """
     reached: dict[str, StepProgress] = {}
     steps = described(graph)[1]
@@ -115,7 +115,7 @@ def follow(client: Client, title: str, graph: Graph, names: Collection[str], sho
 
 
 def step_times(run: QueuedRun, names: Collection[str]) -> list[list[float]]:
-    """When each step of each sampler was done, in seconds of one clock."""
+    """Return the times at which the steps of each sampler were done, in seconds of one clock."""
     times: dict[str, list[float]] = defaultdict(list)
     reached: dict[str, int] = {}
     for progress in run.progress:
@@ -126,7 +126,7 @@ def step_times(run: QueuedRun, names: Collection[str]) -> list[list[float]]:
 
 
 def phases(run: QueuedRun, names: Collection[str]) -> Phases:
-    """The seconds of a run that has succeeded."""
+    """Return the seconds of a run that has succeeded."""
     steps = sorted(time for times in step_times(run, names) for time in times)
     began = min(time for node, time in run.started.items() if node in names)
     return Phases(
@@ -138,7 +138,7 @@ def phases(run: QueuedRun, names: Collection[str]) -> Phases:
 
 
 def _outcomes(client: Client, run: QueuedRun, names: Sequence[str]) -> list[dict[str, Any]]:
-    """What this pack says of each sampler's run (parallel_backend/host/runs/outcome.py); nothing for stock ComfyUI."""
+    """Return this pack's outcome of each sampler's run (parallel_backend/host/runs/outcome.py); none for stock ComfyUI."""
     extra = client.history(run.prompt_id)["prompt"][3]
     published = extra.get("parallel", {})
     return [published[name] for name in names if name in published]

@@ -1,4 +1,4 @@
-"""How much memory a ComfyUI and its workers take at most: of each GPU as the driver shows it, else of the computer's."""
+"""The peak memory of a ComfyUI and its workers: on each GPU as the driver shows it, else in the computer's memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 from ..gpus import MEBIBYTE
 
 SECONDS = 0.2
-"""Between two looks."""
+"""Seconds between two readings."""
 
 QUERY = (
     "nvidia-smi",
@@ -20,18 +20,18 @@ QUERY = (
     "--format=csv,noheader,nounits",
     f"--loop-ms={int(1000 * SECONDS)}",
 )
-"""Tells the bytes in use of each GPU again and again; torch's own figures leave out what is not torch's."""
+"""Command that prints the used memory of each GPU again and again. Torch's figures leave out the memory of other libraries."""
 
 
 class Peaks:
-    """The most that was seen in use of each device, in bytes, less what was in use at first."""
+    """The most bytes in use on each device, less the bytes in use at the first reading."""
 
     def __init__(self) -> None:
         self._first: dict[str, int] = {}
         self._most: dict[str, int] = {}
 
     def see(self, device: str, used: int) -> None:
-        """So many bytes of a device are in use."""
+        """Record that `used` bytes of a device are in use."""
         self._first.setdefault(device, used)
         self._most[device] = max(self._most.get(device, 0), used)
 
@@ -43,10 +43,10 @@ class Peaks:
 
 @contextlib.contextmanager
 def watched_gpus(names: Mapping[str, str], query: Sequence[str] = QUERY) -> Iterator[Peaks]:
-    """The peaks of GPUs while the body runs.
+    """Watch GPUs while the body runs, and yield their peaks.
 
     Args:
-        names: what the GPUs that count are called, by their UUIDs.
+        names: UUID of each GPU that counts -> its name.
     """
     peaks = Peaks()
     with subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as tool:
@@ -70,10 +70,10 @@ def watched_gpus(names: Mapping[str, str], query: Sequence[str] = QUERY) -> Iter
 
 @contextlib.contextmanager
 def watched_memory(*, itself: bool = False) -> Iterator[Peaks]:
-    """The peak of the computer's memory that this process's descendants have while the body runs; what they share counts once.
+    """Watch the memory of this process's descendants while the body runs, and yield its peak. Shared memory counts once.
 
     Args:
-        itself: whether this process counts as well.
+        itself: True to count this process as well.
     """
     peaks, done = Peaks(), threading.Event()
     process = psutil.Process()
@@ -97,7 +97,7 @@ def watched_memory(*, itself: bool = False) -> Iterator[Peaks]:
 
 
 def _share(process: psutil.Process) -> int:
-    """A process's bytes, where it shares some its part of them; 0 if it has ended."""
+    """Return a process's bytes, with its part of the memory that it shares, or 0 if it has ended."""
     try:
         return int(process.memory_full_info().pss)
     except psutil.Error:

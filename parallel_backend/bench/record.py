@@ -1,4 +1,4 @@
-"""What a benchmark came to: the file that is kept of it, and the tables that people read."""
+"""The result of a benchmark: the file that is kept, and the tables that people read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..plan.predict.measure import Machine
 
 STOCK = "stock ComfyUI"
 COUNTS = (1, 2, 4, 8)
-"""The numbers of devices that a row has a column for."""
+"""Numbers of devices for which a row has a column."""
 
 HEAD = (
     "machine",
@@ -31,8 +31,11 @@ HEAD = (
 class Phases(msgspec.Struct, frozen=True):
     """Seconds of a job, from the queue to its end.
 
-    `text` until the first sampler's turn: encoding the prompt, and loading what does. `start` until its first step is done:
-    loading the model, and starting workers where there are any. `denoise` until the last step is done. `decode` until the end.
+    Attributes:
+        text: until the first sampler's turn: encoding the prompt, and loading the text encoder.
+        start: until the first step is done: loading the model, and starting workers if there are any.
+        denoise: until the last step is done.
+        decode: until the end.
     """
 
     text: float
@@ -42,16 +45,21 @@ class Phases(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> float:
-        """All of them."""
+        """Return the sum of all phases."""
         return self.text + self.start + self.denoise + self.decode
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One way to do the job, in a ComfyUI of its own: twice, with another seed.
+    """One way to run the job, in a ComfyUI of its own: twice, with another seed.
 
-    `devices` is 0 for stock ComfyUI, `step` the median seconds of a step of the second job, `first` and `then` the times of both,
-    `peak` what was taken of each device's memory at most, `sent` the bytes that the ranks sent in the second job, `error` that of
-    its latent beside stock ComfyUI's (relative, L2), None where that has none. `failed` is why there is none of this.
+    Attributes:
+        devices: number of devices; 0 for stock ComfyUI.
+        step: median seconds of a step of the second job.
+        first, then: times of the first and of the second job.
+        peak: most bytes in use on each device.
+        sent: bytes that the ranks sent in the second job.
+        error: relative error (L2) of the second job's latent, compared with stock ComfyUI's. None if there is no such latent.
+        failed: the reason why the side has no results; empty if it has.
     """
 
     name: str
@@ -67,14 +75,18 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Card(msgspec.Struct, frozen=True):
-    """A GPU, and its bytes."""
+    """A GPU and the bytes of its memory."""
 
     name: str
     memory: int
 
 
 class BenchJob(msgspec.Struct, frozen=True):
-    """What was drawn. `left` are the reasons why loaders stayed ComfyUI's on all sides."""
+    """The job of a benchmark.
+
+    Attributes:
+        left: the reasons why loaders stayed ComfyUI's on all sides.
+    """
 
     graph: str
     files: list[str]
@@ -84,8 +96,11 @@ class BenchJob(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A benchmark. `links` is what workers measured of all devices together, None where that failed; `peers` is how many pairs of
-    GPUs reach each other's memory.
+    """A benchmark.
+
+    Attributes:
+        links: speeds that workers measured of all devices together, or None if that failed.
+        peers: number of pairs of GPUs that reach each other's memory.
     """
 
     day: str
@@ -102,17 +117,17 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def encoded(record: Record) -> bytes:
-    """The file of a record."""
+    """Return the content of a record's file."""
     return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
 
 
 def decoded(content: bytes) -> Record:
-    """A record of its file. Raises msgspec.DecodeError."""
+    """Decode the content of a record's file. Raises msgspec.DecodeError."""
     return msgspec.json.decode(content, type=Record)
 
 
 def machine_of(record: Record) -> str:
-    """The machine in a few words, such as `2 x NVIDIA GeForce RTX 4090`."""
+    """Return the machine in a few words, such as `2 x NVIDIA GeForce RTX 4090`."""
     names = [card.name for card in record.cards]
     if not names:
         return f"{record.cores} CPU cores ({record.processor})" if record.processor else f"{record.cores} CPU cores"
@@ -143,7 +158,7 @@ def row(record: Record) -> tuple[str, ...]:
 
 
 def line(record: Record) -> str:
-    """A record's row in Markdown, as the page of measured rows takes it."""
+    """Return a record's row in Markdown, for the page of measured rows."""
     return markdown.table(HEAD, [row(record)]).splitlines()[-1]
 
 
@@ -161,7 +176,7 @@ def _stock_and_fastest(sides: Sequence[Side], text_of: Callable[[Side], str]) ->
 
 
 def table(record: Record) -> str:
-    """All sides of a record, for the one who waits for them."""
+    """Return a table of all sides of a record, for the user who waits for it."""
     head = ("", "s a step", "text", "start", "denoise", "decode", "first job", "next job", "peak", "sent", "error")
     rows = [_line(side) for side in record.sides]
     lines = (head, *rows)

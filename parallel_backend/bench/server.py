@@ -1,4 +1,4 @@
-"""A ComfyUI in a process of its own: start, stop, what it wrote and which processes it has."""
+"""A ComfyUI in a process of its own: its start and stop, its log and its processes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ from .client import Client, ComfyUIError, Graph, QueuedRun
 _CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 10_000
 _USUAL = 32_768
-"""Where the ports begin that Linux gives to connections, unless it is told otherwise."""
+"""First port that Linux gives to connections by default."""
 
 
 class Server(Client):
     """A ComfyUI server in a process of its own, for use in a `with` statement.
 
-    `base_dir` is a folder with models, input and custom_nodes, which receives what ComfyUI writes. The server's environment is
-    this process's, with `env` on top; `python` is what it runs with, `patience` the seconds that it may take to start.
+    Args:
+        base_dir: a folder with models, input and custom_nodes. ComfyUI writes its files there.
+        env: variables that are added to this process's environment for the server.
+        python: the interpreter of the server.
+        patience: seconds that the server may take to start.
     """
 
     def __init__(
@@ -66,13 +69,13 @@ class Server(Client):
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The server's process."""
+        """Return the server's process."""
         assert self._process is not None, "ComfyUI has not been started"
         return self._process
 
     @property
     def log(self) -> str:
-        """All that this server has written so far."""
+        """Return all that this server has written so far."""
         return self.log_path.read_text(errors="replace")
 
     def start(self) -> None:
@@ -94,7 +97,7 @@ class Server(Client):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches only us, and stop() then ends ComfyUI in good order
+                start_new_session=True,  # Ctrl-C reaches only this process, and stop() then ends ComfyUI in good order
             )
         try:
             self._wait_until_ready(time.monotonic() + self.patience)
@@ -115,7 +118,7 @@ class Server(Client):
                 time.sleep(0.1)
 
     def stop(self, timeout: float = 15) -> None:
-        """End the server as Ctrl-C does, terminate it if it will not, and kill what is left of its group."""
+        """End the server as Ctrl-C does, terminate it if it does not end, and kill the rest of its process group."""
         if self._process is None:
             return
         # a process started in a shell's background ignores SIGINT, and so do its children
@@ -136,7 +139,7 @@ class Server(Client):
             self._listen_no_more()
 
     def children(self) -> list[psutil.Process]:
-        """The live processes that descend from the server."""
+        """Return the live processes that descend from the server."""
         try:
             children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -148,12 +151,12 @@ class Server(Client):
         return f"{message}. The log {self.log_path} ends with:\n{tail}"
 
     def folder(self, kind: str) -> Path:
-        """Where this ComfyUI has what it calls `output` or `temp`."""
+        """Return the path of this ComfyUI's folder `output` or `temp`."""
         return self.base_dir / kind
 
 
 def free_port() -> int:
-    """A port of this machine that is free, and that the system gives to no connection before a server has opened it."""
+    """Return a free port of this machine that the system gives to no connection before a server opens it."""
     try:
         highest = int(_CONNECTIONS.read_text().split()[0])
     except OSError:
@@ -169,14 +172,14 @@ def free_port() -> int:
 
 
 GRAPH = PACK / "scripts" / "sprites_api.json"
-"""The demo's graph: a small model that this pack brings along."""
+"""The demo's graph, of a small model that this pack brings along."""
 
 
 def make_base(base: Path, comfyui: Path, files: Sequence[tuple[str, Path]]) -> None:
     """Make a base directory for ComfyUIs in an empty folder: models and packs of another ComfyUI, and this pack.
 
     Args:
-        files: if there are any, these are all models and inputs.
+        files: folder and path of each file to copy. If there are any, they are all models and inputs.
     """
     for folder, file in files:
         (base / folder).mkdir(parents=True, exist_ok=True)
@@ -192,15 +195,17 @@ def make_base(base: Path, comfyui: Path, files: Sequence[tuple[str, Path]]) -> N
 
 
 ANSWER = 30.0
-"""Seconds in which its events have to begin."""
+"""Seconds in which the server's events have to begin."""
 
 
 class Running(Client):
-    """Queues jobs in the user's ComfyUI, in a `with` statement that removes them from the history. A job of the user's ends it.
+    """A client that queues jobs in the user's ComfyUI, for use in a `with` statement.
+
+    At the end it removes its jobs from the history. A job of the user's ends the benchmark.
 
     Args:
-        url: where it answers.
-        output: its output folder.
+        url: address of the ComfyUI.
+        output: output folder of the ComfyUI.
     """
 
     def __init__(self, url: str, output: Path) -> None:
@@ -219,7 +224,7 @@ class Running(Client):
         self._post("/history", {"delete": self._done})
 
     def folder(self, kind: str) -> Path:
-        """Its output folder, where jobs save latents."""
+        """Return the output folder of the ComfyUI, where jobs save latents."""
         assert kind == "output"
         return self._output
 
@@ -232,8 +237,9 @@ class Running(Client):
         return run
 
     def _was_removed(self, prompt_id: str) -> bool:
-        """Return True if the graph was already gone at the last look: its last events may still have been on their way
-        then.
+        """Return True if the graph was already gone at the last look.
+
+        At the first look without the graph, its last events may still be on their way.
         """
         gone = prompt_id in self._gone
         if prompt_id not in self.queued():
@@ -241,5 +247,5 @@ class Running(Client):
         return gone
 
     def queued(self) -> set[str]:
-        """The ids of all jobs that run or wait."""
+        """Return the ids of all jobs that run or wait."""
         return {job[1] for jobs in self.get("/queue").values() for job in jobs}

@@ -1,4 +1,4 @@
-"""The sides of a benchmark, one after the other: stock ComfyUI, then this pack's plans, each where nothing else is loaded."""
+"""The sides of a benchmark, one after the other: stock ComfyUI, then this pack's plans. Nothing else is loaded then."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .peaks import Peaks
 from .record import COUNTS, STOCK, BenchJob, Card, Record, Side, machine_of
 
 Plans = tuple[tuple[str, tuple[str, ...]], ...]
-"""Plans' devices as they are written, with the workers that each names."""
+"""Devices of plans as the user writes them, with the workers that they name."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured: a stock graph, what it is called, plans' devices, and this machine's GPUs."""
+    """A benchmark to run: a stock graph, its name, the plans' devices, and this machine's GPUs."""
 
     graph: Graph
     name: str
@@ -39,46 +39,46 @@ class Bench:
 
     @property
     def used(self) -> list[int]:
-        """The indices of the GPUs that take part; stock ComfyUI takes the first that torch sees."""
+        """Return the indices of the GPUs that take part. Stock ComfyUI uses the first GPU that torch sees."""
         named = {device for _, devices in self.plans for device in devices if device != "cpu"}
         return sorted({int(device.removeprefix("cuda:")) for device in named} | ({0} if named else set()))
 
     @property
     def names(self) -> dict[str, str]:
-        """What the GPUs that take part are called, by their UUIDs."""
+        """Return the names of the GPUs that take part, by their UUIDs."""
         return {self.gpus[index].uuid: f"cuda:{index}" for index in self.used}
 
     @property
     def most(self) -> tuple[str, ...]:
-        """The devices of the plan that has the most."""
+        """Return the devices of the plan that has the most."""
         return max((devices for _, devices in self.plans), key=len)
 
 
 @dataclass(frozen=True)
 class IdleServer:
-    """What a side is measured in: a ComfyUI that has nothing loaded, and the memory that is taken from now on."""
+    """A ComfyUI that has nothing loaded, and the peaks of its memory from now on."""
 
     client: Client
     peaks: Peaks
 
 
 def usual_devices(gpus: int) -> list[str]:
-    """1, 2, 4 and 8 GPUs, as there are; one and two workers on the CPU without any."""
+    """Return the devices of 1, 2, 4 and 8 GPUs, as many as there are, or one and two workers on the CPU without any GPU."""
     counts = [count for count in COUNTS if count <= gpus]
     return ["0" if count == 1 else f"0-{count - 1}" for count in counts] or ["cpu:1", "cpu:2"]
 
 
 def plans_of(texts: Sequence[str], gpus: int) -> Plans:
-    """The workers that each of these names, on a machine with so many GPUs. Raises Refused."""
+    """Return plans' devices with the workers that they name, on a machine with so many GPUs. Raises Refused."""
     return tuple((text, named_devices(text, gpus)) for text in texts)
 
 
 def started(bench: Bench, comfyui: Path, links: Machine | None) -> Record:
-    """The record before the first side.
+    """Return the record before the first side.
 
     Args:
         comfyui: ComfyUI's folder.
-        links: what workers on the most devices have measured of them, if they could.
+        links: speeds that workers on the most devices have measured, or None if they could not.
     """
     shape, steps = described(bench.graph)
     used = bench.used
@@ -105,12 +105,11 @@ def sides(
     say: Callable[[str], None],
     show: Show,
 ) -> Iterator[Record]:
-    """Yield the record after each side: stock ComfyUI, then each plan. A side that fails is in the record with its
-    reason.
+    """Yield the record after each side: stock ComfyUI, then each plan. A side that fails is recorded with its reason.
 
     Args:
-        idle: makes the server of one side, as often as there are sides.
-        say: told what is done, in words.
+        idle: starts the server of one side. It is called once for each side.
+        say: receives messages about the progress.
         show: shows the steps of a job.
 
     Raises:
