@@ -1,4 +1,4 @@
-"""Runs in ComfyUI's process: starts the workers, talks to them, watches them and reports what happens."""
+"""The host, in ComfyUI's process: it starts the workers, talks to them, watches them and reports what happens."""
 
 from .backend import Backend, Deadlines
 

@@ -1,4 +1,4 @@
-"""Backend: what nodes call. Keeps one group of workers a set of devices and starts it when it is needed."""
+"""The Backend, which nodes call. It keeps one group of workers for each set of devices and starts a group when it is needed."""
 
 from __future__ import annotations
 
@@ -62,21 +62,25 @@ __all__ = ["Backend", "Deadlines"]
 
 
 OnProgress = Callable[[int, Tensor, Tensor], None]
-"""Told a step, the denoised latent and x."""
+"""A callback that receives a step's number, the denoised latent and x."""
 
 OnPixels = Callable[[int, int, Tensor], None]
-"""Told an item of a batch, the frame from which on these are its pixels, and the pixels; in order."""
+"""A callback that receives decoded pixels in order: the item of the batch, its first frame in the pixels, and the pixels."""
 
 
 def _kind(model: ModelSpec) -> Family | AutoencoderFamily:
-    """The family of a model or an autoencoder."""
+    """Return the family of a model or an autoencoder."""
     return FAMILIES.get(model.family) or AUTOENCODERS[model.family]
 
 
 class Backend:
-    """The workers of one ComfyUI. Its methods block; they may be called from any thread, one at a time.
+    """The workers of one ComfyUI. Its methods block. Any thread may call them, one thread at a time.
 
-    `deadlines` may be changed; workers that run keep those they started with. `on_event` is told of all that a user may wait for.
+    Attributes:
+        deadlines: the time limits, which may be changed. Running workers keep those that they started with.
+
+    Args:
+        on_event: receives an event for everything that a user may wait for.
     """
 
     def __init__(self, deadlines: Deadlines | None = None, on_event: OnEvent = ignore) -> None:
@@ -86,7 +90,7 @@ class Backend:
         self._groups: dict[tuple[str, ...], WorkerGroup] = {}
         self._users: list[tuple[weakref.ref[object], ModelSpec]] = []
         self._generations = itertools.count(1)
-        self._requests = itertools.count(secrets.randbits(48))  # workers elsewhere serve other clients before and after
+        self._requests = itertools.count(secrets.randbits(48))  # random: remote workers also serve other clients
         self._lock = threading.RLock()
         self._planner = Planner()
         self._devices = Devices()
@@ -104,16 +108,19 @@ class Backend:
         adapters: AdapterSet = NONE,
         **fields: Any,
     ) -> RequestReply:
-        """Run a whole denoise with adapters in the weights; `fields` are the other fields of the SampleRequest.
+        """Run a whole denoise with adapters in the weights.
 
-        The answer's tensor `result` is the final latent, fp32 on the CPU.
+        The reply's tensor `result` is the final latent, fp32 on the CPU.
+
+        Args:
+            fields: the other fields of the SampleRequest.
 
         Raises:
             Refused: an input cannot work.
             Cancelled: the caller has cancelled.
             NotFinite: the model's output holds NaN or infinity.
             RequestFailed: the request's data made all workers raise the same error.
-            WorkerFailed: a worker failed; the next call starts new ones.
+            WorkerFailed: a worker failed. The next call starts new workers.
         """
         check = FiniteCheck(tensors["sigmas"].cpu(), fields["compute_dtype"])
 
@@ -174,14 +181,13 @@ class Backend:
         residuals: tuple[BlockResiduals, Mapping[str, Tensor]] | None = None,
         **fields: Any,
     ) -> RequestReply:
-        """Run the model once for each call, with adapters in the weights; `fields` are the other fields of the ForwardRequest.
+        """Run the model once for each call, with adapters in the weights. Raises as `sample` does.
 
-        Raises as `sample` does.
-
-        The answer's tensor `result` is the outputs, joined along the batch, in the compute dtype, on the CPU.
+        The reply's tensor `result` is the outputs, joined along the batch, in the compute dtype, on the CPU.
 
         Args:
-            residuals: what a ControlNet adds, and its tensors, for the calls' batches one behind the other.
+            residuals: the residuals that a ControlNet adds, and their tensors, for the calls' batches one after the other.
+            fields: the other fields of the ForwardRequest.
         """
         added, added_tensors = residuals or (None, {})
         message = ForwardRequest(
@@ -210,7 +216,7 @@ class Backend:
         caller: RequestContext,
         working_bytes: int = 0,
     ) -> RequestReply:
-        """Decode a batch of latents; the pixels `[3, (frames,) height, width]` go to `on_pixels`. Raises as `sample` does.
+        """Decode a batch of latents. The pixels `[3, (frames,) height, width]` go to `on_pixels`. Raises as `sample` does.
 
         Args:
             working_bytes: estimate of the memory that a worker needs besides the weights.
@@ -234,13 +240,13 @@ class Backend:
         caller: RequestContext,
         working_bytes: int = 0,
     ) -> RequestReply:
-        """Encode a batch of pictures or clips; `latent` has their means. Raises as `sample` does."""
+        """Encode a batch of pictures or clips. The reply's tensor `latent` is their means. Raises as `sample` does."""
         with self._lock:
             message = EncodeRequest(self._number(), vae, self._in_rows(requested_plan), schedule, working_bytes)
             return self._request(PendingRequest(message, {"pixels": pixels}, NONE, caller))
 
     def _in_rows(self, requested_plan: ParallelPlan) -> ResolvedPlan:
-        """The plan of work that is cut in space. On automatic devices, workers that run already are the ones to take."""
+        """Return the plan of work that is cut by rows. For automatic devices, running workers are preferred."""
         devices = planned_devices(self.placed_on_devices(requested_plan), torch.cuda.device_count())
         if is_automatic(requested_plan):
             devices = next((running for running, group in self._groups.items() if group.alive()), devices)
@@ -254,14 +260,14 @@ class Backend:
         reclaimable: Callable[[str], int],
         is_cancelled: IsCancelled,
     ) -> ResolvedPlan:
-        """The plan for a job and the memory that is free now, which the workers are asked for, so they may be started.
+        """Return the plan for a job and the memory that is free now. The workers measure the memory, so they may be started.
 
         Args:
             example: one forward of the job.
-            reclaimable: bytes that this process holds on a device of this machine and would give up for the job.
+            reclaimable: returns the bytes that this process holds on a device of this machine and would give up for the job.
 
         Raises:
-            Refused: no plan can work; the sentence says what does.
+            Refused: no plan can work. The message says what can.
             Cancelled, WorkerFailed: as `sample` does.
         """
         self._journal.begins()
@@ -279,12 +285,12 @@ class Backend:
         answer = choose()
         if self._loads_kernels_late(answer.choice.plan):
             self._measurements.memory(answer.choice.plan, reclaimable, is_cancelled)  # starts the plan's workers
-            answer = choose()  # by what all kernels have left
+            answer = choose()  # by the memory left with all kernels loaded
         self._on_event(PlanEvent(question, answer.choice, answer.memory))
         return answer.choice.plan
 
     def couples_rows(self, spec: ModelSpec) -> bool:
-        """Whether a model that was planned for computes the rows of a batch together."""
+        """Return True if a model that was planned for computes the rows of a batch together."""
         return self._planner.couples_rows(spec)
 
     def kernel_faults(self, devices: tuple[str, ...]) -> Mapping[str, str]:
@@ -294,29 +300,29 @@ class Backend:
         }
 
     def measure(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
-        """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
+        """Measure the speeds of a plan's devices and of their links now. Raises Cancelled, WorkerFailed, Refused."""
         return self._measurements.measure(plan, is_cancelled)
 
     def placed_on_devices(self, plan: ParallelPlan) -> ParallelPlan:
-        """A plan with the devices named that stand behind its `devices`; see Devices.located."""
+        """Return a plan that names the devices behind its `devices`; see Devices.placed_on_devices."""
         return self._devices.placed_on_devices(plan)
 
     def check_loadable(self, family: Family | AutoencoderFamily, devices: Sequence[str]) -> None:
-        """Raises Refused where a family needs a diffusers that this machine's workers would not find.
+        """Raise Refused if a family needs a diffusers that this machine's workers would not find.
 
-        Those elsewhere are asked with the first request.
+        Workers on other machines are asked with the first request.
         """
         if of_diffusers(family.imports) and not is_remote(devices[0]):
             check_diffusers()
 
     def resident_bytes(self, model: ModelSpec, device: str) -> int:
-        """Bytes of this model's weights that all workers on a device hold there."""
+        """Return the bytes of this model's weights that all workers on a device hold there."""
         return sum(group.resident_bytes(model, device) for group in list(self._groups.values()))
 
     def release(self, model: ModelSpec, leaves: Callable[[str], bool] = lambda device: True) -> None:
-        """Take a model off the devices for which `leaves` says so; it stays in host memory where there is room.
+        """Take a model off the devices for which `leaves` returns True. It stays in host memory if there is room.
 
-        Never fails: what has ended holds nothing.
+        This never fails: workers that have ended hold nothing.
         """
         with self._lock:
             for devices, group in list(self._groups.items()):
@@ -333,14 +339,14 @@ class Backend:
                     del self._groups[devices]
 
     def status(self) -> BackendStatus:
-        """What all workers do and hold now. Waits for nothing, so that it may be asked at any time."""
+        """Return the state of all workers and the memory they hold. This never waits, so it may be called at any time."""
         groups = [group.status() for group in list(self._groups.values())]
         if devices := self._starting:
             groups.append(starting(devices))
         return BackendStatus(groups, self._journal.runs, self._journal.failure)
 
     def last_run(self) -> RunRecord | None:
-        """What became of the last run that came to its end; None before the first. Waits for nothing."""
+        """Return the record of the last finished run, or None before the first. This never waits."""
         return self._journal.record()
 
     def free(self) -> None:
@@ -350,14 +356,14 @@ class Backend:
                 self.release(model)
 
     def stop(self) -> None:
-        """End all workers; the next request starts new ones. Raises Refused while they are busy."""
+        """End all workers. The next request starts new ones. Raises Refused while the workers are busy."""
         with self._idle():
             for group in self._groups.values():
                 group.stop()
             self._groups.clear()
 
     def measure_again(self, is_cancelled: IsCancelled) -> Machine:
-        """Forget what was ever measured, and measure the devices of the running workers anew; plans are chosen by that.
+        """Forget all measurements, and measure the devices of the running workers anew. Plans are chosen by the new ones.
 
         Raises:
             Refused: the workers are busy, or there are none.
@@ -372,7 +378,7 @@ class Backend:
             return self._measurements.machine(in_rows(ParallelPlan(), devices), is_cancelled)
 
     def compare(self, free_memory: FreeMemory, report: Callable[[str], None], is_cancelled: IsCancelled) -> Comparison:
-        """What the last denoise's plan gains over one device, measured; see comparison.compare.
+        """Measure the gain of the last denoise's plan over one device; see comparison.compare.
 
         Raises:
             Refused: the workers are busy, or there is nothing to compare.
@@ -382,13 +388,13 @@ class Backend:
             denoise = self._journal.denoise
             try:
                 return compare(denoise, self._ask, self._number, free_memory, report, is_cancelled)
-            finally:  # the model is whole there
+            finally:  # the one device holds the whole model
                 if denoise is not None and (group := self._groups.pop(denoise.message.plan.devices[:1], None)):
                     group.stop()
 
     @contextlib.contextmanager
     def _idle(self) -> Iterator[None]:
-        """The lock, if nothing holds it."""
+        """Hold the lock inside the context. Raise Refused if another thread holds it."""
         if not self._lock.acquire(blocking=False):
             raise Refused("the workers are busy: wait until they are done, or cancel the run.")
         try:
@@ -397,14 +403,17 @@ class Backend:
             self._lock.release()
 
     def retain(self, user: object, model: ModelSpec) -> None:
-        """Keep a model on the devices no longer than there are users of it: when the last is gone it is released."""
+        """Keep a model on the devices while it has users. It is released when its last user is garbage collected."""
         with self._lock:
             self._users = [(reference, spec) for reference, spec in self._users if reference() is not None]
             self._users.append((weakref.ref(user), model))
         weakref.finalize(user, self._begin_to_abandon, model).atexit = False
 
     def _begin_to_abandon(self, model: ModelSpec) -> None:
-        """In a thread of its own, because a user may be collected anywhere, also in the middle of a request."""
+        """Release an unused model in a separate thread.
+
+        The garbage collector may call this during a request, which holds the lock.
+        """
         threading.Thread(target=self._release_if_unused, args=(model,), name="parallel-abandon", daemon=True).start()
 
     def _release_if_unused(self, model: ModelSpec) -> None:
@@ -413,9 +422,9 @@ class Backend:
                 self.release(model)
 
     def prepare(self) -> None:
-        """Start what workers are forked from, which imports for seconds, unless it is there or a request is being answered.
+        """Start the fork server in advance (its imports take seconds). Do nothing if it runs or a request is active.
 
-        Waits for nothing and never fails: what goes wrong goes wrong again with the first request, which says so.
+        This never waits and never fails. An error comes again with the first request, which reports it.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -427,7 +436,7 @@ class Backend:
             self._lock.release()
 
     def close(self) -> None:
-        """End all workers; requests, also the running one, are cancelled from here on.
+        """End all workers, and cancel all requests from now on, also the running one.
 
         Workers that are too busy to stop soon end with this process.
         """
@@ -445,11 +454,11 @@ class Backend:
             self._lock.release()
 
     def _number(self) -> int:
-        """The number of a new request."""
+        """Return the number of a new request."""
         return next(self._requests)
 
     def _request(self, exchange: PendingRequest) -> RequestReply:
-        """`_ask` for what is worth a line in the log."""
+        """Do as `_ask` does, and report the request's costs to the observer, the journal and the log."""
         with self._lock:
             message, answer = exchange.message, self._ask(exchange)
             assert isinstance(message, SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest)
@@ -491,7 +500,7 @@ class Backend:
                     if last_try or not group.died_idle:
                         self._journal.failed(str(failure))
                         raise
-                    log.warning("%s", failure)  # it had ended unnoticed, and new workers can do what is asked
+                    log.warning("%s", failure)  # a worker had ended unnoticed, and new workers can do the request
                 finally:
                     if not group.alive():
                         del self._groups[message.plan.devices]
@@ -500,10 +509,10 @@ class Backend:
     def _group(
         self, plan: ResolvedPlan, imports: Sequence[str], for_diffusers: bool, is_cancelled: IsCancelled
     ) -> WorkerGroup:
-        """The running group on a plan's devices, or a new one; groups it shares a device with make way.
+        """Return the running group on a plan's devices, or a new group. Groups that share a device with the new one stop.
 
-        One that loads kernels late makes way too where the plan wants them early, and, for a model of diffusers', one that was
-        started before the right diffusers was installed.
+        A running group that loads kernels late is replaced if the plan wants them early. For a model of diffusers', a group is
+        also replaced if it was started before the right diffusers was installed.
         """
         group = self._groups.get(plan.devices)
         remote = is_remote(plan.devices[0])
@@ -515,7 +524,7 @@ class Backend:
             self._groups[devices].stop()
             del self._groups[devices]
         if remote:
-            self._devices.forget(plan.devices)  # asked again, unless it is found to be as it was
+            self._devices.forget(plan.devices)  # asked again, unless the group turns out to be unchanged
         else:
             check_torch()
         started = time.monotonic()
@@ -555,20 +564,20 @@ class Backend:
         return group
 
     def _loads_kernels_late(self, plan: ResolvedPlan) -> bool:
-        """Whether the workers that run on a plan's devices load kernels as they use them, and the plan wants them early."""
+        """Return True if the plan wants kernels early, and the running workers on its devices load them at first use."""
         group = self._groups.get(plan.devices)
         wants = wants_kernels_early(plan) and not is_remote(plan.devices[0])
         return wants and group is not None and not group.kernels_early
 
     def _imports(self, message: Request) -> list[str]:
-        """What takes seconds to import of the models in use, and of the one that a request is for."""
+        """Return the modules that take seconds to import, of the models in use and of a request's model."""
         models = [spec for reference, spec in self._users if reference() is not None]
         if model := getattr(message, "model", None):
             models.append(model)
         return sorted({module for model in models for module in _kind(model).imports})
 
     def _end_fork_server(self) -> None:
-        """End the fork server if it has not forked what it was asked for; the next workers get another one."""
+        """End the fork server if it has not forked all requested workers. The next workers get another fork server."""
         if self._server is not None and self._server.waited_for():
             self._server.close(0)
             self._server = None

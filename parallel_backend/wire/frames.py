@@ -178,7 +178,7 @@ class FrameCutter:
         return frame
 
 
-# Made while there is one thread: msgspec works a type out when it is first needed, and crashes if two threads are at it.
+# Made while there is one thread: msgspec analyses a type when it is first needed, and crashes if two threads do so at once.
 _HEADER = msgspec.msgpack.Decoder(Header)
 _TO_HOST: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToHost)
 _TO_WORKER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToWorker)
@@ -231,7 +231,7 @@ def _nbytes(shape: TensorShape) -> int:
     dtype = DTYPES.get(shape.dtype)
     if dtype is None:
         raise BadFrame(f"tensor {shape.name!r} has the dtype {shape.dtype!r}")
-    if math.prod(max(n, 1) for n in shape.shape) > MAX_TENSOR_BYTES:  # with a size of 0, what the others come to
+    if math.prod(max(n, 1) for n in shape.shape) > MAX_TENSOR_BYTES:  # if one size is 0, the others count
         raise BadFrame(f"tensor {shape.name!r} of shape {shape.shape} is over the limit of {MAX_TENSOR_BYTES} bytes")
     return math.prod(shape.shape) * dtype.itemsize
 
@@ -240,7 +240,7 @@ def _tensors(shapes: tuple[TensorShape, ...], payload: bytearray) -> dict[str, T
     tensors, offset = {}, 0
     for shape in shapes:
         nbytes, dtype = _nbytes(shape), DTYPES[shape.dtype]
-        raw = payload[offset : offset + nbytes]  # a copy of its own, so that its alignment fits any dtype
+        raw = payload[offset : offset + nbytes]  # a separate copy, whose alignment fits any dtype
         flat = torch.frombuffer(raw, dtype=dtype) if nbytes else torch.empty(0, dtype=dtype)
         tensors[shape.name] = flat.view(shape.shape)
         offset += nbytes

@@ -1,12 +1,12 @@
-"""How both ends of a TCP connection prove that they hold the same secret, before either decodes a byte of the other.
+"""The handshake of a TCP connection: both ends prove that they hold the same secret before they decode the other's messages.
 
     listener  magic, protocol (u16), nonce (32 bytes)
     caller    magic, protocol (u16), role (u16), nonce (32), HMAC-SHA256(secret, "caller", protocol, role, both nonces)
     listener  verdict (u8), generation (u64), HMAC-SHA256(secret, "listener", verdict, generation, both nonces)
 
-Everything has a fixed size. The secret never travels, nonces are never used twice, and the two labels keep one side's
-proof from serving as the other's. What follows is authentic only as far as the network keeps connections apart, and it
-is not encrypted.
+All fields have a fixed size. The secret never travels, and nonces are never used twice. The two labels keep one side's proof
+from serving as the other's. The bytes after the handshake are not encrypted. They are authentic only as far as the network
+keeps connections apart.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CLIENT = 0xFFFF
 """The role of ComfyUI; the other roles are ranks."""
 
 SECONDS = 10.0
-"""For the whole handshake."""
+"""Seconds that the whole handshake may take."""
 
 LOST_SECONDS = 15
-"""After so long without a sign of life from its machine, a peer is given up."""
+"""Seconds without a sign of life from its machine after which a peer is given up."""
 
 GREETING = struct.Struct("<4sH32s")
 ANSWER = struct.Struct("<4sHH32s32s")
@@ -85,7 +85,7 @@ class Stranger:
         """Read the bytes that have arrived; return True if the answer is complete. Raises OSError if the caller has left."""
         try:
             piece = self.connection.recv(ANSWER.size - len(self._answer))
-        except BlockingIOError:  # its file number was another connection's a moment ago
+        except BlockingIOError:  # its file number belonged to another connection a moment ago
             return False
         if not piece:
             raise ConnectionResetError("the connection was closed during the handshake")
@@ -131,8 +131,8 @@ def present(connection: socket.socket, secret: bytes, role: int) -> int:
     """Do the caller's side of a handshake and return the generation of the group.
 
     Raises:
-        HandshakeFailed: refused, or the listener does not hold the secret.
-        Crowded: the listener had to make room; another try may get in.
+        HandshakeFailed: the listener rejects this side, or does not hold the secret.
+        Crowded: the listener closed the connection to make room. Another try may succeed.
         OSError: the listener went away or was too slow.
     """
     until = time.monotonic() + SECONDS
@@ -214,7 +214,7 @@ def read_secret(path: Path) -> bytes:
     """Return the secret in a file, without white space around the secret.
 
     Raises:
-        Refused: no such file, others can read it, or it is too short.
+        Refused: the file cannot be read, other users can read it, or the secret is too short or too long.
     """
     try:
         with path.open("rb") as file:

@@ -131,14 +131,14 @@ class EncodeRequest(Message, frozen=True):
 
 
 class MeasureMachineRequest(Message, frozen=True):
-    """Measure how fast devices and links are. The plan puts all ranks on one axis."""
+    """Measure the speeds of devices and links. The plan puts all ranks on one axis."""
 
     request: int
     plan: ResolvedPlan
 
 
 class MeasureMemoryRequest(Message, frozen=True):
-    """Measure how much memory a job may use on the device of each rank now."""
+    """Measure the memory that a job may use on the device of each rank now."""
 
     request: int
     plan: ResolvedPlan

@@ -1,1 +1,1 @@
-"""The choice of a plan for a job, by what the workers measured of their machine."""
+"""The choice of a plan for a job, by the workers' measurements of their machine."""

@@ -1,4 +1,4 @@
-"""What a plan gains over one device: the last denoise's first steps, timed on both."""
+"""The gain of a plan over one device: the first steps of the last denoise, timed on both."""
 
 from __future__ import annotations
 
@@ -22,14 +22,22 @@ from ..workers.pending_request import IsCancelled, PendingRequest, RequestContex
 from .planner import MeasuredChoice
 
 STEPS = 6
-"""Steps that are timed, after the first and those of PipeFusion's warm-up."""
+"""Number of steps that are timed, after the first step and the steps of PipeFusion's warm-up."""
 
 FreeMemory = Callable[[ModelSpec, tuple[str, ...], float], None]
-"""Makes other models leave devices, for so many bytes on each."""
+"""Makes other models than the given one leave devices, so that the given number of bytes is free on each."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Measured seconds a step of a plan and of one device, and the predicted ones. `steps` of the job's `of` were timed."""
+    """The measured and the predicted seconds a step, of a plan and of one device.
+
+    Attributes:
+        seconds, alone: measured seconds a step, of the plan and of one device.
+        predicted, predicted_alone: predicted seconds a step, of the plan and of one device.
+        steps: number of steps that were timed.
+        of: number of the job's steps.
+        without_adapters: True if the job had adapters, which the comparison leaves out.
+    """
 
     plan: str
     seconds: float
@@ -43,7 +51,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Denoise:
-    """A denoise that has come to its end and may be done again: its tensors are on the CPU and its adapters left out."""
+    """A finished denoise that can be repeated. Its tensors are on the CPU, and its adapters are left out."""
 
     message: SampleRequest
     tensors: Mapping[str, Tensor]
@@ -51,7 +59,7 @@ class Denoise:
 
     @classmethod
     def of(cls, exchange: PendingRequest, chosen: MeasuredChoice | None) -> Denoise:
-        """What an exchange asked for."""
+        """Return the denoise that a request asked for."""
         assert isinstance(exchange.message, SampleRequest)
         return cls(exchange.message, {name: tensor.cpu() for name, tensor in exchange.tensors.items()}, chosen)
 
@@ -64,15 +72,15 @@ def compare(
     report: Callable[[str], None],
     is_cancelled: IsCancelled,
 ) -> Comparison:
-    """Time a denoise's first steps on its plan and on the plan's first device alone; loading is not counted.
+    """Time a denoise's first steps on its plan and on the plan's first device alone. Loading does not count.
 
     Args:
         ask: has a request carried out.
-        number: a new request's.
-        report: told what is being done, in words.
+        number: returns the number of a new request.
+        report: receives a text about the current measurement.
 
     Raises:
-        Refused: there is nothing to compare; the sentence says why.
+        Refused: there is nothing to compare. The message says why.
         Cancelled, WorkerFailed: as Backend.sample does.
     """
     if denoise is None or denoise.chosen is None:

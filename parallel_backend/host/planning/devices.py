@@ -1,4 +1,4 @@
-"""The devices that stand behind a plan's `devices`: those of this machine, or of a group on other ones."""
+"""The devices behind a plan's `devices`: those of this machine, or of a group on other machines."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ log = logging.getLogger(__name__)
 
 
 class Devices:
-    """Knows what "auto" comes to here, and who the ranks at an address are; both are found once."""
+    """A register of the devices behind "auto" on this machine, and of the ranks at an address. Both are looked up once."""
 
     def __init__(self) -> None:
         self._remote: dict[Address, tuple[str, ...]] = {}
 
     def placed_on_devices(self, plan: ParallelPlan) -> ParallelPlan:
-        """A plan with the devices named that stand behind its `devices`: those of a group on other machines, by its address,
-        and of automatic ones those that are worth using together.
+        """Return a plan that names the devices behind its `devices`.
+
+        An address becomes the devices of the group on other machines. Automatic devices become those worth using together.
 
         Raises:
-            Refused: the address is none, or no group of ours answers there.
+            Refused: the address is invalid, or no group of ours answers there.
         """
         if plan.devices.strip().lower() == "auto":
             return msgspec.structs.replace(plan, devices=self._automatic)
@@ -43,10 +44,10 @@ class Devices:
 
     @functools.cached_property
     def _automatic(self) -> str:
-        """What "auto" comes to on this machine."""
+        """Return the devices behind "auto" on this machine."""
         try:
             gpus = visible_gpus() if torch.cuda.device_count() > 1 else ()
-        except RuntimeError:  # such as a driver that is too old, which the workers name
+        except RuntimeError:  # such as a driver that is too old, which the workers report
             gpus = ()
         used = select_gpus(gpus) if gpus else ()
         if len(used) == len(gpus):
@@ -55,18 +56,23 @@ class Devices:
         return AUTOMATIC_AMONG + ",".join(map(str, used))
 
     def learn(self, devices: tuple[str, ...]) -> None:
-        """Keep the devices of a group on other machines, which has been joined."""
+        """Remember the devices of a group on other machines, which has been joined."""
         self._remote[address_of(devices[0])] = devices
 
     def forget(self, devices: tuple[str, ...]) -> None:
-        """Ask at their address anew."""
+        """Forget the devices at their address, so that they are asked for again."""
         self._remote.pop(address_of(devices[0]), None)
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
-    """A device as plans name it ("cpu" is the computer's own memory), what it is, its bytes, and a GPU's load and heat.
+    """A device with its memory, and a GPU's load and temperature.
 
-    `load` is in percent, `temperature` in degrees Celsius; these and `free` are None if not known.
+    Attributes:
+        device: the device as plans name it. "cpu" is the computer's own memory.
+        name: the model of a GPU.
+        total, free: bytes of memory. `free` is None if not known.
+        load: in percent, or None if not known.
+        temperature: in degrees Celsius, or None if not known.
     """
 
     device: str
@@ -95,23 +101,23 @@ def device_memory() -> list[DeviceMemory]:
 
 
 TENSOR_CORES_FOR_BF16 = (8, 0)
-"""Compute capability; older GPUs compute in fp16 or fp32, without flash attention."""
+"""Least compute capability for bf16 in tensor cores. Older GPUs compute in fp16 or fp32, without flash attention."""
 
 OLDER = 0.5
 DISPLAY = 0.9
-"""The part of its speed that is left to an older GPU, and to one that draws a desktop."""
+"""Factors of the speed of an older GPU, and of a GPU that draws a desktop."""
 
 LEAST_PACE = 1 / 3
-"""The least speed of a GPU that `auto` uses, as a part of the fastest GPU's: a slower one costs more than it saves."""
+"""Least speed of a GPU that `auto` uses, relative to the fastest GPU. A slower GPU costs more than it saves."""
 
 LEAST_MEMORY = 0.5
-"""The least memory of a GPU that `auto` uses, as a part of the largest GPU's: each rank of Ulysses and Ring holds all weights."""
+"""Least memory of a GPU that `auto` uses, relative to the largest. Each rank of Ulysses and Ring holds all weights."""
 
 
 def select_gpus(gpus: Sequence[Gpu]) -> tuple[int, ...]:
-    """The indices of the GPUs that `auto` uses.
+    """Return the indices of the GPUs that `auto` uses.
 
-    GPUs with little memory are left out, and of the others those that are much slower than the fastest.
+    GPUs with little memory are left out. Of the others, those that are much slower than the fastest are left out.
     """
     largest = max(gpu.memory for gpu in gpus)
     large = [index for index, gpu in enumerate(gpus) if gpu.memory >= LEAST_MEMORY * largest]
@@ -120,7 +126,10 @@ def select_gpus(gpus: Sequence[Gpu]) -> tuple[int, ...]:
 
 
 def pace(gpu: Gpu) -> float:
-    """A measure of a GPU's speed, good enough to tell kinds apart: its multiprocessors, less if it is old or has a display."""
+    """Return a measure of a GPU's speed that is good enough to tell kinds apart.
+
+    It is the number of multiprocessors, reduced if the GPU is old or has a display.
+    """
     older = OLDER if gpu.capability < TENSOR_CORES_FOR_BF16 else 1.0
     return gpu.multiprocessors * older * (DISPLAY if gpu.display else 1.0)
 

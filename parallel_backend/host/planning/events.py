@@ -1,4 +1,4 @@
-"""What a backend tells, while it works, to the one who looks on: always in the thread that asked for the work."""
+"""Events that a backend reports to its observer while it works, always in the thread that asked for the work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .planner import PlanRequest
 
 @dataclass(frozen=True)
 class StartingEvent:
-    """So many workers have been starting for some seconds."""
+    """The start of `workers` workers, which has taken `seconds` so far."""
 
     workers: int
     seconds: float
@@ -21,14 +21,14 @@ class StartingEvent:
 
 @dataclass(frozen=True)
 class MeasuringEvent:
-    """Something that plans are chosen by is being measured, in words."""
+    """The start of a measurement by which plans are chosen. `what` names it in words."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class PlanEvent:
-    """A question's answer, and the bytes that were free to each worker."""
+    """The answer to a request for a plan, and the bytes that were free to each worker."""
 
     question: PlanRequest
     choice: PlanChoice
@@ -37,7 +37,7 @@ class PlanEvent:
 
 @dataclass(frozen=True)
 class CostEvent:
-    """What a request cost on each rank, in no order."""
+    """The costs of a request on each rank, in no order."""
 
     plan: ResolvedPlan
     reports: Sequence[RankCostReply]
@@ -48,4 +48,4 @@ OnEvent = Callable[[Event], None]
 
 
 def ignore(_: Event) -> None:
-    """What nobody wants to know."""
+    """Ignore an event."""

@@ -1,4 +1,4 @@
-"""What plans are chosen by, as the workers measure it: the machine, the memory that is free, a model's blocks."""
+"""The workers' measurements by which plans are chosen: the machine's speeds, the free memory, and a model's blocks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .events import MeasuringEvent, OnEvent
 
 
 class Measurements:
-    """Measures by a backend's workers; what does not change is kept in the cache folder.
+    """Measurements by a backend's workers. Those that do not change are kept in the cache folder.
 
     Args:
         ask: has a request carried out by the workers of its plan.
-        number: a new request's.
-        on_event: told of what takes a while.
+        number: returns the number of a new request.
+        on_event: receives an event for a measurement that takes a while.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Measurements:
         self._on_event = on_event
 
     def measure(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
-        """How fast a plan's devices and their links are, measured now. Raises Cancelled, WorkerFailed, Refused."""
+        """Measure the speeds of a plan's devices and of their links now. Raises Cancelled, WorkerFailed, Refused."""
         self._on_event(MeasuringEvent("this machine"))
         request = MeasureMachineRequest(self._number(), _side_by_side(plan))
         message = self._ask(PendingRequest(request, caller=RequestContext(is_cancelled))).frame.message
@@ -46,17 +46,17 @@ class Measurements:
         return message.machine
 
     def machine(self, plan: ResolvedPlan, is_cancelled: IsCancelled) -> Machine:
-        """The machine's speeds, measured once and kept on disk."""
+        """Return the machine's speeds, measured once and kept on disk."""
         key = machine_key(plan.devices, plan.attention)
         return cached(key, Machine, lambda: self.measure(plan, is_cancelled))
 
     def memory(
         self, plan: ResolvedPlan, reclaimable: Callable[[str], int], is_cancelled: IsCancelled
     ) -> tuple[float, ...]:
-        """Bytes that a job may take of each rank's device.
+        """Return the bytes that a job may use on each rank's device.
 
         Args:
-            reclaimable: bytes that this process holds on a device of this machine and would give up for the job.
+            reclaimable: returns the bytes that this process holds on a device of this machine and would give up for the job.
         """
         request = MeasureMemoryRequest(self._number(), plan)
         message = self._ask(PendingRequest(request, caller=RequestContext(is_cancelled))).frame.message
@@ -75,7 +75,7 @@ class Measurements:
         example: Conditioning,
         is_cancelled: IsCancelled,
     ) -> BlockTimes:
-        """How long a model's blocks take on a plan's devices, for tensors of an example's shapes."""
+        """Return the times of a model's blocks on a plan's devices, for tensors of an example's shapes."""
 
         def measure() -> BlockTimes:
             self._on_event(MeasuringEvent("the model's blocks"))
@@ -94,7 +94,7 @@ class Measurements:
 
 
 def _side_by_side(plan: ResolvedPlan) -> ResolvedPlan:
-    """All workers of a plan on one axis, each with everything."""
+    """Return a plan with all workers of the given plan on one axis, each with everything."""
     return msgspec.structs.replace(
         plan,
         **mesh_degrees(ulysses=plan.world_size),

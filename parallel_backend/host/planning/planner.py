@@ -1,4 +1,4 @@
-"""The automatic choice of a plan, by the cost model and what the workers measured of this machine."""
+"""The automatic choice of a plan, by the cost model and the workers' measurements of this machine."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ from ...plan.split import cut_by_time, forward_times, paces_by, share_batch, sha
 GIGABYTE = 1e9
 
 SLACK = 0.5e9
-"""How many bytes free memory may change by, as kernels are loaded, before a plan is chosen anew."""
+"""Bytes by which free memory may change, as kernels are loaded, before a plan is chosen anew."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a plan is wanted for, on a machine that shows `gpus` GPUs; `compiler` is what the workers compile blocks with.
+    """A request for a plan.
 
-    `alone` says that no plan parts the rows that ComfyUI puts into one call.
+    Attributes:
+        gpus: number of GPUs of the machine.
+        compiler: torch.compile's backend, with which the workers compile blocks; empty for no compilation.
+        alone: True if no plan divides the rows that ComfyUI puts into one call.
     """
 
     requested_plan: ParallelPlan
@@ -53,29 +56,29 @@ class MeasuredChoice:
     memory: tuple[float, ...]
 
     def holds(self, memory: Sequence[float]) -> bool:
-        """Whether it would be the same with so much memory."""
+        """Return True if the choice would be the same with this memory."""
         little = all(abs(now - then) < SLACK for now, then in zip(memory, self.memory, strict=True))
         return little or _fitting(self.choice, memory) == _fitting(self.choice, self.memory)
 
 
 class Planner:
-    """Answers each question once for the memory that is free, and logs the ranking it chose from."""
+    """The chooser of plans. It answers each request once for the free memory, and logs the ranking that it chose from."""
 
     def __init__(self) -> None:
         self._answers: dict[PlanRequest, MeasuredChoice] = {}
         self._together: set[ModelSpec] = set()
         self.latest: MeasuredChoice | None = None
-        """What the last question was answered with."""
+        """Answer to the last request."""
 
     def couples_rows(self, spec: ModelSpec) -> bool:
-        """Whether a model looks at all rows of a batch, as was found when it was planned for.
+        """Return True if a model looks at all rows of a batch, as was found when it was planned for.
 
-        One device alone can run it, and only with the rows that ComfyUI puts into a call.
+        Only one device can run the model then, and only with the rows that ComfyUI puts into a call.
         """
         return spec in self._together
 
     def forget(self) -> None:
-        """Answer every question anew, because the machine is measured anew."""
+        """Forget all answers, because the machine is measured anew."""
         self._answers.clear()
 
     def choose(
@@ -85,17 +88,16 @@ class Planner:
         measure_machine: Callable[[ResolvedPlan], Machine],
         measure_blocks: Callable[[ResolvedPlan], BlockTimes],
     ) -> MeasuredChoice:
-        """Return the fastest plan that meets the request and fits into memory, with the candidates that it was chosen
-        from.
+        """Return the fastest plan that meets the request and fits into memory, with the candidates that it was chosen from.
 
         Args:
-            measure_memory: bytes that a job may take now of each rank's device of a plan.
-            measure_machine: what the workers on a plan's devices measure.
-            measure_blocks: what they measure of the model's blocks; asked for plans with stages, and where
-                devices are of several kinds.
+            measure_memory: returns the bytes that a job may use now on each rank's device of a plan.
+            measure_machine: returns the speeds that the workers on a plan's devices measure.
+            measure_blocks: returns the times of the model's blocks there. Called for plans with stages, for models that are not
+                sharded, and if devices are of several kinds.
 
         Raises:
-            Refused: no plan can work; the sentence names one that does, or what to change.
+            Refused: no plan can work. The message names one that does, or says what to change.
         """
         if question.spec in self._together and not question.alone:
             question = _on_one_device(question) or question
@@ -115,7 +117,7 @@ class Planner:
             if shape.unsharded:
                 try:
                     times = measure_blocks(candidates[0])
-                except Refused as refusal:  # the rows of a batch cannot be computed apart
+                except Refused as refusal:  # the rows of a batch cannot be computed separately
                     if _on_one_device(question) is None:
                         raise
                     log.info("Parallel: one device is used, because %s", refusal)
@@ -168,7 +170,7 @@ class Planner:
 
 
 def _on_one_device(question: PlanRequest) -> PlanRequest | None:
-    """The same on the first of several automatic devices, where nothing asks for more."""
+    """Return the request for the first of several automatic devices, or None if it asks for more."""
     requested_plan = question.requested_plan
     devices = feasible(requested_plan, question.gpus, question.shape.limits, question.workload)[0].devices
     if not is_automatic(requested_plan) or len(devices) < 2 or max(requested_plan.cfg, requested_plan.data) > 1:
@@ -184,7 +186,7 @@ def _fitting(choice: PlanChoice, memory: Sequence[float]) -> set[ResolvedPlan]:
 def _cut(
     plan: ResolvedPlan, question: PlanRequest, profile: Profile, measure_blocks: Callable[[ResolvedPlan], BlockTimes]
 ) -> ResolvedPlan:
-    """The plan with its stages cut by the time that blocks take, where each has room for its own."""
+    """Return the plan with its stages cut by the time that blocks take, as far as each stage has memory for its blocks."""
     if plan.pipefusion in (1, sum(plan.stages)):
         return plan
     lacks = lacking(plan, question.shape, question.job, profile)
@@ -198,7 +200,7 @@ def _equal_blocks(shape: ModelShape) -> Callable[[ResolvedPlan], BlockTimes]:
 
 
 def _leaner(question: PlanRequest) -> list[ResolvedPlan]:
-    """Plans on the same devices that hold less on each."""
+    """Return plans on the same devices that hold less on each device."""
     free = ParallelPlan(devices=question.requested_plan.devices, attention=question.requested_plan.attention, data=0)
     kinds = ({"pipefusion": 0}, {"weights": "sharded"}, {"weights": "streamed"})
     wishes = [msgspec.structs.replace(free, **kind) for kind in kinds]

@@ -1,1 +1,1 @@
-"""What became of a run: its costs, its timeline, its outcome in words, and whether its numbers are any."""
+"""The results of a run: its costs, its timeline, its outcome in words, and a check of its numbers."""

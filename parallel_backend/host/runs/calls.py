@@ -1,4 +1,4 @@
-"""The model calls of one run, asked for one at a time, on one scale of time."""
+"""The model calls of one run that are requested one at a time, on one scale of time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ...comm.meter import BINS
 from ...wire.to_host import RankCostReply, RankTimings
 
 MOST_BINS = 16
-"""Of a call's bins at most so many are kept: of a run of many calls no more could be seen."""
+"""Largest number of a call's bins that are kept. In a run of many calls, more bins could not be seen."""
 
 BETWEEN = "between calls"
-"""The kind of waiting from one call's end to the next one's beginning, while ComfyUI's sampler computes."""
+"""Kind of waiting from one call's end to the next one's beginning, while ComfyUI's sampler computes."""
 
 
 @dataclass
 class Calls:
-    """The calls of one run so far, each with when it began by the clock of `time.monotonic`."""
+    """The calls of one run so far, each with its start by the clock of `time.monotonic`."""
 
     _calls: list[tuple[float, list[RankCostReply]]] = field(default_factory=list)
 
@@ -29,13 +29,16 @@ class Calls:
         return len(self._calls)
 
     def add(self, reports: Sequence[RankCostReply]) -> None:
-        """Note a call that has just ended."""
+        """Add a call that has just ended."""
         longest = max(report.times.seconds for report in reports)
         coarse_reports = [msgspec.structs.replace(report, times=coarse(report.times)) for report in reports]
         self._calls.append((time.monotonic() - longest, coarse_reports))
 
     def reports(self) -> list[RankCostReply]:
-        """One for each rank, as if the calls had been one request; `seconds` leaves out what is between them."""
+        """Return one report for each rank, as if the calls had been one request.
+
+        `seconds` leaves out the time between calls.
+        """
         calls = self._calls[:]  # another thread may add one
         ranks: dict[int, list[tuple[float, RankCostReply]]] = {}
         for began, reports in calls:
@@ -45,7 +48,11 @@ class Calls:
 
 
 def joined(calls: Sequence[tuple[float, RankCostReply]]) -> RankCostReply:
-    """One rank's reports of calls, each with the seconds from the first call's beginning to its own, as one."""
+    """Join one rank's reports of calls into one report.
+
+    Args:
+        calls: each report, with the seconds from the first call's beginning to the beginning of its own call.
+    """
     reports = [report for _, report in calls]
     sent: dict[str, int] = {}
     for report in reports:
@@ -63,7 +70,7 @@ def joined(calls: Sequence[tuple[float, RankCostReply]]) -> RankCostReply:
 
 
 def coarse(times: RankTimings) -> RankTimings:
-    """The timeline joined into MOST_BINS bins at most."""
+    """Return the timeline with its bins joined into MOST_BINS bins at most."""
     factor = 1
     while times.seconds > MOST_BINS * factor * times.width:
         factor *= 2
@@ -77,7 +84,7 @@ def coarse(times: RankTimings) -> RankTimings:
 def _joined(calls: Sequence[tuple[float, RankTimings]]) -> RankTimings:
     starts: list[float] = []
     seconds = 0.0
-    for start, times in calls:  # by another clock, so one may seem to begin before the last has ended
+    for start, times in calls:  # by another clock, so a call may seem to begin before the last one has ended
         starts.append(max(start, seconds))
         seconds = starts[-1] + times.seconds
     width = max(times.width for _, times in calls)
@@ -104,7 +111,7 @@ def _joined(calls: Sequence[tuple[float, RankTimings]]) -> RankTimings:
 
 
 def _spread(waiting: dict[str, list[float]], kind: str, begin: float, end: float, value: float, width: float) -> None:
-    """Share a value among the bins from one moment to another, by how much of the time lies in each."""
+    """Share a value among the bins from one moment to another, by the part of the time that lies in each bin."""
     if not value or end <= begin:
         return
     bins = waiting.setdefault(kind, [])

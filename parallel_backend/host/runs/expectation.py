@@ -1,4 +1,7 @@
-"""What a job should come to, told before any worker runs: by what has been measured of this machine, or is known of its cards."""
+"""The expected speed and memory of a job, before any worker runs.
+
+The prediction uses earlier measurements of this machine, or the known speeds of its cards.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,12 @@ from .outcome import amount, predicted_gain
 
 @dataclass(frozen=True)
 class Expected:
-    """The devices that will work, how many times as fast as one of them, and the bytes that each needs.
+    """The devices that will work, their gain over one device, and the bytes that each needs.
 
-    `gain` is the least and the most that it may be, None where nothing is known to predict it by, or one device cannot hold the
-    job.
+    Attributes:
+        gain: the least and the greatest factor by which the plan may be faster than one device. None if nothing is known to
+            predict it by, or if one device cannot hold the job.
+        memory: bytes that each device needs.
     """
 
     devices: tuple[str, ...]
@@ -41,16 +46,16 @@ def expect(
     """Predict the devices, the gain and the memory of a run.
 
     Args:
-        devices: this machine's, with what is free now.
-        measured: what was measured before of a plan's devices, if anything was.
+        devices: this machine's devices, with the memory that is free now.
+        measured: returns the earlier measurements of a plan's devices, or None if there are none.
 
     Raises:
-        Refused: no plan can work, by what is free now.
+        Refused: no plan can work with the memory that is free now.
     """
     requested_plan, shape, job = question.requested_plan, question.shape, question.job
     candidates = feasible(requested_plan, question.gpus, shape.limits, question.workload)
     used = candidates[0].devices
-    if shape.unsharded:  # what a forward takes is measured alone
+    if shape.unsharded:  # only a measurement tells the time of a forward
         return Expected(used, None, job.weight_element * shape.parameters)
     here = {memory_of_device.device: memory_of_device for memory_of_device in devices}
     memory = tuple((here[device].free or here[device].total) / used.count(device) for device in used)
@@ -67,7 +72,7 @@ def expect(
 
 
 def in_words(expected: Expected) -> str:
-    """The expectation in a line that has room on the loader."""
+    """Return the expectation in a line that fits on the loader."""
     count, kind = len(expected.devices), "GPU" if expected.devices[0].startswith("cuda") else "worker"
     need = amount(expected.memory)
     gain = f"{_times(*expected.gain)}, " if expected.gain else ""
@@ -80,7 +85,7 @@ def _times(least: float, most: float) -> str:
 
 
 def measured_before(plan: ResolvedPlan) -> Machine | None:
-    """What was measured of a plan's devices when it was first needed, which is kept."""
+    """Return the measurements of a plan's devices that were kept when they were first needed, or None."""
     return kept(machine_key(plan.devices, plan.attention), Machine)
 
 

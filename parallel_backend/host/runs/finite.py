@@ -1,4 +1,4 @@
-"""Watching the numbers that come back: a picture of NaN is black, and worth an error instead."""
+"""Checks for NaN and infinity in the results. A picture of NaN is black, so the user gets an error instead."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from ...wire.frames import Frame
 
 
 def check_finite(tensor: Tensor, when: str, compute_dtype: str) -> None:
-    """Raise NotFinite where a tensor (on the CPU: nothing waits for a GPU here) holds NaN or infinity.
+    """Raise NotFinite if a tensor holds NaN or infinity.
 
     Args:
-        when: what it is the output of, such as "step 3".
-        compute_dtype: what the model computes in, which tells the likely cause.
+        tensor: on the CPU, so that nothing waits for a GPU here.
+        when: the output that the tensor is, in words such as "step 3".
+        compute_dtype: the dtype in which the model computes, which tells the likely cause.
     """
     wrong = int((~torch.isfinite(tensor)).sum())
     if wrong == 0:
@@ -31,13 +32,13 @@ def check_finite(tensor: Tensor, when: str, compute_dtype: str) -> None:
 
 
 def check_sampled(latent: Tensor, when: str, sigmas: Tensor, compute_dtype: str) -> None:
-    """Raise NotFinite where a latent that a sampler's step has made holds NaN or infinity.
+    """Raise NotFinite if a latent that a sampler's step has made holds NaN or infinity.
 
     Args:
         latent: on the CPU.
         when: as for `check_finite`.
-        sigmas: of the whole denoise, 1-D.
-        compute_dtype: what the model computes in.
+        sigmas: noise levels of the whole denoise, 1-D.
+        compute_dtype: the dtype in which the model computes.
     """
     wrong = int((~torch.isfinite(latent)).sum())
     if wrong == 0:
@@ -96,7 +97,7 @@ def caused_by_pipefusion(error: NotFinite, plan: ResolvedPlan) -> NotFinite:
 
 
 def odd_sigmas(sigmas: Tensor) -> str:
-    """Where sigmas do not fall to 0 or above it, in words; empty if they do."""
+    """Return the first place where sigmas do not fall to 0 or above it, in words, or an empty string if they all do."""
     values = [float(sigma) for sigma in sigmas]
     for before, after in pairwise(values):
         if not before > after >= 0 or math.isinf(before):

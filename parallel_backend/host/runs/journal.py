@@ -1,4 +1,4 @@
-"""What became of the last run: its plan and the plans it was chosen from, each rank's costs, and its timeline."""
+"""The record of the last run: its plan and the plans it was chosen from, each rank's costs, and its timeline."""
 
 from __future__ import annotations
 
@@ -29,9 +29,13 @@ KINDS = {
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """A plan with its predicted seconds a step, what they are made of, and the bytes that the tightest device needs.
+    """A plan with its predicted time and memory.
 
-    `changes` is whether it changes the picture.
+    Attributes:
+        seconds: predicted seconds a step.
+        parts: the parts of `seconds`, by name.
+        memory: bytes that the tightest device needs.
+        changes: True if the plan changes the picture.
     """
 
     plan: str
@@ -45,7 +49,12 @@ class Alternative(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Why a plan was chosen, among which; `single` is one device alone, and `memory` the bytes that each device had at least."""
+    """The choice of a plan, and its reason.
+
+    Attributes:
+        memory: bytes that each device had at least.
+        single: the plan with one device alone.
+    """
 
     why: str
     memory: float
@@ -68,9 +77,12 @@ class RankCost(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """The last run that came to its end; `steps` is 0 where there are none, `ended` is seconds since the epoch.
+    """The last finished run.
 
-    Of a run whose loop stays in ComfyUI these are the `calls` of the model so far; else that is 0.
+    Attributes:
+        steps: 0 if the run has no steps.
+        calls: model calls so far, of a run whose loop stays in ComfyUI; 0 for other runs.
+        ended: seconds since the epoch.
     """
 
     number: int
@@ -90,12 +102,12 @@ class _EndedRun:
     """A run that has ended.
 
     Attributes:
-        message: what was asked for.
-        steps: of the denoise; 0 where there is none.
-        calls: of a loop that stayed in ComfyUI; None where the request is the whole run.
-        reports: what each rank spent.
-        ended: when, in seconds since 1970.
-        chosen: among which plans its own was chosen; None where it was not.
+        message: the request.
+        steps: steps of the denoise; 0 if there is none.
+        calls: the calls of a loop that stayed in ComfyUI; None if the request is the whole run.
+        reports: the costs on each rank.
+        ended: seconds since 1970.
+        chosen: the choice of the run's plan; None if the plan was not chosen automatically.
     """
 
     message: SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest
@@ -107,22 +119,22 @@ class _EndedRun:
 
 
 class Journal:
-    """The last run, kept as it was told and made readable when somebody asks. Any thread may read while one writes."""
+    """The last run, kept as it was reported and made readable on request. Any thread may read while another writes."""
 
     def __init__(self) -> None:
         self.runs = 0
         self.failure: Failure | None = None
         self.denoise: Denoise | None = None
-        """The last denoise that the workers did in their own loop."""
+        """The last denoise whose loop ran in the workers."""
         self._last: _EndedRun | None = None
         self._begins = True
 
     def begins(self) -> None:
-        """Note that a run begins: model calls from here on are its own."""
+        """Record that a run begins. Model calls from here on belong to it."""
         self._begins = True
 
     def ran(self, exchange: PendingRequest, answer: RequestReply, latest: MeasuredChoice | None) -> None:
-        """Note a run that has come to its end, and its plan's choice, if `latest` is that."""
+        """Record a finished run, and the choice of its plan if `latest` is that choice."""
         message, steps = exchange.message, 0
         assert isinstance(message, SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest)
         calls = self._calls(message) if isinstance(message, ForwardRequest) else None
@@ -138,7 +150,7 @@ class Journal:
         self.runs += 1
 
     def _calls(self, message: ForwardRequest) -> Calls:
-        """Those of the run that a call belongs to."""
+        """Return the calls of the run that a call belongs to."""
         last = self._last
         same = last is not None and (last.message.model, last.message.plan) == (message.model, message.plan)
         if last is None or last.calls is None or self._begins or not same:
@@ -146,11 +158,11 @@ class Journal:
         return last.calls
 
     def failed(self, text: str) -> None:
-        """Note that workers failed."""
+        """Record that workers failed."""
         self.failure = Failure(text, time.time())
 
     def record(self) -> RunRecord | None:
-        """The last run; None before the first."""
+        """Return the last run, or None before the first."""
         number, run = self.runs, self._last
         if run is None:
             return None

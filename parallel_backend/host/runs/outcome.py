@@ -1,4 +1,4 @@
-"""What a run came to, for the one who asked for it: as a record, and in a few lines."""
+"""The outcome of a run, for the user who asked for it: as a record, and in a few lines."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ from ..planning.events import CostEvent, PlanEvent
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A run of one node.
+    """The outcome of a run of one node.
 
-    `steps` and `seconds_a_step` are 0 where there are no steps, `peak` has the bytes at the peak by device, `waiting` is the
-    share of all ranks' time in which they waited for others, `sent` the bytes they sent. `gain` is how many times as fast as
-    one device the plan is, None where one device cannot hold the job or the plan has but one; `gain_is` says whether it is
-    "measured" or "predicted", and nothing where there is none. `starting` are the seconds in which workers were started, which
-    `seconds` leaves out, `compiling` those of its own in which the slowest worker compiled blocks.
+    Attributes:
+        seconds: duration of the run, without `starting`.
+        steps, seconds_a_step: 0 if there are no steps.
+        peak: bytes at the peak, by device.
+        waiting: part of all ranks' time in which they waited for other ranks.
+        sent: bytes that the ranks sent.
+        gain: factor by which the plan is faster than one device. None if one device cannot hold the job, or the plan has only
+            one.
+        gain_is: "measured" or "predicted"; empty if there is no gain.
+        starting: seconds in which workers were started.
+        compiling: seconds, within `seconds`, in which the slowest worker compiled blocks.
     """
 
     plan: str
@@ -39,7 +45,14 @@ class Outcome(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class RunTimes:
-    """The seconds that a run took without `starting` workers, and those of a step once it was going; no steps are 0."""
+    """The times of a run.
+
+    Attributes:
+        seconds: duration of the run, without `starting`.
+        starting: seconds in which workers were started.
+        steps: 0 if there are none.
+        seconds_a_step: seconds of a step after the first steps; 0 if there are none.
+    """
 
     seconds: float
     starting: float = 0.0
@@ -57,10 +70,10 @@ def outcome(
     """Return the outcome of a run.
 
     Args:
-        ran: its requests, at least one.
-        planned: how its plan was chosen, if it was.
+        ran: the costs of the run's requests, at least one.
+        planned: the choice of its plan, if the plan was chosen automatically.
         alone: measured seconds a step of the same job on one device, if they are known.
-        warnings: what the user should know besides.
+        warnings: further warnings for the user.
     """
     plan = ran[-1].plan
     reports = [report for event in ran for report in event.reports]
@@ -95,13 +108,13 @@ def outcome(
 
 
 def predicted_gain(choice: PlanChoice) -> float:
-    """How many times as fast as one device the chosen plan should be."""
+    """Return the factor by which the chosen plan should be faster than one device."""
     (chosen,) = (entry for entry in choice.ranking if entry.plan == choice.plan)
     return choice.single.seconds / chosen.seconds
 
 
 def in_words(result: Outcome) -> str:
-    """A few sentences for the node, one a line."""
+    """Return a few sentences for the node, each on a line."""
     pace = f", {result.seconds_a_step:.2f} s a step" if result.seconds_a_step else ""
     costs = [f"Peak {amount(max(result.peak.values()))} a device"]
     if result.sent:
@@ -117,7 +130,7 @@ def in_words(result: Outcome) -> str:
 
 
 def amount(count: float) -> str:
-    """Bytes in words with three digits, such as `6.13 GB`: as the tab has them (web/panel/units.js)."""
+    """Return bytes in words with three digits, such as `6.13 GB`, as the tab writes them (web/panel/units.js)."""
     units = iter(("B", "kB", "MB", "GB", "TB"))
     unit = next(units)
     while count >= 999.5 and unit != "TB":
@@ -127,7 +140,7 @@ def amount(count: float) -> str:
 
 
 def part_of(done: float, total: float) -> str:
-    """Bytes of bytes in words, such as `6.1 of 23.8 GB`."""
+    """Return a part of some bytes in words, such as `6.1 of 23.8 GB`."""
     size, unit = (1e9, "GB") if total >= 1e9 else (1e6, "MB")
     return f"{done / size:.1f} of {total / size:.1f} {unit}"
 

@@ -1,4 +1,4 @@
-"""The per-run report: what each rank computed, waited for, sent and held."""
+"""The report of each run for the log: the time that each rank computed and waited, and the bytes that it sent and held."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEBIBYTE = 1 << 20
 
 
 def table(reports: Sequence[RankCostReply], devices: Sequence[str]) -> str:
-    """One line a rank, for the log."""
+    """Return a table for the log, with one line for each rank."""
     lines = [
         f"{'rank':>4}  {'device':<8} {'compute':>9} {'waiting':>9} {'weights':>10} {'cache':>10} {'peak':>10} {'read':>10}  sent"
     ]
@@ -27,13 +27,13 @@ def table(reports: Sequence[RankCostReply], devices: Sequence[str]) -> str:
 
 
 def compiled(reports: Sequence[RankCostReply]) -> str:
-    """How long compiling took the slowest rank, in words; empty if nothing was compiled."""
+    """Return the time that compiling took on the slowest rank, in words, or an empty string if nothing was compiled."""
     seconds = max(report.compiling for report in reports)
     return f"blocks compiled in {seconds:.1f} s; what they became is kept for later starts" if seconds else ""
 
 
 def restored(model: ModelSpec, reports: Sequence[RankCostReply]) -> str:
-    """What came back from host memory before a run, in words; empty if nothing did."""
+    """Return the bytes that came back from host memory before a run, in words, or an empty string if there are none."""
     count = sum(report.restored for report in reports)
     return f"{Path(model.path).name}: {_mebibytes(count)} restored from host memory" if count else ""
 

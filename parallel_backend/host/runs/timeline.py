@@ -1,4 +1,4 @@
-"""The ranks' accounts of a request on one scale of time, with what is sending told from what is waiting."""
+"""The ranks' timings of a request on one scale of time, with sending and waiting told apart."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ Bins = list[float]
 
 
 class RankTimeline(msgspec.Struct, frozen=True):
-    """One rank: when it was done, the phases with their beginnings, and for each bin the thousandths of it that went into
-    waiting for others and into sending. The rest, up to `seconds`, was computed."""
+    """The timeline of one rank. Time up to `seconds` that is neither waiting nor sending was spent computing.
+
+    Attributes:
+        seconds: the time at which the rank was done.
+        phases: the phases with their beginnings.
+        waiting: the thousandths of each bin in which the rank waited for other ranks.
+        sending: the thousandths of each bin in which the rank sent.
+    """
 
     rank: int
     device: str
@@ -32,8 +38,12 @@ class RankTimeline(msgspec.Struct, frozen=True):
 
 
 class RunTimeline(msgspec.Struct, frozen=True):
-    """All ranks, in bins of `width` seconds; `steps` are the beginnings of the denoise's steps on the first rank, or of the
-    model calls."""
+    """The timelines of all ranks.
+
+    Attributes:
+        width: seconds of a bin.
+        steps: the beginnings of the denoise's steps on the first rank, or of the model calls.
+    """
 
     width: float
     bins: int
@@ -44,11 +54,12 @@ class RunTimeline(msgspec.Struct, frozen=True):
 def timeline_of(plan: ResolvedPlan, reports: Sequence[RankCostReply]) -> RunTimeline:
     """Return the timeline of a finished request.
 
-    In an exchange all ranks of a stage send and receive at once, and all are done at once. Who comes last does not wait, so
-    the least that any of them spent on it in a bin is taken for sending, and what others spent more for waiting.
+    In an exchange all ranks of a stage send and receive at once, and all are done at once. The rank that comes last does not
+    wait. So the least time that any rank spends on the exchange in a bin counts as sending. The further time of the others is
+    waiting.
 
     Args:
-        reports: at least one, of the ranks of the plan.
+        reports: reports of ranks of the plan, at least one.
     """
     ordered = sorted(reports, key=lambda report: report.rank)
     longest = max(report.times.seconds for report in ordered)

@@ -1,1 +1,1 @@
-"""Worker processes: started or joined, talked to, watched, and what is known of their failures."""
+"""Worker processes: their start, the connections to them, the watch over them, and the diagnosis of their failures."""

@@ -1,4 +1,4 @@
-"""Known causes of failures: what their error texts look like, and what the user can do."""
+"""Known causes of failures: the error texts that give them away, and the remedies for the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from ...errors import WorkerFailed
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause, the texts that give it away (a regular expression, case ignored), and the remedy in plain words."""
+    """A known cause of failures.
+
+    Attributes:
+        signs: a regular expression for the texts that give the cause away; case is ignored.
+        remedy: advice to the user in plain words.
+    """
 
     name: str
     signs: str
@@ -141,21 +146,21 @@ CAUSES = (
         "ComfyUI's user may not open what the message names: give it the right, or set TMPDIR to a folder of its own.",
     ),
 )
-"""In the order in which they are looked for: the special before the general."""
+"""Known causes in the order of the search: special causes before general ones."""
 
 REMEDIES = {cause.name: cause.remedy for cause in CAUSES}
-"""By the name of the cause, for where something else than a text gives it away."""
+"""Name of a cause -> its remedy, for failures where something other than a text gives the cause away."""
 
 LOST_PEER = re.compile(
     r"Connection (?:was )?(?:closed|reset) by (?:remote )?peer|Broken pipe|remote process exited or there was a network error"
     r"|Connection refused|peer .* (?:left|closed)|Socket closed|Application timeout caused pair closure",
     re.IGNORECASE,
 )
-"""What a rank says when another one went away: never the cause."""
+"""Pattern of the errors that a rank reports when another rank went away. These are never the cause."""
 
 
 def known_cause(text: str) -> Cause | None:
-    """The first known cause whose signs are in an error text or log."""
+    """Return the first known cause whose signs are in an error text or log, or None."""
     return next((cause for cause in CAUSES if re.search(cause.signs, text, re.IGNORECASE)), None)
 
 

@@ -20,10 +20,10 @@ from ...wire.message import Message
 from ...wire.to_host import ConnectReply, DecodedPixelsReply, HeartbeatReply
 
 POLL_SECONDS = 0.1
-"""How often the reading thread looks whether the channel closes, and a sending one for how long it has waited."""
+"""Seconds between two checks, by the reading thread if the channel closes, and by a sender if it has waited too long."""
 
 MOST_DESCRIPTORS = 16
-"""Received at a time; a rank sends them one by one."""
+"""Largest number of descriptors that are received at a time. A rank sends them one by one."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """A rank's connection ended; `reason` is empty where it was closed in an orderly way."""
+    """The end of a rank's connection. `reason` is empty if the connection was closed in an orderly way."""
 
     rank: int
     reason: str
@@ -52,15 +52,19 @@ class Heard:
 
 
 GATEWAY = -1
-"""In the place of a rank: the one connection to all ranks on other machines."""
+"""Number in the place of a rank, for the one connection to all ranks on other machines."""
 
 
 class Channel:
-    """The workers' messages, queued as they come. Heartbeats are not queued: `heard` has the latest of each rank.
+    """The workers' messages, queued in the order of arrival. Heartbeats are not queued.
 
-    `lost` has the ranks whose connection has ended, in that order, and why; the reason is empty where it was closed in
-    an orderly way. `generation` is the group's. `broken` is why no rank can connect any more. `clock` is that of all times
-    and deadlines of the group.
+    Attributes:
+        generation: the group's generation.
+        heard: the latest heartbeat of each rank.
+        lost: the ranks whose connection has ended, in that order, with the reason. The reason is empty if the connection was
+            closed in an orderly way.
+        broken: the error that keeps further ranks from connecting, or None.
+        clock: the clock of all times and deadlines of the group.
     """
 
     def __init__(self, generation: int) -> None:
@@ -75,7 +79,7 @@ class Channel:
         """Send a message to a rank.
 
         Raises:
-            OSError: the connection is gone; a Disconnected event says more.
+            OSError: the connection is gone. A Disconnected event has the reason.
         """
         raise NotImplementedError
 
@@ -84,7 +88,7 @@ class Channel:
         raise NotImplementedError
 
     def give_up(self) -> None:
-        """Have the group end, because it has failed and is not this process's to kill."""
+        """Make the group end, because it has failed and this process cannot kill it."""
 
     def take(self, rank: int, frame: Frame) -> None:
         """Record a frame from a rank."""
@@ -103,9 +107,10 @@ class Channel:
 
 
 class LocalChannel(Channel):
-    """Workers on this machine: a Unix socket that accepts one connection a rank.
+    """A channel to workers on this machine: a Unix socket that accepts one connection for each rank.
 
-    Sending waits `patience` seconds at most for a worker that does not read, being stopped, and then raises TimeoutError.
+    Sending waits at most `patience` seconds for a worker that does not read because it is stopped, and then raises
+    TimeoutError.
     """
 
     def __init__(self, path: Path, generation: int, patience: float) -> None:
@@ -126,7 +131,7 @@ class LocalChannel(Channel):
         self._thread.start()
 
     def send(self, rank: int, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Send a rank a message with its tensors. Raises OSError when the connection is gone."""
+        """Send a message with its tensors to a rank. Raises OSError if the connection is gone."""
         connection, data = self._connections[rank], memoryview(encode(message, tensors))
         until = self.clock.now() + self._patience
         while data:
@@ -138,7 +143,7 @@ class LocalChannel(Channel):
                     raise
 
     def close(self) -> None:
-        """Stop reading and wait until the thread that reads has ended."""
+        """Stop reading and wait until the reading thread has ended."""
         self._closing.set()
         self._thread.join()
 
@@ -161,13 +166,13 @@ class LocalChannel(Channel):
         except OSError as error:  # there is no file number left
             self.broken = error
             selector.unregister(self._listener)
-            self._listener.close()  # so the workers find that they are not wanted, and leave
+            self._listener.close()  # workers find that they cannot connect, and leave
             return
         connection.settimeout(POLL_SECONDS)
         selector.register(connection, selectors.EVENT_READ, _WorkerConnection(connection))
 
     def _receive(self, peer: _WorkerConnection) -> bool:
-        """Read the data of a peer; return False when its connection is over."""
+        """Read the data of a peer. Return False if its connection has ended."""
         reason = ""
         try:
             data, descriptors, _, _ = socket.recv_fds(peer.connection, 1 << 20, MOST_DESCRIPTORS)
@@ -194,7 +199,7 @@ class LocalChannel(Channel):
 
 
 class _WorkerConnection:
-    """A connection, its decoder, and its rank, which is known from the ConnectReply on."""
+    """A connection, its decoder, and its rank, which is known once the ConnectReply has arrived."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection

@@ -1,4 +1,4 @@
-"""From what is known of a failed group to the sentence the user sees: the earliest cause, and what to do."""
+"""The diagnosis of a failed group: the message for the user, with the earliest cause and the remedy."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ def explain(
     reports: Sequence[FailedReply],
     plan: ResolvedPlan | None = None,
 ) -> WorkerFailed:
-    """The error for a group in which a process ended or a rank reported a failure: its earliest cause.
+    """Return the error for a group in which a process ended or a rank reported a failure. It names the earliest cause.
 
-    A process that ended without a report could not make one, and its peers' reports of lost connections are
-    consequences; so may SIGABRT be, with which a library ends a process that lost its peers. On other machines a
-    connection that ended without a report stands for such a process. `plan` is that of the request, if there was one.
+    A process that ended without a report could not make one. Its peers' reports of lost connections are then consequences.
+    SIGABRT may be a consequence too: a library ends a process with it that has lost its peers. On other machines, a connection
+    that ended without a report stands for a process that did.
+
+    Args:
+        plan: the plan of the request, if there was one.
     """
     heard, reported = channel.heard, {report.rank for report in reports}
     ended = {rank: p.returncode for rank, p in enumerate(launched.processes) if p.returncode is not None}
@@ -61,8 +64,8 @@ def explain(
 
 
 def unstartable(error: OSError) -> WorkerFailed:
-    """The error where this machine would not even start processes."""
-    with contextlib.suppress(OSError):  # there is none at all, which the error says
+    """Return the error for a machine that cannot even start processes."""
+    with contextlib.suppress(OSError):  # there is no folder at all, and the error says so
         for temporary in (tempfile.gettempdir(), folder()):
             if not (os.path.isdir(temporary) and os.access(temporary, os.W_OK | os.X_OK)):
                 return WorkerFailed(
@@ -73,15 +76,15 @@ def unstartable(error: OSError) -> WorkerFailed:
 
 
 def silent(rank: int, devices: Sequence[str], heard: Heard | None, seconds: float) -> WorkerFailed:
-    """The error for a rank that no longer answers."""
+    """Return the error for a rank that no longer answers."""
     return WorkerFailed(f"{_who(rank, devices)} has not answered for {seconds:.0f} s{_doing(heard)}. {AFTERWARDS}")
 
 
 def stalled(devices: Sequence[str], heard: Mapping[int, Heard], seconds: float) -> WorkerFailed:
-    """The error for a group in which no rank gets anywhere: it names the one that the others wait for.
+    """Return the error for a group in which no rank makes progress. It names the rank that the others wait for.
 
-    That is the one which waits for none itself. Where there are several such, or none, it is the furthest behind. GPUs
-    that hang when they first exchange something have P2P that their driver reports and that does not work.
+    That rank itself waits for no other. If there are several ranks like that, or none, the error names the rank that is the
+    furthest behind. GPUs that hang in their first exchange have P2P that their driver reports and that does not work.
     """
     rank = min(heard, key=lambda r: (heard[r].heartbeat.waiting, heard[r].heartbeat.step, heard[r].heartbeat.progress))
     what = "the others wait for" if _all_wait_for(rank, heard) else "the furthest behind is"
@@ -92,7 +95,7 @@ def stalled(devices: Sequence[str], heard: Mapping[int, Heard], seconds: float) 
 
 
 def _unconnected(devices: Sequence[str], heard: Heard) -> str:
-    """What to do about GPUs that hang in their first exchange, as sentences with a space behind them."""
+    """Return the remedy for GPUs that hang in their first exchange, with a space at the end, or an empty string."""
     gpus = any("cuda" in device for device in devices)
     return f"{REMEDIES['P2P']} " if gpus and heard.heartbeat.phase == CONNECTING else ""
 
@@ -123,7 +126,7 @@ def _from_report(
     if not report.trace:
         return WorkerFailed(f"{where} failed{when}: {report.reason} {AFTERWARDS}")
     tail, lines = launched.log_tail(report.rank), report.trace.strip().splitlines()
-    trace = "" if lines[-1] in tail else "\n" + "\n".join(lines[-8:])  # the log has it where the rank could not go on
+    trace = "" if lines[-1] in tail else "\n" + "\n".join(lines[-8:])  # in the log if the rank could not go on
     remedy = _remedy(f"{report.reason}\n{tail}")
     return WorkerFailed(f"{where} failed{when}: {report.reason}. {remedy}{AFTERWARDS}{trace}{_log_text(tail)}")
 
@@ -140,7 +143,7 @@ def _from_end(
 
 
 def _remedy(text: str) -> str:
-    """What to do about a known cause, as sentences with a space behind them."""
+    """Return the remedy for a known cause, with a space at the end, or an empty string."""
     cause = known_cause(text)
     return f"{cause.remedy} " if cause else ""
 
@@ -184,7 +187,7 @@ def _signal(number: int) -> str:
 
 
 def raised_equal_errors(reports: Sequence[FailedReply], ranks: int) -> bool:
-    """Return whether the ranks can go on after a failure.
+    """Return True if the ranks can go on after a failure.
 
     All of them must have raised an error of the same type at the same point of the request. For each kind of operation, the
     ranks that take part in it must have issued equally many, so that none waits for another one.

@@ -62,18 +62,22 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
 
 SLOWER_TO_CONNECT = 3
-"""Times the silence that is allowed while communicators are opened."""
+"""Factor of the silence that is allowed while communicators are opened."""
 
 
 @dataclass(frozen=True)
 class Deadlines:
     """Seconds after which a phase counts as failed.
 
-    `start`: until all workers are ready. `silence`: since a rank's last heartbeat, or since the fork
-    server that is to fork a worker last did anything. `stall`: since any rank got anywhere.
-    `cancel`: until a cancelled request has ended. `report`: for the other ranks' accounts once one has failed.
-    `leave`: for workers to leave when told to. `proof`: for each call of a small model that is proved. `derive`: for finding
-    out how to spread a class that nobody declared.
+    Attributes:
+        start: until all workers are ready.
+        silence: since a rank's last heartbeat, or since the last activity of a fork server that is to fork a worker.
+        stall: since any rank made progress.
+        cancel: until a cancelled request has ended.
+        report: for the other ranks' reports once a rank has failed.
+        leave: for workers to leave when they are told to.
+        proof: for each call of a small model that is proved.
+        derive: for deriving the declaration of a class that has none.
     """
 
     start: float = 300
@@ -87,10 +91,10 @@ class Deadlines:
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Deadlines:
-        """The defaults with what PARALLEL_DEADLINES says, such as `stall=900,start=600`.
+        """Return the defaults with the changes in PARALLEL_DEADLINES, such as `stall=900,start=600`.
 
         Raises:
-            Refused: it is not understood.
+            Refused: the variable is not understood.
         """
         text = variables.get("PARALLEL_DEADLINES", "")
         try:
@@ -103,7 +107,7 @@ class Deadlines:
 
 
 class State(enum.Enum):
-    """A group's life. It never goes back: after FAILED or STOPPED a new group, a new generation, takes its place."""
+    """The states of a group. They never go back: after FAILED or STOPPED, a new group of a new generation takes its place."""
 
     STARTING = "starting"
     READY = "ready"
@@ -113,14 +117,14 @@ class State(enum.Enum):
 
 
 class WorkerGroup:
-    """Worker processes on a list of devices; starting, or connecting to those elsewhere, is the constructor's work.
+    """A group of worker processes on a list of devices. The constructor starts them, or connects to those on other machines.
 
     Args:
-        kernels_early: whether they load all kernels when they start; those elsewhere do as they were started.
-        imports: modules that are imported once for all of them.
+        kernels_early: True if the workers load all kernels when they start. Workers on other machines do as they were started.
+        imports: modules that are imported once for all workers.
 
     Raises:
-        WorkerFailed: they did not come up.
+        WorkerFailed: the workers did not start.
         Refused: ranks differ in their versions, or those on other machines cannot be reached.
         Cancelled: the user cancelled meanwhile.
     """
@@ -142,9 +146,9 @@ class WorkerGroup:
         self._reports: list[FailedReply] = []
         self._progress_before: dict[int, int] = {}
         self.died_idle = False
-        """Whether the group failed because a worker had ended before it began with the request."""
+        """True if the group failed because a worker had ended before it began with the request."""
         self._latest: dict[int, RankCostReply] = {}
-        """Each rank's last account of what it holds."""
+        """Each rank's last report of the memory that it holds."""
         self._plan: ResolvedPlan | None = None
         self._model = ""
         self._known = KnownAdapters()
@@ -193,11 +197,11 @@ class WorkerGroup:
 
     @property
     def members(self) -> list[RankFacts]:
-        """What the ranks have told of themselves, in their order."""
+        """Return the facts that the ranks have reported, in rank order."""
         return [self._members[rank] for rank in range(len(self.devices))]
 
     def alive(self) -> bool:
-        """Whether the group can take a request; finds out about workers that died while idle."""
+        """Return True if the group can take a request. This call finds workers that died while idle."""
         dead = self._channel.lost or any(p.poll() is not None for p in self._launched.processes)
         if self.state is State.READY and dead:
             log.warning("%s", self._failure())
@@ -214,17 +218,17 @@ class WorkerGroup:
         return {entry.model for report in self._latest.values() for entry in report.models_on_device}
 
     def status(self) -> GroupStatus:
-        """What the ranks do and hold, as far as is known now; any thread may ask at any time."""
+        """Return the ranks' activity and memory, as far as known now. Any thread may call this at any time."""
         lost = self.state is State.READY and self._channel.lost
         ranks = rank_statuses(self.devices, self._channel.heard, self._latest)
         return GroupStatus((State.FAILED if lost else self.state).value, self._model, ranks)
 
     def execute(self, exchange: PendingRequest) -> RequestReply:
-        """Send what the workers do not know yet of the adapters, then the request, and wait for its end.
+        """Send the adapters that the workers do not know yet, then the request, and wait for its end.
 
         Raises:
-            Cancelled: the user cancelled; the workers are ready again.
-            Refused, RequestFailed: the request's data cannot work; the workers are ready again.
+            Cancelled: the user cancelled. The workers are ready again.
+            Refused, RequestFailed: the request's data cannot work. The workers are ready again.
             WorkerFailed: the group has failed and is stopped.
         """
         assert self.state is State.READY
@@ -255,7 +259,7 @@ class WorkerGroup:
         )
 
     def stop(self) -> None:
-        """End the workers; they leave nothing behind."""
+        """End the workers, which leave nothing behind."""
         if self.state in (State.STOPPED, State.FAILED):
             return
         if self._launched.processes:
@@ -278,7 +282,7 @@ class WorkerGroup:
         while not over or len(reports) < expected:
             frame = self._next_frame(started)
             if frame is not None and getattr(frame.message, "request", message.request) != message.request:
-                continue  # a preview of a request that failed, which its sender has overtaken
+                continue  # a late preview of an earlier request that failed
             match frame.message if frame else None:
                 case FailedReply():
                     error = self._recover(message.request)
@@ -320,12 +324,15 @@ class WorkerGroup:
         except TimeoutError:
             raise diagnosis.silent(rank, self.devices, self._channel.heard.get(rank), self._deadlines.silence) from None
         except OSError:
-            pass  # the Disconnected event that follows tells why
+            pass  # the Disconnected event that follows has the reason
 
     def _next_frame(self, since: float) -> Frame | None:
-        """The next frame if one comes soon; a FailedReply where all ranks failed with the same error and can go on.
+        """Return the next frame, or None if none comes soon.
 
-        Raises WorkerFailed when something else is wrong with a rank.
+        If all ranks failed with the same error and can go on, the frame is a FailedReply.
+
+        Raises:
+            WorkerFailed: something else is wrong with a rank.
         """
         try:
             event = self._channel.events.get(timeout=POLL_SECONDS)
@@ -365,7 +372,7 @@ class WorkerGroup:
         return error
 
     def _failure(self) -> WorkerFailed:
-        """Wait a moment for the other ranks' accounts, then name the cause."""
+        """Wait a moment for the other ranks' reports, and return the error with the cause."""
         if self._channel.broken is not None:
             return diagnosis.unstartable(self._channel.broken)
         now = self._channel.clock.now
@@ -442,7 +449,10 @@ class WorkerGroup:
 
 
 def _raised_by(function: Callable[..., None], *arguments: object) -> BaseException | None:
-    """Call a function of ComfyUI's; what it raises (so it interrupts) has to wait until the workers are idle."""
+    """Call a function of ComfyUI's and return the exception that it raises, or None.
+
+    ComfyUI interrupts a run by the exception, which has to wait until the workers are idle.
+    """
     try:
         function(*arguments)
     except BaseException as error:

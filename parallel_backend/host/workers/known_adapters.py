@@ -1,4 +1,4 @@
-"""What the workers of a group know of adapters, so that each tensor is sent once."""
+"""The adapters that the workers of a group know, so that each tensor is sent once."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ...weights.adapters.lora import AdapterSet
 from ...wire.to_worker import RECIPE, StoreAdaptersRequest
 
 FRAME_BYTES = 256 << 20
-"""About how many bytes of tensors go in one frame."""
+"""Approximate number of bytes of tensors in one frame."""
 
 SPARE_BYTES = 1 << 30
 """Bytes of tensors that every worker keeps besides those in use, for adapters that come back."""
 
 
 class KnownAdapters:
-    """Mirrors the workers' AdapterStore; the least recently used tensors are forgotten first."""
+    """A mirror of the workers' AdapterStore. The least recently used tensors are forgotten first."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, int] = {}  # from the least to the most recently used
         self._recipe = ""
 
     def missing(self, adapters: AdapterSet) -> Iterator[tuple[StoreAdaptersRequest, dict[str, Tensor]]]:
-        """What the workers must be told before a request that names these adapters."""
+        """Yield the messages that the workers need before a request that names these adapters."""
         if not adapters.id or adapters.id == self._recipe:
             return
         forget = self._forget(set(adapters.tensors))

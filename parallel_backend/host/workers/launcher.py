@@ -1,4 +1,4 @@
-"""Starting the worker processes of one generation."""
+"""The start of the worker processes of one generation."""
 
 from __future__ import annotations
 
@@ -25,24 +25,27 @@ from .processes import ForkServer, WorkerProcess
 
 PACK_ROOT = Path(__file__).resolve().parents[3]
 ALLOCATOR_SETTINGS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
-"""Where the user, or ComfyUI for its own process, sets how torch allocates device memory."""
+"""Variables in which the user, or ComfyUI for its own process, sets how torch allocates device memory."""
 
 BACKEND = re.compile(r"(?:^|,)\s*backend\s*:[^,]*")
-"""ComfyUI may choose cudaMallocAsync; NCCL's buffers do not go with it."""
+"""Pattern of the allocator's backend in these variables.
+
+ComfyUI may choose cudaMallocAsync, which NCCL's buffers do not support.
+"""
 
 FOR_REMOTE_WORKERS = (names.LISTEN, names.MODELS, SECRET_FILE)
-"""What torchrun's workers are told; they may run beside ComfyUI, and it is no business of the workers that we start."""
+"""Variables for torchrun's workers. These may run next to ComfyUI, and the workers that this process starts ignore them."""
 
 LONGEST_SOCKET_PATH = 107
-"""Bytes that the kernel takes as the path of a Unix socket."""
+"""Largest number of bytes that the kernel takes as the path of a Unix socket."""
 
 KILL_SECONDS = 10
-"""The kernel may take its time to end a process with much device memory."""
+"""Seconds that the kernel may take to end a process. A process with much device memory takes long."""
 
 
 @dataclass
 class WorkerProcesses:
-    """The processes of one generation and what they share with us."""
+    """The processes of one generation, and the resources that they share with this process."""
 
     folder: OwnedFolder
     processes: list[WorkerProcess]
@@ -50,7 +53,7 @@ class WorkerProcesses:
     death_pipe: int
 
     def log_tail(self, rank: int, lines: int = 12) -> str:
-        """The last lines a worker printed, or, if it was never forked, those of the fork server."""
+        """Return the last lines that a worker printed, or those of the fork server if the worker was never forked."""
         try:
             text = log_path(self.folder.path, rank).read_text(errors="replace")
         except OSError:
@@ -69,7 +72,7 @@ class WorkerProcesses:
             process.kill()
         forking = any(
             process.pid is not None for process in self.processes
-        )  # or the server imports yet, and will not fork
+        )  # otherwise the server still imports, and will not fork
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_SECONDS if forking else 0)
@@ -82,7 +85,7 @@ def make_folder() -> OwnedFolder:
 
 
 def sweep_folders() -> None:
-    """Remove what processes that were killed have left in the temporary folders. Never fails."""
+    """Remove the folders that killed processes have left in the temporary folders. This never fails."""
     with contextlib.suppress(OSError):
         for parent in {tempfile.gettempdir(), folder()}:
             sweep(parent)
@@ -100,13 +103,13 @@ def folder() -> str:
 def _takes_a_socket(folder: str) -> bool:
     try:
         path = str(socket_path(Path(folder, f"{PREFIX}12345678"))).encode()
-    except UnicodeEncodeError:  # torch's store knows no other paths than those in UTF-8
+    except UnicodeEncodeError:  # torch's store takes only paths in UTF-8
         return False
     return len(path) <= LONGEST_SOCKET_PATH
 
 
 def socket_path(directory: Path) -> Path:
-    """Where a generation's workers find the host."""
+    """Return the path of the socket at which a generation's workers find the host."""
     return directory / "socket"
 
 
@@ -118,11 +121,11 @@ def launch(
     kernels_early: bool,
     imports: Sequence[str],
 ) -> WorkerProcesses:
-    """Start one process a device. They end when the returned death pipe closes, however our process ends.
+    """Start one process for each device. The processes end when the returned death pipe closes, however this process ends.
 
     Raises:
-        Refused: the environment names a network interface that is not there.
-        OSError: they cannot be started.
+        Refused: the environment names a network interface that does not exist.
+        OSError: the processes cannot be started.
     """
     directory, environment = folder.path, group_environment(len(devices), kernels_early)
     check_interfaces(environment, nccl=any(device.startswith("cuda") for device in devices))
@@ -151,20 +154,20 @@ def launch(
 
 
 def wants_kernels_early(plan: ResolvedPlan) -> bool:
-    """Whether a plan's workers must load all kernels when they start.
+    """Return True if a plan's workers must load all kernels when they start.
 
-    CUDA loads a kernel when it is first used, and may wait for the GPU to do so. In PipeFusion a stage's send is on the GPU
-    until the next stage takes it, which may be loading a kernel too: stages could wait for each other for ever.
+    CUDA loads a kernel when it is first used, and may wait for the GPU to do so. In PipeFusion, a stage's send stays on the GPU
+    until the next stage takes it, and that stage may be loading a kernel too. The stages could wait for each other forever.
     """
     return plan.pipefusion > 1 and plan.transport == "nccl"
 
 
 def group_environment(workers: int, kernels_early: bool) -> dict[str, str]:
-    """What all workers of a group get; what the user has set comes first."""
+    """Return the environment of all workers of a group. The user's settings come first."""
     defaults = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers)),
-        "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "compiled"),  # shared by ranks, and there after a restart
-        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # what /proc/cpuinfo has works: each process would try it by importing torch in another
+        "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "compiled"),  # shared by ranks, and kept for the next start
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # trust /proc/cpuinfo: each test would import torch in one more process
     }
     if kernels_early:
         defaults["CUDA_MODULE_LOADING"] = "EAGER"
@@ -172,7 +175,7 @@ def group_environment(workers: int, kernels_early: bool) -> dict[str, str]:
 
 
 def worker_environment() -> dict[str, str]:
-    """Return our environment with the pack and ComfyUI importable, and with sockets on the loopback interface."""
+    """Return this process's environment with the pack and ComfyUI importable, and with sockets on the loopback interface."""
     inherited = {name: value for name, value in os.environ.items() if name not in FOR_REMOTE_WORKERS}
     for name in ALLOCATOR_SETTINGS & inherited.keys():
         setting = BACKEND.sub("", inherited.pop(name)).strip(", ")
@@ -183,7 +186,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def own_comfyui() -> dict[str, str]:
-    """Where workers find the ComfyUI that this process runs, and how it was started; nothing in another process."""
+    """Return the variables that tell workers the folder and arguments of this process's ComfyUI; none in another process."""
     options = sys.modules.get("comfy.options")
     if options is None or not options.args_parsing:
         return {}

@@ -1,4 +1,4 @@
-"""An exchange with a group of workers: what they are asked, who looks on meanwhile, and their answer."""
+"""A request to a group of workers: its message, its caller, and its reply."""
 
 from __future__ import annotations
 
@@ -38,21 +38,22 @@ Request = (
 
 
 def _ignore(*_: object) -> None:
-    """What nobody wants to know."""
+    """Ignore the arguments."""
 
 
 def _never() -> bool:
-    """What cannot be cancelled."""
+    """Return False: the request cannot be cancelled."""
     return False
 
 
 @dataclass(frozen=True)
 class RequestContext:
-    """Who asks the workers for something.
+    """The caller of a request to the workers.
 
     Attributes:
-        is_cancelled: asked often; True cancels the request.
-        on_loading: told the bytes of weights that are there and those there will be; what it raises cancels the request.
+        is_cancelled: called often. True cancels the request.
+        on_loading: called with the bytes of weights that have arrived and those that will arrive. An exception from it cancels
+            the request.
     """
 
     is_cancelled: IsCancelled = _never
@@ -61,14 +62,14 @@ class RequestContext:
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """A request and who looks on.
+    """A request and its caller.
 
     Attributes:
         message: the request.
-        tensors: what goes with it.
-        adapters: those that it names.
-        caller: may cancel it, and hears how loading gets on.
-        on_message: called with the frames of SampleStepReply and DecodedPixelsReply; an exception from it cancels the request.
+        tensors: the request's tensors, by name.
+        adapters: the adapters that the request names.
+        caller: may cancel the request, and watches the progress of loading.
+        on_message: called with the frames of SampleStepReply and DecodedPixelsReply. An exception from it cancels the request.
     """
 
     message: Request
@@ -80,7 +81,7 @@ class PendingRequest:
 
 @dataclass(frozen=True)
 class RequestReply:
-    """The frame that answers a request and what the request cost on each rank, in no order."""
+    """The frame that answers a request, and the request's costs on each rank, in no order."""
 
     frame: Frame
     reports: list[RankCostReply]

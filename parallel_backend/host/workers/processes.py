@@ -1,4 +1,4 @@
-"""The host's end of the fork server, and the worker processes that it forks for us."""
+"""The host's end of the fork server, and the worker processes that the server forks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ REAP_SECONDS = 1
 
 
 class ForkServerStuck(WorkerFailed):
-    """The fork server has stopped, or hangs: it forks no worker."""
+    """The error of a fork server that has stopped, or hangs, and forks no worker."""
 
 
 class WorkerProcess:
-    """A worker process, used as subprocess.Popen is. `pid` is None until it was forked."""
+    """A worker process with the interface of subprocess.Popen. `pid` is None until the worker is forked."""
 
     def __init__(self, server: ForkServer) -> None:
         self.pid: int | None = None
@@ -41,17 +41,17 @@ class WorkerProcess:
         self._killed = False
 
     def poll(self) -> int | None:
-        """The exit code once the process has ended. Raises OSError where there was no file number left to watch it by."""
+        """Return the exit code, or None while the process runs. Raises OSError if no file number was left to watch it by."""
         self._server.update()
         if self.returncode is None and self.pid is not None and self._pidfd is None and not self._killed:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if self.returncode is None and self._pidfd is not None and _readable(self._pidfd, 0):
-            self._server.wait(REAP_SECONDS)  # it has ended this moment, and the server is about to say how
+            self._server.wait(REAP_SECONDS)  # it has just ended, and the server is about to report the code
             self._server.update()
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """The exit code. Raises subprocess.TimeoutExpired."""
+        """Wait for the process to end, and return its exit code. Raises subprocess.TimeoutExpired."""
         until = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() >= until:
@@ -60,20 +60,24 @@ class WorkerProcess:
         return code
 
     def kill(self) -> None:
-        """Kill it. Once its group's death pipe is closed, one that cannot be watched ends, and one not forked yet never is."""
+        """Kill the process.
+
+        Once the group's death pipe is closed, a process that cannot be watched ends, and a process that is not forked yet never
+        is.
+        """
         self._killed = True
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def started(self, pid: int, pidfd: int | None) -> None:
-        """The server has forked it; without `pidfd` there was no file number left for one."""
+        """Record that the server has forked the process. Without `pidfd`, no file number was left for it."""
         self.pid, self._pidfd = pid, pidfd
         if self._killed:
             self.kill()
 
     def ended(self, code: int) -> None:
-        """Note that the process is gone."""
+        """Record that the process is gone."""
         self.returncode = code
         if self._pidfd is not None:
             os.close(self._pidfd)
@@ -81,10 +85,12 @@ class WorkerProcess:
 
 
 class ForkServer:
-    """Starts with the first workers, or before, and stays, so that later ones come up at once. One thread at a time may use it.
+    """A process that forks workers. It stays, so that later workers start at once. One thread at a time may use it.
+
+    It starts with the first workers, or before.
 
     Raises:
-        OSError: it could not be started.
+        OSError: the fork server could not be started.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -107,7 +113,7 @@ class ForkServer:
             )
 
     def alive(self) -> bool:
-        """Whether it can fork."""
+        """Return True if the server can fork."""
         return self._server.poll() is None
 
     def start(
@@ -119,7 +125,7 @@ class ForkServer:
         imports: Sequence[str],
         death_pipe: int,
     ) -> list[WorkerProcess]:
-        """Have a worker forked for each of `variables`, once these modules are imported. Raises OSError."""
+        """Fork a worker for each of `variables`, once the server has imported the modules. Raises OSError."""
         self._alive_at = self._clock.now()
         processes = [WorkerProcess(self) for _ in variables]
         in_bytes = [_in_bytes(own) for own in variables]
@@ -158,7 +164,7 @@ class ForkServer:
             return ()
 
     def update(self) -> None:
-        """Take note of what has happened to the workers."""
+        """Record the events that the server has reported of the workers."""
         while self.wait(0):
             try:
                 data, fds, _, _ = socket.recv_fds(self._socket, MAX_PACKET_BYTES, 1)
@@ -172,23 +178,23 @@ class ForkServer:
             if isinstance(message, Started):
                 process.started(
                     message.pid, fds[0] if fds else None
-                )  # the kernel drops one that there is no number for
+                )  # the kernel drops the descriptor if this process has no file number left
             else:
                 del self._processes[message.group, message.rank]
                 process.ended(message.code)
 
     def wait(self, timeout: float) -> bool:
-        """Whether there is something to take note of, waiting for it if need be."""
+        """Return True if there is an event to record. Wait at most `timeout` seconds for it."""
         return self._socket.fileno() >= 0 and _readable(self._socket.fileno(), timeout)
 
     def log_tail(self, lines: int) -> str:
-        """The last lines it printed, which tell what could not be imported."""
+        """Return the last lines that the server printed, which name the modules that could not be imported."""
         size = os.fstat(self._log.fileno()).st_size
         text = os.pread(self._log.fileno(), size, 0).decode(errors="replace")
         return "\n".join(text.strip().splitlines()[-lines:])
 
     def close(self, grace: float) -> None:
-        """End it; workers that are left end with it."""
+        """End the server. Remaining workers end with it."""
         self._socket.close()
         try:
             self._server.wait(grace)
@@ -199,7 +205,7 @@ class ForkServer:
         self._log.close()
 
     def _lost(self) -> None:
-        """Without its server no worker lives: the kernel kills them with it."""
+        """Record that the server and all its workers have ended: the kernel kills the workers with the server."""
         self._socket.close()
         self._server.kill()
         code = self._server.wait()

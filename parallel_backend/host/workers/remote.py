@@ -1,4 +1,4 @@
-"""Workers that torchrun started on other machines: connecting to them, and what stands in for processes of ours."""
+"""Workers that torchrun started on other machines: the connection to them, and a substitute for their processes."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ from .channel import GATEWAY, Channel
 from .processes import WorkerProcess
 
 CONNECT_SECONDS = 60.0
-"""How long a group is waited for that is not up, or is starting anew."""
+"""Seconds to wait for a group that has not started, or starts anew."""
 
 ASK_SECONDS = 30.0
-"""The same where nothing has been sampled yet: nobody has started it, most likely."""
+"""Seconds to wait if nothing has been sampled yet: most likely nobody has started the group."""
 
 TRY_SECONDS = 0.5
 
 LONGEST_TRY = 20.0
-"""Seconds from one try to the next at most, with connecting and the handshake; more is a pause of this process."""
+"""Largest number of seconds between two tries, connecting and handshake included. A longer time is a pause of this process."""
 
 
 def is_remote(device: str) -> bool:
-    """Whether a plan's `devices`, or one of its device names, is of workers on other machines."""
+    """Return True if a plan's `devices`, or one of its device names, belongs to workers on other machines."""
     return device.strip().startswith(SCHEME)
 
 
 def device_names(address: Address, members: tuple[RankFacts, ...]) -> tuple[str, ...]:
-    """The plan's name for each rank's device: address, host and device."""
+    """Return the plan's name for each rank's device: address, host and device."""
     return tuple(f"{address}/{member.host}/{member.device}" for member in members)
 
 
 def address_of(device: str) -> Address:
-    """The address in a device name."""
+    """Return the address in a device name."""
     return Address.parse(device.removeprefix(SCHEME).split("/")[0])
 
 
 def ask(address: Address, seconds: float = ASK_SECONDS) -> tuple[RankFacts, ...]:
-    """Who the ranks at an address are. Any number of clients may ask, while another one is served too.
+    """Return the facts of the ranks at an address. Any number of clients may ask, also while the ranks serve another client.
 
     Raises:
-        Refused: nobody answers there, or not to us; the sentence says why.
+        Refused: nobody answers there, or the workers refuse this client. The message says why.
     """
     connection, members, _ = _connect(address, seconds, lambda: False)
     connection.close()
@@ -64,7 +64,7 @@ def ask(address: Address, seconds: float = ASK_SECONDS) -> tuple[RankFacts, ...]
 def _connect(
     address: Address, seconds: float, is_cancelled: Callable[[], bool]
 ) -> tuple[socket.socket, tuple[RankFacts, ...], FrameDecoder]:
-    """Connection, ranks, and the decoder that has read so far."""
+    """Return the connection, the facts of the ranks, and the decoder that has read so far."""
     secret = read_secret(secret_path(os.environ))
     clock = AwakeClock(LONGEST_TRY)
     until = clock.now() + seconds
@@ -105,7 +105,7 @@ def _close(connection: socket.socket | None) -> None:
 def _welcomed(
     connection: socket.socket, clock: AwakeClock, until: float, is_cancelled: Callable[[], bool]
 ) -> tuple[tuple[RankFacts, ...], FrameDecoder]:
-    """Wait until the group is whole."""
+    """Wait until all ranks of the group have connected. Return their facts and the decoder."""
     decoder, waiting = host_decoder(), ""
     connection.settimeout(TRY_SECONDS)
     while True:
@@ -130,10 +130,13 @@ def _welcomed(
 
 
 class RemoteChannel(Channel):
-    """One connection to the gateway of a group; frames name their ranks. `members` are all ranks, in order.
+    """A channel over one connection to the gateway of a group, whose frames name their ranks.
+
+    Attributes:
+        members: the facts of all ranks, in rank order.
 
     Raises:
-        Refused: as `ask`.
+        Refused: as in `ask`.
         Cancelled: `is_cancelled` returned True.
     """
 
@@ -145,13 +148,13 @@ class RemoteChannel(Channel):
         self._thread.start()
 
     def send(self, rank: int, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """As in Channel; the gateway hands everything to rank 0."""
+        """Send a message as in Channel. The gateway passes everything to rank 0."""
         assert rank == 0
         with self._sending:
             self._connection.sendall(encode(message, tensors))
 
     def close(self) -> None:
-        """End the connection; one that is gone already is no error."""
+        """End the connection. A connection that is gone already is no error."""
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -160,7 +163,7 @@ class RemoteChannel(Channel):
         self._connection.close()
 
     def give_up(self) -> None:
-        """As in Channel: torchrun's agents start the group anew."""
+        """Make the group end, as in Channel. torchrun's agents start it anew."""
         try:
             self.send(0, ShutdownRequest())
         except OSError:
@@ -185,14 +188,14 @@ class RemoteChannel(Channel):
 
 @dataclass
 class RemoteProcesses:
-    """What a group on other machines has in the place of processes: torchrun owns them, and their logs."""
+    """A substitute for the processes of a group on other machines. torchrun owns the processes and their logs."""
 
     address: Address
     processes: list[WorkerProcess] = field(default_factory=list)
 
     def log_tail(self, rank: int, lines: int = 12) -> str:
-        """Nothing: the log is on the rank's machine."""
+        """Return an empty string: the log is on the rank's machine."""
         return ""
 
     def end(self, grace: float) -> None:
-        """Nothing: the workers stay for the next client, or their agent starts them anew."""
+        """Do nothing: the workers stay for the next client, or their agent starts them anew."""

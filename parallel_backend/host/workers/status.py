@@ -1,4 +1,4 @@
-"""What the workers do now, for those who look on while they do it; nothing here waits for them."""
+"""The current state of the workers, for observers. Nothing here waits for the workers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class RankStatus(msgspec.Struct, frozen=True):
-    """One rank: the phase and step that it last told of, whether it waits for others, and what it holds.
+    """The state of one rank.
 
-    `on_host` are the bytes of weights that wait in host memory.
+    Attributes:
+        phase, step: as in the rank's last heartbeat.
+        waiting: True if the rank waits for other ranks.
+        held: the models whose weights are on the device.
+        on_host: bytes of weights that wait in host memory.
     """
 
     rank: int
@@ -35,7 +39,12 @@ class RankStatus(msgspec.Struct, frozen=True):
 
 
 class GroupStatus(msgspec.Struct, frozen=True):
-    """The workers on some devices: `starting`, `ready`, `running` or `failed`; `model` is what they work on."""
+    """The state of the workers on some devices.
+
+    Attributes:
+        state: `starting`, `ready`, `running` or `failed`.
+        model: the model that the workers compute with.
+    """
 
     state: str
     model: str
@@ -43,14 +52,19 @@ class GroupStatus(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A worker's failure, as the user was told of it, and when (seconds since the epoch)."""
+    """A worker's failure: its message to the user, and its time (seconds since the epoch)."""
 
     text: str
     at: float
 
 
 class BackendStatus(msgspec.Struct, frozen=True):
-    """All workers. `runs` counts the runs that are done; `failure` is that of the last run, if it failed."""
+    """The state of all workers.
+
+    Attributes:
+        runs: number of finished runs.
+        failure: the failure of the last run, if it failed.
+    """
 
     groups: list[GroupStatus]
     runs: int
@@ -60,17 +74,17 @@ class BackendStatus(msgspec.Struct, frozen=True):
 def rank_statuses(
     devices: Sequence[str], heard: Mapping[int, Heard], latest: Mapping[int, RankCostReply]
 ) -> list[RankStatus]:
-    """The ranks of a group by their last heartbeats and reports."""
+    """Return the state of a group's ranks by their last heartbeats and reports."""
     return [_rank_status(rank, device, heard.get(rank), latest.get(rank)) for rank, device in enumerate(devices)]
 
 
 def starting(devices: Sequence[str]) -> GroupStatus:
-    """A group that is not up yet."""
+    """Return the state of a group that has not started yet."""
     return GroupStatus("starting", "", rank_statuses(devices, {}, {}))
 
 
 def model_name(model: ModelSpec) -> str:
-    """A model as people know it: its file's name."""
+    """Return a model's name for people, which is the name of its file."""
     return Path(model.path).name
 
 

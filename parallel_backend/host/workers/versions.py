@@ -1,4 +1,4 @@
-"""The oldest torch that the pack supports, stated once; and what must be the same on all ranks."""
+"""The oldest torch that the pack supports, and the checks of versions that must be the same on all ranks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ...models.diffusers.diffusers_family import NEEDED, in_range
 from ...wire.to_host import RankFacts
 
 OLDEST_TORCH = (2, 6)
-"""Older ones have not been tried."""
+"""Oldest version of torch that the pack supports. Older versions have not been tried."""
 
 TORCH_REMEDY = "update ComfyUI's torch"
 
 
 def dotted(parts: tuple[int, ...]) -> str:
-    """`2.6` for (2, 6)."""
+    """Return a version with dots, such as `2.6` for (2, 6)."""
     return ".".join(map(str, parts))
 
 
@@ -47,7 +47,7 @@ def check_members_diffusers(members: Sequence[RankFacts]) -> None:
 def check_members(members: Sequence[RankFacts]) -> None:
     """Raise Refused if a rank differs from rank 0, or the workers from this process. The message names the rank's host.
 
-    Only a model of diffusers' asks which diffusers they have (`check_members_diffusers`).
+    The version of diffusers counts only for its models (`check_members_diffusers`).
     """
     first = members[0]
     if first.code != code_digest():
@@ -66,7 +66,7 @@ def check_members(members: Sequence[RankFacts]) -> None:
 
 
 def _check_files(members: Sequence[RankFacts]) -> None:
-    """Raises Refused where ranks have other files of ComfyUI's than this process has imported; versions say less."""
+    """Raise Refused if ranks have other files of ComfyUI's than this process has imported. Equal versions may hide that."""
     module = sys.modules.get("comfyui_version")
     if module is None or not any(member.comfyui_files for member in members):
         return
@@ -100,7 +100,7 @@ def _check_equal(members: Sequence[RankFacts], names: Mapping[str, str]) -> None
 
 
 def own_comfyui_version() -> str:
-    """The version of the ComfyUI that this process is; empty in another process."""
+    """Return the version of the ComfyUI that this process is, or an empty string in another process."""
     module = sys.modules.get("comfyui_version")
     return "" if module is None else str(module.__version__)
 
