@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record: Record | None = None
     options = parser().parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # so that ComfyUI is stopped as by Ctrl-C
+        signal.signal(number, signal.default_int_handler)  # the signal then stops ComfyUI as Ctrl-C does
     ended = 0
     try:
         bench = bench_of(options)

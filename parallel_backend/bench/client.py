@@ -223,7 +223,7 @@ class Client(ABC):
         return run
 
     def interrupt(self, prompt_id: str | None = None) -> None:
-        """Press Cancel: interrupt what is running, or only the given graph if that is what is running."""
+        """Press Cancel: interrupt the running graph, or only the given graph if it is running."""
         self._post("/interrupt", {"prompt_id": prompt_id} if prompt_id else {})
 
     def free(self, *, cached: bool = True) -> None:

@@ -41,7 +41,7 @@ The decoder makes these pixels as channels.
 """
 
 SQUARE = 2
-"""Side of such a square, in pixels."""
+"""Side of a square of `ORDER`, in pixels."""
 
 SHAPE = "decode_output_shape"
 """Attribute of the autoencoders that write pixels into a buffer passed to them, which are LTX-Video's."""

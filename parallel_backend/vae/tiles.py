@@ -64,9 +64,9 @@ def decoded_shape(module: Any, latent: Sequence[int]) -> tuple[int, ...]:
 
 
 class _NoValues(TorchDispatchMode):
-    """A dispatch mode that runs operations on the meta device if any tensor has no values, or if there is no tensor.
+    """A dispatch mode that runs operations on the meta device if an argument is a meta tensor, or if none is a tensor.
 
-    Operations on tensors that all have values run as usual.
+    All other operations run as usual.
     """
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:

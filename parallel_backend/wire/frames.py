@@ -231,7 +231,7 @@ def _nbytes(shape: TensorShape) -> int:
     dtype = DTYPES.get(shape.dtype)
     if dtype is None:
         raise BadFrame(f"tensor {shape.name!r} has the dtype {shape.dtype!r}")
-    if math.prod(max(n, 1) for n in shape.shape) > MAX_TENSOR_BYTES:  # if one size is 0, the others count
+    if math.prod(max(n, 1) for n in shape.shape) > MAX_TENSOR_BYTES:  # a size of 0 must not hide the others
         raise BadFrame(f"tensor {shape.name!r} of shape {shape.shape} is over the limit of {MAX_TENSOR_BYTES} bytes")
     return math.prod(shape.shape) * dtype.itemsize
 

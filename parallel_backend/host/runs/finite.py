@@ -18,7 +18,7 @@ def check_finite(tensor: Tensor, when: str, compute_dtype: str) -> None:
 
     Args:
         tensor: on the CPU, so that nothing waits for a GPU here.
-        when: the output that the tensor is, in words such as "step 3".
+        when: the origin of the tensor, in words such as "step 3".
         compute_dtype: the dtype in which the model computes, which tells the likely cause.
     """
     wrong = int((~torch.isfinite(tensor)).sum())

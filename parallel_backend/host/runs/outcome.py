@@ -51,7 +51,7 @@ class RunTimes:
         seconds: duration of the run, without `starting`.
         starting: seconds in which workers were started.
         steps: 0 if there are none.
-        seconds_a_step: seconds of a step after the first steps; 0 if there are none.
+        seconds_a_step: seconds of a step once the run is going; 0 if there are no steps.
     """
 
     seconds: float

@@ -46,7 +46,7 @@ class WorkerProcess:
         if self.returncode is None and self.pid is not None and self._pidfd is None and not self._killed:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if self.returncode is None and self._pidfd is not None and _readable(self._pidfd, 0):
-            self._server.wait(REAP_SECONDS)  # it has just ended, and the server is about to report the code
+            self._server.wait(REAP_SECONDS)  # the process has just ended: the server is about to report the code
             self._server.update()
         return self.returncode
 

@@ -101,7 +101,7 @@ def read_gguf(path: Path, file: BinaryIO, size: int) -> Checkpoint:
             f"{path.name} is truncated or damaged: its header does not end within {fields.limit} bytes and the file has "
             f"{size}; download it again."
         ) from None
-    except Refused:  # a ValueError too
+    except Refused:  # Refused is a ValueError too
         raise
     except (ValueError, OverflowError) as error:
         raise Refused(f"{path.name} has a damaged header ({error}); download it again.") from None

@@ -19,7 +19,7 @@ from .cast import pack
 from .quantised import QuantisedParts
 
 UNPACKED = 8
-"""Bytes that a value takes while its block is unpacked: the value in fp32, and the operands that it is made of in the end."""
+"""Bytes that a value takes while its block is unpacked: the value in fp32, and the last operands that it is made of."""
 
 WIDE = torch.bfloat16
 """Dtype in which vectors are held if the weights are to be fp8. It is wide enough for every fp8 value."""

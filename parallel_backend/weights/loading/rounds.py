@@ -70,7 +70,7 @@ def shared_bytes(turn: Turn) -> int:
 
 
 def _chunks(wants: Sequence[Sequence[Range]], machines: Sequence[int]) -> list[Chunk]:
-    """Return the chunks in the files' order. Of the ranks that want a chunk, the one with the least to read reads it."""
+    """Return the chunks in the files' order. Of the ranks that want a chunk, the one with the fewest bytes so far reads it."""
     load: Counter[int] = Counter()
     chunks = []
     for file, start, stop, ranks in _joined(_segments(wants)):

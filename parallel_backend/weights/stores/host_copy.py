@@ -18,7 +18,7 @@ from ...transfers import NOT_PINNED, clear_cuda_error
 from .block_bytes import ALIGNMENT
 
 WORDS = 1 << 18
-"""Number of words of 8 bytes that a digest takes at a time. Weights leave a device when it lacks memory, so it is small."""
+"""Number of words of 8 bytes that a digest takes at a time. Weights leave a device for lack of memory, so it is small."""
 
 ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 """An arbitrary odd number. Products with it lose no information (mod 2**64)."""
@@ -71,7 +71,7 @@ class HostCopy:
 
     def take(self, module: nn.Module) -> None:
         """Let a module, whose tensors these are, use the copies instead of its own tensors."""
-        self._pin()  # also if others have written it: it will be read
+        self._pin()  # also if others have written the copy: this rank will read it
         copies = dict(zip(tensors_of(module), self._copies, strict=True))
         module._apply(lambda tensor: copies[id(tensor)])
 

@@ -15,7 +15,7 @@ from .host_copy import HOST
 from .store import BlockAccess, ParameterRun, WeightStore
 
 NONE = -1
-"""Index of the block that is whole, if no block is."""
+"""Value of the whole block's index while no block is whole."""
 
 
 class Sharded(WeightStore, BlockAccess):
@@ -129,7 +129,7 @@ class Sharded(WeightStore, BlockAccess):
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:
-        """Gather the blocks up to this one. It stays until a later block is needed, or until the forward ends.
+        """Gather the blocks up to this one. The block stays until a later block is needed, or until the forward ends.
 
         Raises:
             Refused: a later block has run in this forward.
