@@ -1,8 +1,9 @@
-"""Measure one job in stock ComfyUI and with this pack on 1, 2, 4 and 8 GPUs, as many as there are, one after the other.
+"""Measure one job in stock ComfyUI, and with this pack on 1, 2, 4 and 8 GPUs, as many as there are.
 
-Each side runs the job twice in a ComfyUI of its own: the first job loads the model, and the second is timed. A ComfyUI has
-ended before the next one starts. The job is a small one that comes with this pack, or a graph of yours: exported by File >
-Export (API), or a picture that ComfyUI saved. If the benchmark is interrupted, the results so far are kept.
+The measurements run one after the other, each in a ComfyUI of its own that ends before the next one starts. Each runs the job
+twice: the first job loads the model, and the second is timed. The job is a small one that comes with this pack, or a graph of
+yours. A graph is exported by File > Export (API), or is a picture that ComfyUI saved. If the benchmark is interrupted, the
+results so far are kept.
 """
 
 from __future__ import annotations

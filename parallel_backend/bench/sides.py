@@ -63,7 +63,7 @@ class IdleServer:
 
 
 def usual_devices(gpus: int) -> list[str]:
-    """Return the devices of 1, 2, 4 and 8 GPUs, as many as there are, or one and two workers on the CPU without any GPU."""
+    """Return the devices of 1, 2, 4 and 8 GPUs, as many as there are. Without a GPU, return one and two CPU workers."""
     counts = [count for count in COUNTS if count <= gpus]
     return ["0" if count == 1 else f"0-{count - 1}" for count in counts] or ["cpu:1", "cpu:2"]
 

@@ -1,8 +1,8 @@
 """CogVideoX's autoencoder over diffusers' modules: frames go in batches, and all ranks compute each batch by rows.
 
 A schedule decides which frames go through the network together. Normalisation spans exactly the frames of a batch, so the
-schedule changes the result. "original" is the schedule of the authors and of diffusers. "comfyui" is ComfyUI's schedule: the
-first half of the decoder runs over the whole clip, and the second half over a few frames at a time.
+schedule changes the result. "original" is the schedule of the authors and of diffusers. "comfyui" is ComfyUI's schedule. There
+the first half of the decoder runs over the whole clip, and the second half over a few frames at a time.
 """
 
 from __future__ import annotations

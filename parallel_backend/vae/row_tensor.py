@@ -1,7 +1,7 @@
 """RowTensor: a picture with the shape of the whole, of which each rank holds a run of rows.
 
 An autoencoder's own code runs on a RowTensor unchanged. Element-wise operations, views, reductions along other dimensions,
-convolutions, group normalisation, padding and enlarging stay local, and fetch rows of the neighbours where they see them
+convolutions, group normalisation, padding and enlarging stay local. They fetch rows of the neighbours where they see them
 (`row_rules`). Any other operation gathers the whole picture first, so that an unknown operation is slow and not wrong.
 """
 

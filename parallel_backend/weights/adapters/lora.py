@@ -2,7 +2,7 @@
 
 The numbers are those of ComfyUI 0.30 (comfy/lora.py and comfy/weight_adapter). Differences are in fp32 and are added in the
 weight's dtype, one adapter after the other. For a whole tensor the bits equal ComfyUI's. Every kind except OFT and column-wise
-DoRA computes any rows of a tensor without the other rows, so a rank computes only the rows that it holds.
+DoRA computes any rows of a tensor without the other rows. So a rank computes only the rows that it holds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Scaled fp8 as ComfyUI marks it: the tensor that multiplies each weight.
 
-There are two forms. Older files have a tensor `scaled_fp8`, and a `scale_weight` next to each scaled weight. Newer files name
-the format of each quantised layer, in the header's `_quantization_metadata` or in a small tensor `comfy_quant` next to the
-weight, and hold a `weight_scale`. Scales of the layers' inputs are ignored: inputs are not quantised here.
+There are two forms. Older files have a tensor `scaled_fp8`, and a `scale_weight` next to each scaled weight. Newer files hold a
+`weight_scale` and name the format of each quantised layer. The name is in the header's `_quantization_metadata`, or in a small
+tensor `comfy_quant` next to the weight. Scales of the layers' inputs are ignored: inputs are not quantised here.
 """
 
 from __future__ import annotations
