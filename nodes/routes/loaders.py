@@ -1,4 +1,4 @@
-"""The check of a graph's loaders: by the file's header, can this pack's loader take a loader's place?"""
+"""The check of a graph's loaders: the file's header says whether this pack's loader can replace a loader."""
 
 from __future__ import annotations
 
