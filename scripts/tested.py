@@ -138,7 +138,7 @@ def _order(each: Row) -> tuple[object, ...]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write a visit's row into the README. Return 2 if the report makes no row."""
     line = argparse.ArgumentParser(prog="python -m scripts.tested", description="Write a visit's row into the README.")
-    line.add_argument("report", type=Path, help="a report's lines.jsonl, or the folder or the archive that holds it")
+    line.add_argument("report", type=Path, help="the lines.jsonl of a report, or a folder or archive that contains it")
     line.add_argument("--into", type=Path, default=README, help="the page with the table (default: the README)")
     options = line.parse_args(arguments)
     try:

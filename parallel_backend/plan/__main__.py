@@ -42,7 +42,7 @@ def size(text: str) -> Size:
     """Parse a size such as `1024x1024`, or `1360x768x161` for a video of 161 frames."""
     parts = text.lower().split("x")
     if len(parts) not in (2, 3) or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write WIDTHxHEIGHT or WIDTHxHEIGHTxFRAMES")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write WIDTHxHEIGHT or WIDTHxHEIGHTxFRAMES")
     width, height, frames = (*map(int, parts), 1)[:3]
     return Size(width, height, frames)
 
@@ -51,14 +51,14 @@ def memory(text: str) -> float:
     """Parse an amount of memory such as `24GB` (or MB, GiB, MiB) and return its bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper())
     if match is None or match[2] not in UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory: write a number and MB, GB, MiB or GiB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of memory: write a number and MB, GB, MiB or GiB")
     return float(match[1]) * UNITS[match[2]]
 
 
 def positive(text: str) -> int:
     """Parse an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
     return int(text)
 
 
@@ -69,29 +69,38 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    line.add_argument("--model", choices=model_names(), help="default: flux-dev")
-    line.add_argument("--dtype", choices=list(WEIGHT_BYTES), help="of the weights (default: bf16)")
+    line.add_argument("--model", choices=model_names(), help="the model (default: flux-dev)")
+    line.add_argument("--dtype", choices=list(WEIGHT_BYTES), help="dtype of the weights (default: bf16)")
     line.add_argument("--size", type=size, help="WIDTHxHEIGHT or WIDTHxHEIGHTxFRAMES (default: the model's usual one)")
-    line.add_argument("--steps", type=positive, help="default: the model's usual number")
+    line.add_argument("--steps", type=positive, help="number of steps (default: the model's usual number)")
+    line.add_argument("--card", choices=profile_names(), help="the GPUs, with their usual links (default: 4090)")
+    line.add_argument("--devices", type=positive, help="number of GPUs; lists every plan for it")
+    line.add_argument("--memory", type=memory, help="memory of each GPU, such as 24GB (default: the card's)")
     line.add_argument(
-        "--card", choices=profile_names(), help="the GPUs and how they are usually linked (default: 4090)"
+        "--bandwidth", type=memory, help="bandwidth of each GPU's link per second and direction, such as 25GB"
     )
-    line.add_argument("--devices", type=positive, help="how many GPUs: shows every plan for them")
-    line.add_argument("--memory", type=memory, help="of one GPU, such as 24GB (default: the card's)")
-    line.add_argument("--bandwidth", type=memory, help="of one GPU's link, a second and direction, such as 25GB")
-    line.add_argument("--text", type=positive, help="text tokens (default: the model's usual number)")
-    line.add_argument("--cfg", type=float, help="the sampler's cfg; other than 1 there is a negative branch")
-    line.add_argument("--batch", type=positive, default=1)
-    line.add_argument("--weights", choices=WEIGHTS, help="how they are held (default: whichever is fastest)")
-    line.add_argument("--patches", type=int, default=0, help="PipeFusion patches (0: as many as stages)")
-    line.add_argument("--exchange", choices=EXCHANGES, default=EXCHANGES[0], help="fp8 changes the picture slightly")
-    line.add_argument("--compiled", action="store_true", help="blocks compiled, as by compile on in Parallel Plan")
+    line.add_argument("--text", type=positive, help="number of text tokens (default: the model's usual number)")
+    line.add_argument("--cfg", type=float, help="the sampler's cfg; any value but 1 adds a negative prompt")
+    line.add_argument("--batch", type=positive, default=1, help="pictures at a time (default: 1)")
+    line.add_argument("--weights", choices=WEIGHTS, help="how the GPUs store the weights (default: the fastest)")
+    line.add_argument(
+        "--patches", type=int, default=0, help="number of PipeFusion patches (default: one for each stage)"
+    )
+    line.add_argument(
+        "--exchange",
+        choices=EXCHANGES,
+        default=EXCHANGES[0],
+        help="format of exchanged tensors; fp8 changes the picture slightly",
+    )
+    line.add_argument("--compiled", action="store_true", help="compile the blocks, like compile on in Parallel Plan")
     line.add_argument(
         "--recipe",
         action="store_true",
-        help="what to choose for each model on so many --devices, as a table in Markdown",
+        help="print a Markdown table of the best choice for each model on --devices GPUs (default: 2)",
     )
-    line.add_argument("--approximate", action="store_true", help="also choose PipeFusion, which changes the picture")
+    line.add_argument(
+        "--approximate", action="store_true", help="also allow PipeFusion, which changes the picture slightly"
+    )
     return line
 
 
@@ -182,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ranking(request, options.devices)
     print(by_count(request, counts))
     if not offered(request, 1)[0].fits:
-        print(f"\n{request.model.name} in {request.dtype} does not fit whole into one GPU. The choices, in seconds:")
+        print(f"\n{request.model.name} in {request.dtype} does not fit into one GPU. The choices, in seconds:")
         print(by_way(request, counts))
     return 0
 

@@ -17,7 +17,10 @@ def memory_advice(plan: ResolvedPlan, part: int, other_models: int, missing: int
     if other_models >= max(missing, 1):
         sharers = max(plan.devices.count(device) for device in plan.devices)
         limit = -(-part * sharers // 10**8) / 10
-        return f"set memory_limit to {limit} in Parallel Plan, so that other models make way ({gigabytes(other_models)} of them)"
+        return (
+            f"set memory_limit to {limit} in Parallel Plan, so that the workers release other models "
+            f"({gigabytes(other_models)})"
+        )
     if not plan.stages:
         return (
             "use more devices, a smaller picture or fewer frames, or tiles, which are approximate (VAE Decode (Tiled), VAE "
@@ -39,7 +42,8 @@ def memory_advice(plan: ResolvedPlan, part: int, other_models: int, missing: int
 def _instead(change: str, after: int, before: int, about: str = "") -> str:
     """Return the advice for a change, with the bytes of weights on a worker after and before the change."""
     return (
-        f"use {change} in Parallel Plan, which holds {about}{gigabytes(after)} a worker instead of {gigabytes(before)}"
+        f"use {change} in Parallel Plan, which needs {about}{gigabytes(after)} of weights on each worker instead of "
+        f"{gigabytes(before)}"
     )
 
 

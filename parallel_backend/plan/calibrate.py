@@ -40,10 +40,13 @@ def measured(lines: Sequence[ReportLine]) -> dict[str, float]:
     values = {name: [line.figures[name] for line in lines if name in line.figures] for name in FIGURES}
     wrong = [f"{name} {value:g}" for name, numbers in values.items() for value in numbers if value <= 0]
     if wrong:
-        raise Refused(f"the report has figures that cannot be ({', '.join(wrong)}): take their lines out of it.")
+        raise Refused(f"the report has figures of zero or less ({', '.join(wrong)}): remove their lines from it.")
     medians = {name: float(f"{statistics.median(numbers):.{DIGITS}g}") for name, numbers in values.items() if numbers}
     if not medians:
-        raise Refused(f"the report measured none of {', '.join(FIGURES)}: run the lists one and shares on the card.")
+        raise Refused(
+            f"the report has none of the figures {', '.join(FIGURES)}: run scripts/gpu.sh one shares on the card, "
+            "and use its report."
+        )
     return medians
 
 
@@ -71,7 +74,7 @@ def card_for(device: str, named: str | None) -> str:
     card = named or card_of(device)
     if card is None:
         raise Refused(
-            f"the report is of {device}, which is no known card: name one by --card, of {', '.join(cards())}."
+            f"the report is from {device}, which is not a known card: choose one with --card ({', '.join(cards())})."
         )
     return card
 
@@ -88,7 +91,7 @@ def table(before: CardProfile, figures: Mapping[str, float], lines: Sequence[Rep
     def row(name: str) -> tuple[str, ...]:
         old = getattr(before, name)
         count = sum(name in line.figures for line in lines)
-        return name, _amount(name, old), _amount(name, figures.get(name, old)), str(count) if count else "kept"
+        return name, _amount(name, old), _amount(name, figures.get(name, old)), str(count) if count else "unchanged"
 
     return markdown.table(("figure", "before", "now", "lines"), map(row, FIGURES))
 
@@ -101,9 +104,11 @@ def _amount(name: str, value: float) -> str:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     line = argparse.ArgumentParser(prog="python -m parallel_backend.plan.calibrate", description=__doc__)
-    line.add_argument("report", type=Path, help="a report's lines.jsonl, or the folder or the archive that holds it")
-    line.add_argument("--card", choices=list(cards()), help="default: the card that the report names")
-    line.add_argument("--into", type=Path, default=CARDS, help="the file of cards to write (default: the cost model's)")
+    line.add_argument("report", type=Path, help="the lines.jsonl of a report, or a folder or archive that contains it")
+    line.add_argument("--card", choices=list(cards()), help="the card to update (default: the card in the report)")
+    line.add_argument(
+        "--into", type=Path, default=CARDS, help="the file of cards to update (default: the cost model's own)"
+    )
     return line
 
 
@@ -121,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     origin = origin_of(lines, device)
     write_cards(options.into, {**known, card: calibrated(known[card], figures, origin)})
-    print(f"{card}, measured on {origin}:\n\n{table(known[card], figures, lines)}\nWritten into {options.into}.")
+    print(f"{card}, measured on {origin}:\n\n{table(known[card], figures, lines)}\nWritten to {options.into}.")
     return 0
 
 

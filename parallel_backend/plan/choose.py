@@ -241,14 +241,14 @@ def _why(chosen: Ranked, allowed: Sequence[Ranked], fitting: Sequence[Ranked], s
     if fastest.seconds < chosen.seconds:
         sentences.append(
             f"{fastest.plan.degrees} would take {_ms(fastest.seconds)} but changes the picture slightly: choose preset slow "
-            "links for it."
+            "links to use it."
         )
     if chosen.compiled is not None and chosen.seconds > COMPILING_PAYS * chosen.compiled:
         sentences.append(
             f"With compiled blocks it would take {_ms(chosen.compiled)}, {chosen.seconds / chosen.compiled:.1f}x as fast: choose "
-            "compile on for it."
+            "compile on in Parallel Plan."
         )
-    return " ".join(sentences) or "There is one device and one plan."
+    return " ".join(sentences) or "Only one device and one plan can be chosen."
 
 
 def _against_single(chosen: Ranked, single: Ranked) -> str:
@@ -275,7 +275,7 @@ def _main_loss(breakdown: StepCost) -> str:
         "waits for the pipeline": breakdown.pipeline + breakdown.fill,
         "waits for the other CFG branch": breakdown.cfg,
         "waits for weights": breakdown.gather,
-        "is the host starting operations": breakdown.launch,
+        "is launching kernels": breakdown.launch,
     }
     reason = max(spent, key=lambda name: spent[name])
     return f"of which {_ms(spent[reason])} {reason.replace('waits', 'is waiting', 1)}"

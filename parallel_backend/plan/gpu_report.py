@@ -65,7 +65,7 @@ def lines_of(report: Path) -> list[ReportLine]:
     Raises:
         Refused: the report cannot be read or has no lines, or a line is cut off or is not a report's line.
     """
-    way_out = f"copy the report again, and name its {FILE}, or the folder or the archive that holds it."
+    way_out = f"copy the report again, and give the path of its {FILE}, or of a folder or archive that contains it."
     try:
         content = _content(report)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
@@ -76,7 +76,7 @@ def lines_of(report: Path) -> list[ReportLine]:
             lines.append(msgspec.json.decode(line, type=ReportLine))
         except msgspec.DecodeError as error:
             raise Refused(
-                f"line {number} of the report {report} is cut off, or none of a report ({error}): {way_out}"
+                f"line {number} of the report {report} is incomplete, or is not a line of a report ({error}): {way_out}"
             ) from None
     if not lines:
         raise Refused(f"the report {report} has no lines: {way_out}")
@@ -90,7 +90,7 @@ def _content(report: Path) -> bytes:
         members = [member for member in archive if member.isfile() and PurePosixPath(member.name).name == FILE]
         files = [file for member in members if (file := archive.extractfile(member))]
         if len(files) != 1:
-            raise tarfile.TarError(f"it holds {len(files)} files called {FILE}")
+            raise tarfile.TarError(f"it contains {len(files)} files named {FILE}")
         return files[0].read()
 
 
@@ -102,5 +102,8 @@ def device_of(lines: Sequence[ReportLine]) -> str:
     """
     devices = dict.fromkeys(line.device for line in lines)
     if len(devices) > 1:
-        raise Refused(f"the report is of {' and '.join(devices)}: make a file of the lines of one card, and name that.")
+        raise Refused(
+            f"the report has lines of several cards ({', '.join(devices)}): copy the lines of one card to a file, "
+            "and use that file."
+        )
     return next(iter(devices))

@@ -161,7 +161,7 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
     """Refuse fields that are wrong whatever the product of the degrees is."""
     for axis in PLAN_AXES:
         if getattr(plan, axis) < 0:
-            raise PlanRefused(f"{axis} {getattr(plan, axis)} is negative: use 0 (automatic), or 1 and more.")
+            raise PlanRefused(f"{axis} {getattr(plan, axis)} is negative: use 0 (automatic), or 1 or more.")
     if plan.weights not in WEIGHTS:
         raise PlanRefused(f"weights {plan.weights!r} is unknown: use {', '.join(WEIGHTS[:-1])} or {WEIGHTS[-1]}.")
     if plan.exchange not in EXCHANGES:

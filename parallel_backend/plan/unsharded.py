@@ -11,7 +11,7 @@ SPLITTING = (MeshAxis.PIPEFUSION, MeshAxis.ULYSSES, MeshAxis.RING, "patches")
 
 SPLIT = "this model is split by prompts and batches only"
 
-ONE_PICTURE = f"{SPLIT}: with a batch of 1, two GPUs at most"
+ONE_PICTURE = f"{SPLIT}: with a batch of 1 it uses two GPUs at most"
 
 WORDS = ("no GPU", "one GPU", "two GPUs")
 
@@ -30,14 +30,14 @@ def refuse_unsharded(plan: ParallelPlan, workers: int, workload: Workload) -> No
     for name in SPLITTING:
         if getattr(plan, name) > 1:
             raise PlanRefused(
-                f"{name} {getattr(plan, name)} cannot be used, as {ONE_PICTURE}; use {name} 1, and cfg or data."
+                f"{name} {getattr(plan, name)} cannot be used, because {ONE_PICTURE}; use {name} 1, and cfg or data."
             )
     if plan.stages:
-        raise PlanRefused(f"stages {plan.stages!r} cannot be used, as {ONE_PICTURE}; leave it empty.")
+        raise PlanRefused(f"stages {plan.stages!r} cannot be used, because {ONE_PICTURE}; leave it empty.")
     if plan.weights != "replicated":
         raise PlanRefused(
-            f"weights {plan.weights} cannot be used with this model, whose forward each GPU runs whole: use weights replicated, "
-            "or smaller weights (fp8, GGUF)."
+            f"weights {plan.weights} cannot be used with this model, because each GPU runs the whole model: use weights "
+            "replicated, or smaller weights (fp8, GGUF)."
         )
     if plan.attention != "auto":
         raise PlanRefused(
@@ -49,13 +49,14 @@ def refuse_unsharded(plan: ParallelPlan, workers: int, workload: Workload) -> No
         fewer = max((count for count in range(1, workers) if _splits(plan, count, workload)), default=0)
         if not fewer:
             raise PlanRefused(
-                f"data {max(1, plan.data)} x cfg {max(1, plan.cfg)} takes {max(1, plan.data) * max(1, plan.cfg)} workers or a "
-                f"multiple of it, and devices {plan.devices!r} are {workers}: use data 0 and cfg 0 (automatic), or more devices."
+                f"data {max(1, plan.data)} x cfg {max(1, plan.cfg)} needs {max(1, plan.data) * max(1, plan.cfg)} workers or a "
+                f"multiple of that, but devices {plan.devices!r} has {workers}: use data 0 and cfg 0 (automatic), or more "
+                "devices."
             )
-        way_out = f"{fewer} of them" + ("" if plan.data else ", or a larger batch")
+        way_out = f"{fewer} device{'s' * (fewer > 1)}" + ("" if plan.data else ", or a larger batch")
         raise PlanRefused(
-            f"devices {plan.devices!r} are {workers} workers, and {SPLIT}: {_job(plan, workload)}, {_gpus(most)} at most; use "
-            f"{way_out}."
+            f"devices {plan.devices!r} has {workers} workers, but {SPLIT}: {_job(plan, workload)} it uses {_gpus(most)} at most; "
+            f"use {way_out}."
         )
 
 

@@ -65,8 +65,8 @@ def test_a_part_over_the_limit_is_one_error_with_a_plan_that_fits(run, models, w
     share = limit / workers
     words = (
         rf"Worker [01] of {workers} \(cpu\) ran out of memory while making room for the model: it asked for {whole / 1e6:.3g} MB "
-        rf"with {share * 1e3:.3g} MB free, and held no weights\. {advice}, which holds (?:about )?(\d+)\.?\d* MB a worker "
-        rf"instead of {whole / 1e6:.3g} MB\. {AFTERWARDS}"
+        rf"with {share * 1e3:.3g} MB free, and held no weights\. {advice}, which needs (?:about )?(\d+)\.?\d* MB of "
+        rf"weights on each worker instead of {whole / 1e6:.3g} MB\. {AFTERWARDS}"
     )
     assert re.fullmatch(words, str(caught.value))
     fitting = cpu_plan(**kept)
@@ -93,9 +93,9 @@ def test_an_allocation_that_fails_is_one_error_that_says_how_much_was_asked_and_
     said = re.fullmatch(words, str(caught.value))
     assert said, caught.value
     asked, free, advice = said.groups()  # which allocation fails depends on what the process has had before
-    instead = f"{held / 2e6:.3g} MB a worker instead of {held / 1e6:.3g} MB"
+    instead = f"{held / 2e6:.3g} MB of weights on each worker instead of {held / 1e6:.3g} MB"
     assert advice == (
-        f"Use weights sharded in Parallel Plan, which holds {instead}."
+        f"Use weights sharded in Parallel Plan, which needs {instead}."
         if float(asked or 0) - float(free) <= held / 2e6
         else "Use more devices, an fp8 weight_dtype, a smaller picture or a smaller batch."
     )

@@ -222,7 +222,10 @@ def test_a_list_that_never_ended_is_an_error_of_the_row() -> None:
             [*listed("one"), *listed("many", torch="2.14.1")],
             "the report is of ComfyUI 0.30.0, torch 2.11.0, Python 3.12 and ComfyUI 0.30.0, torch 2.14.1, Python 3.12: make",
         ),
-        ([*listed("one"), *listed("one", device="NVIDIA L4")], f"the report is of {CARD} and NVIDIA L4: make a file"),
+        (
+            [*listed("one"), *listed("one", device="NVIDIA L4")],
+            f"the report has lines of several cards ({CARD}, NVIDIA L4): copy the lines",
+        ),
         ([], "has no lines: copy the report again"),
     ],
 )

@@ -26,7 +26,7 @@ def test_workers_on_one_gpu_do_not_shard() -> None:
 def test_blocks_stream_where_nothing_else_fits_these_devices() -> None:
     alone = cpu_plan(blocks=10)
     assert memory_advice(alone, 400_000_000, 0, 10**8).startswith(
-        "use weights streamed in Parallel Plan, which holds about 80 MB a worker instead of 400 MB"
+        "use weights streamed in Parallel Plan, which needs about 80 MB of weights on each worker instead of 400 MB"
     )
     tight = cpu_plan(ulysses=2, blocks=10)
     assert memory_advice(tight, 400_000_000, 0, 300_000_000).startswith("use weights streamed")
@@ -36,4 +36,6 @@ def test_blocks_stream_where_nothing_else_fits_these_devices() -> None:
 
 def test_other_models_make_way_first() -> None:
     plan = in_rows(ParallelPlan(), ("cuda:0", "cuda:1"))
-    assert "so that other models make way (9.00 GB of them)" in memory_advice(plan, 400_000_000, 9_000_000_000, 10**9)
+    assert "so that the workers release other models (9.00 GB)" in memory_advice(
+        plan, 400_000_000, 9_000_000_000, 10**9
+    )

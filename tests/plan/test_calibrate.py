@@ -62,8 +62,8 @@ def test_a_visits_figures_become_the_cards_profile_and_the_others_stay(tmp_path:
     text = capsys.readouterr().out
     assert f"h100, measured on {ORIGIN}:\n" in text
     assert "| matmul | 594 TFLOP/s | 610 TFLOP/s | 3 |\n" in text
-    assert "| attention | 631 TFLOP/s | 631 TFLOP/s | kept |\n" in text
-    assert "| launch | 36 µs | 36 µs | kept |\n" in text
+    assert "| attention | 631 TFLOP/s | 631 TFLOP/s | unchanged |\n" in text
+    assert "| launch | 36 µs | 36 µs | unchanged |\n" in text
 
 
 def test_a_second_visit_changes_only_what_it_measured(tmp_path: Path) -> None:
@@ -97,19 +97,22 @@ def test_a_rehearsal_on_the_cpu_is_for_the_card_that_one_names(tmp_path: Path) -
 REFUSED: Mapping[str, tuple[tuple[ReportLine, ...], str]] = {
     "two cards": (
         (said(matmul=1e14), said(device="NVIDIA L4", matmul=1e14)),
-        f"is of {H100} and NVIDIA L4: make a file",
+        f"has lines of several cards ({H100}, NVIDIA L4): copy the lines",
     ),
     "no figure": (
         (begun(), said(seconds=0.2)),
-        "measured none of matmul, attention, bandwidth, memory, launch, context",
+        "has none of the figures matmul, attention, bandwidth, memory, launch, context",
     ),
     "no line": ((), "has no lines: copy the report again"),
     "another card": (
         (said(device="NVIDIA H100 PCIe", matmul=1.0),),
-        "NVIDIA H100 PCIe, which is no known card: name one by",
+        "NVIDIA H100 PCIe, which is not a known card: choose one with",
     ),
-    "the CPU": ((said(device="cpu", matmul=1e11),), "is of cpu, which is no known card: name one by --card, of 3090, "),
-    "zero": ((said(matmul=0.0),), r"figures that cannot be (matmul 0): take their lines out of it."),
+    "the CPU": (
+        (said(device="cpu", matmul=1e11),),
+        "is from cpu, which is not a known card: choose one with --card (3090, ",
+    ),
+    "zero": ((said(matmul=0.0),), r"figures of zero or less (matmul 0): remove their lines from it."),
     "not a number": ((said(matmul=float("nan")),), "line 1 of the report "),
 }
 
@@ -133,9 +136,9 @@ def test_a_report_that_was_cut_off_is_refused(tmp_path: Path, capsys: Capture) -
     file.write_bytes(file.read_bytes()[:-20])
     (tmp_path / "empty").mkdir()
     for name, sentence in {
-        FILE: f"line {len(VISIT)} of the report {file} is cut off, or none of a report (",
+        FILE: f"line {len(VISIT)} of the report {file} is incomplete, or is not a line of a report (",
         "cut.tar.gz": "cut.tar.gz ",
-        "report.tar.gz": f"report.tar.gz cannot be read (it holds 2 files called {FILE}): copy the report again, and",
+        "report.tar.gz": f"report.tar.gz cannot be read (it contains 2 files named {FILE}): copy the report again, and",
         "empty": "empty cannot be read ([Errno 2] ",
         "nowhere": "nowhere cannot be read ([Errno 2] ",
     }.items():
@@ -156,11 +159,11 @@ def planted(card: str, **change: Any) -> bytes:
 def test_a_file_of_cards_is_read_strictly(change: dict[str, Any], tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "cards.json"
     file.write_bytes(planted("h100", **change))
-    with pytest.raises(Refused, match=r"cards\.json is no file of cards \(.+\): name a copy of cards\.json"):
+    with pytest.raises(Refused, match=r"cards\.json is not a valid file of cards \(.+\): use a copy of cards\.json"):
         read_cards(file)
     before = file.read_bytes()
     assert main([str(report(tmp_path)), "--into", str(file)]) == 2
-    assert "is no file of cards (" in capsys.readouterr().err and file.read_bytes() == before
+    assert "is not a valid file of cards (" in capsys.readouterr().err and file.read_bytes() == before
 
 
 def test_each_card_has_all_figures_an_origin_and_a_machine() -> None:

@@ -70,7 +70,7 @@ def test_more_bandwidth_and_memory_of_ones_own(capsys: Capture) -> None:
 
 def test_the_choices_when_it_does_not_fit_whole(capsys: Capture) -> None:
     said = printed(capsys, "--card", "4090")
-    assert "flux-dev in bf16 does not fit whole into one GPU. The choices, in seconds:" in said
+    assert "flux-dev in bf16 does not fit into one GPU. The choices, in seconds:" in said
     heads, *lines = said.split("The choices, in seconds:\n")[1].splitlines()
     assert re.split(r"\s{2,}", heads.strip())[1:] == [
         f"{dtype} {held}" for dtype in ("bf16", "fp8") for held in (*WEIGHTS, "PipeFusion")

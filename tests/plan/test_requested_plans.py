@@ -131,8 +131,8 @@ def test_ranks_that_share_a_gpu_or_have_none_talk_through_gloo(devices, gpus, tr
             "ring 1, and there are 8 workers: that leaves ulysses 8, more than the model's 4 attention heads; use ring 2 x "
             "ulysses 4, or 0 (automatic) for all of them.",
         ),
-        ({"ulysses": -1}, 2, "ulysses -1 is negative: use 0 (automatic), or 1 and more."),
-        ({"ring": -2}, 2, "ring -2 is negative: use 0 (automatic), or 1 and more."),
+        ({"ulysses": -1}, 2, "ulysses -1 is negative: use 0 (automatic), or 1 or more."),
+        ({"ring": -2}, 2, "ring -2 is negative: use 0 (automatic), or 1 or more."),
     ],
 )
 def test_a_plan_that_cannot_work_is_refused_with_the_numbers(requested_plan, gpus, message):

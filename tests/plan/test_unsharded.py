@@ -40,13 +40,15 @@ def test_automatic_devices_are_as_many_as_have_something_to_do() -> None:
 
 def test_devices_that_are_named_are_all_used_or_refused() -> None:
     assert set(degrees(ParallelPlan(devices="cpu:2"), 2, has_uncond=True)) == {(2, 1, 2), (2, 2, 1)}
-    with pytest.raises(Refused, match="with a batch of 1, two GPUs at most; use 2 of them, or a larger batch"):
+    with pytest.raises(Refused, match="with a batch of 1 it uses two GPUs at most; use 2 devices, or a larger batch"):
         degrees(ParallelPlan(devices="cpu:4"), 1, has_uncond=True)
 
 
 def test_a_plan_is_checked_before_a_job_is_known() -> None:
     assert check(ParallelPlan(devices="cpu:4"), 0, SDXL.limits) == ("cpu",) * 4
-    with pytest.raises(Refused, match=r"^ring 2 cannot be used, as this model is split by prompts and batches only"):
+    with pytest.raises(
+        Refused, match=r"^ring 2 cannot be used, because this model is split by prompts and batches only"
+    ):
         check(ParallelPlan(devices="cpu:4", ring=2), 0, SDXL.limits)
 
 

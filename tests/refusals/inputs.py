@@ -313,7 +313,7 @@ def what_travels(server: ComfyUI) -> Refusals:
 def linked(server: ComfyUI) -> Refusals:
     """What comes through a link, which ComfyUI does not compare with a field's limits or choices."""
     for kind, value, field, said in (
-        ("PrimitiveInt", -1, "ulysses", "ulysses -1 is negative: use 0 .automatic., or 1 and more"),
+        ("PrimitiveInt", -1, "ulysses", "ulysses -1 is negative: use 0 .automatic., or 1 or more"),
         ("PrimitiveInt", -1, "patches", "patches -1 and warmup_steps . cannot be negative: use 0 .automatic. or more"),
         (
             "PrimitiveInt",

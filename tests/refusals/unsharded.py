@@ -15,32 +15,35 @@ from tests.support.graphs.family_tests import save_with_prompts
 from tests.support.graphs.flux import Graph, controlled, node
 from tests.support.tiny.controlnet import save_of_unet
 
-AT_MOST = "this model is split by prompts and batches only: with a batch of 1, two GPUs at most"
+AT_MOST = "this model is split by prompts and batches only: with a batch of 1 it uses two GPUs at most"
 
 PLANS: Mapping[str, tuple[dict[str, Any], str]] = {
     "four workers for a picture": (
         {"devices": "cpu:4"},
-        f"devices 'cpu:4' are 4 workers, and {AT_MOST}; use 2 of them, or a larger batch.",
+        f"devices 'cpu:4' has 4 workers, but {AT_MOST}; use 2 devices, or a larger batch.",
     ),
     "data of other devices": (
         {"devices": "cpu:3", "data": 1, "cfg": 2},
-        "devices 'cpu:3' are 3 workers, and this model is split by prompts and batches only: with data 1 and cfg 2, two GPUs at "
-        "most; use 2 of them.",
+        "devices 'cpu:3' has 3 workers, but this model is split by prompts and batches only: with data 1 and cfg 2 it uses two "
+        "GPUs at most; use 2 devices.",
     ),
     "too few devices": (
         {"devices": "cpu:1", "data": 1, "cfg": 2},
-        "data 1 x cfg 2 takes 2 workers or a multiple of it, and devices 'cpu:1' are 1: use data 0 and cfg 0 (automatic), or "
+        "data 1 x cfg 2 needs 2 workers or a multiple of that, but devices 'cpu:1' has 1: use data 0 and cfg 0 (automatic), or "
         "more devices.",
     ),
-    "ulysses": ({"ulysses": 2}, f"ulysses 2 cannot be used, as {AT_MOST}; use ulysses 1, and cfg or data."),
-    "ring": ({"ring": 2}, f"ring 2 cannot be used, as {AT_MOST}; use ring 1, and cfg or data."),
-    "pipefusion": ({"pipefusion": 2}, f"pipefusion 2 cannot be used, as {AT_MOST}; use pipefusion 1, and cfg or data."),
-    "patches": ({"patches": 2}, f"patches 2 cannot be used, as {AT_MOST}; use patches 1, and cfg or data."),
-    "stages": ({"stages": "1"}, f"stages '1' cannot be used, as {AT_MOST}; leave it empty."),
+    "ulysses": ({"ulysses": 2}, f"ulysses 2 cannot be used, because {AT_MOST}; use ulysses 1, and cfg or data."),
+    "ring": ({"ring": 2}, f"ring 2 cannot be used, because {AT_MOST}; use ring 1, and cfg or data."),
+    "pipefusion": (
+        {"pipefusion": 2},
+        f"pipefusion 2 cannot be used, because {AT_MOST}; use pipefusion 1, and cfg or data.",
+    ),
+    "patches": ({"patches": 2}, f"patches 2 cannot be used, because {AT_MOST}; use patches 1, and cfg or data."),
+    "stages": ({"stages": "1"}, f"stages '1' cannot be used, because {AT_MOST}; leave it empty."),
     "sharded": (
         {"weights": "sharded"},
-        "weights sharded cannot be used with this model, whose forward each GPU runs whole: use weights replicated, or smaller "
-        "weights (fp8, GGUF).",
+        "weights sharded cannot be used with this model, because each GPU runs the whole model: use weights replicated, or "
+        "smaller weights (fp8, GGUF).",
     ),
     "attention": (
         {"attention": "sdpa"},
@@ -52,8 +55,8 @@ PLANS: Mapping[str, tuple[dict[str, Any], str]] = {
 def no_negative() -> tuple[Graph, str]:
     """A picture without a negative side, on four workers."""
     return spread(graph_of("sd15", cfg=1.0), "cpu:4"), (
-        "devices 'cpu:4' are 4 workers, and this model is split by prompts and batches only: with a batch of 1 and no negative "
-        "prompt, one GPU at most; use 1 of them, or a larger batch."
+        "devices 'cpu:4' has 4 workers, but this model is split by prompts and batches only: with a batch of 1 and no negative "
+        "prompt it uses one GPU at most; use 1 device, or a larger batch."
     )
 
 

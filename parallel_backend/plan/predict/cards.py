@@ -84,7 +84,7 @@ def read_cards(file: Path) -> dict[str, CardProfile]:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, CardProfile])
     except (OSError, msgspec.DecodeError) as error:
         raise Refused(
-            f"{file} is no file of cards ({error}): name a copy of {CARDS.name}, or a file to make."
+            f"{file} is not a valid file of cards ({error}): use a copy of {CARDS.name}, or the name of a new file."
         ) from None
 
 
