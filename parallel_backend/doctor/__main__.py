@@ -23,8 +23,10 @@ def comfyui() -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m parallel_backend.doctor", description="Look at this machine.")
-    parser.add_argument("--models", action="store_true", help="prove ComfyUI's model classes on small models instead")
+    parser = argparse.ArgumentParser(
+        prog="python -m parallel_backend.doctor", description="Check this machine, with a remedy for each problem."
+    )
+    parser.add_argument("--models", action="store_true", help="check ComfyUI's model classes on small models instead")
     parser.add_argument("--comfyui", default=comfyui(), help="ComfyUI's folder, for --models (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     arguments = parser.parse_args()

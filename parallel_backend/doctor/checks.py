@@ -23,19 +23,19 @@ SLOW_LINK = 5e9
 
 
 TORCHAUDIO = (
-    "ComfyUI 0.30 to 0.33 do not start so: update ComfyUI, or install torch 2.11.0 with torchaudio 2.11.0, the last torchaudio, "
-    "which is built for CUDA 13.0."
+    "ComfyUI 0.30 to 0.33 do not start with this torchaudio: update ComfyUI, or install torch 2.11.0 with torchaudio 2.11.0, "
+    "the last torchaudio, which is built for CUDA 13.0."
 )
-DRIVER = "Run nvidia-smi: if it fails, install the NVIDIA driver again; if not, see what CUDA_VISIBLE_DEVICES says."
+DRIVER = "Run nvidia-smi: if it fails, install the NVIDIA driver again; if it works, check CUDA_VISIBLE_DEVICES."
 
 
 UNDER_WINDOWS = (
-    "this Linux runs under Windows: 2 GB of each GPU are not counted on, and copies are slower where host memory cannot be "
+    "this Linux runs under Windows (WSL2): plans leave 2 GB of each GPU unused, and copies are slower if host memory cannot be "
     "pinned"
 )
 
 UNKNOWN_FUNCTION = (
-    "Whatever depends on it runs one model call at a time, or is refused: use a tested ComfyUI, or update this pack."
+    "Features that need it run one model call at a time, or are refused: use a tested ComfyUI, or update this pack."
 )
 
 
@@ -54,10 +54,10 @@ def _devices(facts: Observations) -> Iterator[Finding]:
     if facts.nvidia_devices:
         cause = known_cause(facts.cuda_error)
         remedy = cause.remedy if cause else DRIVER
-        text = f"the driver shows {facts.nvidia_devices}, and torch can use none: {facts.cuda_error}"
+        text = f"the driver shows {facts.nvidia_devices}, but torch can use none of them: {facts.cuda_error}"
         yield Finding("GPUs", FindingStatus.FAILURE, text, remedy)
     else:
-        text = "none: workers run on the CPU (devices cpu:2), which is slow and only for trying it"
+        text = "none: workers run on the CPU (devices cpu:2), which is slow and only for trials"
         yield Finding(
             "GPUs", FindingStatus.WARNING, text, "Use a machine with NVIDIA GPUs, and start Docker with --gpus all."
         )
@@ -98,9 +98,9 @@ def _nccl(facts: Observations) -> Iterator[Finding]:
         yield Finding("NCCL", FindingStatus.OK, facts.nccl)
     elif facts.gpus:
         status = FindingStatus.FAILURE if len(facts.gpus) > 1 else FindingStatus.WARNING
-        yield Finding("NCCL", status, "this torch has none", REMEDIES["NCCL missing"])
+        yield Finding("NCCL", status, "this torch has no NCCL", REMEDIES["NCCL missing"])
     else:
-        yield Finding("NCCL", FindingStatus.OK, "this torch has none, and without GPUs none is needed")
+        yield Finding("NCCL", FindingStatus.OK, "this torch has no NCCL, which is not needed without GPUs")
 
 
 def _shared_memory(facts: Observations) -> Iterator[Finding]:
@@ -145,7 +145,7 @@ def _packages(facts: Observations) -> Iterator[Finding]:
 
     diffusers = facts.versions.get("diffusers", "")
     good = in_range(diffusers)
-    text = f"{diffusers or 'not installed'}; CogVideoX and PixArt need {SUPPORTED}, other models none"
+    text = f"{diffusers or 'not installed'}; CogVideoX and PixArt need {SUPPORTED}, other models do not need it"
     remedy = "" if good else _sentence(REMEDY)
     yield Finding("diffusers", FindingStatus.OK if good else FindingStatus.WARNING, text, remedy)
 
@@ -156,7 +156,7 @@ def _packages(facts: Observations) -> Iterator[Finding]:
         text = f"{flash}; {dotted(OLDEST_FLASH_ATTN)} or newer is supported"
         yield Finding("flash-attn", FindingStatus.WARNING, text, REMEDIES["flash-attn"])
     elif failure := next(filter(None, (measured.kernel_faults.get("flash-attn") for measured in facts.measured)), ""):
-        text = f"{flash}; {failure}: attention auto takes torch's own instead"
+        text = f"{flash}; {failure}: attention auto uses torch's own instead"
         yield Finding("flash-attn", FindingStatus.WARNING, text, REMEDIES["flash-attn"])
     else:
         yield Finding("flash-attn", FindingStatus.OK, flash)
@@ -182,7 +182,10 @@ def _functions(facts: Observations) -> Iterator[Finding]:
                 UNKNOWN_FUNCTION,
             )
         else:
-            text = f"{of} no tested version's ({named}); tried on this machine, and equal to the workers'"
+            text = (
+                f"{of}: {named}, which differs from every tested version; a trial on this machine gave the same result as "
+                "the workers' code"
+            )
             yield Finding(f"ComfyUI's {verdict.kind}", FindingStatus.OK, text)
 
 
@@ -203,13 +206,13 @@ def _link(measured: DeviceMeasurements) -> Finding:
     if machine is None:
         cause = known_cause(measured.error)
         return Finding(
-            name, FindingStatus.FAILURE, measured.error, cause.remedy if cause else "The text above says what happened."
+            name, FindingStatus.FAILURE, measured.error, cause.remedy if cause else "The cause is in the text above."
         )
-    text = f"started, and compute {machine.matmul / 1e12:.3g} TFLOP/s each"
+    text = f"started; each computes {machine.matmul / 1e12:.3g} TFLOP/s"
     if count > 1:
         kind = "NCCL" if first.startswith("cuda") else "gloo"
-        text += f"; all-to-all through {kind}: {machine.link_bandwidth / 1e9:.3g} GB/s out of each"
-        text += f", {machine.link_latency * 1e6:.0f} µs at least"
+        text += f"; all-to-all through {kind}: {machine.link_bandwidth / 1e9:.3g} GB/s from each worker"
+        text += f", latency {machine.link_latency * 1e6:.0f} µs"
     slow = first.startswith("cuda") and count > 1 and machine.link_bandwidth < SLOW_LINK
     remedy = (
         "These links are slow: choose preset slow links or cfg 2 in Parallel Plan, or one GPU in devices."

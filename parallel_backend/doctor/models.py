@@ -19,7 +19,7 @@ from .findings import Finding, FindingStatus
 MIB = 1 << 20
 
 WRONG = (
-    "Such a model runs whole until the pack has worked out how else to split it: plans that cannot go whole wait, or are "
+    "This model runs unsharded until the pack finds another way to split it: plans that need a split wait until then, or are "
     "refused."
 )
 NOT_MADE = "Compare a picture with Load Diffusion Model's."
@@ -96,6 +96,6 @@ def of_derived(classes: Iterable[DeclarationRecord]) -> list[Finding]:
 
 def _text_of(known: DeclarationRecord, answer: DeriveReply) -> str:
     if answer.declaration is None:
-        return f"in ComfyUI {known.comfyui} it runs whole, because {answer.failure}"
+        return f"in ComfyUI {known.comfyui} it runs unsharded, because {answer.failure}"
     kinds = "one kind" if len(answer.kinds) == 1 else f"{len(answer.kinds)} kinds"
     return f"in ComfyUI {known.comfyui} the pack worked out how to split {kinds} of calls: {answer.proof}"

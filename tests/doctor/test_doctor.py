@@ -115,8 +115,8 @@ def test_faults_of_this_machine_are_found(tmp_path):
     assert ran.returncode == 1
     said = re.sub(r"\s+", " ", ran.stdout)
     for finding in (
-        "warning diffusers 0.30.0; CogVideoX and PixArt need 0.35 to 0.42, other models none -> Run pip install",
-        f"warning torchaudio 2.11.0 cannot be imported: {OTHER_CUDA} -> ComfyUI 0.30 to 0.33 do not start so",
+        "warning diffusers 0.30.0; CogVideoX and PixArt need 0.35 to 0.42, other models do not need it -> Run pip install",
+        f"warning torchaudio 2.11.0 cannot be imported: {OTHER_CUDA} -> ComfyUI 0.30 to 0.33 do not start with this torchaudio",
         "warning flash-attn 1.0.9; 2.6 or newer is supported -> The flash-attn package does not fit",
         f"failure temporary folder {disk}: 0.00 GiB free -> The disk with the temporary folder is full",
         "warning open files 512 at most -> The limit of open files is reached",
@@ -150,7 +150,7 @@ def test_classes_that_were_derived_are_listed_with_what_was_proved() -> None:
     facts = dataclasses.replace(GOOD, derived=(DERIVED,))
     assert [each.text for each in examine(facts) if each.name == "NewModel"] == [
         "in ComfyUI 0.46.0 the pack worked out how to split 2 kinds of calls: ulysses 2 1.0e-07, ring 3 2.0e-07",
-        "in ComfyUI 0.46.0 it runs whole, because its blocks take turns",
+        "in ComfyUI 0.46.0 it runs unsharded, because its blocks take turns",
     ]
 
 
