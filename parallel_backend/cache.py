@@ -60,7 +60,7 @@ class DiskCache(Generic[Cached]):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, msgspec.json.encode(value))
         except OSError as error:
-            log.info("Parallel: %s cannot be kept (%s).", path, error)
+            log.info("Parallel: %s cannot be written (%s), so its result is computed again next time.", path, error)
 
     def all(self) -> tuple[Cached, ...]:
         """Return all results that can be read, the newest last."""

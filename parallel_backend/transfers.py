@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 NOT_PINNED = (
-    "host memory could not be pinned (is it limited, as under WSL2, or by ulimit -l?): copies from it are slower"
+    "host memory could not be pinned, so copies to the GPU are slower: raise ulimit -l, unless this is WSL2, which has its "
+    "own limit"
 )
 
 

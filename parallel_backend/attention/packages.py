@@ -59,9 +59,9 @@ class KernelPackage:
         if importlib.util.find_spec(self.module) is None:
             return f"{self.name} is not installed"
         if dtype not in HALF_DTYPES:
-            return f"{self.name} takes fp16 and bf16, not {str(dtype).removeprefix('torch.')}"
+            return f"{self.name} supports fp16 and bf16, not {str(dtype).removeprefix('torch.')}"
         if head_dim > self.max_head_dim:
-            return f"{self.name} takes heads of up to {self.max_head_dim}, this model's have {head_dim}"
+            return f"{self.name} supports a head_dim of up to {self.max_head_dim}, and this model has {head_dim}"
         major, minor = torch.cuda.get_device_capability(device)
         if major not in self.majors:
             gpu = torch.cuda.get_device_name(device)

@@ -88,7 +88,7 @@ class Communicator:
         expected_shifted = patterns([(self.rank - 1) % self.size])
         if not (tensors_equal(received, expected) and tensors_equal(shifted, expected_shifted)):
             raise RuntimeError(
-                f"Data that ranks {self._ranks} exchanged arrived changed on rank {self._ranks[self.rank]}."
+                f"Data exchanged between ranks {self._ranks} arrived corrupted on rank {self._ranks[self.rank]}."
             )
 
     def all_to_all(

@@ -58,9 +58,9 @@ def check_step(source: NoiseSource, start: float, end: float) -> None:
         LatentNoise((1,), torch.device("cpu")).drawn_from(source)(start, end, 0.0)
     except RecursionError:
         raise Refused(
-            f"the sampler asks for noise from sigma {start:g} to {end:g}, which its path of noise from {source.low:g} to "
-            f"{source.high:g} does not hold: choose sigmas that differ by {SHORT_STEP:g} or more, with a zero at the end only, "
-            "or a sampler without sde in its name."
+            f"the sampler needs noise from sigma {start:g} to {end:g}, but noise can only be drawn for steps of "
+            f"{SHORT_STEP:g} or more between sigmas {source.low:g} and {source.high:g}: choose sigmas that differ by "
+            f"{SHORT_STEP:g} or more, with a zero only at the end, or a sampler without sde in its name."
         ) from None
 
 

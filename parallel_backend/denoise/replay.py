@@ -217,8 +217,8 @@ def script_of(data: Tensor, ndim: int, sigmas: int, device: torch.device) -> Dev
     except (RuntimeError, TypeError, ValueError, IndexError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
         raise Refused(
-            f"the program of the sampler {program.name} cannot be run ({reason}): use the same version of this pack everywhere, "
-            "or another sampler."
+            f"the program of the sampler {program.name} cannot be run ({reason}): use the same version of this pack on all "
+            "machines, or another sampler."
         ) from None
     return DeviceProgram(program, ndim, device)
 
@@ -243,7 +243,10 @@ def _try(program: Program, x: Tensor) -> None:
 def _check_latents(like: Tensor, *latents: Tensor) -> None:
     for latent in latents:
         if latent.shape != like.shape or latent.dtype != like.dtype:
-            raise ValueError(f"a latent of {list(latent.shape)} in {latent.dtype}")
+            raise ValueError(
+                f"a latent has the shape {list(latent.shape)} and the dtype {latent.dtype}, instead of {list(like.shape)} and "
+                f"{like.dtype}"
+            )
 
 
 def _value_count(entry: Operation | Draw | ModelEvaluation | StepEvent) -> int:

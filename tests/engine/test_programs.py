@@ -27,7 +27,9 @@ def test_what_is_not_well_formed_is_refused_and_the_workers_stay(run: Runner, tm
     assert run.sample("comfyui", path, tensors | {"program": good}, plan, **fields).isfinite().all()
     before = run.workers()
     bad = encoded(Program("bad", (ModelEvaluation(5, 1.0),), 0))
-    with pytest.raises(Refused, match=r"the program of the sampler bad is not well-formed \(the value 5 in entry 0\)"):
+    with pytest.raises(
+        Refused, match=r"the program of the sampler bad is not well-formed \(entry 0: unknown value 5\)"
+    ):
         run.sample("comfyui", path, tensors | {"program": bad}, plan, **fields)
     assert run.sample("comfyui", path, tensors | {"program": good}, plan, **fields).isfinite().all()
     assert run.workers() == before

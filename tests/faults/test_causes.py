@@ -32,7 +32,7 @@ TEXTS = [
         "NotImplementedError: Using RTX 4000 series doesn't support faster communication broadband via P2P or IB. Please set "
         '`NCCL_P2P_DISABLE="1"` and `NCCL_IB_DISABLE="1"`',
     ),
-    ("P2P", "RuntimeError: Data that ranks [0, 1] exchanged arrived changed on rank 1."),
+    ("P2P", "RuntimeError: Data exchanged between ranks [0, 1] arrived corrupted on rank 1."),
     (
         "shared memory",
         "include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device\n"

@@ -163,7 +163,8 @@ def test_noise_that_torchsde_cannot_draw_is_refused(bench, job, plan, sigmas):
     """ComfyUI's own sampler ends in a RecursionError, which one rank alone would raise: it draws for the others."""
     right = bench.run(job, plan)
     before = bench.run.workers()
-    said = r"^the sampler asks for noise from sigma 0\S* to 0\S*, which its path of noise from \S+ to 1 does not hold: choose "
+    said = r"^the sampler needs noise from sigma 0\S* to 0\S*, but noise can only be drawn for steps "
+    said += r"of 1e-05 or more between sigmas \S+ and 1: choose "
     with pytest.raises(Refused, match=said):
         bench.run(dataclasses.replace(job, sampler="dpmpp_2m_sde", sigmas=sigmas), plan)
     assert torch.equal(bench.run(job, plan), right)

@@ -34,7 +34,7 @@ CAUSES = (
     Cause(
         "P2P",
         r"peer access is not supported|failed to open CUDA IPC handle|P2P.*(?:not supported|is disabled)"
-        r"|doesn't support faster communication broadband via P2P|Data that ranks [^\n]* exchanged arrived changed",
+        r"|doesn't support faster communication broadband via P2P|Data exchanged between ranks [^\n]* arrived corrupted",
         "These GPUs cannot reach each other's memory directly (P2P). Set the environment variable NCCL_P2P_DISABLE=1 before "
         "starting ComfyUI; the workers then exchange data through host memory.",
     ),
