@@ -92,7 +92,7 @@ def report(reference: Drawing, single: Drawing, several: Drawing, *, on_cpu: boo
         same &= relative <= TOLERANCE
         print(f"{title:<26}{drawing.step:>16.4f}{relative:>20.1e}{largest:>16.1e}")
     print(f"\nPicture: {several.picture}")
-    print(f"The {'same' if same else 'WRONG'} picture: the relative error may be {TOLERANCE:.0e} at most.")
+    print(f"The {'same' if same else 'WRONG'} picture: a relative error of at most {TOLERANCE:.0e} is allowed.")
     if on_cpu:
         print("The workers share this machine's CPU: the times say nothing about several GPUs.")
     else:
@@ -104,7 +104,9 @@ def main() -> int:
     """Run the demo and return the exit status."""
     parser = argparse.ArgumentParser(prog="demo.sh", description=__doc__)
     parser.add_argument("--comfyui", type=Path, required=True, help="ComfyUI's folder (demo.sh sets it)")
-    parser.add_argument("--base-dir", type=Path, required=True, help="for models, log and pictures (demo.sh sets it)")
+    parser.add_argument(
+        "--base-dir", type=Path, required=True, help="the folder for models, log and pictures (demo.sh sets it)"
+    )
     parser.add_argument(
         "--devices",
         help='devices of the plan with several workers, such as "0,1" or "cpu:4" (default: all GPUs if there '

@@ -16,7 +16,7 @@ stop() {
   exit 3
 }
 GPU="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)" LIMIT=${LIMIT:-540}
-[[ -f "$GPU/comfyui.tar.xz" ]] || stop "$GPU has no ComfyUI: gpu_prepare.sh makes the folder .gpu, where a copy of this script lies."
+[[ -f "$GPU/comfyui.tar.xz" ]] || stop "$GPU has no ComfyUI: make the folder .gpu with gpu_prepare.sh, and run the copy of this script in it."
 mkdir -p -- "${OUT:=gpu-report}" && OUT="$(cd -- "$OUT" && pwd)" || stop "OUT=$OUT cannot be made."
 PYTHON="$("${PYTHON:-python3}" -c 'import sys; print(sys.executable)')" || stop "there is no Python: set PYTHON to one that has torch."
 BASE="$(mktemp -d -t parallel-XXXXXX)" PACK="${GPU%/*}"
@@ -31,11 +31,13 @@ tar -xJf "$GPU/comfyui.tar.xz" -C "$COMFYUI_PATH" &
 unpacking=$!
 if [[ -f "$GPU/pack.tar.xz" ]]; then
   PACK="$BASE/pack"
-  mkdir -- "$PACK" && tar -xJf "$GPU/pack.tar.xz" -C "$PACK" || stop "the pack could not be unpacked."
+  mkdir -- "$PACK" && tar -xJf "$GPU/pack.tar.xz" -C "$PACK" ||
+    stop "the pack could not be unpacked: copy .gpu again, and check the disk's free space."
 fi
-[[ -f "$PACK/scripts/gpu.sh" ]] || stop "$PACK is not the pack."
-install "$GPU"/wheels/*.whl || stop "the wheels could not be installed: is $PYTHON of the version that gpu_prepare.sh was told, and this x86-64?"
-wait "$unpacking" || stop "ComfyUI could not be unpacked."
+[[ -f "$PACK/scripts/gpu.sh" ]] || stop "$PACK is not the pack: copy .gpu into the pack's folder, or run gpu_prepare.sh again."
+install "$GPU"/wheels/*.whl ||
+  stop "the wheels could not be installed: check that $PYTHON has the PYTHON_VERSION of gpu_prepare.sh (3.12 by default), and that this machine is x86-64."
+wait "$unpacking" || stop "ComfyUI could not be unpacked: copy .gpu again, and check the disk's free space."
 
 # comfy-kitchen's library has kernels for Hopper only. Where they do not run, the plain wheel computes with torch.
 if [[ -z "${WITHOUT_CARD:-}" ]] && ! timeout 60 "$PYTHON" -c '
@@ -44,9 +46,9 @@ values = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16)
 found = comfy_kitchen.quantize_per_tensor_fp8(values, torch.ones(1, device="cuda"))
 torch.cuda.synchronize()
 assert torch.allclose(found.float(), values.float(), rtol=0.07, atol=0.01)'; then
-  echo "comfy-kitchen: its own kernels do not run here; the checks go without them"
+  echo "comfy-kitchen: its own kernels do not run here, so the checks use its plain wheel"
   rm -rf -- "$BASE"/site/comfy_kitchen*
-  install "$GPU"/plain/*.whl || stop "the plain comfy-kitchen could not be installed."
+  install "$GPU"/plain/*.whl || stop "the plain comfy-kitchen could not be installed: run gpu_prepare.sh again, and copy .gpu again."
 fi
 echo "gpu_on_card.sh: installed after $SECONDS s"
 LIMIT=$((LIMIT - SECONDS)) bash "$PACK/scripts/gpu.sh" "$@"

@@ -11,7 +11,8 @@
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
-TREE="$(git -C "${1:-$REPO}" rev-parse --show-toplevel)" || fail "${1:-$REPO} is not a git repository: name the one that is taken to the card."
+TREE="$(git -C "${1:-$REPO}" rev-parse --show-toplevel)" ||
+  fail "${1:-$REPO} is not a git repository: give the folder of the repository to copy to the card's machine."
 LIMIT=${LIMIT:-60} PYTHON_VERSION=${PYTHON_VERSION:-3.12}
 mkdir -p -- "$CACHE"
 find_python
@@ -56,5 +57,5 @@ cp -- "$REPO/scripts/gpu_on_card.sh" "$GPU/"
 mib() { awk '{ bytes += $1 } END { printf "%d\n", bytes / 1048576 + 0.99 }'; }
 tree=$(cd -- "$TREE" && git ls-files -z --cached --others --exclude-standard | xargs -0 stat -c %s -- 2>/dev/null | mib || true)
 ours=$(find "$GPU" -type f -printf '%s\n' | mib)
-echo "$GPU: $ours MiB in $(find "$GPU" -type f | wc -l) files, beside $tree MiB of the tree; $((ours + tree)) of $LIMIT MiB"
-((ours + tree <= LIMIT)) || fail "it is too much: commit less or raise LIMIT."
+echo "$GPU: $ours MiB in $(find "$GPU" -type f | wc -l) files, and the tree has $tree MiB: $((ours + tree)) of at most $LIMIT MiB"
+((ours + tree <= LIMIT)) || fail "$((ours + tree)) MiB are more than LIMIT=$LIMIT: commit less, or raise LIMIT."

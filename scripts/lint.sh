@@ -56,6 +56,6 @@ web() {
 for each in "$@"; do
   case "$each" in
     check | format | types | web) "$each" ;;
-    *) fail "$each is none of check, format, types and web." ;;
+    *) fail "$each is not an argument: use check, format, types or web." ;;
   esac
 done

@@ -14,12 +14,12 @@ git clone --quiet --depth 1 https://github.com/comfyanonymous/ComfyUI "$MASTER" 
   fail "ComfyUI's master could not be fetched: check the network, then run it again."
 export TORCH
 TORCH="$("$PYTHON" -m pip index versions torch 2>/dev/null | sed -n '1s/^torch (\([0-9.]*\).*/\1/p')"
-[[ -n "$TORCH" ]] || fail "the newest torch could not be found out: check the network, then run it again."
+[[ -n "$TORCH" ]] || fail "the newest version of torch could not be found: check the network, then run it again."
 
 bound=0
 (COMFYUI_PATH="$MASTER" && setup && cd -- "$REPO" && "$VENV_PYTHON" -m scripts.still_binds "$MASTER") >"$PAGE" || bound=$?
 cat -- "$PAGE"
-[[ -s "$PAGE" ]] || echo "Whether all names bind is not known: the check ended with $bound." >"$PAGE"
+[[ -s "$PAGE" ]] || echo "The check of names ended with exit code $bound, so it is not known whether all names bind." >"$PAGE"
 
 ended=0
 bash "$REPO/scripts/test.sh" --comfyui "$MASTER" 2>&1 | tee "$LOG" || ended=$?

@@ -11,12 +11,12 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
 
 VERSION="${1:-}" TAG="${2:-}"
 [[ "$VERSION" =~ ^[0-9]+\.[0-9]+\.[0-9]+$ && ("$TAG" == "" || "$TAG" == --tag) ]] ||
-  fail "write release.sh MAJOR.MINOR.PATCH, with --tag behind it to commit and tag."
+  fail "write release.sh MAJOR.MINOR.PATCH, and add --tag to commit and tag."
 cd -- "$REPO"
-[[ -z "$(git status --porcelain)" ]] || fail "files are changed or new here: commit them before."
-[[ -z "$(git tag --list "v$VERSION")" ]] || fail "v$VERSION is there already: choose another version."
-[[ "$TAG" == "" ]] || git var GIT_COMMITTER_IDENT >/dev/null 2>&1 || fail "git does not know who commits: set user.name and user.email."
-grep -q '^## Unreleased$' CHANGELOG.md || fail "CHANGELOG.md has nothing unreleased: write there what is new."
+[[ -z "$(git status --porcelain)" ]] || fail "this folder has changed or new files: commit them first."
+[[ -z "$(git tag --list "v$VERSION")" ]] || fail "the tag v$VERSION exists: choose another version."
+[[ "$TAG" == "" ]] || git var GIT_COMMITTER_IDENT >/dev/null 2>&1 || fail "git has no committer: set user.name and user.email."
+grep -q '^## Unreleased$' CHANGELOG.md || fail "CHANGELOG.md has no section Unreleased: describe the changes there."
 
 FOLDER="$(mktemp -d)"
 trap 'rm -rf -- "$FOLDER"' EXIT
@@ -51,7 +51,7 @@ try() {
   say "The benchmark, in ComfyUI"
   mkdir -- "$FOLDER/out"
   (cd -- "$UNPACKED" && "$VENV_PYTHON" -m parallel_backend.bench --steps 4 --comfyui "$COMFYUI_PATH" --out "$FOLDER/out")
-  "$VENV_PYTHON" - "$FOLDER/out" <<'PYTHON' || fail "a latent is not ComfyUI's own, or a side failed: see the table above."
+  "$VENV_PYTHON" - "$FOLDER/out" <<'PYTHON' || fail "a latent differs from ComfyUI's own, or a run failed: see the table above."
 import json, pathlib, sys
 
 (file,) = pathlib.Path(sys.argv[1]).glob("*.json")

@@ -26,7 +26,7 @@ COMFYUI_SDIST_SHA256=de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd46
 
 setup() {
   unset PYTHONDONTWRITEBYTECODE # otherwise each process compiles torch and ComfyUI anew: 14 s at each start
-  mkdir -p -- "$CACHE" || fail "the cache folder $CACHE cannot be made: set COMFYUI_PARALLEL_CACHE to one that can."
+  mkdir -p -- "$CACHE" || fail "the cache folder $CACHE cannot be made: set COMFYUI_PARALLEL_CACHE to another folder."
   CACHE="$(cd -- "$CACHE" && pwd)"
   find_python
   find_comfyui
@@ -46,7 +46,7 @@ setup_web() {
 
 install_web() {
   [[ -f "$WEB_TOOLS/complete" ]] && return
-  say "Installing what checks the web extension (130 MB)"
+  say "Installing the tools that check the web extension (130 MB)"
   local packages
   mapfile -t packages <"$1"
   rm -rf -- "$WEB_TOOLS"
@@ -89,7 +89,7 @@ find_python() {
       PYTHON="$candidate"
       return
     fi
-    [[ -z "${PYTHON:-}" ]] || fail "PYTHON=$PYTHON is not a Python 3.10 to 3.13 with venv and sqlite3: set it to one."
+    [[ -z "${PYTHON:-}" ]] || fail "PYTHON=$PYTHON is not a Python 3.10 to 3.13 with venv and sqlite3: set it to such a Python."
   done
   fail "no Python 3.10 to 3.13 with venv and sqlite3 was found: install one or set PYTHON to one."
 }

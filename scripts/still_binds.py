@@ -29,9 +29,9 @@ from .tested import comfyui_name
 REPO = Path(__file__).parents[1]
 KINDS = {
     "name": "names", "call": "calls", "super": "calls of overridden methods", "override": "overridden methods",
-    "replaced": "functions that the pack stands in for",
+    "replaced": "functions that the pack replaces",
 }  # fmt: skip
-HEAD = "what", "different ones", "uses", "do not bind", "optional, and do not bind"
+HEAD = "kind", "different names", "uses", "do not bind", "optional, and do not bind"
 
 HARMLESS = frozenset({"staticmethod", "classmethod", "torch.no_grad()", "torch.inference_mode()", "functools.cache"})
 """Decorators that do not change a function's parameters."""
@@ -143,7 +143,7 @@ def rejected_parameters(ours: ast.arguments, theirs: ast.arguments) -> str:
     taken = {each.arg for each in (*ours.posonlyargs, *ours.args, *ours.kwonlyargs)}
     wanted = [each.arg for each in (*theirs.posonlyargs, *theirs.args[not theirs.posonlyargs :], *theirs.kwonlyargs)]
     lacking = [name for name in wanted if name not in taken and not (ours.vararg or ours.kwarg)]
-    return f"is given {', '.join(lacking)}, which the pack's method does not take" if lacking else ""
+    return f"gets {', '.join(lacking)}, which the pack's method does not accept" if lacking else ""
 
 
 @functools.cache
@@ -212,10 +212,13 @@ def report(folder: Path, uses: Sequence[Use]) -> tuple[str, int]:
             if use.optional is optional:
                 places.setdefault((f"`{use.name}`", fault), {})[use.where] = None
         if places:
-            text += f"\n## {title}\n\n{table(('name', 'what', 'where'), ((*of, ', '.join(at)) for of, at in places.items()))}"
+            text += f"\n## {title}\n\n{table(('name', 'problem', 'where'), ((*of, ', '.join(at)) for of, at in places.items()))}"
     if new := changed(tree):
         named = ", ".join(f"`{name}`" for name in new)
-        text += f"\n## In no tested version like this\n\nTried on the user's machine before it is trusted: {named}.\n"
+        text += (
+            "\n## Differs from every tested version\n\nThe pack tries these functions on the user's machine before it "
+        )
+        text += f"relies on them: {named}.\n"
     return text, sum(not use.optional for use, _ in faults)
 
 

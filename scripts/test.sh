@@ -19,7 +19,7 @@ while [[ "${1:-}" == --comfyui || "${1:-}" == --record ]]; do
     RECORD=yes
   else
     is_comfyui "${2:-}" ||
-      fail "--comfyui ${2:-(no folder)} is no ComfyUI, which has main.py, requirements.txt and a comfy folder: name the folder of one."
+      fail "--comfyui ${2:-(no folder)} is not a ComfyUI folder, which has main.py, requirements.txt and a comfy folder: give another folder."
     OTHER=yes COMFYUI_PATH="$2"
     shift
   fi

@@ -78,12 +78,14 @@ def row_of_report(lines: Sequence[ReportLine]) -> Row:
     """
     versions_of_lists = [line.versions for line in lines if line.versions]
     if not versions_of_lists:
-        raise Refused("the report does not tell its versions: make it again with this version's scripts/gpu.sh.")
+        raise Refused("the report has no versions: make it again with this version's scripts/gpu.sh.")
     days = sorted(each.day for each in versions_of_lists)
     of = {msgspec.structs.replace(each, day=days[-1]) for each in versions_of_lists}
     if len(of) > 1:
-        names = " and ".join(sorted(f"ComfyUI {each.comfyui}, torch {each.torch}, Python {each.python}" for each in of))
-        raise Refused(f"the report is of {names}: make a file of the lines of one of them, and name that.")
+        names = "; ".join(sorted(f"ComfyUI {each.comfyui}, torch {each.torch}, Python {each.python}" for each in of))
+        raise Refused(
+            f"the report has lines of several versions ({names}): copy the lines of one to a file, and use that file."
+        )
     verdicts = [line.verdict for line in lines]
     counts = {
         "passed": verdicts.count("PASS"),
@@ -98,7 +100,7 @@ def comfyui_name(folder: Path) -> str:
     """Return ComfyUI's version. For a git checkout, add the day of its commit: its version is that of the last release."""
     text = (folder / "comfyui_version.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
-    name = found[1] if found else "of no version"
+    name = found[1] if found else "of unknown version"
     if (folder / ".git").exists():
         command = ["git", "-C", str(folder), "log", "-1", "--format=%cs"]
         name += f", commit of {subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()}"
@@ -112,13 +114,17 @@ def rows_of(page: str) -> list[Row]:
         ValueError: the page has no table, or a row has another number of cells.
     """
     if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError("the page has no place for the table of what was tested")
+        raise ValueError(
+            "the page has no place for the table of tested versions: copy the README's two comments around it"
+        )
     lines = page.partition(BEGIN)[2].partition(END)[0].splitlines()
     rows = []
     for line in lines[2:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) != len(HEAD):
-            raise ValueError(f"the table of what was tested has a row of {len(cells)} cells: {line}")
+            raise ValueError(
+                f"the table of tested versions needs {len(HEAD)} cells in each row, and has {len(cells)} in: {line}"
+            )
         rows.append(Row(*cells))
     return rows
 
@@ -137,7 +143,9 @@ def _order(each: Row) -> tuple[object, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write a visit's row into the README. Return 2 if the report makes no row."""
-    line = argparse.ArgumentParser(prog="python -m scripts.tested", description="Write a visit's row into the README.")
+    line = argparse.ArgumentParser(
+        prog="python -m scripts.tested", description="Write the row of a GPU report into the README's table."
+    )
     line.add_argument("report", type=Path, help="the lines.jsonl of a report, or a folder or archive that contains it")
     line.add_argument("--into", type=Path, default=README, help="the page with the table (default: the README)")
     options = line.parse_args(arguments)

@@ -240,7 +240,7 @@ class Bench(Report):
         """Report the peak memory of a plan against the formula's value."""
         run(SHORT, nothing)
         peak, formula = self.peak(lambda: run(SHORT, nothing)), by_formula(self.name, plan).working
-        text = f"{peak / 1e6:.0f} MB beside the weights, {formula / 1e6:.0f} by the formula"
+        text = f"{peak / 1e6:.0f} MB besides the weights, plans allow {formula / 1e6:.0f} MB"
         if self.cuda:
-            text += f"; torch has reserved {torch.cuda.max_memory_reserved() / 1e6:.0f} MB with them"
+            text += f"; torch has reserved {torch.cuda.max_memory_reserved() / 1e6:.0f} MB in all"
         self.say(f"memory, {name}", peak <= formula if self.cuda else None, text)

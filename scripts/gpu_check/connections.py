@@ -62,7 +62,11 @@ class Connections(Ranks):
             self.wait()
         except RuntimeError as error:
             self.group, _ = dist.new_subgroups_by_enumeration([[rank] for rank in range(self.ranks)], backend="nccl")
-            self.say("ranks of one card", None, f"each to itself, because NCCL refuses them together: {error}")
+            self.say(
+                "ranks of one card",
+                None,
+                f"each rank is checked alone, because NCCL refuses several ranks on one card: {error}",
+            )
 
     def everyone(self) -> Communicator:
         """Return a communicator of all connected ranks on the device."""
@@ -77,7 +81,7 @@ class Connections(Ranks):
         """Check an all-to-all of uneven and empty pieces."""
         everyone = self.everyone()
         if everyone.size == 1:
-            self.say("uneven and empty splits", None, "are for ranks that meet")
+            self.say("uneven and empty splits", None, "not run: NCCL connects no ranks here")
             return
         sent = [self.piece(self.rank, other) for other in range(self.ranks)]
         expected = [self.piece(other, self.rank) for other in range(self.ranks)]
@@ -107,23 +111,27 @@ class Connections(Ranks):
             whole.untyped_storage().resize_(everyone.size * size)
             everyone.start_all_gather_into(whole, share)()
             good &= torch.equal(whole, expected)
-        self.say("gathers into memory that comes and goes", good, f"{TIMES} of {everyone.size * size} bytes")
+        self.say(
+            "gathers into memory that is allocated each time", good, f"{TIMES} gathers of {everyone.size * size} bytes"
+        )
 
     def again(self) -> None:
         """Open and close a plan's communicators repeatedly."""
         plans = [{"ulysses": self.ranks}, {"ring": self.ranks}]
         if self.cuda and not self.apart:
-            self.say("communicators again and again", None, "a plan's are NCCL's only where each rank has a GPU")
+            self.say(
+                "communicators opened repeatedly", None, "not run: plans use NCCL only if each rank has its own GPU"
+            )
             return
         for number in range(TIMES):
             build_mesh(self.plan(SMALL, plans[number % 2]), self.device, Meter(device=self.device)).close()
-        self.say("communicators again and again", True, f"{TIMES} times")
+        self.say("communicators opened repeatedly", True, f"{TIMES} times")
 
     def pairs(self) -> None:
         """Check and time the transfer from each rank to each other rank; between cards by P2P where they have it."""
         everyone, hosts = self.everyone(), Communicator("hosts", dist.group.WORLD, HOST, False, Meter())
         if everyone.size == 1:
-            self.say("from rank to rank", None, "is for ranks that meet")
+            self.say("from rank to rank", None, "not run: NCCL connects no ranks here")
             return
         size = 1 << (26 if self.cuda else 16)
         for sender, receiver in itertools.permutations(range(self.ranks), 2):
@@ -150,15 +158,15 @@ class Connections(Ranks):
     def peers(self, sender: int) -> str:
         """Return the driver's answer about P2P between two cards."""
         if not self.apart:
-            return "not between cards"
+            return "both ranks on one card" if self.cuda else "both ranks on the CPU"
         linked = torch.cuda.can_device_access_peer(self.device.index, sender % self.gpus)
-        return "P2P by the driver" if linked else "no P2P by the driver"
+        return "the driver reports P2P" if linked else "the driver reports no P2P"
 
     def ways(self) -> None:
         """Report the transports that NCCL logged. The log stays with the report."""
         found = transports(self.log.read_text()) if self.log.exists() else {}
         text = ", ".join(f"{way} on {count} channels" for way, count in found.items())
-        self.say("NCCL's transports", None, text or "NCCL has told of none")
+        self.say("NCCL's transports", None, text or "none in NCCL's log")
 
 
 def transports(log: str) -> dict[str, int]:

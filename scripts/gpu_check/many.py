@@ -54,7 +54,7 @@ class Many(Ranks):
         mark = hashlib.sha256(drawn.cpu().numpy().tobytes()).digest()[:7]
         marks = [torch.zeros(1, dtype=torch.int64) for _ in range(self.ranks)]
         dist.all_gather(marks, torch.tensor([int.from_bytes(mark, "big")]))
-        self.say("the same noise everywhere", None, len({int(m) for m in marks}) == 1)
+        self.say("equal noise on all ranks", None, len({int(m) for m in marks}) == 1)
 
     def splits(self) -> None:
         """Compare Ulysses, Ring and both with one rank."""
@@ -75,7 +75,7 @@ class Many(Ranks):
     def unequal(self) -> None:
         """Compare two pictures with prompts of two lengths, with the branches and with the pictures on separate ranks."""
         if self.ranks % 2:
-            self.say("prompts of two lengths", None, "are for an even number of ranks")
+            self.say("prompts of two lengths", None, "not run: it needs an even number of ranks")
             return
         model, _ = self.model(self.name)
         sides = request(JOBS[self.name], self.plan(self.name, {"cfg": 2}), self.computes_in)
@@ -119,13 +119,15 @@ class Many(Ranks):
         sent, work = self.milliseconds(hop), self.milliseconds(lambda: attend(q, q, q))
         both = self.milliseconds(lambda: hop(lambda: attend(q, q, q)))
         hidden = both < 1.15 * max(sent, work) if self.apart else None
-        self.say("a hop hides behind attention", hidden, f"hop {sent:.2f} attention {work:.2f} both {both:.2f} ms")
+        self.say(
+            "a hop overlaps with attention", hidden, f"hop {sent:.2f} ms, attention {work:.2f} ms, both {both:.2f} ms"
+        )
         mesh.close()
 
     def sharded(self) -> None:
         """Compare sharded weights with one rank's weights."""
         if self.cuda and not self.apart:
-            self.say("sharded weights", None, "are gathered by NCCL, which needs a GPU for each rank")
+            self.say("sharded weights", None, "not run: NCCL gathers the weights, and needs a GPU for each rank")
             return
         everyone = Communicator("weights", dist.group.WORLD, self.device, False, Meter(device=self.device))
         plan = msgspec.structs.replace(self.plan(self.name, {"ulysses": self.ranks}), weights="sharded")
@@ -139,7 +141,9 @@ class Many(Ranks):
     def races(self) -> None:
         """Check sixteen sharded blocks on nearly full cards. Each block is gathered while the block before it computes."""
         if self.cuda and not self.apart:
-            self.say("sharded, sixteen blocks", None, "are gathered by NCCL, which needs a GPU for each rank")
+            self.say(
+                "sharded, sixteen blocks", None, "not run: NCCL gathers the weights, and needs a GPU for each rank"
+            )
             return
         name = SIXTEEN if self.cuda else SMALL_SIXTEEN
         everyone = Communicator("weights", dist.group.WORLD, self.device, False, Meter(device=self.device))

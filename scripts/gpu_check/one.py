@@ -77,7 +77,7 @@ class One(Bench):
         cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
         ours = choose_kernel("auto", self.device, TYPE, 128, package_failures(self.device))
         each: dict[str, Work] = {
-            f"{ours.name}, which auto takes ({ours.reason})": lambda: ours.attend(q, k, v),
+            f"{ours.name}, the choice of auto ({ours.reason})": lambda: ours.attend(q, k, v),
             "torch's choice": lambda: torch.nn.functional.scaled_dot_product_attention(tq, tk, tv),
             "cuDNN with LSE": lambda: cudnn(tq, tk, tv, None, True),
         }
@@ -100,7 +100,7 @@ class One(Bench):
     def pins(self) -> None:
         """Check that pinning memory twice fails, and that a kernel after the failure works."""
         if not self.cuda:
-            self.say("a pin that fails", None, "there is nothing to pin for")
+            self.say("memory pinned twice", None, "not run: it needs a GPU")
             return
         memory = torch.empty(1 << 30, dtype=torch.uint8)
         pin(memory)
@@ -108,7 +108,9 @@ class One(Bench):
         pin(memory)
         total = float(torch.ones(8, device=self.device).sum())
         self.say(
-            "a pin that fails", total == 8, f"pinned once: {pinned_once}; a kernel after the second pin gives {total}"
+            "memory pinned twice",
+            total == 8,
+            f"pinned once: {pinned_once}; a kernel after the second pin gives {total}",
         )
 
     def exact(self) -> None:
@@ -153,8 +155,8 @@ class One(Bench):
         copying = 1e3 * copied / self.host_rate()
         hidden = 1 - (streamed - resident) / copying
         text = (
-            f"error {error_of(found, expected):.1e}; {streamed:.1f} ms a step, {resident:.1f} with all blocks there; "
-            f"{copied / 1e6:.0f} MB come, which takes {copying:.1f} ms, of which {hidden:.2f} hide"
+            f"error {error_of(found, expected):.1e}; {streamed:.1f} ms a step, {resident:.1f} with all blocks on the device; "
+            f"copying {copied / 1e6:.0f} MB takes {copying:.1f} ms, {hidden:.0%} of which overlaps with computing"
         )
         self.say(f"streamed weights, {name}", copied > 0 and torch.equal(found, expected), text)
 
@@ -181,7 +183,7 @@ class One(Bench):
             self.watched(run)
         messages = [str(warning.message) for warning in seen]
         waits = [each[:80] for each in messages if "synchroniz" in each and PROTOTYPE not in each]
-        self.say("nothing waits in the loop", not waits if self.cuda else None, waits[:3])
+        self.say("no synchronisation in the loop", not waits if self.cuda else None, waits[:3])
 
     def watched(self, run: Run) -> None:
         """Make torch warn of synchronisation, from the first step to the beginning of the last."""
@@ -203,7 +205,7 @@ class One(Bench):
         if self.cuda:
             free, total = torch.cuda.mem_get_info()
             used = total - free - torch.cuda.memory_reserved()
-            text = f"{used / 1e6:.0f} MB, {CONTEXT_BYTES / 1e6:.0f} in plans"
+            text = f"{used / 1e6:.0f} MB, plans allow {CONTEXT_BYTES / 1e6:.0f} MB"
             self.say("the context", used <= CONTEXT_BYTES, text, context=float(used))
 
     def roomy(self) -> bool:
@@ -231,12 +233,12 @@ class One(Bench):
             assert exact is not None
             assert eager is not None
             ours, theirs, uncompiled = (error_of(each, exact) for each in (found, other, eager))
-            text = f"error in {self.computes_in} {ours:.1e}, of ComfyUI's own {theirs:.1e}, of its own eager {uncompiled:.1e}"
+            text = f"error in {self.computes_in} {ours:.1e}, ComfyUI's {theirs:.1e}, ComfyUI's eager {uncompiled:.1e}"
             # ComfyUI compiles the whole model and rounds less often. Outside of blocks, our result rounds as ComfyUI's eager
             # model does.
             self.say(f"{how}, the result", ours <= FURTHER * max(theirs, uncompiled) + FP32_TOLERANCE, text)
         else:
-            self.say(f"{how}, the result", None, f"{error_of(found, other):.1e} from ComfyUI's own")
+            self.say(f"{how}, the result", None, f"relative difference from ComfyUI's own {error_of(found, other):.1e}")
         if compiler:
             self.say(f"{how}, all blocks", not rank.uncompiled, rank.uncompiled)
         times = self.by_turns((run, own))
@@ -245,7 +247,7 @@ class One(Bench):
             f"{statistics.median(found):.1f} ms ({min(found):.1f} to {max(found):.1f}, host {self.host_step(denoise):.1f})"
             for found, denoise in zip(times, (run, own), strict=True)
         ]
-        text = f"{step / own_step:.3f}, at most {aim}: ours {each[0]}, its own {each[1]}"
+        text = f"ratio {step / own_step:.3f}, at most {aim} allowed: ours {each[0]}, ComfyUI's {each[1]}"
         self.say(f"{how}, a step against ComfyUI's", step <= aim * own_step if self.cuda else None, text)
         comfy.model_management.unload_all_models()
 

@@ -47,8 +47,8 @@ class Pipeline(Ranks):
         _, run = self.ours(self.name, plan, self.model(self.name, stage=stages(plan)[self.rank])[0])
         run(SHORT, nothing)
         self.wait()
-        loading = os.environ.get("CUDA_MODULE_LOADING", "as CUDA does")
-        self.say("no hang while kernels are loaded", self.by_nccl, f"{plan.degrees}, loaded {loading}")
+        loading = os.environ.get("CUDA_MODULE_LOADING", "by CUDA's default")
+        self.say("no hang while kernels are loaded", self.by_nccl, f"{plan.degrees}, kernels loaded {loading}")
         whole, _ = self.model(self.name)
         alone = self.plan(self.name, patches=plan.patches)
         self.compare(f"{plan.degrees}, {plan.patches} patches", plan, run, self.ours(self.name, alone, whole)[1])
@@ -91,5 +91,9 @@ class Pipeline(Ranks):
         stream(count, lambda _: side)
         each = 1e3 * (time.perf_counter() - start) / count
         hidden = each < 1.05 * work + work * place.size / count if self.apart else None
-        self.say("PipeFusion hides its hops", hidden, f"{each:.2f} ms a patch with {work:.2f} ms of work")
+        self.say(
+            "PipeFusion's hops overlap with computing",
+            hidden,
+            f"{each:.2f} ms a patch, of which {work:.2f} ms are computing",
+        )
         mesh.close()

@@ -83,7 +83,7 @@ class Prompts(Report):
         if lacking := missing((folder / "requirements.txt").read_text()):
             self.say("prompts through ComfyUI", None, f"not run: {', '.join(lacking)} are not installed")
             return
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before its time"))  # ComfyUI then ends too
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended at the time limit"))  # ComfyUI then ends too
         self.each(functools.partial(self.with_comfyui, folder))
 
     def with_comfyui(self, folder: Path) -> None:
@@ -108,7 +108,9 @@ class Prompts(Report):
             gone = not any(process.is_running() and process.status() != "zombie" for process in workers)
             left = [*temporary.glob("comfyui-parallel-*"), *(set(os.listdir("/dev/shm")) - shared)]
             self.say(
-                "nothing is left", gone and not left, f"{len(workers)} workers ended; {[str(each) for each in left]}"
+                "nothing is left behind",
+                gone and not left,
+                f"{len(workers)} workers ended; {[str(each) for each in left]}",
             )
 
     def fill(self) -> None:
@@ -205,7 +207,7 @@ class Prompts(Report):
                 exact = self.latent(typed(make(), stored, "fp32"))
                 theirs = self.error(typed(make(), stored, "bf16"), exact)
                 ours = self.error(typed(make(2), stored, "bf16"), exact)
-                text = f"error {ours:.1e}, of ComfyUI's own {theirs:.1e}"
+                text = f"error {ours:.1e}, ComfyUI's {theirs:.1e}"
                 self.say(f"{name}, {title}", 0 < ours <= FURTHER * theirs + TOLERANCE, text)
 
     def lora(self) -> None:
@@ -248,7 +250,7 @@ class Prompts(Report):
             with Image.open(file) as image:
                 pixels.append(torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).int())
         most = int((pixels[0] - pixels[1]).abs().max())
-        self.say("a parallel VAE", most <= 1, f"the largest difference is {most} of 255")
+        self.say("a parallel VAE", most <= 1, f"largest difference {most} of 255")
 
     def unload(self) -> None:
         """Check that the workers follow ComfyUI's Unload, and the picture afterwards."""

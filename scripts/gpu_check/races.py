@@ -53,8 +53,8 @@ def five_times(bench: Bench, name: str, expected: Run, run: Run) -> None:
         f"{min(error_of(each, right) for each in results):.1e} to {max(error_of(each, right) for each in results):.1e}"
     )
     kinds = len({each.view(torch.uint8).numpy().tobytes() for each in results})
-    text = f"{sum(equal)} of {RUNS} runs have the bits, in {kinds} different results; errors {errors}; "
-    bench.say(name, sum(equal) == RUNS, f"{text}{taken / 1e9:.1f} GB of the device were taken away")
+    text = f"{sum(equal)} of {RUNS} runs have equal bits, {kinds} different results; errors {errors}; "
+    bench.say(name, sum(equal) == RUNS, f"{text}{taken / 1e9:.1f} GB of the device were filled")
 
 
 class Races(Bench):

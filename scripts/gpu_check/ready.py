@@ -37,7 +37,7 @@ class Ready(Report):
             text = f"{torch.cuda.get_device_name()}, {memory} MiB, one of {torch.cuda.device_count()}"
             self.say("the card", True, f"{text}, torch {torch.__version__}")
         else:
-            self.say("the card", None, f"the CPU takes its place, torch {torch.__version__}")
+            self.say("the card", None, f"none: the checks run on the CPU, torch {torch.__version__}")
 
     def kernels(self) -> None:
         """Report the backends of comfy-kitchen, which compute quantised layers."""
@@ -54,4 +54,4 @@ class Ready(Report):
         """Import the modules that the lists import while they run."""
         for name in IMPORTED_LATER:
             importlib.import_module(name)
-        self.say("what the checks import", True, f"{len(IMPORTED_LATER)} modules")
+        self.say("modules that the checks import", True, f"{len(IMPORTED_LATER)} modules")

@@ -120,7 +120,7 @@ class Shares(Bench):
         memory = float(torch.cuda.mem_get_info()[1]) if self.cuda else 0.0
         text = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
         self.say(
-            "what plans go by",
+            "rates for plans",
             None,
             f"{text}, memory {memory:.3g}",
             **figures,
@@ -166,11 +166,11 @@ class Shares(Bench):
                     run(steps, nothing)
                 step, host = self.step(run, STEPS, shared.repeats)
             alone = alone or step
-            text = f"{step:.1f} ms (host {host:.1f}), {alone / step:.2f} times as fast as one rank's"
+            text = f"{step:.1f} ms (host {host:.1f}), {alone / step:.2f} times as fast as one rank"
             self.say(f"{title}, a rank's share, {plan.degrees}", None, text + self.predicted(shared, plan))
         dtype = getattr(torch, self.computes_in)
         own = self.median(own_forward(shared.name, self.own_module(shared, model, dtype), self.device, dtype), 5)
-        text = f"{alone / own:.3f}: {alone:.1f} ms, its own {own:.1f}"
+        text = f"ratio {alone / own:.3f}: ours {alone:.1f} ms, ComfyUI's {own:.1f} ms"
         self.say(f"{title}, a step against ComfyUI's forward", alone <= EAGER * own if self.cuda else None, text)
 
     def predicted(self, shared: Shared, plan: ResolvedPlan) -> str:
@@ -187,7 +187,7 @@ class Shares(Bench):
         memory = (float(torch.cuda.mem_get_info()[0]),) if self.cuda else (1e12,)
         machine = linked(measured_profile(self.machine, memory, self.cuda), LINK)  # the link's time is not shown
         found = cost(plan, family.shape(config), job_size, machine)
-        return f"; predicted {1e3 * found.device:.1f} and {1e3 * found.launch:.1f} of launching"
+        return f"; predicted {1e3 * found.device:.1f} ms of computing and {1e3 * found.launch:.1f} ms of launches"
 
     def own_module(self, shared: Shared, model: Any, dtype: torch.dtype) -> torch.nn.Module:
         """Return ComfyUI's own diffusion model with the same weights."""

@@ -215,7 +215,7 @@ class Visit:
                 seconds = seconds_for(name, names[place + 1 :], self.left) if self.device == "cuda" else self.left
                 self.run_list(name, seconds)
             else:
-                self.add(name, [f"{ENTRIES[name].broken} {name}: not run, because the time is over"], 0)
+                self.add(name, [f"{ENTRIES[name].broken} {name}: not run, because the time limit was reached"], 0)
 
     def run_list(self, name: str, seconds: float) -> None:
         """Run one list and add its lines to the summary."""
@@ -226,9 +226,9 @@ class Visit:
         status = run(command_of(name, self.cards, self.device), log, seconds, environment)
         lines = [found[0] for found in VERDICT.finditer(log.read_text(errors="replace"))]
         if status is None:
-            lines.append(f"{entry.broken} {name}: it hangs, or takes longer than {seconds:.0f} s")
+            lines.append(f"{entry.broken} {name}: hangs, or takes longer than {seconds:.0f} s")
         elif status:
-            lines.append(f"{entry.broken} {name}: it ended with {status}")
+            lines.append(f"{entry.broken} {name}: ended with exit code {status}")
         self.add(name, lines, time.monotonic() - begun)
 
     def add(self, name: str, lines: Sequence[str], seconds: float) -> None:
@@ -247,7 +247,7 @@ class Visit:
             for name in ("machine.txt", "summary.txt", "lines.jsonl"):
                 if (self.out / name).exists():
                     archive.add(self.out / name, f"report/{name}")
-        print("== what failed", *(line[:260] for line in self.failed[:30]), sep="\n")
+        print("== failures", *(line[:260] for line in self.failed[:30]), sep="\n")
         print(f"{'== list':14s}  PASS  FAIL  INFO  seconds", *self.counted, sep="\n", flush=True)
 
 
@@ -267,20 +267,24 @@ def _verdicts(log: Path) -> set[str]:
 def main() -> int:
     """Run a visit; return 0 if no check failed, 1 if one did, and MISSING if the lists would not start."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("lists", nargs="*", metavar="LIST", help=f"check, or any of {', '.join(ENTRIES)}")
+    parser.add_argument(
+        "lists", nargs="*", metavar="LIST", help=f"lists to run, of {', '.join(ENTRIES)}; or only check"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of the visit (default: %(default)s)")
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT, help="time limit of all lists, in seconds (default: %(default)s)"
+    )
     options = parser.parse_args()
     names: list[str] = options.lists
     if names != ["check"] and (unknown := [name for name in names if name not in ENTRIES]):
-        parser.error(f"{', '.join(unknown)}: no such list; there are {', '.join(ENTRIES)}, and check alone")
+        parser.error(f"{', '.join(unknown)}: no such list: use any of {', '.join(ENTRIES)}, or only check")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the report is packed then too
     deadline = time.monotonic() + options.limit - ENDING
     cards = _cards()
     if options.device == "cuda" and not cards:
         print(
-            f"gpu.sh: {sys.executable} has no torch that sees a card: set PYTHON to one, or WITHOUT_CARD=1 to use the CPU."
+            f"gpu.sh: {sys.executable} has no torch that sees a card: set PYTHON to another, or WITHOUT_CARD=1 to use the CPU."
         )
         return MISSING
     with tempfile.TemporaryDirectory(prefix="parallel-gpu-") as logs:
@@ -288,7 +292,7 @@ def main() -> int:
         if not visit.ready():
             visit.install()
             if not visit.ready():
-                print("gpu.sh: the checks would not start: see the lines above.", flush=True)
+                print("gpu.sh: the checks cannot start: see the lines above.", flush=True)
                 return MISSING
         visit.describe()
         if names == ["check"]:

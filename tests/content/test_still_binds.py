@@ -70,7 +70,7 @@ def test_all_kinds_of_uses_are_found(uses: list[Use]) -> None:
         ("from comfy.model_patcher import ModelPatcher as P\nP.get_key_patches(1, 2, 3)", "takes 2 positional arguments, not 3"),
         (
             "import comfy.model_patcher\nclass Own(comfy.model_patcher.ModelPatcher):\n    def get_key_patches(self): ...",
-            "is given filter_prefix, which the pack's method does not take",
+            "gets filter_prefix, which the pack's method does not accept",
         ),
         (
             "from comfy.model_patcher import ModelPatcher\nclass Own(ModelPatcher):\n"
@@ -147,7 +147,7 @@ def test_a_comfyui_that_changed_is_found(
 
 
 def test_a_function_that_no_tested_version_has_is_told(tmp_path: Path) -> None:
-    text = "## In no tested version like this"
+    text = "## Differs from every tested version"
     page, missing = report(edited(tmp_path, "samplers.py", "strength = 1.0", "strength = 0.5"), [])
     assert text in page and "`comfy.samplers.get_area_and_mult`" in page and not missing
     assert Tree(FOLDER).fault(Use("comfy.samplers.gone", "", "replaced")) == "has no gone"

@@ -51,7 +51,7 @@ ROOT = Path(__file__).parents[2]
 LINE = re.compile(r"^\[\d\] (PASS|FAIL|INFO) ([^:]+):", re.MULTILINE)
 SMALL = "FLUX.1, small"
 PASSED = {
-    "ready": {"the packages that ComfyUI requires", "what the checks import"},
+    "ready": {"the packages that ComfyUI requires", "modules that the checks import"},
     "one": {
         *(
             f"kernel sdpa torch.{kind}"
@@ -77,13 +77,13 @@ PASSED = {
         *(f"{name}, {weights}" for name in ("a sprite", "a Wan video") for weights in ("bf16", "fp8 weights")),
         *("a LoRA", "without the LoRA again", "a parallel VAE", "Unload", "Cancel", "kill -9", "out of memory"),
         *(f"after {fault}" for fault in ("Unload", "Cancel", "kill -9", "out of memory")),
-        "nothing is left",
+        "nothing is left behind",
     },
     "connections": {
         "uneven and empty splits",
         "a hop of a ring",
-        "gathers into memory that comes and goes",
-        "communicators again and again",
+        "gathers into memory that is allocated each time",
+        "communicators opened repeatedly",
         "from rank 0 to rank 1",
         "from rank 1 to rank 0",
     },
@@ -104,18 +104,18 @@ TOLD = {
     "ready": {"the card", "comfy-kitchen"},
     "one": {
         "memory, 4 patches",
-        "a pin that fails",
+        "memory pinned twice",
         "the GPU is busy",
-        "nothing waits in the loop",
+        "no synchronisation in the loop",
         f"{SMALL}, eager, a step against ComfyUI's",
     },
-    "many": {"the same noise everywhere", "cancel flag, ring 2", "a hop hides behind attention"},
+    "many": {"equal noise on all ranks", "cancel flag, ring 2", "a hop overlaps with attention"},
     "compiled": {f"{SMALL}, compiled by aot_eager, a step against ComfyUI's", "FLUX.1-dev, compiled by aot_eager"},
     "formats": {"GGUF's kernels"},
     "races": set(),
     "whole": {"streamed weights, FLUX.1-dev"},
     "shares": {
-        "what plans go by",
+        "rates for plans",
         *(f"{SMALL}, a rank's share, {plan}" for plan in ("1 worker", "ulysses 2", "ring 2")),
         f"{SMALL}, a step against ComfyUI's forward",
     },
@@ -124,7 +124,7 @@ TOLD = {
     "pipeline": {
         "no hang while kernels are loaded",
         "no hang while kernels for matrices are loaded",
-        "PipeFusion hides its hops",
+        "PipeFusion's hops overlap with computing",
     },
 }
 """Some of what only a GPU can."""
@@ -267,7 +267,7 @@ def test_a_list_that_does_not_exist_is_refused_before_anything_runs(tmp_path: Pa
     command = [sys.executable, "-m", "scripts.gpu_check.visit", "--out", str(tmp_path), "prompts", "nope"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "nope: no such list; there are prompts, one, " in done.stderr
+    assert "nope: no such list: use any of prompts, one, " in done.stderr
 
 
 def unplanned(lists: Collection[str]) -> set[str]:

@@ -53,8 +53,8 @@ def comfyui(folder: Path) -> Path:
 def test_a_folder_without_comfyui_is_refused_in_one_sentence(arguments: tuple[str, ...]) -> None:
     code, lines = script("test.sh", "--comfyui", *arguments)
     named = arguments[0] if arguments else "(no folder)"
-    wanted = "which has main.py, requirements.txt and a comfy folder: name the folder of one."
-    assert (code, lines) == (1, [f"test.sh: --comfyui {named} is no ComfyUI, {wanted}"])
+    wanted = "which has main.py, requirements.txt and a comfy folder: give another folder."
+    assert (code, lines) == (1, [f"test.sh: --comfyui {named} is not a ComfyUI folder, {wanted}"])
 
 
 def test_a_part_of_a_run_is_not_recorded() -> None:
@@ -87,7 +87,7 @@ def test_without_a_network_a_newer_torch_is_left_out_and_said(tmp_path: Path) ->
 def test_a_release_is_refused_without_a_version(arguments: tuple[str, ...]) -> None:
     code, lines = script("release.sh", *arguments)
     assert code == 1
-    assert lines == ["release.sh: write release.sh MAJOR.MINOR.PATCH, with --tag behind it to commit and tag."]
+    assert lines == ["release.sh: write release.sh MAJOR.MINOR.PATCH, and add --tag to commit and tag."]
 
 
 def test_the_range_of_pythons_is_the_same_everywhere() -> None:
@@ -217,10 +217,10 @@ def test_a_list_that_never_ended_is_an_error_of_the_row() -> None:
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        (listed("one", "PASS")[1:], "the report does not tell its versions: make it again"),
+        (listed("one", "PASS")[1:], "the report has no versions: make it again"),
         (
             [*listed("one"), *listed("many", torch="2.14.1")],
-            "the report is of ComfyUI 0.30.0, torch 2.11.0, Python 3.12 and ComfyUI 0.30.0, torch 2.14.1, Python 3.12: make",
+            "several versions (ComfyUI 0.30.0, torch 2.11.0, Python 3.12; ComfyUI 0.30.0, torch 2.14.1, Python 3.12): copy the",
         ),
         (
             [*listed("one"), *listed("one", device="NVIDIA L4")],
