@@ -120,14 +120,20 @@ def beside(model: str) -> dict[str, dict[str, int]]:
 def main() -> None:
     """Print a table, or lines of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one line a case")
-    parser.add_argument("--only", default="", help="cases whose name has this in it")
-    parser.add_argument("--but", default=[], action="append", help="a case to leave out")
-    parser.add_argument("--short", action="store_true", help="two blocks of each kind, three latent frames")
-    parser.add_argument("--own", action="store_true", help="the kernels of ComfyUI's own forwards instead")
-    parser.add_argument("--beside", action="store_true", help="what one rank starts more of than those, and less")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON for each case")
+    parser.add_argument("--only", default="", help="only cases whose name contains TEXT", metavar="TEXT")
     parser.add_argument(
-        "--diffusers", action="store_true", help="the kernels of blocks of diffusers' own modules instead"
+        "--but", default=[], action="append", help="leave out this case (may be repeated)", metavar="CASE"
+    )
+    parser.add_argument(
+        "--short", action="store_true", help="run only two blocks of each kind, and three latent frames"
+    )
+    parser.add_argument("--own", action="store_true", help="count the kernels of ComfyUI's own forwards instead")
+    parser.add_argument(
+        "--beside", action="store_true", help="compare the kernels of one rank with those of ComfyUI's own forward"
+    )
+    parser.add_argument(
+        "--diffusers", action="store_true", help="count the kernels of blocks in diffusers' own modules instead"
     )
     options = parser.parse_args()
     os.environ[FOLDER] = os.environ["COMFYUI_PATH"]

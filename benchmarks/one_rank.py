@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--size", type=int, default=64, help="latent values along each side")
-    parser.add_argument("--only", default="", help="families whose name has this in it")
+    parser.add_argument("--only", default="", help="only families whose name contains TEXT", metavar="TEXT")
     options = parser.parse_args()
     comfy_on_path()
     torch.set_num_threads(1)

@@ -265,8 +265,10 @@ def main() -> None:
     """Take the pictures."""
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument("folder", type=Path)
-    line.add_argument("--scenes", default=",".join(SCENES), help="which, with commas between them")
-    line.add_argument("--url", default="", help="of a ComfyUI that runs already")
+    line.add_argument(
+        "--scenes", default=",".join(SCENES), help="the scenes to photograph, separated by commas (default: all)"
+    )
+    line.add_argument("--url", default="", help="address of a running ComfyUI (default: start one)")
     options = line.parse_args()
     with server(options.url) as comfyui, chromium() as browser, opened(browser, comfyui, PATIENCE) as page:
         expect.set_options(timeout=PATIENCE)

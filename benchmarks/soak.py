@@ -102,7 +102,7 @@ class Report:
             for name in NAMES
             if getattr(growth, name) > getattr(BOUNDS, name)
         ]
-        wrong = [f"a probe was off by {error:.1e}" for error in self.probes if not error <= TOLERANCE]
+        wrong = [f"a probe has an error of {error:.1e}" for error in self.probes if not error <= TOLERANCE]
         return self.failures + grown + wrong
 
 
@@ -300,7 +300,9 @@ def main() -> int:
     """Run the soak and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--prompts", type=int, default=300)
-    parser.add_argument("--first", type=int, default=50, help="prompts that set what may be held")
+    parser.add_argument(
+        "--first", type=int, default=50, help="number of first prompts, whose maxima set the bounds (default: 50)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -311,12 +313,12 @@ def main() -> int:
             report = soak(server, options.prompts, options.seed)
     print(table(report, options.first))
     print(
-        f"{options.prompts} prompts, {len(report.plans)} different ones by model, plan, sampler and cfg, in "
+        f"{options.prompts} prompts, {len(report.plans)} different combinations of model, plan, sampler and cfg, in "
         f"{report.seconds:.0f} s; workers started {report.starts} times; {len(report.failures)} failed; "
-        f"{len(report.probes)} probes, at most {max(report.probes, default=0):.1e} off"
+        f"{len(report.probes)} probes, largest error {max(report.probes, default=0):.1e}"
     )
     broken = report.broken(options.first)
-    print("\n".join(broken) or "nothing failed, nothing grew beyond its bound")
+    print("\n".join(broken) or "nothing failed, and nothing grew beyond its bound")
     return 1 if broken else 0
 
 

@@ -119,7 +119,7 @@ def main() -> int:
     """Draw all pictures, or name those that differ. Return 1 if some differ."""
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument(
-        "--check", action="store_true", help="draw none, and name those that are not as they would be drawn"
+        "--check", action="store_true", help="draw nothing, and list the pictures that differ from a new drawing"
     )
     check = line.parse_args().check
     others = []

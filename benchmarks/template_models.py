@@ -255,6 +255,7 @@ def file_of(widgets: Any) -> str:
 
 REFUSED_NODES: Mapping[str, str] = {
     "SamplerARVideo": "SamplerARVideo calls the model's blocks, which only workers have",
-    "SDPoseKeypointExtractor": "SDPoseKeypointExtractor takes what is in the model (output_block_patch), which only workers have",
+    "SDPoseKeypointExtractor": "SDPoseKeypointExtractor needs values inside the model (output_block_patch), which only workers "
+    "have",
 }
 """Nodes that an unsharded model refuses, with the reason. Their templates are not run."""

@@ -100,7 +100,7 @@ class Host:
             NotTried: ComfyUI has no such node.
         """
         if name not in self._nodes.NODE_CLASS_MAPPINGS:
-            raise NotTried(f"{name} is not among ComfyUI's nodes")
+            raise NotTried(f"ComfyUI has no node {name}")
         return self._nodes.NODE_CLASS_MAPPINGS[name]
 
     def model(self, model: str) -> Any:

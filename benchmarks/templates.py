@@ -72,7 +72,7 @@ def loaded(graph: Mapping[str, Node]) -> dict[str, str]:
         if node.kind in LOADERS:
             model = class_of(file_of(node.widgets))
             if model is None:
-                raise ValueError(f"{file_of(node.widgets)} is in no row of template_models.CLASSES: add it")
+                raise ValueError(f"{file_of(node.widgets)} has no row in template_models.CLASSES: add one")
             found[name] = model
     return found
 
@@ -129,13 +129,13 @@ def census(comfyui: Path, files: Sequence[Path]) -> list[Row]:
     return rows
 
 
-NOT_TRIED = "by its class's declaration; not gone through, as `template_models.SIZES` has no header for it"
+NOT_TRIED = "by its class's declaration; not executed, because `template_models.SIZES` has no header for it"
 
 
 def found(verdict: Verdict) -> tuple[str, str]:
     """Return the outcome of a run and its reason."""
     if verdict.refused or verdict.untried:
-        untried = [f"not gone through, so not counted as running ({reason})" for reason in verdict.untried]
+        untried = [f"not executed, so it counts as refused ({reason})" for reason in verdict.untried]
         return REFUSED, "; ".join(dict.fromkeys([*verdict.refused, *untried]))
     if verdict.slower:
         return NOTED, f"one model call at a time: {'; '.join(dict.fromkeys(verdict.slower))}"
@@ -146,7 +146,7 @@ def page(rows: Sequence[Row]) -> str:
     """Return the census as a page of the documentation."""
     split = [row for row in rows if row.split]
     passed = sorted({kind for row in rows for kind in row.assumed})
-    also = f"These nodes need a file, so they passed their inputs on: {', '.join(passed)}.\n" if passed else ""
+    also = f"These nodes need a file, so their inputs served as their outputs: {', '.join(passed)}.\n" if passed else ""
     lines = [HEAD, *totals(split, rows), "", BODY, also, "| template | classes | outcome | why |", "|---|---|---|---|"]
     return "\n".join([*lines, *map(line, rows)])
 
@@ -165,8 +165,8 @@ def newer(version: str, rows: Sequence[Row], text: str) -> str:
     head = f"""
 {NEWER}{version}
 
-Its {len(rows)} templates come out as above, but for these, which are new or come out otherwise; {gone} of those above are no
-longer there. A class's files have the sizes that its models have above: LTX-2.5's those of LTX-2.
+Its {len(rows)} templates have the outcomes above, except for these, which are new or differ; {gone} of those above no longer
+exist. The files of a class have the sizes of its models above: LTX-2.5's files have the sizes of LTX-2.
 
 | template | classes | outcome | why |
 |---|---|---|---|"""
@@ -196,13 +196,13 @@ of Load Diffusion Model, and of Load Checkpoint for the MODEL (made by `python -
 
 BODY = """**No template was run with its real files.** The command executes ComfyUI's own nodes, from the loader to the sampler,
 with files that have a real header and no weights. Text encoders, VAEs, vision models, ControlNets and LoRAs give
-zeros of the right shapes. The class of a file is taken from its name. The workers' forward is left out: the tests
-compare it with ComfyUI's for every class. Loaders of other models in a template (UNets, depth, segmentation) stay as
-they are.
+zeros of the right shapes. The class of a file is taken from its name. The workers' forward does not run: the tests
+compare it with ComfyUI's for every class. Loaders of other models in a template (UNets, depth, segmentation) are not
+swapped.
 
 - A template whose models [run whole](models.md) counts by its class and the names of its nodes, without being
   executed.
-- One more template is not counted: its Load Diffusion Model is bypassed.
+- One more template is not counted, because its Load Diffusion Model is bypassed.
 - ComfyUI 0.37 has five more for Qwen-Image 2.1, which nobody has executed here. What they need of the model runs; one
   with a Fun control is refused by name.
 - video_ltx2_3_ic_lora and template_ltx2_3_ic_lora_ingredients load an IC-LoRA. They are refused if its file has a

@@ -229,7 +229,7 @@ def shown(rows: Iterator[str]) -> Iterator[str]:
 def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--counts", action="store_true", help="count memory and bytes anew, keep the times")
+    parser.add_argument("--counts", action="store_true", help="count memory and bytes again, and keep the times")
     kept = parser.parse_args().counts
     text = [*INTRODUCTION, "", *MEMORY, *shown(counted()), ""]
     text += ["".join(PAGE.read_text().partition(TIMES)[1:])] if kept else [*CLOCKED, *shown(clocked())]

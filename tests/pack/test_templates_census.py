@@ -72,7 +72,7 @@ def test_every_file_is_of_a_class_of_comfyuis(graphs: dict[str, dict[str, Node]]
 
 def test_a_file_that_is_not_known_is_not_counted() -> None:
     assert class_of("a new model.safetensors") is None
-    with pytest.raises(ValueError, match=r"a new model\.safetensors is in no row"):
+    with pytest.raises(ValueError, match=r"a new model\.safetensors has no row"):
         loaded({"1": Node("UNETLoader", ["a new model.safetensors", "default"])})
 
 
