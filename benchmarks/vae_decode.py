@@ -162,12 +162,11 @@ INTRODUCTION = [
     "Each rank decodes some rows of the picture, and the first rank gathers the pixels. Ranks divide the "
     "memory, except MiniMax-H3's.",
     "",
-    "- **Videos**: a rank hands out frames as it makes them, and holds about eight of them however long the "
-    "clip is. 81 frames of 1280x720 by Wan 2.1 in bf16, counted without a GPU ([dry "
+    "- **Videos**: a rank sends each frame as soon as it is decoded, and has about eight of them in memory, "
+    "however long the clip is. 81 frames of 1280x720 by Wan 2.1 in bf16, counted without a GPU ([dry "
     "runs](../measured/dry-run.md)), take 8242 MB on one rank and 2022 on four.",
-    "- **MiniMax-H3** decodes in overlapping tiles, which ranks take turns at. Each rank holds the whole "
-    "latent and a tile; the first joins the tiles and holds the whole clip, so it needs more memory than one "
-    "rank alone.",
+    "- **MiniMax-H3** decodes in overlapping tiles, which the ranks divide. Each rank has the whole latent and "
+    "one tile; the first joins the tiles and has the whole clip, so it needs more memory than one rank alone.",
     "- **CogVideoX**: `original`, the default, is diffusers' result; `comfyui` is that of ComfyUI's own module.",
     "",
     "Written by `OMP_NUM_THREADS=1 python -m benchmarks.vae_decode`: random autoencoders in fp32 with a part "
@@ -178,8 +177,8 @@ INTRODUCTION = [
 MEMORY = [
     "## Memory and bytes",
     "",
-    "*Peak*: most bytes of tensors on each rank at the same time, without weights. *Share*: the largest peak, "
-    "next to one rank's. *Sent*: by the rank that sends most.",
+    "*Peak*: the most bytes of tensors on each rank, without weights. *Share*: the largest peak, as a fraction of "
+    "one rank's. *Sent*: by the rank that sends most.",
     "",
     "| autoencoder | ranks | peak MiB of each rank | share | sent MiB |",
     "|---|---:|---|---:|---:|",

@@ -99,7 +99,7 @@ def choose_kernel(
         if not failure:
             return ChosenKernel("cudnn", "cuDNN is the fastest on this GPU", _sdpa_cudnn)
         known_failures.append(failure)
-    reason = "asked for"
+    reason = "requested by the plan"
     for package in kernel_choice.packages:
         unsupported = package.unsupported_reason(device, dtype, head_dim)
         reason = failures.get(package.name) or unsupported or ""

@@ -219,7 +219,7 @@ def _check_fields(plan: ParallelPlan, gpus: int, limits: ModelLimits, workload: 
     if limits.whole_picture and max(patches, plan.pipefusion) > 1:
         raise PlanRefused(
             f"pipefusion {max(1, plan.pipefusion)} with patches {patches} cannot be used with this model, which needs the whole "
-            "picture at once: use pipefusion 1 and patches 1, and ulysses or ring in its place."
+            "picture at once: use pipefusion 1 and patches 1, and ulysses or ring instead."
         )
     if plan.patches > workload.token_rows:
         raise PlanRefused(
