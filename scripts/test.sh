@@ -19,7 +19,7 @@ while [[ "${1:-}" == --comfyui || "${1:-}" == --record ]]; do
     RECORD=yes
   else
     is_comfyui "${2:-}" ||
-      fail "--comfyui ${2:-(no folder)} is not a ComfyUI folder, which has main.py, requirements.txt and a comfy folder: give another folder."
+      fail "--comfyui ${2:-(no folder)} is not a ComfyUI folder, which has main.py, requirements.txt and a comfy folder: give the folder of a ComfyUI."
     OTHER=yes COMFYUI_PATH="$2"
     shift
   fi

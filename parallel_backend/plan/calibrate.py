@@ -74,7 +74,7 @@ def card_for(device: str, named: str | None) -> str:
     card = named or card_of(device)
     if card is None:
         raise Refused(
-            f"the report is from {device}, which is not a known card: choose one with --card ({', '.join(cards())})."
+            f"the report is from {device}, which is an unknown card: choose one with --card ({', '.join(cards())})."
         )
     return card
 

@@ -53,7 +53,7 @@ def comfyui(folder: Path) -> Path:
 def test_a_folder_without_comfyui_is_refused_in_one_sentence(arguments: tuple[str, ...]) -> None:
     code, lines = script("test.sh", "--comfyui", *arguments)
     named = arguments[0] if arguments else "(no folder)"
-    wanted = "which has main.py, requirements.txt and a comfy folder: give another folder."
+    wanted = "which has main.py, requirements.txt and a comfy folder: give the folder of a ComfyUI."
     assert (code, lines) == (1, [f"test.sh: --comfyui {named} is not a ComfyUI folder, {wanted}"])
 
 

@@ -106,11 +106,11 @@ REFUSED: Mapping[str, tuple[tuple[ReportLine, ...], str]] = {
     "no line": ((), "has no lines: copy the report again"),
     "another card": (
         (said(device="NVIDIA H100 PCIe", matmul=1.0),),
-        "NVIDIA H100 PCIe, which is not a known card: choose one with",
+        "NVIDIA H100 PCIe, which is an unknown card: choose one with",
     ),
     "the CPU": (
         (said(device="cpu", matmul=1e11),),
-        "is from cpu, which is not a known card: choose one with --card (3090, ",
+        "is from cpu, which is an unknown card: choose one with --card (3090, ",
     ),
     "zero": ((said(matmul=0.0),), r"figures of zero or less (matmul 0): remove their lines from it."),
     "not a number": ((said(matmul=float("nan")),), "line 1 of the report "),
@@ -159,11 +159,13 @@ def planted(card: str, **change: Any) -> bytes:
 def test_a_file_of_cards_is_read_strictly(change: dict[str, Any], tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "cards.json"
     file.write_bytes(planted("h100", **change))
-    with pytest.raises(Refused, match=r"cards\.json is not a valid file of cards \(.+\): use a copy of cards\.json"):
+    with pytest.raises(
+        Refused, match=r"cards\.json cannot be read as a file of cards \(.+\): use a copy of cards\.json"
+    ):
         read_cards(file)
     before = file.read_bytes()
     assert main([str(report(tmp_path)), "--into", str(file)]) == 2
-    assert "is not a valid file of cards (" in capsys.readouterr().err and file.read_bytes() == before
+    assert "cannot be read as a file of cards (" in capsys.readouterr().err and file.read_bytes() == before
 
 
 def test_each_card_has_all_figures_an_origin_and_a_machine() -> None:
