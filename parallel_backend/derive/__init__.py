@@ -1,1 +1,1 @@
-"""Declarations found by looking at a model, and proved: `python -m parallel_backend.derive FILE`."""
+"""Finds the declarations of models by probing and proves them: `python -m parallel_backend.derive FILE`."""

@@ -1,7 +1,8 @@
-"""`python -m parallel_backend.derive FILE --comfyui DIR`: print the declaration of a file's model class, found and proved.
+"""`python -m parallel_backend.derive FILE --comfyui DIR`: print a proved declaration of a file's model class.
 
-The file's weights are not read: ComfyUI's own code makes its class small, with random weights, on the CPU, in a process of its
-own. Where nothing was proved, nothing is printed but why, and the exit code is 1.
+The command reads no weights of the file. In a separate process, ComfyUI's own code builds a small model of the class on the
+CPU,
+with random weights. If no declaration is proved, the command prints only the reason, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MINUTES = 10.0
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     line = argparse.ArgumentParser(
         prog="python -m parallel_backend.derive",
         description=__doc__,
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Have a process of its own derive and print; 1 where it proved nothing."""
+    """Run the deriving process, and return its exit code: 1 if no declaration is proved."""
     options = parser().parse_args(arguments)
     variables = {**os.environ, FOLDER: os.path.abspath(options.comfyui), ARGUMENTS: '["--cpu"]'}
     command = [sys.executable, "-m", f"{__package__}.child", str(options.file), str(options.memory)]
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """With the ranks that it has forked."""
+    """End the process and the ranks that it has forked."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:

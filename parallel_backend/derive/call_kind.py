@@ -1,7 +1,10 @@
-"""Kinds of calls: what a declaration that holds for one call may depend on, so that it is used for no other kind.
+"""Kinds of model calls: a declaration that was proved for one kind is used for no other kind.
 
-The names of all conditioning, of tensors their types and dimensions, flags, words and whole numbers; of masks whether they hide
-anything. Sizes are left out: whole numbers that were seen to go with them, and how long a dimension is, but for one that is 1.
+A kind holds the names of all conditioning, the type and dimensions of each tensor, flags, words and whole numbers, and whether
+a
+mask hides anything. A kind leaves sizes out: whole numbers that change with the latent's size, and the length of a dimension
+unless
+the length is 1.
 """
 
 from __future__ import annotations
@@ -18,19 +21,19 @@ from ..diffusion import Value
 from ..errors import Refused
 
 MASK = "mask"
-"""In the names of tensors that hide tokens."""
+"""A part of the name of each tensor that hides tokens."""
 
 LATENT = "x"
 
 
 class CallKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A kind of call.
+    """A kind of model call.
 
     Attributes:
-        tensors: by name, in its order: the type of numbers, and for each dimension behind the first, 1 or n.
-        values: the others. Of a number with a fraction it is left out which.
-        sizes: of these, those that go with the size; they are not compared.
-        options: that the model's class itself adds to each call, under their names in it; they are not compared.
+        tensors: by name, in order: the kind of number, and for each dimension after the first, 1 or n.
+        values: the other conditioning, by name. A float is only "a number".
+        sizes: names of `values` that change with the size. Comparisons ignore these values.
+        options: names of options that the model's class adds to each call. Comparisons ignore these options.
     """
 
     tensors: tuple[tuple[str, str], ...]
@@ -39,7 +42,7 @@ class CallKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: tuple[str, ...] = ()
 
     def difference(self, kind: CallKind) -> str:
-        """What another kind has that this one has not, or the other way round, in words; empty where it is the same."""
+        """Return in words the first difference between this kind and another; empty if the kinds are equal."""
         sizes, added = {*self.sizes, *kind.sizes}, {*self.options, *kind.options}
         for mine, its in (
             (dict(self.tensors), dict(kind.tensors)),
@@ -55,7 +58,7 @@ class CallKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
     def with_sizes(self, kinds: Iterable[CallKind]) -> CallKind:
-        """With what differs in calls of other sizes taken for a size."""
+        """Return this kind, with each whole number that differs in calls of other sizes marked as a size."""
         sizes = set(self.sizes)
         for kind in kinds:
             its = dict(kind.values)
@@ -63,7 +66,7 @@ class CallKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, sizes=tuple(sorted(sizes)))
 
     def with_options(self, options: Mapping[str, Any]) -> CallKind:
-        """With the options that the model's class has added to a call, as far as they are plain."""
+        """Return this kind with the names of the plain options that the model's class added to a call."""
         added: dict[str, Value] = {}
         for name, value in options.items():
             with contextlib.suppress(Refused):
@@ -75,7 +78,7 @@ class CallKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def kind_of(latent: Tensor, conditioning: Conditioning) -> CallKind:
-    """That of a call with this latent and conditioning, under the model's names."""
+    """Return the kind of a call with this latent and conditioning. The names are the model's."""
     tensors = {**conditioning.tensors, LATENT: latent}
     return CallKind(
         tuple((name, _of_tensor(name, tensors[name])) for name in sorted(tensors)),

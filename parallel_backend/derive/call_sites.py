@@ -1,4 +1,4 @@
-"""What the parts of a model are given at several sizes, and where the picture's tokens are in that."""
+"""The tensors that a model's modules receive at several sizes, and the positions of the picture's tokens in these tensors."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from .tracing import ModuleCall, trace
 from .values import tensors_in
 
 LEAST = 1e-2
-"""How much, at least, a forward must change when attention is answered token by token."""
+"""Least relative change of a forward's output that token-by-token attention must cause."""
 
 Sites = Mapping[str, CallSite]
-"""By the part's path."""
+"""Call sites by the module's path."""
 
 Placed = tuple[str, Place]
-"""A part's path, and a tensor that it is given."""
+"""A module's path, and a tensor that this module receives."""
 
 
 @dataclass(frozen=True)
 class ModelParts:
-    """The modules that are looked at: blocks, in which attention is called, and what is called behind the last one.
+    """The modules to trace, by path.
 
-    `around` are those that the model calls and in which it calls blocks.
+    Attributes:
+        blocks: the modules that call attention.
+        after_blocks: the modules that the model calls after the last block.
+        around: the modules that the model calls and that contain blocks.
     """
 
     blocks: tuple[str, ...]
@@ -39,15 +42,17 @@ class ModelParts:
 
     @property
     def every(self) -> tuple[str, ...]:
-        """All of them."""
+        """Return the paths of all these modules."""
         return self.blocks + self.after_blocks + self.around
 
 
 def find_parts(model: nn.Module, call: ModelCall) -> ModelParts:
-    """In the order in which they are called.
+    """Return the modules of a model to trace, in the order of their calls.
 
     Raises:
-        Undescribed: attention is called outside of all modules, or does next to nothing, so that no proof would tell.
+        Undescribed: the model calls attention outside of all modules, or attention changes almost nothing, so that a proof
+            would
+            show nothing.
     """
     seen = trace(model, call)
     plain = call.of(model)
@@ -66,13 +71,18 @@ def find_parts(model: nn.Module, call: ModelCall) -> ModelParts:
 
 
 def look_closely(model: nn.Module, call: ModelCall, parts: ModelParts) -> Sites:
-    """Each row, column and frame of the latent is disturbed once, then of each argument that has those, and the text."""
+    """Return the call site of each module, with all of the picture's tokens and the tensors that the text reaches.
+
+    The function disturbs each row, column and frame of the latent once, then of each argument that has the picture's axes, and
+    then
+    the text.
+    """
     base = first_runs(model, call, parts.every)
     if any(bool(each.any()) for each in changed_locations(base, first_runs(model, call, parts.every)).values()):
         raise Undescribed("its blocks are given something else each time, as if it drew random numbers")
     tokens = _tokens(model, call, parts, base, "")
     for of in call.pictured:
-        with suppress(Undescribed):  # one that chooses what the model does, as masks may, has no tokens
+        with suppress(Undescribed):  # an argument that controls the model's branches, such as a mask, has no tokens
             more = changed_locations(base, first_runs(model, call.disturbed(0, slice(None), of), parts.every))
             if any(bool(each.any()) for location, each in more.items() if not tokens[location]):
                 tokens |= {
@@ -92,7 +102,7 @@ def look_closely(model: nn.Module, call: ModelCall, parts: ModelParts) -> Sites:
 def _tokens(
     model: nn.Module, call: ModelCall, parts: ModelParts, base: Mapping[str, ModuleCall], of: str
 ) -> dict[Placed, Tokens | None]:
-    """Find the tokens of the latent, or of an argument, at each location."""
+    """Find the tokens of the latent, or of the argument `of`, at each location."""
     changes = [
         [
             changed_locations(base, first_runs(model, call.disturbed(axis, slice(at, at + 1), of), parts.every))
@@ -108,7 +118,7 @@ def _tokens(
 
 
 def look_again(model: nn.Module, call: ModelCall, parts: ModelParts, known: Sites) -> Sites:
-    """At another size: the whole latent is disturbed once, and whole arguments whose tokens are known."""
+    """Return the call sites at another size, by disturbing the whole latent once, and each whole argument with known tokens."""
     base = first_runs(model, call, parts.every)
     sources = {site_tokens.of for site in known.values() for site_tokens in site.tokens.values()}
     changed = {
@@ -140,7 +150,7 @@ def _sites(
 
 
 def first_runs(model: nn.Module, call: ModelCall, paths: Sequence[str]) -> dict[str, ModuleCall]:
-    """The first call of each module. Raises Undescribed: there is none, or the forward fails."""
+    """Return the first call of each module. Raises Undescribed if a module is not called or the forward fails."""
     runs: dict[str, ModuleCall] = {}
     for run in trace(model, call, paths).runs:
         runs.setdefault(run.path, run)
@@ -150,7 +160,7 @@ def first_runs(model: nn.Module, call: ModelCall, paths: Sequence[str]) -> dict[
 
 
 def changed_locations(base: Mapping[str, ModuleCall], runs: Mapping[str, ModuleCall]) -> dict[Placed, Tensor]:
-    """Return the changed elements of each tensor that a part receives, by location."""
+    """Return a bool tensor of the changed elements for each tensor that a module receives, by location."""
     changed = {}
     for path, run in base.items():
         for name, value in run.values.items():
@@ -163,7 +173,7 @@ def changed_locations(base: Mapping[str, ModuleCall], runs: Mapping[str, ModuleC
 
 
 def _block(parents: Sequence[str], lists: set[str]) -> str:
-    """The outermost member of a list, or, in none, the outermost module."""
+    """Return the outermost path that is a member of a list, or else the outermost module."""
     return next((path for path in parents if path.rpartition(".")[0] in lists), parents[0])
 
 

@@ -18,12 +18,12 @@ from .rules import Undescribed
 Options = Mapping[str, Any]
 
 FAILS = (LookupError, ValueError, TypeError, RuntimeError, ArithmeticError, AssertionError, AttributeError)
-"""What a model's code fails with on what it does not take."""
+"""Exceptions that a model's code raises on input that it does not accept."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """`picture` is the latent's (frames,) height and width, `text` how many tokens the text has, `rows` how many are a batch."""
+    """The sizes of a call: the latent's (frames,) height and width, the number of text tokens, and the rows of the batch."""
 
     picture: tuple[int, ...]
     text: int
@@ -32,7 +32,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class ModelCall:
-    """What one of ComfyUI's diffusion models is called with: `[batch, channels, (frames,) height, width]` and the others."""
+    """The input of a ComfyUI diffusion model: a latent `[batch, channels, (frames,) height, width]` and the other arguments."""
 
     latent: Tensor
     timestep: Any
@@ -40,7 +40,7 @@ class ModelCall:
     options: Options = field(default_factory=dict)
 
     def of(self, model: Callable[..., Any], options: Options | None = None) -> Tensor:
-        """What the model gives, which may write into what it is given."""
+        """Return the model's output. The model gets copies of the tensors, because it may write into them."""
         arguments: dict[str, Any] = tree_map_only(Tensor, torch.clone, dict(self.arguments))
         out = model(
             self.latent.clone(), self.timestep, transformer_options={**self.options, **(options or {})}, **arguments
@@ -49,7 +49,7 @@ class ModelCall:
         return out
 
     def unfilled(self) -> ModelCall:
-        """The same in bf16, on the meta device."""
+        """Return the same call in bf16, on the meta device."""
 
         def without_values(tensor: Tensor) -> Tensor:
             return tensor.to("meta", torch.bfloat16 if tensor.is_floating_point() else tensor.dtype)
@@ -60,7 +60,7 @@ class ModelCall:
         return ModelCall(without_values(self.latent), timestep, arguments, options)
 
     def fits(self, model: Callable[..., Any]) -> bool:
-        """Whether the model takes it."""
+        """Return True if the model accepts this call."""
         try:
             self.of(model)
         except FAILS:
@@ -69,12 +69,12 @@ class ModelCall:
 
     @property
     def latents(self) -> dict[str, list[tuple[int, ...]]]:
-        """The shapes of the arguments that are latents, or lists of such."""
+        """Return the shapes of each argument that is a latent or a list of latents, by argument name."""
         return self._of_dimensions(self.latent.ndim)
 
     @property
     def latents_and_frames(self) -> tuple[str, ...]:
-        """The arguments that are latents, and, beside a video, frames by themselves."""
+        """Return the names of the arguments that are latents. For a video, single frames count too."""
         frames = self._of_dimensions(4) if self.latent.ndim > 4 else {}
         return (*self.latents, *frames)
 
@@ -91,7 +91,7 @@ class ModelCall:
 
     @property
     def pictured(self) -> tuple[str, ...]:
-        """The arguments that have the latent's frames, height and width, as controls have."""
+        """Return the names of the arguments with the latent's frames, height and width, such as controls."""
         picture = self.latent.shape[2:]
         tensors = {name: value for name, value in self.arguments.items() if isinstance(value, Tensor)}
         return tuple(
@@ -101,9 +101,12 @@ class ModelCall:
         )
 
     def disturbed(self, axis: int, index: slice, of: str = "") -> ModelCall:
-        """With other values in some rows, columns or frames of the latent, or of an argument that has those.
+        """Return the call with noise added to some rows, columns or frames of the latent, or of the argument `of`.
 
-        `axis` counts those of the picture.
+        Args:
+            axis: the axis to cut, counted from the first axis of the picture.
+            index: the indices along this axis to disturb.
+            of: the name of an argument that has the picture's axes; empty for the latent.
         """
         changed = (self.arguments[of] if of else self.latent).clone()
         dim = changed.ndim - len(self.latent.shape[2:]) + axis
@@ -119,9 +122,9 @@ class Subject:
     Attributes:
         model: ComfyUI's diffusion model, in fp32 on the CPU, with at least two members of each of its lists.
         make: makes the call of a size.
-        sizes: those of the call that is asked about.
-        batches: whether `make` heeds how many rows it is to have.
-        lengths: those that lists of the model have in its file, where they are longer, by their paths.
+        sizes: the sizes of the call to derive for.
+        batches: True if `make` heeds the number of rows.
+        lengths: the lengths of the model's lists in its file, by path, where these lists are longer there.
     """
 
     model: nn.Module
@@ -131,7 +134,7 @@ class Subject:
     lengths: Mapping[str, int] = field(default_factory=dict)
 
     def call(self, sizes: Sizes) -> ModelCall:
-        """The call of a size. Raises Undescribed if none can be made."""
+        """Return the call of a size. Raises Undescribed if `make` fails."""
         try:
             return self.make(sizes)
         except FAILS as error:
@@ -139,7 +142,7 @@ class Subject:
 
 
 def noise_like(tensor: Tensor) -> Tensor:
-    """Normal numbers, the same each time."""
+    """Return normal random numbers with the tensor's shape, the same numbers each time."""
     generator = torch.Generator().manual_seed(tensor.numel())
     return torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
 
@@ -149,7 +152,7 @@ STRENGTH = 0.6
 
 
 class ByClass:
-    """Makes calls of one model.
+    """A maker of calls for one model, through the methods of ComfyUI's class.
 
     Args:
         base: ComfyUI's BaseModel, in memory.

@@ -1,4 +1,4 @@
-"""The process that derives, for the command: `python -m parallel_backend.derive.child FILE BYTES`."""
+"""The process that derives a declaration for the command: `python -m parallel_backend.derive.child FILE BYTES`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .writing import source_of
 
 
 def main(path: Path, limit: float) -> int:
-    """Print a declaration, and on the other stream what was proved; or why there is none, and return 1."""
+    """Print a declaration, and its proof on stderr. Without a declaration, print the reason on stderr and return 1."""
     try:
         import_comfyui()
         logging.getLogger().setLevel(logging.WARNING)
@@ -49,7 +49,7 @@ def main(path: Path, limit: float) -> int:
 
 
 def _first(small: Small) -> tuple[Subject, Derived]:
-    """Of the calls that the model takes the first for which a declaration is proved."""
+    """Return the first call that the model accepts and for which a declaration is proved, with this declaration."""
     refused: Refused | None = None
     for number, subject in enumerate(subjects_of(small)):
         again = functools.partial(_numbered, number)
@@ -63,7 +63,7 @@ def _first(small: Small) -> tuple[Subject, Derived]:
 
 
 def _numbered(number: int, small: Small) -> list[Subject]:
-    """The same call of another small model."""
+    """Return the call with the same number, for another small model."""
     return [*itertools.islice(subjects_of(small), number, number + 1)]
 
 

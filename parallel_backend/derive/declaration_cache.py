@@ -1,4 +1,4 @@
-"""What was derived for a model class, kept on disk under the digests of all that it depends on."""
+"""The disk cache of derived declarations, keyed by digests of everything on which the result depends."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from .call_kind import CallKind
 from .request import DeriveReply
 
 MOST_KINDS = 8
-"""So many kinds of calls are kept of a file, the newest."""
+"""Number of kinds of calls to keep for one file. The newest kinds stay."""
 
 NOT_THE_FILES = ("dtype", "device", "operations")
-"""What a configuration has that is no property of the model."""
+"""Configuration entries that are not properties of the model."""
 
 
 class DeclarationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Answers for a class, the newest last. `kind` and `comfyui` are for those who read them."""
+    """The replies for a class, the newest last. `kind` and `comfyui` are only for human readers."""
 
     kind: str
     comfyui: str
     answers: tuple[DeriveReply, ...] = ()
 
     def found(self, kinds: Collection[CallKind]) -> DeriveReply | None:
-        """The newest declaration that holds for all these kinds of calls."""
+        """Return the newest reply with a declaration that holds for all these kinds of calls."""
         return next(
             (each for each in reversed(self.answers) if each.declaration and not difference(each.kinds, kinds)), None
         )
 
     def failed(self, kinds: Collection[CallKind]) -> DeriveReply | None:
-        """The newest answer that says why none holds for all of these."""
+        """Return the newest reply that gives a reason why no declaration holds for these kinds."""
         return next(
             (each for each in reversed(self.answers) if each.failure and not difference(kinds, each.kinds)), None
         )
 
     def with_answer(self, answer: DeriveReply) -> DeclarationRecord:
-        """With one more, and without those that it makes superfluous, or that are too many."""
+        """Return the record with one more reply, without superfluous replies and without those beyond `MOST_KINDS`."""
         other_answers = [each for each in self.answers if each.declaration != answer.declaration]
         same = [each for each in self.answers if answer.declaration and each.declaration == answer.declaration]
         kinds = [kind for each in (*same, answer) for kind in each.kinds]
@@ -55,12 +55,12 @@ class DeclarationRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     @property
     def declarations(self) -> tuple[Declaration, ...]:
-        """All that were proved for something, the newest first."""
+        """Return all proved declarations, the newest first."""
         return tuple(each.declaration for each in reversed(self.answers) if each.declaration)
 
 
 def difference(known: Collection[CallKind], kinds: Collection[CallKind]) -> str:
-    """What the first of some kinds has that none of the known ones has, in words; empty where all are known."""
+    """Return in words how the first unknown kind differs from the known ones; empty if all kinds are known."""
     for kind in kinds:
         differences = [each.difference(kind) for each in known]
         if all(differences):
@@ -69,13 +69,14 @@ def difference(known: Collection[CallKind], kinds: Collection[CallKind]) -> str:
 
 
 def key_of(kind: str, configuration: Mapping[str, Any], sources: Sequence[tuple[str, str]]) -> str:
-    """What an answer depends on: the class, what ComfyUI has found the file to be, the class's sources, this pack, and torch."""
+    """Return the cache key: the class, its configuration as ComfyUI detected it, its sources, this pack's code, and torch's
+    version."""
     settings = sorted((name, str(value)) for name, value in configuration.items() if name not in NOT_THE_FILES)
     return "\n".join(["derived", kind, *map(str, (settings, tuple(sources), code_digest(), torch.__version__))])
 
 
 def load(key: str, folder: Path | None = None) -> DeclarationRecord | None:
-    """What is kept under a key; None if nothing is. A damaged file is ignored, and the log says so."""
+    """Return the record under a key, or None. A damaged file counts as missing, and the log reports it."""
     return _store(folder).read(key)
 
 
@@ -85,7 +86,7 @@ def save(key: str, record: DeclarationRecord, folder: Path | None = None) -> Non
 
 
 def all_records(folder: Path | None = None) -> tuple[DeclarationRecord, ...]:
-    """Of all classes of this machine, the newest last."""
+    """Return the records of all classes of this machine, the newest last."""
     return _store(folder).all()
 
 

@@ -1,4 +1,4 @@
-"""Derive: a model's declaration, found from outside and proved."""
+"""Derive a model's declaration: find candidates by probing the model, and prove one of them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .proof import COMPILED, COMPILER, IN_PATCHES, WHOLE, DeclarationProof, prov
 from .rules import Undescribed, Unproved, not_derived
 
 LIMIT = 120.0
-"""Seconds for a plan's proof."""
+"""Seconds for the proof of one plan."""
 
 
 @dataclass(frozen=True)
 class Derived:
-    """A declaration that was proved, and the proof."""
+    """A declaration with its proof."""
 
     declaration: Declaration
     proof: DeclarationProof
@@ -31,17 +31,18 @@ class Derived:
 
 @torch.inference_mode()
 def derive(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
-    """A model's declaration, found by the first kind of its calls and proved for all of them.
+    """Return a declaration that was found with the first subject's calls and proved for the calls of all subjects.
 
-    Of those that fit what is seen of the model it is the first that holds under every plan; if none does, the first that holds
-    where the picture is not cut into patches.
+    The result is the first candidate that holds under every plan. If there is none, the result is the first candidate that
+    holds under
+    the plans that do not cut the picture into patches.
 
     Args:
-        subjects: the same model, with a kind of call each.
-        limit: seconds for a plan's proof.
+        subjects: the same model several times, each with another kind of call.
+        limit: seconds for the proof of one plan.
 
     Raises:
-        Refused: nothing that is known fits, or nothing that fits holds.
+        Refused: no candidate fits the model, or the proof of every candidate fails.
     """
     try:
         return first_proved(subjects, limit)
@@ -51,7 +52,7 @@ def derive(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
 
 @torch.inference_mode()
 def proved(subjects: Sequence[Subject], declaration: Declaration, limit: float = LIMIT) -> Derived:
-    """A declaration that is known, tried for kinds of calls; its proof may not hold. Raises Undescribed: no call can be made."""
+    """Return a known declaration with its proof for these calls; the proof may fail. Raises Undescribed if no call works."""
     return _proved(subjects, declaration, WHOLE if declaration.whole_picture else {**WHOLE, **IN_PATCHES}, limit)
 
 
@@ -63,7 +64,7 @@ def proved_compiled(subjects: Sequence[Subject], derived: Derived, limit: float 
 
 @torch.inference_mode()
 def first_proved(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
-    """As `derive`. Raises Undescribed: with the reason."""
+    """Return the same as `derive`, but raise Undescribed with the reason instead of Refused."""
     failed: DeclarationProof | None = None
     whole: Derived | None = None
     for declaration in candidates(subjects[0]):
@@ -88,17 +89,18 @@ def _proved(
     compiler: str = "",
 ) -> Derived:
     if isinstance(declaration.units, InterleavedBlocks):
-        # What blocks of the other list leave to each other is proved with two of them.
+        # With two blocks of the second list, the proof covers the values that they pass to each other.
         lengthen(subjects[0].model, declaration.units.path, declaration.units.second_position + 1)
     calls = [call for subject in subjects for call in _calls(subject, declaration)]
     return Derived(declaration, prove(subjects[0], declaration, calls, plans, limit, compiler))
 
 
 def _calls(subject: Subject, declaration: Declaration) -> list[ModelCall]:
-    """The call that is asked about, and one of another size that the model takes, if it takes any.
+    """Return the subject's own call and one larger call, of the first larger size that the model accepts.
 
-    The other size does not divide into tokens where the model pads, and is twice as high and wide where the model takes no such
-    one; it has two rows where calls of several can be made and the model takes them.
+    If the model pads its latents, the first larger size does not divide into tokens. The next size is twice as high and wide.
+    The
+    larger call has two rows if the subject can make calls of several rows and the model accepts them.
     """
     *frames, height, width = subject.sizes.picture
     *_, high, wide = as_patch_size(declaration.patch_size(subject.model), len(subject.sizes.picture) + 2)

@@ -1,4 +1,4 @@
-"""Declarations that fit what was seen of a model, the likeliest first."""
+"""Candidate declarations that fit the traces of a model, the likeliest first."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .rules import Undescribed
 from .tracing import trace
 
 SIZES = (((4, 4, 6), 7), ((6, 6, 8), 10), ((2, 7, 3), 5))
-"""Frames, and units of height and width, and tokens of text: no two lengths of these are alike."""
+"""Frames and units of height and width, and text tokens. All lengths that result from these sizes differ."""
 
 LARGER = 4
-"""So much larger are the sizes at which a model is looked at that fails on these."""
+"""The factor of the larger sizes for a model that fails on the normal ones."""
 
 MOST = 16
-"""So many declarations that fit are offered at most."""
+"""Largest number of candidates."""
 
 
 @torch.inference_mode()
 def candidates(subject: Subject) -> Iterator[d.Declaration]:
-    """Declarations that fit what is seen of a model.
+    """Yield declarations that fit the traces of a model.
 
     Raises:
-        Undescribed: none does, and why.
+        Undescribed: no declaration fits, with the reason.
     """
     model, unit = subject.model, unit_of(subject.model)
     sizes, parts = _first_that_runs(subject, unit)
@@ -76,14 +76,14 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
 
 
 def _adding(parts: ModelParts, sites: Sites, order: Sequence[str]) -> list[str]:
-    """What adds something to the tokens between blocks by attention in which they cannot be told apart."""
+    """Return the modules that add to the tokens between blocks through an attention in which tokens cannot be told apart."""
     return [
         path for path in parts.around if sites[path].tokens and not any(block.startswith(f"{path}.") for block in order)
     ]
 
 
 def _cut_equally(groups: Sequence[d.BlockGroup | None]) -> list[d.BlockGroup]:
-    """Those that there are, cut between the same parts of frames: one block leaves its tokens to another as they are."""
+    """Return the known groups, all with the same parts per frame, because blocks pass tokens to each other in one layout."""
     present = [group for group in groups if group is not None]
     kinds = [kind for group in present for kind in group.streams.values() if isinstance(kind, d.LatentTokens)]
     parts = {kind.parts_per_frame for kind in kinds if kind.parts_per_frame}
@@ -93,7 +93,7 @@ def _cut_equally(groups: Sequence[d.BlockGroup | None]) -> list[d.BlockGroup]:
 
 
 def _first_that_runs(subject: Subject, unit: int) -> tuple[list[Sizes], ModelParts]:
-    """Sizes to look at a model at, and its parts: some models take no picture, or no text, as small as others."""
+    """Return the sizes at which to trace a model, and its modules. Some models need a larger picture or a longer text."""
     failed: Undescribed | None = None
     for longer, larger in itertools.product((0, subject.sizes.text), (1, LARGER)):
         sizes = [_sizes(subject.sizes, larger * unit, factors, text + longer) for factors, text in SIZES]
@@ -109,7 +109,7 @@ def _first_that_runs(subject: Subject, unit: int) -> tuple[list[Sizes], ModelPar
 
 
 def unit_of(model: nn.Module) -> int:
-    """A size that divides into tokens: by what the model calls its patch size, if it does."""
+    """Return a latent size that divides into tokens: the model's `patch_size` if it has one, and at least 2."""
     named = getattr(model, "patch_size", None)
     return max(
         [2, *(size for size in (named if isinstance(named, (list, tuple)) else [named]) if isinstance(size, int))]
@@ -117,7 +117,7 @@ def unit_of(model: nn.Module) -> int:
 
 
 def _sizes(example: Sizes, unit: int, factors: Sequence[int], text: int) -> Sizes:
-    """Even ones, of as many dimensions as are given; a single frame stays one."""
+    """Return sizes with even height and width and the example's number of dimensions. A single frame stays single."""
     *frames, _, _ = example.picture
     return Sizes(
         (*(factors[0] if frame_count > 1 else 1 for frame_count in frames), unit * factors[1], unit * factors[2]), text
@@ -125,7 +125,7 @@ def _sizes(example: Sizes, unit: int, factors: Sequence[int], text: int) -> Size
 
 
 def _step(sites: Sites) -> tuple[int, ...]:
-    """The latent values that are one token."""
+    """Return the number of latent values along each axis that make one token."""
     steps = {tokens.step for site in sites.values() for tokens in site.tokens.values()}
     if len(steps) > 1:
         raise Undescribed(f"its blocks have tokens of several sizes ({', '.join(map(str, sorted(steps)))})")
@@ -133,21 +133,21 @@ def _step(sites: Sites) -> tuple[int, ...]:
 
 
 def _has_text(groups: Sequence[d.BlockGroup], sites: Sites) -> bool:
-    """Whether text is in the sequence: in a stream of its own, or in the picture's, which is then longer."""
+    """Return True if text is in the sequence: in its own stream, or in the picture's stream, which is then longer."""
     kinds = [kind for group in groups for kind in group.streams.values()]
     longer = (tokens.length > tokens.count for site in sites.values() for tokens in site.tokens.values())
     return any(isinstance(kind, d.FirstPatchTokens) for kind in kinds) or any(longer)
 
 
 def _names(model: nn.Module, step: tuple[int, ...]) -> bool:
-    """Whether the model says how large its tokens are by the name that declarations go by."""
+    """Return True if the model's `patch_size` says how large its tokens are."""
     named = getattr(model, "patch_size", None)
     sizes = isinstance(named, (int, list, tuple))
     return sizes and as_patch_size(named, len(step) + 2) == step  # type: ignore[arg-type]
 
 
 def _pads(subject: Subject, sizes: Sizes, step: Sequence[int]) -> bool:
-    """Whether the model takes a latent that does not divide into tokens, and gives one of its size."""
+    """Return True if the model accepts a latent that does not divide into tokens, and returns the same size."""
     if all(stride == 1 for stride in step):
         return True
     odd = tuple(size + (stride > 1) for size, stride in zip(sizes.picture, step, strict=True))

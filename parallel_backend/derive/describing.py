@@ -1,4 +1,4 @@
-"""What a declaration says of one block, by probing it: its streams, its attentions and what it returns."""
+"""The description of one block, found by probing: its streams, its attentions and its return values."""
 
 from __future__ import annotations
 
@@ -22,14 +22,20 @@ from .tracing import ModuleCall
 from .values import tensors_in, unreadable
 
 Place = tuple[str, int]
-"""An argument, and which of its tensors."""
+"""An argument's name, and the number of a tensor in it."""
 
 
 @dataclass(frozen=True)
 class CallSite:
-    """One call of a block at one size: where the picture's tokens lie in its tensors, and which of these the text reaches.
+    """One call of a block at one size, with the positions of the picture's tokens in the block's tensors.
 
-    The latent has so many `frames`; `latents` are the shapes of others that the model is given, by the argument.
+    Attributes:
+        run: the call.
+        tokens: the picture's tokens in each tensor that has them.
+        text: the tensors that the text reaches.
+        batch: rows of the latent.
+        frames: frames of the latent.
+        latents: the shapes of the other latents that the model receives, by argument name.
     """
 
     run: ModuleCall
@@ -44,16 +50,16 @@ class Description:
     """One block, seen at several sizes.
 
     Attributes:
-        sites: of the block, the first one probed.
-        probe: of that.
+        sites: the block's call sites; the first is the probed one.
+        probe: the probe of the first site.
         pictured: the arguments that have the picture's tokens.
-        attentions: the block's calls, in order.
-        queries: for each of these the tensors whose tokens its queries are, one behind the other; empty if not told.
-        attended: of text whose end takes no part in attention, how many of its tokens do.
-        parts: of how many parts of a frame the block is given something for each; 0 if of none.
+        attentions: the block's attention calls, in order.
+        queries: for each attention, the arguments whose tokens make up its queries, in order; empty if unknown.
+        attended: the number of tokens that take part in attention, by text argument, where the end of the text does not.
+        parts: the number of parts of a frame for which the block gets separate input; 0 if there are none.
 
     Raises:
-        Undescribed: there is no word for something that it does.
+        Undescribed: a declaration cannot express something that the block does.
     """
 
     def __init__(self, sites: Sequence[CallSite]) -> None:
@@ -86,26 +92,26 @@ class Description:
             self._attention(number)
 
     def length(self, name: str, site: CallSite | None = None) -> int:
-        """The tokens of a stream, at one of the sizes."""
+        """Return the number of tokens of a stream, at one of the sizes."""
         value = (site or self.sites[0]).run.values[name]
         return math.prod(value.shape[dim] for dim in self._dims[name])
 
     def tokens_of_a_frame(self, name: str, site: CallSite | None = None) -> int:
-        """How many of the picture's a stream has, at one of the sizes."""
+        """Return the number of the picture's tokens per frame in a stream, at one of the sizes."""
         site = site or self.sites[0]
         tokens = site.tokens[name, 0]
         return tokens.count // max(1, site.frames // tokens.step[0])
 
     @cached_property
     def streams(self) -> tuple[str, ...]:
-        """The arguments that are streams: the picture's tokens, and text that is attended to by them or given back."""
+        """Return the arguments that are streams: the picture's tokens, and text that these attend to or the block returns."""
         spread = {name for each in self.attentions if isinstance(each, d.DistributedAttention) for name in each.streams}
         carried = {name for name in self._dims if name in self.pictured or name in spread or self._is_carried(name)}
         return tuple(name for name in self.sites[0].run.values if name in carried)
 
     @cached_property
     def returns(self) -> tuple[str, ...]:
-        """For each value returned the stream whose tokens it has."""
+        """Return, for each returned value, the stream whose tokens the value has."""
         returned = self.sites[0].run.returned
         values = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         if not all(value is None or isinstance(value, Tensor) for value in values):
@@ -128,7 +134,7 @@ class Description:
 
     @cached_property
     def attends_in(self) -> str:
-        """The module that calls attention without options."""
+        """Return the module that calls attention without options."""
         within = {each.attends_in for each in self.probe.attentions}
         if len(within) > 1:
             raise Undescribed(f"{self.path} calls attention in several ways ({', '.join(sorted(within))})")
@@ -136,14 +142,14 @@ class Description:
 
     @cached_property
     def heads(self) -> tuple[int, int] | None:
-        """Those of the first attention that is spread, and their width."""
+        """Return the number of heads and the head width of the first distributed attention."""
         for attention, call in zip(self.attentions, self.probe.attentions, strict=True):
             if isinstance(attention, d.DistributedAttention):
                 return call.operands.q.shape[1], call.operands.q.shape[3]
         return None
 
     def kinds(self, name: str) -> Iterator[d.StreamKind]:
-        """Those of a stream that fit, the likeliest first."""
+        """Yield the stream kinds that fit a stream, the likeliest first."""
         if name not in self.pictured:
             yield d.FirstPatchTokens()
             return
@@ -173,12 +179,16 @@ class Description:
                     yield TokensOfLatents(names, first.step)
 
     def _note(self, name: str, dims: tuple[int, ...]) -> None:
-        """A tensor that may be tokens."""
+        """Probe a tensor that may be tokens."""
         self._dims[name] = dims
         self._follows[name] = self.probe.follow(name, 0, dims)
 
     def _laid(self, followed: Mapping[str, Tensor]) -> tuple[str, ...]:
-        """The tensors whose tokens an operand has, one behind the other, by what its places follow of each; empty if not so."""
+        """Return the arguments whose tokens make up an operand, in order; empty if their tokens do not fill it.
+
+        Args:
+            followed: for each argument, the token that each position of the operand follows.
+        """
         order: list[str] = []
         at, length = 0, next(iter(followed.values())).numel() if followed else 0
         while at < length:
@@ -191,7 +201,7 @@ class Description:
         return tuple(order)
 
     def _is_run_at(self, name: str, positions: Tensor, at: int) -> bool:
-        """Whether a tensor's tokens come there; behind all others, of text its first ones may do."""
+        """Return True if an argument's tokens begin at `at`. At the operand's end, the first tokens of a text suffice."""
         run, length = positions[at : at + self.length(name)], self.length(name)
         return is_run(run, run.numel() if name not in self.pictured and run.numel() else length)
 
@@ -224,7 +234,7 @@ class Description:
         self.queries.append(self._laid(queries))
 
     def _is_carried(self, name: str) -> bool:
-        """Return true if the block returns the text token by token."""
+        """Return True if the block returns the text token by token."""
         returned = self._follows[name].returned
         return (name, 0) in self.sites[0].text and any(is_run(positions, self.length(name)) for positions in returned)
 

@@ -1,4 +1,4 @@
-"""Groups of blocks, and heads, that fit what was seen of each of their members."""
+"""Block groups and output layers that fit the traces of each of their members."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from .rules import Undescribed
 
 
 def grouped(model: nn.Module, blocks: Sequence[str]) -> Mapping[str, list[str]]:
-    """Blocks, in the order in which they run, by the list that they are of, or by themselves.
+    """Return the blocks by the list that contains them, in the order in which they run. A block outside a list is its own
+    group.
 
-    Of a list that takes turns with another one only the first ones may run, where that one has been shortened.
+    All members of the first list must run. Of a later list, only the first members may run, because this list may take turns
+    with a
+    list that the small model has shortened.
 
     Raises:
-        Undescribed: they run in another order, or others than the first ones.
+        Undescribed: the blocks run in another order, or other members of a list run.
     """
     groups: dict[str, list[str]] = {}
     for path in blocks:
@@ -38,7 +41,7 @@ def grouped(model: nn.Module, blocks: Sequence[str]) -> Mapping[str, list[str]]:
 
 
 def members_of(model: nn.Module, group: str) -> list[str]:
-    """The names of a list's members, or of a block by itself."""
+    """Return the paths of a list's members, or the path itself for a single block."""
     submodule = model.get_submodule(group)
     return (
         [f"{group}.{name}" for name, _ in submodule.named_children()]
@@ -48,15 +51,15 @@ def members_of(model: nn.Module, group: str) -> list[str]:
 
 
 def not_apart(group: str) -> Undescribed:
-    """Of a list whose blocks are not all known."""
+    """Return the reason for a list of which only some blocks are known."""
     return Undescribed(f"its blocks of {group} do not all get the picture's tokens apart, one after the other")
 
 
 def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) -> Iterator[d.BlockGroup]:
-    """What fits all blocks of a list, the likeliest first.
+    """Yield block groups that fit all blocks of a list, the likeliest first.
 
     Raises:
-        Undescribed: nothing does.
+        Undescribed: no block group fits.
     """
     first = members[0]
     streams: dict[str, list[d.StreamKind]] = {}
@@ -95,7 +98,7 @@ def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) 
 
 
 def cut_by(streams: Mapping[str, d.StreamKind], parts: int) -> Mapping[str, d.StreamKind]:
-    """Streams whose tokens of the picture are cut between so many parts of a frame."""
+    """Return the streams with the picture's tokens cut between this many parts of a frame."""
     return {
         name: replace(kind, parts_per_frame=parts) if isinstance(kind, d.LatentTokens) else kind
         for name, kind in streams.items()
@@ -103,7 +106,8 @@ def cut_by(streams: Mapping[str, d.StreamKind], parts: int) -> Mapping[str, d.St
 
 
 def fitting_additions(model: nn.Module, path: str, seen: Sequence[Sites]) -> list[d.BlockGroup | None]:
-    """What fits a module that adds something to the tokens between blocks; last None: unknown, it gathers all tokens."""
+    """Return block groups that fit a module that adds to the tokens between blocks. The last entry is None: the module gathers
+    all tokens."""
     fitting: list[d.BlockGroup | None] = []
     with suppress(Undescribed):
         for group in fitting_groups(model, path, [Description([each[path] for each in seen])]):
@@ -115,7 +119,7 @@ def fitting_additions(model: nn.Module, path: str, seen: Sequence[Sites]) -> lis
 
 
 def fitting_heads(paths: Sequence[str], seen: Sequence[Sites]) -> Iterator[d.BlockGroup]:
-    """What turns the last tokens into the output token by token, up to the first that does not."""
+    """Yield block groups for the modules that turn the last tokens into the output token by token, until one does not."""
     for path in paths:
         if not seen[0][path].tokens:
             continue
@@ -141,7 +145,7 @@ def fitting_heads(paths: Sequence[str], seen: Sequence[Sites]) -> Iterator[d.Blo
 def _attentions(
     model: nn.Module, path: str, members: Sequence[Description]
 ) -> tuple[d.Attention, ...] | AttentionsBySubmodule:
-    """The blocks' own; where these differ, told apart by a submodule that only some have."""
+    """Return the attentions of the blocks. If the blocks differ, a submodule that only some blocks have tells them apart."""
     kinds = [*dict.fromkeys(tuple(each.attentions) for each in members)]
     if len(kinds) == 1:
         return kinds[0]

@@ -1,4 +1,7 @@
-"""Lists of blocks that take turns, as VACE's: which of the one runs behind which of the other, at the file's own depth."""
+"""Two lists of blocks that take turns, as in VACE: find after which block of one list each block of the other runs.
+
+The result is for the file's own number of blocks.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,19 @@ from .values import by_name
 def interleaved_blocks_of(
     subject: Subject, call: ModelCall, blocks: Mapping[str, Sequence[Description]], order: Sequence[str]
 ) -> InterleavedBlocks | None:
-    """Which blocks run as one: those of the first list, each with those of the other one that run right behind it.
+    """Return the blocks that form one unit: a block of the first list, with the blocks of the second list that run directly
+    after it.
 
-    The order is seen in a forward through as many blocks as the file has, each of which gives back what it is given.
+    The order comes from a forward through as many blocks as the file has, in which each block returns its input.
 
     Args:
-        order: that in which the small model's blocks run.
+        order: the order in which the small model's blocks run.
 
     Returns:
-        None where one list runs behind the other.
+        None if one list runs after the other.
 
     Raises:
-        Undescribed: they take turns in a way that has no name, or not all members of a list are known.
+        Undescribed: a declaration cannot express how the lists take turns, or some members of a list are unknown.
     """
     known = [path for members in blocks.values() for path in (block.path for block in members)]
     partly = next(
@@ -47,7 +51,7 @@ def interleaved_blocks_of(
     except Undescribed:
         if known != [*order] or partly:
             raise
-        return None  # the small model's order is all that there is to see
+        return None  # only the small model's order is known
     runs = [group for group, _ in itertools.groupby(groups)]
     if len(runs) == len({*runs}):
         if partly:
@@ -62,7 +66,7 @@ def interleaved_blocks_of(
 
 
 def _order(subject: Subject, call: ModelCall, blocks: Mapping[str, Sequence[Description]]) -> list[str]:
-    """The blocks of the file's own model, in the order in which they run first."""
+    """Return the blocks of the file's own model, in the order of their first calls."""
     seen: list[str] = []
     with _passed(subject, {path: each for path, each in blocks.items() if path != each[0].path}, seen):
         try:
@@ -74,7 +78,7 @@ def _order(subject: Subject, call: ModelCall, blocks: Mapping[str, Sequence[Desc
 
 @contextmanager
 def _passed(subject: Subject, blocks: Mapping[str, Sequence[Description]], seen: list[str]) -> Iterator[None]:
-    """Have the lists as long as the file's, and their blocks note their names and give back what they are given."""
+    """Make the lists as long as the file's. Each block notes its name in `seen` and returns its input."""
     model = subject.model
     lists = {path: [*model.get_submodule(path).children()] for path in blocks}
     for path, known in blocks.items():

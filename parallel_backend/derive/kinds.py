@@ -1,4 +1,4 @@
-"""With which tokens a block's other arguments go, by probing it: kinds that fit, the likeliest first."""
+"""Argument kinds of a block's other arguments, found by probing the block: all kinds that fit, the likeliest first."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .values import tensors_in
 
 
 def argument_kinds(block: Description, name: str) -> list[d.Argument]:
-    """What fits all tensors in an argument that is no stream, at all sizes.
+    """Return the argument kinds that fit all tensors of an argument that is no stream, at all sizes.
 
     Raises:
-        Undescribed: nothing does.
+        Undescribed: no kind fits.
     """
     count = len(block.probe.tensors(name))
     if any(len(tensors_in(site.run.values.get(name))) != count for site in block.sites):
@@ -37,7 +37,7 @@ def argument_kinds(block: Description, name: str) -> list[d.Argument]:
 
 
 def _runs(block: Description, name: str) -> Iterator[d.Argument]:
-    """Of runs of tokens, each with its first and its end, the streams that these may lie in."""
+    """Yield the streams in which the argument's token ranges (pairs of a start and an end) may lie."""
     for stream in block.streams:
         ends = [block.length(stream, site) for site in block.sites]
         values = [site.run.values.get(name) for site in block.sites]
@@ -56,7 +56,7 @@ def _are_runs(value: Any, end: int) -> bool:
 
 
 def _of_number(block: Description, name: str) -> Iterator[d.Argument]:
-    """Of what has no tensor in it: a place that goes with the size, or the same for all."""
+    """Yield the kinds of an argument without tensors: a position that changes with the size, or a value for all tokens."""
     values = [site.run.values.get(name) for site in block.sites]
     for stream, count in block.attended.items():
         if type(values[0]) is int and values[0] == count:
@@ -93,7 +93,7 @@ def _of_tensor(block: Description, name: str, number: int) -> Iterator[d.Argumen
             isinstance(kind, d.PerToken) and _has_a_place_for_each(block, kind, shapes)
         ):
             if isinstance(kind, d.PerFrame) and block.parts and (parts := _parts(block, name, number)):
-                yield parts  # where a block lays tokens out by parts, it has all that is of a frame by parts
+                yield parts  # a block whose tokens lie in parts gets all input of a frame by parts
             yield kind
             return
     if parts := _parts(block, name, number):
@@ -106,7 +106,7 @@ def _of_tensor(block: Description, name: str, number: int) -> Iterator[d.Argumen
 
 
 def _along(block: Description, followed: Followed, dim: int, tensor: Tensor) -> d.Argument | None:
-    """What says whose tokens a dimension goes with: those of queries, or else of what is returned."""
+    """Return the kind of a dimension that has an entry per token, found in the queries or else in the returned tensors."""
     laid = [each for each in zip(block.queries, followed.q, strict=True) if {*each[0]} <= {*block.streams}]
     laid += [((name,), positions) for name, positions in zip(block.returns, followed.returned, strict=False)]
     for names, positions in laid:
@@ -122,7 +122,7 @@ def _along(block: Description, followed: Followed, dim: int, tensor: Tensor) -> 
 
 
 def _parts(block: Description, name: str, number: int) -> d.PerFramePart | None:
-    """Of what is attended to: whether each part of a stream's tokens attends to rows of its own, along dimension 1."""
+    """Return the kind of an argument whose rows along dimension 1 each belong to one part of a stream's tokens, or None."""
     tensor, stream = block.probe.tensors(name)[number], block.returns[0]
     own = block.probe.mixed_into(name, number, 0) if tensor.ndim > 2 else torch.ones(0)
     part = int(own.sum())
@@ -135,7 +135,7 @@ def _parts(block: Description, name: str, number: int) -> d.PerFramePart | None:
     ):
         return None
     of_a_frame = block.tokens_of_a_frame(stream) // part
-    if of_a_frame == 0:  # sound of fewer moments than there are frames
+    if of_a_frame == 0:  # sound with fewer moments than frames
         return None
     counts = [tensors_in(site.run.values[name])[number].shape[1] // rows_per_part for site in block.sites]
     covered = [
@@ -158,7 +158,7 @@ def _has_a_place_for_each(block: Description, kind: d.PerToken, shapes: Sequence
 
 
 def _hidden(block: Description, name: str) -> Iterator[d.Argument]:
-    """Of what no token shows: a mask of text, or what goes with keys that every rank has."""
+    """Yield the kinds of an argument that changes no token's queries: a mask of text, or keys that every rank has."""
     sizes = [tensors_in(site.run.values[name])[0].shape[-1] for site in block.sites]
     for stream in (each for each in block.streams if each not in block.pictured):
         lengths = [block.length(stream, site) for site in block.sites]

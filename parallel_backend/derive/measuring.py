@@ -1,6 +1,6 @@
-"""What a model costs, measured on the small one as workers make it: what predictions go by where a declaration was derived.
+"""Measures the cost of a derived model's blocks on the small model, for the predictions of run time and memory.
 
-It is on the meta device, where nothing is computed, and so in bf16 and of any size.
+The small model is built as workers build it, in bf16 on the meta device. Nothing is computed there, so any size works.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from .tracing import ModuleCall
 from .values import called, mapped, tensors_in
 
 SIZES = ((32, 32), (32, 64))
-"""Units of height and width: so many that what is held for each token is more than what is held for all."""
+"""Units of height and width, large enough that the memory per token exceeds the memory for all tokens together."""
 
 NOTHING = ("detach", "empty", "_unsafe_view", "_reshape_alias", "lift_fresh")
-"""Of what starts no operation, besides views, the names."""
+"""Beginnings of the names of operators that launch no kernel. Views do not launch kernels either."""
 
 
 @torch.inference_mode()
 def with_costs(small: Small, subjects: Sequence[Subject], derived: Derived) -> Derived:
-    """What was proved, with what its blocks cost, and which latents become tokens in some of the model's calls.
+    """Return the derived declaration with the costs of its blocks and the names of latents that become tokens in some calls.
 
-    What cannot be measured, as where a class looks at values, is left to formulas.
+    A cost that cannot be measured is left out, and formulas predict it instead. An example is a class that reads tensor values.
     """
     subject, model = subjects[0], small.base.diffusion_model
     blocks = [members_of(model, group.path)[0] for group in derived.declaration.groups]
@@ -63,8 +63,13 @@ def with_costs(small: Small, subjects: Sequence[Subject], derived: Derived) -> D
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Of one call of a block: operations that it starts on a device, an attention counted as one; products that its layers
-    sum; and the bytes that it holds at its peak, with what it is given."""
+    """The cost of one call of a block.
+
+    Attributes:
+        operations: operations on the device, where an attention counts as one.
+        products: multiplications in the block's layers.
+        resident_bytes: peak bytes during the call, the input included.
+    """
 
     operations: int
     products: int
@@ -72,7 +77,8 @@ class BlockCost:
 
 
 class _Counting(TorchDispatchMode):
-    """Counts what is asked of the device while tensors that it is told of are held."""
+    """A dispatch mode that counts device operations, products and the peak bytes of live tensors; `tensors` are live at the
+    start."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
@@ -86,7 +92,7 @@ class _Counting(TorchDispatchMode):
         kwargs = kwargs or {}
         before, packet = self.operations, func.overloadpacket
         starts = not (func.is_view or packet.__name__.startswith(NOTHING))
-        if torch.is_inference_mode_enabled():  # where operations that consist of others come as they are called
+        if torch.is_inference_mode_enabled():  # inference mode does not decompose composite operators
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
@@ -119,7 +125,7 @@ class _Counting(TorchDispatchMode):
 
 
 def cost_of(run: ModuleCall) -> BlockCost:
-    """What a block's call costs besides the work of its attention."""
+    """Return the cost of a block's call without the work of its attention."""
     with (
         run.unseen() as inputs,
         _Counting([tensor for value in inputs.values() for tensor in tensors_in(value)]) as counting,
@@ -129,7 +135,7 @@ def cost_of(run: ModuleCall) -> BlockCost:
 
 
 def _costing(group: BlockGroup, less: ModuleCall, more: ModuleCall, hidden: int) -> BlockGroup:
-    """With what one call of a block costs, and, for each token, what it differs in from another's."""
+    """Return the group with the cost of one call of a block. The costs per token come from the difference of two sizes."""
     first, second = cost_of(less), cost_of(more)
     tokens = _tokens(group, more) - _tokens(group, less)
     weights = sum(parameter.numel() for parameter in less.module.parameters())
@@ -144,7 +150,7 @@ def _costing(group: BlockGroup, less: ModuleCall, more: ModuleCall, hidden: int)
 
 
 def _tokens(group: BlockGroup, run: ModuleCall) -> int:
-    """Of the stream that has the picture's."""
+    """Return the number of tokens, over all rows, of the stream that has the picture's tokens."""
     name, kind = next((name, kind) for name, kind in group.streams.items() if isinstance(kind, LatentTokens))
     value = run.values[name]
     dims = value.shape[kind.dim : -1] if kind.grid else value.shape[kind.dim : kind.dim + 1]
@@ -152,7 +158,7 @@ def _tokens(group: BlockGroup, run: ModuleCall) -> int:
 
 
 def references_of(subject: Subject, blocks: Sequence[str], declaration: Declaration) -> list[str]:
-    """Latents that other tokens of the blocks follow than those of the latent that is sampled."""
+    """Return the names of latents that reach block tokens which the sampled latent does not reach."""
     call = subject.call(subject.sizes)
     base = first_runs(subject.model, call, blocks)
 

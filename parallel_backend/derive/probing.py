@@ -1,4 +1,4 @@
-"""Probing one block: which of its tensors' places the operands of its attentions and what it returns follow."""
+"""Probes one block: finds which input positions change the operands of its attentions and its return values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Change = Callable[[str, int, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Followed:
-    """For each place of q, k and v of each attention, and of each tensor returned, the index that it follows; see `tokens`."""
+    """The input index that each position of each attention's q, k and v, and of each returned tensor, follows; see `tokens`."""
 
     q: tuple[Tensor, ...]
     k: tuple[Tensor, ...]
@@ -31,13 +31,14 @@ class Followed:
 
 
 class Probe:
-    """A block's call, to be made again with other tensors.
+    """A block's call that can be repeated with other tensors.
 
     Attributes:
-        attentions: its own.
+        run: the block's call.
+        attentions: the attention calls of the block.
 
     Raises:
-        Undescribed: it gives something else each time, or what is no number.
+        Undescribed: the block gives another result each time, or a result that is not finite.
     """
 
     def __init__(self, run: ModuleCall) -> None:
@@ -51,11 +52,11 @@ class Probe:
             raise Undescribed(f"{run.path} gives what is no number with random weights")
 
     def tensors(self, name: str) -> list[Tensor]:
-        """In an argument."""
+        """Return the tensors in an argument."""
         return tensors_in(self.run.values[name])
 
     def follow(self, name: str, number: int, dims: Sequence[int]) -> Followed:
-        """Which index along dimensions that lie side by side, flattened, of an argument's tensor each place follows."""
+        """Return the index that each position follows, along neighbouring dimensions (flattened) of an argument's tensor."""
         sizes = [self.tensors(name)[number].shape[dim] for dim in dims]
 
         def disturbed(indices: Tensor) -> Change:
@@ -72,7 +73,7 @@ class Probe:
         return self._apart([decoded(each) for each in zip(*changed, strict=True)])
 
     def reached(self, name: str, number: int) -> Followed:
-        """0 for each place that an argument's tensor reaches at all."""
+        """Return 0 for each position that an argument's tensor changes, and -1 for each other position."""
 
         def change(argument: str, index: int, tensor: Tensor) -> Tensor:
             return tensor + noise_like(tensor) if argument == name and index == number else tensor
@@ -80,9 +81,10 @@ class Probe:
         return self._apart([each.long() - 1 for each in self._changed(change)])
 
     def mixed_into(self, name: str, number: int, row: int) -> Tensor:
-        """bool for each place of what is returned first: whether a row, along dimension 1, of an argument's tensor gets there.
+        """Return a bool per token of the first returned tensor: True if a row (dimension 1) of an argument's tensor changes the
+        token.
 
-        It may get there by attention to keys that are not as many as there are tokens.
+        The row may reach the token through attention whose number of keys differs from the number of tokens.
         """
 
         def change(argument: str, index: int, tensor: Tensor) -> Tensor:
@@ -95,12 +97,12 @@ class Probe:
 
     @cached_property
     def _mixed(self) -> Tensor:
-        """What is returned first where tokens get all that lies with them."""
+        """Return the first returned tensor of a call with `mixing`; see `ModuleCall.again`."""
         returned, _ = self.run.again(lambda argument, index, tensor: tensor, mixing=True)
         return tensors_in(returned)[0]
 
     def _changed(self, change: Change) -> list[Tensor]:
-        """bool for each place of what is observed."""
+        """Return a bool per position of each observed tensor: True if the change reaches the position."""
         returned, attentions = self.run.again(change)
         observed = _observed(returned, attentions)
         same_shapes = len(observed) == len(self._base) and all(
@@ -122,7 +124,8 @@ def _observed(returned: Any, attentions: Sequence[Attention]) -> list[Tensor]:
 
 
 def _changed_tokens(changed: Tensor) -> Tensor:
-    """Tokens lie along all dimensions but the first, the batch, and the last; of a matrix along the first."""
+    """Return a bool per token: tokens lie along all dimensions except the batch (first) and the last; in a matrix along the
+    first."""
     if changed.ndim < 3:
         return changed.flatten(1).any(dim=1) if changed.ndim == 2 else changed
     return changed.any(dim=0).any(dim=-1).flatten()

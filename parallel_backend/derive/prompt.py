@@ -1,4 +1,4 @@
-"""A prompt of the user's own, at any size: what a kind of call is derived for."""
+"""A prompt of the user at any size: the example from which a declaration for this kind of call is derived."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from .rules import Undescribed
 from .small import Small
 
 TEXT = "cross_attn"
-"""ComfyUI's name of a prompt's text."""
+"""ComfyUI's name of a prompt's text embedding."""
 
 COLOURS = 3
-"""So many a picture has: no other dimension is told from them."""
+"""Number of colours of an image. A dimension of this length counts as colours and not as frames."""
 
 SMALL_TEXT = 7
-"""Tokens of a text that is looked at first; where the model takes no such text, the prompt's own."""
+"""Tokens of the text that is tried first. If the model does not accept this length, the prompt's own length is next."""
 
 
 @dataclass(frozen=True)
 class PromptExample:
-    """A prompt of ComfyUI's, by its own names, with the latent that it is for.
+    """A ComfyUI prompt, by ComfyUI's own names, with the shape of its latent.
 
     Attributes:
-        entries: what nodes have put there, objects as dicts (`objects.py`), and the mask of the latent; of tensors of fractions
-            the values do not matter.
-        latent: the shape of that latent.
-        kind: of the call that ComfyUI makes of it.
+        entries: the values that nodes have put into the prompt, with objects as dicts (`objects.py`), and the latent's mask.
+            The
+            values of float tensors do not matter.
+        latent: the shape of the latent.
+        kind: the kind of call that ComfyUI makes of the prompt.
     """
 
     entries: Mapping[str, Any]
@@ -44,22 +45,22 @@ class PromptExample:
 
     @property
     def text(self) -> int:
-        """How many tokens its text has."""
+        """Return the number of text tokens."""
         text = self.entries.get(TEXT)
         return text.shape[1] if isinstance(text, Tensor) and text.ndim == 3 else 0
 
     def at(self, sizes: Sizes) -> dict[str, Any]:
-        """The same with another latent and another text, for ComfyUI's class."""
+        """Return the prompt's entries resized to another latent and another text, for ComfyUI's class."""
         own = Sizes(self.latent[2:], self.text)
         resized: dict[str, Any] = tree_map_only(Tensor, lambda tensor: _resized(tensor, own, sizes), dict(self.entries))
         return as_objects(resized)  # type: ignore[no-any-return]
 
 
 def subject_of_prompt(small: Small, prompt: PromptExample) -> tuple[Subject, CallKind]:
-    """A small model with calls of a prompt's kind, and that kind with what goes with sizes.
+    """Return a small model with calls of a prompt's kind, and this kind with its sizes marked.
 
     Raises:
-        Undescribed: such calls cannot be made, or are of another kind than the prompt's.
+        Undescribed: small calls fail, or have another kind than the prompt.
     """
     by_class, model = ByClass(small.base), small.base.diffusion_model
 
@@ -91,28 +92,32 @@ def _kind(by_class: ByClass, prompt: PromptExample, sizes: Sizes) -> CallKind:
 
 
 def _other_sizes(sizes: Sizes) -> list[Sizes]:
-    """Of another picture, and of another text."""
+    """Return two other sizes: one with another picture, one with another text."""
     *frames, height, width = sizes.picture
     more = [each + 2 if each > 1 else each for each in frames]
     return [Sizes((*more, height + 8, width + 4), sizes.text), Sizes(sizes.picture, sizes.text + 2)]
 
 
 def _resized(tensor: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
-    """Its last dimensions, if they are so many times the latent's; its second, if it is the text's or, where it has more
-    than three, the frames'."""
+    """Return a tensor resized from the sizes `own` to `sizes`, with new random values if the old values do not matter.
+
+    The last two dimensions change if both are the same whole multiple of the latent's. The second dimension changes if its
+    length is
+    the text's or, in a tensor with more than three dimensions, the number of frames.
+    """
     shape, dims = list(tensor.shape), len(own.picture)
     high, wide = own.picture[-2:]
     times = {size / was for size, was in zip(shape[-2:], (high, wide), strict=True)} if len(shape) > 3 else {0.0}
     if len(times) == 1 and (factor := times.pop()) >= 1 and factor == int(factor):
         shape[-2:] = [int(factor) * size for size in sizes.picture[-2:]]
-    if dims == 3 and len(shape) > 4 and shape[-3] == own.picture[0]:  # of any height and width: classes scale these
+    if dims == 3 and len(shape) > 4 and shape[-3] == own.picture[0]:  # at any height and width: classes rescale these
         shape[-3] = sizes.picture[0]
     elif len(shape) in (2, 3) and own.text and shape[1] == own.text:
         shape[1] = sizes.text
-    elif len(shape) > 3 and dims == 3 and shape[1] == own.picture[0] != COLOURS:  # sound, as HuMo has it
+    elif len(shape) > 3 and dims == 3 and shape[1] == own.picture[0] != COLOURS:  # sound, in HuMo's layout
         shape[1] = sizes.picture[0]
     for dim, (was, size) in enumerate(zip(tensor.shape, shape, strict=True)):
-        if size != was:  # masks go on hiding what they hide, and words stay words
+        if size != was:  # nearest indices: masks hide the same parts, and token ids stay valid
             tensor = tensor.index_select(dim, torch.arange(size) * was // size)
     if tensor.is_floating_point():
         tensor = tensor.float()
@@ -120,29 +125,30 @@ def _resized(tensor: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
 
 
 def _says_something(tensor: Tensor) -> bool:
-    """Whether its values may matter, as masks', words' and single numbers' do."""
+    """Return True if the tensor's values may matter, as in masks, token ids and single numbers."""
     return not tensor.is_floating_point() or tensor.ndim < 2 or bool(((tensor == 0) | (tensor == 1)).all())
 
 
 def _drawn(tensor: Tensor) -> Tensor:
-    """Normal numbers of its shape in fp32: those of a large model's text are as large as they like."""
+    """Return normal random numbers in fp32 with the tensor's shape, because the text values of a large model have no known
+    scale."""
     generator = torch.Generator().manual_seed(tensor.numel())
     return torch.randn(tensor.shape, generator=generator)
 
 
 ATTRIBUTES = "attributes of an object"
-"""The key of the one entry of a dict that stands for an object; its value has the object's attributes."""
+"""The key of the only entry of a dict that replaces an object. The entry's value holds the object's attributes."""
 
 
 def as_dicts(tree: Any, kind: type) -> Any:
-    """A tree of lists and dicts with a dict in the place of each object of a kind."""
+    """Return a tree of lists and dicts in which a dict replaces each object of the class `kind`."""
     if isinstance(tree, kind):
         return {ATTRIBUTES: as_dicts(vars(tree), kind)}
     return _each(tree, lambda item: as_dicts(item, kind))
 
 
 def as_objects(tree: Any) -> Any:
-    """The same tree with objects of these attributes again."""
+    """Return the tree that `as_dicts` made, with an object in the place of each such dict."""
     if isinstance(tree, dict) and ATTRIBUTES in tree:
         return SimpleNamespace(**as_objects(tree[ATTRIBUTES]))
     return _each(tree, as_objects)

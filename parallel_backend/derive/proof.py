@@ -1,4 +1,4 @@
-"""Proof of a declaration: a small model's own forward, plain and spread over ranks on the CPU."""
+"""Proof of a declaration: the forward of a small model, run on one rank and run in parallel over CPU ranks."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from .calls import FAILS, ModelCall, Subject
 WHOLE: Mapping[str, Mapping[str, int]] = {"ulysses 2": {"ulysses": 2}, "ring 3": {"ring": 3}}
 COMPILED: Mapping[str, Mapping[str, int]] = {"ulysses 2, compiled": {"ulysses": 2}}
 COMPILER = "aot_eager"
-"""It traces blocks as every compiler does, and runs what it has traced as it is."""
+"""A compiler that traces blocks as every compiler does, and runs the traced graph unchanged."""
 IN_PATCHES: Mapping[str, Mapping[str, int]] = {"3 patches over 2 stages": {"pipefusion": 2, "patches": 3}}
 
 
 @dataclass(frozen=True)
 class DeclarationProof:
-    """For each plan the worst relative error, or why it did not run."""
+    """The largest relative error of each plan that ran, and the reason of each plan that did not run."""
 
     errors: Mapping[str, float]
     failures: Mapping[str, str]
 
     @property
     def holds(self) -> bool:
-        """Whether every plan gave the model's own result."""
+        """Return True if every plan gave the result of the unsharded model."""
         return not self.failures and self.holds_for(self.errors)
 
     def holds_for(self, plans: Collection[str]) -> bool:
-        """Whether these did."""
+        """Return True if these plans gave the result of the unsharded model."""
         return all(self.errors.get(plan, math.inf) <= TOLERANCE for plan in plans)
 
     def in_words(self) -> str:
-        """Each plan and its error, or why it failed."""
+        """Return each plan with its error, or with the reason of its failure."""
         errors = [f"{plan} {error:.1e}" for plan, error in self.errors.items()]
         return ", ".join([*errors, *(f"{plan} failed ({why})" for plan, why in self.failures.items())])
 
@@ -59,11 +59,11 @@ def prove(
     limit: float,
     compiler: str = "",
 ) -> DeclarationProof:
-    """Each call under each plan.
+    """Run each call under each plan, and compare the results with the unsharded model's.
 
     Args:
-        limit: seconds for a plan.
-        compiler: compiles the blocks, if any does; a kind of block that it cannot take is a failure.
+        limit: seconds for one plan.
+        compiler: compiles the blocks; empty for none. A kind of block that the compiler does not accept is a failure.
     """
     cases = [_case(subject, declaration, call) for call in calls]
     try:
@@ -90,10 +90,10 @@ def _case(subject: Subject, declaration: Declaration, call: ModelCall) -> Case:
 
 @torch.inference_mode()
 def _on_rank(case: Case, plan: ResolvedPlan, expected: Tensor, compiler: str, _: int) -> bytes:
-    """On a last stage's rank the errors of the whole call, and of its patches from the cache."""
+    """Return, on a rank of the last stage, the errors of the call of the whole picture and of its patches from the cache."""
     os.dup2(
         os.open(os.devnull, os.O_WRONLY), 2
-    )  # where a declaration is wrong, gloo may end a process with a page of words
+    )  # with a wrong declaration, gloo may end the process with a page of output
     rank = ProofRank(case, plan)
     if compiler:
         rank.hold(BlockAccess(), CompiledBlocks(compiler, features.COMPILED))

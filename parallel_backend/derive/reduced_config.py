@@ -1,7 +1,7 @@
-"""A model that is narrower than its file's: fewer heads, of the file's width, and what of its configuration goes with them.
+"""A model with fewer attention heads than its file's, of the same head width, with a configuration that fits.
 
-How a model is split does not depend on how many heads it has. So it is looked at, and declarations are chosen, with a few of
-them; what is found is proved once more with all.
+How a model is split does not depend on its number of heads. So the search for declarations uses a model with few heads, and the
+result is proved once more with all heads.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from .small import MARKS, Small, narrowed
 from .tracing import trace
 
 LARGE = 100_000_000
-"""Weights of a small model that is worth it: one of fewer is looked at within seconds."""
+"""Weights of a small model from which a search with fewer heads pays off. A search with fewer weights takes seconds."""
 
 HEADS, KV_HEADS = 4, 2
-"""So many are left at least, of queries, and of keys where these have fewer."""
+"""The least number of query heads to keep, and the least number of key heads in models with fewer key heads."""
 
 OF_A_HEAD = ("dim", "channel", "width", "size")
-"""In the names of what has "head" in it and says how wide one is."""
+"""Parts of configuration names that contain "head" and give the width of one head."""
 
 INNER = ("ffn", "ff_", "mlp", "inter")
-"""In the names of what says how wide a block is inside."""
+"""Parts of configuration names that give the inner width of a block."""
 
 
 @dataclass(frozen=True)
 class ReducedConfig:
-    """`changes` of ComfyUI's configuration of a model; `heads` that it then has, so many `times` fewer, and their width."""
+    """Changes of ComfyUI's model configuration that divide the number of heads by `times`; `heads` are the new count and the
+    head width."""
 
     changes: Mapping[str, int]
     times: int
@@ -54,18 +55,18 @@ def derived_reduced(
     limit: float = LIMIT,
     least: int = LARGE,
 ) -> Derived | None:
-    """A declaration that is found with fewer heads, and proved with as many as the file has; None if none is.
+    """Return a declaration that was found with fewer heads and proved with all heads, or None.
 
     Args:
-        small: the model.
-        subjects: with calls of some kinds.
-        made: makes such calls of another small model.
-        limit: seconds for a plan's proof.
-        least: weights that the model has at least.
+        small: the model with all heads.
+        subjects: calls of some kinds for it.
+        make_subjects: makes the same calls of another small model.
+        limit: seconds for the proof of one plan.
+        least: weights that the model must have.
     """
     if sum(parameter.numel() for parameter in subjects[0].model.parameters()) < least:
         return None
-    with suppress(Undescribed, *FAILS):  # what fails with a few heads may hold with all
+    with suppress(Undescribed, *FAILS):  # a declaration that fails with few heads may hold with all
         for config in reduced_configs(small, subjects[0]):
             if not (reduced_subjects := _subjects(small, config, make_subjects)):
                 continue
@@ -80,7 +81,7 @@ def derived_reduced(
 def _subjects(
     small: Small, config: ReducedConfig, make_subjects: Callable[[Small], Sequence[Subject]]
 ) -> Sequence[Subject]:
-    """Its calls; none where these widths do not go together, or with them."""
+    """Return the calls of the reduced model; none if ComfyUI cannot build or run the model with these widths."""
     try:
         return make_subjects(narrowed(small, config.changes))
     except (Undescribed, *FAILS):
@@ -88,7 +89,7 @@ def _subjects(
 
 
 def reduced_configs(small: Small, subject: Subject) -> Iterator[ReducedConfig]:
-    """What may make a model narrower, by the heads of its attention to the most tokens, the narrowest first."""
+    """Yield changes that may make the model narrower, the narrowest first, judged by the attention with the most tokens."""
     seen = [each.operands for each in trace(subject.model, subject.call(subject.sizes)).attentions]
     if not seen:
         return
@@ -108,7 +109,7 @@ def reduced_configs(small: Small, subject: Subject) -> Iterator[ReducedConfig]:
 
 
 def widened(declaration: d.Declaration, times: int) -> d.Declaration:
-    """The declaration of a model with so many times more heads."""
+    """Return the declaration of a model with `times` as many heads."""
     assert isinstance(declaration.attention_heads, d.Constant) and isinstance(declaration.attention_heads.value, tuple)
     heads = declaration.attention_heads.value
     return replace(
@@ -136,7 +137,7 @@ def _attentions(attentions: d.Attentions, times: int) -> d.Attentions:
 
 
 def _times(heads: int, kv_heads: AbstractSet[int]) -> int:
-    """How many times fewer there may be."""
+    """Return the largest factor by which the number of heads may be divided."""
     common = math.gcd(heads, *kv_heads)
     fewest = min(kv_heads)
     least = KV_HEADS if fewest < heads else HEADS
@@ -149,7 +150,7 @@ def _counts_heads(name: str) -> bool:
 
 
 def _configuration(small: Small) -> dict[str, int]:
-    """The whole numbers of it: what ComfyUI has found, and what its class takes where nothing is said."""
+    """Return the whole numbers of the configuration: ComfyUI's detected values, and the class's defaults for the rest."""
     parameters = inspect.signature(type(small.base.diffusion_model).__init__).parameters.values()
     defaults = {each.name: each.default for each in parameters}
     settings = {**defaults, **small.described.unet_config}

@@ -1,6 +1,6 @@
-"""`python -m parallel_backend.derive.reply FILE`: derive for ComfyUI, and answer in a line.
+"""`python -m parallel_backend.derive.reply FILE`: derive a declaration for ComfyUI, and print the reply as one line.
 
-A process of its own, started by `parallel_backend.host.deriving`: it imports ComfyUI alone, and ends when its input closes.
+`parallel_backend.host.deriving` starts this separate process. It imports only ComfyUI, and ends when its input closes.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from .small import KEEPINGS, Small, small_of
 
 
 def main(file: Path) -> None:
-    """Answer the question in a file."""
+    """Print the reply to the request in a file."""
     os.nice(NICE)
     torch.set_num_threads(1)  # ranks are forked from this process
     threading.Thread(target=end_with_the_asker, daemon=True).start()
-    answers, sys.stdout = sys.stdout, sys.stderr  # of what ComfyUI prints nothing is an answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # keeps ComfyUI's prints out of the reply
     print(msgspec.json.encode(answer(file)).decode(), file=answers, flush=True)
 
 
 def answer(file: Path) -> DeriveReply:
-    """What is answered to the question in a file."""
+    """Return the reply to the request in a file. Any failure becomes a reply too."""
     begun = time.monotonic()
     try:
         import_comfyui()
@@ -63,7 +63,7 @@ def answer(file: Path) -> DeriveReply:
         return DeriveReply(time.monotonic() - begun, failure=str(reason), lasting=reason.lasting)
     except Refused as refusal:
         return DeriveReply(time.monotonic() - begun, failure=str(refusal).rstrip("."))
-    except Exception as error:  # whatever a class that nobody here has seen may raise
+    except Exception as error:  # an unknown class may raise anything
         return DeriveReply(time.monotonic() - begun, failure=in_a_line(error))
     kinds = tuple(kind for _, kind in pairs)
     proofs = (derived.proof, compiled) if compiled.holds else (derived.proof,)
@@ -73,7 +73,11 @@ def answer(file: Path) -> DeriveReply:
 
 @torch.inference_mode()
 def _small(question: DeriveRequest, prompts: Sequence[PromptExample]) -> tuple[Small, list[tuple[Subject, CallKind]]]:
-    """A small model, calls of each prompt's kind, and these kinds. Raises Undescribed as `subject_of_prompt` does."""
+    """Return a small model, with a subject and the kind of call for each prompt.
+
+    Raises:
+        Undescribed: as `subject_of_prompt` does, for every setting in `KEEPINGS`.
+    """
     reason: Undescribed | None = None
     for members_per_list in KEEPINGS:
         small = small_of(Path(question.file), question.limit, members_per_list)
@@ -86,12 +90,12 @@ def _small(question: DeriveRequest, prompts: Sequence[PromptExample]) -> tuple[S
 
 
 def _subjects(prompts: Sequence[PromptExample], small: Small) -> list[Subject]:
-    """The same calls of another small model."""
+    """Return the calls of these prompts for another small model."""
     return [subject_of_prompt(small, prompt)[0] for prompt in prompts]
 
 
 def _known(subjects: Sequence[Subject], known: Sequence[Declaration], limit: float) -> Derived | None:
-    """The first of the declarations that are known which holds for these calls too."""
+    """Return the first known declaration that is proved for these calls too, or None."""
     for declaration in known:
         with contextlib.suppress(Undescribed):
             tried = proved(subjects, declaration, limit)

@@ -1,4 +1,4 @@
-"""What the process that derives for ComfyUI is asked, and what it answers: a file, and a line."""
+"""The request to the process that derives a declaration for ComfyUI (a file), and its reply (one line of JSON)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .call_kind import CallKind
 from .prompt import PromptExample
 
 QUESTION = "request_bytes"
-"""The entry of the file's metadata that holds the question but for the tensors."""
+"""The metadata entry of the file that holds the request without its tensors."""
 
 
 class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,9 +27,11 @@ class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeriveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Derive a file's class for these calls; where one of the `known` declarations holds for them, it is taken.
+    """A request to derive a declaration of a file's model class for some calls.
 
-    `limit` are the bytes that the small model's weights may have, `seconds` those that the proof of a plan may take.
+    The process first tries the `known` declarations and takes the first that holds for the calls. `limit` is the most bytes
+    that the
+    small model's weights may have. `seconds` is the time limit for the proof of one plan.
     """
 
     file: str
@@ -40,10 +42,11 @@ class DeriveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeriveReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A declaration that was proved for `kinds` of calls, in words under `proof`, or why there is none.
+    """A declaration that was proved for `kinds` of calls, or the reason why there is none (`failure`).
 
-    `compiled` is whether it was proved with compiled blocks too.
-    `lasting` is whether the reason lies in the class and these calls, so that there is no use in trying again.
+    `proof` describes the proof in words. `compiled` is true if the proof also held with compiled blocks. `lasting` is true if
+    the
+    reason lies in the class and these calls, so that another try would fail too.
     """
 
     seconds: float
@@ -62,10 +65,10 @@ def request_bytes(
     limit: float,
     seconds: float,
 ) -> bytes:
-    """Return a question with its tensors, as `read_request` reads it from a file.
+    """Return a request with its tensors, in the file format that `read_request` reads.
 
     Raises:
-        Refused: a prompt holds something that is neither tensor nor plain.
+        Refused: a prompt holds a value that is neither a tensor nor plain.
     """
     tensors: dict[str, Tensor] = {}
     calls = []
@@ -81,7 +84,7 @@ def request_bytes(
 
 
 def read_request(path: Path) -> tuple[DeriveRequest, list[PromptExample]]:
-    """Return the question in a file, and its prompts."""
+    """Return the request in a file, and its prompts."""
     prompts = []
     with safe_open(path, framework="pt") as file:
         request_bytes = msgspec.json.decode(file.metadata()[QUESTION], type=DeriveRequest)

@@ -1,4 +1,4 @@
-"""Rules that fit what was seen at several sizes."""
+"""Rules that fit the observations at several sizes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..declaration import AlignedToEnd, StartAt
 from ..errors import Refused
 
 MULTIPLES = [2**power for power in range(1, 10)]
-"""To which models may pad the picture's tokens."""
+"""Multiples to which models may pad the picture's tokens."""
 
 
 def starts(seen: Sequence[tuple[int, int, int]]) -> Iterator[StartAt | AlignedToEnd]:
     """Yield rules for the first position of a run of tokens, which fit all of (length, picture, start).
 
-    The last rule fits whatever was seen: no rule is asked for tokens that a block gets as another block left them.
+    The last rule fits any observation: a block that gets its tokens from another block, unchanged, needs no rule.
     """
     if all(start == length - picture for length, picture, start in seen) and any(start for *_, start in seen):
         yield AlignedToEnd()
@@ -33,7 +33,7 @@ def starts(seen: Sequence[tuple[int, int, int]]) -> Iterator[StartAt | AlignedTo
 
 
 def rows(tensor: Tensor, batch: int) -> int:
-    """How many vectors for each of a batch a tensor has; 0 where it has not the same number for each."""
+    """Return the tensor's number of vectors for each row of the batch; 0 if the number differs between rows."""
     if tensor.ndim < 2:
         return 1
     between = math.prod(tensor.shape[1:-1])
@@ -43,7 +43,7 @@ def rows(tensor: Tensor, batch: int) -> int:
 
 
 def shared_heads(q: Tensor, k: Tensor, v: Tensor) -> int:
-    """The heads of keys and values `[batch, heads, ...]` where heads of queries share them; 0 where each has its own."""
+    """Return the number of key and value heads `[batch, heads, ...]` that query heads share; 0 if none are shared."""
     heads = k.shape[1]
     for count in range(1, heads):
         if heads % count == 0 and all(_repeats(x, count) for x in (k, v)):
@@ -70,14 +70,14 @@ def _repeats(x: Tensor, count: int) -> bool:
 
 
 class Undescribed(Exception):
-    """A reason why no declaration says what a model does, to stand behind "because"."""
+    """The reason why no declaration fits a model, worded to follow "because"."""
 
     lasting = True
     """True if the reason lies in the model and its calls alone, so that another try would fail too."""
 
 
 class Unproved(Undescribed):
-    """A declaration fits a model, but its proof failed: by another result, or because ranks lacked time or memory."""
+    """A failed proof of a fitting declaration: another result, or ranks without enough time or memory."""
 
     lasting = False
 

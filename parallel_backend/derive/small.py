@@ -1,4 +1,4 @@
-"""The small model of a file: ComfyUI's own class with the file's configuration, two of each kind of block, and its calls."""
+"""The small model of a file: ComfyUI's own class with the file's configuration, two blocks of each kind, and calls for it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,33 @@ from .deriving import unit_of
 from .rules import not_derived
 
 KEEPINGS = (2, 2), (3, 1)
-"""Members of a list that are kept: of its first kind, and of each of the others. A model whose second half takes what its first
-one gave (HunyuanDiT) runs with the second pair alone, as its middle block is of the first kind."""
+"""Numbers of list members to keep: of the list's first kind, and of each other kind.
+
+Models whose second half takes outputs of the first half (HunyuanDiT) run only with the second pair: their middle block is of
+the
+first kind.
+"""
 
 TEXT = 7
 """Tokens of the text."""
 
 MARKS = ("context", "text", "txt", "cap", "cond", "cross", "t5", "llm", "y_")
-"""In the names of what says how wide the text is."""
+"""Parts of configuration and layer names that give the width of the text."""
 
 
 @dataclass(frozen=True)
 class Small:
-    """The class of a file by name, ComfyUI's configuration of it, and its BaseModel, small, on the CPU.
+    """A small copy of a file's model on the CPU, with the data to build it again.
 
-    `lengths` are those that lists of its diffusion model have in the file, by their paths; `members_per_list` is that of
-    `small_of`; `tensors` are the file's, on the meta device, and `entries` says where they lie.
+    Attributes:
+        path: the file.
+        members_per_list: as in `small_of`.
+        tensors: the file's tensors, on the meta device.
+        entries: the position of each tensor's bytes in the file.
+        kind: the name of the model's class.
+        described: ComfyUI's configuration of the file.
+        base: ComfyUI's BaseModel, small.
+        lengths: the lengths of the diffusion model's lists in the file, by path.
     """
 
     path: Path
@@ -59,15 +70,16 @@ def small_of(
     members_per_list: tuple[int, int] = KEEPINGS[0],
     changes: Mapping[str, int] = MappingProxyType({}),
 ) -> Small:
-    """The small model of a file.
+    """Return the small model of a file.
 
     Args:
-        limit: bytes that its weights may have, in fp32.
-        kept: how many members of each list: of its first kind, and of each of the others.
-        changes: to the configuration that ComfyUI finds it to have.
+        path: the file.
+        limit: most bytes that the model's weights may have, in fp32.
+        members_per_list: the number of members to keep in each list: of its first kind, and of each other kind.
+        changes: changes to the configuration that ComfyUI detects.
 
     Raises:
-        Refused: it is no model that ComfyUI knows, or is too large.
+        Refused: the file is no model that ComfyUI knows, or the model is too large.
     """
     part, _, described = detect(read_header(path))
     described.unet_config.update(changes)
@@ -89,22 +101,22 @@ def small_of(
 
 
 def narrowed(small: Small, changes: Mapping[str, int]) -> Small:
-    """The same with another configuration. Raises Refused: ComfyUI can make no model of it."""
+    """Return the model with a changed configuration. Raises Refused if ComfyUI cannot build the model."""
     return small_of(small.path, math.inf, small.members_per_list, changes)
 
 
 def unfilled(small: Small) -> nn.Module:
-    """The same model as workers make it in bf16, on the meta device, where nothing is computed."""
+    """Return the model as workers build it in bf16, on the meta device, where nothing is computed."""
     model: nn.Module = make_model(small.described, small.tensors, torch.bfloat16, small.entries).diffusion_model
     keep_some(model, *small.members_per_list)
     return model
 
 
 def subjects_of(small: Small) -> Iterator[Subject]:
-    """The small model with what it may be called with: a video, then a single frame.
+    """Yield the small model with calls that it accepts: a video, then a single frame.
 
     Raises:
-        Refused: no call of it was found.
+        Refused: the model accepts no call.
     """
     model, by_class = small.base.diffusion_model, ByClass(small.base)
     widths = _widths(small.described, model)
@@ -130,7 +142,7 @@ def subjects_of(small: Small) -> Iterator[Subject]:
 
 
 def _call(by_class: ByClass, sizes: Sizes, text: int, pooled: int) -> ModelCall:
-    """With text and pooled text of so many features, the latter if any."""
+    """Return a call with a text of width `text` and a pooled text of width `pooled` (none for 0)."""
     generator = torch.Generator().manual_seed(2)
     prompt = {"cross_attn": torch.randn(1, sizes.text, text, generator=generator)}
     if pooled:
@@ -139,7 +151,7 @@ def _call(by_class: ByClass, sizes: Sizes, text: int, pooled: int) -> ModelCall:
 
 
 def _widths(described: Any, model: nn.Module) -> list[int]:
-    """Those that text may have, the likeliest first: what the configuration calls so, then what layers take."""
+    """Return possible widths of the text, the likeliest first: from the configuration, then from the layers' input widths."""
     named = [
         value
         for name, value in described.unet_config.items()

@@ -1,4 +1,4 @@
-"""Where the picture's tokens lie in a tensor, by what changes when rows, columns and frames of the latent do."""
+"""Finds the picture's tokens in a tensor, from its changes when rows, columns and frames of the latent change."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tokens:
-    """The picture's tokens along `dim`, or, with a `grid`, along as many dimensions as the picture has from there on.
+    """The picture's tokens along dimension `dim` of a tensor. With `grid`, the picture's axes are separate dimensions from
+    `dim` on.
 
-    Of `length` tokens in all `count` are the picture's, from `start` on; each is `step` latent values. `of` is the argument that
-    they are of, where they are not the latent's own.
+    Attributes:
+        dim: the first dimension of the tokens.
+        grid: True if each axis of the picture has its own dimension.
+        length: all tokens along the dimension.
+        start: the position of the first token of the picture.
+        count: the number of the picture's tokens.
+        step: latent values along each axis that make one token.
+        of: the argument to which the tokens belong; empty for the latent.
     """
 
     dim: int
@@ -28,18 +35,23 @@ class Tokens:
 
 
 NOISE = 1e-5
-"""Of the largest value: so much sums may differ because others stand beside them in a product."""
+"""Allowed error relative to the largest value: sums may differ slightly if other rows of a matrix product change."""
 
 
 def differs(was: Tensor, now: Tensor) -> Tensor:
-    """Where a tensor has changed by more than its sums may."""
+    """Return a bool tensor: True where a value has changed by more than rounding may cause."""
     if not (was.is_floating_point() or was.is_complex()) or not was.numel():
         return was != now
     return (was - now).abs() > NOISE * was.abs().max()
 
 
 def find_tokens(changed: Sequence[Tensor]) -> Tokens | None:
-    """From what changed: for each axis of the picture bool `[size, *shape of the tensor]`. None where tokens are not apart."""
+    """Return the picture's tokens in a tensor, or None if the tokens cannot be told apart.
+
+    Args:
+        changed: for each axis of the picture a bool tensor `[size, *shape of the tensor]`: the elements that change with an
+            index.
+    """
     shape = changed[0].shape[1:]
     for dim in range(len(shape) - len(changed)):
         if tokens := _grid(changed, dim):
@@ -51,7 +63,7 @@ def find_tokens(changed: Sequence[Tensor]) -> Tokens | None:
 
 
 def moved(known: Tokens, changed: Tensor, picture: Sequence[int]) -> Tokens | None:
-    """Where tokens lie at another size, from what changed with all of the latent; None where they are not as many as it has."""
+    """Return the tokens at another size, from the elements that change with the whole latent; None if their count differs."""
     grid = [size // step for size, step in zip(picture, known.step, strict=True)]
     if known.grid:
         here = tuple(changed.shape[known.dim : known.dim + len(grid)]) == tuple(grid)
@@ -101,12 +113,12 @@ def _grid(changed: Sequence[Tensor], dim: int) -> Tokens | None:
 
 
 def _along(changed: Tensor, dim: int) -> Tensor:
-    """`[size, length]`: whether anything changed at a place along a dimension."""
+    """Return a bool tensor `[size, length]`: True if anything changed at a position along the dimension."""
     return changed.movedim(dim + 1, 1).flatten(2).any(dim=2)
 
 
 def _step(profile: Tensor) -> int:
-    """How many rows the first token has; 0 if these are not the first ones, or are not apart from the others."""
+    """Return the number of rows of the first token; 0 if these are not the first rows, or are not separate from the others."""
     step, size = int(profile.sum()), profile.numel()
     apart = step < size or size == 1
     return step if step and apart and bool(profile[:step].all()) and size % step == 0 else 0
@@ -125,11 +137,11 @@ def _follows(profile: Tensor, position: Tensor, step: int) -> bool:
 
 
 NOTHING, SEVERAL = -1, -2
-"""What changes with no index, and with more than one."""
+"""Values for a position that changes with no index, and with more than one index."""
 
 
 def codes(count: int) -> Iterator[Tensor]:
-    """bool `[count]`: the indices to disturb, so that what follows a single index shows which."""
+    """Yield bool tensors `[count]` of the indices to disturb. A position that follows one index shows its number in binary."""
     numbers = torch.arange(1, count + 1)
     for bit in range(count.bit_length()):
         having = (numbers >> bit) % 2 == 1
@@ -138,7 +150,7 @@ def codes(count: int) -> Iterator[Tensor]:
 
 
 def decoded(changed: Sequence[Tensor]) -> Tensor:
-    """Of each place which index it follows, from whether it changed for each of `codes`."""
+    """Return the index that each position follows, from the positions that changed for each of `codes`."""
     having, without = torch.stack(list(changed[::2])), torch.stack(list(changed[1::2]))
     weights = (2 ** torch.arange(len(having))).view(-1, *[1] * (having.ndim - 1))
     number = (having * weights).sum(dim=0) - 1

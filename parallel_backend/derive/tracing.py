@@ -1,6 +1,6 @@
-"""Looking at a forward: which modules are called, with what, and where attention is called.
+"""Traces a forward: the modules that it calls, their input, and its attention calls.
 
-While looking, attention is answered token by token, so that nothing in the network mixes tokens.
+While a trace runs, attention is computed token by token, so that nothing in the network mixes tokens.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from .values import by_name, called, mapped
 
 @dataclass(frozen=True)
 class Attention:
-    """One call of attention: its operands, and its mask.
+    """One attention call.
 
-    `within` are the paths of the modules that were running, the outermost first; `attends_in` is the module of ComfyUI's that
-    called it without transformer_options.
+    Attributes:
+        operands: q, k and v.
+        mask: the mask, if any.
+        within: the paths of the running modules, the outermost first.
+        attends_in: the ComfyUI module that made the call without transformer_options; empty for a call with these options.
     """
 
     operands: Operands
@@ -40,7 +43,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a module: `values` by name, as they were when it was called, its options, and what it returned."""
+    """One call of a module: copies of its arguments by name, its transformer_options, and a copy of its output."""
 
     path: str
     module: nn.Module
@@ -49,12 +52,15 @@ class ModuleCall:
     returned: Any
 
     def again(self, change: Callable[[str, int, Tensor], Tensor], mixing: bool = False) -> tuple[Any, list[Attention]]:
-        """What it gives for other tensors, and its calls of attention; `change` gets each one's argument and its number.
+        """Return the module's output for changed tensors, and its attention calls.
 
-        With `mixing` a token gets of values that are not as many as there are tokens all that lie with it.
+        Args:
+            change: gets an argument's name, the number of a tensor in the argument, and a copy of the tensor; returns a new
+                tensor.
+            mixing: if keys and tokens differ in number, add the mean of all values to each token.
 
         Raises:
-            Undescribed: it fails.
+            Undescribed: the module fails.
         """
         seen = ForwardTrace(mixing=mixing)
         values = {name: _changed(name, value, change) for name, value in self.values.items()}
@@ -66,7 +72,7 @@ class ModuleCall:
 
     @contextmanager
     def unseen(self) -> Iterator[Mapping[str, Any]]:
-        """The same call's arguments, for calls of the module whose attention gives nothing, and is not written down."""
+        """Provide the call's arguments for another call of the module, whose attention returns zeros and is not recorded."""
         values = {name: mapped(value, torch.clone) for name, value in self.values.items()}
         with self._answered(values, ForwardTrace(writing=False)) as arguments:
             yield arguments
@@ -80,9 +86,16 @@ class ModuleCall:
 
 @dataclass
 class ForwardTrace:
-    """What was seen of one forward: `entered` are the modules, each below those that ran, in the order of their calls.
+    """The record of one forward.
 
-    `out` is what the model gave. For `mixing` see `ModuleCall.again`. Without `writing` attention gives zeros, and is not in it.
+    Attributes:
+        entered: for each module call, in order, the paths of the running modules.
+        attentions: the attention calls.
+        runs: the calls of recorded modules.
+        within: the paths of the modules that run now.
+        out: the model's output.
+        mixing: as in `ModuleCall.again`.
+        writing: False to record no attention and let attention return zeros.
     """
 
     entered: list[tuple[str, ...]] = field(default_factory=list)
@@ -96,10 +109,10 @@ class ForwardTrace:
 
 @torch.inference_mode()
 def trace(model: nn.Module, call: ModelCall, recorded: Sequence[str] = ()) -> ForwardTrace:
-    """One forward. What the modules `recorded` are given is kept.
+    """Run one forward and return its trace, with the arguments and outputs of the modules `recorded`.
 
     Raises:
-        Undescribed: it fails.
+        Undescribed: the forward fails.
     """
     seen = ForwardTrace()
     with ExitStack() as stack:
@@ -116,7 +129,7 @@ def trace(model: nn.Module, call: ModelCall, recorded: Sequence[str] = ()) -> Fo
 
 @contextmanager
 def token_wise(seen: ForwardTrace) -> Iterator[None]:
-    """Have attention that is called without transformer_options answered token by token too."""
+    """Replace attention that ComfyUI's modules call without transformer_options by token-by-token attention too."""
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("comfy.ldm.") and callable(getattr(module, NAME, None)):
@@ -126,7 +139,7 @@ def token_wise(seen: ForwardTrace) -> Iterator[None]:
 
 @contextmanager
 def _watched(seen: ForwardTrace, path: str, module: nn.Module, recorded: bool) -> Iterator[None]:
-    """Write down each call of a module."""
+    """Record each call of a module."""
     begun: list[tuple[dict[str, Any], Any]] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -155,7 +168,7 @@ def _watched(seen: ForwardTrace, path: str, module: nn.Module, recorded: bool) -
 
 
 class _AttentionRecorder:
-    """Stands in for `optimized_attention`; see `Attentions`."""
+    """A replacement of `optimized_attention` that records the call and keeps tokens separate; see `Attention`."""
 
     def __init__(self, seen: ForwardTrace, attends_in: str) -> None:
         self._seen = seen
@@ -196,7 +209,7 @@ def _changed(name: str, value: Any, change: Callable[[str, int, Tensor], Tensor]
 
 
 def _token_by_token(operands: Operands, mixing: bool) -> Tensor:
-    """`[batch, heads, tokens, head_dim]`: of each token what follows from it alone; see `ModuleCall.again` for `mixing`."""
+    """Return `[batch, heads, tokens, head_dim]`, each token from its own q and v; see `ModuleCall.again` for `mixing`."""
     q, v = operands.q, operands.v
     v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     if q.shape[3] != v.shape[3]:

@@ -1,4 +1,4 @@
-"""What a block is given: lists, tuples, dicts and dataclasses with tensors in them."""
+"""Arguments of blocks: lists, tuples, dicts and dataclasses that contain tensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 PLAIN = (bool, int, float, str, torch.dtype, torch.device)
 UNNAMED = "input"
-"""What a forward takes as `*args`, as linear layers' do, is called this, with its number behind it."""
+"""The name of each argument of a forward that takes `*args`, such as a linear layer's, followed by the argument's number."""
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """With each tensor in it replaced."""
+    """Return a copy of the value with each tensor in it replaced by `change(tensor)`."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (list, tuple)):
@@ -33,7 +33,7 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """In the order in which `mapped` comes to them."""
+    """Return the tensors in a value, in the order in which `mapped` visits them."""
     tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def unreadable(value: Any) -> str:
-    """The class of something in it that cannot be looked into; empty if all can."""
+    """Return the class name of the first object in the value that these functions cannot look into; empty if there is none."""
     if value is None or isinstance(value, (Tensor, *PLAIN)):
         return ""
     if isinstance(value, (list, tuple)):
@@ -58,7 +58,7 @@ def unreadable(value: Any) -> str:
 
 
 def by_name(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A forward's arguments."""
+    """Return the arguments of a forward by name."""
     signature = inspect.signature(module.forward)
     values: dict[str, Any] = dict(signature.bind(*args, **kwargs).arguments)
     for parameter in signature.parameters.values():
@@ -70,7 +70,7 @@ def by_name(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def called(module: nn.Module, values: Mapping[str, Any]) -> Any:
-    """What a forward gives for arguments by name."""
+    """Return the output of a forward for arguments by name."""
     kinds = {parameter.kind for parameter in inspect.signature(module.forward).parameters.values()}
     unnamed = inspect.Parameter.VAR_POSITIONAL in kinds
     args = [value for name, value in values.items() if unnamed and name.startswith(UNNAMED)]

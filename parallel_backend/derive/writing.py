@@ -1,4 +1,4 @@
-"""Declarations as Python."""
+"""Writes declarations as Python source."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .. import declaration
 from ..declaration import Declaration, DeclarationPart
 
 WIDTH = 120
-"""Of lines of words."""
+"""Width of docstring lines."""
 
 VOCABULARY = "from ..spread.declaration import "
 
 
 def source_of(name: str, written_declaration: Declaration, remarks: str) -> str:
-    """A module of `models/declared/`; `remarks` are its docstring."""
+    """Return the source of a module for `models/declared/`, with `remarks` as its docstring."""
     body = written(written_declaration, "")
     names = sorted(part for part in vars(declaration) if f"{part}(" in body)
     imports = f"from __future__ import annotations\n\n{VOCABULARY}{', '.join(names)}"
@@ -29,7 +29,7 @@ def source_of(name: str, written_declaration: Declaration, remarks: str) -> str:
 
 
 def written(value: Any, indent: str) -> str:
-    """An expression; what has its default is left out."""
+    """Return a value as a Python expression. Fields with their default value are left out."""
     deeper = indent + "    "
     if isinstance(value, DeclarationPart):
         keywords = [
