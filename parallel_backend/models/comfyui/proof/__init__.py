@@ -1,1 +1,1 @@
-"""Whether a model's own forward gives the same alone and spread over ranks, tried on a small model of its class."""
+"""Proofs that a model's own forward gives the same on one rank and in parallel, on a small model of its class."""

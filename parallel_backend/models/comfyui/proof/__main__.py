@@ -1,6 +1,6 @@
-"""`python -m parallel_backend.models.comfyui.proof QUESTIONS`: prove calls of small models, one answer a line.
+"""`python -m parallel_backend.models.comfyui.proof REQUESTS`: prove calls of small models, and print one reply a line.
 
-A process of its own, started by `parallel_backend.host.proofs`: it imports ComfyUI alone, and ends when its input closes.
+`parallel_backend.host.proofs` starts this separate process. It imports only ComfyUI, and ends when its input closes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .request import ASKED, ProofReply, ProofRequest, class_name
 
 
 def main() -> None:
-    """Answer each question in turn."""
+    """Print the reply to each request in turn."""
     os.nice(NICE)
     torch.set_num_threads(1)
     threading.Thread(target=end_with_the_asker, daemon=True).start()
     import_comfyui()
-    answers, sys.stdout = sys.stdout, sys.stderr  # of what ComfyUI prints none is an answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # keeps ComfyUI's prints out of the replies
     for request in ASKED.decode(sys.argv[1]):
         print(msgspec.json.encode(_answer(request)).decode(), file=answers, flush=True)
 
@@ -57,7 +57,7 @@ def _answer(request: ProofRequest) -> ProofReply:
         return ProofReply({}, time.monotonic() - begun, message if refused else error.line, refused)
     except Refused as error:
         return ProofReply({}, time.monotonic() - begun, str(error))
-    except Exception as error:  # whatever a ComfyUI that nobody here has seen may raise
+    except Exception as error:  # an unknown ComfyUI may raise anything
         return ProofReply({}, time.monotonic() - begun, in_a_line(error))
     return ProofReply(
         {split: error if math.isfinite(error) else None for split, error in errors.items()}, time.monotonic() - begun
@@ -65,7 +65,7 @@ def _answer(request: ProofRequest) -> ProofReply:
 
 
 def _of_the_class(kind: Any) -> dict[str, Any]:
-    """What a class in comfy.supported_models says of all its files, as its model is made with it."""
+    """Return the configuration that a class in comfy.supported_models states for all its files, as its model gets it."""
     described = kind({**kind.unet_config, "disable_unet_model_creation": True, "hidden_size": 3072})
     described.get_model({}, "")
     return {name: described.unet_config[name] for name in kind.unet_config}

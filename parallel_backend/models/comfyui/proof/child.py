@@ -1,4 +1,4 @@
-"""How a process lives that proves for another one."""
+"""The life of a process that proves for another process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ NICE = 5
 
 
 def end_with_the_asker() -> None:
-    """Leave with all ranks when the asker goes, however it goes."""
-    os.read(0, 1)  # not through sys.stdin, whose lock forked ranks would wait for for ever
+    """Kill this process and all its ranks when the parent process ends for any reason."""
+    os.read(0, 1)  # not through sys.stdin: forked ranks would wait for its lock for ever
     os.killpg(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Two batch items in one call of a small model, and the call of each alone."""
+"""Calls of a small model with two batch items, and the same calls with one item each."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ TEXT = "context"
 
 @dataclass(frozen=True)
 class Pair:
-    """A call for two batch items, and a call for each."""
+    """A call with two batch items, and a call with each item alone."""
 
     together: Case
     apart: tuple[Case, Case]
 
 
 def rows_of_a_batch(case: Case) -> Pair:
-    """Two latents under one prompt."""
+    """Return a pair of two latents under one prompt."""
     first = _first(case)
     return _pair(first, replace(first, x=-0.5 * first.x.flip(-1)))
 
 
 def two_prompts(case: Case) -> Pair:
-    """One latent under two prompts."""
+    """Return a pair of one latent under two prompts."""
     first = _first(case)
     second_text = -0.5 * first.arguments[TEXT].flip(-1)
     return _pair(first, replace(first, arguments={**first.arguments, TEXT: second_text}))
 
 
 def _first(case: Case) -> Case:
-    """The call for a batch's first item."""
+    """Return the call with only the first item of the batch."""
     batch = case.x.shape[0]
 
     def first_item(value: Any) -> Any:
@@ -63,7 +63,7 @@ def _pair(first: Case, second: Case) -> Pair:
 
 
 def _each(function: Any, value: Any) -> Any:
-    """A function of each tensor of a batch; what lies in a dict is for all items alike, as ComfyUI has it."""
+    """Return the value with each tensor of a batch replaced by the function. Dicts stay: ComfyUI shares them between items."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return type(value)(_each(function, each) for each in value)  # type: ignore[call-arg]
     return function(value)

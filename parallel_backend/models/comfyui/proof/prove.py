@@ -1,4 +1,4 @@
-"""The proof of one call of a small model: plainly, and spread over three ranks."""
+"""The proof of one call of a small model: run on one rank, and divided over three ranks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from .ranks import run_in_turn
 
 RANKS = 3
 TOLERANCE = 1e-5
-"""Relative L2 in fp32, of the whole call and of each patch from a cache that holds the same call, so that nothing is stale."""
+"""Largest allowed relative L2 error in fp32.
+
+The limit applies to the whole call, and to each patch computed from a cache that holds the same call, so that nothing is stale.
+"""
 
 OnRank = Callable[[int], list[Tensor]]
 
 
 @dataclass(frozen=True)
 class Split:
-    """A way to spread a call: its plan, what each rank computes, and what the model gives plainly.
+    """One way to parallelise a call: its plan, the computation of each rank, and the output of the unsharded model.
 
-    With `rows` each rank answers for its own row of what is expected.
+    With `rows`, each rank computes only its own row of the expected output.
     """
 
     plan: ResolvedPlan
@@ -34,13 +37,13 @@ class Split:
     rows: bool = False
 
     def work(self, rank: int) -> bytes:
-        """A rank's errors."""
+        """Return the errors of one rank."""
         return errors_of(self.on_rank(rank), self.expected[rank : rank + 1] if self.rows else self.expected)
 
 
 @torch.no_grad()
 def prove(case: Case) -> Mapping[str, float]:
-    """The largest relative error under each split, by the split's name in a plan.
+    """Return the largest relative error under each split, by the split's name in a plan.
 
     Raises:
         RankFailed: a rank could not compute its part.
@@ -54,7 +57,7 @@ def _splits(case: Case) -> Iterator[tuple[str, Split]]:
     expected = case.stock()
     degrees = [{"ulysses": 2}, {"ring": RANKS}]
     if not case.declaration.whole_picture:
-        # a video that is packed with its sound passes the stages whole
+        # a video packed with its sound passes through the stages as one patch
         degrees.append({"pipefusion": RANKS, "patches": 2 if len(case.shapes) < 2 else 1})
     for fields in degrees:
         plan = plan_for(case, **fields)
@@ -67,7 +70,7 @@ def _splits(case: Case) -> Iterator[tuple[str, Split]]:
     for axis, pair in (("data", rows_of_a_batch(case)), ("cfg", two_prompts(case))):
         try:
             together = pair.together.stock()
-        except (RuntimeError, ValueError):  # ComfyUI's own class takes no batch of such a call
+        except (RuntimeError, ValueError):  # ComfyUI's own class accepts no batch of this call
             continue
         plan = plan_for(case, **{axis: 2})
         yield f"{axis} 2", Split(plan, _apart(pair, plan), together, rows=True)

@@ -34,7 +34,7 @@ ERRORS = msgspec.msgpack.Decoder(list[float])
 
 
 class ProofRank:
-    """One rank's part of a case."""
+    """One rank's part of a case: its pipeline stage of the model, its mesh and its picture."""
 
     def __init__(self, case: Case, plan: ResolvedPlan, declaration: Declaration | None = None) -> None:
         self.case = case
@@ -53,12 +53,12 @@ class ProofRank:
         self.picture = picture.with_concatenated(case.arguments.get(case.declaration.concatenated_latent))
 
     def hold(self, access: BlockAccess, compiled: CompiledBlocks | None = None) -> None:
-        """Make the blocks' weights usable in another way, or have the blocks compiled."""
+        """Replace the access to the blocks' weights, and compile the blocks if `compiled` is given."""
         self.forward = ParallelForward(self.model, Execution(self._mesh, self._plan, access, lambda: None), compiled)
 
     @torch.inference_mode()
     def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:
-        """The output for the whole, or for a patch; on the last stage."""
+        """Return the output for the whole picture, or for one patch, on a rank of the last stage; None on other ranks."""
         case = self.case
 
         def compute(x: Tensor, options: Any) -> Tensor:
@@ -77,7 +77,11 @@ class ProofRank:
         return out
 
     def by_patch(self) -> Tensor | None:
-        """The output of each patch from a cache that holds the whole call, joined; None without patches and on other stages."""
+        """Return the joined outputs of all patches, from a cache that holds the whole call.
+
+        Returns:
+            None if the plan has one patch, and on ranks of other stages.
+        """
         if self._plan.patches == 1:
             return None
         parts = [self.run(patch) for patch in range(self._plan.patches)]
@@ -87,7 +91,8 @@ class ProofRank:
 
 
 def plan_for(case: Case, **degrees: Any) -> ResolvedPlan:
-    """A plan of these degrees and other fields with as many ranks on the CPU as it takes, the blocks in equal stages."""
+    """Return a plan with these degrees and fields, with as many CPU ranks as it needs and blocks divided equally into
+    stages."""
     fields = mesh_degrees(**degrees)
     sequence, stages = fields["ring"] * fields["ulysses"], fields["pipefusion"]
     blocks = blocks_of(case.model, case.declaration)[-1].unit + 1
@@ -103,15 +108,15 @@ def plan_for(case: Case, **degrees: Any) -> ResolvedPlan:
 
 
 def errors_of(outs: Iterable[Tensor], expected: Tensor) -> bytes:
-    """A rank's errors, for `worst`."""
+    """Return a rank's relative errors as bytes, for `worst`."""
     return msgspec.msgpack.encode([error_of(out, expected) for out in outs])
 
 
 def worst(ranks: Iterable[bytes]) -> float:
-    """The largest error of all ranks.
+    """Return the largest error of all ranks.
 
     Raises:
-        RuntimeError: none has a result.
+        RuntimeError: no rank has a result.
     """
     errors = [error for rank in ranks for error in ERRORS.decode(rank)]
     if not errors:

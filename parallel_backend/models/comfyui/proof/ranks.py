@@ -1,4 +1,4 @@
-"""Ranks of this process's own: forked processes that join a gloo group, run functions and tell what these give."""
+"""Forked ranks of this process that join a gloo group, run functions and send back their results."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ import torch.distributed as dist
 from ....temporary import memory_file, path_of
 
 TIMEOUT = 60.0
-"""Seconds for a run, and for each wait of a rank for another."""
+"""Seconds for a run, and for each wait of a rank for another rank."""
 
 PATIENCE = 2.0
-"""Seconds for the others to fail, once a rank has."""
+"""Seconds for the other ranks to fail after the first failure."""
 
 ENDED = "its process ended"
 
 Work = Callable[[int], bytes]
-"""What a rank does; the result is said in bytes, which nothing unpickles."""
+"""The function that a rank runs. Its result is bytes, so that nothing is unpickled."""
 
 
 class RankFailed(RuntimeError):
-    """A rank's function raised, or its process ended; of each such rank, what it raised.
+    """A rank's function raised an exception, or its process ended; the message lists the failure of each such rank.
 
     Attributes:
-        line: the error of one that did not just lose another.
+        line: the error in one line, preferably of a rank that did not fail only because another rank did.
     """
 
     def __init__(self, line: str, output: Sequence[str]) -> None:
@@ -44,7 +44,7 @@ class RankFailed(RuntimeError):
 
 
 class _RankResult(msgspec.Struct, frozen=True):
-    """A rank's results, or its error in a line and at length."""
+    """The results of a rank, or its error in one line and with its traceback."""
 
     results: list[bytes]
     error: str = ""
@@ -53,7 +53,7 @@ class _RankResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _Fork:
-    """A forked rank: its process, and the end of a pipe that what it tells comes from."""
+    """A forked rank: its process id, and the read end of the pipe for its result."""
 
     process: int
     pipe: int
@@ -62,14 +62,19 @@ class _Fork:
 def run_in_turn(
     runs: Sequence[tuple[int, Work]], timeout: float = TIMEOUT, *, joined: bool = True
 ) -> list[list[bytes]]:
-    """For each world size and function `function(rank)` on every rank of a new gloo group; the results in rank order.
+    """Run `function(rank)` on every rank of a new gloo group, for each pair of a world size and a function.
 
-    The ranks are forked once for all runs, which copies the page tables of this process: that takes longer than a small
-    model's forward, and importing anew would take seconds.
+    The ranks are forked once for all runs. A fork copies the page tables of this process, which takes longer than the forward
+    of a
+    small model. New processes would need seconds for their imports.
 
     Args:
+        runs: pairs of a world size and a function.
         timeout: seconds for each run.
-        joined: whether the ranks are a group when the function is called, or make one.
+        joined: True to make the group before the function runs, False to let the function make a group.
+
+    Returns:
+        The results of each run, in rank order.
 
     Raises:
         RankFailed: a rank has no result.
@@ -94,17 +99,17 @@ def run_in_turn(
 
 
 def in_a_line(error: BaseException) -> str:
-    """An error's kind and the first line of what it says."""
+    """Return the class of an error and the first line of its message."""
     return f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
 
 
 def _follows_another(error: str) -> bool:
-    """Whether a failure is that of a rank which lost another one."""
+    """Return True if a rank failed because another rank was lost."""
     return "onnection" in error or ENDED in error
 
 
 def _answers(forks: Sequence[_Fork], seconds: float) -> Mapping[int, _RankResult]:
-    """What each rank tells, until all have, or the time is over."""
+    """Return the result of each rank, once all ranks have sent theirs or the time is over."""
     waiting = {fork.pipe: rank for rank, fork in enumerate(forks)}
     read = {pipe: bytearray() for pipe in waiting}
     answers = {rank: _RankResult([], f"no end within {seconds:.0f} s") for rank in waiting.values()}

@@ -1,4 +1,4 @@
-"""Questions to a child that proves models, and its answers."""
+"""Requests to a child process that proves models, and its replies."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class ProofRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         kind: the class in comfy.supported_models.
         case: the small model's name.
-        model: the class of the diffusion model that was loaded, with its module; empty for whatever the small one is of.
-        inputs: the inputs that the graph gives (see small/graph_inputs.py); None for the small model's own.
-        configuration: the part of the file's, as ComfyUI detected it, that chooses code; None for what its class says of itself.
+        model: the class of the loaded diffusion model, with its module; empty to accept any class.
+        inputs: the inputs from the graph (see small/graph_inputs.py); None for the small model's own inputs.
+        configuration: the part of the file's configuration that chooses code, as ComfyUI detected it; None for the class's own.
     """
 
     kind: str
@@ -33,10 +33,10 @@ class ProofReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The result of one proof.
 
     Attributes:
-        errors: relative L2 by the split's name, null in JSON for one that is not finite; empty where it was not made.
-        seconds: that it took, without the imports.
-        failure: why it was not made.
-        refused: whether the model's own blocks are the reason, which workers would refuse too.
+        errors: relative L2 errors by the split's name; None for an error that is not finite. Empty if the proof failed to run.
+        seconds: duration, without the imports.
+        failure: the reason why the proof did not run.
+        refused: True if the model's own blocks are the reason, so that workers would refuse the model too.
     """
 
     errors: dict[str, float | None]
@@ -46,13 +46,13 @@ class ProofReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def worst(self) -> tuple[str, float]:
-        """The split with the largest error, which is infinite where it is not finite."""
+        """Return the split with the largest error; an error that is not finite counts as infinite."""
         errors = {split: math.inf if error is None else error for split, error in self.errors.items()}
         return max(errors.items(), key=lambda item: item[1])
 
 
 def off(error: float) -> str:
-    """Say how far a result is off."""
+    """Return the error of a result in words."""
     return f"{error:.1e} off" if math.isfinite(error) else "not finite"
 
 
@@ -61,7 +61,7 @@ ANSWER = msgspec.json.Decoder(ProofReply)
 
 
 def class_name(kind: type) -> str:
-    """Return a class's name behind its module's."""
+    """Return the class's module and name, joined by a dot."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

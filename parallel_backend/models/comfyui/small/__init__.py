@@ -1,4 +1,4 @@
-"""Small models of ComfyUI's own classes, each with one call: what proofs on a user's machine and tests run."""
+"""Small models of ComfyUI's own classes, each with one call, for tests and for proofs on a user's machine."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ SMALL: Mapping[str, Small] = MappingProxyType({**OFTEN_USED, **PICTURES, **VIDEO
 
 
 def small(name: str, builder: Builder = Builder(), kind: str = "") -> Case:  # noqa: B008 (frozen)
-    """Return a small model, and one call of it as ComfyUI's class makes it.
+    """Return a small model, with one call of it as ComfyUI's class makes the call.
 
     Args:
-        kind: the class around the model, by its name in comfy.supported_models; by default the one that it stands for.
+        kind: the class around the model, by its name in comfy.supported_models; by default the example's own class.
     """
     return SMALL[name](builder).case(kind, builder.chosen)
 
 
 def small_with_inputs(names: Sequence[str], builder: Builder, kind: str, graph_inputs: GraphInputs) -> Case:
-    """Return one of some small models of a class, called with the inputs of a graph.
+    """Return one of several small models of a class, called with the inputs of a graph.
 
     Raises:
-        Refused: they have not all of these inputs.
+        Refused: the small models do not have all these inputs.
     """
     return case_with_inputs([SMALL[name](builder) for name in names], kind, builder.chosen, graph_inputs)
 
 
 def small_model(name: str, builder: Builder = Builder()) -> Any:  # noqa: B008 (frozen)
-    """Return the diffusion model alone, which may be on the meta device."""
+    """Return only the diffusion model, which may be on the meta device."""
     return SMALL[name](builder).model

@@ -1,4 +1,4 @@
-"""What a small model is: one of ComfyUI's classes with random weights, far smaller than its detection of files allows."""
+"""Small models: ComfyUI's classes with random weights, far smaller than ComfyUI's detection of files allows."""
 
 from __future__ import annotations
 
@@ -19,24 +19,22 @@ from ..own_call import own_call, own_class
 from ..reduced import draw, randomise
 
 HEADS = 3
-"""Odd, so that no even degree divides them."""
+"""Number of heads; odd, so that no even degree divides it."""
 
 WIDTH = HEADS * 32
 AXES = (8, 12, 12)
-"""Of a head's positions, in the proportions of 16, 56 and 56."""
+"""Sizes of a head's position axes, in the proportions of 16, 56 and 56."""
 
 TEXT = 48
 
 LISTS = frozenset({"txt_ids_dims", "x_block_self_attn_layers"})
-"""Lists of a model's configuration that choose code; others are sizes."""
+"""Lists in a model's configuration that choose code. Other lists are sizes."""
 
 
 @dataclass(frozen=True)
 class Builder:
-    """Makes models of ComfyUI's classes.
-
-    `chosen` is what a file's configuration says: of it is taken what chooses code.
-    """
+    """Builds models of ComfyUI's classes. From a file's configuration (`chosen`), only the entries that choose code are
+    used."""
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -44,12 +42,12 @@ class Builder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What each of ComfyUI's modules is made with."""
+        """Return the arguments that every ComfyUI module gets."""
         operations = import_module("comfy.ops").disable_weight_init
         return {"dtype": self.dtype, "device": self.device, "operations": operations}
 
     def model(self, path: str, *sizes: Any, **named: Any) -> Any:
-        """A module of `comfy.ldm`, of uninitialised weights.
+        """Return a module of `comfy.ldm` with uninitialised weights.
 
         Raises:
             ImportError, AttributeError: this ComfyUI has no such class.
@@ -64,22 +62,30 @@ class Builder:
 
 
 def class_of(path: str) -> Any:
-    """A class of `comfy.ldm`. Raises ImportError or AttributeError where this ComfyUI has none."""
+    """Return a class of `comfy.ldm`. Raises ImportError or AttributeError if this ComfyUI has no such class."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(f"comfy.ldm.{module}"), name)
 
 
 def chooses(name: str, value: Any) -> bool:
-    """Whether an entry of a model's configuration chooses code: a switch, a name or what is left out, and no size."""
+    """Return True if a configuration entry chooses code: a switch, a name or None, but not a size."""
     return value is None or isinstance(value, bool | str) or name in LISTS
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what declares it, one call (`x`, `timestep` and the arguments of its forward) and what ComfyUI calls it.
+    """A model with its declaration and one call.
 
-    With `shapes` the model is given several latents, which are packed in `x`. `gathers` is how many of them are spread.
-    `options` are its transformer_options.
+    Attributes:
+        model: the diffusion model.
+        declaration: its declaration.
+        x: the latent, or several packed latents.
+        timestep: the timestep of the call.
+        arguments: the other arguments of the forward.
+        kind: ComfyUI's name of the class.
+        shapes: the shapes of the latents packed in `x`; empty for a single latent.
+        gathers: how many of the latents the ranks share.
+        options: transformer_options of the call.
     """
 
     model: Any
@@ -93,11 +99,11 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def unpacked(self, x: Tensor) -> Any:
-        """A latent as the model takes it."""
+        """Return a latent in the form that the model accepts."""
         return import_module("comfy.utils").unpack_latents(x, self.shapes) if self.shapes else x
 
     def stock(self) -> Tensor:
-        """What ComfyUI's own forward gives, which may write into what it is given."""
+        """Return the output of ComfyUI's own forward. The model gets copies, because it may write into its input."""
         arguments: dict[str, Any] = tree_map_only(Tensor, torch.clone, dict(self.arguments))
         x = self.unpacked(self.x.clone())
         return packed(self.model(x, self.timestep, transformer_options=dict(self.options), **arguments))
@@ -105,16 +111,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Example:
-    """A small model with random weights, and what a graph gives it.
+    """A small model with random weights, and its inputs from a graph.
 
     Attributes:
         kind: the name of its class in comfy.supported_models.
         model: the diffusion model.
         noise: `[batch, channels, (frames,) height, width]`, or several latents.
-        prompt: what nodes put there, by ComfyUI's names; what a vision model has seen is a SimpleNamespace of its attributes.
+        prompt: the prompt's entries, by ComfyUI's names. The output of a vision model is a SimpleNamespace of its attributes.
         sigma: the noise level.
-        options: the transformer_options that the call begins with.
-        gathers: how many latents are spread.
+        options: the transformer_options at the start of the call.
+        gathers: how many latents the ranks share.
     """
 
     kind: str
@@ -126,16 +132,16 @@ class Example:
     gathers: int = 1
 
     def case(self, kind: str = "", configuration: Mapping[str, Any] = MappingProxyType({})) -> Case:
-        """Return the call that ComfyUI's class makes of it.
+        """Return the call that ComfyUI's class makes of the example.
 
         Args:
-            kind: another class over the same model.
-            configuration: of the file, as ComfyUI detects it.
+            kind: another class around the same model.
+            configuration: the file's configuration, as ComfyUI detects it.
         """
         base = own_class(kind or self.kind, self.model, configuration)
-        with torch.inference_mode():  # some classes ask their weights about the text in this mode alone
+        with torch.inference_mode():  # some classes prepare the text by their weights only in this mode
             own = own_call(base, self.noise, self.prompt, self.sigma, self.options)
-        # tensors of that mode may not be written into outside it
+        # inference tensors cannot be written outside inference mode
         latent, timestep, arguments = tree_map_only(
             Tensor, torch.clone, (own.latent, own.timestep, dict(own.arguments))
         )
@@ -149,35 +155,35 @@ Small: TypeAlias = Callable[[Builder], Example]
 
 
 def packed(out: Any) -> Tensor:
-    """A model's output as one tensor."""
+    """Return a model's output as one tensor."""
     return out if isinstance(out, Tensor) else import_module("comfy.utils").pack_latents(out)[0]  # type: ignore[no-any-return]
 
 
 def example(
     kind: str, model: Any, noise: Tensor | Sequence[Tensor], prompt: Mapping[str, Any], **fields: Any
 ) -> Example:
-    """Return a model, its weights made random, with what a graph gives it; `noise` may be several latents."""
+    """Return an example of the model, with random weights. `noise` may be several latents."""
     latents = (noise,) if isinstance(noise, Tensor) else tuple(noise)
     return Example(kind, randomise(model, seed=len(kind)), latents, prompt, **fields)
 
 
 def seen(tokens: int = 5, seed: int = 4, width: int = 1280) -> SimpleNamespace:
-    """Return what a vision model has seen: `[1, tokens, width]` under each name that classes read."""
+    """Return the output of a vision model: `[1, tokens, width]` under each name that classes read."""
     states = draw(1, tokens, width, seed=seed)
     return SimpleNamespace(penultimate_hidden_states=states, last_hidden_state=states)
 
 
 def text(tokens: int = 7, batch: int = 1) -> Tensor:
-    """A random prompt `[batch, tokens, TEXT]`."""
+    """Return a random prompt `[batch, tokens, TEXT]`."""
     return draw(batch, tokens, TEXT, seed=2)
 
 
 HIDING = torch.tensor([[1, 1, 0, 1, 1, 0, 0]])
-"""Of seven tokens of text, three of which are hidden."""
+"""A text mask of seven tokens, three of which are hidden."""
 
 
 def first_frame(frames: int, height: int, width: int) -> Tensor:
-    """Return the mask of a video whose first frame is given: `[1, 1, frames, height, width]`, 1 where it is denoised."""
+    """Return the mask of a video with a given first frame: `[1, 1, frames, height, width]`, 1 where the model denoises."""
     mask = torch.ones(1, 1, frames, height, width)
     mask[:, :, 0] = 0
     return mask

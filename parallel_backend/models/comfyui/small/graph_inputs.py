@@ -1,4 +1,4 @@
-"""A small model's call with a graph's inputs: kept conditioning, put together until ComfyUI makes the same of it."""
+"""Combines the prompts of examples until ComfyUI's class makes the same inputs of a small model as of the user's graph."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from ..reduced import draw
 from .case import HIDING, TEXT, Case, Example
 
 GraphInputs: TypeAlias = Mapping[str, bool | str | None]
-"""What a class has made of a prompt: the model's arguments by name, entries of dicts as `name.entry`, with what chooses code.
+"""The model's arguments that a class makes of a prompt, by name; entries of dicts are `name.entry`.
 
-A switch or a word is the value of its name; all others have None.
+A switch or a word has its value. All other arguments have None.
 """
 
 OTHERWISE = frozenset({"c_concat", LATENT_SHAPES, "control", "crossattn_controlnet", TEXT_PREPARATION})
-"""What goes into the latent, what is a ControlNet's, and how workers prepare the text, which a small call has prepared."""
+"""Conditioning that is no input here: latent parts, ControlNet data, and text preparation, which a small call has done
+already."""
 
 
 def graph_inputs_of(conditioning: Mapping[str, Any]) -> GraphInputs:
-    """Return what a graph gives.
+    """Return the inputs that a graph gives the model.
 
     Args:
-        conditioning: what ComfyUI's class has made of a prompt, without the objects around it.
+        conditioning: ComfyUI's conditioning of a prompt, as plain values without the wrapper objects.
     """
     inputs: dict[str, bool | str | None] = {}
     for name, value in conditioning.items():
@@ -44,16 +45,17 @@ def graph_inputs_of(conditioning: Mapping[str, Any]) -> GraphInputs:
 def case_with_inputs(
     examples: Sequence[Example], kind: str, configuration: Mapping[str, Any], inputs: GraphInputs
 ) -> Case:
-    """Return the call of a small model that has these inputs and no others.
+    """Return the call of a small model that has exactly these inputs.
 
-    It is that of the example with the most of them, with entries of the others' prompts for the rest.
+    The function starts from the example with the most matching inputs, and adds entries of the other examples' prompts.
 
     Args:
-        examples: all that are kept of a class.
+        examples: all examples of a class.
         kind, configuration: as in `Example.case`.
+        inputs: the inputs to reach.
 
     Raises:
-        Refused: nothing that is kept makes one of them.
+        Refused: no combination of the examples has one of the inputs.
     """
     fits = [_Fitting(candidate, kind, configuration) for candidate in examples]
     best = max(
@@ -79,7 +81,7 @@ def case_with_inputs(
 
 
 class _Fitting:
-    """An example whose prompt is being changed, and what its class makes of it."""
+    """An example with a prompt under change, and the inputs that its class makes of the prompt."""
 
     def __init__(self, example: Example, kind: str, configuration: Mapping[str, Any]) -> None:
         self.example, self.prompt = example, dict(example.prompt)
@@ -92,25 +94,25 @@ class _Fitting:
         self.inputs = self.of({})
 
     def of(self, entries: Mapping[str, Any]) -> GraphInputs:
-        """Return what the class makes with more entries."""
+        """Return the inputs with these entries added."""
         return self._inputs_of({**self.prompt, **entries})
 
     def without(self, name: str) -> GraphInputs:
-        """Return what the class makes without an entry."""
+        """Return the inputs without one entry."""
         return self._inputs_of({entry: value for entry, value in self.prompt.items() if entry != name})
 
     def _inputs_of(self, prompt: Mapping[str, Any]) -> GraphInputs:
-        """Return what the class makes of a prompt; nothing if it fails."""
+        """Return the inputs that the class makes of a prompt; empty if the class raises an error."""
         try:
             with torch.inference_mode():
                 conditioning = conditioning_of(self._base, self.example.noise, prompt)
-        except Exception:  # whatever a class raises of entries that do not go together
+        except Exception:  # a class may raise anything for entries that do not fit together
             return {}
         return graph_inputs_of({name: each.cond for name, each in conditioning.items()})
 
 
 def _entries(example: Example, examples: Sequence[Example]) -> Iterator[Mapping[str, Any]]:
-    """Yield the entries of all prompts one by one, and what any class may be given: a pooled text, masks of text and latent."""
+    """Yield the entries of all prompts one by one, and entries that any class may accept: a pooled text and two masks."""
     for latent in examples:
         for name, value in latent.prompt.items():
             yield {name: value}

@@ -1,4 +1,4 @@
-"""Which small models stand for each model class that is declared, and for which inputs."""
+"""The small models that represent each declared model class, and the inputs that each covers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Input:
 
     Attributes:
         case: the name.
-        of: what the configuration of files has set whose models are like this one; empty for all others.
-        plain: whether it is what a graph with nothing but a text gives.
+        of: a configuration entry that files of this version have set; empty for all other files.
+        plain: True if a graph with only a text makes this call.
     """
 
     case: str
@@ -24,7 +24,7 @@ class Input:
 
 
 def _of(plain: str, *more_cases: str, of: str = "") -> tuple[Input, ...]:
-    """Return a plain call, and others."""
+    """Return a plain call, and further calls."""
     return Input(plain, of, plain=True), *(Input(case, of) for case in more_cases)
 
 
@@ -120,14 +120,14 @@ KINDS: Mapping[str, Sequence[Input]] = MappingProxyType(
         "MageFlow": _of("mage-flow", "mage-flow, references"),
     }
 )
-"""By ComfyUI's names of declared models, what is kept of each."""
+"""The small calls of each declared model class, by ComfyUI's class name."""
 
 
 def cases_of(kind: str, configuration: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a class's calls for such a file, the plain one first.
+    """Return the names of a class's calls for a file, the plain call first.
 
     Args:
-        configuration: of the file, as ComfyUI detects it.
+        configuration: the file's configuration, as ComfyUI detects it.
     """
     versions = {entry.of for entry in KINDS[kind] if entry.of and configuration.get(entry.of)} or {""}
     inputs = [entry for entry in KINDS[kind] if entry.of in versions]
@@ -135,5 +135,5 @@ def cases_of(kind: str, configuration: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def all_cases(kind: str) -> tuple[str, ...]:
-    """Return the names of all its calls."""
+    """Return the names of all calls of a class."""
     return tuple(each.case for each in KINDS[kind])

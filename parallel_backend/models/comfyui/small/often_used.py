@@ -1,4 +1,4 @@
-"""FLUX, Chroma, Qwen-Image, Wan and what is over them, small, and one call of each."""
+"""Small models of FLUX, Chroma, Qwen-Image, Wan, VACE, Lumina 2 and Z-Image, with one call of each."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def wan(
     height: int = 7,
     **settings: Any,
 ) -> Example:
-    """A Wan, and its call on three frames of `height` x 10."""
+    """Return a Wan model with a call on three frames of `height` x 10."""
     sizes = {"in_dim": 16, "dim": WIDTH, "ffn_dim": 256, "text_dim": TEXT, "num_heads": HEADS, "num_layers": 3}
     model = builder.model("wan.model.WanModel", **sizes | settings)
     return example(kind, model, draw(1, 16, 3, height, 10, seed=1), {"cross_attn": text(), **prompt})
@@ -122,7 +122,7 @@ def _lumina(builder: Builder, kind: str, prompt: Mapping[str, Any], **settings: 
 
 
 Z_IMAGE: Mapping[str, Any] = {
-    "dim": HEADS * 96,  # its modulation insists on 256 of it
+    "dim": HEADS * 96,  # Z-Image's modulation needs a width of at least 256
     "axes_dims": [32, 32, 32],
     "n_kv_heads": HEADS,
     "rope_theta": 256.0,

@@ -1,4 +1,4 @@
-"""The classes of ComfyUI's other picture models."""
+"""Small models of ComfyUI's other image models, with one call of each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _omnigen2(builder: Builder, references: bool = False) -> Example:
 
 
 def sd3(builder: Builder, attend_twice: tuple[int, ...] = (), **settings: Any) -> Example:
-    """Whose blocks attend twice where `attend_twice` says so, as SD3.5 medium's do."""
+    """Return an SD3 model. Its blocks `attend_twice` have a second attention, as in SD3.5 medium."""
     model = builder.model("modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
         input_size=None, in_channels=16, depth=HEADS, pos_embed_max_size=8, num_patches=64, qk_norm="rms",
         adm_in_channels=32, x_block_self_attn_layers=list(attend_twice), pos_embed_scaling_factor=None,

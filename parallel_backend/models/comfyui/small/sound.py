@@ -1,4 +1,4 @@
-"""ComfyUI's classes of models of video with sound, with random weights, and one call of each; see case.py."""
+"""Small models of ComfyUI's classes for video with sound, with random weights and one call of each; see case.py."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _ltxav(
 
 
 def _masks(frames: int) -> list[Tensor]:
-    """Return a mask for the video, which denoises each frame to another degree, and one for its sound."""
+    """Return a mask for the video that denoises each frame to another degree, and a mask for the sound."""
     return [by_frame(frames), torch.linspace(0.3, 1, 9).view(1, 1, 9, 1).expand(1, 8, 9, 16)]
 
 
@@ -60,7 +60,7 @@ REFERENCES: Sequence[Mapping[str, Any]] = (
      "ref_audio_t": 0, "audio_latent": None},
     {"kind": "audio", "ref_audio_t": 5, "audio_latent": draw(1, 32, 2, 5, seed=12)},
 )  # fmt: skip
-"""As MiniMaxH3ReferenceToVideo lists a picture, a video with its sound, one without and a sound."""
+"""References as MiniMaxH3ReferenceToVideo lists them: a picture, a video with sound, a video without, and a sound."""
 
 TWO_POINT_THREE: Mapping[str, Any] = {
     "cross_attention_adaln": True, "apply_gated_attention": True, "caption_proj_before_connector": True,
@@ -69,7 +69,7 @@ TWO_POINT_THREE: Mapping[str, Any] = {
     "text_width": HEADS * 32 + 64,
 }  # fmt: skip
 REFERENCE = {"tokens": draw(1, 5, 128, seed=4)}
-"""As LTXVReferenceAudio gives it."""
+"""A reference sound as LTXVReferenceAudio adds it."""
 
 SOUND: Mapping[str, Small] = {
     "minimax-h3": lambda builder: _minimax(builder, {}),

@@ -1,4 +1,4 @@
-"""ComfyUI's classes of video models with random weights, and one call of each; see case.py."""
+"""Small models of ComfyUI's video classes, with random weights and one call of each; see case.py."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ def _ltxv(builder: Builder, prompt: Mapping[str, Any], frames: int = 3, **settin
 
 
 WEIGHED = {"strength": 1.5, "pixel_mask": torch.linspace(-1, 2, 20).clamp(0, 1).view(1, 1, 1, 5, 4)}
-"""Of a guide that is attended to more or less than the video, and in places not at all."""
+"""A guide with attention weights above or below the video's, and with zero weight at some positions."""
 
 
 def guide_of(**weighed: Any) -> dict[str, Any]:
-    """The last of four frames as a guide's, as Add Guide says it; if it is not weighed, it is attended to like the video."""
+    """Return prompt entries, as Add Guide makes them, for the last of four frames as guide. By default its attention weight
+    is 1."""
     entry = {"pre_filter_count": 20, "strength": 1.0, "pixel_mask": None, "latent_shape": [1, 5, 4]} | weighed
     return {
         "keyframe_idxs": torch.rand(1, 3, 20, 2, generator=torch.Generator().manual_seed(4)) * 8,
@@ -98,7 +99,7 @@ def _cosmos(
 
 
 def _anima(builder: Builder) -> Example:
-    """With an adapter of its text that is smaller than its class makes it."""
+    """Return an Anima whose text adapter is smaller than its class makes it."""
     model = _cosmos(builder, "CosmosT2IPredict2", 16, frames=1).model
     model.__class__ = class_of("anima.model.Anima")
     model.llm_adapter = builder.model(
@@ -123,7 +124,7 @@ def _camera(builder: Builder, kind: str, prompt: Mapping[str, Any], model_type: 
 
 
 def _mochi(builder: Builder) -> Example:
-    """Its class insists on the width inside its feed-forward layers."""
+    """Return a Mochi. Its class fixes the inner width of its feed-forward layers."""
     model = builder.model("genmo.joint_model.asymm_models_joint.AsymmDiTJoint",
         patch_size=2, in_channels=12, hidden_size_x=WIDTH, hidden_size_y=TEXT, depth=3, num_heads=HEADS,
         mlp_ratio_x=128.0, mlp_ratio_y=2.0, use_t5=True, t5_feat_dim=TEXT, learn_sigma=False, timestep_scale=1000.0,
@@ -148,7 +149,7 @@ FIRST_FRAME = {"concat_latent_image": draw(1, 16, 3, 6, 10, seed=6), "concat_mas
 
 
 def _meanflow(builder: Builder) -> Example:
-    """The second of three steps."""
+    """Return a meanflow model with a call at the second of three steps."""
     sigmas = {"sigmas": torch.tensor([0.6]), "sample_sigmas": torch.tensor([0.9, 0.6, 0.3, 0.0])}
     settings = {**FIFTEEN, "meanflow": True}
     return _hunyuan(builder, "HunyuanVideo15_SR_Distilled", GLYPHS_AND_PICTURE, 50, options=sigmas, **settings)

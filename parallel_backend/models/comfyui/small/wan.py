@@ -1,4 +1,4 @@
-"""ComfyUI's classes over Wan with random weights, and one call of each; see case.py."""
+"""Small models of ComfyUI's classes based on Wan, with random weights and one call of each; see case.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _references(builder: Builder, prompt: Mapping[str, Any]) -> Example:
 
 
 def _scail(builder: Builder, kind: str, prompt: Mapping[str, Any]) -> Example:
-    """Poses of half the video's size."""
+    """Return a SCAIL model, with poses at half the video's size."""
     model = builder.model(f"wan.model.{'SCAIL2' if kind == 'WAN21_SCAIL2' else 'SCAIL'}WanModel", in_dim=20, **SIZES)
     poses = {"pose_video_latent": draw(1, 16, 3, 4, 6, seed=4), "clip_vision_output": seen(seed=5)}
     return example(kind, model, draw(1, 16, 3, 8, 12, seed=1), {"cross_attn": text(), **poses, **prompt})
@@ -51,7 +51,7 @@ def _dancer(builder: Builder, fps: float) -> Example:
 
 
 def _animate(builder: Builder, prompt: Mapping[str, Any]) -> Example:
-    """With an encoder of faces of 4 x 4 pixels in the place of 512 x 512."""
+    """Return a Wan Animate whose face encoder reads 4 x 4 pixels instead of 512 x 512."""
     model = builder.model("wan.model_animate.AnimateWanModel", in_dim=36, **{**SIZES, "num_layers": 5})
     model.motion_encoder.enc.net_app.convs = nn.ModuleList(
         [
@@ -77,7 +77,7 @@ POSES = {
 }
 
 FACES = {"face_video_pixels": 1e7 * draw(1, 3, 8, 4, 4, seed=6)}
-"""Large, as the weights of random encoders make little of them."""
+"""Large values, because the weights of random encoders reduce them to little."""
 
 WAN: Mapping[str, Small] = {
     "wan, references behind": lambda builder: _references(
