@@ -1,7 +1,8 @@
-"""Whether the class of a model that was loaded gives the same on several devices as on one: known by content, or proved here.
+"""Checks that the class of a loaded model gives the same result on several devices as on one: by digest, or by a proof.
 
-A child of its own proves it on a small model (`parallel_backend/models/comfyui/proof`): the plain call while the loader's graph
-goes on, the graph's own kind of input when it is first sampled, before a weight is read.
+A separate child process proves a small model (`parallel_backend/models/comfyui/proof`). The plain call is proved while the
+loader's
+graph goes on. The graph's own kind of input is proved at the first sampling, before any weight is read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ...parallel_backend.models.comfyui.small.kinds import KINDS, cases_of
 from .trials import FOLDER
 
 LOOK = 0.05
-"""Seconds between two looks at ComfyUI's Cancel."""
+"""Seconds between two checks of ComfyUI's Cancel."""
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ class AnotherResult(Refused):
     """A model's class gives another result on several devices than on one.
 
     Attributes:
-        split: what is wrong with the split that is declared for it.
-        unsharded_reason: the note for a run that is unsharded because of it.
+        split: the fault of the class's declared split, in words.
+        unsharded_reason: the note for a run that is unsharded because of the fault.
     """
 
     __module__ = "builtins"
@@ -52,7 +53,7 @@ class AnotherResult(Refused):
 
 @dataclass
 class ClassProof:
-    """One call of a small model: its verdict once there is one, or why it could not be made."""
+    """The proof of one call of a small model: its verdict, or the reason why the proof failed to run, once either is known."""
 
     key: str
     request: ProofRequest
@@ -65,8 +66,8 @@ class Proofs:
     """The proofs of the ComfyUI in this process.
 
     Args:
-        folder: ComfyUI's.
-        kept_in: where verdicts are kept; by default the cache folder.
+        folder: ComfyUI's folder.
+        kept_in: the folder for verdicts; None for the default cache folder.
     """
 
     def __init__(self, folder: Path, kept_in: Path | None = None) -> None:
@@ -77,7 +78,7 @@ class Proofs:
         self._done = threading.Condition()
 
     def begin(self, config: Any, model: Any) -> None:
-        """Begin to prove the plain call of a model that has been loaded, if it is not known; waits for nothing.
+        """Start the proof of a loaded model's plain call, unless its verdict is known. Return without waiting.
 
         Args:
             config: the family's configuration.
@@ -86,22 +87,23 @@ class Proofs:
         self._proofs_of(config, model, [None])
 
     def check(self, config: Any, model: Any, calls: Sequence[GraphInputs], say: Callable[[str], None]) -> list[str]:
-        """Wait until a model is known to be right for what a graph gives it, and return what is to be said of that, once.
+        """Wait for the proofs of a model with the graph's inputs, and return the new notes for the user.
 
         Args:
-            calls: what the graph gives the model in each kind of call.
-            say: told what is waited for.
+            config, model: as in `begin`.
+            calls: the graph's inputs of the model, for each kind of call.
+            say: called with a text when the method has to wait.
 
         Raises:
-            AnotherResult: it is wrong.
-            InterruptProcessingException: ComfyUI's Cancel.
+            AnotherResult: the model's result differs.
+            InterruptProcessingException: the user pressed ComfyUI's Cancel.
         """
         proofs = self._proofs_of(config, model, [None, *calls])
         once = functools.cache(say)
         return [*dict.fromkeys(sentence for proof in proofs for sentence in self._outcome(proof, once))]
 
     def _proofs_of(self, config: Any, model: Any, calls: Sequence[GraphInputs | None]) -> list[ClassProof]:
-        """Begin the proofs of some calls; return none where the model runs unsharded, was derived, or is a tested version's."""
+        """Start the proofs of some calls. Return none if the model is unsharded, derived, or of a tested version."""
         if not isinstance(config, ComfyConfig) or config.declaration is None or config.kind not in KINDS:
             return []
         name = class_name(type(model))
@@ -132,7 +134,7 @@ class Proofs:
         return proofs
 
     def _prove(self, proofs: Sequence[ClassProof]) -> None:
-        """Have a child prove the requests one after the other, in a thread. If the child ends early, drop the rest."""
+        """Prove the requests in order in a child process; runs in a thread. If the child ends early, the rest fail."""
         failure = ""
         waiting = list(proofs)
         try:
@@ -190,5 +192,5 @@ class Proofs:
 
 @functools.cache
 def proofs() -> Proofs:
-    """Those of this ComfyUI process."""
+    """Return the proofs of this ComfyUI process."""
     return Proofs(FOLDER)

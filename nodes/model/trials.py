@@ -39,7 +39,7 @@ Results = Iterable[tuple[Tensor, Tensor]]
 
 
 def random(seed: int, shape: tuple[int, ...]) -> Tensor:
-    """Return standard normal numbers in fp32 on the CPU, the same ones for the same seed."""
+    """Return standard normal numbers in fp32 on the CPU, equal for equal seeds."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -76,10 +76,10 @@ class NotKnown(NotSupported):
 
 
 class Verdicts:
-    """Verdicts on the replaced functions of the ComfyUI in this process.
+    """The verdicts on replaced functions of the ComfyUI in this process.
 
     Args:
-        folder: where verdicts are kept; by default the cache folder.
+        folder: the folder for verdicts; None for the default cache folder.
     """
 
     def __init__(self, content: SourceDigestCheck, folder: Path | None = None) -> None:
@@ -95,12 +95,12 @@ class Verdicts:
         only: Collection[str] = (),
         tolerance: float = TOLERANCE,
     ) -> str | None:
-        """Return the first function of a kind that the workers cannot replace, with the reason; None if they can replace
-        all.
+        """Return the first function of a kind that workers cannot replace, with the reason; None if they can replace all.
 
         Args:
-            results: the trial. It runs only where no table has the functions, and no verdict on them is kept.
-            only: the names of those that take part; by default all of the kind.
+            kind: the kind of functions.
+            results: the trial. It runs only if no table has the functions and no verdict on them is cached.
+            only: the names of the functions to check; by default all of the kind.
             tolerance: the allowed relative error of the results.
         """
         unknown = self._content.unknown((kind,), only)
@@ -115,15 +115,17 @@ class Verdicts:
     def mismatch_of(
         self, maker: ReplacedFunction, use: str, results: Callable[[], Results], tolerance: float = TOLERANCE
     ) -> str | None:
-        """Return the name of a function that makes functions which workers rebuild, with the reason why workers cannot run
-        one of those; None if they can.
+        """Return the name of a function factory and the reason why workers cannot run its functions; None if they can.
 
-        A digest does not say for which use a function is made. So each use is tried in each process, and only a verdict
-        on a replaced function that no table has is kept on disk and reported.
+        A digest does not tell for which use a factory makes a function. So each use is tried in each process. Only verdicts on
+        a replaced
+        function that no table has are written to disk and reported.
 
         Args:
-            maker: the function that makes them.
-            use: all that the results depend on besides the maker's code.
+            maker: the factory.
+            use: everything besides the factory's code on which the results depend.
+            results: the trial.
+            tolerance: the allowed relative error of the results.
         """
         unknown = self._content.judge(maker)
         if unknown is not None and not unknown.digest:
@@ -211,15 +213,16 @@ class FunctionVerdicts:
         self._known: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
 
     def clause(self, function: Any, key: str, attempt: Callable[[], str]) -> str:
-        """Return the result of a trial: a clause after "which", empty if the function may be replaced.
+        """Return the result of a trial: a clause to follow "which", empty if the function may be replaced.
 
         Args:
-            key: what the result depends on besides the function.
+            function: the function to replace.
+            key: everything besides the function on which the result depends.
             attempt: the trial. It runs once for each function and key.
         """
         try:
             known = self._known.setdefault(function, {})
-        except TypeError:  # what cannot be kept by reference, such as a method of C
+        except TypeError:  # the function does not support weak references, as C methods do not
             return attempt()
         if key not in known:
             known[key] = attempt()

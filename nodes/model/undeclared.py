@@ -51,7 +51,7 @@ ANY = ModelLimits(heads=1 << 10, head_dim=64, blocks=1 << 10)
 """Limits of a model that a derived declaration may split in any way."""
 
 OF_THE_SAMPLER = frozenset({*SAMPLING_KEYS, "model_conds", "uuid", "strength", "timestep_start", "timestep_end"})
-"""What a prompt has that its model's class does not look at."""
+"""Entries of a prompt that its model's class does not read."""
 
 PREPARES_TEXT = "preprocess_text_embeds"
 
@@ -77,19 +77,19 @@ def may_be_derived(config: Any) -> bool:
 
 
 Parallelise: TypeAlias = Callable[[RemoteModel, Declaration, bool], RemoteModel]
-"""Makes a parallelised model of an unsharded one, a declaration, and whether its blocks may be compiled.
+"""The function that makes a parallelised model from an unsharded model, a declaration and a flag that allows compiled blocks.
 
-Raises Refused: the requested plan cannot work.
+It raises Refused if the requested plan cannot work.
 """
 
 
 class Undeclared:
-    """One MODEL of such a class.
+    """A MODEL of a class without a written declaration, or with a wrong one.
 
     Args:
-        unsharded: the model as it runs until a declaration is derived.
+        unsharded: the model that runs until a declaration is derived.
         parallelise: see Parallelise.
-        fault: what is wrong with the declaration that there is, if there is one.
+        mismatch: the fault of the existing declaration; empty if there is none.
     """
 
     def __init__(self, unsharded: RemoteModel, parallelise: Parallelise, mismatch: str = "") -> None:
@@ -102,11 +102,11 @@ class Undeclared:
         self._kinds: tuple[CallKind, ...] = ()
 
     def choose(self, run: SamplerRun) -> tuple[RemoteModel, list[str]]:
-        """Return the model that a run uses, and notes for the user.
+        """Return the model for a run, and notes for the user.
 
         Raises:
-            Refused: no declaration is proved for it, and the plan refuses an unsharded model.
-            InterruptProcessingException: ComfyUI's Cancel, while it was waited for.
+            Refused: no declaration is proved for the run, and the plan does not allow an unsharded model.
+            InterruptProcessingException: the user pressed ComfyUI's Cancel while this method waited for a declaration.
         """
         requested_plan = self.unsharded.backend.placed_on_devices(self.unsharded.requested_plan)
         if len(planned_devices(requested_plan, torch.cuda.device_count())) < 2:
@@ -134,7 +134,7 @@ class Undeclared:
         return self.unsharded, [note or f"New model: this picture runs unsplit, because {reason}."]
 
     def check(self, latent: Tensor, conditioning: Conditioning) -> None:
-        """Raise Refused for a call of a kind that what is chosen was not proved for."""
+        """Raise Refused for a call whose kind is not covered by the chosen declaration's proof."""
         if self._kinds and (strange := difference(self._kinds, [kind_of(latent, conditioning)])):
             raise Refused(
                 f"{self.unsharded.config.kind} was not proved to give the same on several workers with {strange}: remove the "
@@ -142,9 +142,7 @@ class Undeclared:
             )
 
     def _derived(self, prompts: list[PromptExample], wait: bool) -> tuple[DeriveReply | None, str, str]:
-        """Return the reply that covers all prompts, or else the reason why there is none or a note about the work in
-        progress.
-        """
+        """Return the reply that covers all prompts, or else a reason against one, or a note about the work in progress."""
         kinds = [prompt.kind for prompt in prompts]
         answer, reason = self._derivation.found(kinds), self._derivation.failed(kinds)
         if answer is None and not reason and not wait:
@@ -204,7 +202,7 @@ def _prompts(run: SamplerRun) -> list[PromptExample]:
 
 
 def _entries(entry: Mapping[str, Any], mask: Tensor | None) -> dict[str, Any]:
-    """What the model's class looks at."""
+    """Return the entries of a prompt that the model's class reads."""
     named = {**entry, MASK: mask}
     return {
         name: as_dicts(value, comfy.clip_vision.Output)
@@ -215,7 +213,7 @@ def _entries(entry: Mapping[str, Any], mask: Tensor | None) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def derivation(key: str, kind: str, path: str) -> Derivation:
-    """What all MODELs of a class share."""
+    """Return the derivation that all MODELs of a class share."""
     seconds = Deadlines.read(os.environ).derive
     return Derivation(key, kind, path, str(FOLDER), own_comfyui_version(), seconds)
 
@@ -223,13 +221,16 @@ def derivation(key: str, kind: str, path: str) -> Derivation:
 def unsharded_instead(
     remote: RemoteModel, skeleton: Any, mismatch: AnotherResult, parallelise: Parallelise
 ) -> tuple[RemoteModel, Undeclared | None]:
-    """Return the same file's model, run unsharded. If the plan has several workers, also return how it may be
-    parallelised later.
+    """Return the same file's model, unsharded. For several workers, also return the object that may parallelise it later.
 
     Args:
         skeleton: the diffusion model, on the meta device.
-        mismatch: the verdict of the proof, raised where the model cannot run unsharded: the class prepares its text by its
-            weights, or several workers would share a forward of a class that cannot be derived.
+        mismatch: the verdict of the proof.
+
+    Raises:
+        AnotherResult: the model cannot run unsharded. Either the class prepares its text by its weights, or the plan has
+            several
+            workers and the class cannot be derived.
     """
     if hasattr(skeleton, PREPARES_TEXT):
         raise mismatch

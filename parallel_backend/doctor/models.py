@@ -1,4 +1,4 @@
-"""The doctor's look at ComfyUI's model classes: each that is declared, proved on small models."""
+"""The doctor's check of ComfyUI's declared model classes, by proofs on small models."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def diagnose_models(
     """Return a finding for each class. Child processes import the folder's ComfyUI; every class takes a few seconds.
 
     Args:
-        report: told which class is proved, in words.
-        kinds: the classes; by default all that are declared.
+        folder: ComfyUI's folder.
+        report: called with the name and number of each class when its proof begins.
+        kinds: the classes; by default all declared classes.
     """
     there = classes_in(Path(folder))
     requests = [ProofRequest(kind, case) for kind in kinds if kind in there for case in all_cases(kind)]
@@ -50,7 +51,7 @@ def diagnose_models(
 
 
 def classes_in(folder: Path) -> frozenset[str]:
-    """The names of the model classes that a ComfyUI has."""
+    """Return the names of the model classes in a ComfyUI folder."""
     return frozenset(re.findall(r"^class (\w+)", (folder / "comfy" / "supported_models.py").read_text("utf-8"), re.M))
 
 
@@ -68,7 +69,7 @@ def _proved(
 
 
 def finding_of(kind: str, answers: Sequence[tuple[ProofRequest, Watched]]) -> Finding:
-    """Return the finding for a class from the answers to its requests."""
+    """Return the finding for a class from the replies to its requests."""
     seconds = sum(watched.answer.seconds for _, watched in answers)
     cost = f"{len(answers)} inputs, {seconds:.1f} s, {max(watched.memory for _, watched in answers) // MIB} MiB"
     errors: Mapping[str, tuple[str, float]] = {
@@ -85,7 +86,7 @@ def finding_of(kind: str, answers: Sequence[tuple[ProofRequest, Watched]]) -> Fi
 
 
 def of_derived(classes: Iterable[DeclarationRecord]) -> list[Finding]:
-    """Return a finding for each derived class: its declaration, or why it runs unsharded. Skip duplicates."""
+    """Return a finding for each derived class: its declaration, or the reason why it runs unsharded. Skip duplicates."""
     findings = [
         Finding(record.kind, FindingStatus.OK, _text_of(record, answer))
         for record in classes

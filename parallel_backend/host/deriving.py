@@ -1,4 +1,4 @@
-"""Having a child derive how to spread a class that nobody declared, and keeping what it found."""
+"""Derives, in a child process, how to parallelise a model class without a declaration, and keeps the result."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ..temporary import memory_file, path_of
 from .proofs import Child
 
 MEMORY = 8 << 30
-"""Bytes that the child and its ranks may take together at most; half of what is free if that is less."""
+"""Most bytes that the child and its ranks may use together. If half of the free memory is less, that is the limit."""
 
 WEIGHTS = 0.6
-"""Of that, for the small model's weights."""
+"""Fraction of the child's memory for the small model's weights."""
 
 PLAN = 0.2
-"""Of the time, for the proof of one plan."""
+"""Fraction of the child's time for the proof of one plan."""
 
 PAUSE = 60.0
-"""Seconds for which, at least, nothing is tried again that failed for time, memory or the like; longer if it took longer."""
+"""Least seconds before another try after a failure of time, memory or the like; a longer try has an equally long pause."""
 
 LOOK = 0.05
-"""Seconds between two looks at Cancel."""
+"""Seconds between two checks of Cancel."""
 
 COMMAND = "parallel_backend.derive.reply"
 
@@ -41,16 +41,16 @@ log = logging.getLogger(__name__)
 
 
 class Derivation:
-    """One class with one configuration: what is known of how to spread it, and who finds out more.
+    """The known declarations of one class with one configuration, and the thread that derives new ones.
 
     Args:
-        key: what that depends on; see `derive/declaration_cache.py`.
+        key: the cache key; see `derive/declaration_cache.py`.
         kind: the class's name.
-        file: one of its files.
-        folder: ComfyUI's.
-        comfyui: its version.
-        seconds: how long a child may take.
-        kept_in: where answers are kept; by default the cache folder.
+        file: a file of this class.
+        folder: ComfyUI's folder.
+        comfyui: ComfyUI's version.
+        seconds: the time limit of a child.
+        kept_in: the folder of the cache; None for the default folder.
         pause: see PAUSE.
     """
 
@@ -82,7 +82,7 @@ class Derivation:
             return self._record.found(kinds)
 
     def failed(self, kinds: Sequence[CallKind]) -> str:
-        """Return why these calls have no declaration; empty if that is unknown or may have changed."""
+        """Return the reason why these calls have no declaration; empty if the reason is unknown or may have changed."""
         with self._changed:
             if (answer := self._record.failed(kinds)) is not None:
                 return answer.failure
@@ -93,13 +93,13 @@ class Derivation:
             return f"working out how to split it failed ({why})"
 
     def new_answers(self) -> list[DeriveReply]:
-        """What was found since this was last asked."""
+        """Return the declarations found since the last call of this method."""
         with self._changed:
             new, self._new = self._new, []
             return new
 
     def begin(self, prompts: Sequence[PromptExample]) -> bool:
-        """Have a child derive for these prompts, unless one is at work; whether it works for them."""
+        """Start a child for these prompts, unless one is at work. Return True if the child works for these kinds of calls."""
         kinds = tuple(prompt.kind for prompt in prompts)
         with self._changed:
             if self._running:
@@ -110,7 +110,8 @@ class Derivation:
         return True
 
     def wait(self, prompts: Sequence[PromptExample], cancelled: Callable[[], bool]) -> None:
-        """Wait until it is known whether these kinds of calls can be spread; where `cancelled` says so, end the child."""
+        """Wait for a declaration for these kinds of calls, or a reason against one. End the child if `cancelled` returns
+        True."""
         kinds = [prompt.kind for prompt in prompts]
         while not (self.found(kinds) or self.failed(kinds)):
             self.begin(prompts)
@@ -128,12 +129,12 @@ class Derivation:
                 self._changed.wait(LOOK)
 
     def _derive(self, prompts: Sequence[PromptExample], known: Sequence[Declaration]) -> None:
-        """In a thread."""
+        """Derive in a child process, and store the reply. This method runs in a thread."""
         kinds = tuple(prompt.kind for prompt in prompts)
         answer: DeriveReply | None = DeriveReply(0.0, kinds=kinds, failure="its process failed")
         try:
             answer = self._answer(prompts, known)
-        except Exception as error:  # of whatever the prompts hold, or of the system
+        except Exception as error:  # prompts with unexpected values, or errors of the system
             answer = DeriveReply(0.0, kinds=kinds, failure=str(error).rstrip("."))
         finally:
             with self._changed:

@@ -1,4 +1,4 @@
-"""Starting the child that proves small models of ComfyUI's classes, and watching over it."""
+"""Starts the child process that proves small models of ComfyUI's classes, and limits its time and memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ..models.comfyui.proof.request import ANSWER, ProofReply, ProofRequest, off
 from .workers.launcher import worker_environment
 
 MEMORY = 2 << 30
-"""Bytes that the child and its ranks may take together."""
+"""Bytes that the child and its ranks may use together."""
 
 LOOK = 0.5
-"""Seconds between two looks at its memory."""
+"""Seconds between two checks of the child's memory."""
 
 LONGEST_LOOK = 1.0
-"""Seconds that such a look may take; more is a pause of this process, which costs the child no time."""
+"""Seconds that a check may take. A longer check means that this process was paused, and does not count against the child."""
 
 ALONE = {
     "OMP_NUM_THREADS": "1",
@@ -38,20 +38,20 @@ ALONE = {
     "CUDA_VISIBLE_DEVICES": "",
     ARGUMENTS: json.dumps(["--cpu"]),
 }
-"""What the child's environment has of its own: one thread, no GPU, ComfyUI's own settings."""
+"""Environment variables of the child: one thread, no GPU, ComfyUI on the CPU."""
 
 COMMAND = "parallel_backend.models.comfyui.proof"
 
 
 class Watched(msgspec.Struct, frozen=True):
-    """An answer, and the most memory that was in use until it came, in bytes."""
+    """A reply, and the peak memory in bytes until it came."""
 
     answer: ProofReply
     memory: int
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What a child has said, or else why it said no more, after so many seconds; and the most memory in use until then."""
+    """A line of output of a child, or the reason why no line came; the seconds until then, and the peak memory in bytes."""
 
     text: bytes
     failure: str
@@ -60,14 +60,14 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Child:
-    """A process that says one line after the other, within limits.
+    """A process that prints a given number of lines, within limits of time and memory.
 
     Args:
-        folder: ComfyUI's.
-        command: the module that it runs, and its arguments.
-        lines: how many it is to say.
-        seconds, memory: its limits; seconds for each line.
-        descriptors: open files that it inherits.
+        folder: ComfyUI's folder.
+        command: the module to run, and its arguments.
+        lines: the number of lines to expect.
+        seconds, memory: the limits; seconds for each line, and bytes.
+        descriptors: open files for the child to inherit.
     """
 
     def __init__(
@@ -93,10 +93,11 @@ class Child:
         )
 
     def lines(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Line]:
-        """Its lines as they come; where it ends before, one more that says why. It has ended when they have.
+        """Yield each line of output. If the child ends early or exceeds a limit, yield a last line with the reason. Then end
+        the child.
 
         Args:
-            stopped: asked again and again whether to end it, without another line.
+            stopped: polled; when it returns True, the child ends without another line.
         """
         try:
             yield from self._lines(stopped)
@@ -133,7 +134,7 @@ class Child:
         return ""
 
     def _bytes(self) -> int:
-        """What the child and its ranks hold together; what they share counts once."""
+        """Return the bytes of the child and its ranks together; shared memory counts once."""
         total = 0
         with contextlib.suppress(psutil.Error):
             child = psutil.Process(self._process.pid)
@@ -143,7 +144,7 @@ class Child:
         return total
 
     def end(self) -> None:
-        """End the child and its ranks; nothing happens where they have ended."""
+        """End the child and its ranks, unless they have ended."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -154,22 +155,22 @@ class Child:
 
 
 class Prover(Child):
-    """One child, which answers one question after the other.
+    """A child process that answers proof requests in order.
 
     Args:
-        folder: ComfyUI's.
-        asked: what it is to prove.
-        seconds, memory: its limits; seconds for each answer.
+        folder: ComfyUI's folder.
+        requests: the calls to prove.
+        seconds, memory: the limits; seconds for each reply, and bytes.
     """
 
     def __init__(self, folder: str, requests: Sequence[ProofRequest], seconds: float, memory: int = MEMORY) -> None:
         super().__init__(folder, [COMMAND, msgspec.json.encode(requests).decode()], len(requests), seconds, memory)
 
     def answers(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Watched]:
-        """Its answers as they come; where it ends before, one more that says why. It has ended when they have.
+        """Yield each reply. If the child ends early or exceeds a limit, yield a last reply with the reason. Then end the child.
 
         Args:
-            stopped: asked again and again whether to end it, without another answer.
+            stopped: polled; when it returns True, the child ends without another reply.
         """
         for line in self.lines(stopped):
             answer = ProofReply({}, line.seconds, line.failure) if line.failure else ANSWER.decode(line.text)
@@ -181,7 +182,7 @@ Sources = tuple[tuple[str, str], ...]
 
 
 def key_of(request: ProofRequest, sources: Sources) -> str:
-    """Return the key of a verdict: everything that the verdict depends on."""
+    """Return the cache key of a verdict, which contains everything on which the verdict depends."""
     configuration = sorted((request.configuration or {}).items())
     inputs = sorted((request.inputs or {}).items())
     parts = (
@@ -198,9 +199,9 @@ def key_of(request: ProofRequest, sources: Sources) -> str:
 
 
 def verdict_of(request: ProofRequest, answer: ProofReply, comfyui: str) -> TrialVerdict:
-    """Return the verdict for an answer with errors, or for a model that the workers refuse.
+    """Return the verdict of a reply that has errors, or of a model that workers would refuse.
 
-    The mismatch names the worst split with its error, or the refused feature without the remedy.
+    The mismatch names the split with the largest error, or the refused feature without the remedy.
     """
     if answer.refused:
         mismatch = f"or none, because {answer.failure.rpartition(': ')[0] or answer.failure}"

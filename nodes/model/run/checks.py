@@ -1,4 +1,4 @@
-"""What is refused of a run before it is planned, each in a sentence; nothing is loaded yet."""
+"""Checks of a run before its plan is made. Each check refuses with one sentence, and nothing is loaded yet."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ OF_A_MASK = "set it from 0 to 1"
 
 @dataclass(frozen=True)
 class Checked:
-    """What the checks have found.
+    """The results of the checks.
 
     Attributes:
-        adapters: what changes the weights.
-        attention: the choice of kernels, in words.
+        adapters: the changes of the weights.
+        attention: the choice of attention kernels, in words.
         compared: functions that compare the rows of an attention.
-        overridden: whether a node's function stands in attention's place, or blocks are handed attention.
-        injected: what hands blocks attention; None if nothing does.
-        coupling: the reason why the rows of a call influence one another, as the beginning of a sentence; empty if they do not.
+        coupling: the reason why the rows of a call change one another, as the beginning of a sentence; empty if they do not.
+        overridden: True if a node's function replaces attention, or if a node injects attention into blocks.
+        injected: the function that injects attention into blocks; None if there is none.
     """
 
     adapters: AdapterSet
@@ -50,10 +50,10 @@ class Checked:
 
 
 def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
-    """Check a run's settings, prompts, numbers and sizes.
+    """Check the settings, prompts, numbers and sizes of a run.
 
     Raises:
-        Refused: what the workers cannot do at all.
+        Refused: the run needs something that workers cannot do.
     """
     remote, guider = proxy.remote, run.guider
     refuse_differing(run.transformer_options, proxy.skeleton)
@@ -90,9 +90,10 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
 
 
 def shared_calls(prompts: Sequence[Conditioning], values: Mapping[str, Value]) -> Iterator[Conditioning]:
-    """Yield the calls that ComfyUI can make of prompts: the tensors of equal shapes are joined along the batch.
+    """Yield the calls that ComfyUI can make of the prompts. Tensors with equal shapes are joined along the batch.
 
     Args:
+        prompts: the conditioning of each prompt.
         values: the values that nodes add to each call.
     """
     groups: dict[object, list[Mapping[str, Tensor]]] = {}
@@ -144,7 +145,7 @@ def refuse_strengths(guider: Any) -> None:
 
 
 def refuse_guidance(conditioning: Mapping[str, Tensor]) -> None:
-    """Raises Refused where a prompt's guidance, in the dtype that the model computes in, overflows as it is embedded."""
+    """Raise Refused if a prompt's guidance overflows in the model's compute dtype when the model embeds it."""
     guidance = conditioning.get("guidance")
     if guidance is not None and not bool(torch.isfinite(guidance * TIMES).all()):
         value = float(guidance.flatten()[0])
@@ -155,14 +156,14 @@ def refuse_guidance(conditioning: Mapping[str, Tensor]) -> None:
 
 
 def refuse_sigmas(sigmas: Tensor, model_sampling: Any) -> None:
-    """Look for numbers that ComfyUI's own samplers turn into NaN or infinity, whatever the model says.
+    """Raise Refused for sigmas that ComfyUI's own samplers turn into NaN or infinity, whatever the model computes.
 
     Args:
         sigmas: 1-D, at least one.
-        model_sampling: the MODEL's, which scales the last latent by the last sigma.
+        model_sampling: the MODEL's sampling object, which scales the last latent by the last sigma.
 
     Raises:
-        Refused: there is one.
+        Refused: a sigma is not finite, or the last sigma cannot be scaled back to a picture.
     """
     wrong = [number for number, sigma in enumerate(sigmas.tolist(), 1) if not math.isfinite(sigma)]
     if wrong:

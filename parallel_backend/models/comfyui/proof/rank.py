@@ -91,8 +91,7 @@ class ProofRank:
 
 
 def plan_for(case: Case, **degrees: Any) -> ResolvedPlan:
-    """Return a plan with these degrees and fields, with as many CPU ranks as it needs and blocks divided equally into
-    stages."""
+    """Return a plan with these degrees and fields, with as many CPU ranks as it needs and blocks divided into equal stages."""
     fields = mesh_degrees(**degrees)
     sequence, stages = fields["ring"] * fields["ulysses"], fields["pipefusion"]
     blocks = blocks_of(case.model, case.declaration)[-1].unit + 1

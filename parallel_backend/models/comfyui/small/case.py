@@ -33,8 +33,7 @@ LISTS = frozenset({"txt_ids_dims", "x_block_self_attn_layers"})
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds models of ComfyUI's classes. From a file's configuration (`chosen`), only the entries that choose code are
-    used."""
+    """Builds models of ComfyUI's classes. Of a file's configuration (`chosen`), only the entries that choose code are used."""
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -84,7 +83,7 @@ class Case:
         arguments: the other arguments of the forward.
         kind: ComfyUI's name of the class.
         shapes: the shapes of the latents packed in `x`; empty for a single latent.
-        gathers: how many of the latents the ranks share.
+        gathers: how many of the latents are divided over the ranks.
         options: transformer_options of the call.
     """
 
@@ -120,7 +119,7 @@ class Example:
         prompt: the prompt's entries, by ComfyUI's names. The output of a vision model is a SimpleNamespace of its attributes.
         sigma: the noise level.
         options: the transformer_options at the start of the call.
-        gathers: how many latents the ranks share.
+        gathers: how many latents are divided over the ranks.
     """
 
     kind: str

@@ -21,8 +21,7 @@ A switch or a word has its value. All other arguments have None.
 """
 
 OTHERWISE = frozenset({"c_concat", LATENT_SHAPES, "control", "crossattn_controlnet", TEXT_PREPARATION})
-"""Conditioning that is no input here: latent parts, ControlNet data, and text preparation, which a small call has done
-already."""
+"""Conditioning that is no input here: parts of the latent, ControlNet data, and text preparation that a small call skips."""
 
 
 def graph_inputs_of(conditioning: Mapping[str, Any]) -> GraphInputs:
