@@ -69,8 +69,7 @@ def difference(known: Collection[CallKind], kinds: Collection[CallKind]) -> str:
 
 
 def key_of(kind: str, configuration: Mapping[str, Any], sources: Sequence[tuple[str, str]]) -> str:
-    """Return the cache key: the class, its configuration as ComfyUI detected it, its sources, this pack's code, and torch's
-    version."""
+    """Return the cache key, from the class, its detected configuration, its sources, this pack's code, and torch's version."""
     settings = sorted((name, str(value)) for name, value in configuration.items() if name not in NOT_THE_FILES)
     return "\n".join(["derived", kind, *map(str, (settings, tuple(sources), code_digest(), torch.__version__))])
 

@@ -18,12 +18,10 @@ from .rules import Undescribed
 
 
 def grouped(model: nn.Module, blocks: Sequence[str]) -> Mapping[str, list[str]]:
-    """Return the blocks by the list that contains them, in the order in which they run. A block outside a list is its own
-    group.
+    """Return the blocks by the list that contains them, in the order in which they run. Other blocks are their own groups.
 
-    All members of the first list must run. Of a later list, only the first members may run, because this list may take turns
-    with a
-    list that the small model has shortened.
+    All members of the first list must run. Of a later list, only the first members may run, because the list may take turns
+    with a list that the small model has shortened.
 
     Raises:
         Undescribed: the blocks run in another order, or other members of a list run.
@@ -106,8 +104,10 @@ def cut_by(streams: Mapping[str, d.StreamKind], parts: int) -> Mapping[str, d.St
 
 
 def fitting_additions(model: nn.Module, path: str, seen: Sequence[Sites]) -> list[d.BlockGroup | None]:
-    """Return block groups that fit a module that adds to the tokens between blocks. The last entry is None: the module gathers
-    all tokens."""
+    """Return block groups that fit a module that adds to the tokens between blocks.
+
+    The last entry is None: the module gathers all tokens.
+    """
     fitting: list[d.BlockGroup | None] = []
     with suppress(Undescribed):
         for group in fitting_groups(model, path, [Description([each[path] for each in seen])]):

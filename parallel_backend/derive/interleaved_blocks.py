@@ -27,12 +27,14 @@ from .values import by_name
 def interleaved_blocks_of(
     subject: Subject, call: ModelCall, blocks: Mapping[str, Sequence[Description]], order: Sequence[str]
 ) -> InterleavedBlocks | None:
-    """Return the blocks that form one unit: a block of the first list, with the blocks of the second list that run directly
-    after it.
+    """Return the units: each block of the first list, with the blocks of the second list that run directly after it.
 
     The order comes from a forward through as many blocks as the file has, in which each block returns its input.
 
     Args:
+        subject: the small model and its calls.
+        call: the call to run.
+        blocks: the descriptions of the blocks of each list.
         order: the order in which the small model's blocks run.
 
     Returns:

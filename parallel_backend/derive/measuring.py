@@ -77,8 +77,7 @@ class BlockCost:
 
 
 class _Counting(TorchDispatchMode):
-    """A dispatch mode that counts device operations, products and the peak bytes of live tensors; `tensors` are live at the
-    start."""
+    """A dispatch mode that counts device operations, products and the peak bytes of live tensors, `tensors` included."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()

@@ -81,10 +81,10 @@ class Probe:
         return self._apart([each.long() - 1 for each in self._changed(change)])
 
     def mixed_into(self, name: str, number: int, row: int) -> Tensor:
-        """Return a bool per token of the first returned tensor: True if a row (dimension 1) of an argument's tensor changes the
-        token.
+        """Return a bool per token of the first returned tensor: True if a row of an argument's tensor changes the token.
 
-        The row may reach the token through attention whose number of keys differs from the number of tokens.
+        Rows lie along dimension 1. A row may reach the token through attention whose number of keys differs from the number of
+        tokens.
         """
 
         def change(argument: str, index: int, tensor: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def _observed(returned: Any, attentions: Sequence[Attention]) -> list[Tensor]:
 
 
 def _changed_tokens(changed: Tensor) -> Tensor:
-    """Return a bool per token: tokens lie along all dimensions except the batch (first) and the last; in a matrix along the
+    """Return a bool per token. Tokens lie along all dimensions but the batch (first) and the last; in a matrix along the
     first."""
     if changed.ndim < 3:
         return changed.flatten(1).any(dim=1) if changed.ndim == 2 else changed

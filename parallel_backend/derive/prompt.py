@@ -130,8 +130,7 @@ def _says_something(tensor: Tensor) -> bool:
 
 
 def _drawn(tensor: Tensor) -> Tensor:
-    """Return normal random numbers in fp32 with the tensor's shape, because the text values of a large model have no known
-    scale."""
+    """Return normal random numbers in fp32 with the tensor's shape: the text values of a large model have no known scale."""
     generator = torch.Generator().manual_seed(tensor.numel())
     return torch.randn(tensor.shape, generator=generator)
 

@@ -39,8 +39,13 @@ INNER = ("ffn", "ff_", "mlp", "inter")
 
 @dataclass(frozen=True)
 class ReducedConfig:
-    """Changes of ComfyUI's model configuration that divide the number of heads by `times`; `heads` are the new count and the
-    head width."""
+    """Changes of ComfyUI's model configuration that divide the number of heads.
+
+    Attributes:
+        changes: the new values, by the configuration's names.
+        times: the divisor.
+        heads: the new number of heads, and their width.
+    """
 
     changes: Mapping[str, int]
     times: int

@@ -12,12 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tokens:
-    """The picture's tokens along dimension `dim` of a tensor. With `grid`, the picture's axes are separate dimensions from
-    `dim` on.
+    """The picture's tokens along one dimension of a tensor, or along one dimension for each axis of the picture.
 
     Attributes:
         dim: the first dimension of the tokens.
-        grid: True if each axis of the picture has its own dimension.
+        grid: True if each axis of the picture has its own dimension, from `dim` on.
         length: all tokens along the dimension.
         start: the position of the first token of the picture.
         count: the number of the picture's tokens.

@@ -110,8 +110,7 @@ class Derivation:
         return True
 
     def wait(self, prompts: Sequence[PromptExample], cancelled: Callable[[], bool]) -> None:
-        """Wait for a declaration for these kinds of calls, or a reason against one. End the child if `cancelled` returns
-        True."""
+        """Wait for a declaration for these calls, or a reason against one. End the child if `cancelled` returns True."""
         kinds = [prompt.kind for prompt in prompts]
         while not (self.found(kinds) or self.failed(kinds)):
             self.begin(prompts)

@@ -93,8 +93,7 @@ class Child:
         )
 
     def lines(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Line]:
-        """Yield each line of output. If the child ends early or exceeds a limit, yield a last line with the reason. Then end
-        the child.
+        """Yield each line of output, then end the child. If it fails or exceeds a limit, a last line has the reason.
 
         Args:
             stopped: polled; when it returns True, the child ends without another line.
@@ -167,7 +166,7 @@ class Prover(Child):
         super().__init__(folder, [COMMAND, msgspec.json.encode(requests).decode()], len(requests), seconds, memory)
 
     def answers(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Watched]:
-        """Yield each reply. If the child ends early or exceeds a limit, yield a last reply with the reason. Then end the child.
+        """Yield each reply, then end the child. If it fails or exceeds a limit, a last reply has the reason.
 
         Args:
             stopped: polled; when it returns True, the child ends without another reply.

@@ -52,8 +52,7 @@ WEIGHED = {"strength": 1.5, "pixel_mask": torch.linspace(-1, 2, 20).clamp(0, 1).
 
 
 def guide_of(**weighed: Any) -> dict[str, Any]:
-    """Return prompt entries, as Add Guide makes them, for the last of four frames as guide. Its attention weight is 1 by
-    default."""
+    """Return prompt entries, as Add Guide makes them, for the last of four frames. By default its attention weight is 1."""
     entry = {"pre_filter_count": 20, "strength": 1.0, "pixel_mask": None, "latent_shape": [1, 5, 4]} | weighed
     return {
         "keyframe_idxs": torch.rand(1, 3, 20, 2, generator=torch.Generator().manual_seed(4)) * 8,
