@@ -1,8 +1,7 @@
 """Checks that the class of a loaded model gives the same result on several devices as on one: by digest, or by a proof.
 
 A separate child process proves a small model (`parallel_backend/models/comfyui/proof`). The plain call is proved while the
-loader's
-graph goes on. The graph's own kind of input is proved at the first sampling, before any weight is read.
+loader's graph goes on. The graph's own kind of input is proved at the first sampling, before any weight is read.
 """
 
 from __future__ import annotations

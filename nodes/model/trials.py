@@ -118,8 +118,7 @@ class Verdicts:
         """Return the name of a function factory and the reason why workers cannot run its functions; None if they can.
 
         A digest does not tell for which use a factory makes a function. So each use is tried in each process. Only verdicts on
-        a replaced
-        function that no table has are written to disk and reported.
+        a replaced function that no table has are written to disk and reported.
 
         Args:
             maker: the factory.

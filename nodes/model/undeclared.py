@@ -229,8 +229,7 @@ def unsharded_instead(
 
     Raises:
         AnotherResult: the model cannot run unsharded. Either the class prepares its text by its weights, or the plan has
-            several
-            workers and the class cannot be derived.
+            several workers and the class cannot be derived.
     """
     if hasattr(skeleton, PREPARES_TEXT):
         raise mismatch

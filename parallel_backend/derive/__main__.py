@@ -1,8 +1,7 @@
 """`python -m parallel_backend.derive FILE --comfyui DIR`: print a proved declaration of a file's model class.
 
 The command reads no weights of the file. In a separate process, ComfyUI's own code builds a small model of the class on the
-CPU,
-with random weights. If no declaration is proved, the command prints only the reason, and the exit code is 1.
+CPU, with random weights. If no declaration is proved, the command prints only the reason, and the exit code is 1.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Kinds of model calls: a declaration that was proved for one kind is used for no other kind.
 
 A kind holds the names of all conditioning, the type and dimensions of each tensor, flags, words and whole numbers, and whether
-a
-mask hides anything. A kind leaves sizes out: whole numbers that change with the latent's size, and the length of a dimension
-unless
-the length is 1.
+a mask hides anything. A kind leaves sizes out: whole numbers that change with the latent's size, and the length of a dimension
+unless the length is 1.
 """
 
 from __future__ import annotations

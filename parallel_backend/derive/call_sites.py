@@ -51,8 +51,7 @@ def find_parts(model: nn.Module, call: ModelCall) -> ModelParts:
 
     Raises:
         Undescribed: the model calls attention outside of all modules, or attention changes almost nothing, so that a proof
-            would
-            show nothing.
+            would show nothing.
     """
     seen = trace(model, call)
     plain = call.of(model)
@@ -74,8 +73,7 @@ def look_closely(model: nn.Module, call: ModelCall, parts: ModelParts) -> Sites:
     """Return the call site of each module, with all of the picture's tokens and the tensors that the text reaches.
 
     The function disturbs each row, column and frame of the latent once, then of each argument that has the picture's axes, and
-    then
-    the text.
+    then the text.
     """
     base = first_runs(model, call, parts.every)
     if any(bool(each.any()) for each in changed_locations(base, first_runs(model, call, parts.every)).values()):

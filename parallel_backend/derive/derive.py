@@ -34,8 +34,7 @@ def derive(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
     """Return a declaration that was found with the first subject's calls and proved for the calls of all subjects.
 
     The result is the first candidate that holds under every plan. If there is none, the result is the first candidate that
-    holds under
-    the plans that do not cut the picture into patches.
+    holds under the plans that do not cut the picture into patches.
 
     Args:
         subjects: the same model several times, each with another kind of call.
@@ -99,8 +98,7 @@ def _calls(subject: Subject, declaration: Declaration) -> list[ModelCall]:
     """Return the subject's own call and one larger call, of the first larger size that the model accepts.
 
     If the model pads its latents, the first larger size does not divide into tokens. The next size is twice as high and wide.
-    The
-    larger call has two rows if the subject can make calls of several rows and the model accepts them.
+    The larger call has two rows if the subject can make calls of several rows and the model accepts them.
     """
     *frames, height, width = subject.sizes.picture
     *_, high, wide = as_patch_size(declaration.patch_size(subject.model), len(subject.sizes.picture) + 2)

@@ -124,8 +124,10 @@ def _observed(returned: Any, attentions: Sequence[Attention]) -> list[Tensor]:
 
 
 def _changed_tokens(changed: Tensor) -> Tensor:
-    """Return a bool per token. Tokens lie along all dimensions but the batch (first) and the last; in a matrix along the
-    first."""
+    """Return a bool per token. Tokens lie along all dimensions but the batch (first) and the last.
+
+    Of a matrix, they lie along the first.
+    """
     if changed.ndim < 3:
         return changed.flatten(1).any(dim=1) if changed.ndim == 2 else changed
     return changed.any(dim=0).any(dim=-1).flatten()

@@ -33,8 +33,7 @@ class PromptExample:
 
     Attributes:
         entries: the values that nodes have put into the prompt, with objects as dicts (`objects.py`), and the latent's mask.
-            The
-            values of float tensors do not matter.
+            The values of float tensors do not matter.
         latent: the shape of the latent.
         kind: the kind of call that ComfyUI makes of the prompt.
     """
@@ -102,8 +101,7 @@ def _resized(tensor: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
     """Return a tensor resized from the sizes `own` to `sizes`, with new random values if the old values do not matter.
 
     The last two dimensions change if both are the same whole multiple of the latent's. The second dimension changes if its
-    length is
-    the text's or, in a tensor with more than three dimensions, the number of frames.
+    length is the text's or, in a tensor with more than three dimensions, the number of frames.
     """
     shape, dims = list(tensor.shape), len(own.picture)
     high, wide = own.picture[-2:]

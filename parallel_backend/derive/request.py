@@ -30,8 +30,7 @@ class DeriveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request to derive a declaration of a file's model class for some calls.
 
     The process first tries the `known` declarations and takes the first that holds for the calls. `limit` is the most bytes
-    that the
-    small model's weights may have. `seconds` is the time limit for the proof of one plan.
+    that the small model's weights may have. `seconds` is the time limit for the proof of one plan.
     """
 
     file: str
@@ -45,8 +44,7 @@ class DeriveReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A declaration that was proved for `kinds` of calls, or the reason why there is none (`failure`).
 
     `proof` describes the proof in words. `compiled` is true if the proof also held with compiled blocks. `lasting` is true if
-    the
-    reason lies in the class and these calls, so that another try would fail too.
+    the reason lies in the class and these calls, so that another try would fail too.
     """
 
     seconds: float

@@ -28,8 +28,7 @@ KEEPINGS = (2, 2), (3, 1)
 """Numbers of list members to keep: of the list's first kind, and of each other kind.
 
 Models whose second half takes outputs of the first half (HunyuanDiT) run only with the second pair: their middle block is of
-the
-first kind.
+the first kind.
 """
 
 TEXT = 7

@@ -65,8 +65,7 @@ def run_in_turn(
     """Run `function(rank)` on every rank of a new gloo group, for each pair of a world size and a function.
 
     The ranks are forked once for all runs. A fork copies the page tables of this process, which takes longer than the forward
-    of a
-    small model. New processes would need seconds for their imports.
+    of a small model. New processes would need seconds for their imports.
 
     Args:
         runs: pairs of a world size and a function.
