@@ -1,4 +1,4 @@
-"""Settings for all tests, what of them the quick run takes, and the table of the faults that were held."""
+"""Settings for all tests, the selection of the quick run, and the table of the faults that the tests held against the workers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 pytest_plugins = ("tests.support.fixtures",)
-pytest.register_assert_rewrite("tests.support.graphs")  # checks that tests share say what they compared
+pytest.register_assert_rewrite("tests.support.graphs")  # assertions that tests share show their operands
 
 settings.register_profile("shared machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("shared machine")
 
 LEDGER = pytest.StashKey[Ledger]()
 LEFT_OUT = pytest.StashKey[int]()
-"""How many tests the quick run leaves out."""
+"""Number of tests that the quick run leaves out."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported and collected stays to the end: the garbage collector would look through it again and again."""
+    """Keep all imported and collected objects out of the garbage collector, which would otherwise scan them again and again."""
     gc.disable()
     try:
         return (yield)
@@ -84,18 +84,18 @@ def pytest_terminal_summary(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
-    config.option.loadscopereorder = False  # the tests are in order already
+    config.option.loadscopereorder = False  # pytest_collection_modifyitems has ordered the tests
     return Groups(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):  # one of the processes of pytest-xdist
+    if hasattr(session.config, "workeroutput"):  # this is one process of pytest-xdist
         session.config.workeroutput["faults held"] = session.config.stash[LEDGER].rows()
         session.config.workeroutput["left out"] = session.config.stash[LEFT_OUT]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController) -> None:
-    said = getattr(node, "workeroutput", {})  # nothing if it crashed
+    said = getattr(node, "workeroutput", {})  # empty if the process crashed
     node.config.stash[LEDGER].add(said.get("faults held", []))
     node.config.stash[LEFT_OUT] = said.get("left out", node.config.stash[LEFT_OUT])

@@ -1,4 +1,4 @@
-"""A ComfyUI for models that it takes to be too large for a test."""
+"""A ComfyUI for models whose assumed sizes are too large for a test."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.support.copies.sized import VAE_SIZES, sized_copy
 
 @pytest.fixture(scope="session")
 def sized_comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """It can be told otherwise.
+    """Provide a copy of ComfyUI that also reads model sizes from a file's metadata.
 
-    It is a copy of the real one whose detection also looks for sizes in a file's metadata, as ComfyUI's own does for Wan and
-    LTX-Video. Both loaders and the workers use that copy, of which all else is as it was. In ComfyUI's detection HiDream has 17
-    billion parameters, Mochi 10, ERNIE-Image 8 and OmniGen 2 four; of the others blocks may be left out, but a block has a
-    hundred million or more. The VAE of HunyuanVideo has a quarter of a billion, that of HunyuanImage 2.1 0.4, of Wan 2.2 0.7 and
-    of HunyuanVideo 1.5 more than one.
+    The copy's detection reads these sizes as ComfyUI's own detection does for Wan and LTX-Video. Both loaders and the workers
+    use the copy, in which nothing else differs. ComfyUI's detection assumes 17 billion parameters for HiDream, 10 for Mochi, 8
+    for ERNIE-Image and 4 for OmniGen 2. The other models may have fewer blocks, but one block has a hundred million parameters
+    or more. The VAE of HunyuanVideo has 0.25 billion parameters, that of HunyuanImage 2.1 0.4, of Wan 2.2 0.7 and of
+    HunyuanVideo 1.5 more than one.
     """
     with sized_copy(tmp_path_factory.mktemp("sized"), sd=VAE_SIZES) as server:
         yield server

@@ -1,4 +1,6 @@
-"""Causal Wan, which nobody declared, derived by a real ComfyUI from a graph's own call, then spread: the stock result."""
+"""Causal Wan, a class without a written declaration: a real ComfyUI derives one from a graph's own call, then parallelises the
+class.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ LAYER = "diffusion_model.blocks.1.self_attn.q"
 
 
 def of_file(file: str, graph: Graph | None = None) -> Graph:
-    """The tests' small job, or another one, with another file of the model."""
+    """Return the tests' small graph, or `graph` if given, with another file of the model."""
     graph = graph or graph_of(NAME, steps=2)
     model = node("UNETLoader", **graph["model"]["inputs"] | {"unet_name": file})
     return graph | {"model": model}
@@ -47,7 +49,7 @@ def of_file(file: str, graph: Graph | None = None) -> Graph:
 
 @pytest.fixture(scope="module")
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """A ComfyUI that has derived nothing yet."""
+    """Start a ComfyUI that has derived no declaration yet."""
     folder = tmp_path_factory.mktemp("derived")
     server = ComfyUI(
         os.environ["COMFYUI_PATH"],
@@ -75,9 +77,9 @@ def latent_of(comfyui: ComfyUI) -> LatentOf:
 
 @pytest.fixture(scope="module")
 def derived(comfyui: ComfyUI) -> str:
-    """Queue a graph that can do without splitting, and wait until it is known how to; what was proved, in words.
+    """Queue a graph that runs without a declaration, wait until the class has one, and return what was proved, in words.
 
-    The file is in scaled fp8: what is found is the class's, whatever its files' weights are.
+    The file is in scaled fp8: a declaration belongs to the class, for any weights of its files.
     """
     graph = of_file(f"{NAME}-marks.safetensors")
     run, log = queue_logged(comfyui, spread(graph, cfg=2), timeout=PATIENCE)
@@ -104,10 +106,10 @@ SPLITS: Mapping[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_what_was_derived_gives_the_stock_result(
+def test_a_derived_class_gives_the_stock_result_under_every_split(
     split: str, derived: str, comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
-    """Whole while it was not known how to split it; then under plans that a class which runs whole has not."""
+    """Before the derivation the class ran unsharded; now it runs under plans that unsharded models do not support."""
     assert "ulysses 2 " in derived
     graph = graph_of(NAME, steps=2)
     run, log = queue_logged(comfyui, spread(graph, **SPLITS[split]), timeout=PATIENCE)
@@ -117,7 +119,7 @@ def test_what_was_derived_gives_the_stock_result(
 
 
 @pytest.mark.usefixtures("derived")
-def test_with_a_lora_and_a_batch(latent_of: LatentOf) -> None:
+def test_a_derived_class_with_a_lora_and_a_batch_gives_the_stock_result(latent_of: LatentOf) -> None:
     plain = graph_of(NAME, steps=2) | {"latent": node("LoadLatent", latent=f"{NAME}-batch.latent")}
     graph = with_lora(plain, NAME, 0.8)
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
@@ -141,8 +143,10 @@ QUANTISED = [
 @pytest.mark.usefixtures("derived")
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize(("form", "split"), QUANTISED)
-def test_a_quantised_file(form: str, split: str, lora: bool, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """With a LoRA of a quantised layer too. Of GGUF ComfyUI runs the values that the gguf package itself expands."""
+def test_a_derived_class_with_a_quantised_file_gives_the_stock_result(
+    form: str, split: str, lora: bool, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """The LoRA also changes a quantised layer. For GGUF, ComfyUI runs the values that the gguf package itself expands."""
     graph = of_file(f"{NAME}-{form.replace('.gguf', '.safetensors')}")
     graph = with_lora(graph, NAME, 0.8) if lora else graph
     ours = spread(of_file(f"{NAME}-{form}", graph), **SPLITS[split])
@@ -154,7 +158,9 @@ def test_a_quantised_file(form: str, split: str, lora: bool, comfyui: ComfyUI, l
 @pytest.mark.usefixtures("derived")
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("split", ["ulysses 2", "ring 2, sharded", "pipefusion 2"])
-def test_a_checkpoint(split: str, lora: bool, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_derived_class_in_a_checkpoint_gives_the_stock_result(
+    split: str, lora: bool, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
     graph = graph_of(NAME, steps=2)
     graph["model"] = node("CheckpointLoaderSimple", ckpt_name=f"{NAME}.safetensors")
     ours = spread(graph_of(NAME, steps=2), **SPLITS[split])
@@ -166,10 +172,10 @@ def test_a_checkpoint(split: str, lora: bool, comfyui: ComfyUI, latent_of: Laten
 
 
 @pytest.mark.parametrize("plan", [{"ulysses": 2}, {"pipefusion": 2, "warmup_steps": 99}], ids=str)
-def test_its_blocks_are_compiled_as_they_were_proved(
+def test_the_blocks_of_a_derived_class_are_compiled(
     plan: dict[str, Any], derived: str, comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
-    """By ComfyUI's node; `cudagraphs` has the same graphs on CPUs, and no recorder."""
+    """ComfyUI's node compiles the blocks; on CPUs `cudagraphs` runs the same graphs, without a recorder."""
     assert "ulysses 2, compiled " in derived
     graph = insert_after_model(graph_of(NAME, steps=2), "TorchCompileModel", backend="cudagraphs")
     run, log = queue_logged(comfyui, spread(graph, cfg=1, **plan), timeout=PATIENCE)
@@ -179,7 +185,7 @@ def test_its_blocks_are_compiled_as_they_were_proved(
 
 
 @pytest.mark.usefixtures("derived")
-def test_the_tab_lists_what_was_derived(chromium: Browser, comfyui: ComfyUI) -> None:
+def test_the_tab_lists_derived_classes(chromium: Browser, comfyui: ComfyUI) -> None:
     with browser.opened(chromium, comfyui) as page:
         page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
         section = page.locator(".pp-on-derived")
@@ -189,8 +195,8 @@ def test_the_tab_lists_what_was_derived(chromium: Browser, comfyui: ComfyUI) -> 
 
 
 @pytest.mark.usefixtures("derived")
-def test_another_kind_of_call_is_derived_for_before_it_is_split(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """A single frame, where what is known was proved for several; a plan that spreads waits for that."""
+def test_another_kind_of_call_waits_for_its_own_derivation(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The known declaration was proved for several frames. A plan that divides the tokens of one frame waits for a new proof."""
     graph = graph_of(NAME, steps=2) | {"latent": node("LoadLatent", latent=f"{NAME}-frame.latent")}
     run, log = queue_logged(comfyui, spread(graph, ulysses=2, cfg=1), timeout=PATIENCE)
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
@@ -198,7 +204,7 @@ def test_another_kind_of_call_is_derived_for_before_it_is_split(comfyui: ComfyUI
 
 
 @pytest.mark.usefixtures("derived")
-def test_what_only_written_declarations_take_is_refused(comfyui: ComfyUI) -> None:
+def test_options_that_need_a_written_declaration_are_refused(comfyui: ComfyUI) -> None:
     graph = graph_of(NAME, steps=2)
     scales = {**dict.fromkeys(("scale_x", "scale_y", "scale_t"), 1.5)}
     shifts = dict.fromkeys(("shift_x", "shift_y", "shift_t"), 0.0)

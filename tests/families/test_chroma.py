@@ -1,4 +1,4 @@
-"""Chroma, at the width that ComfyUI takes it to have: its modulation."""
+"""Chroma's modulation, at the width that ComfyUI assumes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 @pytest.mark.parametrize("plan", [{"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99}, {"devices": "cpu:2"}])
-def test_modulation_for_all_blocks(plan: dict[str, Any], latent_of: LatentOf) -> None:
-    """A network outside of the blocks makes it."""
+def test_modulation_for_all_blocks_gives_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
+    """A network outside the blocks computes the modulation."""
     assert_stock(latent_of, wide("wide_chroma"), **plan)

@@ -39,12 +39,12 @@ from tests.support.tiny.models import draw
 from tests.support.tiny.vae import REAL
 
 ZERO_SNR = 1e-3
-"""What the first step differs by where pure noise is a sigma of 4518 and not infinity; measured 2e-4."""
+"""Largest relative error in the first step from a sigma of 4518, where diffusers has pure noise; measured 2e-4."""
 
 FRAMES, HEIGHT, WIDTH, TEXT = 4, 6, 10, 7
 SCALE = {"2b": 1.15258426, "5b": 0.7, "1.5": 0.7, "5b-i2v": 0.7, "1.5-i2v": 0.7}
 QUICK_KINDS = ("2b",)
-"""Each kind against diffusers, on any plan: tests/engine/test_cogvideox.py."""
+"""Kinds of the quick run; tests/engine/test_cogvideox.py compares each kind with diffusers under all plans."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,7 +67,7 @@ def video(kind: str, *, length: int = 4 * FRAMES - 3, **settings: Any) -> Graph:
 
 
 def image_to_video(kind: str, vae: str, **settings: Any) -> Graph:
-    """`video`, from a picture by stock nodes; the VAE is a parallel one too."""
+    """Return the graph of `video` from a picture by stock nodes, with a parallel VAE."""
     graph = video(kind, **settings)
     prompts = {"positive": ["positive", 0], "negative": ["negative", 0]}
     graph |= {
@@ -81,7 +81,7 @@ def image_to_video(kind: str, vae: str, **settings: Any) -> Graph:
 
 @pytest.fixture(scope="module")
 def original_video(comfyui: ComfyUI, video_vae: Path) -> Callable[[str], Tensor]:
-    """A type's video by diffusers' pipeline and CogVideoX's DDIM steps (its eta is 0)."""
+    """Provide a function that returns a kind's video by diffusers' pipeline with CogVideoX's DDIM steps (its eta is 0)."""
     done: dict[str, Tensor] = {}
 
     def make(kind: str) -> Tensor:
@@ -115,7 +115,7 @@ def original_video(comfyui: ComfyUI, video_vae: Path) -> Callable[[str], Tensor]
 
 
 def diffusers_encoder(kind: str, path: Path) -> AutoencoderKLCogVideoX:
-    """A file's VAE by diffusers, with the settings published with a type of model; only its encoder can be used."""
+    """Return a file's VAE by diffusers, with the settings published with a kind of model; only its encoder works."""
     with torch.device("meta"):
         vae = AutoencoderKLCogVideoX(
             block_out_channels=REAL,
@@ -148,16 +148,16 @@ def test_euler_is_ddim_up_to_the_first_steps_snr(
     assert TOLERANCE < error <= ZERO_SNR
 
 
-def test_diffusers_folders(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_diffusers_folders_give_the_latent_of_one_file(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     tiny_cogvideox.cogvideox("1.5").save_pretrained(models_of(comfyui) / "cogvideox-folder", max_shard_size="2MB")
     assert_folder(comfyui, latent_of, video("1.5"), "cogvideox-folder")
 
 
-def test_quantised_files(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_quantised_files_give_the_latent_of_their_values(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     assert_quantised(comfyui, latent_of, video("1.5"), "cogvideox-1.5")
 
 
-@thorough  # the blocks themselves, compiled over ranks, against diffusers: tests/models/test_diffusers.py
+@thorough  # tests/models/test_diffusers.py compares the blocks, compiled on several ranks, with diffusers
 def test_torch_compile_compiles_the_workers_blocks(comfyui: ComfyUI, original_video: Callable[[str], Tensor]) -> None:
     graph = video("2b", sampler_name="cogvideox_ddim")
     assert_compiled(comfyui, graph, original_video("2b").double() / SCALE["2b"])
@@ -167,19 +167,19 @@ LAYERS = ("blocks.0.norm1.linear", "blocks.1.q", "blocks.2.attn_out", "patch_emb
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_a_lora_equals_a_file_that_has_it_in(comfyui: ComfyUI, latent_of: LatentOf, weights: str) -> None:
+def test_a_lora_equals_a_file_with_the_lora_merged(comfyui: ComfyUI, latent_of: LatentOf, weights: str) -> None:
     assert_lora(comfyui, latent_of, video("1.5"), "cogvideox-1.5", LAYERS, weights)
 
 
 @pytest.mark.parametrize("sampler", samplers("cogvideox_dpm", *SAMPLERS, "heun"))
-def test_the_loop_equals_comfyuis_with_one_forward_a_call(comfyui: ComfyUI, latent_of: LatentOf, sampler: str) -> None:
-    if sampler != "heun":  # from a sigma of 4518 it multiplies the rounding of its second call by hundreds
+def test_the_workers_loop_equals_one_model_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf, sampler: str) -> None:
+    if sampler != "heun":  # from a sigma of 4518, heun multiplies the rounding of its second call by hundreds
         assert_loop(comfyui, latent_of, video("2b", sampler_name=sampler))
-    if sampler != "cogvideox_dpm":  # which is for whole denoises
+    if sampler != "cogvideox_dpm":  # cogvideox_dpm supports only whole denoises
         assert_loop(comfyui, latent_of, video("1.5", sampler_name=sampler, denoise=0.6))
 
 
-def test_bad_input_is_refused_in_one_sentence(comfyui: ComfyUI) -> None:
+def test_unsupported_inputs_are_refused_in_one_sentence(comfyui: ComfyUI) -> None:
     other = save_other_model(comfyui)
     graph = video("2b")
     graph["model"]["inputs"]["unet_name"] = other
@@ -198,7 +198,7 @@ def test_bad_input_is_refused_in_one_sentence(comfyui: ComfyUI) -> None:
     assert f"this model takes [batch, tokens, {tiny_cogvideox.TEXT_WIDTH}]" in refused(comfyui, graph)
     graph = video("2b")
     graph["latent"] = node("EmptyLatentImage", width=64, height=64, batch_size=1)
-    comfyui.queue(graph, timeout=300).check()  # ComfyUI makes it a video of one frame
+    comfyui.queue(graph, timeout=300).check()  # ComfyUI makes the latent a video of one frame
     latent = node("EmptyLatentImage", width=80, height=64, batch_size=1)
     given = {"node": "ParallelSampler", "sampler_name": "cogvideox_ddim"}
     graph = family_graph("LoadParallelFlux", other.removesuffix(".safetensors"), "video", latent, **given)

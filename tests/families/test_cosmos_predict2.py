@@ -1,4 +1,4 @@
-"""Cosmos Predict2 through a real ComfyUI against its loader: each split, a LoRA, a first frame."""
+"""Cosmos Predict2 through a real ComfyUI against its own loader: each split, a LoRA, a first frame."""
 
 from __future__ import annotations
 

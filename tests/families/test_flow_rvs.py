@@ -1,4 +1,4 @@
-"""FlowRVS through a real ComfyUI against its loader: each split, a LoRA."""
+"""FlowRVS through a real ComfyUI against its own loader: each split, a LoRA."""
 
 from __future__ import annotations
 

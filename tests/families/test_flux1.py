@@ -20,7 +20,7 @@ def _files(comfyui: ComfyUI) -> None:
     save_latent(comfyui, "reference-flux1", 1, 16, 7, 5)
 
 
-def test_automatic_plan_gives_the_stock_result(latent_of: LatentOf) -> None:
+def test_the_automatic_plan_gives_the_stock_result(latent_of: LatentOf) -> None:
     assert_stock(latent_of, graph_of(FLUX1))
 
 
@@ -33,10 +33,10 @@ def test_automatic_plan_gives_the_stock_result(latent_of: LatentOf) -> None:
         {"devices": "cpu:2", "weights": "sharded"},
     ],
 )
-def test_every_form_gives_the_stock_result(plan: dict[str, Any], latent_of: LatentOf) -> None:
+def test_every_kind_of_split_gives_the_stock_result(plan: dict[str, Any], latent_of: LatentOf) -> None:
     assert_stock(latent_of, graph_of(FLUX1), **plan)
 
 
-def test_references(latent_of: LatentOf) -> None:
-    """Kontext's."""
+def test_references_give_the_stock_latent(latent_of: LatentOf) -> None:
+    """The references are Kontext's."""
     assert_references(latent_of, FLUX1, "reference-flux1")

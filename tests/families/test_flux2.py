@@ -24,7 +24,7 @@ def _files(comfyui: ComfyUI) -> None:
     save_latent(comfyui, "picture", 1, 128, 5, 7)
 
 
-def test_automatic_plan_gives_the_stock_result(latent_of: LatentOf) -> None:
+def test_the_automatic_plan_gives_the_stock_result(latent_of: LatentOf) -> None:
     assert_stock(latent_of, graph_of("flux2"))
 
 
@@ -35,22 +35,22 @@ def test_automatic_plan_gives_the_stock_result(latent_of: LatentOf) -> None:
         {"devices": "cpu:4", "pipefusion": 2, "ulysses": 2, "warmup_steps": 99},
     ],
 )
-def test_every_form_gives_the_stock_result(plan: dict[str, Any], latent_of: LatentOf) -> None:
+def test_every_kind_of_split_gives_the_stock_result(plan: dict[str, Any], latent_of: LatentOf) -> None:
     assert_stock(latent_of, graph_of("flux2"), **plan)
 
 
-def test_references(latent_of: LatentOf) -> None:
+def test_references_give_the_stock_latent(latent_of: LatentOf) -> None:
     assert_references(latent_of, "flux2", "reference")
 
 
 @pytest.mark.parametrize("plan", SOME_PLANS)
-def test_image_to_image(plan: dict[str, Any], latent_of: LatentOf) -> None:
+def test_image_to_image_gives_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
     graph = graph_of("flux2", denoise=0.5) | {"latent": node("LoadLatent", latent="picture.latent")}
     assert_stock(latent_of, graph, **plan)
 
 
-@thorough  # references over patches: tests/engine/test_products.py
-def test_stale_patches_depend_on_patches_and_warmup_alone(latent_of: LatentOf) -> None:
-    """With a reference."""
+@thorough  # tests/engine/test_products.py tests references in patches
+def test_stale_patches_depend_only_on_patches_and_warmup(latent_of: LatentOf) -> None:
+    """The graph has a reference."""
     graph = with_reference(graph_of("flux2", steps=4), "reference")
     assert_stale_patches_depend_on_patches_and_warmup_alone(latent_of, graph)

@@ -1,4 +1,4 @@
-"""HuMo through a real ComfyUI against its loader: each split, a LoRA, a person."""
+"""HuMo through a real ComfyUI against its own loader: each split, a LoRA, a person."""
 
 from __future__ import annotations
 

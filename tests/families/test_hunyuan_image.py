@@ -1,4 +1,4 @@
-"""HunyuanImage 2.1, its refiner and its VAE through a real ComfyUI: each split, a LoRA, what is beside the text."""
+"""HunyuanImage 2.1, its refiner and its VAE through a real ComfyUI: each split, a LoRA, further text inputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TestImages(FamiliesGiven):
         "hunyuan image, words in quotation marks": Given(
             "hunyuan_image", {"conditioning_byt5small": draw(1, 3, 1472, seed=31)}
         ),
-        "hunyuan image, masked text": Given(  # on one side, as a longer prompt on the other would have it
+        "hunyuan image, masked text": Given(  # on one branch, as with a longer prompt on the other branch
             "hunyuan_image", {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, sides=("positive",)
         ),
     }
@@ -57,7 +57,7 @@ REFINER = (
 
 
 def refining() -> Graph:
-    """By HunyuanImage 2.1's second model."""
+    """Return a graph that refines a latent with HunyuanImage 2.1's second model."""
     graph = graph_of("refiner")
     sides = {side: [side, 0] for side in TOKENS}
     graph["refine"] = node("HunyuanRefinerLatent", **sides, latent=["latent", 0], noise_augmentation=0.1)
@@ -76,7 +76,7 @@ def _refiner(comfyui: ComfyUI) -> None:
 @pytest.mark.usefixtures("_refiner")
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("plan", EVERY_SPLIT)
-def test_a_picture_is_refined(plan: str, lora: bool, latent_of: LatentOf) -> None:
+def test_the_refiner_gives_the_stock_latent(plan: str, lora: bool, latent_of: LatentOf) -> None:
     graph = refining()
     stock = latent_of(with_lora(graph, "refiner", 0.8) if lora else graph)
     if lora:

@@ -1,4 +1,4 @@
-"""HunyuanVideo through a real ComfyUI against its loader: each split, a LoRA, a first frame and a reference; its VAE, small."""
+"""HunyuanVideo through a real ComfyUI against its own loader: each split, a LoRA, a first frame, a reference; its VAE, small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HunyuanVideo 1.5 and its super-resolution through a real ComfyUI against its loader; its VAE, small."""
+"""HunyuanVideo 1.5 and its super-resolution through a real ComfyUI against its own loader; its VAE, small."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PICTURE = {"concat_latent_image": draw(1, 32, 3, 4, 5, seed=33)}
 FIRST = PICTURE | {"concat_mask": (torch.arange(3) > 0).float().view(1, 1, 3, 1, 1).expand(1, 1, 3, 4, 5).contiguous()}
 SHOWN = {"clip_vision_output": draw(1, 5, 1152, seed=34)}
 GLYPHS = {"conditioning_byt5small": draw(1, 3, 1472, seed=35)}
-MASKED = Given(  # which ComfyUI's own takes with nothing beside it
+MASKED = Given(  # ComfyUI's own model supports the mask only without further inputs
     "hunyuan15", {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, sides=("positive",)
 )
 
@@ -49,14 +49,16 @@ class TestSized(SizedVAEOfPictures):
 
 
 @pytest.mark.parametrize("plan", [{"devices": "cpu:2"}, {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99}])
-def test_the_stock_result(plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """Text is masked; it has no single blocks."""
+def test_masked_text_gives_the_stock_result(plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The text has a mask; the model has no single blocks."""
     save_families(comfyui, "hunyuan15")
     assert_stock(latent_of, MASKED.graph(comfyui), **plan)
 
 
-def test_meanflow(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """Super-resolution reads the next step's sigma: in the loop, and with one forward a call."""
+def test_meanflow_gives_the_stock_latent_in_the_loop_and_one_model_call_at_a_time(
+    comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """Super-resolution reads the next step's sigma."""
     save_families(comfyui, "meanflow")
     graph = graph_of("meanflow")
     assert_stock(latent_of, graph, pipefusion=2, warmup_steps=99)

@@ -1,4 +1,4 @@
-"""Ideogram 4, small in a ComfyUI that reads sizes from files: each split, a LoRA; and its width in ComfyUI itself."""
+"""Ideogram 4, small in a ComfyUI that reads sizes from files: each split, a LoRA; and its real width in ComfyUI itself."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class TestSized(Sized, Families):
 
 
 @thorough
-def test_real_width(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_model_of_the_real_width_gives_the_stock_latent(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     assert_real_width(comfyui, latent_of, "wide_ideogram")

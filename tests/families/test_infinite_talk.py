@@ -1,4 +1,4 @@
-"""InfiniteTalk: a network beside Wan whose tokens attend to the speech of their frame, of one speaker or two."""
+"""InfiniteTalk: a network next to Wan whose tokens attend to the speech of their frame, of one speaker or two."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def two_speakers(**given: Any) -> Graph:
-    """The left half of the picture speaks first, and the right half then."""
+    """Return a graph in which the left half of the picture speaks first, and the right half afterwards."""
     graph = talking(**given) | {
         "second": node("PackSpeech", blocks=BLOCKS, width=WIDTH),
         "half": node("SolidMask", value=1.0, width=40, height=80),
@@ -47,7 +47,7 @@ def two_speakers(**given: Any) -> Graph:
 
 @pytest.mark.parametrize("plan", SOME)
 @pytest.mark.parametrize("speakers", [talking, two_speakers])
-def test_speakers_talk_as_on_the_stock_loader(latent_of: LatentOf, plan: str, speakers: Callable[..., Graph]) -> None:
+def test_speakers_give_the_stock_latent(latent_of: LatentOf, plan: str, speakers: Callable[..., Graph]) -> None:
     graph = speakers()
     stock = latent_of(graph)
     assert relative_error(latent_of(talking(audio_scale=0.0)), stock) > DIFFERENT
@@ -55,7 +55,7 @@ def test_speakers_talk_as_on_the_stock_loader(latent_of: LatentOf, plan: str, sp
 
 
 @thorough
-def test_a_video_goes_on_from_its_last_frames(latent_of: LatentOf) -> None:
+def test_a_video_that_continues_from_its_last_frames_gives_the_stock_latent(latent_of: LatentOf) -> None:
     graph = talking(previous_frames=["frames", 0]) | {
         "frames": node("EmptyImage", width=80, height=80, batch_size=9, color=0x804020),
     }
@@ -65,5 +65,5 @@ def test_a_video_goes_on_from_its_last_frames(latent_of: LatentOf) -> None:
 
 
 @pytest.mark.parametrize(("changed", "said"), REFUSED)
-def test_what_it_does_not_take_is_refused(comfyui: ComfyUI, changed: Graph, said: str) -> None:
+def test_unsupported_inputs_of_infinite_talk_are_refused(comfyui: ComfyUI, changed: Graph, said: str) -> None:
     assert refused(comfyui, not_taken(changed)).startswith(said)

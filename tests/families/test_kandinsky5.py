@@ -1,4 +1,4 @@
-"""Kandinsky 5 for videos and pictures through a real ComfyUI against its loader: each split, a LoRA, a first frame."""
+"""Kandinsky 5 for videos and pictures through a real ComfyUI against its own loader: each split, a LoRA, a first frame."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAYERS = (
 
 
 class TestImages(Families):
-    """At the width that ComfyUI takes it to have, in fp8."""
+    """Pictures at the width that ComfyUI assumes, in fp8."""
 
     layers: ClassVar = {"kandinsky_image": LAYERS}
     matters = MATTERS

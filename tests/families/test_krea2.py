@@ -1,4 +1,4 @@
-"""Krea 2 through a real ComfyUI against its loader: each split, a LoRA, references."""
+"""Krea 2 through a real ComfyUI against its own loader: each split, a LoRA, references."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LongCat-Image through a real ComfyUI against its loader: each split, a LoRA, a picture to edit."""
+"""LongCat-Image through a real ComfyUI against its own loader: each split, a LoRA, a picture to edit."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class TestImages(FamiliesGiven):
     matters = MATTERS
 
 
-def test_positions_that_a_model_class_moves(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """By the length of its text, one forward a call."""
+def test_positions_that_a_model_class_shifts_give_the_stock_latent(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The class shifts positions by the length of its text, one model call at a time."""
     assert_stock(latent_of, graph_with(comfyui, "longcat"), strict=False)

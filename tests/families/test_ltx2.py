@@ -1,4 +1,4 @@
-"""LTX-2 and 2.3 through a real ComfyUI against its loader: video with sound, packed in one latent, both compared."""
+"""LTX-2 and 2.3 through a real ComfyUI against its own loader: video with sound, packed in one latent, both compared."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 @pytest.fixture(scope="module")
 def more_files(comfyui: ComfyUI) -> None:
-    """LTX-2.3, and LTX-2's LoRA and full checkpoint."""
+    """Save LTX-2.3, and LTX-2's LoRA and full checkpoint."""
     save_families(comfyui, "ltxav23")
     save_lora_of(comfyui, "ltxav", LORA)
     models = comfyui.base_dir / "models"
@@ -80,7 +80,7 @@ def more_files(comfyui: ComfyUI) -> None:
 
 
 @pytest.mark.parametrize("plan", one_quick(SOUND_PLANS, 3))
-def test_video_and_sound(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+def test_video_and_sound_give_the_stock_latents(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
     graph = sound_graph("ltxav")
     assert_same(comfyui, spread(graph, **plan), stock(graph))
 
@@ -88,26 +88,30 @@ def test_video_and_sound(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -
 @thorough
 @pytest.mark.usefixtures("more_files")
 @pytest.mark.parametrize("plan", LORA_PLANS)
-def test_lora(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+def test_a_lora_gives_the_stock_latents(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
     assert_lora(comfyui, stock, "ltxav", plan)
 
 
-@thorough  # MiniMax-H3's is quick
-def test_one_forward_at_a_time(comfyui: ComfyUI, stock: Stock) -> None:
+@thorough  # the quick run has MiniMax-H3's
+def test_one_model_call_at_a_time_gives_the_stock_latents(comfyui: ComfyUI, stock: Stock) -> None:
     assert_one_forward_at_a_time(comfyui, stock, "ltxav")
 
 
 @thorough
 @every_sampler("ltxav")
-def test_samplers(sampler: str, name: str, split: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+def test_every_sampler_gives_the_stock_latents(
+    sampler: str, name: str, split: dict[str, Any], comfyui: ComfyUI, stock: Stock
+) -> None:
     assert_sampler(comfyui, stock, name, sampler, split)
 
 
 @thorough
 @pytest.mark.usefixtures("more_files")
 @pytest.mark.parametrize("plan", SOUND_PLANS)
-def test_text_that_the_models_own_layers_finish(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
-    """LTX-2.3, whose text encoder leaves that to the model."""
+def test_text_that_the_models_own_layers_finish_gives_the_stock_latents(
+    plan: dict[str, Any], comfyui: ComfyUI, stock: Stock
+) -> None:
+    """LTX-2.3's text encoder leaves its last layers to the model."""
     plain = sound_graph("ltxav23", steps=2)
     graph = with_tensors(comfyui, plain, "ltxav23", {"unprocessed_ltxav_embeds": torch.tensor(True)})
     expected = stock(graph)
@@ -118,8 +122,8 @@ def test_text_that_the_models_own_layers_finish(plan: dict[str, Any], comfyui: C
 @thorough
 @pytest.mark.usefixtures("more_files")
 @pytest.mark.parametrize("plan", [SOUND_PLANS[0], SOUND_PLANS[3]])
-def test_a_full_checkpoint(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
-    """With the VAE in it, beside ComfyUI's own loader of such files."""
+def test_a_full_checkpoint_gives_the_stock_latents(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+    """The checkpoint also contains the VAE; ComfyUI's own loader of checkpoints gives the expected latents."""
     graph = sound_graph("ltxav", steps=2)
     ours = spread(graph, **plan)
     ours["model"]["inputs"]["unet_name"] = "checkpoints/ltxav-full.safetensors"
@@ -128,8 +132,8 @@ def test_a_full_checkpoint(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock)
 
 
 @pytest.mark.parametrize("plan", [PLANS[0], pytest.param(SOUND_PLANS[3], marks=thorough)])
-def test_first_frame_by_a_mask(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
-    """Each frame of the video has a timestep of its own, the sound has one."""
+def test_a_first_frame_by_a_mask_gives_the_stock_latents(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+    """Each frame of the video has a timestep of its own; the sound has one timestep."""
     plain = sound_graph("ltxav", steps=2)
     graph = masked(plain, 4, 5, 3, of="video")
     expected = stock(graph)
@@ -139,15 +143,15 @@ def test_first_frame_by_a_mask(plan: dict[str, Any], comfyui: ComfyUI, stock: St
 
 @thorough
 @pytest.mark.parametrize("plan", SOUND_PLANS)
-def test_a_video_without_sound(plan: dict[str, Any], latent_of: LatentOf) -> None:
-    """Without sound it could be cut into patches."""
+def test_a_video_without_sound_gives_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
+    """The plan has one patch, because PipeFusion could divide a video without sound into patches."""
     graph = {name: each for name, each in sound_graph("ltxav", steps=2).items() if name not in ("apart", "save sound")}
     graph |= {"latent": graph["video"], "save": node("SaveLatent", samples=["sampler", 0], filename_prefix="video")}
     assert_stock(latent_of, graph, **plan, patches=1)
 
 
 def heard(graph: Graph, guided: bool = False) -> Graph:
-    """A job with a sound as a reference, and with the guidance by it that the node puts on the MODEL."""
+    """Add a sound as a reference, and on request the guidance that the reference's node sets on the MODEL."""
     links = {"model": ["model", 0], "positive": ["positive", 0], "negative": ["negative", 0]}
     strength = {"identity_guidance_scale": 3.0, "start_percent": 0.0, "end_percent": 1.0}
     sound = {"reference_audio": ["voice", 0], "audio_vae": ["encoders", 3]}
@@ -165,8 +169,10 @@ def heard(graph: Graph, guided: bool = False) -> Graph:
 @pytest.mark.parametrize("plan", SOUND_PLANS)
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("name", ["ltxav", "ltxav23"])
-def test_reference_sound(name: str, guided: bool, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
-    """With the guidance one forward at a time."""
+def test_a_reference_sound_gives_the_stock_latents(
+    name: str, guided: bool, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock
+) -> None:
+    """With the guidance, the graph runs one model call at a time."""
     plain = sound_graph(name, steps=2)
     graph = heard(plain, guided)
     expected = stock(graph)
@@ -179,8 +185,10 @@ def test_reference_sound(name: str, guided: bool, plan: dict[str, Any], comfyui:
 @thorough
 @pytest.mark.parametrize("sampler", ["euler", "dpmpp_sde", "sa_solver"])
 @pytest.mark.parametrize("plan", [PLANS[0], {"devices": "cpu:2", "data": 2}, {"devices": "cpu:2", "cfg": 2}])
-def test_a_batch(plan: dict[str, Any], sampler: str, comfyui: ComfyUI, stock: Stock) -> None:
-    """From latents, with a sound as a reference for each."""
+def test_a_batch_with_reference_sounds_gives_the_stock_latents(
+    plan: dict[str, Any], sampler: str, comfyui: ComfyUI, stock: Stock
+) -> None:
+    """The batch starts from latents, with a sound as a reference for each row."""
     save_latent(comfyui, "videos", 3, 128, 3, 5, 4)
     save_latent(comfyui, "sounds", 3, 8, 11, 16)
     graph = heard(sound_graph("ltxav", sampler_name=sampler, denoise=0.7)) | {
@@ -193,8 +201,10 @@ def test_a_batch(plan: dict[str, Any], sampler: str, comfyui: ComfyUI, stock: St
 @thorough
 @pytest.mark.parametrize("plan", SOUND_PLANS)
 @pytest.mark.parametrize("both_masked", [False, True])
-def test_a_mask_of_the_sound(both_masked: bool, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
-    """A part of the sound is kept, with the video's first frame or without."""
+def test_a_mask_of_the_sound_gives_the_stock_latents(
+    both_masked: bool, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock
+) -> None:
+    """A part of the sound stays, with the video's first frame or without."""
     plain, graph = with_masked_sound(comfyui, "ltxav", (128, 3, 5, 4), (8, 11, 16), both_masked=both_masked)
     expected = stock(graph)
     assert relative_error(stock(plain)[1], expected[1]) > DIFFERENT
@@ -212,7 +222,7 @@ GUIDES: dict[str, dict[str, Any]] = {
 @thorough
 @pytest.mark.parametrize("plan", SOUND_PLANS)
 @pytest.mark.parametrize("guide", GUIDES)
-def test_guides(guide: str, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+def test_guides_give_the_stock_latents(guide: str, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
     """Strength and mask of a guide weigh attention between its tokens and the video's."""
     graph = guided(comfyui, guide)
     expected = stock(graph)
@@ -230,5 +240,5 @@ def guided(server: ComfyUI, guide: str) -> Graph:
     return with_guides(server, sound_graph("ltxav", steps=2) | half, "video", **GUIDES[guide])
 
 
-def test_other_latents_are_refused(comfyui: ComfyUI) -> None:
+def test_latents_of_other_kinds_are_refused(comfyui: ComfyUI) -> None:
     assert_latent_is_refused(comfyui, "ltxav", packed("video", "video"), "takes [batch, 8, length, 16]")

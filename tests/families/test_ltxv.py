@@ -1,4 +1,4 @@
-"""LTX-Video through a real ComfyUI against its loader: splits, a LoRA, a first frame, masks and guides."""
+"""LTX-Video through a real ComfyUI against its own loader: splits, a LoRA, a first frame, masks and guides."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class TestVideos(FamiliesGiven):
 
 
 @pytest.mark.parametrize("plan", [{}, PLANS[1]], ids=["automatic", "pipefusion 2"])
-def test_the_stock_result(plan: dict[str, Any], latent_of: LatentOf) -> None:
-    """Text is masked; it has what its file's header says."""
+def test_masked_text_gives_the_stock_result(plan: dict[str, Any], latent_of: LatentOf) -> None:
+    """The text has a mask; the model has the settings of its file's header."""
     assert_stock(latent_of, graph_of("ltxv"), **plan)
 
 
-def test_image_to_video(latent_of: LatentOf) -> None:
-    """It keeps what is outside a mask, and has a timestep for each token."""
+def test_image_to_video_gives_the_stock_latent(latent_of: LatentOf) -> None:
+    """The model keeps the latent outside the mask, and has a timestep for each token."""
     graph = graph_of("ltxv") | {
         "solid": node("SolidMask", value=1.0, width=160, height=128),
         "mask": node("FeatherMask", mask=["solid", 0], left=128, top=0, right=0, bottom=0),
@@ -61,13 +61,17 @@ def test_image_to_video(latent_of: LatentOf) -> None:
 @thorough
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("strength", [1.0, 0.7])
-def test_guides(comfyui: ComfyUI, strength: float, plan: dict[str, Any], latent_of: LatentOf) -> None:
-    """One of less strength weighs attention between its tokens and the video's."""
+def test_guides_give_the_stock_latents(
+    comfyui: ComfyUI, strength: float, plan: dict[str, Any], latent_of: LatentOf
+) -> None:
+    """A guide of less strength weighs attention between its tokens and the video's."""
     assert_stock(latent_of, with_guides(comfyui, graph_of("ltxv"), "latent", strength=strength), **plan)
 
 
-def test_a_guide_with_a_mask_where_texts_are_masked_otherwise(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """One model call at a time has both texts in it, and is cut between them. The guide's mask is for all rows."""
+def test_a_guide_with_a_mask_next_to_other_masks_of_texts_gives_the_stock_latent(
+    comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """One model call contains both texts, and is divided between them. The guide's mask applies to all rows."""
     graph = graph_of("ltxv")
     for side, hidden in (("positive", 2), ("negative", 3)):
         [(cond, options)] = TINY["ltxv"].prompt(7, seed=hidden)

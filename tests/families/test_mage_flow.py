@@ -1,4 +1,4 @@
-"""MageFlow, small in a ComfyUI that reads sizes from files: each split, a LoRA, references; and its width in ComfyUI itself."""
+"""MageFlow, small in a ComfyUI that reads sizes from files: each split, a LoRA, references; its real width in ComfyUI itself."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class TestSized(Sized, FamiliesGiven):
 
 
 @thorough
-def test_real_width(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_model_of_the_real_width_gives_the_stock_latent(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     assert_real_width(comfyui, latent_of, "wide_mage_flow")

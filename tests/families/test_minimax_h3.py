@@ -1,4 +1,4 @@
-"""MiniMax-H3 through a real ComfyUI against its loader: video with sound, packed in one latent, both compared."""
+"""MiniMax-H3 through a real ComfyUI against its own loader: video with sound, packed in one latent, both compared."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.selection import thorough
 
 CLASSES = Path(os.environ["COMFYUI_PATH"], "comfy", "model_base.py")
 SHOWS_NOISE = re.search(r"def scale_latent_inpaint\(.*denoise_mask", CLASSES.read_text(encoding="utf-8")) is not None
-"""Whether it is shown what is outside a mask with some noise, as from ComfyUI 0.33 on."""
+"""True if the model receives the latent outside a mask with some noise, as from ComfyUI 0.33 on."""
 
 LORA = (
     "blocks.0.attn.qkv_proj",
@@ -57,13 +57,13 @@ def _files(comfyui: ComfyUI) -> None:
 
 @pytest.fixture(scope="module")
 def more_files(comfyui: ComfyUI) -> None:
-    """The pruned version and a LoRA."""
+    """Save the pruned version of the model and a LoRA."""
     save_families(comfyui, "minimax_curves")
     save_lora_of(comfyui, "minimax", LORA)
 
 
 @pytest.mark.parametrize("plan", one_quick(SOUND_PLANS, 3))
-def test_video_and_sound(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+def test_video_and_sound_give_the_stock_latents(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
     graph = sound_graph("minimax")
     assert_same(comfyui, spread(graph, **plan), stock(graph))
 
@@ -71,31 +71,35 @@ def test_video_and_sound(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -
 @thorough
 @pytest.mark.usefixtures("more_files")
 @pytest.mark.parametrize("plan", LORA_PLANS)
-def test_lora(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+def test_a_lora_gives_the_stock_latents(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
     assert_lora(comfyui, stock, "minimax", plan)
 
 
-def test_one_forward_at_a_time(comfyui: ComfyUI, stock: Stock) -> None:
+def test_one_model_call_at_a_time_gives_the_stock_latents(comfyui: ComfyUI, stock: Stock) -> None:
     assert_one_forward_at_a_time(comfyui, stock, "minimax")
 
 
 @thorough
 @every_sampler("minimax")
-def test_samplers(sampler: str, name: str, split: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
+def test_every_sampler_gives_the_stock_latents(
+    sampler: str, name: str, split: dict[str, Any], comfyui: ComfyUI, stock: Stock
+) -> None:
     assert_sampler(comfyui, stock, name, sampler, split)
 
 
 @thorough
 @pytest.mark.usefixtures("more_files")
 @pytest.mark.parametrize("plan", SOUND_PLANS)
-def test_curves_in_the_place_of_a_time_embedder(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
-    """The pruned file's."""
+def test_the_pruned_files_curves_instead_of_a_time_embedder_give_the_stock_latents(
+    plan: dict[str, Any], comfyui: ComfyUI, stock: Stock
+) -> None:
+    """Only the pruned file has these curves."""
     graph = sound_graph("minimax_curves")
     assert_same(comfyui, spread(graph, **plan), stock(graph))
 
 
-def test_a_node_that_only_the_model_reads(comfyui: ComfyUI, stock: Stock) -> None:
-    """How the sound's schedule is derived from the video's."""
+def test_the_sigma_shift_node_gives_the_stock_latents(comfyui: ComfyUI, stock: Stock) -> None:
+    """Only the model reads the node's values, to derive the sound's schedule from the video's."""
     plain = sound_graph("minimax", steps=2)
     graph = insert_after_model(plain, "MiniMaxH3SigmaShift", shift_video=9.0, shift_audio=5.0)
     expected = stock(graph)
@@ -112,8 +116,10 @@ def test_a_node_that_only_the_model_reads(comfyui: ComfyUI, stock: Stock) -> Non
         for plan in SOUND_PLANS
     ],
 )
-def test_what_is_shown_before_the_video(what: str, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
-    """A seed that no signed number holds draws what is added to pictures."""
+def test_references_before_the_video_give_the_stock_latents(
+    what: str, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock
+) -> None:
+    """A seed larger than any signed 64-bit number draws the noise that the model adds to pictures."""
     graph = shown(what, seed=2**64 - 2)
     expected = stock(graph)
     assert relative_error(stock(sound_graph("minimax", steps=2, seed=2**64 - 2))[0], expected[0]) > DIFFERENT
@@ -122,13 +128,13 @@ def test_what_is_shown_before_the_video(what: str, plan: dict[str, Any], comfyui
 
 @thorough
 @pytest.mark.parametrize("what", SHOWN)
-def test_what_is_shown_one_forward_at_a_time(what: str, comfyui: ComfyUI, stock: Stock) -> None:
+def test_references_one_model_call_at_a_time_give_the_stock_latents(what: str, comfyui: ComfyUI, stock: Stock) -> None:
     graph = step_by_step(shown(what))
     assert_same(comfyui, spread(graph, strict=False, **PLANS[0]), stock(graph), UNKNOWN_WRAPPER)
 
 
-def test_a_guider_and_a_sampler(comfyui: ComfyUI, stock: Stock) -> None:
-    """As ComfyUI's template of MiniMax-H3 has them."""
+def test_the_guider_and_sampler_of_comfyuis_template_give_the_stock_latents(comfyui: ComfyUI, stock: Stock) -> None:
+    """The graph has the nodes of ComfyUI's template of MiniMax-H3."""
     graph = sound_graph("minimax")
     links = {name: [name, 0] for name in ("noise", "guider", "sigmas")}
     graph |= {
@@ -144,8 +150,10 @@ def test_a_guider_and_a_sampler(comfyui: ComfyUI, stock: Stock) -> None:
 @thorough
 @pytest.mark.parametrize("plan", SOUND_PLANS)
 @pytest.mark.parametrize("both_masked", [False, True])
-def test_a_mask_of_the_sound(both_masked: bool, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
-    """A part of the sound is kept, with the video's first frame or without."""
+def test_a_mask_of_the_sound_gives_the_stock_latents(
+    both_masked: bool, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock
+) -> None:
+    """A part of the sound stays, with the video's first frame or without."""
     plain, graph = with_masked_sound(comfyui, "minimax", (24, 7, 8, 6), (32, 2, 37), both_masked=both_masked)
     expected = stock(graph)
     assert relative_error(stock(plain)[1], expected[1]) > DIFFERENT
@@ -160,5 +168,5 @@ def test_a_mask_of_the_sound(both_masked: bool, plan: dict[str, Any], comfyui: C
         (packed("two", "two sounds"), "makes one video at a time"),
     ],
 )
-def test_other_latents_are_refused(comfyui: ComfyUI, latent: Any, said: str) -> None:
+def test_latents_of_other_kinds_are_refused(comfyui: ComfyUI, latent: Any, said: str) -> None:
     assert_latent_is_refused(comfyui, "minimax", latent, said)

@@ -44,7 +44,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def pixart_prompts() -> list[tuple[Tensor, Tensor]]:
-    """Text and mask of both sides, the texts of different length."""
+    """Return the text and the mask of both branches; the texts differ in length."""
     return [
         (draw(1, tokens, tiny_pixart.TEXT_WIDTH, seed=tokens), (torch.arange(tokens) < shown)[None].float())
         for tokens, shown in ((9, 5), (4, 3))
@@ -60,12 +60,12 @@ def test_pixart_with_masks_equals_diffusers(latent_of: LatentOf) -> None:
     scheduler = EulerDiscreteScheduler(
         beta_start=0.0001, beta_end=0.02, beta_schedule="linear", timestep_spacing="trailing"
     )
-    # diffusers multiplies the table's thousand factors in fp32, ComfyUI in fp64: 1e-5 apart, so it is given the latter
+    # diffusers multiplies the table's thousand factors in fp32, ComfyUI in fp64: 1e-5 apart, so diffusers gets ComfyUI's
     scheduler.alphas_cumprod = (1 - torch.linspace(0.0001, 0.02, 1000, dtype=torch.float64)).cumprod(dim=0)
     pipeline = PixArtAlphaPipeline(None, None, None, tiny_pixart.pixart(), scheduler)
     pipeline.set_progress_bar_config(disable=True)
     (text, mask), (negative, negative_mask) = pixart_prompts()
-    longest = text.shape[1]  # diffusers takes one length: the rest is hidden by the mask
+    longest = text.shape[1]  # diffusers accepts only one length: the mask hides the padding
     pad = longest - negative.shape[1]
     expected = pipeline(
         negative_prompt=None,
@@ -86,16 +86,16 @@ def test_pixart_with_masks_equals_diffusers(latent_of: LatentOf) -> None:
         assert relative_error(latent_of(picture(node=sampler, cfg=2.0)) * 0.18215, expected.double()) <= TOLERANCE
 
 
-def test_diffusers_folders(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_diffusers_folders_give_the_latent_of_one_file(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     tiny_pixart.pixart().save_pretrained(models_of(comfyui) / "pixart-folder", max_shard_size="5MB")
     assert_folder(comfyui, latent_of, picture(), "pixart-folder")
 
 
-def test_quantised_files(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_quantised_files_give_the_latent_of_their_values(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     assert_quantised(comfyui, latent_of, picture(), "pixart")
 
 
-@thorough  # the blocks themselves, compiled over ranks, against diffusers: tests/models/test_diffusers.py
+@thorough  # tests/models/test_diffusers.py compares the blocks, compiled on several ranks, with diffusers
 def test_torch_compile_compiles_the_workers_blocks(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     models = models_of(comfyui)
     save_gguf(models / "pixart.safetensors", models / "pixart-q.gguf", models / "pixart-q.safetensors")
@@ -107,15 +107,15 @@ LAYERS = ("blocks.0.attn.qkv", "blocks.1.cross_attn.kv_linear", "blocks.2.mlp.fc
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_a_lora_equals_a_file_that_has_it_in(comfyui: ComfyUI, latent_of: LatentOf, weights: str) -> None:
+def test_a_lora_equals_a_file_with_the_lora_merged(comfyui: ComfyUI, latent_of: LatentOf, weights: str) -> None:
     assert_lora(comfyui, latent_of, picture(), "pixart", LAYERS, weights, PREFIX)
 
 
 @pytest.mark.parametrize("sampler", samplers(*SAMPLERS, "heun"))
-def test_the_loop_equals_comfyuis_with_one_forward_a_call(comfyui: ComfyUI, latent_of: LatentOf, sampler: str) -> None:
+def test_the_workers_loop_equals_one_model_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf, sampler: str) -> None:
     assert_loop(comfyui, latent_of, picture(sampler_name=sampler))
 
 
-def test_bad_input_is_refused_in_one_sentence(comfyui: ComfyUI) -> None:
+def test_unsupported_inputs_are_refused_in_one_sentence(comfyui: ComfyUI) -> None:
     graph = choosing(picture(), save_other_model(comfyui))
     assert refused(comfyui, graph).startswith("flux-for-families.safetensors has no PixArt tensors")

@@ -1,4 +1,4 @@
-"""Qwen-Image, at the width that ComfyUI takes it to have: masks and references."""
+"""Qwen-Image's masks and references, at the width that ComfyUI assumes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 @pytest.mark.parametrize("plan", [{"devices": "cpu:2"}, {"devices": "cpu:2", "ring": 2, "weights": "sharded"}])
-def test_masked_text(plan: dict[str, Any], latent_of: LatentOf) -> None:
+def test_masked_text_gives_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
     graph = wide("wide_qwen", "-masked")
     stock = latent_of(graph)
     assert relative_error(latent_of(wide("wide_qwen")), stock) > MATTERS
@@ -33,14 +33,14 @@ def test_masked_text(plan: dict[str, Any], latent_of: LatentOf) -> None:
 
 
 @pytest.mark.parametrize("plan", [{"devices": "cpu:2", "ulysses": 2}, {"devices": "cpu:2", "cfg": 2}])
-def test_masked_text_one_forward_at_a_time(plan: dict[str, Any], latent_of: LatentOf) -> None:
+def test_masked_text_one_model_call_at_a_time_gives_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
     graph = step_by_step(wide("wide_qwen", "-masked"))
     assert relative_error(latent_of(spread(graph, strict=False, **plan)), latent_of(graph)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("plan", [{"devices": "cpu:2"}, {"devices": "cpu:2", "ring": 2}])
-def test_two_references_without_noise(plan: dict[str, Any], latent_of: LatentOf) -> None:
-    """Qwen-Image-Edit 2511's: they have a timestep of zero."""
+def test_two_references_without_noise_give_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
+    """The references of Qwen-Image-Edit 2511 have a timestep of zero."""
     graph = with_reference(with_reference(wide("wide_qwen"), "wide-first"), "wide-second")
     method = node(
         "FluxKontextMultiReferenceLatentMethod",

@@ -1,4 +1,4 @@
-"""SCAIL and SCAIL 2 through a real ComfyUI against its loader: each split, a LoRA, poses behind the video and persons."""
+"""SCAIL and SCAIL 2 through a real ComfyUI against its own loader: each split, a LoRA, poses after the video, and persons."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestVideos(FamiliesGiven):
     }
 
 
-@pytest.mark.parametrize("plan", one_quick(PLANS, 0))  # Wan S2V and WanDancer have the others
-def test_what_goes_by_frame(plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf) -> None:
+@pytest.mark.parametrize("plan", one_quick(PLANS, 0))  # Wan S2V and WanDancer run the other plans
+def test_inputs_by_frame_give_the_stock_latent(plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf) -> None:
     plain = with_reference(graph_of("scail"), "person")
     assert_matters_and_stock(latent_of, plain, with_tensors(comfyui, plain, "scail", GIVEN), **plan)

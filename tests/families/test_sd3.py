@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 through a real ComfyUI against its loader: each split, a LoRA."""
+"""Stable Diffusion 3 through a real ComfyUI against its own loader: each split, a LoRA."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class TestImages(Families):
 
 
 def test_a_declared_model_gives_the_stock_result(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """Its positions, which are no parameter of ComfyUI's class, are loaded too."""
+    """The model's position embedding, which is no parameter of ComfyUI's class, is loaded too."""
     assert_stock(latent_of, graph_with(comfyui, "sd3"))
 
 
-def test_easycache_does_nothing_to_a_class_that_does_not_know_it(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """As with the stock loader: ComfyUI's SD 3 asks no wrappers."""
+def test_easycache_has_no_effect_on_a_class_that_does_not_support_it(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """EasyCache has no effect with the stock loader either: ComfyUI's SD 3 calls no wrappers."""
     settings = {"reuse_threshold": 3.0, "start_percent": 0.0, "end_percent": 1.0, "verbose": False}
     graph = graph_with(comfyui, "sd3")
     cached = insert_after_model(graph, "EasyCache", **settings)

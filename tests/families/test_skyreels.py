@@ -1,4 +1,4 @@
-"""SkyReels through a real ComfyUI against its loader: each split, a LoRA, its first frame."""
+"""SkyReels through a real ComfyUI against its own loader: each split, a LoRA, its first frame."""
 
 from __future__ import annotations
 

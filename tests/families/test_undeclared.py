@@ -1,4 +1,4 @@
-"""HunyuanDiT and ComfyUI's CogVideoX, which nobody declared, derived by a real ComfyUI from a graph's calls: the stock result."""
+"""HunyuanDiT and ComfyUI's CogVideoX, without a written declaration: a real ComfyUI derives one from a graph's calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAYERS = {
     "cogvideox_inpaint": ("blocks.1.q", "blocks.0.ff_proj"),
 }
 BESIDE = {"cogvideox_inpaint": {"concat_latent_image": draw(1, 32, 3, 8, 10, seed=7)}}
-"""What CogVideoX's own node puts on both prompts."""
+"""Tensors that CogVideoX's own node adds to both prompts."""
 
 SPLITS: Mapping[str, dict[str, Any]] = {
     "ulysses 2": {"cfg": 1, "ulysses": 2},
@@ -38,7 +38,7 @@ SPLITS: Mapping[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """A copy that reads sizes from files, and has derived nothing yet."""
+    """Start a copy of ComfyUI that reads sizes from files, and has derived no declaration yet."""
     folder = tmp_path_factory.mktemp("undeclared")
     server = sized_copy(folder)
     server.env |= own_cache(folder)
@@ -55,7 +55,7 @@ def latent_of(comfyui: ComfyUI) -> LatentOf:
 
 
 def job(name: str) -> Graph:
-    """A class's, with what its prompts hold beside the text."""
+    """Return the graph of a class, with the further tensors of its prompts."""
     graph = graph_of(name, steps=2)
     for side in TOKENS:
         file = f"{name}-given.safetensors" if name in BESIDE else f"{name}-beside-{side}.safetensors"
@@ -64,7 +64,7 @@ def job(name: str) -> Graph:
 
 
 def test_cancel_ends_the_wait_and_the_next_prompt_waits_again(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """HunyuanDiT's calls are of two kinds, as a mask hides some of one side's text."""
+    """HunyuanDiT has two kinds of calls, because a mask hides a part of one branch's text."""
     graph = job("hunyuan_dit")
     ours = spread(graph, strict=False, ulysses=2, cfg=1)
     cancelled = comfyui.queue(ours, on_text=lambda told: told.text == FINDING and comfyui.interrupt(), timeout=PATIENCE)
@@ -77,7 +77,7 @@ def test_cancel_ends_the_wait_and_the_next_prompt_waits_again(comfyui: ComfyUI, 
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_split_gives_the_stock_result(name: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_derived_class_gives_the_stock_result(name: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
     graph = job(name)
     run = comfyui.queue(spread(graph, strict=False, **SPLITS[split]), timeout=PATIENCE)
     error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
@@ -86,7 +86,7 @@ def test_a_split_gives_the_stock_result(name: str, split: str, comfyui: ComfyUI,
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_lora(name: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_derived_class_with_a_lora_gives_the_stock_result(name: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
     plain = job(name)
     graph = with_lora(plain, name, 0.8)
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT

@@ -1,4 +1,4 @@
-"""A class that nobody has seen, put into a copy of ComfyUI: derived by a graph's own call, then spread: the stock result."""
+"""An invented class in a copy of ComfyUI gets a declaration from a graph's own call, then gives the stock result on workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLANS: tuple[dict[str, Any], ...] = (
 
 
 def save(server: ComfyUI) -> None:
-    """The model's file, a latent, prompts, and what is given beside these: hints and sounds of two seeds."""
+    """Save the model's file, a latent, prompts, and their further inputs: hints and sounds of two seeds."""
     comfy_on_path()
     from tests.support.unheard.model import Unheard
 
@@ -51,7 +51,7 @@ def save(server: ComfyUI) -> None:
 
 
 def job(seed: int) -> Graph:
-    """With the hint and the sound of a seed."""
+    """Return the graph with the hint and the sound of a seed."""
     graph = graph_of("unheard", steps=2)
     for side in TOKENS:
         graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"given-{seed}.safetensors")
@@ -59,7 +59,7 @@ def job(seed: int) -> Graph:
 
 
 @thorough
-def test_a_class_that_nobody_has_seen_runs_on_several_gpus(tmp_path: Path) -> None:
+def test_an_invented_class_runs_on_several_workers(tmp_path: Path) -> None:
     server = comfyui_with_it(tmp_path)
     server.env |= own_cache(tmp_path)
     save(server)

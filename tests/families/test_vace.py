@@ -14,10 +14,10 @@ def _files(comfyui: ComfyUI) -> None:
     save_families(comfyui, "vace")
 
 
-def test_automatic_plan_gives_the_stock_result(latent_of: LatentOf) -> None:
+def test_the_automatic_plan_gives_the_stock_result(latent_of: LatentOf) -> None:
     assert_stock(latent_of, graph_of("vace"))
 
 
-def test_every_form_gives_the_stock_result(latent_of: LatentOf) -> None:
-    """In patches."""
+def test_every_kind_of_split_gives_the_stock_result(latent_of: LatentOf) -> None:
+    """The plan divides the latent into patches."""
     assert_stock(latent_of, graph_of("vace"), pipefusion=2, warmup_steps=99)

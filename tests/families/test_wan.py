@@ -21,17 +21,17 @@ def wan_latent_of(comfyui: ComfyUI, latent_of: LatentOf) -> LatentOf:
     return latent_of
 
 
-def test_automatic_plan_gives_the_stock_result(wan_latent_of: LatentOf) -> None:
+def test_the_automatic_plan_gives_the_stock_result(wan_latent_of: LatentOf) -> None:
     assert_stock(wan_latent_of, graph_of("wan"))
 
 
 @pytest.mark.parametrize("plan", [{"devices": "cpu:3", "ring": 3}, {"devices": "cpu:2", "weights": "sharded"}])
-def test_every_form_gives_the_stock_result(plan: dict[str, Any], wan_latent_of: LatentOf) -> None:
+def test_every_kind_of_split_gives_the_stock_result(plan: dict[str, Any], wan_latent_of: LatentOf) -> None:
     assert_stock(wan_latent_of, graph_of("wan"), **plan)
 
 
-def test_stock_nodes(wan_latent_of: LatentOf) -> None:
-    """A shift of the schedule and a batch."""
+def test_a_shift_of_the_schedule_and_a_batch_give_the_stock_result(wan_latent_of: LatentOf) -> None:
+    """Stock nodes shift the schedule and make the batch."""
     graph = insert_after_model(graph_of("wan"), "ModelSamplingSD3", shift=8.0)
     graph["latent"] = node("EmptyHunyuanLatentVideo", width=80, height=72, length=5, batch_size=2)
     assert_stock(wan_latent_of, graph)
@@ -44,11 +44,11 @@ STALE = {
 
 
 @pytest.mark.parametrize("case", ["rows", pytest.param("frames", marks=thorough)])
-def test_stale_patches_depend_on_patches_and_warmup_alone(case: str, wan_latent_of: LatentOf) -> None:
+def test_stale_patches_depend_only_on_patches_and_warmup(case: str, wan_latent_of: LatentOf) -> None:
     assert_stale_patches_depend_on_patches_and_warmup_alone(wan_latent_of, graph_of("wan", steps=4) | STALE[case])
 
 
-def test_other_latents_are_refused(comfyui: ComfyUI) -> None:
+def test_latents_of_other_kinds_are_refused(comfyui: ComfyUI) -> None:
     assert_latent_is_refused(comfyui, "wan", packed("wan", "sound"), "takes [batch, 16, frames, height, width]")
 
 

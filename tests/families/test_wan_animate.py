@@ -1,4 +1,4 @@
-"""Wan Animate through a real ComfyUI against its loader: each split, a LoRA, a pose."""
+"""Wan Animate through a real ComfyUI against its own loader: each split, a LoRA, a pose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wan's cameras through a real ComfyUI against its loader: each split, a LoRA, a camera's way."""
+"""Wan's cameras through a real ComfyUI against its own loader: each split, a LoRA, a camera's path."""
 
 from __future__ import annotations
 

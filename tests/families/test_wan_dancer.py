@@ -1,4 +1,4 @@
-"""WanDancer through a real ComfyUI against its loader: each split, a LoRA, music between blocks."""
+"""WanDancer through a real ComfyUI against its own loader: each split, a LoRA, music between blocks."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ class TestVideos(FamiliesGiven):
     }
 
 
-@pytest.mark.parametrize("plan", one_quick(PLANS, 2))  # SCAIL and Wan S2V have the others
-def test_what_goes_by_frame(plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf) -> None:
+@pytest.mark.parametrize("plan", one_quick(PLANS, 2))  # SCAIL and Wan S2V run the other plans
+def test_inputs_by_frame_give_the_stock_latent(plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf) -> None:
     plain = graph_of("dancer")
     assert_matters_and_stock(latent_of, plain, with_tensors(comfyui, plain, "dancer", GIVEN), **plan)
 
 
 @thorough
 @pytest.mark.parametrize("plan", PLANS)
-def test_sound_that_is_missing(plan: dict[str, Any], latent_of: LatentOf) -> None:
-    """ComfyUI takes it too."""
+def test_missing_sound_gives_the_stock_result(plan: dict[str, Any], latent_of: LatentOf) -> None:
+    """ComfyUI also accepts a prompt without sound."""
     assert_stock(latent_of, graph_of("dancer"), **plan)
 
 
 @thorough
 @pytest.mark.parametrize("plan", PLANS)
-def test_music_of_one_frame(plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_music_of_one_frame_gives_the_stock_result(plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf) -> None:
     plain = graph_of("dancer")
     graph = with_tensors(comfyui, plain, "dancer-short", {"audio_embed": draw(1, 1, 35, seed=47)})
     assert_matters_and_stock(latent_of, plain, graph, **plan)

@@ -1,4 +1,4 @@
-"""Wan Fun Control through a real ComfyUI against its loader: each split, a LoRA, what controls it."""
+"""Wan Fun Control through a real ComfyUI against its own loader: each split, a LoRA, a control video."""
 
 from __future__ import annotations
 

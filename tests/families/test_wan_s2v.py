@@ -1,4 +1,4 @@
-"""Wan S2V through a real ComfyUI against its loader: each split, a LoRA, sound between blocks and what came before."""
+"""Wan S2V through a real ComfyUI against its own loader: each split, a LoRA, sound between blocks and earlier frames."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ class TestVideos(FamiliesGiven):
     }
 
 
-@pytest.mark.parametrize("plan", one_quick(PLANS, 1))  # SCAIL and WanDancer have the others
-def test_what_goes_by_frame(plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf) -> None:
+@pytest.mark.parametrize("plan", one_quick(PLANS, 1))  # SCAIL and WanDancer run the other plans
+def test_inputs_by_frame_give_the_stock_latent(plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf) -> None:
     plain = with_reference(graph_of("s2v"), "person")
     assert_matters_and_stock(latent_of, plain, with_tensors(comfyui, plain, "s2v", GIVEN), **plan)
 
 
 @thorough
 @pytest.mark.parametrize("plan", PLANS)
-def test_sound_that_is_missing(plan: dict[str, Any], latent_of: LatentOf) -> None:
-    """ComfyUI takes it too."""
+def test_missing_sound_gives_the_stock_result(plan: dict[str, Any], latent_of: LatentOf) -> None:
+    """ComfyUI also accepts a prompt without sound."""
     assert_stock(latent_of, graph_of("s2v"), **plan)
 
 
 @thorough
-def test_sound_that_is_too_short_is_refused_where_frames_are_split(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_sound_that_is_too_short_is_refused_where_frames_are_divided(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     graph = with_tensors(comfyui, graph_of("s2v"), "s2v-short", {"audio_embed": draw(1, 25, 1024, 5, seed=48)})
     for plan in (PLANS[0], PLANS[2]):
         run = comfyui.queue(spread(graph, **plan), timeout=300)
@@ -70,4 +70,5 @@ def test_sound_that_is_too_short_is_refused_where_frames_are_split(comfyui: Comf
             "audio_emb of the model's AudioInjector_WAN has 2 parts for 3 of the latent, which is not supported with a parallel "
             "MODEL: remove the node that sets it, or use Load Diffusion Model."
         )
-    assert relative_error(latent_of(spread(graph, **PLANS[1])), latent_of(graph)) <= TOLERANCE  # frames are whole there
+    # PipeFusion keeps all frames together here
+    assert relative_error(latent_of(spread(graph, **PLANS[1])), latent_of(graph)) <= TOLERANCE

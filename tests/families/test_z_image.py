@@ -1,4 +1,4 @@
-"""Z-Image, at the width that ComfyUI takes it to have: padded tokens."""
+"""Z-Image's padded tokens, at the width that ComfyUI assumes."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 @pytest.mark.parametrize("plan", [{"devices": "cpu:2"}, {"devices": "cpu:2", "weights": "sharded", "ring": 2}])
-def test_padded_tokens(plan: dict[str, Any], latent_of: LatentOf) -> None:
+def test_padded_tokens_give_the_stock_result(plan: dict[str, Any], latent_of: LatentOf) -> None:
     assert_stock(latent_of, wide("wide_z_image"), **plan)

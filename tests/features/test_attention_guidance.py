@@ -1,4 +1,6 @@
-"""Normalized attention guidance, which compares both prompts in every attention: one model call at a time, exactly."""
+"""Normalized attention guidance, which compares both prompts in every attention, gives the stock result, one model call at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,16 @@ def compared(graph: Graph, plan: dict[str, Any], latent_of: LatentOf) -> None:
 @pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*PLANS][1:])])
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=thorough), 2])
 def test_flux_is_guided_as_on_the_stock_loader(latent_of: LatentOf, plan: str, batch: int) -> None:
-    """At cfg 1 too, where ComfyUI then computes the negative prompt all the same."""
+    """The latent equals the stock loader's, also at cfg 1, where ComfyUI then computes the negative prompt all the same."""
     compared(ksampler_graph("tiny-schnell", width=72, height=104, steps=2, batch=batch), PLANS[plan], latent_of)
 
 
 @thorough
 @pytest.mark.parametrize("plan", PLANS)
 def test_krea2_is_guided_as_on_the_stock_loader(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
-    """Whose blocks have text and picture in one stream. Both prompts are equally long, so that they are in one call."""
+    """The latent equals the stock loader's for blocks with text and picture in one stream. Both prompts have one length, so
+    ComfyUI puts them into one call.
+    """
     graph = graph_with(comfyui, "krea2")
     graph["negative"] = {
         "class_type": "ConditioningMultiply",
@@ -50,8 +54,10 @@ def test_krea2_is_guided_as_on_the_stock_loader(comfyui: ComfyUI, latent_of: Lat
     compared(graph, PLANS[plan], latent_of)
 
 
-def test_texts_of_two_lengths_are_computed_apart_as_on_the_stock_loader(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """Which is then no guidance: ComfyUI's function leaves a call with one side as it is."""
+def test_texts_of_two_lengths_are_computed_separately_as_on_the_stock_loader(
+    comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """The node then has no effect: ComfyUI's function does not change a call with a single branch."""
     graph = ksampler_graph("tiny-schnell", negative="cond-45", width=72, height=104, steps=2, cfg=2.0)
     guided = insert_after_model(graph, "NAGuidance", **NAG)
     assert relative_error(latent_of(graph), latent_of(guided)) <= TOLERANCE
@@ -61,7 +67,7 @@ def test_texts_of_two_lengths_are_computed_apart_as_on_the_stock_loader(comfyui:
     assert relative_error(latent_of(spread(guided, strict=False)), latent_of(guided)) <= TOLERANCE
 
 
-def test_a_plan_that_would_compute_the_prompts_apart_is_refused(comfyui: ComfyUI) -> None:
+def test_a_plan_that_computes_the_prompts_separately_is_refused(comfyui: ComfyUI) -> None:
     guided = insert_after_model(ksampler_graph("tiny-schnell", cfg=2.0), "NAGuidance", **NAG)
     assert refused(comfyui, spread(guided, strict=False, cfg=2)) == (
         "NAGuidance compares both prompts in every attention, so they cannot be computed apart, as cfg 2 and data 1 would: "

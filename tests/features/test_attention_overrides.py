@@ -1,6 +1,7 @@
-"""Nodes that put a function in attention's place: ComfyUI's own run in the workers, others are refused by name.
+"""Nodes that replace attention with a function: ComfyUI's own functions run in the workers, others are refused by name.
 
-The functions look at where tokens are. They stand in a copy of ComfyUI behind one of its own files, and in another pack.
+The functions depend on token positions. One set is appended to a file of a copy of ComfyUI, another belongs to another node
+pack.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from tests.support.latents import latents, relative_error, saved_latent
 from tests.support.selection import thorough
 
 pytestmark = thorough
-"""It takes a ComfyUI of its own; what the workers do of this is in `models/test_overriding`."""
+"""These tests start a ComfyUI of their own; `models/test_overriding` tests the workers' half in the quick run."""
 
 OWN, OF_THE_SERVER = "comfy_extras/nodes_mahiro.py", "comfy_extras/nodes_model_advanced.py"
-"""Of comfy_extras' files one that workers can import, and one that imports `nodes`, which they have not."""
+"""Two files of comfy_extras: workers can import the first; the second imports `nodes`, which workers do not have."""
 
 OWN_NODE = '''
 
@@ -210,7 +211,7 @@ def latent_of(comfyui: ComfyUI) -> LatentOf:
 
 
 def changed(name: str, kind: str, file: str = OWN) -> Graph:
-    """Two steps of a model with a function in attention's place, of one of ComfyUI's files."""
+    """Return a graph with two steps of a model in which a function of one of ComfyUI's files replaces attention."""
     given = {"kind": kind, "heads": HEADS[name], "file": Path(file).stem}
     return insert_after_model(graph_of(name, steps=2), "StandInAttentionNode", **given)
 
@@ -233,7 +234,7 @@ def test_comfyuis_own_function_gives_the_same_latent(
 
 
 def sparse(name: str, start: float = 0.9, *, callbacks: str = "none", counts: int = 0) -> Graph:
-    """Two steps of a model whose attention is block-sparse below a sigma, and in other blocks than the second."""
+    """Return a graph with two steps of a model whose attention is block-sparse below a sigma, in all blocks except the second."""
     chosen = {"start": start, "callbacks": callbacks, "counts": counts}
     return insert_after_model(graph_of(name, steps=2), "StandInSparseNode", **chosen)
 
@@ -244,7 +245,7 @@ def sparse(name: str, start: float = 0.9, *, callbacks: str = "none", counts: in
     [("none", "loop"), ("puts it back", "loop"), ("by timestep", "the callback on_prepare_state")],
 )
 @pytest.mark.parametrize("name", HEADS)
-def test_a_function_that_holds_an_object_as_block_sparse_attentions_does(
+def test_a_function_that_holds_an_object_as_block_sparse_attention_does_gives_the_same_latent(
     name: str, callbacks: str, way: str, split: str, comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
     graph = sparse(name, callbacks=callbacks)
@@ -261,7 +262,7 @@ def test_a_function_that_keeps_something_from_call_to_call_is_refused(comfyui: C
     assert "because it keeps something from call to call (StandInSparse.seen)" in said
 
 
-def test_one_model_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_an_attention_override_works_with_one_model_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     graph = insert_after_model(changed("flux2", "windowed"), "RescaleCFG", multiplier=0.7)
     run, log = queue_logged(comfyui, spread(graph, strict=False, **SPLITS["two"]))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
@@ -282,12 +283,12 @@ def test_ring_and_patches_are_refused_by_name(plan: dict[str, Any], names: str, 
     assert f"which it cannot with {names}: set {names.split()[0]} to 0 or 1 in Parallel Plan" in said
 
 
-def test_a_function_that_looks_at_several_heads_is_refused(comfyui: ComfyUI) -> None:
+def test_a_function_that_mixes_several_heads_is_refused(comfyui: ComfyUI) -> None:
     said = refused(comfyui, spread(changed("flux2", "mean of heads"), **SPLITS["two"]))
     assert "because it gives something else for some of the heads than for all of them at once" in said
 
 
-def test_a_function_that_reads_what_workers_are_not_told_is_refused(comfyui: ComfyUI) -> None:
+def test_a_function_that_reads_an_option_that_workers_do_not_receive_is_refused(comfyui: ComfyUI) -> None:
     said = refused(comfyui, spread(changed("flux2", "by sides"), **SPLITS["two"]))
     assert "because it reads cond_or_uncond, which the workers are not told" in said
 
@@ -323,7 +324,9 @@ def test_a_new_node_after_the_guidance_runs_in_the_workers_after_a_trial(
 
 
 @pytest.mark.parametrize("split", ["one", "two"])
-def test_comfyuis_choice_of_attention(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_comfyuis_node_for_the_attention_backend_gives_the_same_latent(
+    split: str, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
     kind = "ModelAttentionBackend"
     only_in_newer(kind, bool(comfyui.object_info(kind)))
     graph = insert_after_model(graph_of("wan", steps=2), kind, attention="pytorch attention")

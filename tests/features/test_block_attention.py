@@ -1,4 +1,6 @@
-"""A node that hands MiniMax-H3's blocks attention, as BlockSparseAttention of 0.36 does: split, against the stock loader."""
+"""A node that injects attention into MiniMax-H3's blocks, as BlockSparseAttention of 0.36 does: split, against the stock
+loader.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from tests.support.selection import thorough
 from tests.support.tiny.models import draw
 
 pytestmark = thorough
-"""It takes a ComfyUI of its own, and the proof of a changed class."""
+"""These tests start a ComfyUI of their own and prove a changed class."""
 
 SPLITS: dict[str, dict[str, Any]] = {
     "one": {"devices": "cpu:1"},
@@ -67,28 +69,30 @@ def differ(stock: Stock, one: Graph, other: Graph) -> bool:
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_gives_the_same_latents(kind: str, split: str, comfyui: ComfyUI, stock: Stock) -> None:
-    """Tokens, in the model's order, of some of the heads; what is kept from step to step; the gate of a coarse branch."""
+def test_block_attention_gives_the_same_latents(kind: str, split: str, comfyui: ComfyUI, stock: Stock) -> None:
+    """The injected attention gets all tokens of some heads in the model's order, its state from step to step, and the gate of a
+    coarse branch.
+    """
     graph = sparse(KINDS[kind])
     assert differ(stock, graph, sound_graph("minimax"))
     assert differ(stock, graph, sparse(KINDS[kind], start=2.0)), "sigmas count"
     assert_same(comfyui, spread(graph, **SPLITS[split]), stock(graph))
 
 
-def test_nothing_is_kept_from_run_to_run(comfyui: ComfyUI, stock: Stock) -> None:
+def test_block_attention_keeps_no_state_from_run_to_run(comfyui: ComfyUI, stock: Stock) -> None:
     for seed in (7, 8):
         graph = sparse(seed=seed)
         assert_same(comfyui, spread(graph, **SPLITS["ulysses 2, streamed"]), stock(graph))
 
 
-def test_a_lora(comfyui: ComfyUI, stock: Stock) -> None:
+def test_a_lora_with_block_attention_gives_the_same_latents(comfyui: ComfyUI, stock: Stock) -> None:
     graph = with_lora(sparse(), "minimax", 0.8)
     assert differ(stock, graph, sparse())
     assert_same(comfyui, spread(graph, **SPLITS["ulysses 3, sharded"]), stock(graph))
 
 
 @pytest.mark.parametrize("plan", [{"ring": 2}, {"pipefusion": 2}])
-def test_other_splits_are_refused_by_name(plan: dict[str, int], comfyui: ComfyUI) -> None:
+def test_block_attention_with_ring_or_pipefusion_is_refused_by_name(plan: dict[str, int], comfyui: ComfyUI) -> None:
     said = refused(comfyui, spread(sparse(), devices="cpu:2", cfg=1, **plan))
     ((name, degree),) = plan.items()
     assert f"which it cannot with {name} {degree}: set {name} to 0 or 1 in Parallel Plan" in said
@@ -101,14 +105,16 @@ def test_other_splits_are_refused_by_name(plan: dict[str, int], comfyui: ComfyUI
         ("patch_of_another_output", "gives something else than the block does"),
     ],
 )
-def test_what_does_more_is_refused(kind: str, what: str, comfyui: ComfyUI) -> None:
+def test_block_attention_that_reads_tokens_or_changes_the_output_is_refused(
+    kind: str, what: str, comfyui: ComfyUI
+) -> None:
     said = refused(comfyui, spread(sparse(kind=kind), **SPLITS["ulysses 2, streamed"]))
     assert what in said
     assert "remove that node, or use Load Diffusion Model" in said
 
 
 def test_attention_that_looks_at_weights_is_refused(comfyui: ComfyUI, stock: Stock) -> None:
-    """Only workers have them to see it; they start afresh behind it."""
+    """Only the workers can notice this, since only they have the weights; they start anew afterwards."""
     graph = spread(sparse(kind="patch_that_looks_at_weights"), **SPLITS["ulysses 2, streamed"])
     error = comfyui.queue(graph, timeout=600).error
     assert error is not None
@@ -117,15 +123,15 @@ def test_attention_that_looks_at_weights_is_refused(comfyui: ComfyUI, stock: Sto
     assert_same(comfyui, spread(graph, **SPLITS["ulysses 2, streamed"]), stock(graph))
 
 
-def test_out_of_the_loop_it_is_refused(comfyui: ComfyUI) -> None:
-    """What it keeps from step to step would be lost."""
+def test_block_attention_outside_the_workers_loop_is_refused(comfyui: ComfyUI) -> None:
+    """The attention's state from step to step would be lost."""
     graph = insert_after_model(sparse(), "RescaleCFG", multiplier=0.7)
     said = refused(comfyui, spread(graph, strict=False, **SPLITS["ulysses 2, streamed"]))
     assert "is kept from step to step in the workers' loop, which does not support" in said
 
 
-def test_a_model_without_blocks_that_take_it(comfyui: ComfyUI) -> None:
-    """The node asks of which class a model is."""
+def test_block_attention_on_another_model_class_is_refused_by_the_node(comfyui: ComfyUI) -> None:
+    """The node checks the class of the model."""
     save_families(comfyui, "flux2")
     graph = sparse()
     graph["model"]["inputs"]["unet_name"] = "flux2.safetensors"
@@ -133,8 +139,8 @@ def test_a_model_without_blocks_that_take_it(comfyui: ComfyUI) -> None:
     assert error is not None and "this needs a MiniMax-H3 model" in error.exception_message
 
 
-def test_compiled_blocks(comfyui: ComfyUI, stock: Stock) -> None:
-    """Those that are handed attention run as they are, which is said; the others are compiled."""
+def test_only_blocks_without_injected_attention_are_compiled(comfyui: ComfyUI, stock: Stock) -> None:
+    """Blocks with injected attention run uncompiled, and a message says so; the other blocks are compiled."""
     graph = insert_after_model(sparse(), "TorchCompileModel", backend="cudagraphs")
     run = comfyui.queue(spread(graph, **SPLITS["ulysses 2, streamed"]), timeout=600).check()
     latents = [saved_latent(comfyui, run, name) for name in ("save", "save sound")]

@@ -1,4 +1,4 @@
-"""What a ControlNet costs a run with a device for each side, and when the node says that it costs more than that gains."""
+"""The cost of a ControlNet to a run with one device for each branch, and the warning where this cost exceeds the gain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTHING: Any = None
 
 @dataclass(frozen=True)
 class Reported:
-    """What is looked at of a rank's report."""
+    """The one field of a rank's report that the cost reads."""
 
     seconds: float
 
@@ -33,20 +33,20 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def planned(one: float, two: float) -> PlanEvent:
-    """Predictions of a step's seconds on one device and with one for each side."""
+    """Return a plan with predictions of a step's seconds on one device and with one device for each branch."""
     ranking = [Ranked(TWO, two, NOTHING), Ranked(ONE, one, NOTHING)]
     return PlanEvent(NOTHING, PlanChoice(TWO, ranking, ranking[1], "", False), ())
 
 
-def test_what_the_second_device_saves_is_predicted(costs: ModuleType) -> None:
+def test_the_seconds_that_the_second_device_saves_are_predicted(costs: ModuleType) -> None:
     assert costs.saved_by_cfg(TWO, planned(1.0, 0.625)) == 0.375
     assert costs.saved_by_cfg(TWO, planned(1.0, 1.25)) == -0.25
     assert costs.saved_by_cfg(TWO, None) is None
     assert costs.saved_by_cfg(ONE, planned(1.0, 0.625)) is None
 
 
-def test_a_request_costs_what_it_takes_beside_the_slowest_rank(costs: ModuleType) -> None:
-    """Without the first, in which weights are loaded."""
+def test_the_cost_of_a_request_is_its_time_beyond_the_slowest_ranks(costs: ModuleType) -> None:
+    """The first request, during which the workers load weights, does not count."""
     found = costs.ControlCosts(requests=[9.0, 1.0, 1.5])
     reports: list[Any] = [
         [Reported(0.1), Reported(0.2)],
@@ -57,7 +57,7 @@ def test_a_request_costs_what_it_takes_beside_the_slowest_rank(costs: ModuleType
     assert costs.ControlCosts(requests=[9.0]).sending([CostEvent(TWO, reports[0])]) == 0
 
 
-def test_bytes_are_those_of_controls(costs: ModuleType) -> None:
+def test_only_the_bytes_of_controlnet_tensors_are_counted(costs: ModuleType) -> None:
     found = costs.ControlCosts()
     tensors = {"x": torch.zeros(7), "control.output.0": torch.zeros(2, 5), "control.input.1": torch.zeros(3)}
     with found.request([Conditioning(tensors), Conditioning({"control.middle.0": torch.zeros(4)})]):
@@ -66,7 +66,7 @@ def test_bytes_are_those_of_controls(costs: ModuleType) -> None:
     assert found.requests[0] >= 0.01
 
 
-def test_the_node_says_where_they_cost_more_than_the_second_device_saves(costs: ModuleType) -> None:
+def test_the_node_warns_if_a_controlnet_costs_more_than_the_second_device_saves(costs: ModuleType) -> None:
     found = costs.ControlCosts(sent=60_000_000)
     assert found.warning(20, 0.5, 0.25) == (
         "To send the ControlNet's output (3.00 MB a step) takes 0.50 s a step, and cfg 2 saves 0.25 s: choose one device in "

@@ -1,4 +1,4 @@
-"""ControlNet through the stock Apply ControlNet node: the same picture as on the stock loader."""
+"""ControlNet through the stock Apply ControlNet node gives the same picture as on the stock loader."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def job(**settings: Any) -> Graph:
-    """A job of 15 image tokens, with the nodes that controlling it takes."""
+    """Return a graph of 15 image tokens, with the nodes that a ControlNet needs."""
     return ksampler_graph("tiny-schnell", **{"width": 80, "height": 48, "steps": 3, "cfg": 2.0} | settings) | {
         "net": node("ControlNetLoader", control_net_name="tiny-a.safetensors"),
         "other net": node("ControlNetLoader", control_net_name="tiny-b.safetensors"),
@@ -71,7 +71,7 @@ def job(**settings: Any) -> Graph:
 
 
 def controlled_by_latent(graph: Graph) -> Graph:
-    """With a ControlNet whose hint is the picture's latent, by the stock VAE."""
+    """Add a ControlNet whose hint is the picture's latent, encoded by the stock VAE."""
     net = node("ControlNetLoader", control_net_name="instantx.safetensors")
     graph = controlled(graph | {"net": net, "vae": node("VAELoader", vae_name="hint.safetensors")}, strength=0.6)
     graph["control by net"]["inputs"]["vae"] = ["vae", 0]
@@ -94,7 +94,7 @@ JOBS: dict[str, Graph] = {
 
 
 @product(plan=PLANS, graph=JOBS)
-def test_control_is_as_on_the_stock_loader(
+def test_a_controlnet_gives_the_stock_latent(
     comfyui: ComfyUI, latent_of: LatentOf, plan: dict[str, Any], graph: Graph
 ) -> None:
     uncontrolled = dict(graph, sampler=job()["sampler"] | {"inputs": graph["sampler"]["inputs"] | _plain(graph)})
@@ -104,7 +104,7 @@ def test_control_is_as_on_the_stock_loader(
     assert ways(log) == ["ControlNet"]
 
 
-def test_a_controlnet_for_a_family_that_takes_none_is_refused(comfyui: ComfyUI) -> None:
+def test_a_controlnet_for_a_family_without_controlnets_is_refused(comfyui: ComfyUI) -> None:
     comfy_on_path()
     from comfy.t2i_adapter.adapter import Adapter
 

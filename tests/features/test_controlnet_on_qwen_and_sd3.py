@@ -1,4 +1,4 @@
-"""ControlNet of Qwen-Image and SD 3 through the stock Apply ControlNet node: the same picture as on the stock loader."""
+"""ControlNet of Qwen-Image and SD 3 through the stock Apply ControlNet node gives the same picture as on the stock loader."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.vae.comfy_vaes import save_image_vae
 
 DIFFERENT = 1e-2
 QWEN, SD3 = "wide_qwen", "sd3"
-"""Of Qwen-Image ComfyUI takes the real width for granted: this one has a single block."""
+"""Names of the models. ComfyUI assumes the real width for Qwen-Image, so its file has this width and a single block."""
 
 SIZES = LATENTS | {QWEN: node("EmptySD3LatentImage", width=112, height=72, batch_size=1)}
 MASKS = {"positive": [1, 1, 0, 1, 1, 1, 0], "negative": [1, 1, 1, 1, 0, 0, 0]}
-"""Two of one length, so that ComfyUI makes one call of both sides, which the workers compute as two."""
+"""Attention masks of one length, so that ComfyUI makes one call of both branches, which the workers compute as two."""
 
 PLANS = {
     "ulysses 2": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
@@ -52,13 +52,13 @@ def _files(comfyui: ComfyUI) -> None:
 
 @pytest.fixture(scope="module")
 def wide(comfyui: ComfyUI) -> None:
-    """The large files."""
+    """Save the large files of Qwen-Image and its ControlNet."""
     save_wide(comfyui.base_dir / "models" / "diffusion_models", QWEN)
     save_qwen(comfyui.base_dir / "models" / "controlnet" / f"{QWEN}-net.safetensors")
 
 
 def graphs(name: str) -> tuple[Graph, Graph]:
-    """With a ControlNet, and without."""
+    """Return a graph with a ControlNet and the same graph without."""
     graph = graph_of("wan") | {"latent": SIZES[name]}
     graph["model"]["inputs"]["unet_name"] = f"{name}.safetensors"
     for side in MASKS:
@@ -74,7 +74,7 @@ def graphs(name: str) -> tuple[Graph, Graph]:
 
 
 def check(comfyui: ComfyUI, latent_of: LatentOf, name: str, plan: str) -> None:
-    """The result under a plan is that of the stock loader, and the ControlNet matters."""
+    """Check that the latent under a plan equals the stock loader's, and that the ControlNet changes it."""
     graph, plain = graphs(name)
     expected = latent_of(graph)
     assert relative_error(latent_of(plain), expected) > DIFFERENT

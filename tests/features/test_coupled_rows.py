@@ -1,4 +1,4 @@
-"""Batches whose rows change one another in ComfyUI's own forward are computed as ComfyUI has them, and not apart."""
+"""Batches whose rows change one another in ComfyUI's own forward are computed together, as ComfyUI does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _files(comfyui: ComfyUI) -> None:
     save_latent(comfyui, "two-videos", 2, 128, 3, 5, 4)
     save_latent(comfyui, "two-sounds", 2, 8, 11, 16)
     save_latent(comfyui, "hunyuan_i2v", 1, *TINY["hunyuan_i2v"].latent)
-    for side in TOKENS:  # of one length, so that ComfyUI runs both as one
+    for side in TOKENS:  # prompts of one length, which ComfyUI computes in one call
         [(cond, options)] = TINY["hunyuan_i2v"].prompt(7, seed=len(side))
         save_file({"cond": cond, **options}, comfyui.input_dir / f"alike-{side}.safetensors")
     frame = {
@@ -47,7 +47,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def two_masks() -> Graph:
-    """LTX-2: two videos with sound, of whose sounds the one is made anew and the other in part."""
+    """Return a graph of LTX-2 with two videos: the sound of one is generated in full, the sound of the other in part."""
     size = {"width": 16, "height": 11, "batch_size": 1}
     latents = {kind: node("LoadLatent", latent=f"two-{kind}s.latent") for kind in ("video", "sound")}
     graph = sound_graph("ltxav", steps=2) | latents
@@ -60,7 +60,7 @@ def two_masks() -> Graph:
 
 
 def two_guidances() -> Graph:
-    """HunyuanVideo, from a first frame, with more guidance in the positive prompt than in the negative one."""
+    """Return a graph of HunyuanVideo from a first frame, with more guidance in the positive prompt than in the negative one."""
     graph = graph_of("hunyuan_i2v", steps=2)
     for side in TOKENS:
         graph[side] = node("LoadConditioning", conditioning=f"alike-{side}.safetensors")
@@ -69,23 +69,29 @@ def two_guidances() -> Graph:
 
 
 @pytest.mark.parametrize(("plan", "way"), CASES)
-def test_masks_of_one_batch(comfyui: ComfyUI, plan: dict[str, int], way: str) -> None:
-    """LTX-2 takes the most noise of the batch for what passes between video and sound; left to itself no plan divides it."""
+def test_sounds_with_different_masks_in_one_batch_give_the_stock_latent(
+    comfyui: ComfyUI, plan: dict[str, int], way: str
+) -> None:
+    """LTX-2 uses the batch's largest noise level between video and sound, so automatic plans do not divide the batch."""
     graph = two_masks() if way == LOOP else step_by_step(two_masks())
     ours = spread(graph, "cpu:2", strict=way == LOOP, **plan)
     assert_same(comfyui, ours, both(comfyui, graph)[:2], way if way == LOOP else UNKNOWN_WRAPPER)
 
 
 @pytest.mark.parametrize(("plan", "way"), CASES)
-def test_guidance_of_two_prompts(latent_of: LatentOf, plan: dict[str, int], way: str) -> None:
-    """HunyuanVideo adds one prompt's to the first frame of both, and the other's to the other frames of both."""
+def test_prompts_with_different_guidance_give_the_stock_latent(
+    latent_of: LatentOf, plan: dict[str, int], way: str
+) -> None:
+    """HunyuanVideo adds one prompt's guidance to the first frame of both rows, and the other's to the other frames of both
+    rows.
+    """
     graph = two_guidances() if way == LOOP else step_by_step(two_guidances())
     stock = latent_of(graph)
     assert relative_error(latent_of(spread(graph, "cpu:2", strict=way == LOOP, **plan)), stock) <= TOLERANCE
 
 
 @pytest.mark.parametrize("plan", APART)
-def test_a_plan_that_would_compute_the_rows_apart_is_refused(comfyui: ComfyUI, plan: str) -> None:
+def test_a_plan_that_computes_coupled_rows_separately_is_refused(comfyui: ComfyUI, plan: str) -> None:
     for graph, what, kind in ((two_masks(), "noise masks", "LTXAV"), (two_guidances(), "guidance", "HunyuanVideoI2V")):
         degrees = {"cfg": 1, "data": 1} | APART[plan]
         assert refused(comfyui, spread(graph, "cpu:2", **APART[plan])) == (
@@ -96,7 +102,7 @@ def test_a_plan_that_would_compute_the_rows_apart_is_refused(comfyui: ComfyUI, p
 
 
 @thorough
-def test_rows_that_are_alike_are_computed_apart(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_equal_rows_are_computed_separately(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     graph = two_masks()
     graph["in part"] = graph["anew"]
     assert_same(comfyui, spread(graph, "cpu:2", data=2), both(comfyui, graph)[:2])

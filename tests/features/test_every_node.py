@@ -1,8 +1,8 @@
 """Every kind of node that takes part in sampling, on a parallel MODEL against the stock loader's: equal, or refused by name.
 
-ComfyUI itself tells which nodes there are, so a new one shows up here. The page lists those of one ComfyUI in full, and of newer
-ones those that were tried (`newer/test_nodes` has the ones that FLUX.1 does not read). What a still newer ComfyUI has is tried
-too, and told with what became of it; one whose inputs its description does not tell is told as not tried.
+ComfyUI itself lists its nodes, so a new node shows up here. The page lists the nodes of one ComfyUI in full, and of newer
+ComfyUIs the nodes that were tried (`newer/test_nodes` has those that FLUX.1 does not read). Nodes of a still newer ComfyUI are
+tried too, and the run reports their outcomes. A node whose description does not give its inputs is reported as not tried.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from tests.support.tiny.lora import save_adapter
 from tests.vae.comfy_vaes import save_comfy_vae, save_image_vae
 
 OTHER_PACKS = "custom_nodes."
-"""Where the nodes come from that are not ComfyUI's."""
+"""Prefix of the modules of nodes that are not ComfyUI's."""
 
 INPUTS: dict[str, dict[str, Any]] = {
     "HiDreamO1ReferenceImages": {"images.image_1": ["image", 0]},
     "WanInfiniteTalkToVideo": {"mode": "single_speaker"},
-    "PerpNeg": {"empty_conditioning": ["other", 0]},  # of the positive, it divides by zero
+    "PerpNeg": {"empty_conditioning": ["other", 0]},  # with the positive prompt, the node divides by zero
     "FlipSigmas": {"sigmas": ["falling", 0]},  # a last sigma of 1 divides by zero
     "SplitSigmas": {"step": 1},
     "SplitSigmasDenoise": {"denoise": 0.5},
-    # what does nothing to this model as it is set
+    # the defaults of these nodes do nothing to this model
     "ConditioningMultiply": {"multiplier": 0.5},
     "ConditioningSetAreaPercentage": {"width": 0.5, "height": 1.0, "x": 0.25, "y": 0.0, "strength": 0.7},
     "ConditioningSetTimestepRange": {"start": 0.0, "end": 0.6},
@@ -65,33 +65,33 @@ INPUTS: dict[str, dict[str, Any]] = {
     "UNetTemporalAttentionMultiply": {"self_structural": 0.8, "cross_structural": 1.2},
     "SkipLayerGuidanceSD3": {"layers": "0", "start_percent": 0.0},
 }
-"""What the description of a node does not tell, or where its defaults say little."""
+"""Inputs that the description of a node does not give, or whose defaults have little effect."""
 
 UNKNOWN = "write down in INPUTS how these nodes are used"
 
 PLAIN = ("KSampler", "SamplerCustomAdvanced")
-"""Graphs without the node that is tried."""
+"""Names of the graphs without the node that is tried."""
 
 ONE_SIDED = ("BasicGuider", "CFGOverride", "DualModelGuider", "NAGuidance")
-"""What leaves a picture's model calls without a second side, so that one GPU alone has work."""
+"""Nodes after which a picture's model calls have no second branch, so that only one GPU has work."""
 
 PARTS = 3
-"""Of the nodes, by their names in order: the quick run takes the first of each three."""
+"""Number of parts of the list of nodes: the quick run takes every third node by name."""
 
 ELSEWHERE = {"TorchCompileModel"}
-"""What test_quantised and test_stock_nodes_on_flux compare, because it takes as long as all others."""
+"""Nodes that test_quantised and test_stock_nodes_on_flux compare, because one such node takes as long as all others."""
 
 SOUND: Mapping[str, Any] = {"audio_encoder_output": ["sound", 0]}
 MADE_FOR: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "HunyuanImageToVideo": ("hunyuan_i2v", {}),
-    "HunyuanVideo15ImageToVideo": ("hunyuan15", {"start_image": None}),  # whose VAE has one size only
+    "HunyuanVideo15ImageToVideo": ("hunyuan15", {"start_image": None}),  # its VAE has only one size
     "HunyuanVideo15SuperResolution": ("meanflow", {"start_image": None}),
     "Kandinsky5ImageToVideo": ("kandinsky", {}),
     "LTXVAddGuide": ("ltxv", {}),
     "LTXVCropGuides": ("ltxv", {}),
     "LTXVImgToVideo": ("ltxv", {}),
     "Wan22FunControlToVideo": ("wan_i2v", {}),
-    "WanAnimateToVideo": ("animate", {"face_video": None}),  # whose encoder takes gigabytes
+    "WanAnimateToVideo": ("animate", {"face_video": None}),  # its encoder takes gigabytes
     "WanCameraImageToVideo": ("camera", {}),
     "WanDancerVideo": ("dancer", SOUND),
     "WanFirstLastFrameToVideo": ("wan_i2v", {}),
@@ -108,17 +108,19 @@ MADE_FOR: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "WanUni3CControlnetApply": ("wan", {"model_patch": ["uni3c", 0]}),
     "WanVaceToVideo": ("vace", {}),
 }
-"""Nodes that say nothing on FLUX.1: the model that each is made for, and inputs as in INPUTS."""
+"""Nodes that have no effect on FLUX.1: the model for which each is made, and inputs as in INPUTS."""
 
 NOT_BESIDE_PLAIN = ("LTXVAddGuide", "LTXVCropGuides", "WanAnimateToVideo", "WanHuMoImageToVideo", "WanVaceToVideo")
-"""What makes the video longer, does nothing where there is nothing to crop, or gives HuMo sound of the video's length."""
+"""Nodes with no plain graph to compare: they make the video longer, find nothing to crop, or give HuMo sound of the video's
+length.
+"""
 
 ENCODERS = {
     "s2v": {"layers": 25, "width": 1024},
     "humo": {"layers": 33, "width": 1280},
     "dancer": {"layers": 1, "width": 8},
 }
-"""What the encoders of sound of these models give."""
+"""The layers and the width of the sound encoders' outputs for these models."""
 
 EMPTY = {
     "hunyuan15": "EmptyHunyuanVideo15Latent",
@@ -132,14 +134,14 @@ LISTS = {
     "refused": "Refused:",
     "not applicable": "Where ComfyUI's own fails",
 }
-"""How the page's lists of nodes begin."""
+"""The titles of the page's lists of nodes, by outcome."""
 
 
 ON_FLUX = "FLUX.1"
 
 
 def on_the_page() -> dict[str, set[str]]:
-    """The nodes that the page lists, by outcome."""
+    """Return the nodes that the page lists, by outcome."""
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
     found = {}
     for outcome, title in LISTS.items():
@@ -150,12 +152,12 @@ def on_the_page() -> dict[str, set[str]]:
 
 
 def outcome(server: ComfyUI, plain: QueuedRun, stock: QueuedRun | None, own: QueuedRun) -> tuple[str, str]:
-    """How two runs of a graph compare, in a word or two, and the figures or the message.
+    """Compare two runs of a graph; return the outcome in a word or two, and the figures or the message.
 
     Args:
-        plain: without the node, with the stock loader.
-        stock: with the stock loader; None if `own` is refused.
-        own: with Load Parallel FLUX.
+        plain: The run without the node, with the stock loader.
+        stock: The run with the stock loader; None if `own` is refused.
+        own: The run with Load Parallel FLUX.
     """
     if stock is None:
         assert own.error is not None
@@ -177,7 +179,7 @@ def outcome(server: ComfyUI, plain: QueuedRun, stock: QueuedRun | None, own: Que
 
 
 def run_all(server: ComfyUI, graphs: dict[str, Graph], unknown: dict[str, str]) -> dict[str, QueuedRun]:
-    """The runs of many graphs, queued at once. Those that ComfyUI takes no graph with are put into `unknown`."""
+    """Queue many graphs at once and return their runs. Put the names of graphs that ComfyUI does not accept into `unknown`."""
     prompts = {}
     for name, graph in graphs.items():
         try:
@@ -190,13 +192,13 @@ def run_all(server: ComfyUI, graphs: dict[str, Graph], unknown: dict[str, str]) 
 def compared(
     server: ComfyUI, graphs: dict[str, Graph], unknown: dict[str, str], ours: Callable[[Graph], Graph], figures: Path
 ) -> dict[str, str]:
-    """What becomes of each node: graphs with it on a parallel MODEL beside the stock loader's, none of which is different.
+    """Return the outcome of each node, on a parallel MODEL against the stock loader. Fail if any outcome is "different".
 
     Args:
-        graphs: by the node that each is for; of "KSampler" and "SamplerCustomAdvanced" those without any.
-        unknown: gets those that ComfyUI takes no graph with.
-        ours: makes a graph one with a parallel MODEL.
-        figures: is written.
+        graphs: One graph per node, by the node's name; those of "KSampler" and "SamplerCustomAdvanced" have no node to try.
+        unknown: Receives the names of graphs that ComfyUI does not accept.
+        ours: Replaces a graph's MODEL by a parallel MODEL.
+        figures: Path of the file of figures to write.
     """
     own = run_all(server, {name: ours(graph) for name, graph in graphs.items()}, unknown)
     stock = run_all(server, {name: graphs[name] for name, run in own.items() if not refused(name, run)}, unknown)
@@ -251,8 +253,12 @@ def test_every_node_gives_the_same_latent_or_is_refused_by_name(comfyui: ComfyUI
 
 @thorough
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_node_on_sdxl(comfyui: ComfyUI, tmp_path: Path, part: int) -> None:
-    """Which runs whole, under the plan that is chosen: the same latent, or refused by name, or ComfyUI's own fails."""
+def test_every_node_on_sdxl_gives_the_same_latent_or_is_refused_by_name(
+    comfyui: ComfyUI, tmp_path: Path, part: int
+) -> None:
+    """SDXL runs unsharded under the automatic plan: the latent is the same, or a refusal names the node, or ComfyUI's own run
+    fails.
+    """
     models = comfyui.base_dir / "models"
     save_with_prompts(comfyui, "sdxl")
     vae = save_image_vae(models / "vae" / "every-node-sd.safetensors", name="sd").name
@@ -290,8 +296,8 @@ def test_every_node_on_sdxl(comfyui: ComfyUI, tmp_path: Path, part: int) -> None
     assert Counter(was.values())["equal"] > len(was) / 2
 
 
-def test_the_page_counts_its_lists() -> None:
-    """And each node is in one of them."""
+def test_the_page_gives_the_right_counts_of_its_lists() -> None:
+    """Each node is in exactly one list, and the counts on the page are the lengths of the lists."""
     page = on_the_page()
     text = PAGE.read_text(encoding="utf-8")
     counts = [int(count) for count in re.findall(r"^\|.+\| (\d+) \|$", text, re.MULTILINE)]
@@ -302,7 +308,7 @@ def test_the_page_counts_its_lists() -> None:
 
 @pytest.fixture(scope="module")
 def families(comfyui: ComfyUI) -> Mapping[str, Graph]:
-    """For each model that nodes are made for the graph that they are put into."""
+    """Provide the base graph of each model for which nodes are made."""
     vaes = comfyui.base_dir / "models" / "vae"
     save_wan_vae(vaes / "every-node-wan.safetensors")
     save_comfy_vae(vaes / "every-node-ltxv.safetensors", "ltx2")
@@ -323,7 +329,7 @@ def families(comfyui: ComfyUI) -> Mapping[str, Graph]:
 
 @thorough
 @pytest.mark.parametrize("kind", MADE_FOR)
-def test_a_node_on_the_model_that_it_is_made_for(
+def test_a_node_on_the_model_for_which_it_is_made_gives_the_listed_outcome(
     kind: str, comfyui: ComfyUI, families: Mapping[str, Graph], latent_of: LatentOf
 ) -> None:
     name, given = MADE_FOR[kind]

@@ -19,11 +19,11 @@ from tests.support.tiny.family import HEADS
 pytestmark = thorough
 
 BLOCKS: Mapping[str, int] = {"flux2": 3, "wan": 3, "wan_i2v": 3, "wan22_5b": 3, "vace": 4}
-"""The families that ComfyUI finds in a tiny file, and the most stages that each can have."""
+"""The families that ComfyUI recognises in a tiny file, and the largest number of stages of each."""
 
 
 def plans() -> Iterator[dict[str, Any]]:
-    """All products that there are heads for, with a warm-up over all steps; those without stages with sharded weights too."""
+    """Yield all products that the heads allow, with a warm-up over all steps; those without stages also with sharded weights."""
     for workers in (2, 3, 4):
         for degrees in itertools.product((1, 2), *[range(1, workers + 1)] * 3):
             cfg, pipefusion, ring, ulysses = degrees
@@ -36,7 +36,7 @@ def plans() -> Iterator[dict[str, Any]]:
 
 
 def name_of(plan: Any) -> str | None:
-    """Such as `cfg 2 ring 2`."""
+    """Return the degrees above 1 as the test's id, for example `cfg 2 ring 2`."""
     if not isinstance(plan, dict):
         return None
     degrees = (f"{name} {plan[name]}" for name in ("cfg", "pipefusion", "ring", "ulysses") if plan[name] > 1)

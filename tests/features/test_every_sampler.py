@@ -16,7 +16,7 @@ from tests.support.sampler_names import LOCAL, NOT_LOCAL
 from tests.support.selection import pairwise, thorough
 
 QUICK = ("euler", "dpmpp_2m_sde", "uni_pc", "dpm_fast", "sa_solver_pece", "euler_ancestral_cfg_pp")
-"""Those of which one has what no other has: noise, a path, a sigma that is written, steps of its own, weights, both sides."""
+"""Six samplers with one special trait each: noise, a path, a sigma that it writes, steps of its own, weights, both branches."""
 
 PLANS: dict[str, dict[str, Any]] = {
     "ulysses2": {"devices": "cpu:2", "cfg": 1, "ulysses": 2, "ring": 1},
@@ -26,7 +26,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 SCHEDULERS = ("simple", "beta", "karras", "normal")
 SIZE = {"width": 40, "height": 56}
-"""Of FLUX.1; a sampler does not depend on it."""
+"""The picture's size for FLUX.1; a sampler does not depend on the size."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,7 +35,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def job(model: str, plan: str, **settings: Any) -> tuple[Graph, Graph]:
-    """The stock graph, and the same on workers."""
+    """Return the stock graph, and the same graph on workers."""
     if model == "wan":
         graph = graph_of(model, **{"steps": 4, **settings})
         return graph, spread(graph, **PLANS[plan])
@@ -52,22 +52,27 @@ def check(latent_of: LatentOf, stock: Graph, spread_out: Graph) -> None:
 
 
 @pairwise(sampler=QUICK, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
-def test_samplers(latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str) -> None:
+def test_samplers_of_the_quick_run_give_the_stock_latent(
+    latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str
+) -> None:
     check(latent_of, *job(model, plan, sampler_name=sampler, scheduler=scheduler))
 
 
-@thorough  # tests/denoise/test_samplers.py compares each with ComfyUI's, call by call, whole and in patches
+# tests/denoise/test_samplers.py compares each sampler with ComfyUI's, call by call, on the whole picture and in patches
+@thorough
 @pairwise(
     sampler=tuple(name for name in LOCAL if name not in QUICK),
     scheduler=SCHEDULERS,
     model=("flux1", "wan"),
     plan=(*PLANS,),
 )
-def test_the_other_samplers(latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str) -> None:
+def test_all_other_samplers_give_the_stock_latent(
+    latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str
+) -> None:
     check(latent_of, *job(model, plan, sampler_name=sampler, scheduler=scheduler))
 
 
-def test_no_sampler_is_missing(comfyui: ComfyUI) -> None:
+def test_all_samplers_of_comfyuis_list_are_known(comfyui: ComfyUI) -> None:
     for kind in ("KSampler", "ParallelSampler"):
         (known, *more) = comfyui.object_info(kind)["input"]["required"]["sampler_name"]
         listed = known if isinstance(known, list) else more[0]["options"]
@@ -80,13 +85,13 @@ BATCH = {"devices": "cpu:2", "data": 2, "cfg": 1, "ulysses": 1, "ring": 1}
 
 
 @pytest.mark.parametrize("sampler", ["sa_solver", pytest.param("euler_cfg_pp", marks=thorough)])
-def test_a_batch_over_data_ranks(latent_of: LatentOf, sampler: str) -> None:
-    """What is drawn, or read of the negative, is the whole batch's."""
+def test_a_batch_over_data_ranks_gives_the_stock_latent(latent_of: LatentOf, sampler: str) -> None:
+    """The noise that a sampler draws and the negative prediction that it reads are those of the whole batch."""
     graph = ksampler_graph(FLUX1, **SIZE, batch=3, cfg=2.0, sampler=sampler)
     check(latent_of, graph, parallel(graph, sampler=True, **BATCH))
 
 
-def test_a_mask_of_a_video(latent_of: LatentOf) -> None:
+def test_a_mask_of_a_video_gives_the_stock_latent(latent_of: LatentOf) -> None:
     graph = masked(graph_of("wan", sampler_name="uni_pc", steps=4), 10, 9, 3)
     assert relative_error(latent_of(graph_of("wan", sampler_name="uni_pc", steps=4)), latent_of(graph)) > TOLERANCE
     check(latent_of, graph, spread(graph, **PLANS["ulysses2"]))
@@ -98,8 +103,8 @@ def test_cfg_pp_uses_the_negative_at_cfg_1(latent_of: LatentOf) -> None:
 
 
 @pytest.mark.parametrize("cache", ["EasyCache", "LazyCache"])
-def test_a_step_cache(comfyui: ComfyUI, latent_of: LatentOf, cache: str) -> None:
-    """The same calls are skipped."""
+def test_a_step_cache_skips_the_same_calls(comfyui: ComfyUI, latent_of: LatentOf, cache: str) -> None:
+    """The same calls are skipped, so the latent equals the stock loader's."""
     settings = {"reuse_threshold": 0.5, "start_percent": 0.15, "end_percent": 0.95, "verbose": False}
     stock = ksampler_graph(FLUX1, **SIZE, steps=8, cfg=2.0, sampler="euler_cfg_pp")
     plain, graph = stock, insert_after_model(stock, cache, **settings)
@@ -110,7 +115,7 @@ def test_a_step_cache(comfyui: ComfyUI, latent_of: LatentOf, cache: str) -> None
 ADAPTIVE = "the sampler dpm_adaptive, which takes a norm of the latent"
 
 
-def test_what_looks_at_the_latent_goes_one_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_sampler_that_reads_the_latent_runs_one_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
     run, log = queue_logged(comfyui, parallel(graph, **PLANS["ulysses2"]))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
@@ -118,7 +123,7 @@ def test_what_looks_at_the_latent_goes_one_call_at_a_time(comfyui: ComfyUI, late
     assert "choose another sampler, such as euler or dpmpp_2m" in log
 
 
-def test_parallel_sampler_refuses_it(comfyui: ComfyUI) -> None:
+def test_parallel_sampler_refuses_a_sampler_that_reads_the_latent(comfyui: ComfyUI) -> None:
     graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
     assert refused(comfyui, parallel(graph, sampler=True, **PLANS["ulysses2"])) == (
         f"Parallel Sampler does not support {ADAPTIVE}: choose another sampler, such as euler or dpmpp_2m, or KSampler, which is "
@@ -126,8 +131,8 @@ def test_parallel_sampler_refuses_it(comfyui: ComfyUI) -> None:
     )
 
 
-def test_cfg_pp_in_patches(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """Its sides are sent to each patch's sampler, and with two workers for the sides from both."""
+def test_cfg_pp_in_patches_equals_one_workers_patches(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """Each patch's sampler receives both branches; with two workers for the branches, from both workers."""
     graph = ksampler_graph(FLUX1, **SIZE, steps=5, cfg=2.0, sampler="euler_cfg_pp")
     stale = {"patches": 3, "warmup_steps": 1, "ulysses": 1, "ring": 1}
     one = parallel(graph, sampler=True, devices="cpu", pipefusion=1, cfg=1, **stale)
@@ -143,15 +148,17 @@ def test_every_step_shows_progress_and_a_preview(comfyui: ComfyUI) -> None:
     assert run.previews == 5
 
 
-def test_guidance_that_is_changed(latent_of: LatentOf) -> None:
-    """CFGNorm and CFGZeroStar, before what a CFG++ sampler reads, over data ranks that hold parts of the batch."""
+def test_cfg_norm_and_cfg_zero_star_over_data_ranks_give_the_stock_latent(latent_of: LatentOf) -> None:
+    """CFGNorm and CFGZeroStar change the guidance before a CFG++ sampler reads it, over data ranks that hold parts of the
+    batch.
+    """
     plain = ksampler_graph(FLUX1, **SIZE, batch=2, cfg=3.0, sampler="euler_cfg_pp")
     graph = insert_after_model(insert_after_model(plain, "CFGNorm", strength=0.9), "CFGZeroStar")
     assert relative_error(latent_of(plain), latent_of(graph)) > 1e-2
     check(latent_of, graph, parallel(graph, sampler=True, **BATCH))
 
 
-def test_a_guidance_that_needs_the_whole_picture_is_one_call_at_a_time_with_pipefusion(
+def test_guidance_that_needs_the_whole_picture_runs_one_call_at_a_time_with_pipefusion(
     comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
     graph = insert_after_model(ksampler_graph(FLUX1, **SIZE, cfg=2.0), "CFGNorm", strength=1.0)

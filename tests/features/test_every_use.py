@@ -1,4 +1,4 @@
-"""What every family is used for, a LoRA, a mask, image to image and a batch, through a real ComfyUI against its own loader."""
+"""Common uses of every family, a LoRA, a mask, image to image and a batch, through a real ComfyUI against its own loader."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "diffusion_model.img_in",
     ),
 }
-"""Layers that a LoRA changes: fused ones too where the family has some."""
+"""Layers that a LoRA changes, including fused ones where the family has them."""
 
 LATENT: Mapping[str, tuple[int, ...]] = {name: TINY[name].latent for name in ("flux2", *WAN)} | dict.fromkeys(
     TEXT, (16, 10, 14)
@@ -65,7 +65,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def job(name: str) -> Graph:
-    """Of noise alone."""
+    """Return the graph of a family that denoises from pure noise."""
     of = name if name in TINY else "wan"
     graph = graph_of(of, steps=2)
     graph["model"]["inputs"]["unet_name"] = f"{name}.safetensors"
@@ -75,7 +75,7 @@ def job(name: str) -> Graph:
 
 
 def used(graph: Graph, name: str, use: str) -> Graph:
-    """The job with one of USES."""
+    """Return the graph with one of USES."""
     if use == "LoRA":
         return with_lora(graph, name, 0.8)
     if use == "mask":

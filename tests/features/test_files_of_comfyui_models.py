@@ -1,4 +1,4 @@
-"""Files as users have them, LoRA and types for ComfyUI's own models: Load Parallel Diffusion Model against the stock loader."""
+"""Model files of all forms, LoRA and dtypes for ComfyUI's own models: Load Parallel Diffusion Model against the stock loader."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def of_file(name: str, form: str, **settings: Any) -> Graph:
-    """A small job with a file."""
+    """Return a small graph with a file of this form."""
     graph = graph_of(name, **{"steps": 2} | settings)
     graph["model"]["inputs"]["unet_name"] = f"{name}-{form}.safetensors"
     return graph
 
 
 def check(latent_of: LatentOf, graph: Graph, plan: dict[str, Any], file: str | None = None) -> None:
-    """A graph's result on workers, from another file if one is given, is the stock loader's."""
+    """Check that a graph's latent on workers, from another file if one is given, equals the stock loader's."""
     ours = spread(graph, **plan)
     if file is not None:
         ours["model"]["inputs"]["unet_name"] = file
@@ -92,7 +92,7 @@ def check(latent_of: LatentOf, graph: Graph, plan: dict[str, Any], file: str | N
         )
     ],
 )
-def test_types_of_files(latent_of: LatentOf, form: str, name: str, plan: str) -> None:
+def test_files_of_every_dtype_give_the_stock_latent(latent_of: LatentOf, form: str, name: str, plan: str) -> None:
     check(latent_of, of_file(name, form), PLANS[plan])
 
 
@@ -106,13 +106,15 @@ def test_types_of_files(latent_of: LatentOf, form: str, name: str, plan: str) ->
         pytest.param(Type.Q4_K, "wan", "streamed", marks=thorough),
     ],
 )
-def test_gguf_files(latent_of: LatentOf, kind: Type, name: str, plan: str) -> None:
+def test_gguf_files_give_the_stock_latent_of_their_values(
+    latent_of: LatentOf, kind: Type, name: str, plan: str
+) -> None:
     """ComfyUI runs the values that the gguf package itself expands."""
     check(latent_of, of_file(name, f"{kind.name}-values"), PLANS[plan], f"{name}-{kind.name}.gguf")
 
 
 @pytest.mark.parametrize("name", [pytest.param("flux2", marks=thorough), "wan"])
-def test_weight_dtype_of_the_loader(latent_of: LatentOf, name: str) -> None:
+def test_the_loaders_weight_dtype_gives_the_stock_latent(latent_of: LatentOf, name: str) -> None:
     graph = graph_of(name, steps=2)
     graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
     check(latent_of, graph, PLANS["sharded"])
@@ -122,8 +124,8 @@ def test_weight_dtype_of_the_loader(latent_of: LatentOf, name: str) -> None:
 
 
 @product(plan=PLANS, name=NAMES, model=["", "fp8", "Q4_K"])
-def test_lora(latent_of: LatentOf, plan: dict[str, Any], name: str, model: str) -> None:
-    """On weights of every kind; on GGUF as on the stock loader with their values in fp32."""
+def test_a_lora_gives_the_stock_latent(latent_of: LatentOf, plan: dict[str, Any], name: str, model: str) -> None:
+    """The latent equals the stock loader's on weights of every kind; for GGUF the stock loader has the values in fp32."""
     form = "Q4_K-values" if model == "Q4_K" else model
     graph = of_file(name, form) if form else graph_of(name, steps=2)
     stock = with_lora(graph, name, 0.8)
@@ -132,7 +134,7 @@ def test_lora(latent_of: LatentOf, plan: dict[str, Any], name: str, model: str) 
 
 
 @pytest.mark.parametrize("plan", ["stages", *(pytest.param(plan, marks=thorough) for plan in ("ulysses", "sharded"))])
-def test_another_strength_reads_nothing_again(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
+def test_another_lora_strength_loads_no_weights_again(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
     graphs = [with_lora(graph_of("wan", seed=90), "wan", strength) for strength in (0.8, -0.5)]
     expected = [latent_of(graph) for graph in graphs]
     comfyui.queue(spread(graph_of("wan", seed=91), **PLANS[plan]), timeout=300).check()
@@ -144,7 +146,7 @@ def test_another_strength_reads_nothing_again(comfyui: ComfyUI, latent_of: Laten
 
 
 def save_partly_applied(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a LoRA of Wan of which ComfyUI applies two changes and leaves all others out, on every kind of parameter."""
+    """Write a LoRA of Wan with changes for every kind of parameter, of which ComfyUI applies two and omits all others."""
     layer = "diffusion_model.blocks.{}"
     hidden = tensors["blocks.0.self_attn.q.weight"].shape[0]
     factors = draw(hidden, 4, seed=60), 0.5 * draw(4, hidden, seed=61) / hidden**0.5
@@ -173,7 +175,7 @@ def save_partly_applied(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("plan", [{"devices": "cpu:1"}, PLANS["sharded"]], ids=["alone", "sharded"])
-def test_what_comfyui_leaves_out_of_a_lora_is_left_out_and_said(
+def test_lora_changes_that_comfyui_omits_are_omitted_with_a_message(
     comfyui: ComfyUI, latent_of: LatentOf, plan: dict[str, Any]
 ) -> None:
     folder = comfyui.base_dir / "models"
@@ -194,13 +196,13 @@ def test_what_comfyui_leaves_out_of_a_lora_is_left_out_and_said(
 
 
 def in_bf16(graph: Graph) -> Graph:
-    """With bf16 as the type of the computation."""
+    """Set the compute dtype of the graph's model to bf16."""
     return insert_after_model(graph, "ModelComputeDtype", dtype="bf16")
 
 
 @product(name=NAMES, plan={"ulysses": PLANS["ulysses"], "stages": PLANS["stages"]})
-def test_bf16(latent_of: LatentOf, name: str, plan: dict[str, Any]) -> None:
-    """One worker gives ComfyUI's own bits, several are no further from fp32."""
+def test_bf16_is_as_close_to_fp32_as_comfyuis(latent_of: LatentOf, name: str, plan: dict[str, Any]) -> None:
+    """One worker gives ComfyUI's own bits; the result of several workers is at most 1.5 times as far from fp32 as ComfyUI's."""
     graph = graph_of(name)
     exact, stock = latent_of(graph), latent_of(in_bf16(graph))
     assert torch.equal(latent_of(spread(in_bf16(graph), "cpu:1")), stock)

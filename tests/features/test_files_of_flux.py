@@ -1,4 +1,4 @@
-"""Files as users have them: a parallel denoise against ComfyUI's KSampler on the same file, or on the same values."""
+"""Model files of all forms: a parallel denoise against ComfyUI's KSampler on the same file, or on the same values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 FULL = ("full-bf16", "full-fp8", "full-scaled")
 PLAIN: dict[str, Any] = {"heads": 2, "seed": 3}
-"""NARROW's weights, before they are quantised."""
+"""Settings of NARROW's weights before their quantisation."""
 
 GGUF_TYPES = (Type.Q8_0, Type.Q4_0, Type.Q5_K, Type.Q4_K, Type.Q6_K, Type.F16)
 
@@ -79,12 +79,12 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def small(model: str, **settings: Any) -> Graph:
-    """A job of 72x104 pixels, an odd latent of 9x13."""
+    """Return a graph of 72x104 pixels, an odd latent of 9x13."""
     return ksampler_graph(model, width=72, height=104, **{"steps": STEPS, "cfg": 2.0} | settings)
 
 
 def in_workers(graph: Graph, plan: str, choice: str | None = None, **settings: Any) -> Graph:
-    """The graph in two workers, with another choice in the loader if given."""
+    """Return the graph on two workers, with another choice in the loader if one is given."""
     graph = parallel(graph, "cpu:2", sampler=True, **PLANS[plan] | settings)
     if choice is not None:
         graph["model"]["inputs"]["unet_name"] = choice
@@ -93,7 +93,7 @@ def in_workers(graph: Graph, plan: str, choice: str | None = None, **settings: A
 
 @pytest.fixture
 def error(latent_of: LatentOf) -> Callable[..., float]:
-    """The relative L2 error of a graph in the workers."""
+    """Provide a function that returns the relative L2 error of a graph on the workers."""
 
     def compute(graph: Graph, plan: str, choice: str | None = None, **settings: Any) -> float:
         return relative_error(latent_of(in_workers(graph, plan, choice, **settings)), latent_of(graph))
@@ -113,7 +113,7 @@ def error(latent_of: LatentOf) -> Callable[..., float]:
         ("scaled-metadata", "ulysses"),
     ],
 )
-def test_fp8_files(error, model, plan):
+def test_fp8_files_give_the_stock_latent(error, model, plan):
     assert error(small(model), plan) <= TOLERANCE
 
 
@@ -121,14 +121,14 @@ def test_fp8_files(error, model, plan):
     ("kind", "plan"),
     [
         (Type.Q4_K, "ulysses"),
-        # every type bit for bit: tests/weights/test_formats.py
+        # tests/weights/test_formats.py tests every type bit for bit
         *(pytest.param(kind, "ulysses", marks=thorough) for kind in GGUF_TYPES if kind != Type.Q4_K),
         (Type.Q4_K, "sharded"),
         (Type.Q8_0, "sharded"),
         (Type.Q6_K, "stages"),
     ],
 )
-def test_gguf_files(error, kind, plan):
+def test_gguf_files_give_the_stock_latent_of_their_values(error, kind, plan):
     """ComfyUI runs the values that the gguf package itself expands."""
     assert error(small(f"{kind.name}-values"), plan, f"{kind.name}.gguf") <= TOLERANCE
 
@@ -137,8 +137,8 @@ def test_gguf_files(error, kind, plan):
     file=[("e4m3fn", None), ("scaled-old", None), ("scaled-metadata", None), ("Q8_0-values", "Q8_0.gguf")],
     dtype={"fp32": None, "bf16": "bf16"},
 )
-def test_quantised_files_cost_no_more_than_they_cost_comfyui(latent_of, file, dtype):
-    """Measured from the result of the weights before they were quantised."""
+def test_quantised_files_lose_no_more_precision_than_in_comfyui(latent_of, file, dtype):
+    """The error is relative to the latent of the weights before their quantisation."""
     model, choice = file
     exact = latent_of(small(NARROW))
     graph = small(model)
@@ -151,28 +151,28 @@ def test_quantised_files_cost_no_more_than_they_cost_comfyui(latent_of, file, dt
 
 
 @pytest.mark.parametrize("plan", [pytest.param("ulysses", marks=thorough), "sharded"])
-def test_a_diffusers_folder_of_shards(error, plan):
+def test_a_diffusers_folder_of_shards_gives_the_stock_latent(error, plan):
     assert error(small("diffusers-single"), plan, "diffusers-shards") <= TOLERANCE
 
 
-def test_a_folder_of_a_whole_pipeline_and_a_file_with_diffusers_names(error):
+def test_a_pipeline_folder_and_a_file_with_diffusers_names_give_the_stock_latent(error):
     assert error(small("pipeline"), "ulysses", "diffusers/pipeline") <= TOLERANCE
     assert error(small("pipeline"), "stages") <= TOLERANCE
 
 
 @pytest.mark.parametrize(("form", "plan"), list(zip(FULL, PLANS, strict=True)))
-def test_full_checkpoints(error, form, plan):
+def test_full_checkpoints_give_the_stock_latent(error, form, plan):
     assert error(small(form), plan, f"checkpoints/{form}.safetensors") <= TOLERANCE
 
 
 @pytest.mark.parametrize("weight_dtype", [pytest.param("fp8_e4m3fn", marks=thorough), "fp8_e4m3fn_fast", "fp8_e5m2"])
-def test_weight_dtypes_of_load_diffusion_model(error, weight_dtype):
+def test_weight_dtypes_of_load_diffusion_model_give_the_stock_latent(error, weight_dtype):
     graph = small(NARROW_DEV)
     graph["model"]["inputs"]["weight_dtype"] = weight_dtype
     assert error(graph, "sharded") <= TOLERANCE
 
 
-def test_every_choice_is_offered(comfyui: ComfyUI):
+def test_the_loader_offers_every_form_of_file(comfyui: ComfyUI):
     choices = comfyui.object_info("LoadParallelFlux")["input"]["required"]["unet_name"]
     offered = choices[1]["options"] if choices[0] == "COMBO" else choices[0]
     expected = (
@@ -188,7 +188,7 @@ def test_every_choice_is_offered(comfyui: ComfyUI):
 # -- while loading
 
 
-def test_loading_is_told_on_the_node_and_can_be_cancelled(comfyui: ComfyUI, latent_of: LatentOf):
+def test_the_node_shows_loading_and_can_cancel_it(comfyui: ComfyUI, latent_of: LatentOf):
     plan = {"pipefusion": 1, "ulysses": 2}
     before = small(NARROW_DEV, seed=31)
     assert relative_error(latent_of(in_workers(before, "ulysses", **plan)), latent_of(before)) <= TOLERANCE
@@ -213,7 +213,7 @@ def test_loading_is_told_on_the_node_and_can_be_cancelled(comfyui: ComfyUI, late
 
 
 def referring(graph: Graph, sizes: list[tuple[int, int]], method: str | None = None, side: str = "positive") -> Graph:
-    """With reference latents behind a prompt; a size is that of the latent, height first."""
+    """Add reference latents after a prompt. A size is that of the latent, height first."""
     graph = copy.deepcopy(graph)
     source = [side, 0]
     for number, (height, width) in enumerate(sizes):
@@ -240,23 +240,23 @@ def referring(graph: Graph, sizes: list[tuple[int, int]], method: str | None = N
         ([(8, 8), (7, 5)], "uxo/uno", "ulysses"),
     ],
 )
-def test_kontext_with_reference_latents(error, sizes, method, plan):
+def test_kontext_with_reference_latents_gives_the_stock_latent(error, sizes, method, plan):
     assert error(referring(small(NARROW_DEV), sizes, method), plan) <= TOLERANCE
 
 
-def test_references_of_both_sides_and_a_batch_over_a_ring(error):
+def test_references_of_both_branches_and_a_batch_over_a_ring_give_the_stock_latent(error):
     graph = referring(referring(small(NARROW_DEV, batch=2), [(16, 24)]), [(7, 5)], side="negative")
     assert error(graph, "ulysses", ulysses=1, ring=2) <= TOLERANCE
 
 
-def test_reference_latents_one_forward_at_a_time(latent_of):
+def test_reference_latents_one_model_call_at_a_time_give_the_stock_latent(latent_of):
     graph = step_by_step(referring(small(NARROW_DEV), [(16, 24), (7, 5)]))
     swapped = in_workers(graph, "ulysses")
     swapped["sampler"]["class_type"] = "KSampler"
     assert relative_error(latent_of(swapped), latent_of(graph)) <= TOLERANCE
 
 
-def test_references_and_their_method_matter(latent_of):
+def test_references_and_their_method_change_the_latent(latent_of):
     plain = small(NARROW_DEV)
     one, other = (referring(plain, [(16, 24), (7, 5)], method) for method in ("offset", "index"))
     assert relative_error(latent_of(in_workers(one, "ulysses")), latent_of(plain)) > DIFFERENT
@@ -271,7 +271,7 @@ def test_a_reference_method_that_is_not_supported_is_refused_by_name(comfyui: Co
 
 
 def with_picture(graph: Graph, class_type: str, **inputs: Any) -> Graph:
-    """With a node between prompts and sampler that takes a picture."""
+    """Insert a node between prompts and sampler that takes a picture."""
     graph = copy.deepcopy(graph)
     graph["vae"] = node("VAELoader", vae_name="taef1")
     graph["picture"] = node("LoadImage", image="picture.png")
@@ -286,21 +286,21 @@ def with_picture(graph: Graph, class_type: str, **inputs: Any) -> Graph:
 
 
 def filling(graph: Graph, noise_mask: bool) -> Graph:
-    """With InpaintModelConditioning."""
+    """Insert InpaintModelConditioning with a picture and its mask."""
     graph = with_picture(graph, "InpaintModelConditioning", mask=["mask", 0], noise_mask=noise_mask)
     return graph | {"mask": node("LoadImageMask", image="picture.png", channel="red")}
 
 
 @pytest.mark.parametrize(("noise_mask", "plan"), [(True, "ulysses"), (False, "stages"), (True, "sharded")])
-def test_fill(error, noise_mask, plan):
+def test_fill_gives_the_stock_latent(error, noise_mask, plan):
     assert error(filling(small("fill"), noise_mask), plan) <= TOLERANCE
 
 
-def test_canny_and_depth_models(error):
+def test_canny_and_depth_models_give_the_stock_latent(error):
     assert error(with_picture(small("canny"), "InstructPixToPixConditioning"), "ulysses") <= TOLERANCE
 
 
-def test_fill_without_a_picture_and_one_forward_at_a_time(error, latent_of):
+def test_fill_without_a_picture_and_one_model_call_at_a_time_gives_the_stock_latent(error, latent_of):
     assert error(small("fill"), "ulysses") <= TOLERANCE
     graph = step_by_step(filling(small("fill"), True))
     swapped = in_workers(graph, "ulysses")

@@ -1,4 +1,4 @@
-"""The same picture: a parallel denoise against ComfyUI's own KSampler on the same file in the same server.
+"""A parallel denoise gives the same picture as ComfyUI's own KSampler on the same file in the same server.
 
 Tests are in order of the workers' devices, because each change of devices starts new workers.
 """
@@ -26,7 +26,7 @@ from tests.support.tiny.flux import save_conditioning, save_flux
 
 TOLERANCE = 1e-5
 DIFFERENT = 1e-2
-"""What two results that should differ differ by at least: far above any numerical noise."""
+"""Smallest relative error between two results that should differ: far above any numerical noise."""
 
 
 class Plan(NamedTuple):
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
         return f"ulysses{self.ulysses}-ring{self.ring}"
 
     def __call__(self, graph: Graph, *, sampler: bool = True) -> Graph:
-        """The graph with this plan's workers in it and, unless told otherwise, Parallel Sampler."""
+        """Return the graph on this plan's workers, with Parallel Sampler unless `sampler` is false."""
         devices = f"cpu:{self.ulysses * self.ring}"
         return parallel(graph, devices, sampler=sampler, ulysses=self.ulysses, ring=self.ring)
 
@@ -53,13 +53,13 @@ Error = Callable[[Graph, Plan], float]
 
 @pytest.fixture
 def error(latent_of: LatentOf) -> Error:
-    """Runs a graph as it is and with a plan; returns the relative L2 error of the plan's latent."""
+    """Provide a function that runs a graph without and with a plan and returns the relative L2 error of the plan's latent."""
     return lambda graph, plan: relative_error(latent_of(plan(graph)), latent_of(graph))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
-    """Files beside those all tests share."""
+    """Save the files that only this module's tests use."""
     models = comfyui.base_dir / "models" / "diffusion_models"
     save_flux(models / "tiny-8-heads.safetensors", heads=8, single_blocks=1, seed=3)
     save_flux(models / "tiny-fp16.safetensors", dtype=torch.float16)
@@ -79,29 +79,29 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def odd(model: str = "tiny-schnell", **settings: Any) -> Graph:
-    """Two steps of 88x136 pixels, an odd latent of 11x17, with 37 text tokens unless told otherwise."""
+    """Return a graph of two steps of 88x136 pixels, an odd latent of 11x17, with 37 text tokens by default."""
     return ksampler_graph(model, width=88, height=136, **{"steps": 2} | settings)
 
 
 def small(model: str = "tiny-schnell", **settings: Any) -> Graph:
-    """A job of 72x104 pixels, an odd latent of 9x13."""
+    """Return a graph of 72x104 pixels, an odd latent of 9x13."""
     return ksampler_graph(model, width=72, height=104, **settings)
 
 
 def guided(graph: Graph, guidance: float | None) -> Graph:
-    """With FluxGuidance behind the positive prompt, or FluxDisableGuidance if None."""
+    """Insert FluxGuidance after the positive prompt, or FluxDisableGuidance if `guidance` is None."""
     if guidance is None:
         return insert_after(graph, "positive", "FluxDisableGuidance", "conditioning")
     return insert_after(graph, "positive", "FluxGuidance", "conditioning", guidance=guidance)
 
 
 def image_to_image(batch: int = 1, denoise: float = 0.6, **settings: Any) -> Graph:
-    """A small job on a random latent."""
+    """Return a small graph that denoises a random latent."""
     return small(denoise=denoise, **settings) | {"latent": node("LoadLatent", latent=f"random-{batch}.latent")}
 
 
 def masked(graph: Graph) -> Graph:
-    """With a mask of 0, 0.5 and 1 in different places."""
+    """Add a mask with regions of 0, 0.5 and 1."""
     graph = insert_after(graph, "latent", "SetLatentNoiseMask", "samples", mask=["mask", 0])
     add = {"y": 0, "operation": "add"}
     return graph | {
@@ -113,13 +113,13 @@ def masked(graph: Graph) -> Graph:
 
 
 def masked_by_image(graph: Graph) -> Graph:
-    """With a mask of random greys."""
+    """Add a mask of random greys."""
     graph = insert_after(graph, "latent", "SetLatentNoiseMask", "samples", mask=["mask", 0])
     return graph | {"mask": node("LoadImageMask", image="mask-a.png", channel="red")}
 
 
 def masked_one_by_one(graph: Graph) -> Graph:
-    """With a mask of its own for each of two images."""
+    """Add a batch of two different masks, one for each of two images."""
     graph = insert_after(graph, "latent", "SetLatentNoiseMask", "samples", mask=["mask", 0])
     return graph | {
         "image a": node("LoadImage", image="mask-a.png"),
@@ -136,29 +136,29 @@ JOBS: dict[str, Graph] = {
     "520x264-text-of-512": ksampler_graph("tiny-schnell", positive="cond-512", width=520, height=264, steps=2),
     "sde-mask-batch-2": masked(image_to_image(batch=2, sampler="dpmpp_2m_sde", scheduler="beta", steps=5)),
 }
-"""What every number of workers has to get right."""
+"""The jobs that every number of workers must compute exactly."""
 
 
-# -- the yardstick itself
+# -- checks of the oracle itself
 
 
-def test_another_seed_is_another_picture(latent_of):
+def test_another_seed_gives_another_picture(latent_of):
     assert relative_error(latent_of(ULYSSES_2(odd(seed=8))), latent_of(odd(seed=7))) > DIFFERENT
 
 
-def test_the_negative_matters_at_cfg_2(latent_of):
+def test_the_negative_changes_the_latent_at_cfg_2(latent_of):
     graph, other = odd(cfg=2.0), odd(cfg=2.0, negative="cond-256")
     assert relative_error(latent_of(ULYSSES_2(other)), latent_of(graph)) > DIFFERENT
     assert relative_error(latent_of(ULYSSES_2(odd(cfg=1.0))), latent_of(graph)) > DIFFERENT
 
 
-def test_guidance_matters_on_dev(latent_of):
+def test_guidance_changes_the_latent_on_dev(latent_of):
     graph = odd("tiny-dev")
     for guidance in (1.5, None):
         assert relative_error(latent_of(ULYSSES_2(guided(graph, guidance))), latent_of(graph)) > DIFFERENT
 
 
-def test_the_mask_matters(latent_of):
+def test_the_mask_changes_the_latent(latent_of):
     plain = image_to_image(denoise=1.0)
     for mask in (masked, masked_by_image):
         assert relative_error(latent_of(ULYSSES_2(mask(plain))), latent_of(plain)) > DIFFERENT
@@ -168,7 +168,7 @@ def test_the_mask_matters(latent_of):
 
 
 @product(plan=TWO_WORKERS, graph=JOBS)
-def test_two_workers(error, graph, plan):
+def test_two_workers_give_the_stock_latent(error, graph, plan):
     assert error(graph, plan) <= TOLERANCE
 
 
@@ -181,36 +181,36 @@ def test_the_stock_ksampler_runs_in_the_workers_too(comfyui, latent_of, model, p
 
 
 @pytest.mark.parametrize(("guidance", "plan"), [(1.0, RING_2), (7.5, ULYSSES_2), (None, RING_2)], ids=str)
-def test_flux_guidance(error, guidance, plan):
+def test_flux_guidance_gives_the_stock_latent(error, guidance, plan):
     assert error(guided(small("tiny-dev", cfg=2.0), guidance), plan) <= TOLERANCE
 
 
-def test_a_dev_model_without_flux_guidance(error):
+def test_a_dev_model_without_flux_guidance_gives_the_stock_latent(error):
     assert error(small("tiny-dev"), ULYSSES_2) <= TOLERANCE
 
 
-def test_a_prompt_without_pooled_output(error):
+def test_a_prompt_without_pooled_output_gives_the_stock_latent(error):
     assert error(small(positive="cond-37-no-pooled"), RING_2) <= TOLERANCE
 
 
 @pytest.mark.parametrize("plan", TWO_WORKERS, ids=str)
-def test_three_heads_over_two_workers(error, plan):
+def test_three_heads_over_two_workers_give_the_stock_latent(error, plan):
     assert error(odd("tiny-3-heads", cfg=2.0), plan) <= TOLERANCE
 
 
 @product(plan=TWO_WORKERS, size=[(128, 128), (136, 200), (200, 136), (16, 136), (16, 16)])
-def test_sizes(error, size, plan):
+def test_all_sizes_give_the_stock_latent(error, size, plan):
     width, height = size
     assert error(ksampler_graph("tiny-schnell", width=width, height=height, cfg=2.0, steps=2), plan) <= TOLERANCE
 
 
 @product(plan=TWO_WORKERS, tokens=TEXT_LENGTHS)
-def test_text_lengths(error, tokens, plan):
+def test_all_text_lengths_give_the_stock_latent(error, tokens, plan):
     assert error(odd(positive=f"cond-{tokens}"), plan) <= TOLERANCE
 
 
 @product(plan=TWO_WORKERS, lengths=[(37, 300), (512, 1), (1, 256)])
-def test_positive_and_negative_of_different_lengths(error, lengths, plan):
+def test_positive_and_negative_of_different_lengths_give_the_stock_latent(error, lengths, plan):
     positive, negative = lengths
     graph = odd(positive=f"cond-{positive}", negative=f"cond-{negative}", cfg=2.0)
     assert error(graph, plan) <= TOLERANCE
@@ -233,16 +233,16 @@ USUAL_SAMPLERS += ["deis", "ipndm", "res_multistep"]
 
 
 @product(setting=[("simple", 1.0, ULYSSES_2), ("beta", 2.0, RING_2)], sampler=USUAL_SAMPLERS[:8:2])
-def test_samplers(error, sampler, setting):
+def test_usual_samplers_give_the_stock_latent(error, sampler, setting):
     check_sampler(error, sampler, *setting)
 
 
-@thorough  # tests/denoise/test_samplers.py compares each with ComfyUI's, call by call
+@thorough  # tests/denoise/test_samplers.py compares each sampler with ComfyUI's, call by call
 @product(
     setting=[("simple", 1.0, ULYSSES_2), ("beta", 2.0, RING_2)],
     sampler=[*USUAL_SAMPLERS[1:8:2], *USUAL_SAMPLERS[8:]],
 )
-def test_more_of_the_usual_samplers(error, sampler, setting):
+def test_more_of_the_usual_samplers_give_the_stock_latent(error, sampler, setting):
     check_sampler(error, sampler, *setting)
 
 
@@ -252,19 +252,19 @@ def check_sampler(error, sampler, scheduler, cfg, plan):
 
 @thorough
 @pytest.mark.parametrize("sampler", sorted({*LOCAL} - {*USUAL_SAMPLERS}))
-def test_further_samplers(error, sampler):
+def test_further_samplers_give_the_stock_latent(error, sampler):
     assert error(small(sampler=sampler, scheduler="normal"), ULYSSES_2) <= TOLERANCE
 
 
 @pytest.mark.parametrize("sampler", ["dpm_2", pytest.param("dpmpp_2m_sde", marks=thorough)])
-@pytest.mark.parametrize(  # ComfyUI makes the sigmas
+@pytest.mark.parametrize(  # ComfyUI computes the sigmas
     "scheduler",
     [
         "karras",
         *(pytest.param(s, marks=thorough) for s in ("sgm_uniform", "exponential", "ddim_uniform", "kl_optimal")),
     ],
 )
-def test_further_schedulers(error, sampler, scheduler):
+def test_further_schedulers_give_the_stock_latent(error, sampler, scheduler):
     assert error(small(sampler=sampler, scheduler=scheduler), ULYSSES_2) <= TOLERANCE
 
 
@@ -273,7 +273,7 @@ def test_every_supported_sampler_is_one_of_ksamplers(comfyui):
     assert set(known) >= {*LOCAL, *USUAL_SAMPLERS}
 
 
-def test_the_largest_seed(error):
+def test_the_largest_seed_gives_the_stock_latent(error):
     assert error(small(seed=2**64 - 1, steps=2), ULYSSES_2) <= TOLERANCE
 
 
@@ -299,14 +299,14 @@ LATENTS: dict[str, Graph] = {
 
 
 THOROUGH_LATENTS = ("denoise-0.6", "batch-2", "mask", "mask-ddim", "mask-batch-2", "mask-heun")
-"""What the others have most of."""
+"""The latents whose features the other latents mostly cover too."""
 
 
 @pytest.mark.parametrize(
     "graph",
     [pytest.param(graph, id=name, marks=[thorough] * (name in THOROUGH_LATENTS)) for name, graph in LATENTS.items()],
 )
-def test_latents(error, graph):
+def test_latents_batches_and_masks_give_the_stock_latent(error, graph):
     assert error(graph, ULYSSES_2) <= TOLERANCE
 
 
@@ -314,14 +314,14 @@ def test_latents(error, graph):
 
 
 @pytest.mark.parametrize("model", ["tiny-fp16", "tiny-bf16", "tiny-prefix", "tiny-norm-weight"])
-def test_files(error, model):
+def test_files_of_other_dtypes_and_names_give_the_stock_latent(error, model):
     assert error(small(model), ULYSSES_2) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
     ("model", "weight_dtype"), [("tiny-schnell", "fp8_e4m3fn"), ("tiny-dev", "fp8_e4m3fn"), ("tiny-bf16", "fp8_e5m2")]
 )
-def test_weights_kept_in_fp8(latent_of, error, model, weight_dtype):
+def test_weights_kept_in_fp8_give_the_stock_latent(latent_of, error, model, weight_dtype):
     graph, exact = small(model), small(model)
     graph["model"]["inputs"]["weight_dtype"] = weight_dtype
     assert error(graph, ULYSSES_2) <= TOLERANCE
@@ -329,7 +329,7 @@ def test_weights_kept_in_fp8(latent_of, error, model, weight_dtype):
 
 
 def check_precision(latent_of: LatentOf, model: str, dtype: str, plan: Plan) -> None:
-    """Assert that a lower precision costs no more than it costs ComfyUI."""
+    """Assert that a lower precision loses at most 1.5 times as much on workers as in ComfyUI."""
     exact = odd(model, cfg=2.0)
     rounded = insert_after_model(exact, "ModelComputeDtype", dtype=dtype)
     ours = relative_error(latent_of(plan(rounded)), latent_of(exact))
@@ -343,7 +343,7 @@ PRECISIONS = ("bf16", "fp16")
 
 
 @product(setting=[("tiny-schnell", RING_2), ("tiny-dev", ULYSSES_2)], dtype=PRECISIONS)
-def test_precision_on_two_workers(latent_of, setting, dtype):
+def test_bf16_and_fp16_on_two_workers_are_as_precise_as_comfyui(latent_of, setting, dtype):
     model, plan = setting
     check_precision(latent_of, model, dtype, plan)
 
@@ -363,13 +363,13 @@ COLOURS = {
 
 
 def colour_at(picture: Image.Image, x: int, y: int) -> str:
-    """The name of the colour of a pixel."""
+    """Return the name of the colour nearest to a pixel."""
     pixel = torch.tensor(picture.convert("RGB").getpixel((x, y)), dtype=torch.float32)
     return min(COLOURS, key=lambda name: (pixel - torch.tensor(COLOURS[name])).norm().item())
 
 
 def with_picture(graph: Graph) -> Graph:
-    """The graph with its latent decoded and saved as a picture by the node "picture"."""
+    """Return the graph with its latent decoded and saved as a picture by the node "picture"."""
     return graph | {
         "vae": node("VAELoader", vae_name="taef1"),
         "decode": node("VAEDecode", samples=["sampler", 0], vae=["vae", 0]),
@@ -398,7 +398,7 @@ def test_sprites_are_drawn_as_captioned(comfyui, latent_of, caption):
     assert {colour_at(picture, x, y) for x in (4, 123) for y in (4, 123)} == {background}
 
 
-# -- workers are kept
+# -- workers stay between runs
 
 
 def test_another_size_and_text_and_split_need_no_new_workers_and_no_loading(comfyui, latent_of):
@@ -420,7 +420,7 @@ def test_another_size_and_text_and_split_need_no_new_workers_and_no_loading(comf
 lengths = pytest.mark.parametrize(
     "tokens", [*TEXT_LENGTHS[:2], *(pytest.param(t, marks=thorough) for t in TEXT_LENGTHS[2:])]
 )
-"""For splits beyond two workers; tests/attention has any tokens and heads under any split."""
+"""Text lengths for splits over more than two workers; tests/attention tests any tokens and heads under any split."""
 
 of_more_workers = pytest.mark.parametrize(
     "graph",
@@ -429,21 +429,21 @@ of_more_workers = pytest.mark.parametrize(
         for name, graph in JOBS.items()
     ],
 )
-"""The same of the jobs."""
+"""The jobs for splits over more than two workers."""
 
 
 @of_more_workers
 @pytest.mark.parametrize("plan", [pytest.param(Plan(3), marks=thorough), Plan(1, 3)], ids=str)
-def test_three_workers(error, graph, plan):
+def test_three_workers_give_the_stock_latent(error, graph, plan):
     assert error(graph, plan) <= TOLERANCE
 
 
 @lengths
-def test_four_heads_over_three_workers_with_text_lengths(error, tokens):
+def test_four_heads_over_three_workers_give_the_stock_latent_for_all_text_lengths(error, tokens):
     assert error(odd(positive=f"cond-{tokens}"), Plan(3)) <= TOLERANCE
 
 
-def test_a_head_for_each_of_three_workers(error):
+def test_one_head_for_each_of_three_workers_gives_the_stock_latent(error):
     assert error(odd("tiny-3-heads"), Plan(3)) <= TOLERANCE
 
 
@@ -454,42 +454,42 @@ def test_a_head_for_each_of_three_workers(error):
 @pytest.mark.parametrize(
     "plan", [pytest.param(Plan(4), marks=thorough), pytest.param(Plan(1, 4), marks=thorough), Plan(2, 2)], ids=str
 )
-def test_four_workers(error, graph, plan):
+def test_four_workers_give_the_stock_latent(error, graph, plan):
     assert error(graph, plan) <= TOLERANCE
 
 
 @lengths
-def test_the_product_of_ulysses_and_ring_with_text_lengths(error, tokens):
+def test_ulysses_times_ring_gives_the_stock_latent_for_all_text_lengths(error, tokens):
     assert error(odd(positive=f"cond-{tokens}"), Plan(2, 2)) <= TOLERANCE
 
 
-def test_three_heads_over_the_product_of_two_and_two(error):
+def test_three_heads_over_ulysses_2_times_ring_2_give_the_stock_latent(error):
     assert error(odd("tiny-3-heads", cfg=2.0), Plan(2, 2)) <= TOLERANCE
 
 
 @thorough
 @product(plan=[Plan(4), Plan(2, 2)], dtype=PRECISIONS)
-def test_precision_on_four_workers(latent_of, dtype, plan):
+def test_bf16_and_fp16_on_four_workers_are_as_precise_as_comfyui(latent_of, dtype, plan):
     check_precision(latent_of, "tiny-schnell", dtype, plan)
 
 
-# -- eight workers, in the quick run those of tests/engine and tests/attention
+# -- eight workers; in the quick run tests/engine and tests/attention test them
 
 
 @thorough
 @product(plan=[Plan(1, 8), Plan(2, 4), Plan(4, 2)], job=["texts-of-37-and-256", "one-image-token-one-text-token"])
-def test_eight_workers(error, job, plan):
+def test_eight_workers_give_the_stock_latent(error, job, plan):
     assert error(JOBS[job], plan) <= TOLERANCE
 
 
 @thorough
 @pytest.mark.parametrize("job", ["520x264-text-of-512", "sde-mask-batch-2"])
-def test_further_jobs_on_eight_workers(error, job):
+def test_further_jobs_on_eight_workers_give_the_stock_latent(error, job):
     assert error(JOBS[job], Plan(4, 2)) <= TOLERANCE
 
 
 @thorough
-def test_a_head_for_each_of_eight_workers(error):
+def test_one_head_for_each_of_eight_workers_gives_the_stock_latent(error):
     assert error(odd("tiny-8-heads"), Plan(8)) <= TOLERANCE
 
 
@@ -497,10 +497,10 @@ def test_a_head_for_each_of_eight_workers(error):
 
 
 @of_more_workers
-def test_one_worker(error, graph):
+def test_one_worker_gives_the_stock_latent(error, graph):
     assert error(graph, Plan(1)) <= TOLERANCE
 
 
 @product(model=["tiny-schnell", "tiny-dev"], dtype=PRECISIONS)
-def test_precision_on_one_worker(latent_of, model, dtype):
+def test_bf16_and_fp16_on_one_worker_are_as_precise_as_comfyui(latent_of, model, dtype):
     check_precision(latent_of, model, dtype, Plan(1))

@@ -1,4 +1,6 @@
-"""Guiders that keep their guidance elsewhere than CFGGuider: how many sides they have for a plan's cfg 2, and what comes out."""
+"""Guiders that store their guidance elsewhere than CFGGuider: the branches that they have for a plan's cfg 2, and the stock
+latent.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ NEGATIVE = {"negative": ["negative", 0]}
 
 
 def dual(cfg_conds: float, cfg_cond2_negative: float, style: str = "regular") -> Graph:
-    """Three prompts, two of them guided by cfgs of their own; one is longer than the others."""
+    """Return a graph with three prompts, two of them guided by cfgs of their own; one prompt is longer than the others."""
     prompts = {"cond1": ["positive", 0], "cond2": ["second", 0]}
     strengths = {"cfg_conds": cfg_conds, "cfg_cond2_negative": cfg_cond2_negative, "style": style}
     graph = custom(guider=node("DualCFGGuider", model=["model", 0], **prompts, **NEGATIVE, **strengths))
@@ -31,14 +33,14 @@ def perp_neg() -> Graph:
 
 
 def overridden(cfg: float, by: float) -> Graph:
-    """KSampler at a cfg, which is another one in the second of two steps."""
+    """Return a graph of KSampler at a cfg that CFGOverride replaces in the second of two steps."""
     graph = basic()
     graph["sampler"]["inputs"]["cfg"] = cfg
     return insert_after_model(graph, "CFGOverride", cfg=by, start_percent=0.3, end_percent=1.0)
 
 
 def two_models() -> Graph:
-    """The negative is another model's."""
+    """Return a graph whose negative branch runs on a second model."""
     prompts = {"positive": ["positive", 0], "negative": ["negative", 0], "model_negative": ["model", 0]}
     return custom(guider=node("DualModelGuider", model=["model", 0], **prompts, cfg=2.0))
 
@@ -58,11 +60,11 @@ ONE_SIDED: dict[str, Graph] = {
 
 
 WISHES = {"cfg 2": {"cfg": 2}, "automatic": {"cfg": 0, "ulysses": 1, "ring": 1}}
-"""What the automatic plan is left to choose is cfg alone: of other plans it goes by what it measures."""
+"""Requested plans. The automatic plan may choose only cfg, because the choice of other degrees depends on measurements."""
 
 
 @product(graph=TWO_SIDED, requested_plan=WISHES)
-def test_the_sides_that_a_guider_asks_for_are_on_two_workers(
+def test_the_branches_that_a_guider_needs_run_on_two_workers(
     comfyui: ComfyUI, latent_of: LatentOf, graph: Graph, requested_plan: dict[str, int]
 ) -> None:
     run, log = queue_logged(comfyui, parallel(graph, "cpu:2", **requested_plan))
@@ -72,7 +74,7 @@ def test_the_sides_that_a_guider_asks_for_are_on_two_workers(
 
 
 @pytest.mark.parametrize("graph", [pytest.param(graph, id=name) for name, graph in ONE_SIDED.items()])
-def test_a_guider_that_asks_for_one_side_at_a_time_gets_no_second_worker_for_it(
+def test_a_guider_with_one_branch_at_a_time_gets_no_worker_for_a_second_branch(
     comfyui: ComfyUI, latent_of: LatentOf, graph: Graph
 ) -> None:
     refused = comfyui.queue(parallel(graph, "cpu:2", cfg=2))
@@ -83,7 +85,9 @@ def test_a_guider_that_asks_for_one_side_at_a_time_gets_no_second_worker_for_it(
     assert "): cfg 2" not in log
 
 
-def test_ulysses_divides_a_guider_of_three_sides_too(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_guider_of_three_branches_under_cfg_2_and_ulysses_2_gives_the_stock_latent(
+    comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
     plan: dict[str, Any] = {"cfg": 2, "ulysses": 2}
     graph = TWO_SIDED["DualCFGGuider"]
     run = comfyui.queue(parallel(graph, "cpu:4", **plan), timeout=300).check()

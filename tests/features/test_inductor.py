@@ -1,6 +1,6 @@
-"""Inductor, which makes kernels of the blocks: as ComfyUI's KSampler has it, for each way to hold weights.
+"""Inductor, which compiles kernels of the blocks, gives the result of ComfyUI's KSampler for each store of weights.
 
-The other tests compile by `cudagraphs`, which on CPUs runs the same graphs as they are and is a matter of seconds.
+The other tests compile with `cudagraphs`, which on CPUs runs the same graphs uncompiled and takes only seconds.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def of_file(file: str, strength: float = 0.8) -> Graph:
-    """Two steps with a file, and a LoRA of this strength."""
+    """Return a graph of two steps with a file, and a LoRA of this strength."""
     graph = graph_of(NAME, steps=2)
     graph["model"]["inputs"]["unet_name"] = file
     return with_lora(graph, NAME, strength)
 
 
 def compiled(server: ComfyUI, graph: Graph) -> Tensor:
-    """What a graph of ours gives with its blocks compiled; each kind must have been."""
+    """Return the latent of a parallel graph with compiled blocks; fail if a kind of block was not compiled."""
     run, log = queue_logged(server, insert_after_model(graph, "TorchCompileModel", backend="inductor"), timeout=900)
     latent = saved_latent(server, run.check())
     assert "blocks compiled by inductor" in log
@@ -68,15 +68,17 @@ def compiled(server: ComfyUI, graph: Graph) -> Tensor:
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_each_way_to_hold_the_blocks(comfyui: ComfyUI, latent_of: LatentOf, plan: dict[str, Any]) -> None:
+def test_compiled_blocks_of_each_store_give_the_stock_latent(
+    comfyui: ComfyUI, latent_of: LatentOf, plan: dict[str, Any]
+) -> None:
     graph = graph_of(NAME, steps=2)
     error = relative_error(compiled(comfyui, spread(graph, **plan)), latent_of(graph))
     print(f"{error:.1e} from ComfyUI's")
     assert error <= TOLERANCE
 
 
-def test_compile_on_in_the_plan(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """With no node on the MODEL; one model call at a time nothing is compiled, which is said."""
+def test_compile_on_in_the_plan_compiles_the_blocks(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The plan compiles without a node on the MODEL. One model call at a time, nothing is compiled, and a message says so."""
     graph = graph_of(NAME, steps=2)
     run, log = queue_logged(comfyui, spread(graph, **ULYSSES, compile="on"), timeout=900)
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
@@ -89,14 +91,16 @@ def test_compile_on_in_the_plan(comfyui: ComfyUI, latent_of: LatentOf) -> None:
 
 
 @pytest.mark.parametrize("file", [f"{NAME}.safetensors", f"{NAME}-inductor-fp8.safetensors"], ids=["fp32", "fp8"])
-def test_lora_of_two_strengths(comfyui: ComfyUI, latent_of: LatentOf, file: str) -> None:
+def test_loras_of_two_strengths_in_compiled_blocks_give_the_stock_latent(
+    comfyui: ComfyUI, latent_of: LatentOf, file: str
+) -> None:
     for strength in (0.8, -0.3):
         graph = of_file(file, strength)
         assert relative_error(compiled(comfyui, spread(graph, **ULYSSES)), latent_of(graph)) <= TOLERANCE
 
 
-def test_gguf_with_lora(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """The stock loader takes no GGUF: it has the same values in fp32."""
+def test_gguf_with_a_lora_in_compiled_blocks_gives_the_stock_latent(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The stock loader does not read GGUF and runs the same values in fp32."""
     ours = of_file(GGUF)
     stock = of_file(VALUES)
     assert relative_error(latent_of(stock), latent_of(of_file(f"{NAME}.safetensors"))) > DIFFERENT
@@ -106,7 +110,9 @@ def test_gguf_with_lora(comfyui: ComfyUI, latent_of: LatentOf) -> None:
 def test_layers_that_round_are_no_further_from_the_exact_result_than_comfyuis(
     comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
-    """INT8's layers round what they are given: the last bit of an input decides how, and the next layers more so."""
+    """INT8's layers round their inputs: the last bit of an input decides the rounding, and the next layers amplify the
+    difference.
+    """
     graph, exact = of_file(f"{NAME}-inductor-int8_convrot.safetensors"), latent_of(of_file(f"{NAME}.safetensors"))
     ours, stock = compiled(comfyui, spread(graph, **ULYSSES)), latent_of(graph)
     print(f"{relative_error(ours, stock):.2g} from ComfyUI's")

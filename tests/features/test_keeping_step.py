@@ -1,6 +1,6 @@
-"""Branches and parts of a batch that compute differently: whatever each rank runs, none waits for a gather that never comes.
+"""Branches and parts of a batch that compute differently: no rank waits for a gather that the others never issue.
 
-Every kind under every split with sharded weights, which are gathered by all ranks; the other ways to hold weights pairwise.
+Every kind runs under every split with sharded weights, which all ranks gather; the other stores run pairwise.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def basic(sampler: str = "euler", **settings: Any) -> Graph:
 
 
 def with_second(graph: Graph, kind: str = "ConditioningCombine", text: str = LONG) -> Graph:
-    """A second positive prompt, joined to the first one."""
+    """Add a second positive prompt, joined to the first one."""
     into, other = {
         "ConditioningCombine": ("conditioning_1", "conditioning_2"),
         "ConditioningSetDefaultCombine": ("cond", "cond_DEFAULT"),
@@ -46,12 +46,12 @@ def ranged(graph: Graph, prompt: str, start: float, end: float) -> Graph:
 
 
 def three_ranges(sampler: str) -> Graph:
-    """A prompt of another length only in the middle of the run."""
+    """Return a graph with a prompt of another length only in the middle of the run."""
     return ranged(with_second(basic(sampler)), "second", 0.25, 0.75)
 
 
 def area(sampler: str) -> Graph:
-    left = {"width": 64, "height": 64, "x": 0, "y": 0, "strength": 1.0}  # the least that ComfyUI takes
+    left = {"width": 64, "height": 64, "x": 0, "y": 0, "strength": 1.0}  # ComfyUI accepts no smaller area
     return insert_after(with_second(basic(sampler, width=128)), "second", "ConditioningSetArea", "conditioning", **left)
 
 
@@ -62,7 +62,7 @@ def mask(sampler: str) -> Graph:
 
 
 def guided(sampler: str, kind: str, **inputs: Any) -> Graph:
-    """SamplerCustomAdvanced with a guider of several branches."""
+    """Return a graph of SamplerCustomAdvanced with a guider of several branches."""
     graph = basic(sampler)
     return graph | {
         "third": node("LoadConditioning", conditioning=f"{LONG}.safetensors"),
@@ -92,7 +92,7 @@ def dual_cfg(sampler: str) -> Graph:
 
 
 def easy_cache(sampler: str) -> Graph:
-    """It skips calls, and a range makes the branches unlike each other in some that it does not."""
+    """Return a graph with EasyCache, which skips calls, and a range that makes the branches differ in some of the other calls."""
     graph = ranged(with_second(basic(sampler, steps=8)), "second", 0.0, 0.5)
     settings = {"reuse_threshold": 0.3, "start_percent": 0.1, "end_percent": 0.9, "verbose": False}
     return insert_after_model(graph, "EasyCache", **settings)
@@ -103,7 +103,7 @@ def rescaled(sampler: str) -> Graph:
 
 
 def wan(sampler: str) -> Graph:
-    """Two texts of a video, of different length."""
+    """Return a graph of a video with two texts of different length."""
     graph = graph_of("wan", sampler_name=sampler, seed=SEED, steps=3)
     graph["latent"]["inputs"]["batch_size"] = 2
     other = node("LoadConditioning", conditioning="wan-negative.safetensors")
@@ -113,7 +113,7 @@ def wan(sampler: str) -> Graph:
 
 
 def vace(sampler: str) -> Graph:
-    """Two control videos beside the positive prompt, none beside the negative."""
+    """Return a graph with two control videos for the positive prompt and none for the negative."""
     graph = graph_of("vace", sampler_name=sampler, seed=SEED, steps=3)
     graph = insert_after(graph, "positive", "PackPrompt", "conditioning", file="two-videos.safetensors")
     graph["latent"]["inputs"]["batch_size"] = 2
@@ -151,12 +151,12 @@ WAYS: Mapping[str, tuple[str, bool]] = {
     "uni_pc": ("uni_pc", False),
     "one call at a time": ("euler", True),
 }
-"""The sampler, and whether a node is added that the workers' loop does not know."""
+"""The sampler of each way, and true if the graph gets a node that the workers' loop does not support."""
 
 LOOPS = [*WAYS]
 
 QUICK_SPLITS = 5
-"""Of the splits those that the quick run takes in turn: eight workers take their time."""
+"""Number of splits through which the quick run cycles: eight workers take long."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -168,7 +168,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def check(latent_of: LatentOf, kind: str, split: str, way: str, weights: str) -> None:
-    """The stock loader's latent."""
+    """Check that the latent equals the stock loader's."""
     sampler, one_at_a_time = WAYS[way]
     graph = KINDS[kind](sampler)
     stock = latent_of(graph)
@@ -196,13 +196,15 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "split", "way"), CASES)
-def test_sharded_weights_whatever_a_rank_computes(latent_of: LatentOf, kind: str, split: str, way: str) -> None:
+def test_ranks_with_different_work_give_the_stock_latent_with_sharded_weights(
+    latent_of: LatentOf, kind: str, split: str, way: str
+) -> None:
     check(latent_of, kind, split, way, "sharded")
 
 
 @thorough
 @pairwise(kind=[*KINDS], split=[*SPLITS], weights=["streamed", "replicated"], way=LOOPS)
-def test_other_weights_whatever_a_rank_computes(
+def test_ranks_with_different_work_give_the_stock_latent_with_other_stores(
     latent_of: LatentOf, kind: str, split: str, weights: str, way: str
 ) -> None:
     check(latent_of, kind, split, way, weights)

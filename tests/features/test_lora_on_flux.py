@@ -1,4 +1,4 @@
-"""LoRA and its kin through ComfyUI's stock nodes: the same picture as on the stock loader, and no trace afterwards."""
+"""LoRA and other adapters through ComfyUI's stock nodes give the same picture as on the stock loader, and leave no trace."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def _expanded(scaled: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Plain fp32 tensors with a scaled fp8 file's values."""
+    """Return plain fp32 tensors with the values of a scaled fp8 file."""
     return {
         name: tensor.float() * scaled.get(f"{name.removesuffix('.weight')}.weight_scale", torch.tensor(1.0))
         for name, tensor in scaled.items()
@@ -65,7 +65,7 @@ def _expanded(scaled: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def job(*adapters: tuple[str, float], model: str = NARROW, **settings: Any) -> Graph:
-    """A small job with adapters stacked on the MODEL, the last one first in the graph."""
+    """Return a small graph with adapters stacked on the MODEL, the last one first in the graph."""
     graph = ksampler_graph(model, **{"width": 40, "height": 56, "steps": 2, "cfg": 2.0} | settings)
     for scheme, strength in adapters:
         name = f"{scheme}.safetensors"
@@ -77,11 +77,11 @@ STACK = (("lora-kohya", 0.7), ("lora-peft", -0.3))
 STACKS = [((scheme, 0.7), (other, -0.3)) for scheme, other in pairwise([*SCHEMES, next(iter(SCHEMES))])] + [
     (("dora-columns-of-parts", -0.3), ("lokr", 0.7), ("dora-rows", 1.0))
 ]
-"""Every kind at either strength; of the pairs every second one has each kind once."""
+"""Pairs of adapters in which every kind has either strength; every second pair together has each kind once."""
 
 
 @product(plan=PLANS, stack=STACKS[::2])
-def test_adapters_do_what_they_do_on_the_stock_loader(
+def test_adapters_give_the_stock_latent(
     latent_of: LatentOf, plan: dict[str, Any], stack: tuple[tuple[str, float], ...]
 ) -> None:
     check_adapters(latent_of, plan, stack)
@@ -89,16 +89,16 @@ def test_adapters_do_what_they_do_on_the_stock_loader(
 
 @thorough
 @product(plan=PLANS, stack=STACKS[1::2])
-def test_further_adapters_do_what_they_do_on_the_stock_loader(
+def test_further_adapters_give_the_stock_latent(
     latent_of: LatentOf, plan: dict[str, Any], stack: tuple[tuple[str, float], ...]
 ) -> None:
     check_adapters(latent_of, plan, stack)
 
 
 def check_adapters(latent_of: LatentOf, plan: dict[str, Any], stack: tuple[tuple[str, float], ...]) -> None:
-    """The picture is the stock loader's, and each adapter matters."""
+    """Check that the latent equals the stock loader's, and that each adapter changes it."""
     graph = job(*stack)
-    for taken in range(len(stack)):  # so each one matters
+    for taken in range(len(stack)):  # each adapter changes the latent
         assert relative_error(latent_of(graph), latent_of(job(*stack[:taken], *stack[taken + 1 :]))) > DIFFERENT
     assert relative_error(latent_of(parallel(graph, **plan)), latent_of(graph)) <= TOLERANCE
 
@@ -113,8 +113,10 @@ FP8 = {
 
 
 @product(plan=PLANS, held=FP8, scheme=["lora-peft", "dora-columns-of-parts", "oft", "diff"])
-def test_adapters_on_fp8_weights(latent_of: LatentOf, plan: dict[str, Any], held: tuple[str, str], scheme: str) -> None:
-    """At two strengths and without, one after the other: rounded to fp8 once more as the stock loader does it."""
+def test_adapters_on_fp8_weights_give_the_stock_latent(
+    latent_of: LatentOf, plan: dict[str, Any], held: tuple[str, str], scheme: str
+) -> None:
+    """Two strengths, then no adapter, one after the other: the weights are rounded to fp8 again, as in the stock loader."""
     model, dtype = held
     before = None
     for strength in (0.7, -0.3, None):
@@ -127,8 +129,10 @@ def test_adapters_on_fp8_weights(latent_of: LatentOf, plan: dict[str, Any], held
 
 
 @product(plan=PLANS, model=["tiny-scaled.safetensors", "tiny-q4.gguf"])
-def test_adapters_on_scaled_and_gguf_weights(latent_of: LatentOf, plan: dict[str, Any], model: str) -> None:
-    """Scaled weights are quantised anew as the stock loader does it; it takes no GGUF, whose values it has in fp32."""
+def test_adapters_on_scaled_and_gguf_weights_give_the_stock_latent(
+    latent_of: LatentOf, plan: dict[str, Any], model: str
+) -> None:
+    """Scaled weights are quantised again, as in the stock loader. It does not read GGUF, so it has those values in fp32."""
     stack = (("dora-columns", 0.7), ("lora-peft", -0.3))
     stock = job(*stack, model="tiny-scaled" if "scaled" in model else "tiny-q4-expanded")
     ours = parallel(stock, **plan)
@@ -148,8 +152,8 @@ def test_weights_with_adapters_leave_the_devices_and_come_back(comfyui: ComfyUI,
 
 @thorough
 @pytest.mark.parametrize("model", ["tiny-q4.gguf", "tiny-fp8.safetensors"])
-def test_adapters_in_compiled_blocks(comfyui: ComfyUI, latent_of: LatentOf, model: str) -> None:
-    """On weights that are expanded with adapters and with adapters in them, at two strengths."""
+def test_adapters_in_compiled_blocks_give_the_stock_latent(comfyui: ComfyUI, latent_of: LatentOf, model: str) -> None:
+    """The blocks hold GGUF weights, expanded with adapters, and fp8 weights with adapters applied, at two strengths."""
     for strength in (0.7, -0.3):
         stock = job(("lora-peft", strength), model="tiny-q4-expanded" if "q4" in model else "tiny-fp8")
         ours = parallel(insert_after_model(stock, "TorchCompileModel", backend="cudagraphs"), **PLANS["ulysses-2"])
@@ -160,8 +164,10 @@ def test_adapters_in_compiled_blocks(comfyui: ComfyUI, latent_of: LatentOf, mode
         assert "is not compiled" not in log
 
 
-def test_an_adapter_across_the_parts_of_a_fused_quantised_weight(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """OFT whose blocks have rows of q and of k."""
+def test_an_adapter_across_the_parts_of_a_fused_quantised_weight_gives_the_stock_latent(
+    comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """The OFT adapter's blocks contain rows of both q and k."""
     layer, rows = "lora_unet_double_blocks_0_img_attn_qkv", 96
     blocks = 0.05 * draw(3 * HIDDEN // rows, rows, rows, seed=3)
     tensors = {f"{layer}.oft_blocks": blocks, f"{layer}.alpha": torch.tensor(6.0)}
@@ -174,7 +180,7 @@ def test_an_adapter_across_the_parts_of_a_fused_quantised_weight(comfyui: ComfyU
 @pytest.mark.parametrize(
     "way", [pytest.param(step_by_step, marks=thorough, id="step by step"), pytest.param(dict, id="in the loop")]
 )
-def test_adapters_change_and_go_without_a_trace(comfyui: ComfyUI, way: Callable[[Graph], Graph]) -> None:
+def test_adapters_change_the_weights_and_leave_no_trace(comfyui: ComfyUI, way: Callable[[Graph], Graph]) -> None:
     def latent(*adapters: tuple[str, float], **plan: Any) -> Tensor:
         run, log = queue_logged(comfyui, parallel(way(job(*adapters)), **plan))
         assert ways(log), "ComfyUI had the result already"

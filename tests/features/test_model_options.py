@@ -1,4 +1,4 @@
-"""What stock nodes do to a MODEL they do to a video on workers: moved positions, blocks that are left out, guidance."""
+"""Stock nodes change a video on workers as with the stock loader: moved positions, skipped blocks, guidance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NODES: dict[str, tuple[bool, dict[str, Any]]] = {
     "CFGOverride": (False, {"cfg": 1.0, "start_percent": 0.4, "end_percent": 1.0}),
     "DifferentialDiffusion": (False, {"strength": 1.0}),
 }
-"""By kind: whether it runs in the workers' loop, and its inputs."""
+"""By kind: true if the node runs in the workers' loop, and its inputs."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,11 +35,11 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 QUICK = ("ScaleROPE", "SkipLayerGuidanceDiT")
-"""What is about the model; test_stock_nodes_on_flux has the others on FLUX.1."""
+"""The nodes that change the model; test_stock_nodes_on_flux tests the others on FLUX.1."""
 
 
 def job(kind: str) -> Graph:
-    """The graph without the node: for Differential Diffusion with a mask that is half, which it takes for when to begin."""
+    """Return the graph without the node. Differential Diffusion gets a mask of 0.5, which it reads as the time to begin."""
     graph = graph_of("wan")
     if kind == "DifferentialDiffusion":
         graph = masked(graph, 10, 9, 3)
@@ -57,7 +57,7 @@ def test_a_node_changes_the_video_as_it_does_with_the_stock_loader(kind: str, la
     assert relative_error(latent_of(spread(graph, strict=in_the_loop)), stock) <= TOLERANCE
 
 
-def test_a_stage_of_which_no_block_might_be_left_is_refused(comfyui: ComfyUI) -> None:
+def test_skipping_as_many_blocks_as_a_stage_has_is_refused(comfyui: ComfyUI) -> None:
     graph = insert_after_model(graph_of("wan"), "SkipLayerGuidanceDiT", **SKIPPING)
     assert refused(comfyui, spread(graph, strict=False, **PLANS[1])) == (
         "the guidance leaves out 1 of the model's blocks and a PipeFusion stage of the plan has 1: choose pipefusion 1 in "

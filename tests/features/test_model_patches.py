@@ -1,4 +1,4 @@
-"""Model patches that put a network beside the model's blocks: the same picture as on the stock loader."""
+"""Model patches that run a network next to the model's blocks give the same picture as on the stock loader."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def anima(comfyui: ComfyUI) -> tuple[Graph, Graph]:
 def test_lllite_changes_anima_as_on_the_stock_loader(
     latent_of: LatentOf, anima: tuple[Graph, Graph], plan: str
 ) -> None:
-    """With cfg 2 one model call at a time."""
+    """With cfg 2, the graph runs one model call at a time."""
     patched, plain = anima
     strict = plan != "cfg 2"
     if not strict:
@@ -46,7 +46,7 @@ def test_lllite_changes_anima_as_on_the_stock_loader(
 
 
 @pytest.mark.parametrize(("changed", "said"), CHANGED)
-def test_what_a_network_does_not_take_is_refused(
+def test_inputs_that_a_network_does_not_support_are_refused(
     comfyui: ComfyUI, anima: tuple[Graph, Graph], changed: Graph, said: str
 ) -> None:
     assert refused(comfyui, change(anima[0], changed)).startswith(said)
@@ -60,7 +60,7 @@ QWEN = "wide_qwen"
 def test_diffsynth_adds_to_qwen_image_as_on_the_stock_loader(
     comfyui: ComfyUI, latent_of: LatentOf, anima: tuple[Graph, Graph], plan: str
 ) -> None:
-    """On a latent that is not as large as the picture, which is encoded again for it."""
+    """The latent is smaller than the picture, which the node encodes again at the latent's size."""
     models = comfyui.base_dir / "models"
     save_wide(models / "diffusion_models", QWEN)
     save_wan_vae(models / "vae" / f"{QWEN}-hint.safetensors")

@@ -1,4 +1,4 @@
-"""What another pack does to a MODEL, a GUIDER or a SAMPLER changes a parallel MODEL's picture likewise, or is refused."""
+"""Another pack's changes of a MODEL, GUIDER or SAMPLER change a parallel MODEL's picture in the same way, or are refused."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
         }.items()
     },
 }
-"""What ComfyUI's loop does, and the reason given."""
+"""Graphs that run in ComfyUI's loop, and the reason that the log gives."""
 
 
 NOT_QUICK = {f"a function that {what}" for what in ("reads the latent", "draws noise", "raises")}
-"""Their words are tested in tests/denoise/test_foreign_samplers.py."""
+"""Cases for `--all`; tests/denoise/test_foreign_samplers.py tests their messages in the quick run."""
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ NOT_QUICK = {f"a function that {what}" for what in ("reads the latent", "draws n
         for name, case in STEP_BY_STEP.items()
     ],
 )
-def test_what_changes_the_sampling_runs_in_comfyuis_loop_and_changes_it_alike(comfyui, latent_of, graph, reason):
+def test_changes_of_the_sampling_run_in_comfyuis_loop_with_the_same_effect(comfyui, latent_of, graph, reason):
     run, log = queue_logged(comfyui, parallel(graph))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
     assert ways(log) == [reason]
 
 
-def test_a_function_that_treats_every_element_for_itself_is_recorded(comfyui, latent_of):
+def test_a_sampler_function_that_computes_elementwise_is_recorded(comfyui, latent_of):
     graph = sampled("a function around ComfyUI's")
     run, log = queue_logged(comfyui, parallel(graph))
     error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
@@ -91,7 +91,7 @@ def test_a_function_that_treats_every_element_for_itself_is_recorded(comfyui, la
     assert relative_error(latent_of(custom()), latent_of(graph)) > 0.1
 
 
-def test_a_function_that_tells_nothing_is_recorded_and_takes_no_pipefusion(comfyui, latent_of):
+def test_a_sampler_function_without_callbacks_is_recorded_and_excludes_pipefusion(comfyui, latent_of):
     graph = sampled("a function that tells nothing")
     for plan, way in [
         ({"devices": "cpu:2", "cfg": 2}, "loop"),
@@ -106,7 +106,7 @@ def test_a_function_that_tells_nothing_is_recorded_and_takes_no_pipefusion(comfy
 
 
 @pytest.mark.parametrize("kind", ["object patch apply_model", "timestep of its own", "an injection"])
-def test_parallel_sampler_refuses_it(comfyui, kind):
+def test_parallel_sampler_refuses_changes_of_the_sampling(comfyui, kind):
     graph, reason = STEP_BY_STEP[kind]
     run = comfyui.queue(parallel(graph, sampler=True))
     assert run.status == "error"
@@ -116,11 +116,11 @@ def test_parallel_sampler_refuses_it(comfyui, kind):
 
 
 @pytest.mark.parametrize(("kind", "what"), REFUSED.items(), ids=REFUSED)
-def test_what_changes_the_model_from_within_is_refused_by_name(comfyui, latent_of, kind, what):
+def test_changes_inside_the_model_are_refused_by_name(comfyui, latent_of, kind, what):
     run = comfyui.queue(parallel(changed(kind)))
     assert run.status == "error"
     assert run.error.exception_message == f"{what} cannot be done with a parallel MODEL: {WAY_OUT}"
-    run = comfyui.queue(parallel(basic())).check()  # the same MODEL, without it
+    run = comfyui.queue(parallel(basic())).check()  # the same MODEL, without the change
     assert relative_error(saved_latent(comfyui, run), latent_of(basic())) <= 1e-5
 
 
@@ -139,12 +139,12 @@ def replaced(name: str) -> str:
 
 
 @pytest.mark.parametrize(("kind", "name"), REPLACED.items(), ids=REPLACED)
-def test_a_function_of_the_models_code_that_is_replaced_is_refused_by_name(comfyui, latent_of, kind, name):
+def test_a_replaced_function_of_the_models_code_is_refused_by_name(comfyui, latent_of, kind, name):
     assert relative_error(latent_of(changed(kind)), latent_of(basic())) > 1e-3
     assert refused(comfyui, kind) == replaced(name)
 
 
-def test_attention_of_torch_is_refused_whichever_attention_comfyui_has_chosen(comfyui):
+def test_replaced_attention_of_torch_is_refused_with_any_attention_backend(comfyui):
     name = "torch.nn.functional.scaled_dot_product_attention"
     assert refused(comfyui, "attention of torch") == replaced(name)
 
@@ -166,7 +166,7 @@ def test_a_deep_copy_of_a_model_is_refused_and_a_shallow_one_keeps_its_own_patch
 
 
 @pytest.mark.parametrize("kind", ["memory that becomes free", "memory that is taken", "another formula of memory"])
-def test_a_step_gives_the_stock_result_whatever_comfyui_batches_in_its_second_pass(comfyui, latent_of, kind):
+def test_a_step_gives_the_stock_latent_for_any_batches_of_comfyuis_second_pass(comfyui, latent_of, kind):
     graph = changed_by_steps(kind)
     run, log = queue_logged(comfyui, parallel(graph, cfg=2))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
@@ -183,7 +183,7 @@ def test_a_step_gives_the_stock_result_whatever_comfyui_batches_in_its_second_pa
     ],
 )
 def test_a_callback_that_changes_a_latent_ends_the_run_and_takes_effect_in_the_next(comfyui, latent_of, kind, name):
-    """However it writes: no counter of torch's sees the last two kinds."""
+    """The change is found for every way to write: torch's version counter does not see the last two kinds."""
     run = comfyui.queue(parallel(called_back(kind)))
     assert run.error is not None
     message = run.error.exception_message
@@ -195,16 +195,17 @@ def test_a_callback_that_changes_a_latent_ends_the_run_and_takes_effect_in_the_n
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(called_back(kind))) <= 1e-5
     [reason] = ways(log)
     assert reason.endswith("PackCallback.sample.<locals>.callback, which changes latents")
-    run, log = queue_logged(comfyui, parallel(called_back("looks", turn=1)))  # by the same function
+    # the same function, which now only reads the latent
+    run, log = queue_logged(comfyui, parallel(called_back("looks", turn=1)))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(called_back("looks"))) <= 1e-5
     assert ways(log) == ["loop"]
 
 
-def test_a_function_that_counts_its_runs_runs_as_often_as_by_the_stock_loader(comfyui):
-    """A prompt of each loader makes the SAMPLER anew, and the second one goes on with it."""
+def test_a_function_that_counts_its_runs_runs_as_often_as_with_the_stock_loader(comfyui):
+    """The first prompt of each loader makes a new SAMPLER, and the second prompt uses it again."""
 
     def twice(swap):
-        comfyui.queue(basic()).check()  # ComfyUI forgets the SAMPLER
+        comfyui.queue(basic()).check()  # makes ComfyUI drop the SAMPLER from its cache
         graph = swap(sampled("a function that counts its runs"))
         for seed in (1, 2):
             graph["noise"]["inputs"]["noise_seed"] = seed

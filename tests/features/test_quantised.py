@@ -1,4 +1,4 @@
-"""Files quantised by ComfyUI's own quantisers: the workers multiply as ComfyUI does, with LoRA too."""
+"""Files of ComfyUI's own quantisers: the workers multiply as ComfyUI does, also with LoRA."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 FORMS = [form if form in ("fp8", "nvfp4") else pytest.param(form, marks=thorough) for form in FORMATS]
-"""The quick run has two, and of integers, which a CPU multiplies slowly, several ranks alone; `models/test_quantised` compares
-every layer with ComfyUI's."""
+"""Formats to test: two in the quick run. CPUs multiply integers slowly, so of these the quick run has only a case with several
+ranks. `models/test_quantised` compares every layer with ComfyUI's.
+"""
 
 SPREAD = [
     pytest.param(form, plan, name, marks=() if quick else thorough)
@@ -59,7 +60,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def of_file(name: str, form: str) -> Graph:
-    """A small job with a file."""
+    """Return a small graph with a quantised file."""
     graph = graph_of(name, steps=2)
     graph["model"]["inputs"]["unet_name"] = file_name(name, form)
     return graph
@@ -73,7 +74,7 @@ def test_one_rank_gives_comfyuis_own_bits(latent_of: LatentOf, form: str) -> Non
 
 
 @thorough
-def test_a_weight_dtype_is_for_what_comfyui_has_in_it(latent_of: LatentOf) -> None:
+def test_a_weight_dtype_applies_to_the_same_weights_as_in_comfyui(latent_of: LatentOf) -> None:
     graph = of_file("flux2", "nvfp4")
     default = latent_of(graph)
     graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
@@ -82,7 +83,9 @@ def test_a_weight_dtype_is_for_what_comfyui_has_in_it(latent_of: LatentOf) -> No
 
 
 @pytest.mark.parametrize(("form", "plan", "name"), SPREAD)
-def test_several_ranks(latent_of: LatentOf, form: str, plan: str, name: str) -> None:
+def test_quantised_files_on_several_ranks_are_as_precise_as_comfyui(
+    latent_of: LatentOf, form: str, plan: str, name: str
+) -> None:
     distance(latent_of, of_file(name, form), graph_of(name, steps=2), PLANS[plan], form)
 
 
@@ -94,7 +97,9 @@ def test_lora_on_one_rank_gives_comfyuis_own_bits(latent_of: LatentOf, form: str
 
 
 @pytest.mark.parametrize(("form", "plan", "name"), SPREAD)
-def test_lora_on_several_ranks(latent_of: LatentOf, form: str, plan: str, name: str) -> None:
+def test_quantised_files_with_a_lora_on_several_ranks_are_as_precise_as_comfyui(
+    latent_of: LatentOf, form: str, plan: str, name: str
+) -> None:
     exact = with_lora(graph_of(name, steps=2), name, 0.8)
     distance(latent_of, with_lora(of_file(name, form), name, 0.8), exact, PLANS[plan], form)
 
@@ -109,8 +114,10 @@ def test_weights_with_lora_leave_the_devices_and_come_back(comfyui: ComfyUI, for
 @pytest.mark.parametrize(
     "form", ["fp8", pytest.param("nvfp4", marks=thorough), pytest.param("int8_convrot", marks=thorough)]
 )
-def test_compiled_blocks_with_lora(comfyui: ComfyUI, latent_of: LatentOf, form: str) -> None:
-    """Quantised layers are ComfyUI's own in compiled blocks too; what the node on the MODEL asks for comes first."""
+def test_compiled_quantised_blocks_with_a_lora_give_the_stock_latent(
+    comfyui: ComfyUI, latent_of: LatentOf, form: str
+) -> None:
+    """Compiled blocks keep ComfyUI's own quantised layers. The backend of the node on the MODEL overrides the plan's."""
     graph = with_lora(of_file("flux2", form), "flux2", 0.8)
     compiled = insert_after_model(spread(graph, "cpu:1", compile="on"), "TorchCompileModel", backend="cudagraphs")
     run, log = queue_logged(comfyui, compiled)

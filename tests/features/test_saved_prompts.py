@@ -1,4 +1,4 @@
-"""Save Conditioning and Load Conditioning: what is saved comes back bit for bit, and nothing is lost in silence."""
+"""Save Conditioning and Load Conditioning: saved prompts come back bit for bit, and any loss is refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch.")
 )
 @pytest.mark.parametrize("names", [("cond",), ("cond", "pooled_output"), tuple(WHOLE)], ids=", ".join)
-def test_what_is_saved_comes_back_bit_for_bit(comfyui, names, dtype):
+def test_saved_prompts_come_back_bit_for_bit(comfyui, names, dtype):
     tensors = {name: WHOLE[name].to(dtype) if WHOLE[name].is_floating_point() else WHOLE[name] for name in names}
     write(comfyui, tensors)
     file = saved(comfyui, comfyui.queue(round_trip("round-trip")))
@@ -62,7 +62,7 @@ def test_guidance_is_kept_and_used_again(comfyui, guidance):
     assert_same(load_file(saved(comfyui, comfyui.queue(graph))), load_file(first))
 
 
-def test_a_saved_file_can_be_picked_at_once_and_again_after_it_was_replaced(comfyui):
+def test_a_saved_file_can_be_picked_at_once_and_again_after_its_replacement(comfyui):
     graph = round_trip("again")
     for value in (1.0, 2.0):
         write(comfyui, {"cond": torch.full((1, 3, 64), value)})
@@ -73,7 +73,7 @@ def test_a_saved_file_can_be_picked_at_once_and_again_after_it_was_replaced(comf
     ("prefix", "folder"),
     [("mine", "."), ("prompts/mine", "prompts"), ("prompts/folder/", "prompts"), ("", "."), ("prompt 9_1_", ".")],
 )
-def test_nothing_is_overwritten_and_folders_are_made(comfyui, prefix, folder):
+def test_saving_overwrites_no_file_and_makes_folders(comfyui, prefix, folder):
     files = []
     for value in (1.0, 2.0, 3.0):
         write(comfyui, {"cond": torch.full((1, 3, 64), value)})
@@ -113,7 +113,7 @@ def test_combined_prompts_are_refused(comfyui):
     ],
     ids=["a timestep range", "a strength", "an area"],
 )
-def test_what_the_file_has_no_place_for_is_refused_by_name(comfyui, between, names):
+def test_options_that_the_file_cannot_hold_are_refused_by_name(comfyui, between, names):
     write(comfyui, WHOLE)
     between["inputs"]["conditioning"] = ["load", 0]
     assert error(comfyui.queue(round_trip("lossy", between))) == (

@@ -1,4 +1,4 @@
-"""EasyCache and LazyCache in the workers' loop: the model calls that ComfyUI skips with its own loader, and its picture."""
+"""EasyCache and LazyCache in the workers' loop skip the same model calls as in ComfyUI, and give the same picture."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PART = ALL | {"start_percent": 0.15, "end_percent": 0.6}
 
 
 def cached(name: str, threshold: float, settings: dict[str, Any] = ALL, **graph: Any) -> Graph:
-    """A job of many small steps with a cache node."""
+    """Return a graph of many small steps with a cache node."""
     whole = ksampler_graph(NARROW, width=64, height=64, **{"steps": STEPS, "cfg": 2.0} | graph)
     return insert_after_model(whole, name, reuse_threshold=threshold, **settings)
 
 
 @pytest.fixture(scope="module")
 def stock(comfyui: ComfyUI) -> Callable[[Graph], tuple[Tensor, list[tuple[str, str]]]]:
-    """The latent of a graph with ComfyUI's own loader, and what its log says was skipped."""
+    """Provide a function that returns a graph's latent with ComfyUI's own loader and the number of skipped steps in its log."""
     done: dict[str, tuple[Tensor, list[tuple[str, str]]]] = {}
 
     def run(graph: Graph) -> tuple[Tensor, list[tuple[str, str]]]:
@@ -52,17 +52,17 @@ CASES: dict[str, Graph] = {
 
 
 @product(graph=CASES, plan={"cfg 2": {"cfg": 2}, "ulysses 2": {"cfg": 1, "ulysses": 2}})
-def test_a_cache_skips_what_comfyui_skips(comfyui, stock, graph, plan):
+def test_a_step_cache_skips_the_same_steps_as_in_comfyui(comfyui, stock, graph, plan):
     check(comfyui, stock, graph, plan)
 
 
 @pytest.mark.parametrize("kind", ["EasyCache", "LazyCache"])
-def test_a_batch_that_is_cut_is_judged_as_a_whole(comfyui, stock, kind):
+def test_a_step_cache_judges_a_divided_batch_as_a_whole(comfyui, stock, kind):
     check(comfyui, stock, cached(kind, 0.3, batch=3, seed=11), {"data": 2, "cfg": 1})
 
 
 def check(comfyui: ComfyUI, stock: Any, graph: Graph, plan: dict[str, int]) -> None:
-    """A plan skips what ComfyUI does, and gives its picture."""
+    """Check that a plan skips the same steps as ComfyUI, and gives its latent."""
     latent, expected = stock(graph)
     run, log = queue_logged(comfyui, parallel(graph, **plan))
     error = relative_error(saved_latent(comfyui, run.check()), latent)
@@ -82,7 +82,7 @@ def check(comfyui: ComfyUI, stock: Any, graph: Graph, plan: dict[str, int]) -> N
     ],
     ids=["PipeFusion", "verbose"],
 )
-def test_what_the_loop_does_not_cache_runs_in_comfyui(comfyui, stock, plan, settings, reason):
+def test_step_caches_that_the_loop_does_not_support_run_in_comfyui(comfyui, stock, plan, settings, reason):
     latent, expected = stock(cached("EasyCache", 0.2))
     run, log = queue_logged(comfyui, parallel(cached("EasyCache", 0.2, settings), **plan))
     assert ways(log) == [reason]

@@ -1,4 +1,4 @@
-"""ComfyUI's own nodes on a MODEL of Load Parallel FLUX: the same latent, by the expected way."""
+"""ComfyUI's own nodes on a MODEL of Load Parallel FLUX give the same latent, in the expected loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.server import NARROW, NARROW_DEV
 SEED = 1100
 STEPS = 4
 SIZE = 64
-"""Pixels of a side; larger pictures are test_flux_parity's."""
+"""Width and height in pixels; test_flux_parity has larger pictures."""
 
 
 def basic(model: str = NARROW, **settings: Any) -> Graph:
@@ -36,7 +36,7 @@ def basic(model: str = NARROW, **settings: Any) -> Graph:
 
 
 def advanced(**settings: Any) -> Graph:
-    """KSamplerAdvanced in KSampler's place."""
+    """Return a graph with KSamplerAdvanced instead of KSampler."""
     graph = basic()
     sampler = graph["sampler"]
     sampler["class_type"] = "KSamplerAdvanced"
@@ -48,7 +48,7 @@ def advanced(**settings: Any) -> Graph:
 
 
 def two_advanced() -> Graph:
-    """The first half with what noise is left, and the second half from there."""
+    """Return a graph of two samplers: the first half of the steps with leftover noise, and the second half from there."""
     graph = advanced(end_at_step=2, return_with_leftover_noise="enable")
     first = graph["first"] = graph.pop("sampler")
     rest = {"latent_image": ["first", 0], "add_noise": "disable", "start_at_step": 2, "end_at_step": 10000}
@@ -57,7 +57,7 @@ def two_advanced() -> Graph:
 
 
 def custom(guider: str = "CFGGuider", select: dict[str, Any] | None = None, **guider_inputs: Any) -> Graph:
-    """SamplerCustomAdvanced with a guider and a sampler node."""
+    """Return a graph of SamplerCustomAdvanced with a guider and a sampler node."""
     graph = basic()
     prompts = {
         "BasicGuider": {"conditioning": ["positive", 0]},
@@ -81,19 +81,19 @@ def custom(guider: str = "CFGGuider", select: dict[str, Any] | None = None, **gu
 
 
 def with_sigmas(graph: Graph, link: list[Any], **nodes: dict[str, Any]) -> Graph:
-    """Other sigmas for `custom`'s graph."""
+    """Replace the sigmas in the graph of `custom`."""
     graph = copy.deepcopy(graph) | nodes
     graph["sampler"]["inputs"]["sigmas"] = link
     return graph
 
 
 def split(output: int, step: int = 2) -> Graph:
-    """One side of SplitSigmas."""
+    """Return a graph that runs one output of SplitSigmas."""
     return with_sigmas(custom(), ["split", output], split=node("SplitSigmas", sigmas=["sigmas", 0], step=step))
 
 
 def two_custom() -> Graph:
-    """The noisy sigmas, then the others on what came out, without new noise."""
+    """Return a graph of two samplers: the noisy sigmas, then the other sigmas on the result, without new noise."""
     graph = split(0)
     first = graph["first"] = graph.pop("sampler")
     graph["no-noise"] = node("DisableNoise")
@@ -103,7 +103,7 @@ def two_custom() -> Graph:
 
 
 def denoised_output() -> Graph:
-    """What SamplerCustomAdvanced believes the picture to be halfway."""
+    """Return a graph whose result is SamplerCustomAdvanced's prediction of the picture halfway."""
     graph = split(0)
     graph["save"]["inputs"]["samples"] = ["sampler", 1]
     return graph
@@ -118,7 +118,7 @@ def sampler_custom() -> Graph:
 
 
 def combined(graph: Graph, kind: str = "ConditioningCombine", first: str = "positive", **inputs: Any) -> Graph:
-    """A second prompt joined to the positive one by a node such as ConditioningCombine."""
+    """Join a second prompt to the positive one by a node such as ConditioningCombine."""
     names = {
         "ConditioningCombine": ("conditioning_1", "conditioning_2"),
         "ConditioningSetDefaultCombine": ("cond", "cond_DEFAULT"),
@@ -129,25 +129,25 @@ def combined(graph: Graph, kind: str = "ConditioningCombine", first: str = "posi
 
 
 def timestep_ranges(border: float = 0.5, model: str = NARROW, **settings: Any) -> Graph:
-    """One prompt from the start to the border, another from there."""
+    """Return a graph with one prompt from the start to the border, and another from the border to the end."""
     graph = combined(basic(model, **settings))
     graph = insert_after(graph, "positive", "ConditioningSetTimestepRange", "conditioning", start=0.0, end=border)
     return insert_after(graph, "second", "ConditioningSetTimestepRange", "conditioning", start=border, end=1.0)
 
 
 def late(border: float, model: str, **settings: Any) -> Graph:
-    """No positive prompt before the border."""
+    """Return a graph with no positive prompt before the border."""
     graph = basic(model, **settings)
     return insert_after(graph, "positive", "ConditioningSetTimestepRange", "conditioning", start=border, end=1.0)
 
 
 def strengths() -> Graph:
-    """Two prompts, the first with a weight of 0.3."""
+    """Return a graph of two prompts, the first with a weight of 0.3."""
     return insert_after(combined(basic()), "positive", "ConditioningSetAreaStrength", "conditioning", strength=0.3)
 
 
 def masked(**settings: Any) -> Graph:
-    """Only the right half of a batch of two is denoised, over what a first run made."""
+    """Return a graph that denoises only the right half of a batch of two, over the result of a first run."""
     graph = basic(batch=2, **settings)
     graph["first"] = copy.deepcopy(graph["sampler"])
     graph["sampler"]["inputs"]["latent_image"] = ["masked", 0]
@@ -161,7 +161,7 @@ def masked(**settings: Any) -> Graph:
 
 
 def second_run() -> Graph:
-    """Image to image: the result is denoised again by half."""
+    """Return an image-to-image graph, which denoises the first result again by half."""
     graph = basic()
     graph["first"] = copy.deepcopy(graph["sampler"])
     graph["sampler"]["inputs"] |= {"latent_image": ["first", 0], "denoise": 0.5, "seed": SEED + 1}
@@ -169,13 +169,13 @@ def second_run() -> Graph:
 
 
 def region() -> Graph:
-    """A second prompt for the left half alone."""
-    area = {"width": 64, "height": 64, "x": 0, "y": 0, "strength": 1.0}  # the least that ComfyUI takes
+    """Return a graph with a second prompt for the left half only."""
+    area = {"width": 64, "height": 64, "x": 0, "y": 0, "strength": 1.0}  # ComfyUI accepts no smaller area
     return insert_after(combined(basic(width=128)), "second", "ConditioningSetArea", "conditioning", **area)
 
 
 def prompt_mask() -> Graph:
-    """A second prompt under a mask."""
+    """Return a graph with a second prompt under a mask."""
     graph = combined(basic()) | {"mask": node("SolidMask", value=0.5, width=SIZE, height=SIZE)}
     settings = {"mask": ["mask", 0], "strength": 1.0, "set_cond_area": "default"}
     return insert_after(graph, "second", "ConditioningSetMask", "conditioning", **settings)
@@ -239,7 +239,7 @@ LOOP: dict[str, Graph] = {
         scaling_factor=1.02,
     ),
 }
-"""What the workers' loop supports."""
+"""Graphs that the workers' loop supports."""
 
 QUICK_SPLIT = (
     "KSampler",
@@ -249,7 +249,9 @@ QUICK_SPLIT = (
     "ConditioningSetTimestepRange",
     "SetLatentNoiseMask on a batch",
 )
-"""Of these, where one picture is split: a node's way into the loop does not depend on the split, which tests/engine proves."""
+"""Names in LOOP that the quick run also splits. A node's path into the loop does not depend on the split, which tests/engine
+proves.
+"""
 
 THOROUGH_LOOP = (
     "KSampler at cfg 1",
@@ -265,7 +267,7 @@ THOROUGH_LOOP = (
     "SelectModelDevice",
     "UNetSelfAttentionMultiply, which finds nothing",
 )
-"""What the others have most of."""
+"""Names in LOOP whose features the other graphs mostly cover too."""
 
 STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
     "ConditioningSetArea": (region(), "area in the conditioning"),
@@ -294,7 +296,7 @@ STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
         "the model sampling ModelSamplingAdvanced",
     ),
 }
-"""What falls back to one forward a model call, with KSampler, and the reason given."""
+"""Graphs that fall back to one forward for each model call, with KSampler, and the reason that the log gives."""
 
 CUSTOM_STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
     "DualCFGGuider": (
@@ -332,7 +334,7 @@ def case(name: str, graph: Graph, way: str) -> Any:
     return pytest.param(graph, [way] * (1 + ("first" in graph)), id=name, marks=marks)
 
 
-def test_a_single_sigma_is_nothing_for_the_workers_to_do(comfyui, latent_of):
+def test_a_single_sigma_gives_the_workers_no_work(comfyui, latent_of):
     graph = split(1, step=STEPS)
     run, log = queue_logged(comfyui, parallel(graph))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
@@ -344,7 +346,7 @@ def test_a_single_sigma_is_nothing_for_the_workers_to_do(comfyui, latent_of):
     [case(name, graph, "loop") for name, graph in LOOP.items()]
     + [case(name, graph, reason) for name, (graph, reason) in (STEP_BY_STEP | CUSTOM_STEP_BY_STEP).items()],
 )
-def test_stock_nodes_give_the_same_latent_by_the_expected_way(comfyui, latent_of, graph, expected):
+def test_stock_nodes_give_the_same_latent_in_the_expected_loop(comfyui, latent_of, graph, expected):
     run, log = queue_logged(comfyui, parallel(graph))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
     assert ways(log) == expected
@@ -354,7 +356,7 @@ def test_stock_nodes_give_the_same_latent_by_the_expected_way(comfyui, latent_of
     "graph",
     [pytest.param(graph, id=name, marks=[thorough] * (name not in QUICK_SPLIT)) for name, graph in LOOP.items()],
 )
-def test_stock_nodes_give_the_same_latent_where_one_picture_is_split(comfyui, latent_of, graph):
+def test_stock_nodes_give_the_same_latent_when_one_picture_is_divided(comfyui, latent_of, graph):
     run = comfyui.queue(parallel(graph, cfg=1, ulysses=2), timeout=300)
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
 
@@ -392,7 +394,7 @@ STAGES = {"cfg": 1, "pipefusion": 2, "patches": 2, "warmup_steps": STEPS}
     ],
     ids=["2 steps, 0.5", "4 steps, 0.25", "4 steps, 0.75", "5 steps, 0.6", "4 steps, no prompt before 0.5"],
 )
-def test_timestep_ranges_that_end_on_a_steps_own_sigma(comfyui, latent_of, graph, plan):
+def test_timestep_ranges_that_end_on_a_steps_own_sigma_give_the_stock_latent(comfyui, latent_of, graph, plan):
     run, log = queue_logged(comfyui, parallel(graph, **plan))
     error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
     print(f"off by {error:.1e}")
@@ -402,9 +404,9 @@ def test_timestep_ranges_that_end_on_a_steps_own_sigma(comfyui, latent_of, graph
 
 @thorough  # in the quick run test_quantised compiles blocks, with the same node, against the same oracle
 def test_torch_compile_compiles_the_workers_blocks(comfyui, latent_of):
-    """On CPUs cudagraphs is what is left of it without a recorder: the same graphs, run as they are; inductor takes minutes.
+    """On CPUs, cudagraphs runs the same graphs uncompiled, because there is no recorder; inductor takes minutes.
 
-    On one worker, since each compiles the same; those that are split are tests/models' (`test_compiled`).
+    One worker is enough, since all workers compile the same blocks; tests/models (`test_compiled`) tests divided blocks.
     """
     graph = basic(seed=SEED + 4, steps=2)
     ours = insert_after_model(parallel(graph, "cpu:1"), "TorchCompileModel", backend="cudagraphs")
@@ -416,7 +418,7 @@ def test_torch_compile_compiles_the_workers_blocks(comfyui, latent_of):
 
 
 @pytest.mark.parametrize(("graph", "reason"), [pytest.param(*case, id=name) for name, case in STEP_BY_STEP.items()])
-def test_parallel_sampler_refuses_what_would_run_step_by_step(comfyui, graph, reason):
+def test_parallel_sampler_refuses_graphs_that_would_run_step_by_step(comfyui, graph, reason):
     graph = parallel(graph, sampler=True)
     run, log = queue_logged(comfyui, graph)
     assert run.status == "error"
@@ -431,8 +433,8 @@ def test_parallel_sampler_refuses_what_would_run_step_by_step(comfyui, graph, re
 @pytest.mark.parametrize(
     "plan", [{"cfg": 1, "ulysses": 2}, {"cfg": 1, "pipefusion": 2}], ids=["ulysses 2", "pipefusion 2"]
 )
-def test_two_models_guide_a_picture(comfyui, latent_of, plan):
-    """DualModelGuider with another model for the negative prompt, on workers too."""
+def test_two_models_that_guide_a_picture_give_the_stock_latent(comfyui, latent_of, plan):
+    """DualModelGuider runs another model for the negative prompt, also on workers."""
     sides = {side: [side, 0] for side in ("positive", "negative")}
     one = custom("BasicGuider") | {"guider": node("DualModelGuider", model=["model", 0], **sides, cfg=2.0)}
     graph = copy.deepcopy(one) | {"other": node("UNETLoader", unet_name="tiny-dev.safetensors", weight_dtype="default")}
@@ -440,7 +442,9 @@ def test_two_models_guide_a_picture(comfyui, latent_of, plan):
     assert relative_error(latent_of(one), latent_of(graph)) > 1e-3
     ours = parallel(graph, **plan)
     ours["other"] = node("LoadParallelFlux", **graph["other"]["inputs"], plan=["plan", 0])
-    assert requests.post(f"{comfyui.url}/parallel/stop", timeout=60).ok  # with what other tests have loaded
+    assert requests.post(
+        f"{comfyui.url}/parallel/stop", timeout=60
+    ).ok  # also drops models that other tests have loaded
     run, log = queue_logged(comfyui, ours)
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
     assert ways(log) == ["the guider Guider_DualModel"]

@@ -1,4 +1,4 @@
-"""Load Parallel VAE in a real ComfyUI: the same pixels and latents as Load VAE, with ComfyUI's own nodes."""
+"""Load Parallel VAE in a real ComfyUI gives the same pixels and latents as Load VAE, with ComfyUI's own nodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TILES = {"tile_size": 64, "overlap": 16, "temporal_size": 64, "temporal_overlap"
 
 @pytest.fixture(scope="module")
 def server(comfyui: ComfyUI) -> ComfyUI:
-    """With a CogVideoX and a FLUX VAE of the sizes that ComfyUI takes them to have, and random latents."""
+    """Provide a ComfyUI with random latents, and a CogVideoX and a FLUX VAE of the sizes that ComfyUI assumes."""
     folder = comfyui.base_dir / "models" / "vae"
     save_cogvideox_vae(folder / "video.safetensors", torch.float16, widths=REAL, layers=3)
     save_image_vae(folder / "flux.safetensors", torch.float16)
@@ -54,7 +54,7 @@ def server(comfyui: ComfyUI) -> ComfyUI:
 
 @pytest.fixture(scope="module")
 def stock(server: ComfyUI) -> Stock:
-    """What ComfyUI's own nodes decode; the same graph is run only once."""
+    """Provide a function that returns the pixels of ComfyUI's own nodes, and runs equal graphs only once."""
     done: dict[str, Tensor] = {}
 
     def decoded(graph: Graph) -> Tensor:
@@ -67,7 +67,7 @@ def stock(server: ComfyUI) -> Stock:
 
 
 @pytest.mark.parametrize("latent", [pytest.param("video-1", marks=thorough), "video-9"])
-def test_video_decode_and_encode(server: ComfyUI, stock: Stock, latent: str) -> None:
+def test_video_decode_and_encode_equal_comfyuis(server: ComfyUI, stock: Stock, latent: str) -> None:
     graph = decode("video", latent)
     assert relative_error(pixels(server, parallel(graph)), stock(graph)) <= TOLERANCE
     graph = encode("video", latent)
@@ -75,7 +75,7 @@ def test_video_decode_and_encode(server: ComfyUI, stock: Stock, latent: str) -> 
     assert relative_error(ours, theirs) <= TOLERANCE
 
 
-def test_the_original_frame_batches_are_the_default_and_not_comfyuis(server: ComfyUI, stock: Stock) -> None:
+def test_original_frame_batches_are_the_default_and_differ_from_comfyuis(server: ComfyUI, stock: Stock) -> None:
     graph = decode("video", "video-9")
     default = parallel(graph)
     del default["vae"]["inputs"]["frame_batches"]
@@ -95,10 +95,12 @@ def test_the_original_frame_batches_are_the_default_and_not_comfyuis(server: Com
         pytest.param("flux2", "flux2-image", 2, marks=thorough),
     ],
 )
-def test_comfyuis_own_code_over_rows(server: ComfyUI, stock: Stock, vae: str, latent: str, workers: int) -> None:
-    """Others, which ComfyUI takes to be too large, are in families: TestSized."""
+def test_autoencoders_with_comfyuis_own_code_over_rows_equal_comfyuis(
+    server: ComfyUI, stock: Stock, vae: str, latent: str, workers: int
+) -> None:
+    """TestSized in families tests the autoencoders that are too large at ComfyUI's assumed sizes."""
     file = server.base_dir / "models" / "vae" / f"{vae}.safetensors"
-    if vae == "flux2":  # of 340 MB
+    if vae == "flux2":  # its file has 340 MB
         save_comfy_vae(file, vae, **OF_A_FILE)
     if vae == "sd":
         save_image_vae(file, torch.float16, vae)
@@ -112,8 +114,10 @@ def test_comfyuis_own_code_over_rows(server: ComfyUI, stock: Stock, vae: str, la
 
 
 def noisy_round(copies: int) -> Graph:
-    """A clip encoded and decoded. ImageAddNoise seeds torch's generator, which the decoder draws from; with another number
-    of copies ComfyUI does so anew.
+    """Return a graph that encodes and decodes a clip.
+
+    ImageAddNoise seeds torch's generator, from which the decoder draws. With another number of copies, ComfyUI runs the node
+    and so seeds the generator again.
     """
     graph = {
         "vae": node("VAELoader", vae_name="ltx095.safetensors"),
@@ -129,7 +133,7 @@ def noisy_round(copies: int) -> Graph:
     }
 
 
-def test_noise_that_a_decoder_draws_is_comfyuis(server: ComfyUI) -> None:
+def test_the_noise_that_a_decoder_draws_equals_comfyuis(server: ComfyUI) -> None:
     save_comfy_vae(server.base_dir / "models" / "vae" / "ltx095.safetensors", "ltx095")
     expected = pixels(server, noisy_round(0))
     assert relative_error(pixels(server, parallel(noisy_round(1))), expected) <= TOLERANCE
@@ -138,7 +142,7 @@ def test_noise_that_a_decoder_draws_is_comfyuis(server: ComfyUI) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=thorough), 3])
-def test_image_decode_and_encode(server: ComfyUI, stock: Stock, workers: int) -> None:
+def test_image_decode_and_encode_equal_comfyuis(server: ComfyUI, stock: Stock, workers: int) -> None:
     graph = decode("flux", "image")
     assert relative_error(pixels(server, parallel(graph, workers)), stock(graph)) <= TOLERANCE
     graph = encode("flux", "image")
@@ -148,13 +152,13 @@ def test_image_decode_and_encode(server: ComfyUI, stock: Stock, workers: int) ->
     assert relative_error(ours, theirs) <= TOLERANCE
 
 
-def test_comfyuis_tiled_decode(server: ComfyUI, stock: Stock) -> None:
+def test_comfyuis_tiled_decode_gives_the_same_pixels(server: ComfyUI, stock: Stock) -> None:
     graph = decode("flux", "wide", "VAEDecodeTiled", **TILES)
     assert relative_error(pixels(server, parallel(graph)), stock(graph)) <= TOLERANCE
 
 
 @thorough
-def test_approximate_tiles_of_a_video(server: ComfyUI, stock: Stock) -> None:
+def test_approximate_tiles_of_a_video_equal_comfyuis_tiles(server: ComfyUI, stock: Stock) -> None:
     graph = decode("video", "tall-video", "VAEDecodeTiled", **TILES)
     expected = stock(graph)
     assert relative_error(pixels(server, parallel(graph)), expected) <= TOLERANCE
@@ -163,7 +167,7 @@ def test_approximate_tiles_of_a_video(server: ComfyUI, stock: Stock) -> None:
     assert relative_error(expected, stock(decode("video", "tall-video"))) > 0.01
 
 
-def test_one_tile_is_exact_for_an_even_number_of_latent_frames_too(server: ComfyUI, stock: Stock) -> None:
+def test_one_tile_is_exact_also_for_an_even_number_of_latent_frames(server: ComfyUI, stock: Stock) -> None:
     tiled = parallel(decode("video", "video-8", "CogVideoParallelDecode", approximate_tiles=64))
     assert len(pixels(server, tiled)) == 8
     assert relative_error(pixels(server, tiled), stock(decode("video", "video-8"))) <= TOLERANCE
@@ -178,10 +182,10 @@ def test_frames_make_a_playable_video_and_are_counted(server: ComfyUI) -> None:
     with av.open(str(file)) as container:
         assert len([frame.width for frame in container.decode(video=0)]) == 9
     counted = [p.value for p in run.progress if p.node == "pixels"]
-    assert counted in ([4, 8, 9], [4, 9])  # ComfyUI leaves out what follows within a tenth of a second
+    assert counted in ([4, 8, 9], [4, 9])  # ComfyUI drops progress within a tenth of a second of the last
 
 
-def test_cancel_between_pieces(server: ComfyUI, stock: Stock) -> None:
+def test_a_decode_is_cancelled_between_pieces_and_the_next_one_runs(server: ComfyUI, stock: Stock) -> None:
     latent = torch.randn(1, 16, 9, 4, 4, generator=torch.Generator().manual_seed(1))
     save_file({"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}, server.input_dir / "long.latent")
     graph = parallel(decode("video", "long"), frame_batches="original")
@@ -192,13 +196,13 @@ def test_cancel_between_pieces(server: ComfyUI, stock: Stock) -> None:
 
 
 @thorough
-def test_out_of_memory(server: ComfyUI) -> None:
-    """VAE Decode goes on in tiles, of which these latents need one; CogVideoX Parallel Decode ends."""
+def test_out_of_memory_retries_vae_decode_in_tiles_and_ends_parallel_decode(server: ComfyUI) -> None:
+    """VAE Decode retries in tiles, of which these latents need one; CogVideoX Parallel Decode ends with an error."""
     fault = Path(server.env[FAULT_FILE])
     for name, vae in (("image", "flux"), ("video-8", "video")):
         expected = pixels(
             server, decode(vae, name)
-        )  # anew, so that ComfyUI forgets what a test before had of the workers
+        )  # a new run, so that ComfyUI drops from its cache the results of the tests before
         fault.write_text("rank=1,phase=decoding,kind=oom")
         before = len(server.log)
         assert relative_error(pixels(server, parallel(decode(vae, name))), expected) <= TOLERANCE
@@ -219,7 +223,7 @@ def refused(server: ComfyUI, graph: Graph) -> str:
     return message
 
 
-def test_refusals(server: ComfyUI) -> None:
+def test_wrong_latents_wrong_loaders_and_saving_are_refused(server: ComfyUI) -> None:
     assert "an image VAE" in refused(server, parallel(decode("flux", "video-9", "CogVideoParallelDecode")))
     assert "a CogVideoX VAE takes" in refused(server, parallel(decode("video", "image")))
     stock = decode("video", "video-9", "CogVideoParallelDecode")
@@ -229,7 +233,7 @@ def test_refusals(server: ComfyUI) -> None:
     assert "the weights live in the workers" in refused(server, saving)
 
 
-def test_a_latent_too_long_for_the_ram(server: ComfyUI) -> None:
+def test_a_latent_too_long_for_the_ram_is_refused(server: ComfyUI) -> None:
     of_a_frame = 3 * 2048 * 2048 * 4
     frames = psutil.virtual_memory().total // of_a_frame // 4 * 4 + 5
     graph = parallel(decode("video", "video-9"))
@@ -238,14 +242,14 @@ def test_a_latent_too_long_for_the_ram(server: ComfyUI) -> None:
     assert f"{frames} decoded pictures of 2048 x 2048 take {needed}" in refused(server, graph)
 
 
-def test_files_of_other_kinds(server: ComfyUI) -> None:
+def test_files_without_a_supported_vae_are_refused(server: ComfyUI) -> None:
     for name, (tensors, said) in FILES.items():
         save_file(tensors, server.base_dir / "models" / "vae" / f"{name}.safetensors")
         assert said in refused(server, parallel(decode(name, "image"))), name
 
 
 def packed(kind: str, copied: str = "none", latent: str = "image") -> Graph:
-    """Decodes while another pack changes the VAE, or a copy of it."""
+    """Return a graph that decodes while another pack changes the VAE, or a copy of it."""
     return decode("flux", latent, decoder="PackDecode", kind=kind, copied=copied)
 
 
@@ -258,7 +262,7 @@ INSIDE = {
 
 
 @pytest.mark.parametrize(("kind", "what"), INSIDE.items(), ids=INSIDE)
-def test_what_changes_a_vae_from_within_is_refused_by_name(server: ComfyUI, stock: Stock, kind: str, what: str) -> None:
+def test_changes_inside_a_vae_are_refused_by_name(server: ComfyUI, stock: Stock, kind: str, what: str) -> None:
     assert relative_error(stock(packed(kind)), stock(decode("flux", "image"))) > 1e-3
     run = server.queue(parallel(packed(kind)))
     assert run.error is not None
@@ -266,7 +270,7 @@ def test_what_changes_a_vae_from_within_is_refused_by_name(server: ComfyUI, stoc
     assert run.error.exception_message == f"{what} cannot be done with a parallel VAE: {way_out}"
 
 
-def test_a_function_of_the_vaes_code_that_is_replaced_is_refused_by_name(server: ComfyUI, stock: Stock) -> None:
+def test_a_replaced_function_of_the_vaes_code_is_refused_by_name(server: ComfyUI, stock: Stock) -> None:
     graph = packed("nonlinearity")
     assert relative_error(stock(graph), stock(decode("flux", "image"))) > 1e-3
     run = server.queue(parallel(graph))
@@ -279,14 +283,14 @@ def test_a_function_of_the_vaes_code_that_is_replaced_is_refused_by_name(server:
 
 
 @pytest.mark.parametrize("copied", ["none", "deep", "shallow"])
-def test_a_vae_whose_modules_are_only_looked_at_and_a_copy_of_it_decode(
+def test_a_vae_whose_modules_another_pack_only_reads_and_its_copies_decode(
     server: ComfyUI, stock: Stock, copied: str
 ) -> None:
     graph = packed("nothing", copied)
     assert relative_error(pixels(server, parallel(graph)), stock(decode("flux", "image"))) <= TOLERANCE
 
 
-def test_what_changes_a_deep_copy_of_a_vae_is_refused_for_the_copy_alone(server: ComfyUI, stock: Stock) -> None:
+def test_changes_of_a_deep_copy_of_a_vae_are_refused_only_for_the_copy(server: ComfyUI, stock: Stock) -> None:
     run = server.queue(parallel(packed("circular padding", "deep")))
     assert run.error is not None
     assert run.error.exception_message.startswith(INSIDE["circular padding"])

@@ -1,4 +1,4 @@
-"""What videos bring with them: masks by frame, a first frame, control videos, two experts, context windows."""
+"""Further inputs of videos: masks by frame, a first frame, control videos, two experts, context windows."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 @pytest.mark.parametrize("plan", [PLANS[1], *(pytest.param(PLANS[i], marks=thorough) for i in (0, 2))])
-def test_first_frame_by_a_mask(plan: dict[str, Any], latent_of: LatentOf) -> None:
-    """Wan 2.2 5B: each frame has a timestep of its own."""
+def test_a_first_frame_by_a_mask_gives_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
+    """In Wan 2.2 5B, each frame has a timestep of its own."""
     graph = masked(graph_of("wan22_5b"), 10, 8, 3)
     stock = latent_of(graph)
     assert relative_error(latent_of(graph_of("wan22_5b")), stock) > DIFFERENT
@@ -47,14 +47,14 @@ def test_first_frame_by_a_mask(plan: dict[str, Any], latent_of: LatentOf) -> Non
 
 
 @thorough
-def test_first_frame_by_a_mask_one_forward_at_a_time(latent_of: LatentOf) -> None:
+def test_a_first_frame_by_a_mask_one_model_call_at_a_time_gives_the_stock_latent(latent_of: LatentOf) -> None:
     graph = step_by_step(masked(graph_of("wan22_5b"), 10, 8, 3))
     assert relative_error(latent_of(spread(graph, strict=False)), latent_of(graph)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("plan", SOME_PLANS)
-def test_image_to_video(comfyui: ComfyUI, plan: dict[str, Any], latent_of: LatentOf) -> None:
-    """Wan 2.1 I2V: the first frame beside the latent, and what a vision model says of it beside the text."""
+def test_image_to_video_gives_the_stock_latent(comfyui: ComfyUI, plan: dict[str, Any], latent_of: LatentOf) -> None:
+    """Wan 2.1 I2V gets the first frame next to the latent, and a vision model's output for that frame next to the text."""
     shown = torch.ones(1, 1, 3, 9, 10)
     shown[:, :, 0] = 0
     given = {
@@ -72,10 +72,10 @@ def test_image_to_video(comfyui: ComfyUI, plan: dict[str, Any], latent_of: Laten
 @thorough
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("channels", [32, 48, 128])
-def test_a_first_frame_of_another_vae(
+def test_a_first_frame_of_another_vae_gives_the_stock_latent(
     channels: int, plan: dict[str, Any], comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
-    """ComfyUI takes as many of its channels as the model has; a model whose class does not is refused (refused_inputs)."""
+    """ComfyUI uses only as many channels as the model has. A model class that does not is refused (tests/refusals/inputs.py)."""
     given = {"concat_latent_image": draw(1, channels, 3, 9, 10, seed=channels)}
     plain = graph_of("wan_i2v")
     graph = with_tensors(comfyui, plain, f"i2v-{channels}", given)
@@ -85,8 +85,8 @@ def test_a_first_frame_of_another_vae(
 
 
 @pytest.mark.parametrize("plan", [PLANS[2], *(pytest.param(plan, marks=thorough) for plan in PLANS[:2])])
-def test_control_videos(comfyui: ComfyUI, plan: dict[str, Any], latent_of: LatentOf) -> None:
-    """VACE with two, of different strength."""
+def test_control_videos_give_the_stock_latent(comfyui: ComfyUI, plan: dict[str, Any], latent_of: LatentOf) -> None:
+    """VACE gets two control videos of different strength."""
     given = {
         "vace_frames": draw(2, 1, 32, 3, 8, 10, seed=31),
         "vace_mask": (draw(2, 1, 64, 3, 8, 10, seed=32) > 0).float(),
@@ -102,7 +102,7 @@ EXPERTS = {"high": 77, "low": 78}
 
 
 def two_experts(seed: int) -> Graph:
-    """As Wan 2.2's template: the second model goes on where the first one stops."""
+    """Return a graph as in Wan 2.2's template: the second model continues where the first one stops."""
     graph = graph_of("wan", seed=seed)
     for name in EXPERTS:
         graph[f"{name} model"] = node("UNETLoader", unet_name=f"expert-{name}.safetensors", weight_dtype="default")
@@ -121,7 +121,7 @@ MEBIBYTE = 1 << 20
 
 
 def test_two_experts_are_read_once(comfyui: ComfyUI, latent_of: LatentOf, tmp_path: Path) -> None:
-    """Both stay with the workers, in the first prompt and in the next one."""
+    """Both experts stay with the workers, in the first prompt and in the next one."""
     sizes = []
     for name, seed in EXPERTS.items():
         path = comfyui.base_dir / "models" / "diffusion_models" / f"expert-{name}.safetensors"
@@ -140,8 +140,8 @@ def test_two_experts_are_read_once(comfyui: ComfyUI, latent_of: LatentOf, tmp_pa
         assert MOVED.findall(log) == []
 
 
-def test_context_windows_are_computed_one_by_one(latent_of: LatentOf) -> None:
-    """ComfyUI cuts the video, so each window is a call of its own."""
+def test_context_windows_give_the_stock_latent(latent_of: LatentOf) -> None:
+    """ComfyUI divides the video into windows, so each window is a separate call."""
     graph = graph_of("wan") | {"latent": node("EmptyHunyuanLatentVideo", width=64, height=48, length=29, batch_size=1)}
     windowed = insert_after_model(
         graph,

@@ -1,4 +1,4 @@
-"""What ComfyUI tells of this pack."""
+"""ComfyUI's description of this pack."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ Info = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def info(comfyui: ComfyUI) -> Info:
-    """What ComfyUI tells of the pack's nodes."""
+    """Provide ComfyUI's description of each of the pack's nodes, by name."""
     every: Info = comfyui.get("/object_info")
     return {name: node for name, node in every.items() if node["python_module"] == f"custom_nodes.{PACK}"}

@@ -1,4 +1,4 @@
-"""The benchmark of the tab, in a ComfyUI that runs: its jobs are prompts, and leave nothing but their record."""
+"""The tab's benchmark in a running ComfyUI: its jobs are prompts, and leave nothing but their record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def begin(server: ComfyUI, **asked: Any) -> requests.Response:
 
 
 def begin_when_idle(server: ComfyUI, **asked: Any) -> requests.Response:
-    """What is answered once nothing of an earlier test's goes on in this ComfyUI, which many tests share."""
+    """Ask for a benchmark until no run of an earlier test is active in this ComfyUI, and return the answer."""
     until = time.monotonic() + PATIENCE
     while "a run is going on" in (answer := begin(server, **asked)).text:
         assert time.monotonic() < until, server.get("/parallel/status")
@@ -39,7 +39,7 @@ def status(server: ComfyUI) -> Any:
 
 
 def ended(server: ComfyUI) -> Any:
-    """The status once nothing is measured any more."""
+    """Wait until no benchmark runs any more, and return its status."""
     until = time.monotonic() + PATIENCE
     while (bench := status(server))["doing"]:
         assert time.monotonic() < until, bench
@@ -48,7 +48,7 @@ def ended(server: ComfyUI) -> Any:
 
 
 def job(seed: int, steps: int = 4) -> Graph:
-    """With this pack's loader, and a latent of its own that is saved."""
+    """Return a graph with this pack's loader, and a latent of its own that it saves."""
     return parallel(ksampler_graph("narrow-schnell", width=64, height=64, steps=steps, seed=seed), "cpu:2")
 
 
@@ -68,7 +68,7 @@ def without_sampler() -> Graph:
         ),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_is_done(comfyui: ComfyUI, graph: Graph, said: str) -> None:
+def test_a_graph_that_cannot_be_measured_is_refused_before_any_work(comfyui: ComfyUI, graph: Graph, said: str) -> None:
     answer = begin_when_idle(comfyui, graph=graph, name="wrong")
     assert answer.status_code == 409
     assert said in answer.json()["said"]
@@ -76,7 +76,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_done(comfyui: Com
 
 
 @thorough
-def test_stock_and_ours_are_measured_as_prompts_of_this_comfyui_and_leave_only_their_record(comfyui: ComfyUI) -> None:
+def test_a_benchmark_runs_as_prompts_of_this_comfyui_and_leaves_only_its_record(comfyui: ComfyUI) -> None:
     before = sorted(comfyui.output_dir.rglob("*.latent"))
     history = set(comfyui.get("/history"))
     assert begin_when_idle(comfyui, graph=job(171), name="a job").status_code == 200
@@ -105,7 +105,7 @@ def test_stock_and_ours_are_measured_as_prompts_of_this_comfyui_and_leave_only_t
 
 
 @thorough
-def test_a_prompt_of_the_users_ends_it_and_what_was_done_is_kept(comfyui: ComfyUI) -> None:
+def test_a_prompt_of_the_user_ends_a_benchmark_and_keeps_its_results(comfyui: ComfyUI) -> None:
     assert begin_when_idle(comfyui, graph=job(172)).status_code == 200
     until = time.monotonic() + PATIENCE
     while not status(comfyui)["sides"]:
@@ -120,10 +120,12 @@ def test_a_prompt_of_the_users_ends_it_and_what_was_done_is_kept(comfyui: ComfyU
 
 
 @thorough
-def test_the_button_measures_the_open_workflow_and_comfyuis_cancel_ends_it(page: Page, comfyui: ComfyUI) -> None:
+def test_the_button_measures_the_open_workflow_and_comfyuis_cancel_ends_the_benchmark(
+    page: Page, comfyui: ComfyUI
+) -> None:
     page.evaluate("graph => app.loadApiJson(graph, 'mine')", job(174, steps=20))
     name = "app.extensionManager.workflow.activeWorkflow?.filename"
-    page.wait_for_function(f"{name} === 'mine'", polling=POLLING)  # it is called so after it is open
+    page.wait_for_function(f"{name} === 'mine'", polling=POLLING)  # the workflow gets this name only after it is open
     page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
     bench = page.locator(".pp-panel .pp-on-bench")
     button = bench.get_by_role("button", name="Measure this workflow", exact=True)

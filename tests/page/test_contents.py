@@ -39,11 +39,11 @@ NODES = (
 )
 LOADERS = {name for name in NODES if name.startswith("LoadParallel")} - {"LoadParallelVAE"}
 OPTIONAL = 7
-"""The shape in which the page draws an input that may stay unconnected."""
+"""The shape with which the page draws an input that may stay unconnected."""
 
 
 def template_cards(page: Page) -> Locator:
-    """Open the template browser at this pack; its cards."""
+    """Open the template browser at this pack and return its cards."""
     press(page.get_by_role("button", name="Templates"))
     dialog = page.get_by_role("dialog")
     press(dialog.get_by_text(PACK, exact=True))
@@ -56,7 +56,7 @@ def open_template(page: Page, name: str) -> None:
     before = page.evaluate(f"{active}.path")
     press(template_cards(page).and_(page.get_by_test_id(f"template-workflow-{name}")))
     expect(page.get_by_role("dialog")).to_have_count(0)
-    # opened once more, it gets a number
+    # if opened a second time, the workflow's name ends in a number
     page.wait_for_function(f"{active}?.path !== {before!r} && {active}?.filename.startsWith({name!r})", polling=POLLING)
 
 
@@ -64,7 +64,7 @@ DESCRIBED = """card => {
     const place = card.querySelector("p") ?? card.querySelector("h3").parentElement;
     return getComputedStyle(place, "::after").content;
 }"""
-"""What a card says below its title, which newer pages leave out."""
+"""JavaScript that returns a card's text below its title, which newer pages omit."""
 
 
 def test_template_browser_lists_the_templates(page: Page) -> None:
@@ -72,10 +72,11 @@ def test_template_browser_lists_the_templates(page: Page) -> None:
     cards = template_cards(page)
     for name in TEMPLATES:
         card = cards.and_(page.get_by_test_id(f"template-workflow-{name}"))
-        card.scroll_into_view_if_needed()  # pictures are loaded when they come into sight
+        card.scroll_into_view_if_needed()  # the page loads pictures when they come into view
         expect(card.get_by_role("heading")).to_have_text(name)
         assert card.evaluate(DESCRIBED) == json.dumps(words[name])
-        expect(card.locator('img:not([src*="default-template"])')).to_be_visible()  # our thumbnail, not the stand-in
+        # the pack's thumbnail, not the page's default
+        expect(card.locator('img:not([src*="default-template"])')).to_be_visible()
     assert [card.get_attribute("data-testid") for card in cards.all()] == [
         f"template-workflow-{name}" for name in words
     ]
@@ -85,18 +86,18 @@ def test_template_browser_lists_the_templates(page: Page) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name != SPRITES)) for name in TEMPLATES])
 def test_template_opens_from_the_browser(page: Page, name: str) -> None:
-    """Each card is the browser's own, of which `test_template_browser_lists_the_templates` has all."""
+    """The test before checks all cards; the click here is the browser's own."""
     open_template(page, name)
     assert_whole(page, name)
 
 
 def assert_whole(page: Page, name: str) -> None:
-    """The open graph is a template of the pack: all of its nodes are known, and their inputs are connected."""
+    """Check that the open graph is a template of the pack, with only known nodes and with connected inputs."""
     nodes = dict(page.evaluate(f"{EVERY}.map(n => [n.type, n.type in LiteGraph.registered_node_types])"))
     assert nodes.keys() & LOADERS
     assert all(nodes.values()), nodes
     expect(page.get_by_text("Missing node")).to_have_count(0)
-    if name == SPRITES:  # its files are here; FLUX.1 dev's are not
+    if name == SPRITES:  # the template's files are here; FLUX.1 dev's are not
         expect(page.get_by_test_id("error-overlay")).to_have_count(0)
     unconnected = page.evaluate(
         f"{EVERY}.flatMap(n => (n.inputs ?? []).filter(i => !i.widget && i.link == null && i.shape !== {OPTIONAL})"
@@ -106,7 +107,7 @@ def assert_whole(page: Page, name: str) -> None:
 
 
 EVERY = "[app.graph, ...app.graph.subgraphs.values()].flatMap(graph => graph.nodes)"
-"""All nodes of a graph, those inside of others too."""
+"""JavaScript for all nodes of a graph, including those in subgraphs."""
 
 BOXES = """() => {
     const {scale} = app.canvas.ds;
@@ -117,7 +118,7 @@ BOXES = """() => {
         return [node.type, left / scale, top / scale, width / scale, height / scale];
     });
 }"""
-"""Each node's kind, left, top, width and height in the graph's units, title and all, as drawn."""
+"""JavaScript for each node's kind, left, top, width and height as drawn, with the title, in the graph's units."""
 
 SETTLED = """boxes => {
     const now = JSON.stringify(eval(boxes)());
@@ -131,7 +132,7 @@ SETTLED = """boxes => {
 
 @pytest.fixture(params=[pytest.param(False, id="old canvas", marks=thorough), pytest.param(True, id="Nodes 2.0")])
 def renderer(page: Page, request: pytest.FixtureRequest) -> Iterator[None]:
-    """The page with one of the two ways in which ComfyUI draws nodes; the old canvas afterwards."""
+    """Provide the page with one of ComfyUI's two renderers of nodes, and restore the old canvas afterwards."""
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", request.param])
     page.wait_for_function("wanted => !!LiteGraph.vueNodesMode === wanted", arg=request.param)
     yield
@@ -140,21 +141,21 @@ def renderer(page: Page, request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(params=["en", pytest.param("zh", marks=thorough)])
 def language(page: Page, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The page in one of the pack's languages; in English afterwards."""
+    """Provide the page in one of the pack's languages, and restore English afterwards."""
     if request.param == "en":
         yield "en"
         return
     for language in (request.param, "en"):
         page.evaluate(SET, ["Comfy.Locale", language])
-        page.reload()  # nodes are given their words when the page opens
+        page.reload()  # nodes get their words when the page opens
         page.wait_for_function(READY, polling=POLLING)
         if language != "en":
             yield language
 
 
 @pytest.mark.usefixtures("renderer")
-def test_templates_are_readable_when_they_open_and_nothing_overlaps(page: Page, language: str) -> None:
-    """And they are whole. At 1600 x 1000: no text is left out for the zoom, as where letters of 14 pixels have less than 8."""
+def test_templates_open_complete_and_readable_and_no_nodes_overlap(page: Page, language: str) -> None:
+    """At 1600 x 1000 pixels the zoom hides no text: the page would hide letters of 14 pixels drawn with less than 8."""
     wrong = {}
     for name in TEMPLATES:
         open_graph(page, name)
@@ -176,14 +177,14 @@ def test_templates_are_readable_when_they_open_and_nothing_overlaps(page: Page, 
 
 
 def overlap(one: list[Any], other: list[Any]) -> float:
-    """The smaller side, in the graph's units, of what two boxes share; rounding is none."""
+    """Return the smaller side, in the graph's units, of the overlap of two boxes, rounded to a whole number."""
     width, height = (min(one[i] + one[i + 2], other[i] + other[i + 2]) - max(one[i], other[i]) for i in (1, 2))
     return max(0.0, round(min(width, height)))
 
 
 @thorough
-def test_missing_node_would_be_seen(page: Page) -> None:
-    """What the test above looks for is what this ComfyUI shows."""
+def test_a_missing_node_is_visible_to_the_test_above(page: Page) -> None:
+    """This ComfyUI shows the text whose absence the test above checks."""
     page.evaluate(
         """async url => {
             const graph = await (await fetch(url)).json();
@@ -227,11 +228,11 @@ def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> No
         }"""
     )
     outcome = history["prompt"][3]["parallel"][str(sampler["id"])]
-    (text,) = sampler["texts"]  # it stays on the node
+    (text,) = sampler["texts"]  # the text stays on the node
     assert outcome["plan"] in text
     assert ("⚠ could be faster" in sampler["badges"]) == bool(outcome["warnings"])
     assert outcome["gain_is"] == "predicted"
-    said = rf"^2 workers: about {outcome['gain']:.1f}x, "  # before the next run, of the same inputs
+    said = rf"^2 workers: about {outcome['gain']:.1f}x, "  # the text before the next run with the same inputs
     page.wait_for_function(SHOWN, arg=[BADGES, said], polling=POLLING)
     (saved,) = [image for output in history["outputs"].values() for image in output.get("images", ())]
     with Image.open(comfyui.output_dir / saved["subfolder"] / saved["filename"]) as file:
@@ -260,15 +261,15 @@ FIRST_TEXT = """async () => {
     await ended;
     return [text, at - pressed];
 }"""
-"""Presses Run: the first text on the sampler, and the milliseconds until it came."""
+"""JavaScript that presses Run and returns the first text on the sampler with the milliseconds until its arrival."""
 
 HALF_A_SECOND = 500
 
 
 @thorough
 @pytest.mark.parametrize("workers", ["stopped", "running"])
-def test_the_first_text_of_a_run_is_there_within_half_a_second(page: Page, workers: str) -> None:
-    """Of ten runs one has to keep the promise, which is for a machine that does nothing else."""
+def test_the_first_text_of_a_run_appears_within_half_a_second(page: Page, workers: str) -> None:
+    """One of ten runs must keep the promise, which is for a machine without other load."""
     open_graph(page, SPRITES)
     seen = []
     while min(seen, default=math.inf) >= HALF_A_SECOND and len(seen) < 10:
@@ -280,7 +281,7 @@ def test_the_first_text_of_a_run_is_there_within_half_a_second(page: Page, worke
     assert min(seen) < HALF_A_SECOND, seen
 
 
-def test_the_sprites_are_put_in_place_with_one_click(page: Page, comfyui: ComfyUI) -> None:
+def test_one_click_installs_the_sprites(page: Page, comfyui: ComfyUI) -> None:
     name = "sprites-flux-schnell.safetensors"
     gone = [
         comfyui.base_dir / "models" / "diffusion_models" / name,
@@ -299,15 +300,15 @@ def test_the_sprites_are_put_in_place_with_one_click(page: Page, comfyui: ComfyU
     press(dialog.get_by_role("button", name="Confirm"))
     expect(page.locator(".p-toast-detail", has_text="Press Run.")).to_be_visible()
     assert name in page.evaluate(chosen)
-    expect(page.get_by_test_id("error-overlay")).to_have_count(0)  # nothing is missing any more
+    expect(page.get_by_test_id("error-overlay")).to_have_count(0)  # no file is missing any more
     for file in gone:
         assert file.read_bytes() == (REPO / "workflows" / "sprites" / file.name).read_bytes()
     assert kept.stat() == before
     dismiss(page)
 
 
-def test_api_graph_is_the_demos() -> None:
-    """The README's graph for the HTTP API is the stock one with the loader and the sampler swapped."""
+def test_the_api_graph_is_the_demos_with_the_packs_nodes() -> None:
+    """The README's graph for the HTTP API is the stock graph with the pack's loader and sampler."""
     stock, swapped = (
         json.loads((REPO / "scripts" / f"{name}.json").read_text()) for name in ("sprites_api", "sprites_parallel_api")
     )
@@ -315,7 +316,7 @@ def test_api_graph_is_the_demos() -> None:
 
 
 def open_search(page: Page) -> Locator:
-    """Open the node search; its results."""
+    """Open the node search and return its results."""
     page.evaluate("app.extensionManager.command.execute('Workspace.SearchBox.Toggle')")
     expect(page.get_by_placeholder("Add a node...")).to_be_visible()
     return page.get_by_test_id("result-item")
@@ -326,13 +327,13 @@ def close_search(page: Page) -> None:
     expect(page.get_by_placeholder("Add a node...")).to_have_count(0)
 
 
-def test_blueprints_are_offered(comfyui: ComfyUI) -> None:
+def test_comfyui_offers_all_blueprints(comfyui: ComfyUI) -> None:
     entries = comfyui.get("/global_subgraphs").values()
     ours = {entry["name"] for entry in entries if entry["info"]["node_pack"] == f"custom_nodes.{PACK}"}
     assert ours == {path.stem for path in (REPO / "subgraphs").glob("*.json")} and len(ours) > 3
 
 
-def test_blueprints_open_whole(page: Page, comfyui: ComfyUI) -> None:
+def test_blueprints_open_with_only_known_nodes(page: Page, comfyui: ComfyUI) -> None:
     for name in (path.stem for path in (REPO / "subgraphs").glob("*.json")):
         (key,) = [key for key, entry in comfyui.get("/global_subgraphs").items() if entry["name"] == name]
         graph = json.loads(comfyui.get(f"/global_subgraphs/{key}")["data"])
@@ -342,7 +343,7 @@ def test_blueprints_open_whole(page: Page, comfyui: ComfyUI) -> None:
         assert all(nodes.values()), (name, nodes)
 
 
-def test_pack_has_these_nodes(info: Info) -> None:
+def test_the_pack_has_exactly_these_nodes(info: Info) -> None:
     assert sorted(info) == sorted(NODES)
     assert {node["category"] for node in info.values()} == {"Parallel"}
 
@@ -381,8 +382,8 @@ SEARCHES = (
 )
 
 
-def test_who_has_several_gpus_finds_the_loader_among_the_first_five(page: Page, info: Info) -> None:
-    """And it is the first for the pack's own word, but not for what ComfyUI's own loader is meant by."""
+def test_searches_for_several_gpus_find_the_loader_among_the_first_five(page: Page, info: Info) -> None:
+    """The loader is the first result for the pack's own word, but comes after ComfyUI's own loader for "diffusion model"."""
     ours = info["LoadParallelDiffusionModel"]["display_name"]
     results, found = open_search(page), {}
     for words in (*SEARCHES, "parallel", "diffusion model"):
@@ -396,7 +397,7 @@ def test_who_has_several_gpus_finds_the_loader_among_the_first_five(page: Page, 
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_everything_has_a_tooltip(info: Info, name: str) -> None:
+def test_every_input_and_output_has_a_tooltip(info: Info, name: str) -> None:
     node = info[name]
     inputs = node["input"].get("required", {}) | node["input"].get("optional", {})
     assert [key for key, (_, *options) in inputs.items() if not (options and options[0].get("tooltip"))] == []
@@ -406,7 +407,7 @@ def test_everything_has_a_tooltip(info: Info, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_everything_has_chinese_words(info: Info, name: str) -> None:
+def test_every_input_and_output_has_a_chinese_name_and_tooltip(info: Info, name: str) -> None:
     node, chinese = (
         info[name],
         json.loads((REPO / "locales" / "zh" / "nodeDefs.json").read_text(encoding="utf-8"))[name],
@@ -419,7 +420,7 @@ def test_everything_has_chinese_words(info: Info, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_node_help(page: Page, info: Info, name: str) -> None:
+def test_node_help_names_every_input_and_output(page: Page, info: Info, name: str) -> None:
     page.evaluate(
         """name => {
             const node = app.graph.nodes.find(n => n.type === name) ?? app.graph.add(LiteGraph.createNode(name));
@@ -437,7 +438,7 @@ def test_node_help(page: Page, info: Info, name: str) -> None:
         expect(text.get_by_role("listitem").locator("code").get_by_text(slot, exact=True).first).to_be_visible()
 
 
-# -- what a run tells
+# -- messages of a run
 
 
 THOROUGH_LISTS = (
@@ -459,21 +460,21 @@ THOROUGH_LISTS = (
     "what travels",
     "places and machines",
 )
-"""Their sentences come from where those of the others come from."""
+"""Lists for `--all`: the same code raises their sentences as those of the other lists."""
 
 ONE_BY_ONE = ("places and machines", "what travels")
-"""Lists that change files between their graphs; the page is given those of the others all at once."""
+"""Lists that change files between their graphs; the page queues the graphs of all other lists together."""
 
 
 @pytest.fixture
 def screen(page: Page) -> Page:
-    """The page without messages, whatever a test before left there."""
+    """Provide the page without messages from earlier tests."""
     dismiss(page)
     return page
 
 
 def queue(page: Page, graphs: list[Graph]) -> list[dict[str, str]]:
-    """Queue graphs from the page and wait until each has failed; what the page was told of each."""
+    """Queue graphs from the page, wait until each has failed, and return the errors that the page received."""
     page.evaluate(
         """async graphs => {
             window.errors = [];
@@ -488,7 +489,7 @@ def queue(page: Page, graphs: list[Graph]) -> list[dict[str, str]]:
 
 
 def assert_shown(page: Page, errors: list[dict[str, str]]) -> None:
-    """The sentence of each error is on the screen, in order."""
+    """Check that the screen shows the sentence of each error, in order."""
     shown = page.locator(".p-toast-detail")
     expect(shown).to_have_text([re.compile(re.escape(error["exception_message"].strip())) for error in errors])
     dismiss(page)
@@ -497,7 +498,7 @@ def assert_shown(page: Page, errors: list[dict[str, str]]) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[thorough] * (name in THOROUGH_LISTS)) for name in lists.LISTS]
 )
-def test_every_refusal_reaches_the_screen_as_its_sentence(screen: Page, comfyui: ComfyUI, name: str) -> None:
+def test_the_screen_shows_the_sentence_of_every_refusal(screen: Page, comfyui: ComfyUI, name: str) -> None:
     cases, errors = lists.LISTS[name](comfyui), []
     for batch in ([case] for case in cases) if name in ONE_BY_ONE else [list(cases)]:
         told = queue(screen, [graph for graph, _ in batch])
@@ -519,7 +520,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("kind", ["kill", pytest.param("raise", marks=thorough), "oom"])
-def test_a_workers_failure_reaches_the_screen_as_its_sentence(screen: Page, comfyui: ComfyUI, kind: str) -> None:
+def test_the_screen_shows_the_sentence_of_a_workers_failure(screen: Page, comfyui: ComfyUI, kind: str) -> None:
     fault, (name, begins) = Path(comfyui.env[FAULT_FILE]), FAILURES[kind]
     fault.write_text(f"rank=1,phase=sampling,step=1,kind={kind}")
     (error,) = queue(screen, [parallel(small())])
@@ -533,7 +534,7 @@ MARKED = """() => app.graph.nodes.filter(n => n.has_errors).map(
     n => [n.type, (n.widgets ?? []).filter(w => w.label?.startsWith("⚠")).map(w => w.name)])"""
 
 
-def test_a_refused_plan_is_marked_at_its_fields_until_the_next_run(page: Page) -> None:
+def test_the_fields_of_a_refused_plan_are_marked_until_the_next_run(page: Page) -> None:
     page.evaluate(
         "async url => app.loadGraphData(await (await fetch(url)).json(), true, true, 'refused')",
         f"/api/workflow_templates/{PACK}/{SPRITES}.json",
@@ -545,25 +546,25 @@ def test_a_refused_plan_is_marked_at_its_fields_until_the_next_run(page: Page) -
         ({"ulysses": 0, "weights": "sharded", "pipefusion": 2}, ["pipefusion", "weights"]),
     ):
         page.evaluate(set_fields, values)
-        page.get_by_test_id("queue-button").click()  # with which the message before goes
+        page.get_by_test_id("queue-button").click()  # the click also removes the message of the run before
         expect(page.locator(".p-toast-detail")).to_have_text([re.compile(named[0])])
         page.wait_for_function(f"({MARKED})().flatMap(([, fields]) => fields).includes('{named[0]}')", polling=POLLING)
         ((kind, marked),) = page.evaluate(MARKED)
-        assert (kind, sorted(marked)) == ("ParallelPlan", sorted(named))  # and not the loader, which failed
+        assert (kind, sorted(marked)) == ("ParallelPlan", sorted(named))  # the loader, which failed, has no mark
         plan = "app.graph.nodes.find(n => n.type === 'ParallelPlan')"
         assert page.evaluate(f"[{plan}.showAdvanced, {plan}.serialize().showAdvanced]") == [True, None], "unsaved"
     dismiss(page)
 
 
-def test_marks_and_texts_are_drawn_in_nodes_2(page: Page) -> None:
-    """Of the test before: the marks are still there, in the other renderer too."""
+def test_nodes_2_also_draws_the_marks(page: Page) -> None:
+    """The marks of the test before are still there, and Nodes 2.0 draws them too."""
     page.evaluate("app.extensionManager.setting.set('Comfy.VueNodes.Enabled', true)")
     expect(page.get_by_text("⚠ pipefusion").first).to_be_visible()
     page.evaluate("app.extensionManager.setting.set('Comfy.VueNodes.Enabled', false)")
 
 
-def test_a_slow_run_is_marked_in_nodes_2_and_what_is_saved_is_not(page: Page) -> None:
-    """ComfyUI tells of a run as it does after one; the node's own title stays."""
+def test_nodes_2_marks_a_slow_run_but_the_saved_graph_has_no_mark(page: Page) -> None:
+    """The test sends ComfyUI's event of a finished run; the node's own title stays."""
     open_graph(page, SPRITES)
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
     tell = """warnings => {

@@ -1,4 +1,4 @@
-"""The templates' notes can be read in the page, as it draws them."""
+"""The templates' notes are readable in the page, as the page draws them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ from tests.support.page.contrasts import CONTRASTS, LEGIBLE
 from tests.support.selection import thorough
 
 NOTES = ".comfy-markdown-content"
-"""What Nodes 2.0 shows a note's text in. On the old canvas what is behind it is painted, where styles do not tell of it."""
+"""CSS class of a note's text in Nodes 2.0. The old canvas paints the background, so styles do not give its colour there."""
 
 
 BROWN = "#5f4f30"
-"""The page's own yellow, #653, a little darker: on that links have a contrast of 4.49. In a light theme the page adds half to a
-colour's lightness, so that black would be grey."""
+"""The page's own yellow, #653, a little darker, because links on #653 have a contrast of 4.49.
+
+In a light theme the page adds half to a colour's lightness, so that black would be grey.
+"""
 
 
 def notes_of(name: str) -> list[dict[str, Any]]:
-    """The notes that one sees when a template opens."""
+    """Return the notes that are visible when a template opens."""
     return [each for each in template(name)["nodes"] if each["type"] == "MarkdownNote"]
 
 
 def is_brown(note: dict[str, Any]) -> bool:
-    """Whether a note has its colours and no code within a line, which Nodes 2.0 draws blue, whatever the theme."""
+    """Return True if a note has the notes' colours and no code within a line.
+
+    Nodes 2.0 draws such code blue in every theme.
+    """
     (text,) = note["widgets_values"]
     code = "`" in re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     return (note["color"], note["bgcolor"]) == ("#432", BROWN) and not code
@@ -45,7 +50,7 @@ def test_notes_are_brown_and_have_no_code_within_a_line() -> None:
 
 @thorough
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_note_can_be_read_in_nodes_2(page: Page, theme: str) -> None:
+def test_every_note_is_readable_in_nodes_2(page: Page, theme: str) -> None:
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
     page.evaluate(SET, ["Comfy.ColorPalette", theme])
     hidden = {}

@@ -19,7 +19,7 @@ SMALL = {"width": 1280, "height": 720}
 
 @pytest.fixture(scope="module")
 def panel(page: Page) -> Locator:
-    """The opened tab."""
+    """Open the tab and provide its panel."""
     page.set_viewport_size(SMALL)
     page.evaluate("app.extensionManager.command.execute('Workspace.ToggleSidebarTab.parallel')")
     return page.locator(".pp-panel")
@@ -30,18 +30,18 @@ def section(panel: Locator, name: str) -> Locator:
 
 
 def press(panel: Locator, name: str) -> None:
-    """Press a button of the panel, once it can be; it may be drawn anew at any time."""
+    """Press a button of the panel once it is enabled; the panel may be redrawn at any time."""
     thing = panel.get_by_role("button", name=name, exact=True)
     expect(thing).to_be_enabled()
     thing.dispatch_event("click")
 
 
-def test_a_run_is_seen_while_it_goes_on_and_after_it(panel: Locator, comfyui: ComfyUI) -> None:
+def test_the_panel_shows_a_run_while_it_is_active_and_afterwards(panel: Locator, comfyui: ComfyUI) -> None:
     graph = parallel(ksampler_graph("tiny-schnell", width=256, height=256, steps=30, seed=161), f"cpu:{WORKERS}")
     prompt = comfyui.submit(graph)
     workers = section(panel, "workers")
     sampling = workers.locator(".pp-worker", has_text=re.compile(r"sampling, step \d"))
-    expect(sampling).to_have_count(WORKERS, timeout=180_000)  # once they have started
+    expect(sampling).to_have_count(WORKERS, timeout=180_000)  # after the workers have started
     for name in ("Free memory", "Stop workers", "Check this machine", "Prove models"):
         expect(panel.get_by_role("button", name=name, exact=True)).to_be_disabled()
     comfyui.wait(prompt).check()
@@ -59,7 +59,7 @@ def test_a_run_is_seen_while_it_goes_on_and_after_it(panel: Locator, comfyui: Co
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_everything_can_be_read_in_both_themes(page: Page, panel: Locator, theme: str) -> None:
+def test_all_texts_are_readable_in_both_themes(page: Page, panel: Locator, theme: str) -> None:
     expect(section(panel, "last-run").locator("svg.pp-row").first).to_be_visible()
     set_palette = "name => app.extensionManager.setting.set('Comfy.ColorPalette', name)"
     page.evaluate(set_palette, theme)
@@ -76,7 +76,7 @@ def test_everything_can_be_read_in_both_themes(page: Page, panel: Locator, theme
 
 
 @thorough
-def test_a_run_of_16_ranks_is_seen_at_once(panel: Locator, comfyui: ComfyUI) -> None:
+def test_a_run_of_16_ranks_fits_in_half_a_small_screen(panel: Locator, comfyui: ComfyUI) -> None:
     graph = parallel(ksampler_graph("tiny-schnell", width=256, height=256, steps=6, seed=165), "cpu:16")
     comfyui.queue(graph, timeout=500).check()
     rows = section(panel, "last-run").locator("svg.pp-row")
@@ -88,11 +88,11 @@ def test_a_run_of_16_ranks_is_seen_at_once(panel: Locator, comfyui: ComfyUI) -> 
     assert panel.evaluate("panel => panel.scrollWidth - panel.clientWidth") == 0
 
 
-def test_nothing_is_wider_than_the_panel(panel: Locator) -> None:
+def test_no_content_is_wider_than_the_panel(panel: Locator) -> None:
     assert panel.evaluate("panel => panel.scrollWidth - panel.clientWidth") == 0
 
 
-def test_memory_is_freed_and_workers_end_by_a_button(panel: Locator) -> None:
+def test_buttons_free_the_memory_and_stop_the_workers(panel: Locator) -> None:
     workers = section(panel, "workers")
     press(panel, "Free memory")
     expect(workers.locator(".pp-models", has_text=re.compile("^tiny"))).to_have_count(0)
@@ -102,19 +102,19 @@ def test_memory_is_freed_and_workers_end_by_a_button(panel: Locator) -> None:
     expect(section(panel, "plans")).to_contain_text("run a graph first")
 
 
-def test_the_doctor_tells_how_far_it_is_and_then_its_lines(panel: Locator) -> None:
+def test_the_doctor_shows_its_progress_and_then_its_findings(panel: Locator) -> None:
     doctor = section(panel, "doctor")
     press(panel, "Check this machine")
     expect(doctor.locator(".pp-progress")).to_contain_text("2 workers on cpu")
-    expect(doctor.locator(".pp-progress")).to_have_count(0, timeout=120_000)  # earlier findings are shown till then
+    expect(doctor.locator(".pp-progress")).to_have_count(0, timeout=120_000)  # earlier findings stay visible until then
     expect(doctor.locator(".pp-finding", has_text="2 workers, cpu")).to_contain_text("all-to-all")
     remedies = doctor.locator(".pp-warning-line")
     assert remedies.count() == remedies.locator(".pp-remedy").count()
 
 
 @thorough
-def test_models_are_proved_by_a_button(panel: Locator) -> None:
-    """All that are declared, which takes minutes."""
+def test_a_button_proves_all_declared_models(panel: Locator) -> None:
+    """The button proves all declared models, which takes minutes."""
     doctor = section(panel, "doctor")
     press(panel, "Prove models")
     expect(doctor.locator(".pp-progress")).to_contain_text(f"of {len(KINDS)}")
@@ -138,7 +138,7 @@ def test_after_a_workers_death_the_doctor_is_offered_until_a_run_succeeds(panel:
     expect(failure).to_be_hidden()
 
 
-def test_a_server_that_is_gone_is_said_and_the_panel_goes_on_when_it_is_back(page: Page, panel: Locator) -> None:
+def test_the_panel_reports_a_server_that_is_gone_and_recovers_when_it_is_back(page: Page, panel: Locator) -> None:
     page.context.set_offline(True)
     page.evaluate("app.api.dispatchEvent(new CustomEvent('reconnecting'))")
     expect(section(panel, "problem")).to_contain_text("does not answer")

@@ -1,4 +1,4 @@
-"""What the sidebar tab is told: the workers' state, the last run, actions; and who may ask."""
+"""The routes of the sidebar tab: the workers' state, the last run, actions, and refused origins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ = ("status", "run")
 ACTIONS = ("free", "stop", "measure", "doctor", "models", "compare", "bench")
 WORKERS = 4
 PROMISE = 1.0
-"""Seconds in which a route answers while a job runs."""
+"""Largest number of seconds until a route answers while a job runs."""
 
 
 def get(server: ComfyUI, name: str) -> Any:
@@ -49,12 +49,12 @@ def test_the_last_run_has_its_plan_its_alternatives_and_a_timeline_of_every_rank
         assert len(rank["waiting"]) == len(rank["sending"]) == timeline["bins"]
         assert all(a + b <= 1000 + 2 for a, b in zip(rank["waiting"], rank["sending"], strict=True))
         away = sum(rank["waiting"] + rank["sending"]) / 1000 * timeline["width"]
-        assert away >= 0.9 * cost["waiting"] - timeline["width"]  # while loading and connecting it waits too
+        assert away >= 0.9 * cost["waiting"] - timeline["width"]  # the rank also waits while it loads and connects
         assert cost["sent"]
 
 
-def test_a_run_whose_loop_stays_in_comfyui_is_told_from_its_first_model_call_to_its_last(comfyui: ComfyUI) -> None:
-    for seed in (157, 158):  # the second is no part of the first
+def test_a_step_by_step_run_is_reported_from_its_first_model_call_to_its_last(comfyui: ComfyUI) -> None:
+    for seed in (157, 158):  # the second run is no part of the first
         graph = step_by_step(ksampler_graph("tiny-schnell", steps=6, seed=seed))
         comfyui.queue(parallel(graph, "cpu:2")).check()
         run = get(comfyui, "run")
@@ -68,7 +68,7 @@ def test_a_run_whose_loop_stays_in_comfyui_is_told_from_its_first_model_call_to_
             assert len(rank["waiting"]) == timeline["bins"] <= 256
 
 
-def test_status_has_every_rank_with_what_it_holds_until_that_is_freed_and_the_workers_are_stopped(
+def test_the_status_lists_the_models_of_every_rank_until_they_are_freed(
     comfyui: ComfyUI,
 ) -> None:
     comfyui.queue(parallel(ksampler_graph("tiny-dev", seed=152), f"cpu:{WORKERS}")).check()
@@ -103,14 +103,14 @@ def test_the_last_denoise_is_timed_on_its_plan_and_on_one_device(comfyui: ComfyU
     assert (comparison["said"], result["steps"], result["of"]) == ("", 6, 20)
     assert get(comfyui, "run")["plan"].endswith(result["plan"])
     assert min(result[name] for name in ("seconds", "alone", "predicted", "predicted_alone")) > 0
-    assert get(comfyui, "run")["steps"] == 20  # it is not taken for the last run
+    assert get(comfyui, "run")["steps"] == 20  # the comparison does not replace the last run
     comfyui.queue(parallel(ksampler_graph("tiny-schnell", seed=156), "cpu:1")).check()
     assert "on one device" in compared()["said"]
     comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=1, seed=157), "cpu:2")).check()
     assert "had one step" in compared()["said"]
 
 
-def test_routes_answer_while_a_job_runs_and_actions_are_refused_then(comfyui: ComfyUI) -> None:
+def test_routes_answer_while_a_job_runs_and_actions_are_refused_meanwhile(comfyui: ComfyUI) -> None:
     graph = parallel(ksampler_graph("tiny-schnell", width=256, height=256, steps=400, seed=154), "cpu:2")
     seen: list[tuple[str, float, Any]] = []
 

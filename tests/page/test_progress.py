@@ -1,4 +1,4 @@
-"""What a person is told of a run: a line on the node while it works, what it came to, and the same in ComfyUI's history."""
+"""Reports of a run: a line on the node while it runs, its outcome, and the outcome in ComfyUI's history."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def told(run: QueuedRun, name: str) -> list[str]:
     return [each.text for each in run.texts if each.node == name]
 
 
-def test_the_node_tells_of_its_workers_its_steps_and_what_they_came_to(comfyui: ComfyUI) -> None:
-    comfyui.queue(job(4100, "cpu:1"), timeout=300).check()  # so that the next one needs other workers
+def test_the_node_shows_its_workers_its_steps_and_the_outcome(comfyui: ComfyUI) -> None:
+    comfyui.queue(job(4100, "cpu:1"), timeout=300).check()  # so that the next run needs other workers
     run = comfyui.queue(job(4101), timeout=300).check()
     texts = told(run, "sampler")
     assert texts[:2] == ["Preparing", "Starting 2 workers, 0 s"]
@@ -39,7 +39,7 @@ def test_the_node_tells_of_its_workers_its_steps_and_what_they_came_to(comfyui: 
 
 
 @pytest.mark.parametrize("sampler", [False, True], ids=["KSampler", "ParallelSampler"])
-def test_the_history_has_what_a_run_came_to(comfyui: ComfyUI, sampler: bool) -> None:
+def test_the_history_has_the_outcome_of_a_run(comfyui: ComfyUI, sampler: bool) -> None:
     one = comfyui.queue(job(4110, "cpu:1", sampler=sampler), timeout=300).check()
     alone = outcome(comfyui, one, "sampler")
     assert (alone["gain"], alone["sent"]) == (None, 0)
@@ -57,7 +57,7 @@ def test_the_history_has_what_a_run_came_to(comfyui: ComfyUI, sampler: bool) -> 
     assert found["why"]
 
 
-def test_a_slower_path_is_warned_of(comfyui: ComfyUI) -> None:
+def test_the_node_warns_of_a_slower_path(comfyui: ComfyUI) -> None:
     run = comfyui.queue(insert_after_model(job(4120), "Mahiro"), timeout=300).check()
     found = outcome(comfyui, run, "sampler")
     slower = [warning for warning in found["warnings"] if warning.startswith("Slower path")]
@@ -67,7 +67,7 @@ def test_a_slower_path_is_warned_of(comfyui: ComfyUI) -> None:
     assert found["sent"] > 0, "of all its model calls"
 
 
-def test_a_cancelled_run_says_how_far_it_got(comfyui: ComfyUI) -> None:
+def test_a_cancelled_run_shows_its_last_step(comfyui: ComfyUI) -> None:
     graph = job(4130)
     graph["sampler"]["inputs"]["steps"] = 200
     run = comfyui.queue(graph, on_progress=lambda step: step.value == 3 and comfyui.interrupt(), timeout=300)
@@ -75,7 +75,7 @@ def test_a_cancelled_run_says_how_far_it_got(comfyui: ComfyUI) -> None:
     assert re.fullmatch(r"Cancelled after \d+ of 200", run.texts[-1].text)
 
 
-def test_a_decoder_and_an_encoder_tell_of_their_work(comfyui: ComfyUI) -> None:
+def test_a_decoder_and_an_encoder_show_their_progress(comfyui: ComfyUI) -> None:
     save_image_vae(comfyui.base_dir / "models" / "vae" / "told.safetensors", torch.float16)
     graph = {
         "image": node("EmptyImage", width=64, height=64, batch_size=2, color=255),
@@ -92,9 +92,9 @@ def test_a_decoder_and_an_encoder_tell_of_their_work(comfyui: ComfyUI) -> None:
     assert outcome(comfyui, run, "pixels")["plan"] == "2 workers (cpu): ring 2"
 
 
-def test_a_refusal_in_the_middle_of_a_graph_stands_on_its_node(comfyui: ComfyUI) -> None:
+def test_a_refusal_in_the_middle_of_a_graph_appears_on_its_node(comfyui: ComfyUI) -> None:
     graph = job(4140)
-    graph["plan"]["inputs"]["data"] = 2  # which the loader cannot know to be too many
+    graph["plan"]["inputs"]["data"] = 2  # more than the batch, which the loader does not know
     run = comfyui.queue(graph, timeout=300)
     assert run.error is not None
     assert (run.error.exception_type, run.error.node_id) == ("PlanRefused", "sampler")

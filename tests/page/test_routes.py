@@ -1,4 +1,4 @@
-"""The pack's routes, as they are registered: what each reads of a request, and what it says to a body that is wrong."""
+"""The pack's registered routes: the parts of a request that each route reads, and the answer to a wrong body."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Read = frozenset[str]
 Key = tuple[str, str]
 
 GUARD = frozenset({"host", "headers.Origin", "headers.Sec-Fetch-Site"})
-"""What tells who asks. Every route reads it."""
+"""Parts of a request that identify its origin. Every route reads them."""
 
 WITH_BODY = GUARD | {"content"}
 TEXT: list[str] = []
-"""The fields of a body that is a text."""
+"""Marks a body that is plain text, without fields."""
 
 FIELDS: dict[Key, list[str] | None] = {
     ("POST", "compare"): None,
@@ -49,7 +49,8 @@ FIELDS: dict[Key, list[str] | None] = {
 }
 """All routes of the pack by name, and the fields that each reads of its body; None for a route that reads no body.
 
-They are asked in this order: while a comparison runs, the doctor does not begin, which takes minutes on a busy machine.
+The tests call the routes in this order: while a comparison runs, the doctor, which takes minutes on a busy machine, does not
+begin.
 """
 
 LOADER = {"kind": "UNETLoader", "file": "tiny-schnell.safetensors"}
@@ -64,11 +65,11 @@ EXPECTED: dict[str, Any] = {
 }
 UNMEASURED = {"graph": {"1": {"class_type": "KSampler", "inputs": {}}}, "name": "none"}
 BODIES: dict[str, Any] = {"expectation": EXPECTED, "loaders": [LOADER], "bench": UNMEASURED}
-"""A body for each route that takes JSON; that of the benchmark begins none."""
+"""A body for each route that takes JSON; the benchmark's body begins no benchmark."""
 
 DEEP = b'{"graph": ' + b'{"a": ' * 100_000 + b"1" + b"}" * 100_001
 SECONDS = 1.0
-"""For which ComfyUI may be kept from answering: the promise of test_panel_routes."""
+"""Longest time in seconds for which ComfyUI may not answer: the promise of test_panel_routes."""
 
 
 def ask(server: ComfyUI, method: str, path: str, body: object = None, **headers: str) -> requests.Response:
@@ -81,7 +82,7 @@ def post(server: ComfyUI, name: str, body: object = None, **headers: str) -> req
 
 
 def registered(server: ComfyUI, pack: str) -> dict[Key, list[str] | None]:
-    """The routes of a pack in ComfyUI's server, each of which stands there once more under /api."""
+    """Return the routes of a pack in ComfyUI's server, which registers each route a second time under /api."""
     listed = [
         (method, path, fields) for method, path, module, fields in server.get("/other_pack/routes") if pack in module
     ]
@@ -94,14 +95,14 @@ def registered(server: ComfyUI, pack: str) -> dict[Key, list[str] | None]:
 
 
 def read_by(server: ComfyUI, method: str, path: str, body: object = None) -> Read:
-    """What a route's handler reads of a request that it answers."""
+    """Return the parts of a request that a route's handler reads to answer."""
     answer = ask(server, method, path, body, **{"X-Watch": "yes"})
     assert answer.status_code in (200, 409), answer.text
     return frozenset(json.loads(answer.headers["X-Read"]))
 
 
 def idle(server: ComfyUI) -> dict[str, Any]:
-    """The status once neither a benchmark, a comparison nor the doctor runs."""
+    """Wait until no benchmark, comparison or doctor runs, and return the status."""
     until = time.monotonic() + 240
     while any((status := server.get("/parallel/status"))[name]["doing"] for name in ("bench", "comparison", "doctor")):
         assert time.monotonic() < until, status
@@ -110,15 +111,15 @@ def idle(server: ComfyUI) -> dict[str, Any]:
 
 
 def compared(server: ComfyUI) -> None:
-    """Run what can be compared, once nothing else runs."""
+    """Run a graph that can be compared, and wait until nothing else runs."""
     server.queue(parallel(ksampler_graph("tiny-schnell", steps=20, seed=181), "cpu:2")).check()
     idle(server)
 
 
-def test_each_registered_route_reads_the_headers_of_the_guard_and_its_own_body_and_nothing_else(
+def test_each_registered_route_reads_only_the_guards_headers_and_its_own_body(
     comfyui: ComfyUI,
 ) -> None:
-    """No query string, no part of the path, no cookie, and no field of a body but those of the table."""
+    """No route reads a query string, a part of the path, a cookie, or a field of a body that is not in the table."""
     assert registered(comfyui, "ComfyUI-Parallel") == {(m, f"/parallel/{name}"): f for (m, name), f in FIELDS.items()}
     compared(comfyui)
     bodies = BODIES | {"troubleshooting": "a message"}
@@ -127,7 +128,7 @@ def test_each_registered_route_reads_the_headers_of_the_guard_and_its_own_body_a
     idle(comfyui)
 
 
-def test_a_route_that_reads_more_is_found(comfyui: ComfyUI) -> None:
+def test_a_route_that_reads_more_is_detected(comfyui: ComfyUI) -> None:
     planted = ("GET", "/other_pack/planted/{file}")
     assert planted in registered(comfyui, "other-pack")
     assert read_by(comfyui, "GET", "/other_pack/planted/a?path=b") == {"query", "match_info"}
@@ -155,11 +156,11 @@ PLACES: list[tuple[str, tuple[str | int, ...]]] = [
     *(("bench", ("graph", "1", *path)) for path in ((), ("class_type",), ("inputs",), ("inputs", "unet_name"))),
     *((name, ()) for name in BODIES),
 ]
-"""Everything in a body that can be another: the route, and the way to it."""
+"""All values in a body that a test replaces: the route, and the path to the value."""
 
 
 def changed(content: Any, path: tuple[str | int, ...], value: Any) -> Any:
-    """A body with another value in one place."""
+    """Return a body with another value at one path."""
     if not path:
         return value
     inner = content[path[0]] if isinstance(content, list) else content.get(path[0])
@@ -168,7 +169,7 @@ def changed(content: Any, path: tuple[str | int, ...], value: Any) -> Any:
 
 
 def check_is_answered(answer: requests.Response) -> None:
-    """A wrong body has an answer of one sentence, which says that it is the body that is wrong."""
+    """Check that a wrong body gets an answer of one sentence, which says that the body is wrong."""
     assert answer.status_code in (200, 400, 409, 413), (answer.status_code, answer.text)
     if answer.status_code in (400, 413):
         assert answer.text.startswith("The body ") and answer.text.endswith("."), answer.text
@@ -176,14 +177,14 @@ def check_is_answered(answer: requests.Response) -> None:
 
 @settings(max_examples=120)
 @given(place=st.sampled_from(PLACES), value=JSON)
-def test_whatever_a_field_of_a_body_is_the_answer_is_no_error_of_the_server(
+def test_no_value_of_a_bodys_field_causes_a_server_error(
     comfyui: ComfyUI,
     place: tuple[str, tuple[str | int, ...]],
     value: Any,
 ) -> None:
     name, path = place
     if name == "bench" and path in ((), ("graph",)) and not value:
-        return  # it measures the pack's own graph
+        return  # the route would measure the pack's own graph
     body = changed(BODIES[name], path, value)
     if not (name == "bench" and isinstance(body, dict) and not body.get("graph")):
         check_is_answered(post(comfyui, name, body))
@@ -191,9 +192,7 @@ def test_whatever_a_field_of_a_body_is_the_answer_is_no_error_of_the_server(
 
 @settings(max_examples=30)
 @given(name=st.sampled_from(["expectation", "loaders", "bench", "troubleshooting"]), body=st.binary(min_size=1))
-def test_whatever_bytes_a_body_is_the_answer_is_no_error_of_the_server(
-    comfyui: ComfyUI, name: str, body: bytes
-) -> None:
+def test_no_bytes_of_a_body_cause_a_server_error(comfyui: ComfyUI, name: str, body: bytes) -> None:
     check_is_answered(post(comfyui, name, body))
 
 
@@ -224,14 +223,14 @@ def test_a_wrong_body_is_refused_in_a_sentence(comfyui: ComfyUI, name: str, body
     assert answer.status_code == 400 and said in answer.text
 
 
-def test_a_graph_nested_to_the_limit_is_judged_as_any_other(comfyui: ComfyUI) -> None:
+def test_a_graph_nested_to_the_limit_is_handled_as_any_other(comfyui: ComfyUI) -> None:
     idle(comfyui)
     graph = {"1": {"class_type": "KSampler", "inputs": {"a": json.loads("[" * 60 + "]" * 60)}}}
     answer = post(comfyui, "bench", {"graph": graph})
     assert (answer.status_code, "has no Load Diffusion Model" in answer.json()["said"]) == (409, True)
 
 
-def test_what_a_start_raises_leaves_nothing_begun(comfyui: ComfyUI) -> None:
+def test_a_benchmark_that_fails_to_start_leaves_none_active(comfyui: ComfyUI) -> None:
     idle(comfyui)
     for body in (DEEP, b'{"name": "\xff"}', UNMEASURED | {"graph": 1}, UNMEASURED):
         assert post(comfyui, "bench", body).status_code in (400, 409)
@@ -239,7 +238,7 @@ def test_what_a_start_raises_leaves_nothing_begun(comfyui: ComfyUI) -> None:
         assert "has no Load Diffusion Model" in post(comfyui, "bench", UNMEASURED).text, "it can begin again"
 
 
-def test_of_jobs_that_are_asked_for_at_once_one_begins(comfyui: ComfyUI) -> None:
+def test_only_one_of_several_simultaneous_jobs_begins(comfyui: ComfyUI) -> None:
     compared(comfyui)
     names = ("compare", "bench", "compare")
 
@@ -254,7 +253,7 @@ def test_of_jobs_that_are_asked_for_at_once_one_begins(comfyui: ComfyUI) -> None
 
 @pytest.fixture
 def longest_gap(comfyui: ComfyUI) -> Iterator[list[float]]:
-    """Seconds that ComfyUI took for each of its answers while the test runs."""
+    """Provide a list of the seconds that ComfyUI took for each of its answers while the test runs."""
     taken, ended = [0.0], threading.Event()
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""Settings > Parallel: what loaders without a Parallel Plan run on, in the page and in what is queued, saved and exported."""
+"""Settings > Parallel: the devices of loaders without a Parallel Plan, in the page and in queued, saved and exported graphs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ USUAL = {DEVICES: "auto", PRESET: "automatic"}
 
 
 def plan_of(comfyui: ComfyUI, graph: Graph) -> str:
-    """What a graph's sampler ran on."""
+    """Return the plan on which a graph's sampler ran."""
     run = comfyui.queue(graph, timeout=300).check()
     told: str = comfyui.history(run.prompt_id)["prompt"][3]["parallel"]["sampler"]["plan"]
     return told
 
 
 @thorough
-def test_a_loader_without_a_plan_runs_on_the_settings_devices_and_a_plan_wins(comfyui: ComfyUI) -> None:
+def test_a_loader_without_a_plan_runs_on_the_settings_devices_and_a_plan_overrides_them(comfyui: ComfyUI) -> None:
     graph = unplanned(small(steps=1), devices="cpu:2", preset="smallest memory")
     assert re.fullmatch(r"2 workers \(cpu\): .+, weights streamed", plan_of(comfyui, graph))
     again = comfyui.queue(graph, timeout=300).check()
@@ -47,7 +47,7 @@ def test_a_loader_without_a_plan_runs_on_the_settings_devices_and_a_plan_wins(co
 
 @pytest.fixture
 def chosen(page: Page) -> Iterator[None]:
-    """Two workers on the CPU and the smallest memory; the usual settings afterwards."""
+    """Set two workers on the CPU and the smallest memory, and restore the usual settings afterwards."""
     for name, value in {DEVICES: "cpu:2", PRESET: "smallest memory"}.items():
         page.evaluate(SET, [name, value])
     yield
@@ -56,7 +56,7 @@ def chosen(page: Page) -> Iterator[None]:
 
 
 def without_plan(page: Page) -> None:
-    """The sprites' template without its plan."""
+    """Open the sprites' template and remove its plan."""
     open_graph(page, SPRITES)
     page.evaluate("app.graph.remove(app.graph.nodes.find(n => n.type === 'ParallelPlan'))")
 
@@ -68,7 +68,7 @@ def loader_in(prompt: Graph) -> dict[str, Any]:
 
 @thorough
 @pytest.mark.usefixtures("chosen")
-def test_the_settings_are_in_what_is_queued_exported_and_saved_where_no_plan_is(page: Page) -> None:
+def test_graphs_without_a_plan_are_queued_exported_and_saved_with_the_settings(page: Page) -> None:
     open_graph(page, SPRITES)
     assert not {"devices", "preset"} & loader_in(page.evaluate(PROMPT)).keys(), "the plan counts"
     assert "parallel" not in page.evaluate(STATE)["extra"]
@@ -87,7 +87,7 @@ def test_the_settings_are_in_what_is_queued_exported_and_saved_where_no_plan_is(
 
 
 @thorough
-def test_the_loader_shows_nothing_of_them_in_either_renderer(page: Page) -> None:
+def test_no_renderer_shows_the_settings_on_the_loader(page: Page) -> None:
     open_graph(page, SPRITES)
     loader = "app.graph.nodes.find(n => n.type.startsWith('LoadParallel'))"
     assert page.evaluate(f"{loader}.inputs.map(i => i.name)") == ["plan", "unet_name", "weight_dtype"]
@@ -114,7 +114,7 @@ GPUS = [
 
 @pytest.fixture
 def three_gpus(page: Page) -> Iterator[None]:
-    """The page is told of a machine with three GPUs, in the place of what the server knows of this one."""
+    """Replace the server's status in the page by that of a machine with three GPUs."""
 
     def answer(route: Route) -> None:
         status = route.fetch().json() if not told else told[0]
@@ -129,7 +129,7 @@ def three_gpus(page: Page) -> Iterator[None]:
         window.toldOf ??= app.api.addEventListener("parallel.status", () => { window.toldAt = Date.now(); }) ?? true;
     }""")
     page.route("**/parallel/status", answer)
-    quiet = "Date.now() - window.toldAt > 10_000"  # the server tells for a minute after it was last asked
+    quiet = "Date.now() - window.toldAt > 10_000"  # the server sends its status for a minute after the last request
     page.wait_for_function(quiet, timeout=150_000, polling=POLLING)
     yield
     page.unroute("**/parallel/status")
@@ -137,7 +137,7 @@ def three_gpus(page: Page) -> Iterator[None]:
 
 @thorough
 @pytest.mark.usefixtures("three_gpus")
-def test_the_tabs_ticks_set_the_devices_and_a_strip_shows_the_gpus_while_a_run_goes(page: Page) -> None:
+def test_the_tabs_ticks_set_the_devices_and_a_strip_shows_the_gpus_during_a_run(page: Page) -> None:
     without_plan(page)
     tab(page)
     memory = page.locator(".pp-on-memory")
@@ -172,7 +172,7 @@ def test_the_tabs_ticks_set_the_devices_and_a_strip_shows_the_gpus_while_a_run_g
 
 
 @thorough
-def test_what_to_expect_of_a_run_is_on_the_loader_before_it(page: Page) -> None:
+def test_the_loader_shows_the_expected_gain_and_memory_before_a_run(page: Page) -> None:
     open_graph(page, SPRITES)
     line = r"^2 workers: (about \d\.\dx, )?\d+\.\d MB each"
     page.wait_for_function(SHOWN, arg=[BADGES, line], polling=POLLING)
@@ -195,7 +195,7 @@ def test_what_to_expect_of_a_run_is_on_the_loader_before_it(page: Page) -> None:
 
 
 @thorough
-def test_the_loader_says_that_a_run_starts_workers_first_until_they_are_there(page: Page) -> None:
+def test_the_loader_says_that_a_run_starts_workers_until_they_have_started(page: Page) -> None:
     open_graph(page, SPRITES)
     page.evaluate(
         "app.graph.nodes.find(n => n.type === 'ParallelPlan').widgets.find(w => w.name === 'devices').value = 'cpu:3'"
@@ -211,8 +211,8 @@ def test_the_loader_says_that_a_run_starts_workers_first_until_they_are_there(pa
 
 
 @thorough
-def test_what_is_said_before_a_run_is_what_the_run_predicts(comfyui: ComfyUI) -> None:
-    """Of a job that nothing like it was run of; where its prompts are not known, the prediction is within what is said."""
+def test_the_expectation_before_a_run_equals_the_runs_prediction(comfyui: ComfyUI) -> None:
+    """No similar job has run before. Without known prompts, the prediction lies within the range of the expectation."""
     measuring, graph = (parallel(small(width=size, height=size)) for size in (64, 208))
     comfyui.queue(measuring, timeout=300).check()
     asked = {
@@ -239,7 +239,7 @@ def test_what_is_said_before_a_run_is_what_the_run_predicts(comfyui: ComfyUI) ->
 
 
 @thorough
-def test_a_device_that_is_gone_ends_in_one_sentence(page: Page) -> None:
+def test_a_device_that_is_gone_gives_one_sentence_and_a_link(page: Page) -> None:
     without_plan(page)
     before = page.evaluate(PROMPT)
     page.evaluate(SET, [DEVICES, "5"])

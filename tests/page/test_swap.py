@@ -1,4 +1,4 @@
-"""Use all GPUs and Back to one GPU in ComfyUI's own page: on its own templates, which hide their loaders in subgraphs."""
+"""Use all GPUs and Back to one GPU in ComfyUI's own page, on its own templates, which have their loaders in subgraphs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ FLUX = "flux_dev_full_text_to_image"
 """ComfyUI's template of FLUX.1 dev, whose loaders are in a subgraph that promotes their fields."""
 
 PARTS = 15
-"""In which ComfyUI's templates are tried, fourteen in each."""
+"""Number of parts of ComfyUI's list of templates, with fourteen templates each."""
 
 CHANGED = 12
-"""Of a part's templates, in at least so many a loader changes: those with a VAE, or with a model that runs."""
+"""Least number of templates of a part in which a loader changes: those with a VAE, or with a supported model."""
 
 CLOSE = f"{WORKFLOWS}.closeWorkflow({WORKFLOWS}.activeWorkflow, {{warnIfUnsaved: false}})"
 SWAPPED = {
@@ -45,7 +45,7 @@ UNSIZED = "JSON.parse(JSON.stringify(app.rootGraph.serialize(), (key, value) => 
 
 PROMOTED = """() => [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(graph => graph.nodes)
     .filter(node => node.subgraph).map(node => [node.id, (node.widgets ?? []).map(w => [w.name, String(w.value)])])"""
-"""The fields that subgraphs show of what is inside of them."""
+"""JavaScript for the fields that subgraphs promote from their inside."""
 
 LOOSE = """() => [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(graph => [...graph.links.values()].filter(link => {
     const target = graph.getNodeById(link.target_id), origin = graph.getNodeById(link.origin_id);
@@ -53,12 +53,12 @@ LOOSE = """() => [app.rootGraph, ...app.rootGraph.subgraphs.values()].flatMap(gr
     const leaves = link.origin_id < 0 || origin?.outputs[link.origin_slot]?.links?.includes(link.id);
     return !arrives || !leaves;
 }).map(link => [link.origin_id, link.origin_slot, link.target_id, link.target_slot]))"""
-"""Links that do not end where they say."""
+"""JavaScript for links whose ends do not list them."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
-    """FLUX.1's own template has tiny files, which can run."""
+    """Save tiny files for FLUX.1's own template, so that it can run."""
     models = comfyui.base_dir / "models"
     save_flux(models / "diffusion_models" / "flux1-dev.safetensors", guidance=True)
     (models / "vae").mkdir(exist_ok=True)
@@ -68,13 +68,13 @@ def _files(comfyui: ComfyUI) -> None:
 def open_stock(page: Page, name: str) -> None:
     """Open one of ComfyUI's own templates."""
     load(page, f"/templates/{name}.json", name)
-    if page.evaluate("!!app.rootGraph.extra.linearMode"):  # it opens as an app, which has no tabs
+    if page.evaluate("!!app.rootGraph.extra.linearMode"):  # the template opens as an app, which has no tabs
         page.evaluate("app.extensionManager.command.execute('Comfy.ToggleLinear')")
     expect(page.locator(".parallel-tab-button")).to_be_visible()
 
 
 def swap(page: Page, button: str) -> str:
-    """Press one of the two buttons; what is said of it."""
+    """Press one of the two buttons and return the message."""
     dismiss(page)
     thing = tab(page).get_by_role("button", name=button, exact=True)
     expect(thing).to_be_enabled()
@@ -83,7 +83,7 @@ def swap(page: Page, button: str) -> str:
 
 
 def said(page: Page) -> str:
-    """The one message, which goes of itself after some seconds, so that the page itself reads it once it is there."""
+    """Return the one message. The page reads the text itself, because the message disappears after some seconds."""
     told = "{ const all = document.querySelectorAll('.p-toast-message'); return all.length === 1 && all[0].innerText; }"
     text: str = page.wait_for_function(f"() => {told}", polling=POLLING).json_value()
     dismiss(page)
@@ -91,7 +91,7 @@ def said(page: Page) -> str:
 
 
 def expected(prompt: Graph, swapped: set[str]) -> Graph:
-    """A graph in which these loaders are swapped and nothing else is another."""
+    """Return a copy of the graph in which only these loaders are swapped."""
     graph = copy.deepcopy(prompt)
     for name in swapped:
         kind = SWAPPED[graph[name]["class_type"]]
@@ -101,16 +101,16 @@ def expected(prompt: Graph, swapped: set[str]) -> Graph:
 
 
 DRAWN = re.compile(r"painter-\d+-\d+\.png \[input\]")
-"""What ComfyUI's Painter has drawn: the page writes a file of a new name whenever it makes a prompt, and names it in the node."""
+"""The value of ComfyUI's Painter: for each prompt the page writes a file with a new name, and names the file in the node."""
 
 
 def undrawn(value: Any) -> Any:
-    """A value of a field, or that of a Painter that has drawn nothing yet."""
+    """Return a field's value, or the value of a Painter without a drawing in place of a Painter's file."""
     return "" if isinstance(value, str) and DRAWN.fullmatch(value) else value
 
 
 def comparable(prompt: Graph) -> Graph:
-    """Without titles, and before any Painter has drawn."""
+    """Return the graph without titles and without the Painters' files."""
     found = {name: {key: value for key, value in each.items() if key != "_meta"} for name, each in prompt.items()}
     for each in found.values():
         each["inputs"] = {key: undrawn(value) for key, value in each["inputs"].items()}
@@ -118,11 +118,11 @@ def comparable(prompt: Graph) -> Graph:
 
 
 def assert_swapped(page: Page, before: Graph, swapped: set[str]) -> None:
-    """What would be queued is the same but for these loaders; what is saved opens as the same again."""
+    """Check that the graph to queue differs only in these loaders."""
     assert comparable(page.evaluate(PROMPT)) == comparable(expected(before, swapped))
 
 
-def test_one_click_has_fluxs_own_template_on_all_gpus_and_the_picture_is_the_same(
+def test_one_click_runs_fluxs_own_template_on_all_gpus_with_the_same_picture(
     page: Page,
     comfyui: ComfyUI,
 ) -> None:
@@ -150,7 +150,7 @@ def test_one_click_has_fluxs_own_template_on_all_gpus_and_the_picture_is_the_sam
 
 
 def runnable(prompt: Graph) -> Graph:
-    """A queued template, small, with a stand-in for text encoders, and its picture saved exactly."""
+    """Return a queued template in a small size, with a stand-in for text encoders, that saves its picture exactly."""
     graph = copy.deepcopy(prompt)
     for name, each in list(graph.items()):
         small = {"width": 64, "height": 64, "steps": 2}
@@ -163,7 +163,7 @@ def runnable(prompt: Graph) -> Graph:
     return graph
 
 
-def test_one_undo_goes_back_and_a_redo_there_again(page: Page) -> None:
+def test_one_undo_reverts_the_swap_and_a_redo_repeats_it(page: Page) -> None:
     open_stock(page, FLUX)
     before = page.evaluate(STATE)
     swap(page, "Use all GPUs")
@@ -177,7 +177,7 @@ def test_one_undo_goes_back_and_a_redo_there_again(page: Page) -> None:
 
 
 @thorough
-def test_the_key_and_the_menus_do_the_same(page: Page) -> None:
+def test_the_shortcut_and_the_menus_swap_loaders(page: Page) -> None:
     open_stock(page, FLUX)
     page.evaluate("document.activeElement?.blur()")
     page.keyboard.press("Alt+g")
@@ -196,7 +196,7 @@ def test_the_key_and_the_menus_do_the_same(page: Page) -> None:
     assert not page.evaluate(menu, ["n => n.type === 'LoadParallelVAE'", "Use all GPUs"])
 
 
-def test_what_cannot_change_stays_and_is_said_with_its_reason(page: Page) -> None:
+def test_loaders_that_cannot_change_stay_and_the_message_gives_the_reason(page: Page) -> None:
     open_stock(page, FLUX)
     page.evaluate(
         """() => {
@@ -231,7 +231,7 @@ def test_what_cannot_change_stays_and_is_said_with_its_reason(page: Page) -> Non
 
 
 @thorough
-def test_nothing_to_swap_and_a_locked_canvas_are_said_in_a_sentence(page: Page) -> None:
+def test_nothing_to_swap_and_a_locked_canvas_give_one_sentence(page: Page) -> None:
     page.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4}, true, true, 'empty')")
     before = page.evaluate(STATE)
     for command, sentence in (
@@ -253,7 +253,7 @@ def test_nothing_to_swap_and_a_locked_canvas_are_said_in_a_sentence(page: Page) 
 
 @thorough
 @pytest.mark.parametrize("mode", [2, 4], ids=["muted", "bypassed"])
-def test_what_is_in_a_subgraph_that_is_off_stays(page: Page, mode: int) -> None:
+def test_loaders_in_a_muted_or_bypassed_subgraph_stay(page: Page, mode: int) -> None:
     open_stock(page, FLUX)
     page.evaluate("mode => { app.graph.nodes.find(n => n.subgraph).mode = mode; }", mode)
     before = page.evaluate(STATE)
@@ -277,8 +277,8 @@ def test_the_backend_judges_only_files_that_comfyui_lists(comfyui: ComfyUI) -> N
     assert ask("[]", Origin="http://elsewhere.example").status_code == 403
 
 
-def test_what_a_run_would_refuse_is_said_before(comfyui: ComfyUI) -> None:
-    """As of a checkpoint that a tensor beside its diffusion model makes another model."""
+def test_the_button_reports_a_refusal_before_the_run(comfyui: ComfyUI) -> None:
+    """The checkpoint has a tensor outside its diffusion model that makes it another model."""
     save_zero123(comfyui)
     loaders = [
         {"kind": "CheckpointLoaderSimple", "file": "refused-zero123.safetensors"},
@@ -294,13 +294,16 @@ def test_what_a_run_would_refuse_is_said_before(comfyui: ComfyUI) -> None:
 @thorough
 @pytest.mark.parametrize("nodes_2", [False, True], ids=["old canvas", "Nodes 2.0"])
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_template_that_loads_a_model_changes_by_the_button_and_back(
+def test_every_template_that_loads_a_model_is_swapped_by_the_button_and_back(
     page: Page,
     comfyui: ComfyUI,
     part: int,
     nodes_2: bool,
 ) -> None:
-    """No loose link, no field lost, the same files; what stays is said; back again bit for bit."""
+    """No link gets loose, no field is lost, and the files stay.
+
+    The message names the loaders that stay. Swapping back restores the graph bit for bit.
+    """
     page.evaluate(SET, ["Comfy.VueNodes.Enabled", nodes_2])
     page.reload()  # Nodes 2.0 keeps some megabytes of each workflow that was open
     page.wait_for_function(READY, polling=POLLING)
@@ -320,13 +323,16 @@ def test_every_template_that_loads_a_model_changes_by_the_button_and_back(
 
 @functools.cache
 def stock_templates() -> dict[str, dict[str, Node]]:
-    """ComfyUI's own templates that have a loader."""
+    """Return ComfyUI's own templates that have a loader."""
     graphs = {path.stem: read(path) for path in template_files()}
     return {name: graph for name, graph in graphs.items() if any(each.kind in FOLDERS for each in graph.values())}
 
 
 def there_and_back(page: Page, name: str, *, sized: bool) -> bool:
-    """Whether a template's loaders changed by the button, if `sized` with the sizes of nodes, which Nodes 2.0 measures itself."""
+    """Swap a template's loaders and swap them back; return True if any loader changed.
+
+    If `sized`, the comparison includes the sizes of nodes, which Nodes 2.0 measures itself.
+    """
 
     def state() -> Any:
         found = page.evaluate(STATE if sized else UNSIZED)
@@ -337,9 +343,10 @@ def there_and_back(page: Page, name: str, *, sized: bool) -> bool:
         return found
 
     open_stock(page, name)
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
+    # resets Undo to the state in which the template opened
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))
     before, prompt, promoted = state(), page.evaluate(PROMPT), page.evaluate(PROMOTED)
-    loose = page.evaluate(LOOSE)  # some templates have such links of their own
+    loose = page.evaluate(LOOSE)  # some templates have loose links of their own
     text = swap(page, "Use all GPUs")
     queued = page.evaluate(PROMPT)
     loaders = {key for key, each in prompt.items() if each.get("class_type") in SWAPPED}  # a missing node has no type
@@ -356,7 +363,7 @@ def there_and_back(page: Page, name: str, *, sized: bool) -> bool:
 
 
 @thorough
-def test_a_linked_file_and_a_missing_node_stay_and_a_group_changes_as_the_pages_subgraph_of_it(page: Page) -> None:
+def test_a_linked_file_and_a_missing_node_stay_and_a_group_node_is_swapped(page: Page) -> None:
     group = {
         "nodes": [
             {"id": -1, "type": "VAELoader", "pos": [0, 0], "size": [300, 60], "index": 0, "mode": 0, "flags": {}, "order": 0,
@@ -383,7 +390,8 @@ def test_a_linked_file_and_a_missing_node_stay_and_a_group_changes_as_the_pages_
             file.connect(0, loader, slot);
         }"""
     )
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
+    # resets Undo to the state in which the graph opened
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))
     before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
     text = swap(page, "Use all GPUs")
     assert "1 VAE on all GPUs" in text, text
@@ -397,7 +405,7 @@ def test_a_linked_file_and_a_missing_node_stay_and_a_group_changes_as_the_pages_
 
 
 @thorough
-def test_a_checkpoint_changes_with_all_of_its_links_and_back(page: Page, comfyui: ComfyUI) -> None:
+def test_a_checkpoint_is_swapped_with_all_of_its_links_and_back(page: Page, comfyui: ComfyUI) -> None:
     models = comfyui.base_dir / "models"
     tensors = load_file(models / "diffusion_models" / "tiny-dev.safetensors")
     (models / "checkpoints").mkdir(exist_ok=True)
@@ -415,7 +423,8 @@ def test_a_checkpoint_changes_with_all_of_its_links_and_back(page: Page, comfyui
                 loader.connect(slot, node, node.inputs.findIndex(input => input.name === name));
         }"""
     )
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
+    # resets Undo to the state in which the graph opened
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))
     before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
     assert "1 model on all GPUs" in swap(page, "Use all GPUs")
     assert_swapped(page, prompt, {name for name, each in prompt.items() if each["class_type"] in SWAPPED})
@@ -424,10 +433,11 @@ def test_a_checkpoint_changes_with_all_of_its_links_and_back(page: Page, comfyui
 
 
 @thorough
-def test_a_subgraph_that_is_used_twice_changes_in_both_places_and_says_so(page: Page) -> None:
+def test_a_subgraph_that_is_used_twice_is_swapped_in_both_places_with_a_message(page: Page) -> None:
     open_stock(page, FLUX)
     page.evaluate("app.graph.add(LiteGraph.createNode(app.graph.nodes.find(n => n.subgraph).type))")
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # as it opens after any Undo
+    # resets Undo to the state in which the graph opened
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))
     before, prompt, promoted = page.evaluate(STATE), page.evaluate(PROMPT), page.evaluate(PROMOTED)
     loaders = {name for name, each in prompt.items() if each["class_type"] in SWAPPED}
     assert len(loaders) == 4
@@ -441,8 +451,8 @@ def test_a_subgraph_that_is_used_twice_changes_in_both_places_and_says_so(page: 
 
 
 @thorough
-def test_a_swap_while_a_run_goes_leaves_the_run_alone(page: Page) -> None:
-    """The run is of the graph as it was queued; both end, and the next one has the new loaders."""
+def test_a_swap_during_a_run_does_not_change_the_run(page: Page) -> None:
+    """The run has the graph as it was queued. Both end, and the next graph has the new loaders."""
     open_stock(page, FLUX)
     prompt = runnable(page.evaluate(PROMPT))
     for each in prompt.values():

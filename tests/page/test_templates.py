@@ -1,6 +1,6 @@
-"""All templates against what ComfyUI says of its nodes; those of CogVideoX and PixArt queued on tiny models.
+"""All templates against ComfyUI's description of its nodes; those of CogVideoX and PixArt are queued on tiny models.
 
-Text encoders have no tiny size, so Load Conditioning stands in for them; all else is the template's.
+Load Conditioning replaces text encoders, which have no tiny size; everything else is the template's.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from tests.vae.comfy_vaes import save_image_vae
 
 TEMPLATES = sorted(path.stem for path in (REPO / "workflows").glob("*.json"))
 BY_COMMAND = {"pixart_alpha_vae.safetensors"}
-"""Files that come under another name, so that a note has the command."""
+"""Files that are saved under another name, so a note gives the command."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI, video_vae: Path) -> None:
-    """Tiny models under the names of the templates' folders and files (a VAE of another size ComfyUI does not take), a picture
-    and two prompts.
+    """Save tiny models under the names of the templates' folders and files, a picture and two prompts.
+
+    The VAE has its real size, because ComfyUI accepts no other.
     """
     models = comfyui.base_dir / "models"
     save_cogvideox(models / "diffusion_models" / "CogVideoX-5b.safetensors", "5b")
@@ -46,7 +47,7 @@ def _files(comfyui: ComfyUI, video_vae: Path) -> None:
 
 
 def tiny(comfyui: ComfyUI, template: str) -> Graph:
-    """A template as the page would queue it, small, on two workers and without a text encoder."""
+    """Return a template as the page would queue it, small, on two workers and without a text encoder."""
     graph = api_graph(comfyui, json.loads((REPO / "workflows" / f"{template}.json").read_text()))
     texts = 0
     for name, each in list(graph.items()):
@@ -62,13 +63,13 @@ def tiny(comfyui: ComfyUI, template: str) -> Graph:
         elif kind == "ParallelPlan":
             inputs["devices"] = "cpu:2"
         elif kind in ("LoadParallelCogVideoX", "LoadParallelPixArt"):
-            inputs["unet_name"] += ".safetensors"  # the templates' are diffusers folders
+            inputs["unet_name"] += ".safetensors"  # the templates' models are diffusers folders
     assert texts == 2
     return graph
 
 
 def api_graph(comfyui: ComfyUI, page: dict[str, Any]) -> Graph:
-    """A graph of the page in the form in which it is queued."""
+    """Return a graph of the page in the form in which the page queues it."""
     sources = {link[0]: [str(link[1]), link[2]] for link in page["links"]}
     graph: Graph = {}
     for each in page["nodes"]:
@@ -90,7 +91,7 @@ def output(comfyui: ComfyUI, graph: Graph, kind: str) -> Any:
 @pytest.mark.parametrize(
     "template", ["CogVideoX-5b text to video", pytest.param("CogVideoX-5b image to video", marks=thorough)]
 )
-def test_video_template_ends_in_a_playable_video(comfyui: ComfyUI, template: str) -> None:
+def test_video_templates_save_a_playable_video(comfyui: ComfyUI, template: str) -> None:
     with av.open(output(comfyui, tiny(comfyui, template), "SaveVideo")) as video:
         frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
     assert len(frames) == 9
@@ -98,7 +99,7 @@ def test_video_template_ends_in_a_playable_video(comfyui: ComfyUI, template: str
     assert frames[0].std() > 0
 
 
-def test_pixart_template_ends_in_a_picture(comfyui: ComfyUI) -> None:
+def test_the_pixart_template_saves_a_picture(comfyui: ComfyUI) -> None:
     with Image.open(output(comfyui, tiny(comfyui, "PixArt-alpha"), "SaveImage")) as picture:
         assert picture.size == (48, 32)
         assert len(picture.getcolors(48 * 32)) > 1
@@ -106,12 +107,12 @@ def test_pixart_template_ends_in_a_picture(comfyui: ComfyUI) -> None:
 
 @pytest.fixture(scope="module")
 def info(comfyui: ComfyUI) -> dict[str, Any]:
-    """What ComfyUI tells of all nodes."""
+    """Provide ComfyUI's description of all nodes."""
     every: dict[str, Any] = comfyui.get("/object_info")
     return every
 
 
-def test_every_template_has_a_picture_of_its_own_as_the_command_draws_it() -> None:
+def test_every_template_has_its_own_picture_as_the_command_draws_it() -> None:
     pictures = {(REPO / "workflows" / f"{name}.jpg").read_bytes() for name in TEMPLATES}
     assert len(pictures) == len(TEMPLATES)
     assert {*CARDS, "Sprites without a GPU"} == set(TEMPLATES)
@@ -120,8 +121,10 @@ def test_every_template_has_a_picture_of_its_own_as_the_command_draws_it() -> No
     assert apart(one, other) > ALIKE, "another picture would be seen"
 
 
-def test_cards_come_as_they_can_be_run_and_say_what_each_gpu_needs() -> None:
-    """First what the pack has the files of, then what the page offers, the least first, then what a note says how to get."""
+def test_cards_are_ordered_by_ease_of_use_and_give_the_memory_of_each_gpu() -> None:
+    """First comes the template whose files the pack has, then those whose files the page offers, by memory, then those with a
+    note.
+    """
     words = json.loads((REPO / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]["templates"]
     first, *others = words
     assert (first, set(others)) == ("Sprites without a GPU", set(CARDS))
@@ -135,12 +138,12 @@ def test_cards_come_as_they_can_be_run_and_say_what_each_gpu_needs() -> None:
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_template_fits_the_nodes_that_are_there(info: dict[str, Any], template: str) -> None:
+def test_every_template_fits_comfyuis_nodes(info: dict[str, Any], template: str) -> None:
     page = json.loads((REPO / "workflows" / f"{template}.json").read_text())
     graphs = {each["id"]: each for each in page.get("definitions", {}).get("subgraphs", ())}
     for each in [*page["nodes"], *(inner for graph in graphs.values() for inner in graph["nodes"])]:
         kind = each["type"]
-        if kind in ("Note", "MarkdownNote", "Reroute"):  # the page's own
+        if kind in ("Note", "MarkdownNote", "Reroute"):  # nodes of the page itself
             continue
         if kind in graphs:
             inputs, outputs = ([slot["name"] for slot in graphs[kind][side]] for side in ("inputs", "outputs"))
@@ -152,9 +155,11 @@ def test_template_fits_the_nodes_that_are_there(info: dict[str, Any], template: 
         files = [value for value in each.get("widgets_values") or () if str(value).endswith(".safetensors")]
         if (
             files and kind not in graphs and template != "Sprites without a GPU"
-        ):  # the page offers to download what is not there
+        ):  # the page offers to download missing files
             offered = {file["name"]: file for file in each["properties"].get("models", ())}
-            names = {file.removeprefix("checkpoints/") for file in files}  # as the pack lists full checkpoints
+            names = {
+                file.removeprefix("checkpoints/") for file in files
+            }  # the pack lists full checkpoints with this prefix
             assert names - BY_COMMAND <= set(offered), kind
             for name, file in offered.items():
                 assert file["url"].split("?")[0].endswith(f"/{name}") and file["directory"], kind

@@ -1,8 +1,8 @@
-"""The pack's templates queued as they are, with tiny files under the names in them: the frames of the stock loader's run.
+"""The pack's templates, queued unchanged with tiny files under their files' names, give the frames of the stock loader's run.
 
-In the places of text encoders, and of autoencoders that ComfyUI takes to be of one size, of gigabytes (Wan 2.2's, HunyuanVideo
-1.5's, MiniMax-H3's, and LTX-2's of sound), are stand-ins. Not here: Chroma, Qwen-Image and Z-Image, whose width ComfyUI takes to
-be the real one; CogVideoX and PixArt, which test_templates has; sprites, which test_contents has.
+Stand-ins replace text encoders, and autoencoders for which ComfyUI assumes one size of gigabytes: those of Wan 2.2,
+HunyuanVideo 1.5 and MiniMax-H3, and LTX-2's of sound. Chroma, Qwen-Image and Z-Image are not here, because ComfyUI assumes
+their real width. test_templates has CogVideoX and PixArt; test_contents has the sprites.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ pytestmark = thorough
 ENCODERS = ("CLIPLoader", "DualCLIPLoader", "LTXAVTextEncoderLoader")
 LOADERS = ("LoadParallelDiffusionModel", "LoadParallelFlux", "LoadParallelCheckpoint")
 SMALL = {"width": 64, "height": 64, "length": 9, "frames_number": 9, "megapixels": 0.01}
-"""Inputs of these names, on the nodes of `Job.small`."""
+"""Values for inputs of these names, on the nodes of `Job.small`."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One template: which tiny model each of its files is, the width of its text, its stand-ins by VAE file, and the nodes
-    that say how large it is.
+    """A template: the tiny model for each of its files, the width of its text, the nodes that set its size, and the stand-ins
+    by VAE file.
     """
 
     models: Mapping[str, str]
@@ -118,7 +118,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def _save_ltx(models: Path) -> None:
-    """A full checkpoint of LTX-2.3, its distilled LoRA and its upscaler."""
+    """Save a full checkpoint of LTX-2.3, its distilled LoRA and its upscaler."""
     tensors = load_file(save_tiny(models, "ltxav23"))
     layers = ("transformer_blocks.0.attn1.to_q", "transformer_blocks.1.video_to_audio_attn.to_v", "proj_out")
     distilled = "ltx_2.3_22b_distilled_1.1_lora_dynamic_fro09_avg_rank_111_bf16.safetensors"
@@ -140,7 +140,7 @@ def _save_ltx(models: Path) -> None:
 
 
 def _save_sdxl(models: Path) -> None:
-    """Checkpoints of SDXL and its refiner, their VAE in them and their text encoders not."""
+    """Save checkpoints of SDXL and its refiner, with their VAE and without text encoders."""
     (models / "checkpoints").mkdir(exist_ok=True)
     vae = load_file(save_image_vae(models / "vae" / "of-sdxl.safetensors", name="sd"))
     for file, tiny in SDXL.items():
@@ -153,12 +153,15 @@ def _save_sdxl(models: Path) -> None:
 
 
 def _sdxl_prompt(graph: Mapping[str, Any], clip: list[Any]) -> dict[str, Any]:
-    """In the place of a text that a checkpoint's encoder encodes."""
+    """Return a node that replaces the text of a checkpoint's encoder."""
     return node("LoadConditioning", conditioning=f"{SDXL[graph[clip[0]]['inputs']['ckpt_name']]}-prompt.safetensors")
 
 
 def queued(comfyui: ComfyUI, template: str) -> Graph:
-    """A template as the page would queue it, small, on two workers, with stand-ins; the node "save" saves its frames exactly."""
+    """Return a template as the page would queue it, small, on two workers and with stand-ins.
+
+    The node "save" saves its frames exactly.
+    """
     job, graph = JOBS[template], {"plan": node("ParallelPlan", devices="cpu:2")}
     for name, each in read(REPO / "workflows" / f"{template}.json").items():
         kind = each.kind
@@ -189,13 +192,13 @@ def queued(comfyui: ComfyUI, template: str) -> Graph:
 
 
 def _save_empty(path: Path) -> None:
-    """A LoRA that changes nothing, where there is none: of a text encoder, or behind a switch that is off."""
+    """Save a LoRA without effect if the file is missing: that of a text encoder, or one after a switch that is off."""
     if not path.exists():
         save_file({"unused": torch.zeros(1)}, path)
 
 
 def stock(graph: Graph) -> Graph:
-    """The same with ComfyUI's loaders."""
+    """Return the graph with ComfyUI's own loaders."""
     graph = copy.deepcopy(graph)
     for name, each in graph.items():
         if each["class_type"] == "LoadParallelCheckpoint":
@@ -211,7 +214,7 @@ def stock(graph: Graph) -> Graph:
 
 
 @pytest.mark.parametrize("template", JOBS)
-def test_a_template_ends_in_the_stock_loaders_frames(comfyui: ComfyUI, template: str) -> None:
+def test_a_template_gives_the_stock_loaders_frames(comfyui: ComfyUI, template: str) -> None:
     graph = queued(comfyui, template)
     ours, expected = pixels(comfyui, graph), pixels(comfyui, stock(graph))
     assert ours.isfinite().all()
@@ -220,7 +223,7 @@ def test_a_template_ends_in_the_stock_loaders_frames(comfyui: ComfyUI, template:
 
 
 @pytest.mark.parametrize("template", ["MiniMax-H3 text to video", "LTX-2.3 text to video"])
-def test_its_video_has_pictures_and_sound(comfyui: ComfyUI, template: str) -> None:
+def test_a_templates_video_has_frames_and_sound(comfyui: ComfyUI, template: str) -> None:
     graph = queued(comfyui, template)
     (name,) = [name for name, each in graph.items() if each["class_type"] == "SaveVideo"]
     (file,) = comfyui.files(comfyui.queue(graph, timeout=300).check(), name)

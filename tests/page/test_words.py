@@ -1,4 +1,4 @@
-"""The pack's words in ComfyUI's languages: its server hands them out, and the page shows them."""
+"""The pack's words in ComfyUI's languages: the server provides them, and the page shows them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def words(language: str, file: str) -> dict[str, Any]:
 
 
 def in_english(node: dict[str, Any]) -> dict[str, Any]:
-    """A node as locales/en has it, of what ComfyUI tells of it."""
+    """Return a node in the form of locales/en, from ComfyUI's description of the node."""
     given = node["input"].get("required", {}) | node["input"].get("optional", {})
     outputs = zip(node["output_name"], node["output_tooltips"], strict=True)
     slots = {str(index): {"name": name, "tooltip": tooltip} for index, (name, tooltip) in enumerate(outputs)}
@@ -33,12 +33,12 @@ def in_english(node: dict[str, Any]) -> dict[str, Any]:
     } | ({"outputs": slots} if slots else {})
 
 
-def test_english_is_what_the_nodes_say(info: dict[str, dict[str, Any]]) -> None:
+def test_the_english_words_equal_those_of_the_nodes(info: dict[str, dict[str, Any]]) -> None:
     assert words("en", "nodeDefs.json") == {name: in_english(node) for name, node in info.items()}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_the_server_hands_the_words_out(comfyui: ComfyUI, language: str) -> None:
+def test_the_server_provides_the_words_of_each_language(comfyui: ComfyUI, language: str) -> None:
     found = comfyui.get("/i18n")[language]
     assert found["parallel"] == words(language, "main.json")["parallel"]
     assert found["nodeCategories"]["Parallel"] == words(language, "main.json")["nodeCategories"]["Parallel"]
@@ -47,8 +47,8 @@ def test_the_server_hands_the_words_out(comfyui: ComfyUI, language: str) -> None
     assert found["settings"].items() >= words(language, "settings.json").items()
 
 
-def test_the_page_is_chinese_where_comfyui_is(chromium: Browser, comfyui: ComfyUI) -> None:
-    """Nodes, the tab, and the title over a refusal, whose sentence is the backend's own."""
+def test_the_page_is_chinese_when_comfyui_is(chromium: Browser, comfyui: ComfyUI) -> None:
+    """Nodes, the tab and the title of a refusal are Chinese; the refusal's sentence is the backend's own."""
     set_language(comfyui, "zh")
     try:
         with opened(chromium, comfyui) as page:
@@ -70,5 +70,5 @@ def test_the_page_is_chinese_where_comfyui_is(chromium: Browser, comfyui: ComfyU
 
 
 def set_language(comfyui: ComfyUI, code: str) -> None:
-    """Of all pages that are opened from here on."""
+    """Set the language of all pages that open from now on."""
     requests.post(f"{comfyui.url}/settings/Comfy.Locale", json=code, timeout=60).raise_for_status()

@@ -1,4 +1,4 @@
-"""Files that are refused beside those of test_flux: other containers, marks of quantisation, diffusers' models."""
+"""Files that are refused in addition to those of test_flux: other containers, marks of quantisation, diffusers' models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INDEX = "diffusion_pytorch_model.safetensors.index.json"
 
 
 def stored(server: ComfyUI) -> Refusals:
-    """What a file is stored as: GGUF, folders, links."""
+    """Yield graphs with files in refused containers: GGUF, folders, links."""
     folder = server.base_dir / "models" / "diffusion_models"
     whole = write_gguf(folder / "whole.gguf").read_bytes()
     for name, content, said in (
@@ -75,7 +75,7 @@ def stored(server: ComfyUI) -> Refusals:
 
 
 def marked(server: ComfyUI) -> Refusals:
-    """Marks of quantisation, and models that ComfyUI knows and this pack does not."""
+    """Yield graphs with damaged or unsupported marks of quantisation."""
     folder = server.base_dir / "models" / "diffusion_models"
     flux = flux_tensors(heads=1, double_blocks=1, single_blocks=1)
     int8 = load_file(save_quantised(folder / "int8.safetensors", flux, "int8"))
@@ -102,7 +102,7 @@ def marked(server: ComfyUI) -> Refusals:
 
 
 def of_diffusers(server: ComfyUI) -> Refusals:
-    """CogVideoX's, PixArt's and their VAEs' files."""
+    """Yield graphs with files of CogVideoX, PixArt and their VAEs."""
     folder = server.base_dir / "models" / "diffusion_models"
     video = load_file(tiny_cogvideox.save_cogvideox(folder / "whole-video.safetensors", "2b-odd"))
     wide = load_file(tiny_cogvideox.save_cogvideox(folder / "wide-video.safetensors", "1.5"))
@@ -197,7 +197,7 @@ def of_diffusers(server: ComfyUI) -> Refusals:
 
 
 def loading(file: str, family: str = "Flux") -> Graph:
-    """A family's loader with a file, on one worker."""
+    """Return a graph of a family's loader with a file, on one worker."""
     graph = on_one_worker(small())
     graph["model"]["class_type"] = f"LoadParallel{family}"
     graph["model"]["inputs"]["unet_name"] = file
@@ -215,12 +215,12 @@ def decoding(vae: str) -> Graph:
 
 
 def described(*, dims: int = 1) -> bytes:
-    """How a GGUF file's header describes a tensor x of 64 numbers."""
+    """Return the description of a tensor x of 64 numbers in a GGUF file's header."""
     return b"x" + struct.pack("<IQI", dims, 64, 0)
 
 
 def write_gguf(path: Path, parts: int = 1) -> Path:
-    """Write a GGUF file, the first of so many of one model."""
+    """Write a GGUF file, the first of `parts` files of one model."""
     writer = gguf.GGUFWriter(path, "tiny")
     writer.add_uint16("split.no", 0)
     writer.add_uint16("split.count", parts)
@@ -231,7 +231,7 @@ def write_gguf(path: Path, parts: int = 1) -> Path:
 
 
 def words(text: str) -> Tensor:
-    """As a file holds a mark."""
+    """Return a text as a file stores a mark of quantisation."""
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
@@ -240,5 +240,5 @@ def without(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def repeated(tensor: Tensor, times: int) -> Tensor:
-    """With so many times as many channels."""
+    """Return the tensor with `times` as many channels."""
     return torch.cat([tensor] * times, dim=1)

@@ -1,4 +1,4 @@
-"""Inputs that are refused beside those of test_flux: saved prompts, other packs, other machines, videos and sound."""
+"""Inputs that are refused in addition to those of test_flux: saved prompts, other packs, other machines, videos and sound."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.support.tiny.vae import REAL, save_cogvideox_vae
 
 
 def saved_prompts(server: ComfyUI) -> Refusals:
-    """What Save Conditioning and Load Conditioning refuse."""
+    """Yield graphs that Save Conditioning and Load Conditioning refuse."""
     save_file(WHOLE, server.input_dir / "whole.safetensors")
     both = node("ConditioningCombine", conditioning_1=["load", 0], conditioning_2=["load", 0])
     yield (
@@ -61,7 +61,7 @@ def saved_prompts(server: ComfyUI) -> Refusals:
 
 
 def other_packs(server: ComfyUI) -> Refusals:
-    """Other packs' changes of a MODEL, and stock nodes that reach into its weights."""
+    """Yield graphs with other packs' changes of a MODEL, and with stock nodes that read or change its weights."""
     for kind, what in REFUSED.items():
         yield on_one_worker(changed(kind)), exactly(f"{what} cannot be done with a parallel MODEL: {WAY_OUT}")
     for kind, said in (
@@ -108,7 +108,7 @@ def other_packs(server: ComfyUI) -> Refusals:
 
 
 def places_and_machines(server: ComfyUI) -> Refusals:
-    """Plans that name other machines, and that do not fit."""
+    """Yield graphs with plans that name unreachable machines, or that do not fit."""
     yield parallel(small(), "cpu:2", memory_limit=0.001), ".*memory_limit 0.001"
     yield parallel(small(), "tcp://nowhere"), "'tcp://nowhere' is no address: write tcp://HOST:PORT, such as"
     stranger = socket.create_server(("127.0.0.1", 0))
@@ -135,7 +135,7 @@ def places_and_machines(server: ComfyUI) -> Refusals:
 
 
 def answer_strangely(listener: socket.socket) -> None:
-    """Speak another protocol to the first who connects."""
+    """Speak another protocol to the first client that connects."""
     connection, _ = listener.accept()
     with connection, contextlib.suppress(ConnectionError):
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
@@ -143,7 +143,7 @@ def answer_strangely(listener: socket.socket) -> None:
 
 
 def videos_and_pictures(server: ComfyUI) -> Refusals:
-    """CogVideoX and PixArt with inputs that are not theirs."""
+    """Yield graphs of CogVideoX and PixArt with inputs for other models."""
     folder = server.base_dir / "models" / "diffusion_models"
     for kind in ("2b-odd", "1.5", "1.5-i2v", "5b-i2v"):
         tiny_cogvideox.save_cogvideox(folder / f"refused-{kind}.safetensors", kind)
@@ -230,7 +230,7 @@ def videos_and_pictures(server: ComfyUI) -> Refusals:
 
 
 def sound(server: ComfyUI) -> Refusals:
-    """Videos with sound, and what only some of ComfyUI's models take."""
+    """Yield graphs of videos with sound, and of inputs that only some of ComfyUI's models support."""
     save_families(server, "minimax", "ltxav", "wan")
     for name, shape in {
         "refused-silent": (1, 24, 2, 4, 4), "refused-two": (2, 24, 2, 4, 4), "refused-two-sounds": (2, 32, 2, 9)
@@ -291,7 +291,7 @@ def sound(server: ComfyUI) -> Refusals:
 
 
 def what_travels(server: ComfyUI) -> Refusals:
-    """What does not go to the workers in a message."""
+    """Yield graphs with data that cannot be sent to the workers in a message."""
     boxes = with_tensors(server, on_one_worker(small()), "refused-gligen", {"gligen": torch.ones(1)})
     yield boxes, "GLIGEN cannot be used with a parallel MODEL yet: "
     many = on_one_worker(small())
@@ -311,7 +311,7 @@ def what_travels(server: ComfyUI) -> Refusals:
 
 
 def linked(server: ComfyUI) -> Refusals:
-    """What comes through a link, which ComfyUI does not compare with a field's limits or choices."""
+    """Yield graphs with values over a link, which ComfyUI does not compare with a field's limits or choices."""
     for kind, value, field, said in (
         ("PrimitiveInt", -1, "ulysses", "ulysses -1 is negative: use 0 .automatic., or 1 or more"),
         ("PrimitiveInt", -1, "patches", "patches -1 and warmup_steps . cannot be negative: use 0 .automatic. or more"),
@@ -349,7 +349,7 @@ def linked(server: ComfyUI) -> Refusals:
 
 
 def _reduced_guide(server: ComfyUI, graph: Graph) -> Graph:
-    """LTX-Video with a guide of half the size, as an IC-LoRA's file asks for."""
+    """Return a graph of LTX-Video with a guide of half the size, as an IC-LoRA's file requests."""
     models = server.base_dir / "models"
     tensors = load_file(save_tiny(models / "diffusion_models", "ltxv"))
     layer = "diffusion_model.transformer_blocks.0.attn1.to_q"
@@ -369,13 +369,13 @@ def _reduced_guide(server: ComfyUI, graph: Graph) -> Graph:
 
 
 def sizes(server: ComfyUI) -> Refusals:
-    """Latents that do not fit the model, or what is beside them."""
+    """Yield graphs with latents, or inputs next to them, that do not fit the model."""
     for _, graph, said in wrong_sizes(server):
         yield spread(graph, strict=False), said
 
 
 def computed(server: ComfyUI) -> Refusals:
-    """What is known once the model is computed: numbers that are none, and masks that are not supported."""
+    """Yield graphs whose faults only the computation shows: numbers that are NaN or infinite, and unsupported masks."""
     folder = server.base_dir / "models" / "diffusion_models"
     tensors = flux_tensors()
     tensors["final_layer.linear.bias"].fill_(torch.inf)
@@ -385,7 +385,7 @@ def computed(server: ComfyUI) -> Refusals:
         "Step 1 of 2: the model's output holds .* that are NaN or infinite, computed in",
     )
     save_tiny(folder, "hunyuan15")
-    for side, seed in TOKENS.items():  # of 7 tokens, as the mask has them
+    for side, seed in TOKENS.items():  # prompts of 7 tokens, as many as the mask has
         prompt = {"cond": draw(1, 7, TINY["hunyuan15"].text, seed=seed), "pooled_output": draw(1, 768, seed=1)}
         save_file(prompt, server.input_dir / f"refused-hunyuan-{side}.safetensors")
     graph = graph_of("hunyuan15")
@@ -393,7 +393,7 @@ def computed(server: ComfyUI) -> Refusals:
         graph[side]["inputs"]["conditioning"] = f"refused-hunyuan-{side}.safetensors"
     weighed = {"attention_mask": torch.full((1, 7), 0.5)}
     said = ".* weighs tokens, or differs inside a batch, which is not supported with a parallel MODEL: "
-    # Each side by itself: of both at once ComfyUI's own model cannot take a mask of fractions.
+    # one branch per call: ComfyUI's own model does not support a mask of fractions for both branches at once
     yield spread(with_tensors(server, graph, "refused-weighed", weighed), cfg=2), said
     longer = {"attention_mask": (torch.arange(9) < 5)[None].long()}
     said = "the conditioning's attention_mask is for 9 tokens and its text has 7: encode the prompt again, or remove"
@@ -406,10 +406,10 @@ def computed(server: ComfyUI) -> Refusals:
     )
     save_families(server, "humo")
     save_latent(server, "humo", 1, 16, 3, 8, 10)
-    sound = {"audio_embed": draw(1, 5, 8, 5, 1280, seed=29)}  # of five frames
+    sound = {"audio_embed": draw(1, 5, 8, 5, 1280, seed=29)}  # sound of five frames
     said = "audio of the model's WanAttentionBlockAudio has 5 parts for 3 of the latent, which is not supported with a"
     yield spread(with_tensors(server, graph_of("humo"), "refused-sound", sound), ring=2), said
-    save_unread(folder, "wide_qwen", blocks=psutil.virtual_memory().total // 300_000_000)  # of 340 MB each
+    save_unread(folder, "wide_qwen", blocks=psutil.virtual_memory().total // 300_000_000)  # each block has 340 MB
     save_file({"cond": draw(1, 7, 3584, seed=7)}, server.input_dir / "refused-large.safetensors")
     graph = graph_of("wan") | {"latent": node("EmptySD3LatentImage", width=64, height=64, batch_size=1)}
     graph["model"]["inputs"]["unet_name"] = "wide_qwen-unread.safetensors"

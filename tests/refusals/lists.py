@@ -1,4 +1,4 @@
-"""Graphs that are refused, of the lists that this folder's tests have, and what each is told; the page is to show it."""
+"""The refused graphs of this folder's tests by list, with their sentences; the page's tests show them on the screen."""
 
 from __future__ import annotations
 
@@ -139,7 +139,10 @@ def decoding(vae: str, decoder: str = "VAEDecode") -> Graph:
 
 
 def in_the_middle(server: ComfyUI) -> Refusals:
-    """What is known once workers compute: of a ControlNet's output, of guidance that replaces blocks, of a model's numbers."""
+    """Yield graphs that are refused only during the computation.
+
+    The reasons are a ControlNet's output, guidance that replaces blocks, and a model's numbers.
+    """
     save_xlabs(server.base_dir / "models" / "controlnet" / "refused.safetensors", heads=1)
     control = controlled(
         parallel(small())

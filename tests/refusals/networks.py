@@ -1,4 +1,4 @@
-"""Networks beside the model's blocks that are refused."""
+"""Networks next to the model's blocks that are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NETWORK = {"wide_qwen": "PackNetwork", "wide_z_image": "PackZImageNetwork"}
 
 
 def networks(server: ComfyUI) -> Refusals:
-    """Model patches; those of real width are known by what the files' headers say."""
+    """Yield graphs with model patches. Files of the real width have only headers, by which ComfyUI recognises the models."""
     patched, _ = anima_graphs(server)
     for changed, said in CHANGED:
         yield change(patched, changed), said
@@ -46,7 +46,7 @@ def networks(server: ComfyUI) -> Refusals:
 
 
 def with_network(name: str, *, blocks: int, **plan: Any) -> Graph:
-    """A job of a model with a network of so many blocks."""
+    """Return a graph of a model with a network of `blocks` blocks."""
     graph = graph_of("wan") | {
         "latent": node("EmptySD3LatentImage", width=64, height=64, batch_size=1),
         "image": node("EmptyImage", width=64, height=64, batch_size=1, color=0),

@@ -1,4 +1,4 @@
-"""Graphs of which no picture can come."""
+"""Graphs that can give no picture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHIFT = insert_after_model(ksampler_graph("tiny-schnell", width=64, height=64), 
 
 
 def masked(value: str, of: str) -> Graph:
-    """With such a value in a mask: of the noise, or of a prompt."""
+    """Return a graph with this value in a mask of the noise or of a prompt."""
     graph = ksampler_graph("tiny-schnell", width=64, height=64) | {"mask": node("PackMask", value=value)}
     if of == "noise":
         return insert_after(graph, "latent", "SetLatentNoiseMask", "samples", mask=["mask", 0])

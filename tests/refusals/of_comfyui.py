@@ -1,4 +1,4 @@
-"""What stock nodes would change within a model, which is refused by name."""
+"""Changes by stock nodes inside a model, which are refused by name."""
 
 from __future__ import annotations
 
@@ -41,4 +41,4 @@ FROM_WITHIN: Mapping[str, tuple[str, dict[str, Any], str]] = {
         "applied to",
     ),
 }
-"""The node, on which model, its inputs, and what the refusal begins with."""
+"""By kind of node: the model, the node's inputs, and the beginning of the refusal."""

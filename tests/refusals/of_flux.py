@@ -1,4 +1,4 @@
-"""What a parallel FLUX MODEL refuses: plans, prompts, latents, nodes, adapters and files, and what is said of each."""
+"""Plans, prompts, latents, nodes, adapters and files that a parallel FLUX MODEL refuses, and the refusals' sentences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEEDS = itertools.count(2200)
 
 
 def small(model: str = "tiny-schnell", **settings: Any) -> Graph:
-    """A job of a moment, with a seed of its own so that ComfyUI has no result of it."""
+    """Return a small graph with a new seed, so that ComfyUI has no cached result of it."""
     return ksampler_graph(model, **{"width": 64, "height": 64, "steps": 2, "cfg": 2.0, "seed": next(SEEDS)} | settings)
 
 
@@ -38,7 +38,7 @@ def assert_one_sentence(message: str) -> None:
 
 
 def on_one_worker(graph: Graph) -> Graph:
-    """On another plan than that of the running workers: the log would show that they start."""
+    """Return the graph on another plan than that of the running workers, so that the log would show a start of workers."""
     return parallel(graph, "cpu:1")
 
 
@@ -73,7 +73,7 @@ MODEL_NODES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
 }
 PERTURBED = {"scale": 3.0}
-"""PerturbedAttentionGuidance's inputs."""
+"""Inputs of PerturbedAttentionGuidance."""
 LAYER = "diffusion_model.single_blocks.0.linear2"
 LORAS: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
     "a new value of another shape": (
@@ -309,7 +309,7 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_file(comfyui: ComfyUI, tensor: torch.Tensor, name: str = "wrong") -> Graph:
-    """Starts from a latent in a file."""
+    """Return a graph that starts from a latent in a file."""
     tensors = {"latent_tensor": tensor, "latent_format_version_0": torch.tensor([])}
     save_file(tensors, comfyui.input_dir / f"{name}.latent")
     graph = on_one_worker(small(denoise=0.5))

@@ -1,4 +1,4 @@
-"""What Load Parallel Diffusion Model's models cannot do is refused by name."""
+"""Inputs and nodes that Load Parallel Diffusion Model's models do not support are refused by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNDECLARED = "ACEStep"
 
 
 def undeclared(server: ComfyUI) -> Graph:
-    """With a file that ComfyUI takes for one of it, and that is not complete."""
+    """Return a graph with an incomplete file that ComfyUI recognises as the undeclared class."""
     save_file(
         {"genre_embedder.weight": torch.zeros(1, 1)}, server.base_dir / "models/diffusion_models/undeclared.safetensors"
     )
@@ -43,7 +43,7 @@ def test_text_of_another_encoder_is_refused(comfyui: ComfyUI) -> None:
     assert "takes [batch, tokens, 4096]" in refused(comfyui, spread(graph))
 
 
-def test_a_loader_of_one_family_refuses_the_others(comfyui: ComfyUI) -> None:
+def test_a_loader_of_one_family_refuses_other_families(comfyui: ComfyUI) -> None:
     graph = spread(graph_of("wan"))
     graph["model"]["class_type"] = "LoadParallelFlux"
     assert refused(comfyui, graph) == (
@@ -56,7 +56,7 @@ QUICK = ("FluxKVCache", "QwenImageDiffsynthControlnet", "ZImageFunControlnet")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[thorough] * (kind not in QUICK)) for kind in FROM_WITHIN])
-def test_what_changes_the_model_from_within_is_refused_by_name(comfyui: ComfyUI, kind: str) -> None:
+def test_nodes_that_change_the_inside_of_the_model_are_refused_by_name(comfyui: ComfyUI, kind: str) -> None:
     name, inputs, said = FROM_WITHIN[kind]
     graph = insert_after_model(graph_of(name) | PICTURE, kind, **inputs)
     assert refused(comfyui, spread(graph, strict=False)) == (

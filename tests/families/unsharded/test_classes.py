@@ -1,4 +1,4 @@
-"""Classes that run whole, other than Stable Diffusion 1.5 and SDXL: the stock loader's result, or the reason why not."""
+"""Unsharded classes other than Stable Diffusion 1.5 and SDXL: the stock loader's result, or the reason of the refusal."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ VIDEOS: Mapping[str, Mapping[str, torch.Tensor]] = {
     "sv3d_u": {},
     "sv3d_p": {"elevation": torch.arange(5.0), "azimuth": 72 * torch.arange(5.0)},
 }
-"""Classes whose frames are the batch, and what their prompts hold beside the first of them."""
+"""Classes whose frames are the batch, and the further tensors of their prompts besides the first frame."""
 
 PICTURED = {"unclip_l": 768, "unclip_h": 1024, "sdxl": 1280}
-"""Classes that unCLIPConditioning is made for, and how wide a picture's embedding is."""
+"""Classes for which unCLIPConditioning is made, and the width of a picture's embedding."""
 
 pytestmark = thorough
 
@@ -59,7 +59,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def batch_of(name: str, **settings: Any) -> Graph:
-    """The class's job for a batch of two."""
+    """Return the class's graph for a batch of two."""
     return graph_of(name, steps=2, **settings) | {"latent": node("LoadLatent", latent=f"{name}-batch.latent")}
 
 
@@ -71,8 +71,10 @@ def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], la
 
 
 @pairwise(name=tuple(VIDEOS), split=("cfg 2", "one worker"))
-def test_a_video_whose_frames_are_the_batch(name: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """Its frames attend to each other, so that a rank has all of them."""
+def test_a_video_whose_frames_are_the_batch_gives_the_stock_result_without_data_ranks(
+    name: str, split: str, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """The frames attend to one another, so each rank has all of them."""
     graph = batch_of(name)
     for side in ("positive", "negative"):
         graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-first.safetensors")
@@ -82,8 +84,10 @@ def test_a_video_whose_frames_are_the_batch(name: str, split: str, comfyui: Comf
 
 
 @pairwise(name=tuple(PICTURED), split=("data 2, cfg 2", "cfg 2"), noise=(0.0, 0.4))
-def test_a_picture_in_the_place_of_a_text(name: str, split: str, noise: float, latent_of: LatentOf) -> None:
-    """unCLIP, with two pictures on one side, and so with noise that ComfyUI draws when it merges them."""
+def test_a_picture_instead_of_a_text_gives_the_stock_result(
+    name: str, split: str, noise: float, latent_of: LatentOf
+) -> None:
+    """unCLIP has two pictures on one branch, and so the noise that ComfyUI draws when it merges them."""
     plain = batch_of(name) | {"shown": node("PackVision", width=PICTURED[name])}
     shown = {"clip_vision_output": ["shown", 0], "strength": 0.8, "noise_augmentation": noise}
     graph = insert_after(plain, "positive", "unCLIPConditioning", "conditioning", **shown)
@@ -94,8 +98,8 @@ def test_a_picture_in_the_place_of_a_text(name: str, split: str, noise: float, l
 
 @pytest.mark.parametrize("split", ["data 2, cfg 2", "cfg 2"])
 @pytest.mark.parametrize("name", ["inpaint", "ip2p"])
-def test_a_picture_beside_the_latent(name: str, split: str, latent_of: LatentOf) -> None:
-    """With a mask of the latent too, as InpaintModelConditioning has it; in the workers' loop."""
+def test_a_picture_next_to_the_latent_gives_the_stock_result(name: str, split: str, latent_of: LatentOf) -> None:
+    """The latent also has a mask, as with InpaintModelConditioning; the graph runs in the workers' loop."""
     plain = batch_of(name)
     graph = plain
     for side in ("positive", "negative"):
@@ -107,8 +111,8 @@ def test_a_picture_beside_the_latent(name: str, split: str, latent_of: LatentOf)
 
 
 @pytest.mark.parametrize("split", ["data 2, cfg 2", "one worker"])
-def test_an_upscaler(split: str, latent_of: LatentOf) -> None:
-    """Stable Diffusion's, which is given a small picture with noise on it."""
+def test_an_upscaler_gives_the_stock_result(split: str, latent_of: LatentOf) -> None:
+    """Stable Diffusion's upscaler gets a small picture with added noise."""
     graph = graph_of("x4", steps=2) | {
         "small": node("EmptyImage", width=24, height=16, batch_size=2, color=0x4080C0),
         "larger": node(
@@ -125,22 +129,22 @@ def test_an_upscaler(split: str, latent_of: LatentOf) -> None:
     assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
 
 
-def test_a_class_that_swaps_the_halves_of_a_batch_is_not_split(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_class_that_swaps_the_halves_of_a_batch_is_not_divided(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     graph = batch_of("hunyuan3d21")
     assert "computes the rows of a batch together" in refused(comfyui, spread(graph, strict=False, **SPLITS["cfg 2"]))
     assert relative_error(latent_of(spread(graph, strict=False, **SPLITS["one worker"])), latent_of(graph)) <= TOLERANCE
 
 
-def test_stable_diffusion_at_its_width(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """All its blocks, in fp8 that is computed in fp32."""
+def test_stable_diffusion_of_the_real_width_gives_the_stock_result(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The model has all its blocks, in fp8 weights that compute in fp32."""
     save_with_prompts(comfyui, "wide_sd15")
     graph = graph_of("wide_sd15", steps=2)
     graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
     assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
 
 
-def test_a_t2i_adapter(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """Which is added to what goes into the model's blocks, for both sides of a step."""
+def test_a_t2i_adapter_gives_the_stock_result(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The adapter's output is added to the inputs of the model's blocks, for both branches of a step."""
     save_with_prompts(comfyui, "wide_sd15")
     save_t2i_adapter(comfyui.base_dir / "models" / "controlnet" / "t2i.safetensors")
     plain = graph_of("wide_sd15", steps=1)
@@ -155,8 +159,10 @@ def test_a_t2i_adapter(comfyui: ComfyUI, latent_of: LatentOf) -> None:
 
 
 @pytest.mark.parametrize("form", ["fp8", "int8_convrot"])  # ComfyUI's own loader fails on a UNet in nvfp4
-def test_quantised_weights(form: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """SDXL's, in ComfyUI's formats: its bits on one rank, and no further from fp32 on two."""
+def test_quantised_weights_of_sdxl_are_as_precise_as_in_comfyui(
+    form: str, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """SDXL in ComfyUI's formats gives ComfyUI's own bits on one rank, and is no further from fp32 on two."""
     folder = comfyui.base_dir / "models" / "diffusion_models"
     save_quantised(folder / file_name("sdxl", form), load_file(folder / "sdxl.safetensors"), form)
     plain, graph = batch_of("sdxl"), batch_of("sdxl")
@@ -166,8 +172,8 @@ def test_quantised_weights(form: str, comfyui: ComfyUI, latent_of: LatentOf) -> 
     distance(latent_of, graph, plain, SPLITS["cfg 2"], form)
 
 
-def test_weights_of_gguf(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """Which ComfyUI does not read itself: as the same values in another file."""
+def test_weights_of_gguf_give_the_stock_result_of_their_values(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """ComfyUI itself does not read GGUF, and runs the same values from another file."""
     folder = comfyui.base_dir / "models" / "diffusion_models"
     tensors = load_file(folder / "sdxl.safetensors")
     quantise(folder / "sdxl-q8.gguf", folder / "sdxl-of-q8.safetensors", Type.Q8_0, tensors)

@@ -1,4 +1,4 @@
-"""Classes that run whole, small in a copy of ComfyUI that reads sizes from files: the stock loader's result under each split."""
+"""Unsharded classes, small in a copy of ComfyUI that reads sizes from files: the stock loader's result under each split."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ BESIDE: Mapping[str, Mapping[str, torch.Tensor]] = {
     "cascade_b": {"stable_cascade_prior": draw(1, 16, 3, 4, seed=6)},
     "cogvideox_inpaint": {"concat_latent_image": draw(1, 32, 3, 8, 10, seed=7)},
 }
-"""Of classes whose own nodes take a VAE or another model's latent: what these put on both prompts."""
+"""Classes whose own nodes need a VAE or another model's latent, and the tensors that these nodes add to both prompts."""
 
 
 @pytest.fixture(scope="module")
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """The copy, with the models and what they are given."""
+    """Start the copy of ComfyUI, with the models and their inputs."""
     server = sized_copy(tmp_path_factory.mktemp("whole-sizes"))
     for name in (*CLASSES, "ace15"):
         save_with_prompts(server, name)
@@ -67,7 +67,7 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
 
 
 def save_as_published(server: ComfyUI) -> None:
-    """Write the classes whose tensors ComfyUI splits as their files have them."""
+    """Write the classes whose tensors ComfyUI splits in the form of their published files."""
     folder = server.base_dir / "models" / "diffusion_models"
     for name, joined in (
         ("cascade_c", with_joined_heads),
@@ -79,7 +79,7 @@ def save_as_published(server: ComfyUI) -> None:
 
 
 def with_joined_heads(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Stable Cascade's, whose queries, keys and values are one tensor."""
+    """Return Stable Cascade's tensors with queries, keys and values joined into one tensor."""
     found = {}
     for key, tensor in tensors.items():
         if ".to_q." in key:
@@ -91,7 +91,7 @@ def with_joined_heads(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
 
 
 def with_joined_shifts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """PixelDiT's, whose shifts, scales and gates come in turn for each pixel."""
+    """Return PixelDiT's tensors with shifts, scales and gates interleaved for each pixel."""
     width, found = PIXEL_DIT["pixel_hidden_size"], {}
     for key, tensor in tensors.items():
         if "adaLN_modulation_msa." in key:
@@ -105,7 +105,7 @@ def with_joined_shifts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
 
 
 def save_audio_checkpoint(server: ComfyUI) -> None:
-    """Write Stable Audio 3 with what its class looks into beside the diffusion model."""
+    """Write Stable Audio 3 with the tensors outside the diffusion model that its class reads."""
     models = server.base_dir / "models"
     tensors = load_file(models / "diffusion_models" / "stable_audio3.safetensors")
     full = {f"model.model.{name}": tensor for name, tensor in tensors.items()}
@@ -122,7 +122,7 @@ def latent_of(comfyui: ComfyUI) -> LatentOf:
 
 
 def job(name: str) -> Graph:
-    """A class's own for a batch of three, by the stock loader."""
+    """Return a class's graph for a batch of three, with the stock loader."""
     graph = graph_of(name, steps=2) | {"latent": node("LoadLatent", latent=f"{name}-batch.latent")}
     for side, tokens in TOKENS.items():
         if TINY[name].extra(tokens):
@@ -140,7 +140,7 @@ def job(name: str) -> Graph:
 
 
 def ours(graph: Graph, **plan: Any) -> Graph:
-    """A job on workers, from the loader of its kind of file."""
+    """Return a graph on workers, with the parallel loader for its kind of file."""
     inputs = graph["model"]["inputs"]
     parallel = spread(graph, strict=False, **plan)
     if "ckpt_name" in inputs:
@@ -154,8 +154,12 @@ def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], la
     assert relative_error(latent_of(ours(graph, **split)), latent_of(graph)) <= TOLERANCE
 
 
-def test_a_song_whose_batch_is_not_split(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """ACE-Step 1.5: ComfyUI's class gives the first of a call's rows the timbre of all, also where both sides make one call."""
+def test_a_song_whose_batch_cannot_be_divided_is_refused_and_runs_on_one_worker(
+    comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """ComfyUI's class of ACE-Step 1.5 gives the first row of a call the timbre of all rows, also when both branches share a
+    call.
+    """
     graph = job("ace15")
     for plan in ({"cfg": 2}, {"data": 2}):
         assert "computes the rows of a batch together" in refused(comfyui, ours(graph, **plan))
@@ -164,8 +168,8 @@ def test_a_song_whose_batch_is_not_split(comfyui: ComfyUI, latent_of: LatentOf) 
         assert relative_error(latent_of(ours(alike, devices="cpu:1")), latent_of(alike)) <= TOLERANCE
 
 
-def test_a_text_that_a_model_keeps_is_forgotten(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """HiDream-O1 keeps a text's keys for the text alone; with a LoRA on the model they are others."""
+def test_a_text_that_a_model_caches_is_not_reused_with_a_lora(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """HiDream-O1 caches a text's keys by the text only; a LoRA on the model changes these keys."""
     layer = "language_model.layers.0.self_attn.k_proj"
     tensors = load_file(comfyui.base_dir / "models" / "diffusion_models" / "hidream_o1.safetensors")
     names = (f"diffusion_model.{layer}",)
@@ -179,8 +183,8 @@ def test_a_text_that_a_model_keeps_is_forgotten(comfyui: ComfyUI, latent_of: Lat
     assert relative_error(latent_of(ours(again, cfg=2)), stock) <= TOLERANCE
 
 
-def test_frames_that_are_made_one_after_the_other(comfyui: ComfyUI) -> None:
-    """Causal Wan's own sampler calls its blocks, which only the workers have."""
+def test_causal_wans_own_sampler_is_refused(comfyui: ComfyUI) -> None:
+    """Causal Wan's own sampler calls the model's blocks, which only the workers have."""
     graph = job("causal_wan")
     sides = {side: graph["sampler"]["inputs"][side] for side in TOKENS}
     graph |= {

@@ -1,4 +1,4 @@
-"""MiniMax Music 3, whole, with small widths in a copy of the ComfyUI that has it: the stock loader's result under each split."""
+"""MiniMax Music 3, unsharded, with small widths in a copy of a ComfyUI that has the class: the stock result under each split."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = thorough
 NAME = "music"
 DIT = "comfy/ldm/minimax_music/dit.py"
 WIDTHS: Mapping[int, int] = {2304: 384, 2048: 128, 8192: 256, 4096: 32, 36: 2}
-"""What its class writes as numbers, and what the copy has: input, width, feed-forward, a layer of text, blocks."""
+"""Numbers in the class's source, and the copy's numbers: input, width, feed-forward, a layer of text, blocks."""
 
 JOINED: Mapping[int, int] = {3 * width: 3 * small for width, small in WIDTHS.items()} | {2 * 8192: 2 * 256}
 LAYER = "diffusion_transformer.transformer.layers.1.self_attn.to_qkv"
@@ -41,12 +41,12 @@ FRAMES = {
     "of two lengths": {"positive": 7, "negative": 4},
     "longer than a window": {"positive": 210, "negative": 210},
 }
-"""How many frames of sound each prompt is; a window is 200."""
+"""Frames of sound of each prompt; a window has 200."""
 
 
 @pytest.fixture(scope="module")
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """The copy, with the model and its prompts."""
+    """Start the copy of ComfyUI, with the model and its prompts."""
     comfy_on_path()
     only_in_newer("MiniMaxMusic3", find_spec("comfy.ldm.minimax_music") is not None)
     server = sized_copy(tmp_path_factory.mktemp("music"))
@@ -61,7 +61,7 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
 
 
 def narrow(file: Path) -> None:
-    """Have the class make itself in the small widths."""
+    """Replace the numbers in the class's source by the small widths."""
     text = file.read_text()
     for width, small in WIDTHS.items():
         text, found = re.subn(rf"\b{width}\b", str(small), text)
@@ -70,7 +70,7 @@ def narrow(file: Path) -> None:
 
 
 def save_model(path: Path) -> None:
-    """Write random weights for it."""
+    """Write random weights for the class."""
     import comfy.ops
     from comfy.ldm.minimax_music.dit import MiniMaxMusic3DiT
 
@@ -87,7 +87,7 @@ def save_model(path: Path) -> None:
 
 
 def save_prompt(server: ComfyUI, side: str, frames: int) -> None:
-    """Write a text of so many frames of sound, and beside it how strong it is."""
+    """Write a text of `frames` frames of sound, and a file with its strength."""
     seed = frames + len(side)
     text = {"cond": draw(1, frames, 8 * WIDTHS[4096], seed=seed)}
     save_file(text, server.input_dir / f"{NAME}-{side}-{frames}.safetensors")
@@ -101,7 +101,7 @@ def latent_of(comfyui: ComfyUI) -> LatentOf:
 
 
 def song(frames: Mapping[str, int]) -> Graph:
-    """Its job for a batch, by the stock loader."""
+    """Return the model's graph for a batch, with the stock loader."""
     graph = graph_of(NAME, steps=2)
     long = max(frames.values()) > 200
     graph["latent"] = node("LoadLatent", latent=f"{NAME}-{'long' if long else 'short'}.latent")
@@ -121,7 +121,7 @@ def test_every_split_gives_the_stock_result(
     assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
 
 
-def test_a_lora(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_lora_gives_the_stock_result(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     models = comfyui.base_dir / "models"
     tensors = load_file(models / "diffusion_models" / f"{NAME}.safetensors")
     save_lora(models / "loras" / f"{NAME}-lora.safetensors", (f"diffusion_model.{LAYER}",), tensors)
@@ -131,8 +131,8 @@ def test_a_lora(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     assert relative_error(latent_of(spread(graph, strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
 
 
-def test_the_prompts_strength_matters(latent_of: LatentOf) -> None:
-    """It reaches the model, which a test of equals alone would not show."""
+def test_the_prompts_strength_changes_the_latent(latent_of: LatentOf) -> None:
+    """The strength reaches the model, which a comparison of equal graphs alone would not show."""
     graph = song(FRAMES["of one length"])
     other = copy.deepcopy(graph)
     other["PackPrompt after positive"]["inputs"]["file"] = f"{NAME}-positive-210-beside.safetensors"

@@ -1,4 +1,4 @@
-"""Stock nodes made for Stable Diffusion on a model that runs whole: the stock result, or refused by name."""
+"""Stock nodes for Stable Diffusion on an unsharded model: the stock result, or a refusal by name."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         "input_block_patch",
     ),
     "SelfAttentionGuidance": ({"scale": 0.5, "blur_sigma": 2.0}, "replaced attention or blocks"),
-    "PackAttention": ({}, "replaced attention or blocks (attn2)"),  # as IPAdapter
+    "PackAttention": ({}, "replaced attention or blocks (attn2)"),  # as IPAdapter does
     "PerturbedAttentionGuidance": ({"scale": 3.0}, "replaced attention or blocks"),
 }
-"""Nodes whose functions change the model from within, and what of the refusal names them."""
+"""Nodes whose functions change the inside of the model, and the part of the refusal that names them."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,7 +59,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def job(name: str = "sd15", **settings: Any) -> Graph:
-    """A batch of two."""
+    """Return the graph of a batch of two."""
     return batched(graph_of(name, steps=3, **settings), 2)
 
 
@@ -71,14 +71,14 @@ def test_a_node_gives_the_stock_result(kind: str, latent_of: LatentOf) -> None:
 
 
 def with_free_u(plain: Graph, kind: str) -> Graph:
-    """With the node twice over."""
+    """Insert the node and a second FreeU_V2 after it."""
     settings = {"b1": 1.1, "b2": 1.4, "s1": 0.9, "s2": 0.2}
     graph = insert_after_model(plain, kind, **settings)
     return insert_after_model(graph, "FreeU_V2", **settings | {"b2": 0.8})
 
 
 @pytest.mark.parametrize(("kind", "data"), [pytest.param("FreeU", 2, marks=thorough), ("FreeU_V2", 1)])
-def test_free_u(kind: str, data: int, latent_of: LatentOf) -> None:
+def test_free_u_gives_the_stock_result(kind: str, data: int, latent_of: LatentOf) -> None:
     plain = job("sd15_scales")
     graph = with_free_u(plain, kind)
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
@@ -87,30 +87,33 @@ def test_free_u(kind: str, data: int, latent_of: LatentOf) -> None:
 
 @thorough
 @pytest.mark.parametrize("kind", ["FreeU", "FreeU_V2"])
-def test_free_u_one_model_call_at_a_time(kind: str, latent_of: LatentOf) -> None:
+def test_free_u_one_model_call_at_a_time_gives_the_stock_result(kind: str, latent_of: LatentOf) -> None:
     graph = step_by_step(with_free_u(job("sd15_scales"), kind))
     assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
 
 
 def guided() -> tuple[Graph, Graph]:
-    """A job whose prompts are of one length, so that ComfyUI has both in one call, and with a guidance that compares them."""
+    """Return a graph without and with a guidance that compares both prompts.
+
+    The prompts have one length, so ComfyUI puts both into one call.
+    """
     plain = job()
     plain["negative"] = node("ConditioningMultiply", conditioning=["positive", 0], multiplier=0.5)
     return plain, insert_after_model(plain, "NAGuidance", **NAG)
 
 
-def test_a_guidance_that_compares_both_prompts(latent_of: LatentOf) -> None:
+def test_a_guidance_that_compares_both_prompts_gives_the_stock_result_on_one_worker(latent_of: LatentOf) -> None:
     plain, graph = guided()
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
     assert relative_error(latent_of(spread(graph, "cpu:1", strict=False)), latent_of(graph)) <= TOLERANCE
 
 
-def test_a_guidance_that_compares_both_prompts_is_not_split(comfyui: ComfyUI) -> None:
+def test_a_guidance_that_compares_both_prompts_is_refused_with_cfg_2(comfyui: ComfyUI) -> None:
     assert "NAGuidance compares both prompts" in refused(comfyui, spread(guided()[1], "cpu:2", strict=False, cfg=2))
 
 
 @pytest.mark.parametrize("split", ["cpu:1", pytest.param("cpu:2", marks=thorough)])
-def test_blocks_that_a_guidance_leaves_out(split: str, latent_of: LatentOf) -> None:
+def test_blocks_that_a_guidance_skips_give_the_stock_result(split: str, latent_of: LatentOf) -> None:
     plain = graph_of("hunyuan3d", steps=2)
     graph = insert_after_model(plain, "SkipLayerGuidanceDiT", **SKIPPING | {"single_layers": "0"})
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
@@ -118,7 +121,7 @@ def test_blocks_that_a_guidance_leaves_out(split: str, latent_of: LatentOf) -> N
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_node_that_changes_the_model_from_within_is_refused(kind: str, comfyui: ComfyUI) -> None:
+def test_a_node_that_changes_the_inside_of_the_model_is_refused(kind: str, comfyui: ComfyUI) -> None:
     inputs, said = REFUSED[kind]
     graph = insert_after_model(graph_of("sd15", steps=2), kind, **inputs)
     assert said in refused(comfyui, spread(graph, "cpu:1", strict=False))
@@ -126,7 +129,7 @@ def test_a_node_that_changes_the_model_from_within_is_refused(kind: str, comfyui
 
 @thorough
 @pytest.mark.parametrize("dtype", ["fp8_e4m3fn", "fp8_e5m2"])
-def test_weights_in_fp8(dtype: str, latent_of: LatentOf) -> None:
+def test_weights_in_fp8_give_the_stock_result(dtype: str, latent_of: LatentOf) -> None:
     graph = job()
     graph["model"]["inputs"]["weight_dtype"] = dtype
     assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
@@ -136,7 +139,7 @@ def test_weights_in_fp8(dtype: str, latent_of: LatentOf) -> None:
 @pytest.mark.parametrize(
     "sampler", ["euler_ancestral", "dpmpp_2m", "dpmpp_sde", "ddim", "uni_pc", "lcm", "dpm_adaptive"]
 )
-def test_samplers(sampler: str, latent_of: LatentOf) -> None:
+def test_samplers_give_the_stock_result(sampler: str, latent_of: LatentOf) -> None:
     graph = job(sampler_name=sampler, scheduler="karras")
     ours = spread(graph, "cpu:4", strict=False, cfg=2, data=2)
     assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE

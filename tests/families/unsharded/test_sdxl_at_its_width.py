@@ -1,4 +1,4 @@
-"""SDXL as it is published, all its blocks at their width: a checkpoint on two workers, equal to the stock loader's."""
+"""SDXL as published, all blocks at their real width: a checkpoint on two workers equals the stock loader's."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ pytestmark = thorough
 NAME = "wide_sdxl"
 FILE = f"{NAME}.safetensors"
 PARAMETERS = 2_567_463_684
-"""What the published model has."""
+"""Number of parameters of the published model."""
 
 NEEDED = 10 << 30
-"""Bytes: three times the weights in fp8, which two workers and the stock loader hold, and what four processes take besides."""
+"""Bytes of memory: three times the weights in fp8, for two workers and the stock loader, and the further memory of four
+processes.
+"""
 
 PATIENCE = {"PARALLEL_DEADLINES": "stall=3000"}
-"""A forward on a CPU that others use too."""
+"""Environment with a longer deadline for one forward, on a CPU that other processes use too."""
 
 
 @pytest.fixture
 def comfyui(tmp_path: Path) -> Iterator[ComfyUI]:
-    """A server that holds UNets in fp8 and computes in fp32, with the checkpoint and its prompts."""
+    """Start a server that holds UNets in fp8 and computes in fp32, with the checkpoint and its prompts."""
     available = psutil.virtual_memory().available
     assert available >= NEEDED, f"SDXL at its width takes {NEEDED >> 30} GiB of memory, and {available >> 30} are free"
     comfy_on_path()
@@ -60,7 +62,7 @@ def comfyui(tmp_path: Path) -> Iterator[ComfyUI]:
         yield server
 
 
-def test_sdxl_as_published(comfyui: ComfyUI) -> None:
+def test_sdxl_as_published_gives_the_stock_result(comfyui: ComfyUI) -> None:
     graph = graph_of(NAME, steps=1) | {"model": node("CheckpointLoaderSimple", ckpt_name=FILE)}
     ours = spread(graph, "cpu:2", cfg=2)
     ours["model"] = node("LoadParallelCheckpoint", ckpt_name=FILE, plan=["plan", 0])

@@ -1,4 +1,4 @@
-"""SeedVR2, whose class swaps the halves of a call with both prompts: each alone on a worker, with texts that the file holds."""
+"""SeedVR2, whose class swaps the halves of a call with both prompts: a worker for each prompt, with texts from the model file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = thorough
 
 @pytest.fixture(scope="module")
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """A copy that reads the class's sizes from the file, with the model and latents."""
+    """Start a copy of ComfyUI that reads the class's sizes from the file, with the model and latents."""
     server = sized_copy(tmp_path_factory.mktemp("seedvr2"))
     path = save_tiny(server.base_dir / "models" / "diffusion_models", NAME)
     texts = {f"{side}_conditioning": draw(tokens, 5120, seed=tokens) for side, tokens in TEXTS.items()}
@@ -46,7 +46,7 @@ def latent_of(comfyui: ComfyUI) -> LatentOf:
 
 
 def upscaled(**settings: Any) -> Graph:
-    """A batch of three, by the stock loader; the MODEL's own texts, and what is to be upscaled."""
+    """Return a graph of a batch of three, with the stock loader, the MODEL's own texts and the latent to upscale."""
     graph = graph_of(NAME, steps=2, **settings) | {
         "seen": node("LoadLatent", latent="seen.latent"),
         "positive": node("SeedVR2Conditioning", model=["model", 0], vae_conditioning=["seen", 0]),
@@ -57,8 +57,8 @@ def upscaled(**settings: Any) -> Graph:
 
 
 @pytest.mark.parametrize("split", ["cfg 2", "one worker"])
-def test_each_prompt_alone(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """The texts are of such lengths that ComfyUI never has both in one call."""
+def test_prompts_in_separate_calls_give_the_stock_result(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The lengths of the texts differ so that ComfyUI never puts both into one call."""
     stock = latent_of(upscaled())
     assert relative_error(latent_of(upscaled(cfg=1.0)), stock) > DIFFERENT
     run, log = queue_logged(comfyui, spread(upscaled(), **SPLITS[split]))
@@ -66,13 +66,15 @@ def test_each_prompt_alone(split: str, comfyui: ComfyUI, latent_of: LatentOf) ->
     assert ways(log) == ["loop"]
 
 
-def test_a_batch_stays_together(comfyui: ComfyUI) -> None:
+def test_data_ranks_are_refused_for_a_batch_with_one_text(comfyui: ComfyUI) -> None:
     """ComfyUI's class gives every video of a batch the first one's text."""
     said = refused(comfyui, spread(upscaled(), **SPLITS["data 2, cfg 2"]))
     assert said.startswith("data 2 is more than the batch of 1")
 
 
-def test_prompts_that_share_a_call(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_prompts_that_share_a_call_give_the_stock_result_only_on_one_worker(
+    comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
     graph = upscaled()
     graph["sampler"]["inputs"]["negative"] = graph["sampler"]["inputs"]["positive"]
     alone = spread(graph, "cpu:1", strict=False)
@@ -81,8 +83,8 @@ def test_prompts_that_share_a_call(comfyui: ComfyUI, latent_of: LatentOf) -> Non
 
 
 @pytest.mark.parametrize("split", ["cfg 2", "one worker"])
-def test_one_call_at_a_time(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """A prompt with a mask has each call made as ComfyUI makes it."""
+def test_one_model_call_at_a_time_gives_the_stock_result(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """With a mask on a prompt, the workers make each call as ComfyUI makes it."""
     shown = {"mask": ["where", 0], "strength": 1.0, "set_cond_area": "default"}
     graph = insert_after(upscaled(), "positive", "ConditioningSetMask", "conditioning", **shown)
     graph["where"] = node("SolidMask", value=0.6, width=80, height=64)
@@ -92,12 +94,12 @@ def test_one_call_at_a_time(split: str, comfyui: ComfyUI, latent_of: LatentOf) -
     assert "mask in the conditioning" in ways(log)[0]
 
 
-def test_without_a_negative(latent_of: LatentOf) -> None:
-    """As its templates have it."""
+def test_a_graph_without_a_negative_gives_the_stock_result(latent_of: LatentOf) -> None:
+    """The model's templates have no negative prompt."""
     graph = upscaled(cfg=1.0)
     assert relative_error(latent_of(spread(graph, "cpu:1")), latent_of(graph)) <= TOLERANCE
 
 
-def test_with_a_mask(latent_of: LatentOf) -> None:
+def test_a_mask_gives_the_stock_result(latent_of: LatentOf) -> None:
     graph = masked(upscaled(), 10, 8, 3)
     assert relative_error(latent_of(spread(graph, strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE

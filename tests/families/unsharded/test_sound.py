@@ -1,4 +1,4 @@
-"""Sound that runs whole: ACE-Step, small in a copy of ComfyUI that reads sizes from a file, and Stable Audio as a checkpoint."""
+"""Unsharded sound: ACE-Step, small in a copy of ComfyUI that reads sizes from a file, and Stable Audio as a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = thorough
 
 @pytest.fixture(scope="module")
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """The copy, with the models and their prompts."""
+    """Start the copy of ComfyUI, with the models and their prompts."""
     folder = tmp_path_factory.mktemp("whole-sized")
     server = sized_copy(folder)
     fill(server)
@@ -56,13 +56,13 @@ def latent_of(comfyui: ComfyUI) -> LatentOf:
 
 
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
-def test_ace_step(split: dict[str, Any], latent_of: LatentOf) -> None:
+def test_ace_step_gives_the_stock_result(split: dict[str, Any], latent_of: LatentOf) -> None:
     graph = job("ace")
     assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
-def test_stable_audio(split: dict[str, Any], latent_of: LatentOf) -> None:
+def test_stable_audio_gives_the_stock_result(split: dict[str, Any], latent_of: LatentOf) -> None:
     graph = graph_of("stable_audio", steps=2)
     graph["model"] = node("CheckpointLoaderSimple", ckpt_name="stable_audio.safetensors")
     ours: Graph = spread(graph, strict=False, **split)

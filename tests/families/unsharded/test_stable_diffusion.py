@@ -1,4 +1,4 @@
-"""Models whose forward is not spread, through Load Parallel Diffusion Model: the stock loader's result under cfg and data."""
+"""Unsharded models through Load Parallel Diffusion Model: the stock loader's result under cfg and data."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ LAYERS: Layers = {
 
 
 CONTROL_BYTES = "297 kB"
-"""Of a step: what the tiny ControlNet gives on both sides, two tensors of 320 x 5 x 8 and three of 320 x 3 x 4 in fp32."""
+"""Bytes of a step: the tiny ControlNet's output for both branches, two tensors of 320 x 5 x 8 and three of 320 x 3 x 4 in fp32.
+"""
 
 CHANGES = ("becomes free", "is taken")
-"""How the free memory changes while a step is gone through twice; the third of these cases has both changes."""
+"""Changes of the free memory between the two passes of a step; the third case has both changes."""
 
 CONTROL = {
     "net": node("ControlNetLoader", control_net_name="sd15.safetensors"),
@@ -55,7 +56,7 @@ def _files(comfyui: ComfyUI) -> None:
         save_lora(models / "loras" / f"{name}-other-lora.safetensors", names[:1], tensors)
     full = {
         f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()
-    }  # SDXL, as v-prediction checkpoints are
+    }  # SDXL's names in v-prediction checkpoints
     vae = save_image_vae(models / "vae" / "whole.safetensors", name="sd")
     full |= {f"first_stage_model.{key}": tensor for key, tensor in load_file(vae).items()} | {"v_pred": torch.zeros(0)}
     (models / "checkpoints").mkdir(exist_ok=True)
@@ -78,7 +79,7 @@ def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], la
         pytest.param("sdxl", "data 2, cfg 2", marks=thorough),
     ],
 )
-def test_loras(name: str, split: str, latent_of: LatentOf) -> None:
+def test_two_loras_give_the_stock_result(name: str, split: str, latent_of: LatentOf) -> None:
     plain = batched(graph_of(name, steps=2), 2)
     graph = with_lora(with_lora(plain, name, 0.8), f"{name}-other", -0.5)
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
@@ -92,12 +93,12 @@ CONVOLUTIONS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "LoKr": {"lokr_w1": (8, 8), "lokr_w2": (40, 40, 3, 3)},
     "difference": {"diff": (320, 320, 3, 3)},
 }
-"""Of each kind of adapter the tensors that change a convolution."""
+"""The tensors that change a convolution, by kind of adapter."""
 
 
 @thorough
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
-def test_adapters_of_a_convolution(kind: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_adapters_of_a_convolution_give_the_stock_result(kind: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
     shapes = enumerate(CONVOLUTIONS[kind].items())
     tensors = {f"{CONVOLUTION}.{name}": 0.5 * draw(*shape, seed=seed) for seed, (name, shape) in shapes}
     save_file(tensors, comfyui.base_dir / "models" / "loras" / f"{kind}-lora.safetensors")
@@ -107,8 +108,8 @@ def test_adapters_of_a_convolution(kind: str, comfyui: ComfyUI, latent_of: Laten
     assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
 
 
-def test_texts_of_other_lengths_and_ranges(latent_of: LatentOf) -> None:
-    """Combined, with a range each, in the loop: ComfyUI repeats the shorter text, the workers run it apart."""
+def test_texts_of_other_lengths_and_ranges_give_the_stock_result(latent_of: LatentOf) -> None:
+    """Each combined text has a range, in the loop. ComfyUI repeats the shorter text; the workers run the texts separately."""
     graph = batched(graph_of("sd15", steps=3), 1)
     graph["first"] = node("ConditioningSetTimestepRange", conditioning=["positive", 0], start=0.0, end=0.6)
     graph["both"] = node("ConditioningCombine", conditioning_1=["first", 0], conditioning_2=["negative", 0])
@@ -117,8 +118,8 @@ def test_texts_of_other_lengths_and_ranges(latent_of: LatentOf) -> None:
 
 
 @pytest.mark.parametrize("split", ["cfg 2", pytest.param("data 2, cfg 2", marks=thorough)])
-def test_an_area_and_a_mask(split: str, latent_of: LatentOf) -> None:
-    size = {"width": 96, "height": 72}  # an area has 64 pixels at least
+def test_an_area_and_a_mask_give_the_stock_result(split: str, latent_of: LatentOf) -> None:
+    size = {"width": 96, "height": 72}  # an area has at least 64 pixels
     graph = batched(graph_of("sd15", steps=2), 2, size)
     graph |= {
         "area": node("ConditioningSetArea", conditioning=["negative", 0], width=64, height=64, x=16, y=8, strength=0.7),
@@ -134,7 +135,7 @@ def test_an_area_and_a_mask(split: str, latent_of: LatentOf) -> None:
 
 
 CONTROLLED = {("data 2", "heun"), ("data 2, cfg 2", "euler")}
-"""What the quick run takes; cfg 2 alone it has with two LoRAs, and with texts that make two calls."""
+"""Cases of the quick run, which tests cfg 2 alone with two LoRAs, and with texts that make two calls."""
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ CONTROLLED = {("data 2", "heun"), ("data 2, cfg 2", "euler")}
         for sampler in ("euler", "heun")
     ],
 )
-def test_a_controlnet(split: dict[str, Any], sampler: str, latent_of: LatentOf) -> None:
+def test_a_controlnet_gives_the_stock_result(split: dict[str, Any], sampler: str, latent_of: LatentOf) -> None:
     plain = batched(graph_of("sd15", steps=2, sampler_name=sampler), 2)
     graph = controlled(plain | CONTROL, strength=0.7, end=0.8)
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
@@ -153,7 +154,7 @@ def test_a_controlnet(split: dict[str, Any], sampler: str, latent_of: LatentOf) 
 
 
 @pytest.mark.parametrize("split", ["cfg 2", pytest.param("data 2, cfg 2", marks=thorough)])
-def test_sdxl_with_two_loras_and_a_controlnet(split: str, latent_of: LatentOf) -> None:
+def test_sdxl_with_two_loras_and_a_controlnet_gives_the_stock_result(split: str, latent_of: LatentOf) -> None:
     plain = batched(graph_of("sdxl", steps=2), 2)
     plain = with_lora(with_lora(plain, "sdxl", 0.8), "sdxl-other", -0.5)
     net = {"net": node("ControlNetLoader", control_net_name="sdxl.safetensors")}
@@ -162,8 +163,8 @@ def test_sdxl_with_two_loras_and_a_controlnet(split: str, latent_of: LatentOf) -
     assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
 
 
-def test_a_controlnet_with_texts_that_make_two_calls(latent_of: LatentOf) -> None:
-    """Of a picture, whose two calls go to two workers; on one side alone too, and two ControlNets behind one another."""
+def test_a_controlnet_with_texts_that_make_two_calls_gives_the_stock_result(latent_of: LatentOf) -> None:
+    """The two calls of a picture run on two workers. Two ControlNets in a row give the stock result, also on one branch only."""
     graph = controlled(batched(graph_of("sd15", steps=2), 1) | CONTROL, strength=0.7)
     graph["again"] = CONTROL["net"]
     graph = controlled(graph, strength=0.3, start=0.3, net="again")
@@ -175,8 +176,8 @@ def test_a_controlnet_with_texts_that_make_two_calls(latent_of: LatentOf) -> Non
 @pytest.mark.parametrize(
     "kind", ["another formula of memory", *(pytest.param(f"memory that {what}", marks=thorough) for what in CHANGES)]
 )
-def test_a_controlnet_where_memory_changes_within_a_step(kind: str, latent_of: LatentOf) -> None:
-    """What ComfyUI batches in a step's second pass decides nothing about the ControlNet's output."""
+def test_a_controlnet_gives_the_stock_result_when_memory_changes_within_a_step(kind: str, latent_of: LatentOf) -> None:
+    """The batches of ComfyUI's second pass of a step do not change the ControlNet's output."""
     graph = insert_after_model(batched(graph_of("sd15", steps=2), 1), "PackModel", kind=kind) | CONTROL
     graph = controlled(graph, strength=0.7)
     assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
@@ -188,9 +189,11 @@ COSTS = re.compile(
 )
 
 
-def test_a_controlnet_runs_as_often_as_by_the_stock_loader(comfyui: ComfyUI) -> None:
-    """For texts of two lengths too, where each step is gone through twice; what it costs is in the log, and on the node where it
-    is more than the second worker saves."""
+def test_a_controlnet_runs_as_often_as_with_the_stock_loader(comfyui: ComfyUI) -> None:
+    """The texts have two lengths, so ComfyUI goes through each step twice.
+
+    The log has the ControlNet's cost. The node shows the cost only if it exceeds the seconds that the second worker saves.
+    """
     graph = batched(graph_of("sd15", steps=2), 1) | CONTROL
     graph["counted"] = node("PackCountedControl", control_net=["net", 0])
     graph = controlled(graph, strength=0.7, net="counted")
@@ -206,15 +209,15 @@ def test_a_controlnet_runs_as_often_as_by_the_stock_loader(comfyui: ComfyUI) -> 
 
 
 def test_boxes_for_words_are_refused_by_name(comfyui: ComfyUI) -> None:
-    """GLIGEN, whose network attends within the model's blocks."""
+    """GLIGEN's network attends within the model's blocks."""
     graph = with_tensors(comfyui, graph_of("sd15"), "whole-gligen", {"gligen": torch.ones(1)})
     assert refused(comfyui, spread(graph, "cpu:1", strict=False)).startswith(
         "GLIGEN cannot be used with a parallel MODEL"
     )
 
 
-def test_a_checkpoint(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """Its mark of v-prediction, which Load Diffusion Model does not look at, and its VAE."""
+def test_a_checkpoint_keeps_its_prediction_type_and_its_vae(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The checkpoint has a mark of v-prediction, which Load Diffusion Model does not read, and a VAE."""
     plain = batched(graph_of("sdxl", steps=2), 2)
     graph = plain | {
         "model": node("CheckpointLoaderSimple", ckpt_name="sdxl-v.safetensors"),
@@ -234,14 +237,16 @@ def test_a_checkpoint(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     assert relative_error(latent_of(plain), saved_latent(comfyui, runs[1])) > DIFFERENT
 
 
-def test_use_all_gpus_takes_its_loaders(comfyui: ComfyUI) -> None:
+def test_use_all_gpus_accepts_the_loaders_of_unsharded_models(comfyui: ComfyUI) -> None:
     loaders = {"CheckpointLoaderSimple": "sdxl-v.safetensors", "UNETLoader": "sd15.safetensors"}
     asked = [{"kind": kind, "file": file} for kind, file in loaders.items()]
     assert requests.post(f"{comfyui.url}/parallel/loaders", json=asked, timeout=60).json() == ["", ""]
 
 
-def test_a_checkpoint_of_a_model_that_is_spread(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """FLUX.2's diffusion model under its checkpoint's names, without a VAE."""
+def test_a_checkpoint_of_a_sequence_parallel_model_gives_the_stock_result(
+    comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """The checkpoint holds FLUX.2's diffusion model under a checkpoint's names, without a VAE."""
     save_families(comfyui, "flux2")
     models = comfyui.base_dir / "models"
     tensors = load_file(models / "diffusion_models" / "flux2.safetensors")
@@ -286,11 +291,15 @@ def test_a_checkpoint_without_a_vae_says_so_in_comfyuis_words(comfyui: ComfyUI) 
 
 
 @pytest.mark.parametrize(("plan", "said"), PLANS.values(), ids=PLANS)
-def test_a_plan_that_cannot_work_is_refused(plan: dict[str, Any], said: str, comfyui: ComfyUI) -> None:
+def test_a_plan_that_unsharded_models_do_not_support_is_refused(
+    plan: dict[str, Any], said: str, comfyui: ComfyUI
+) -> None:
     assert refused(comfyui, spread(graph_of("sd15"), **plan)) == said
 
 
 @pytest.mark.parametrize("case", [no_negative, sound, other_text, swapped, other_control, zero123])
-def test_a_job_that_cannot_work_is_refused(case: Callable[[], tuple[Graph, str]], comfyui: ComfyUI) -> None:
+def test_a_graph_that_unsharded_models_do_not_support_is_refused(
+    case: Callable[[], tuple[Graph, str]], comfyui: ComfyUI
+) -> None:
     graph, said = case()
     assert said in refused(comfyui, graph)
