@@ -1,4 +1,4 @@
-"""Whether GPUs are free to be measured, and what is taken of them, by answers in the form of the driver's tool."""
+"""The check that GPUs are free to be measured, and their peaks, from answers in the form of the driver's tool."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def gpu(uuid: str, free: int | None) -> Gpu:
 
 
 def answering(tmp_path: Path, text: str) -> tuple[str, ...]:
-    """A command that prints this."""
+    """Return a command that prints the text."""
     (tmp_path / "answer").write_text(text)
     return ("cat", str(tmp_path / "answer"))
 
 
-def test_processes_are_read_with_what_they_hold(tmp_path: Path) -> None:
+def test_processes_are_read_with_the_memory_that_they_hold(tmp_path: Path) -> None:
     assert ask_holders(answering(tmp_path, ANSWER)) == (
         GpuProcess(FIRST, 4242, "/usr/bin/python3", 18110 * MEBIBYTE),
         GpuProcess(SECOND, 17, "game,with a comma", 312 * MEBIBYTE),
@@ -51,14 +51,14 @@ def test_a_process_that_holds_a_gigabyte_is_named(tmp_path: Path) -> None:
     check_free(gpus, [1], holders)
 
 
-def test_what_the_driver_does_not_name_is_found_by_what_is_free() -> None:
+def test_a_process_that_the_driver_does_not_name_is_found_by_the_free_memory() -> None:
     with pytest.raises(NotMeasured, match=r"^2.00 GB of GPU 0 \(RTX 4090\) are in use by a process that the driver"):
         check_free([gpu(FIRST, SIZE - 2_000_000_000)], [0], [])
     check_free([gpu(FIRST, SIZE - 900_000_000)], [0], [])
     check_free([gpu(FIRST, None)], [0], [])
 
 
-def test_ones_own_processes_may_hold_what_they_like_and_others_may_not() -> None:
+def test_only_own_processes_may_hold_memory() -> None:
     mine, other = (GpuProcess(FIRST, process, "python3", 9_000_000_000) for process in (1, 2))
     full = [gpu(FIRST, SIZE - 9_500_000_000)]
     check_free(full, [0], [mine], own=[1])
@@ -69,7 +69,7 @@ def test_ones_own_processes_may_hold_what_they_like_and_others_may_not() -> None
         check_free([gpu(FIRST, SIZE - 18_500_000_000)], [0], [mine], own=[1])
 
 
-def test_a_gpus_peak_is_what_was_taken_beside_what_was_in_use(tmp_path: Path) -> None:
+def test_a_gpus_peak_excludes_the_memory_in_use_before(tmp_path: Path) -> None:
     used = "".join(f"{FIRST}, {count}\n{SECOND}, 5\nother, 9000\n" for count in (300, 9000, 700))
     with watched_gpus({FIRST: "cuda:0", SECOND: "cuda:1"}, answering(tmp_path, used)) as peaks:
         deadline = time.monotonic() + 60
@@ -78,7 +78,7 @@ def test_a_gpus_peak_is_what_was_taken_beside_what_was_in_use(tmp_path: Path) ->
     assert peaks.growth == {"cuda:0": 8700 * MEBIBYTE, "cuda:1": 0}
 
 
-def test_the_computers_memory_that_a_child_takes_is_seen() -> None:
+def test_the_peak_includes_the_host_memory_of_a_child() -> None:
     size = 200 << 20
     code = f"import time; held = bytearray({size}); held[::4096] = b'1' * len(held[::4096]); print(); time.sleep(600)"
     with watched_memory() as peaks, subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
@@ -90,7 +90,7 @@ def test_the_computers_memory_that_a_child_takes_is_seen() -> None:
     assert peaks.growth["cpu"] >= size
 
 
-def test_versions_of_driver_and_pack(tmp_path: Path) -> None:
+def test_the_versions_of_driver_and_pack_are_read(tmp_path: Path) -> None:
     text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23 2025\nGCC version:  gcc 13.2.0\n"
     (tmp_path / "version").write_text(text)
     assert driver(tmp_path / "version") == "570.86.15"

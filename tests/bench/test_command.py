@@ -1,4 +1,4 @@
-"""The command: what it refuses, and a whole benchmark through real ComfyUIs, to its end and interrupted."""
+"""The benchmark's command: its refusals, and a whole benchmark through real ComfyUIs, to its end and interrupted."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ TOLERANCE = 1e-5
         (("--comfyui", COMFYUI, "--devices", "tcp://10.0.0.1:29600"), "are other machines' devices"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_one_sentence(
+def test_arguments_that_cannot_be_measured_are_refused_in_one_sentence(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # which would outlive this test
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # a signal handler would outlive this test
     assert main(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("python -m parallel_backend.bench: ") and said in line
@@ -76,7 +76,7 @@ def test_a_graph_that_cannot_be_measured_is_refused_before_anything_starts(
 
 
 def begin(out: Path, *arguments: str, comfyui: str = COMFYUI) -> subprocess.Popen[str]:
-    """The command, on the small picture unless a graph is named."""
+    """Start the command, on the small picture unless the arguments name a graph."""
     command = [sys.executable, "-m", "parallel_backend.bench", "--comfyui", comfyui, "--out", str(out), *arguments]
     return subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -87,7 +87,7 @@ def record_in(out: Path) -> Record:
 
 
 @thorough
-def test_stock_and_ours_draw_the_same_latent(tmp_path: Path) -> None:
+def test_a_benchmark_compares_equal_latents_of_stock_and_ours(tmp_path: Path) -> None:
     with begin(tmp_path, "--steps", "4") as command:
         said, _ = command.communicate(timeout=800)
     assert command.returncode == 0, said
@@ -105,7 +105,7 @@ def test_stock_and_ours_draw_the_same_latent(tmp_path: Path) -> None:
 
 
 @thorough
-def test_what_was_done_before_an_interrupt_is_kept_and_nothing_is_left(tmp_path: Path) -> None:
+def test_an_interrupted_benchmark_keeps_its_results_and_leaves_no_processes(tmp_path: Path) -> None:
     with begin(tmp_path, "--steps", "4", "--devices", "cpu:1", "cpu:2") as command:
         deadline = time.monotonic() + 600
         while not list(tmp_path.glob("*.json")) and time.monotonic() < deadline:
@@ -120,7 +120,7 @@ def test_what_was_done_before_an_interrupt_is_kept_and_nothing_is_left(tmp_path:
 
 
 def own_comfyui(folder: Path) -> Path:
-    """A ComfyUI folder with other models and inputs: a tiny FLUX.1 dev and a prompt."""
+    """Return a ComfyUI folder with other models and inputs: a tiny FLUX.1 dev and a prompt."""
     for each in Path(COMFYUI).iterdir():
         if each.name not in ("models", "input", "output", "custom_nodes"):
             (folder / each.name).symlink_to(each)
@@ -132,7 +132,9 @@ def own_comfyui(folder: Path) -> Path:
 
 
 def own_graph() -> Graph:
-    """As users of FLUX.1 dev have it: a prompt with guidance, a shifted model, and the sampler's parts as nodes of their own."""
+    """Return a graph as users of FLUX.1 dev build it: a prompt with guidance, a shifted model, and the sampler's parts as
+    separate nodes.
+    """
     return {
         "model": node("UNETLoader", unet_name="mine.safetensors", weight_dtype="default"),
         "prompt": node("LoadConditioning", conditioning="prompt.safetensors"),
@@ -156,8 +158,8 @@ def own_graph() -> Graph:
 
 
 @thorough
-def test_a_graph_of_ones_own_is_measured_with_the_models_of_ones_comfyui(tmp_path: Path) -> None:
-    """The model that loads and the prompt's node are the user's, and another size and number of steps are asked for."""
+def test_a_users_graph_is_measured_with_the_models_of_the_users_comfyui(tmp_path: Path) -> None:
+    """The model's loader and the prompt's node are the user's; the arguments request another size and number of steps."""
     mine = tmp_path / "ComfyUI"
     mine.mkdir()
     (tmp_path / "mine.json").write_text(json.dumps(own_graph()))
@@ -177,7 +179,7 @@ def test_a_graph_of_ones_own_is_measured_with_the_models_of_ones_comfyui(tmp_pat
 
 
 @thorough
-def test_what_comfyui_refuses_of_a_graph_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_a_graph_that_comfyui_refuses_gives_one_sentence(tmp_path: Path) -> None:
     mine = tmp_path / "ComfyUI"
     mine.mkdir()
     graph = own_graph()

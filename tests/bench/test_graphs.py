@@ -1,4 +1,4 @@
-"""A benchmark's graphs: stock and ours, other sizes and steps, and what is refused."""
+"""A benchmark's graphs: stock and ours, other sizes and steps, and refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def graph() -> Graph:
 
 
 def two_experts() -> Graph:
-    """Two samplers that take turns, as Wan 2.2's."""
+    """Return a graph with two samplers that take turns, as in Wan 2.2's."""
     model = {"class_type": "UNETLoader", "inputs": {"unet_name": "high.safetensors", "weight_dtype": "default"}}
     low = {"class_type": "UNETLoader", "inputs": {"unet_name": "low.safetensors", "weight_dtype": "default"}}
     shared = {"noise_seed": 7, "steps": 20, "cfg": 3.5}
@@ -47,8 +47,8 @@ def two_experts() -> Graph:
     return {"1": model, "2": low, "3": video, "4": sampling[0], "5": sampling[1]}
 
 
-def test_the_demos_two_graphs_are_one() -> None:
-    """Back from ours to stock, and its loader swapped by the same names."""
+def test_the_demos_two_graphs_convert_into_each_other() -> None:
+    """The parallel graph converts to the stock graph, and back with the same file names."""
     assert stock(read_graph(PARALLEL)) == graph()
     swapped = ours(graph(), "cpu:2", {"vae"})
     assert (swapped["model"]["class_type"], swapped["vae"]["class_type"]) == ("LoadParallelDiffusionModel", "VAELoader")
@@ -57,7 +57,7 @@ def test_the_demos_two_graphs_are_one() -> None:
     assert stock(swapped) == graph()
 
 
-def test_gguf_files_go_back_to_the_loader_that_reads_them() -> None:
+def test_gguf_files_convert_to_the_loader_that_reads_them() -> None:
     found = ours(graph(), "0-1", ())
     found["model"]["inputs"]["unet_name"] = "quantised.gguf"
     own = stock(found)
@@ -65,7 +65,7 @@ def test_gguf_files_go_back_to_the_loader_that_reads_them() -> None:
     assert ours(own, "0-1", ())["model"] == found["model"]
 
 
-def test_a_picture_holds_its_graph(tmp_path: Path) -> None:
+def test_a_graph_is_read_from_its_picture(tmp_path: Path) -> None:
     told = PngImagePlugin.PngInfo()
     told.add_text("prompt", json.dumps(graph()))
     Image.new("RGB", (8, 8)).save(tmp_path / "drawn.png", pnginfo=told)
@@ -83,21 +83,21 @@ def test_a_picture_holds_its_graph(tmp_path: Path) -> None:
         ("other.json", '{"1": {"class_type": 1, "inputs": {}}}', "is not in ComfyUI's API format"),
     ],
 )
-def test_what_is_no_graph_is_refused(tmp_path: Path, name: str, content: str | None, said: str) -> None:
+def test_files_without_a_graph_are_refused(tmp_path: Path, name: str, content: str | None, said: str) -> None:
     if content is not None:
         (tmp_path / name).write_text(content)
     with pytest.raises(NotMeasured, match=said):
         read_graph(tmp_path / name)
 
 
-def test_size_steps_and_file_are_changed_where_the_graph_has_them() -> None:
+def test_size_steps_and_file_of_a_graph_can_be_changed() -> None:
     found = changed(graph(), model="other.safetensors", size=(64, 96, 1), steps=4)
     assert described(found) == ("64x96", 4)
     assert model_files(found) == ["other.safetensors"]
     assert described(graph()) == ("128x128", 20)
 
 
-def test_samplers_that_take_turns_share_other_steps_as_before() -> None:
+def test_samplers_that_take_turns_share_a_changed_number_of_steps() -> None:
     found = changed(two_experts(), size=(1280, 720, 33), steps=8)
     turns = [(found[name]["inputs"]["start_at_step"], found[name]["inputs"]["end_at_step"]) for name in ("4", "5")]
     assert turns == [(0, 4), (4, 10000)]
@@ -106,7 +106,7 @@ def test_samplers_that_take_turns_share_other_steps_as_before() -> None:
     assert with_latent(found)[LATENT]["inputs"]["samples"] == ["5", 0]
 
 
-def test_another_seed_is_in_each_sampler() -> None:
+def test_reseeding_changes_every_sampler() -> None:
     found = reseeded(two_experts())
     assert [found[name]["inputs"]["noise_seed"] for name in ("4", "5")] == [8, 8]
 
@@ -123,7 +123,7 @@ def test_two_last_samplers_are_refused() -> None:
         with_latent(found)
 
 
-def test_what_has_no_sampler_size_or_steps_is_refused() -> None:
+def test_a_graph_without_sampler_size_or_steps_is_refused() -> None:
     for found, said in (
         ({"1": two_experts()["1"]}, "has none of KSampler"),
         ({}, "has none of KSampler"),
@@ -136,7 +136,7 @@ def test_what_has_no_sampler_size_or_steps_is_refused() -> None:
         changed({}, steps=3)
 
 
-def test_a_loader_that_has_to_stay_stays_and_a_model_must_not() -> None:
+def test_a_vae_loader_may_stay_stock_but_a_model_loader_may_not() -> None:
     whys = {"UNETLoader": "", "VAELoader": "it is another kind of VAE."}
 
     def ask(asked: list[dict[str, str]]) -> list[str]:
@@ -171,7 +171,7 @@ def without(*kinds: str) -> Graph:
         ),
     ],
 )
-def test_a_graph_in_which_nothing_is_to_be_measured_is_refused_in_one_sentence(found: Graph, said: str) -> None:
+def test_a_graph_without_a_model_to_measure_is_refused_in_one_sentence(found: Graph, said: str) -> None:
     with pytest.raises(NotMeasured, match=said) as refused:
         stock(found)
     assert "\n" not in str(refused.value)
@@ -183,6 +183,6 @@ def test_inputs_that_are_lists_are_no_links() -> None:
     assert with_latent(stock(found))[LATENT]["inputs"]["samples"] == ["sampler", 0]
 
 
-def test_what_a_job_saves_is_put_aside() -> None:
+def test_the_files_of_a_benchmark_are_saved_in_a_separate_folder() -> None:
     saved = {node["inputs"].get("filename_prefix") for node in put_aside(with_latent(graph())).values()}
     assert saved == {None, f"{JOBS}/saved"}

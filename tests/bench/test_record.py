@@ -1,4 +1,4 @@
-"""What a benchmark's events come to, and how a record is read, shown, and gathered in the page of measured rows."""
+"""The evaluation of a benchmark's events; a record in its file, as a table, and on the page of measured rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ FILES = sorted(MEASURED.glob("*.json"))
 
 
 def run() -> QueuedRun:
-    """Two samplers' steps, the second's last told twice, and a node before and behind them."""
+    """Return a run with the steps of two samplers, with the second's last step reported twice, and a node before and after
+    them.
+    """
     told = [
         ("high", 1, 12.0),
         ("high", 2, 13.0),
@@ -50,19 +52,19 @@ def run() -> QueuedRun:
     )
 
 
-def test_a_runs_phases_are_its_whole() -> None:
+def test_the_phases_of_a_run_add_up_to_the_whole() -> None:
     found = phases(run(), ["high", "low"])
     assert found == Phases(text=1.0, start=1.0, denoise=4.5, decode=2.5)
     assert found.whole == 9.0
 
 
-def test_a_steps_pace_does_not_count_what_is_between_samplers() -> None:
+def test_the_seconds_per_step_exclude_the_time_between_samplers() -> None:
     assert step_times(run(), ["high", "low"]) == [[12.0, 13.0], [15.0, 16.5]]
     assert seconds_per_step(step_times(run(), ["high", "low"])) == 1.25
     assert seconds_per_step([[1.0]]) == 0.0
 
 
-def test_an_error_is_relative_and_nothing_that_is_no_number_passes() -> None:
+def test_an_error_is_relative_and_infinite_for_nan_or_another_shape() -> None:
     one = torch.ones(4)
     assert error_of(one * 1.5, one) == pytest.approx(0.5)
     assert error_of(one * float("nan"), one) == float("inf")
@@ -86,7 +88,7 @@ SIDES = (
 )
 
 
-def test_a_row_has_what_was_measured_and_what_could_not_be() -> None:
+def test_a_row_has_the_measured_values_and_marks_failed_sides() -> None:
     found = dict(zip(HEAD, row(record(*SIDES)), strict=True))
     assert found["machine"] == "2 x RTX 4090, RTX 3090"
     assert [found[name] for name in ("stock", "on 1", "on 2", "on 4", "on 8")] == [
@@ -100,13 +102,13 @@ def test_a_row_has_what_was_measured_and_what_could_not_be() -> None:
     assert (found["sent"], found["error"]) == ("1.00 MB", "3.0e-07")
 
 
-def test_a_record_of_the_first_side_alone_has_a_row() -> None:
-    """An interrupted benchmark's."""
+def test_a_record_with_only_the_first_side_has_a_row() -> None:
+    """An interrupted benchmark leaves such a record."""
     found = dict(zip(HEAD, row(record(SIDES[0])), strict=True))
     assert (found["stock"], found["on 1"], found["whole job"], found["error"]) == ("0.81 s", "", "10.0 s", "")
 
 
-def test_a_table_has_a_line_a_side() -> None:
+def test_a_table_has_one_line_for_each_side() -> None:
     head, *lines = table(record(*SIDES)).splitlines()
     assert "denoise" in head and len(lines) == len(SIDES)
     assert lines[2].startswith("0-1 (ulysses 2)") and lines[3] == "0-3: out of memory"
@@ -125,6 +127,6 @@ def test_there_are_measured_files() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_each_measured_file_has_its_row_on_the_page(path: Path) -> None:
-    """As the command prints it."""
+    """The page has the row that the command prints."""
     line = markdown.table(HEAD, [row(decoded(path.read_bytes()))]).splitlines()[-1]
     assert f"{line}\n" in (MEASURED / "README.md").read_text(encoding="utf-8")

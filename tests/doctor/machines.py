@@ -1,4 +1,4 @@
-"""Machines as the doctor finds them, good and faulty."""
+"""Observations of good and faulty machines, as the doctor makes them."""
 
 from __future__ import annotations
 

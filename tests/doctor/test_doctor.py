@@ -1,4 +1,4 @@
-"""The doctor: this machine as it is, and machines with each known fault, faked where the doctor looks."""
+"""The doctor: this machine as it is, and machines with each known fault, faked in the doctor's observations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.doctor.machines import DERIVED, EQUAL, FAULTS, GOOD, OTHER, OTHER_CUD
 from tests.support.selection import thorough
 
 
-def test_a_good_machine_is_all_right():
+def test_a_good_machine_has_only_ok_findings():
     findings = examine(GOOD)
     assert {finding.status for finding in findings} == {FindingStatus.OK}
     assert not any(finding.remedy for finding in findings)
@@ -39,17 +39,17 @@ def test_each_fault_is_found_and_has_a_remedy(change, name, status, remedy):
     assert remedy in table(findings)
 
 
-def test_cudamallocasync_is_said_to_be_left_out():
+def test_the_allocator_finding_says_that_workers_do_not_use_cudamallocasync():
     findings = examine(dataclasses.replace(GOOD, allocator="backend:cudaMallocAsync"))
     assert any("the workers leave it out" in finding.text for finding in findings)
 
 
-def test_wsl2_is_said_to_differ():
+def test_wsl2_has_a_finding_with_the_kept_memory():
     (finding,) = [each for each in examine(dataclasses.replace(GOOD, under_windows=True)) if each.name == "WSL2"]
     assert finding.status is FindingStatus.OK and f"{KEPT_UNDER_WINDOWS / 1e9:.0f} GB" in finding.text
 
 
-def test_free_memory_that_the_driver_does_not_tell_is_no_fault():
+def test_unknown_free_memory_is_no_fault():
     part = dataclasses.replace(GOOD.gpus[0], free=None)
     findings = examine(dataclasses.replace(GOOD, gpus=(part, part)))
     assert {finding.status for finding in findings} == {FindingStatus.OK}
@@ -73,8 +73,8 @@ def test_the_drivers_gpus_are_counted(tmp_path, files, gpus):
     assert gpus_of_the_driver(tmp_path) == gpus
 
 
-@thorough  # tests/host/test_doctor.py has this machine's findings, and the next test the command
-def test_this_machine():
+@thorough  # the quick run has this machine's findings in tests/host/test_doctor.py, and the command in the next test
+def test_the_command_reports_this_machine():
     ran = subprocess.run(
         [sys.executable, "-m", "parallel_backend.doctor", "--json"],
         cwd=Path(__file__).parents[2],
@@ -89,7 +89,7 @@ def test_this_machine():
 
 
 def test_faults_of_this_machine_are_found(tmp_path):
-    """A small disk, few open files, ComfyUI's allocator, and packages that say they are of other versions."""
+    """The faults are a small disk, few open files, ComfyUI's allocator, and packages that declare other versions."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("namespaces are not permitted here")
     for package, version in {"diffusers": "0.30.0", "flash_attn": "1.0.9", "torchaudio": "2.11.0"}.items():
@@ -97,7 +97,7 @@ def test_faults_of_this_machine_are_found(tmp_path):
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
     (tmp_path / "packages" / "torchaudio.py").write_text(f"raise RuntimeError('{OTHER_CUDA}. PyTorch has CUDA 13.2.')")
-    disk = Path(tempfile.mkdtemp(prefix="disk-"))  # a short path, in which a socket can lie
+    disk = Path(tempfile.mkdtemp(prefix="disk-"))  # a short path, because a socket's path is limited
     command = 'mount -t tmpfs -o size=1m none "$1" && ulimit -n 512 && exec "$2" -m "$3"'
     variables = {
         "TMPDIR": str(disk),
@@ -128,7 +128,7 @@ def test_faults_of_this_machine_are_found(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="no GPU")
-def test_the_gpus_of_this_machine():
+def test_the_doctor_measures_the_gpus_of_this_machine():
     from parallel_backend.doctor.observations import look
 
     facts = look()
@@ -146,7 +146,7 @@ def test_the_doctor_opens_no_gpu():
     )
 
 
-def test_classes_that_were_derived_are_listed_with_what_was_proved() -> None:
+def test_derived_classes_are_listed_with_the_result_of_their_proof() -> None:
     facts = dataclasses.replace(GOOD, derived=(DERIVED,))
     assert [each.text for each in examine(facts) if each.name == "NewModel"] == [
         "in ComfyUI 0.46.0 the pack worked out how to split 2 kinds of calls: ulysses 2 1.0e-07, ring 3 2.0e-07",
@@ -154,7 +154,7 @@ def test_classes_that_were_derived_are_listed_with_what_was_proved() -> None:
     ]
 
 
-def test_functions_that_were_tried_and_found_equal_are_all_right() -> None:
+def test_functions_that_gave_equal_results_in_a_trial_are_ok() -> None:
     (found,) = [
         each
         for each in examine(dataclasses.replace(GOOD, verdicts=(OTHER, EQUAL)))

@@ -1,4 +1,4 @@
-"""The doctor's lines of model classes: what they come to, in words that the page knows."""
+"""The doctor's lines of model classes: the result of each class, in words that the page translates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ NONE = ProofReply({}, 60.0, "it took longer than 60 s")
         ((NONE, RIGHT), FindingStatus.WARNING, "wan, text: it took longer than 60 s; 2 inputs, 61.5 s, 300 MiB"),
     ],
 )
-def test_a_class_has_a_line(answers: tuple[ProofReply, ProofReply], status: FindingStatus, text: str) -> None:
+def test_each_class_has_one_line_with_the_result_of_its_proofs(
+    answers: tuple[ProofReply, ProofReply], status: FindingStatus, text: str
+) -> None:
     made = [
         (asked, Watched(answer, size << 20)) for asked, answer, size in zip(ASKED, answers, (300, 200), strict=True)
     ]
@@ -49,7 +51,7 @@ def test_a_class_has_a_line(answers: tuple[ProofReply, ProofReply], status: Find
     assert all(known(each, "sentences") for each in (finding.text, finding.remedy) if each)
 
 
-def test_a_folder_that_is_no_comfyui_is_said() -> None:
+def test_a_folder_that_is_no_comfyui_is_refused() -> None:
     command = [sys.executable, "-m", "parallel_backend.doctor", "--models", "--comfyui", os.devnull]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 2

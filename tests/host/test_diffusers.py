@@ -1,4 +1,6 @@
-"""A ComfyUI whose Python has no diffusers, or one that is too new: what needs none runs, and the rest says what to install."""
+"""A ComfyUI whose Python has no diffusers, or a version that is too new: models that need it say what to install, all others
+run.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +31,24 @@ REMEDY = "run pip install -r requirements.txt in the pack's folder with ComfyUI'
 
 
 pytestmark = thorough
-"""They take a Python and a ComfyUI of their own; `test_versions` has who asks for diffusers."""
+"""These tests start a Python and a ComfyUI of their own; `test_versions` tests which code requests diffusers."""
 
 
 @pytest.fixture(scope="module", params=["", "0.43.0"], ids=["none", "too new"])
 def version(request: pytest.FixtureRequest) -> str:
-    """What of diffusers is installed."""
+    """Provide the installed version of diffusers."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def python(version: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ComfyUI's."""
+    """Provide ComfyUI's Python with this version of diffusers."""
     return python_with(tmp_path_factory.mktemp("python"), version)
 
 
 @pytest.fixture(scope="module")
 def server(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """A ComfyUI that has it, and models of each kind."""
+    """Start a ComfyUI with this Python, and models of each kind."""
     server = ComfyUI(os.environ["COMFYUI_PATH"], tmp_path_factory.mktemp("comfyui"), python=python)
     fill(server)
     save_families(server, "wan")
@@ -62,12 +64,12 @@ def server(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 
 def video() -> Graph:
-    """CogVideoX on two workers."""
+    """Return a graph of CogVideoX on two workers."""
     size = {"width": 80, "height": 48, "length": 5, "batch_size": 1}
     return family_graph("LoadParallelCogVideoX", "video", "video", node("EmptyHunyuanLatentVideo", **size))
 
 
-def test_comfyuis_own_models_run(server: ComfyUI) -> None:
+def test_comfyuis_own_models_run_without_diffusers(server: ComfyUI) -> None:
     latent_of = latents(server)
     flux, wan = ksampler_graph(NARROW, width=64, height=64, steps=2, cfg=2.0), graph_of("wan")
     assert relative_error(latent_of(parallel(flux)), latent_of(flux)) <= TOLERANCE
@@ -76,7 +78,7 @@ def test_comfyuis_own_models_run(server: ComfyUI) -> None:
     assert "diffusers" not in server.log.replace(str(server.base_dir), "")
 
 
-def test_the_loader_of_a_model_that_needs_it_says_what_to_install(server: ComfyUI, version: str) -> None:
+def test_the_loader_of_a_model_that_needs_diffusers_says_what_to_install(server: ComfyUI, version: str) -> None:
     picture = loading("picture.safetensors", "PixArt")
     for graph in (video(), picture, decoding("video-vae.safetensors")):
         run = server.queue(graph)
@@ -85,7 +87,7 @@ def test_the_loader_of_a_model_that_needs_it_says_what_to_install(server: ComfyU
         assert run.error.exception_message.strip() == said
 
 
-def test_the_doctor_warns_and_finds_nothing_else(python: Path, version: str) -> None:
+def test_the_doctor_warns_only_of_diffusers(python: Path, version: str) -> None:
     doctor = [python, "-m", "parallel_backend.doctor", "--json"]
     ran = subprocess.run(doctor, cwd=REPO, capture_output=True, text=True, timeout=300)
     found = {finding["name"]: finding for finding in json.loads(ran.stdout)}
@@ -95,7 +97,7 @@ def test_the_doctor_warns_and_finds_nothing_else(python: Path, version: str) -> 
     assert ran.returncode == 0
 
 
-def test_once_it_is_installed_the_running_workers_make_way_for_some_that_have_it(server: ComfyUI, python: Path) -> None:
+def test_after_diffusers_is_installed_new_workers_replace_the_running_ones(server: ComfyUI, python: Path) -> None:
     before = ksampler_graph(NARROW, width=64, height=64, steps=2, seed=99)
     latents(server)(parallel(before))
     install_diffusers(python)

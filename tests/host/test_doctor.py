@@ -1,4 +1,4 @@
-"""The doctor through ComfyUI."""
+"""The doctor's route in ComfyUI."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from scripts.comfyui import ComfyUI
 
 
 def ask(comfyui: ComfyUI, name: str) -> requests.Response:
-    """With this name in the Host header."""
+    """Request the doctor with this name in the Host header."""
     host = f"{name}:{urlsplit(comfyui.url).port}"
     return requests.get(f"{comfyui.url}/parallel/doctor", headers={"Host": host}, timeout=300)
 
 
-def test_the_route_answers_with_the_findings_of_one_run_to_all_who_ask_at_once(comfyui: ComfyUI):
+def test_simultaneous_requests_get_the_findings_of_one_doctor_run(comfyui: ComfyUI):
     names = ["127.0.0.1", "localhost", "[::1]", "10.1.2.3", socket.gethostname()]
     with ThreadPoolExecutor(len(names)) as pool:
         answers = list(pool.map(lambda name: ask(comfyui, name), names))
     assert [answer.status_code for answer in answers] == [200] * len(names)
-    assert len({answer.text for answer in answers}) == 1  # what is measured differs from run to run
+    assert len({answer.text for answer in answers}) == 1  # measured values differ from run to run
     findings = {finding["name"]: finding for finding in answers[0].json()}
     assert findings["torch"]["text"].startswith(torch.__version__.split("+")[0])
     assert findings["2 workers, cpu"]["status"] == "ok"
@@ -32,7 +32,7 @@ def test_the_route_answers_with_the_findings_of_one_run_to_all_who_ask_at_once(c
 
 
 @pytest.mark.parametrize("name", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "256.1.1.1"])
-def test_a_page_that_turned_its_own_name_to_this_machine_is_refused(comfyui: ComfyUI, name: str):
+def test_a_page_whose_own_name_resolves_to_this_machine_is_refused(comfyui: ComfyUI, name: str):
     answer = ask(comfyui, name)
     assert answer.status_code == 403
     assert answer.text.startswith(f"'{name}:")

@@ -1,4 +1,4 @@
-"""Cancel in a long run, workers that died while nobody looked, and ComfyUI's own end, however it comes."""
+"""Cancel in a long run, workers that were killed while idle, and ComfyUI's own end, in several ways."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tests.support.reliability import Ledger
 from tests.support.selection import thorough
 
 STEP = 5
-"""The step of a long run at which something happens to it."""
+"""Step of a long run at which a test disturbs it."""
 
 LEAVE_SECONDS = 5
-"""In which the workers are gone once ComfyUI is."""
+"""Seconds until the workers have ended after ComfyUI ends."""
 
 ENDS = {
     "SIGKILL": signal.SIGKILL,
     "Ctrl-C": signal.SIGINT,
     "an uncaught exception": signal.SIGUSR1,
 }
-"""How ComfyUI ends, and the signal that brings it about (tests/support/faulty.py)."""
+"""Ways in which ComfyUI ends, and the signal that causes each (tests/support/faulty.py)."""
 
 QUICK_END = ("in the middle", "SIGKILL")
-"""The others start ComfyUI again; by Ctrl-C the tests end each ComfyUI."""
+"""Case of the quick run. Each other case starts ComfyUI again; the tests end every ComfyUI by Ctrl-C anyway."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def server(faulty_comfyui: FaultyComfyUI) -> FaultyComfyUI:
 
 
 class Disturbed:
-    """A long run to which something happens at a step; it then took `seconds`, and `steps`, to end."""
+    """A long run that a test disturbs at a step. The run then took `seconds`, and `steps`, to end."""
 
     def __init__(self, server: FaultyComfyUI, graph: Graph, disturb: Callable[[], None]) -> None:
         happened: list[float] = []
@@ -68,7 +68,7 @@ def test_cancel_ends_the_run_within_about_a_step_and_the_workers_stay(server, se
     cancelled = Disturbed(server, server.long(**settings), server.interrupt)
     assert cancelled.run.status == "interrupted"
     soon = 1 + 3 * cancelled.step_seconds
-    assert cancelled.seconds <= soon or cancelled.steps <= 3  # a busy machine takes its time, but no more steps
+    assert cancelled.seconds <= soon or cancelled.steps <= 3  # a busy machine takes longer, but not more steps
     assert cancelled.seconds <= soon + BOUND
     assert server.workers() == before
     server.assert_right()
@@ -76,7 +76,7 @@ def test_cancel_ends_the_run_within_about_a_step_and_the_workers_stay(server, se
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=thorough)])
-def test_after_a_worker_was_killed_while_idle_the_next_prompt_just_works(server, rank):
+def test_after_an_idle_worker_was_killed_the_next_prompt_works(server, rank):
     before = server.with_workers()
     kill(before[rank])
     server.assert_right()
@@ -98,7 +98,9 @@ def test_when_comfyui_ends_its_workers_end(server: FaultyComfyUI, ledger: Ledger
     assert len(before) == 2
 
     def end() -> None:
-        """The exception stays without effect where asyncio runs a callback, which takes it."""
+        """Send the signal until ComfyUI ends: the exception has no effect while asyncio runs a callback, because asyncio
+        catches it.
+        """
         for _ in range(20):
             server.process.send_signal(ENDS[how])
             try:

@@ -1,4 +1,4 @@
-"""Faults of workers in a real ComfyUI: each ends the prompt in one error or in what was asked for, and the next prompt works."""
+"""Faults of workers in a real ComfyUI: each ends the prompt in one error or in its cancellation, and the next prompt works."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.reliability import Ledger
 from tests.support.selection import product, thorough
 
 MARGIN = 6
-"""Seconds from the end of patience to the error."""
+"""Seconds between the end of patience and the error."""
 
 SIGNALS = {signal.SIGKILL: "kill", signal.SIGSEGV: "segv", signal.SIGTERM: "term"}
 
@@ -30,7 +30,10 @@ def server(faulty_comfyui: FaultyComfyUI) -> FaultyComfyUI:
 
 
 def assert_failed(server: FaultyComfyUI, case: Case, said: str) -> float:
-    """The fault is one clear error, nothing is left, and the next prompt is right. Returns the seconds to the error."""
+    """Check that the fault gives one clear error and leaves nothing, and that the next prompt is right.
+
+    Return the seconds to the error.
+    """
     run, seconds = server.strike(case)
     assert run.status == "error"
     assert re.match(said, run.error.exception_message), run.error.exception_message
@@ -41,7 +44,7 @@ def assert_failed(server: FaultyComfyUI, case: Case, said: str) -> float:
 
 
 @pytest.mark.parametrize("death", deaths([2], quick=["connecting the workers", "sampling, last step", "decoding"]))
-def test_a_death_is_one_clear_error(server, ledger, death):
+def test_a_workers_death_gives_one_error_that_names_it(server, ledger, death):
     seconds = assert_failed(server, death, rf"{re.escape(death.worker)} {DEATHS[death.kind]} while {death.place}\. ")
     ledger.held("ComfyUI", f"a worker {DEATHS[death.kind]}", ERROR, seconds, BOUND)
 
@@ -51,7 +54,7 @@ def test_a_death_is_one_clear_error(server, ledger, death):
     [Case(2, 0, "sampling, last step", "stop"), pytest.param(Case(2, 1, "decoding", "stop"), marks=thorough)],
     ids=str,
 )
-def test_a_stopped_worker_is_named(server, ledger, case):
+def test_the_error_names_a_stopped_worker(server, ledger, case):
     said = rf"{re.escape(case.worker)} has not answered for \d+ s while {case.place}\. "
     seconds = assert_failed(server, case, said)
     patience = PATIENCE["silence"]
@@ -67,7 +70,7 @@ def test_a_stopped_worker_is_named(server, ledger, case):
     ],
     ids=str,
 )
-def test_a_worker_that_joins_no_collective_is_named(server, ledger, case):
+def test_the_error_names_a_worker_that_joins_no_collective(server, ledger, case):
     waited = re.escape(case.worker.lower())
     said = rf"No worker made progress for \d+ s; the others wait for {waited} while {case.place}\. "
     seconds = assert_failed(server, case, said)
@@ -76,8 +79,8 @@ def test_a_worker_that_joins_no_collective_is_named(server, ledger, case):
     ledger.held("ComfyUI", fault, ERROR, seconds, patience + MARGIN)
 
 
-def test_a_worker_out_of_memory_is_one_error_with_comfyuis_advice(server, ledger):
-    """Memory that is gone before is reckoned with in the plan; this is what goes while the workers compute."""
+def test_a_worker_out_of_memory_gives_one_error_with_comfyuis_advice(server, ledger):
+    """The memory runs out while the workers compute; the plan accounts for memory that is taken before."""
     said = r"Worker 1 of 2 \(cpu\) ran out of memory while sampling, step 1: it asked for .* free, and held .*\. (?s:.*)TIPS"
     seconds = assert_failed(server, Case(2, 1, "sampling, first step", "oom"), said)
     ledger.held("ComfyUI", "out of memory", ERROR, seconds, BOUND)
@@ -90,7 +93,7 @@ def test_a_worker_out_of_memory_is_one_error_with_comfyuis_advice(server, ledger
         for phase in PHASES
     ],
 )
-def test_cancel_in_every_phase_and_twice_in_a_row(server, ledger, phase):
+def test_cancel_works_in_every_phase_and_twice_in_a_row(server, ledger, phase):
     took = []
     for rank in (0, 1):
         prompt = server.begin(Case(2, rank, phase, "late"))
@@ -107,7 +110,7 @@ def test_cancel_in_every_phase_and_twice_in_a_row(server, ledger, phase):
 
 
 @product(rank=[0, 1], death=[("connecting the workers", "kill"), ("sampling, first step", "exit3")])
-def test_cancel_together_with_a_death(server, ledger, rank, death):
+def test_cancel_together_with_a_death_ends_the_run_and_the_next_one_works(server, ledger, rank, death):
     phase, kind = death
     prompt = server.begin(Case(2, rank, phase, kind))
     wait_until(server.fault.struck, 120)
@@ -119,8 +122,8 @@ def test_cancel_together_with_a_death(server, ledger, rank, death):
 
 
 @thorough
-def test_twenty_random_kills_each_with_a_prompt_after_it(server, ledger):
-    """Workers are killed from outside at a random step of a long run, or while they start."""
+def test_each_of_twenty_random_kills_gives_one_error_and_the_next_prompt_works(server, ledger):
+    """A signal from outside kills a worker at a random step of a long run, or while the workers start."""
     draw = random.Random(6)
     kill(*server.workers())
     for _ in range(20):
@@ -147,13 +150,13 @@ def test_twenty_random_kills_each_with_a_prompt_after_it(server, ledger):
         ledger.held("ComfyUI", "a worker is killed at random, twenty times in a row", ERROR, seconds, BOUND)
 
 
-@thorough  # tests/faults/test_machine.py has two backends side by side in the quick run
-def test_two_comfyuis_side_by_side(server: FaultyComfyUI, comfyui: ComfyUI, ledger: Ledger):
-    """A worker of one is killed while both are busy; the other's picture is as it is alone."""
+@thorough  # the quick run has two backends side by side in tests/faults/test_machine.py
+def test_a_killed_worker_does_not_affect_a_second_comfyui(server: FaultyComfyUI, comfyui: ComfyUI, ledger: Ledger):
+    """A worker of the first ComfyUI is killed while both are busy. The second one's picture equals its picture alone."""
     graph = parallel(ksampler_graph("tiny-schnell", width=128, height=128, steps=60, seed=61))
     alone = saved_latent(comfyui, comfyui.queue(graph).check())
     server.with_workers()
-    graph["plan"]["inputs"]["warmup_steps"] = 61  # makes no difference, but ComfyUI takes it for another job
+    graph["plan"]["inputs"]["warmup_steps"] = 61  # has no effect, but makes this a new job for ComfyUI
     theirs = comfyui.submit(graph)
     run, seconds = server.strike(Case(2, 0, "sampling, first step", "kill"))
     assert run.status == "error"

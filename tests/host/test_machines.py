@@ -1,4 +1,4 @@
-"""A real ComfyUI whose plan names workers that torchrun started: the same graphs, latents and pixels."""
+"""A real ComfyUI whose plan names workers that torchrun started gives the same latents and pixels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ START_SECONDS = 480
 
 @pytest.fixture(scope="module")
 def address(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
-    """A group of two ranks on the loopback interface, with model files in a folder of its own."""
+    """Start a group of two ranks on the loopback interface, with model files in a separate folder."""
     folder = tmp_path_factory.mktemp("elsewhere")
     vae = save_image_vae(comfyui.base_dir / "models" / "vae" / "elsewhere.safetensors")
     shutil.copy(vae, folder)
@@ -72,15 +72,17 @@ def address(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Itera
             agent.wait(60)
 
 
-def test_ksampler_on_workers_elsewhere_equals_ksampler(address: Address, latent_of: Callable[[Graph], Tensor]) -> None:
+def test_ksampler_on_workers_of_torchrun_equals_comfyuis(
+    address: Address, latent_of: Callable[[Graph], Tensor]
+) -> None:
     graph = ksampler_graph("tiny-dev", width=136, height=200, steps=3)
     assert relative_error(latent_of(parallel(graph, str(address), ulysses=2)), latent_of(graph)) <= TOLERANCE
 
 
-def test_pixels_come_from_elsewhere_too(
+def test_pixels_of_workers_of_torchrun_equal_comfyuis(
     comfyui: ComfyUI, address: Address, latent_of: Callable[[Graph], Tensor]
 ) -> None:
-    """There they cannot be handed over in shared memory."""
+    """These workers cannot pass pixels in shared memory."""
     latent = torch.randn(1, 16, 9, 7, generator=torch.Generator().manual_seed(1))
     save_file(
         {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}, comfyui.input_dir / "elsewhere.latent"

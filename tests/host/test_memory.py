@@ -1,4 +1,4 @@
-"""Memory shared with ComfyUI: /free at any time, models taking turns without growth, limits, and running out of it."""
+"""Memory shared with ComfyUI: /free at any time, models that take turns without growth, limits, and too little memory."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def job(model: str = MODELS[0], seed: int = 0, steps: int = 2) -> Graph:
 
 
 def held_after_release(server: ComfyUI, file: str, since: int) -> tuple[float, float]:
-    """MiB on devices and in host memory after the first release of a file in the log since a position.
+    """Return the MiB on devices and in host memory after a file's first release in the log since `since`.
 
-    By name: ComfyUI collects the models of an earlier graph when it likes, at most every ten seconds, and one of
-    another test may be released at any time.
+    The file is found by name. ComfyUI collects models of an earlier graph at any time, at most every ten seconds, and a model
+    of another test may be released at any time.
     """
 
     def released() -> list[tuple[str, str, str]]:
@@ -50,9 +50,9 @@ def held_after_release(server: ComfyUI, file: str, since: int) -> tuple[float, f
 
 
 def sample_with_nothing_else_on_devices(server: ComfyUI, graph: Graph) -> int:
-    """Sample, once the models of other tests have left the workers' devices; where the log was before.
+    """Sample after the models of other tests have left the workers' devices; return the log's length before the run.
 
-    What ComfyUI was asked to free before may still come behind the prompt.
+    An earlier request to free memory may still take effect after the prompt.
     """
     server.free()
     server.queue(parallel(graph), timeout=300).check()
@@ -64,7 +64,7 @@ def sample_with_nothing_else_on_devices(server: ComfyUI, graph: Graph) -> int:
 
 
 @pytest.mark.parametrize("flags", [{"cached": False}, {}], ids=["unload models", "free memory"])
-def test_free_while_idle_empties_the_devices_and_the_next_prompt_restores_it(comfyui, latent_of, flags):
+def test_free_while_idle_empties_the_devices_and_the_next_prompt_restores_the_model(comfyui, latent_of, flags):
     seed = 101 + len(flags)
     expected = latent_of(job(seed=seed))
     before = sample_with_nothing_else_on_devices(comfyui, job(seed=seed + 10))
@@ -122,7 +122,7 @@ def test_free_while_sampling_lets_the_prompt_finish_first(comfyui, latent_of):
 
 
 def both_models(prompt: int, **plan: float) -> Graph:
-    """A graph with both models, in which only the sampler of one has something new to do: they take turns."""
+    """Return a graph with both models, in which only one model's sampler has new work, so that the models take turns."""
     graph: Graph = {}
     for index, model in enumerate(MODELS):
         latest = prompt - (prompt - index) % 2
@@ -137,7 +137,7 @@ def one_model(prompt: int, **plan: float) -> Graph:
     return parallel(job(MODELS[prompt % 2], seed=200 + prompt, steps=1), **plan)
 
 
-@thorough  # in the quick run two models take turns in tests/engine/test_memory.py
+@thorough  # the quick run has two models that take turns in tests/engine/test_memory.py
 @pytest.mark.parametrize(
     ("graph", "limit", "moves"),
     [
@@ -148,10 +148,10 @@ def one_model(prompt: int, **plan: float) -> Graph:
     ids=["both resident", "one at a time", "each in its own graph"],
 )
 def test_two_models_take_turns_over_20_prompts_without_growth(comfyui, graph, limit, moves):
-    """One worker holds 71 and 40 MiB; the limit leaves each worker room for the larger and what it computes with."""
+    """One worker holds 71 and 40 MiB; the limit leaves each worker room for the larger model and its computation."""
     comfyui.queue(
         parallel(job(seed=199, steps=1), ulysses=2), timeout=300
-    ).check()  # neither is in the first graph's way
+    ).check()  # so that no model limits the first graph
     sizes: list[int] = []
     restored = 0
     for prompt in range(20):
@@ -199,14 +199,15 @@ def test_a_worker_with_too_little_free_memory_is_refused_before_it_computes(comf
     comfyui.queue(large, timeout=300).check()
 
 
-def test_comfyuis_models_leave_a_device_when_workers_need_its_room_and_only_then():
+def test_comfyuis_models_leave_a_device_only_when_workers_need_its_memory():
     comfy_on_path()
 
     def models_left(_: int) -> list[int]:
         import comfy.model_management as management
         from comfy.model_patcher import ModelPatcher
 
-        for name, path in (("pack", REPO), ("pack.nodes", REPO / "nodes")):  # without what they import: a whole ComfyUI
+        # without the packages' own imports, which need a whole ComfyUI
+        for name, path in (("pack", REPO), ("pack.nodes", REPO / "nodes")):
             sys.modules[name] = package = ModuleType(name)
             package.__path__ = [str(path)]
         free_devices = importlib.import_module("pack.nodes.memory.devices").free_devices
@@ -222,5 +223,5 @@ def test_comfyuis_models_leave_a_device_when_workers_need_its_room_and_only_then
             left.append(len(management.current_loaded_models))
         return left
 
-    # In a process of its own: torch keeps one operator of a name, and the pack's would be those of its second import.
+    # A separate process: torch accepts each operator name once, and this second import of the pack defines its operators again.
     assert run_ranks(1, models_left) == [[1, 0]]

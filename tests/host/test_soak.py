@@ -1,4 +1,4 @@
-"""A dozen prompts of the soak (benchmarks/soak.py): models, sizes, texts, samplers and plans at random, none fails."""
+"""A dozen prompts of the soak (benchmarks/soak.py) with random models, sizes, texts, samplers and plans: none fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.selection import thorough
 
 
 @thorough
-def test_prompts_at_random_end_in_pictures_and_leave_no_process_and_no_shared_memory(comfyui):
+def test_random_prompts_give_pictures_and_leave_no_process_and_no_shared_memory(comfyui):
     fill_families(comfyui)
     report = soak(comfyui, prompts=12, seed=1, most_workers=2)
     assert report.failures == []

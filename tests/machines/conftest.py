@@ -17,12 +17,12 @@ from tests.machines.network import Machines, obstacle
 from tests.support.tiny.flux import save_flux
 
 START_SECONDS = 480
-"""Two times torchrun and two ranks on two busy cores."""
+"""Seconds for two torchruns with two ranks each on two busy cores."""
 
 
 @pytest.fixture(scope="session")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    """The two, with the model `tiny-dev.safetensors` under another name on machine b; no workers yet."""
+    """Provide the two machines without workers; on machine b the model `tiny-dev.safetensors` has another name."""
     if (reason := obstacle()) is not None:
         warnings.warn(f"both machines are this one, on its loopback interface: {reason}", stacklevel=1)
     folder = tmp_path_factory.mktemp("machines")
@@ -42,7 +42,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 @pytest.fixture(scope="session")
 def oldest() -> str:
-    """A folder with the oldest supported diffusers, for PYTHONPATH."""
+    """Provide a folder with the oldest supported diffusers, for PYTHONPATH."""
     folder = os.environ.get("OLDEST_DIFFUSERS", "")
     if not Path(folder, "diffusers").is_dir():
         pytest.skip(
@@ -52,7 +52,7 @@ def oldest() -> str:
 
 
 def wait_for(machines: Machines) -> None:
-    """Until all ranks are there."""
+    """Wait until all ranks have connected."""
     try:
         ask(machines.address, START_SECONDS)
     except ValueError as error:

@@ -1,6 +1,7 @@
-"""Two machines for tests: network namespaces with a cable between them, host names of their own, and torchrun on each.
+"""Two machines for tests: network namespaces with a cable between them, separate host names, and torchrun on each.
 
-Where namespaces are not permitted the two are this machine twice, on the loopback interface."""
+If namespaces are not permitted, both machines are this one, on the loopback interface.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +21,19 @@ from scripts.comfyui import free_port
 
 REPO = Path(__file__).parents[2]
 HOST = "10.87.0.1"
-"""Machine a's address on the cable between the machines; this one reaches it over a cable of its own to machine a."""
+"""Machine a's address on the cable between the machines. This machine reaches it over a separate cable to machine a."""
 
 HERE = "10.87.1.254"
-"""This machine's address on that cable."""
+"""This machine's address on the separate cable."""
 
 
 def sh(*command: str) -> str:
-    """Run a command; its output."""
+    """Run a command and return its output."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def obstacle() -> str | None:
-    """Why there can be no namespaces here; None if there can."""
+    """Return the reason why network namespaces do not work here, or None if they work."""
     name = f"parallel-probe-{os.getpid()}"
     try:
         sh("ip", "netns", "add", name)
@@ -50,9 +51,9 @@ def obstacle() -> str | None:
 
 @dataclass
 class Machines:
-    """Machines a and b; inside `with` they exist, and workers run from `start` to `stop`.
+    """Machines a and b, which exist inside `with`. Workers run from `start` to `stop`.
 
-    `apart`: in namespaces. `names`: their host names. `here`: from where this process comes to them.
+    `apart` is true if the machines are namespaces. `names` are their host names. `here` is this process's address for them.
     """
 
     folder: Path
@@ -94,32 +95,32 @@ class Machines:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        for space in self.spaces if self.apart else ():  # the cables go with them
+        for space in self.spaces if self.apart else ():  # the cables disappear with the namespaces
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
 
     @property
     def models(self) -> tuple[Path, Path]:
-        """Each machine's folder of models."""
+        """Return each machine's folder of models."""
         return self.folder / "machine-a", self.folder / "machine-b"
 
     def cable(self, up: bool) -> None:
-        """Pull the cable between the machines out at b, or put it in again."""
+        """Pull the cable between the machines out at b, or plug it in again."""
         sh("ip", "-n", self.spaces[1], "link", "set", "cable", "up" if up else "down")
 
     def kill(self, rank: int) -> None:
-        """End a worker as the system does that runs out of memory."""
+        """Kill a worker as a system does that runs out of memory."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if str(self.secret) in process.cmdline() and process.environ().get("RANK") == str(rank):
                     process.kill()
 
     def start(self, packages: tuple[str, str] = ("", "")) -> None:
-        """Have torchrun start two workers on each machine, with folders ahead of all others on their PYTHONPATH."""
+        """Start two workers on each machine by torchrun, each machine with a folder at the start of its PYTHONPATH."""
         for node, folder in enumerate(packages):
             self.start_machine(node, folder)
 
     def start_machine(self, node: int, packages: str) -> None:
-        """The same on one of them."""
+        """Start two workers on one machine by torchrun."""
         models = self.models[node]
         models.mkdir(exist_ok=True)
         enter = ["ip", "netns", "exec", self.spaces[node], "unshare", "--uts", "sh", "-c"]
@@ -161,7 +162,7 @@ class Machines:
         self.agents.clear()
 
     def logs(self) -> str:
-        """What both agents and their workers printed."""
+        """Return the output of both agents and their workers."""
         return "\n".join(
             f"== {path.name}\n{path.read_text(errors='replace')}" for path in sorted(self.folder.glob("*.log"))
         )

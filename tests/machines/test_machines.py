@@ -35,7 +35,7 @@ from tests.support.selection import thorough
 from tests.support.tiny.flux import save_flux
 
 pytestmark = thorough
-"""In the quick run tests/wire/test_gateway.py has the listener."""
+"""The quick run tests the listener in tests/wire/test_gateway.py."""
 
 STEPS = 2
 BLOCKS = 4
@@ -45,7 +45,7 @@ WISHES = ({"pipefusion": 4}, {"pipefusion": 2, "ulysses": 2})
 
 @pytest.fixture(scope="module")
 def group(machines: Machines) -> Iterator[Machines]:
-    """Workers on both machines, two on each."""
+    """Start workers on both machines, two on each."""
     machines.start()
     wait_for(machines)
     yield machines
@@ -54,7 +54,7 @@ def group(machines: Machines) -> Iterator[Machines]:
 
 @pytest.fixture
 def run() -> Iterator[Runner]:
-    """A client of its own for each test."""
+    """Provide a separate client for each test."""
     runner = Runner(Backend())
     yield runner
     runner.close()
@@ -67,19 +67,19 @@ def job_of(machines: Machines, steps: int = STEPS, **size: int) -> Job:
 
 @pytest.fixture(scope="module")
 def large(machines: Machines) -> Job:
-    """A picture of 4096 image tokens, as 1024x1024 pixels have."""
+    """Provide a job of 4096 image tokens, as many as 1024x1024 pixels have."""
     return job_of(machines, height=128, width=128)
 
 
 @pytest.fixture(scope="module")
 def small(machines: Machines) -> Job:
-    """A small picture."""
+    """Provide a job of a small picture."""
     return job_of(machines, height=17, width=13)
 
 
 @pytest.fixture(scope="module")
 def endless(machines: Machines) -> Job:
-    """More steps than anyone waits for."""
+    """Provide a job with more steps than any test waits for."""
     return job_of(machines, 3000, height=17, width=13)
 
 
@@ -89,7 +89,7 @@ def references() -> dict[int, Tensor]:
 
 
 def reference(job: Job, known: dict[int, Tensor]) -> Tensor:
-    """By ComfyUI's own model and sampler in this process."""
+    """Return the latent by ComfyUI's own model and sampler in this process."""
     if job.height not in known:
         known[job.height] = simulate(
             load_file(job.path),
@@ -104,7 +104,7 @@ def reference(job: Job, known: dict[int, Tensor]) -> Tensor:
 
 
 def planned(machines: Machines, **requested_plan: int) -> ResolvedPlan:
-    """The plan for the group, as the nodes resolve it."""
+    """Return the plan for the group, as the nodes resolve it."""
     plan = ParallelPlan(devices=str(machines.address), warmup_steps=STEPS, **requested_plan)  # type: ignore[arg-type]
     return resolve(Backend().placed_on_devices(plan), 0, ModelLimits(2, 128, BLOCKS), Workload(1, False, 64))
 
@@ -120,7 +120,7 @@ def assert_right(run: Runner, job: Job, plan: ResolvedPlan, references: dict[int
 
 
 @pytest.mark.parametrize("requested_plan", WISHES, ids=str)
-def test_two_machines_give_the_result_of_comfyui(
+def test_two_machines_give_comfyuis_result(
     group: Machines, run: Runner, large: Job, references: dict[int, Tensor], requested_plan: dict[str, int]
 ) -> None:
     plan = planned(group, **requested_plan)
@@ -134,7 +134,7 @@ def test_two_machines_give_the_result_of_comfyui(
 
 @pytest.fixture
 def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Another secret file than the group's, which this process takes."""
+    """Set another secret file than the group's for this process."""
     path = tmp_path / "secret"
     path.touch(mode=0o600)
     path.write_text("not the secret of this group")
@@ -168,7 +168,7 @@ def connect(machines: Machines) -> socket.socket:
 
 
 def drained(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes; a reset is a close too."""
+    """Return all bytes until the other side closes the connection; a reset counts as a close."""
     data = b""
     with contextlib.suppress(ConnectionResetError):
         while piece := connection.recv(1 << 16):
@@ -185,14 +185,14 @@ def test_an_old_protocol_is_refused(group: Machines) -> None:
         assert proof == bytes(32)
 
 
-def test_frames_before_the_handshake_are_not_even_read(group: Machines) -> None:
+def test_frames_before_the_handshake_are_not_read(group: Machines) -> None:
     with connect(group) as connection:
         connection.sendall(encode(JoinRequest(1)) * 5)
         answer = drained(connection)[GREETING.size :]
         assert answer in (b"", RESULT.pack(HandshakeVerdict.WRONG_SECRET, 0, bytes(32)))
 
 
-def test_strangers_that_say_nothing_keep_nobody_out(
+def test_silent_strangers_do_not_block_a_client(
     group: Machines, plan: ResolvedPlan, run: Runner, small: Job, references: dict[int, Tensor]
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -207,7 +207,7 @@ def test_the_group_still_serves_the_right_client(
     assert_right(run, small, plan, references)
 
 
-def test_a_second_client_is_told_who_is_served(
+def test_a_second_client_is_refused_with_the_address_of_the_first(
     group: Machines, plan: ResolvedPlan, run: Runner, small: Job, references: dict[int, Tensor]
 ) -> None:
     assert_right(run, small, plan, references)
@@ -218,7 +218,7 @@ def test_a_second_client_is_told_who_is_served(
     assert_right(run, small, plan, references)
 
 
-# -- what goes wrong
+# -- failures
 
 
 def test_a_file_that_a_machine_lacks_is_named_with_the_machine(
@@ -242,7 +242,7 @@ def test_a_file_that_a_machine_lacks_is_named_with_the_machine(
     assert_right(run, small, plan, references)
 
 
-def test_data_that_raises_on_all_machines_fails_its_request_and_the_group_lives(
+def test_data_that_raises_on_all_machines_fails_only_its_request(
     group: Machines, run: Runner, small: Job, references: dict[int, Tensor]
 ) -> None:
     wait_for(group)
@@ -252,10 +252,10 @@ def test_data_that_raises_on_all_machines_fails_its_request_and_the_group_lives(
     assert_right(run, small, plan, references)
 
 
-def test_a_client_that_goes_away_leaves_the_group_to_the_next(
+def test_a_killed_client_leaves_the_group_to_the_next_client(
     plan: ResolvedPlan, small: Job, endless: Job, references: dict[int, Tensor]
 ) -> None:
-    """It is killed in the middle of a denoise."""
+    """The client is killed in the middle of a denoise."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -270,7 +270,7 @@ def test_a_client_that_goes_away_leaves_the_group_to_the_next(
     next_one.close()
 
 
-def test_a_killed_worker_is_named_and_torchrun_starts_the_group_anew(
+def test_a_killed_worker_is_named_and_torchrun_restarts_the_group(
     group: Machines, plan: ResolvedPlan, run: Runner, small: Job, endless: Job, references: dict[int, Tensor]
 ) -> None:
     seconds = disturbed(
@@ -285,7 +285,7 @@ def test_a_killed_worker_is_named_and_torchrun_starts_the_group_anew(
     assert_right(run, small, plan, references)
 
 
-def test_a_cable_pulled_out_is_one_clear_error_within_the_bound(
+def test_a_pulled_cable_gives_one_error_within_the_bound(
     group: Machines, plan: ResolvedPlan, run: Runner, small: Job, endless: Job, references: dict[int, Tensor]
 ) -> None:
     if not group.apart:
@@ -301,7 +301,7 @@ def test_a_cable_pulled_out_is_one_clear_error_within_the_bound(
 
 
 def disturbed(run: Runner, job: Job, plan: ResolvedPlan, disturb: Callable[[], None], message: str) -> float:
-    """Seconds from the moment that something happens to the workers, at a denoise's third step, to its error."""
+    """Disturb the workers at a denoise's third step, and return the seconds from then to the error."""
     happened: list[float] = []
     steps = itertools.count()
 
@@ -319,7 +319,7 @@ def disturbed(run: Runner, job: Job, plan: ResolvedPlan, disturb: Callable[[], N
 # -- versions
 
 
-def test_a_lost_machine_that_comes_back_with_another_diffusers_is_named_to_models_that_need_it(
+def test_a_lost_machine_that_returns_with_another_diffusers_is_named_to_models_that_need_it(
     group: Machines,
     plan: ResolvedPlan,
     run: Runner,
@@ -332,7 +332,7 @@ def test_a_lost_machine_that_comes_back_with_another_diffusers_is_named_to_model
     assert disturbed(run, endless, plan, lambda: group.lose_machine(1), message) <= 5
     group.start_machine(1, oldest)
     wait_for(group)
-    assert_right(run, small, plan, references)  # FLUX asks for no diffusers
+    assert_right(run, small, plan, references)  # FLUX needs no diffusers
     first, second = group.names
     message = (
         rf"^worker 2 on {second} has diffusers {oldest_version(oldest)} and worker 0 on {first} 0\.42\.\d: install"
@@ -344,7 +344,7 @@ def test_a_lost_machine_that_comes_back_with_another_diffusers_is_named_to_model
 
 @pytest.fixture(scope="module")
 def group_with_the_oldest(group: Machines, oldest: str) -> Machines:
-    """The same group, started anew with the oldest supported diffusers."""
+    """Restart the same group with the oldest supported diffusers."""
     group.stop()
     group.start((oldest, oldest))
     wait_for(group)
@@ -353,7 +353,7 @@ def group_with_the_oldest(group: Machines, oldest: str) -> Machines:
 
 
 @pytest.mark.parametrize("requested_plan", WISHES, ids=str)
-def test_the_oldest_diffusers_gives_the_same(
+def test_the_oldest_diffusers_gives_comfyuis_result(
     group_with_the_oldest: Machines,
     run: Runner,
     large: Job,

@@ -1,4 +1,4 @@
-"""A ComfyUI of which a model's class was changed by hand: proved, derived anew, or refused with the figure."""
+"""A ComfyUI with a changed model class: the class is proved, derived again, or refused with the measured error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
 
 pytestmark = thorough
-"""Each takes a ComfyUI of its own; what is found wrong, and what is kept and said, is in `tests/proof`."""
+"""These tests start a ComfyUI each; `tests/proof` tests which faults a proof finds, and the cache of its verdicts."""
 
 FILE = "comfy/ldm/wan/model.py"
 EDITS = {
@@ -47,16 +47,18 @@ READS_NEIGHBOURS = (
     "out = self.forward_orig(x, timestep, context, clip_fea=clip_fea, freqs=freqs, transformer_options=transformer_options, "
     "**kwargs)\n        return (out + 0.1 * (x.roll(1, -2) + x.roll(-1, -2)))[:, :, :t, :h, :w]",
 )
-"""After its blocks the model reads the rows of the latent above and below, of other patches too."""
+"""Edit after which the model reads, after its blocks, the latent's rows above and below, also those of other patches."""
 
 UNPROVED = (
     READS_NEIGHBOURS[0],
     "if float(timestep.max()) > 999: freqs = freqs + 0 * x.mean()\n        " + READS_NEIGHBOURS[0],
 )
-"""In its first step the model reads the latent before its blocks. Middle pipeline stages have no latent, so they compute NaN."""
+"""Edit after which the model, in its first step, reads the latent before its blocks. Middle pipeline stages have no latent, so
+they compute NaN.
+"""
 
 PATIENT = {"PARALLEL_DEADLINES": "proof=900"}
-"""For a child of low priority beside other tests."""
+"""Environment with a longer deadline, for a child process of low priority next to other tests."""
 
 DEADLINES = f"proof=900,derive={PATIENCE}"
 
@@ -74,8 +76,10 @@ WRONG = (
 )
 
 
-def test_a_changed_class_is_derived_anew(tmp_path: Path) -> None:
-    """Its head has come to mix tokens, and is none any more. What the plan lets run whole does meanwhile, and says why."""
+def test_a_class_with_a_changed_head_is_derived_again(tmp_path: Path) -> None:
+    """The changed head mixes tokens, so it is no head any more. Plans that allow it run the class unsharded meanwhile, with the
+    reason.
+    """
     with copied(tmp_path, FILE, *EDITS["its head"], **PATIENT | {"PARALLEL_DEADLINES": DEADLINES}) as server:
         stock = saved_latent(server, server.queue(plain(), timeout=600).check())
         told = []
@@ -90,8 +94,8 @@ def test_a_changed_class_is_derived_anew(tmp_path: Path) -> None:
         assert "which needs the whole picture at once" in said(server, spread(plain(), **PLANS[1]))
 
 
-def test_a_class_whose_blocks_do_something_new_is_derived_anew(tmp_path: Path) -> None:
-    """Workers would refuse them as they are declared."""
+def test_a_class_with_one_more_attention_in_its_blocks_is_derived_again(tmp_path: Path) -> None:
+    """With the written declaration, the workers would refuse these blocks."""
     with copied(tmp_path, FILE, *EDITS["one more attention"], **PATIENT | {"PARALLEL_DEADLINES": DEADLINES}) as server:
         stock = saved_latent(server, server.queue(plain(), timeout=600).check())
         for plan in PLANS:
@@ -105,8 +109,8 @@ def test_a_class_whose_blocks_do_something_new_is_derived_anew(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("edit", ["a block", "its attention call"])
-def test_a_changed_class_that_is_not_derived_is_refused_with_the_figure(edit: str, tmp_path: Path) -> None:
-    """Before a worker has read a weight; ComfyUI's own loader goes on."""
+def test_a_changed_class_that_cannot_be_derived_is_refused_with_the_error(edit: str, tmp_path: Path) -> None:
+    """The refusal comes before a worker reads a weight; ComfyUI's own loader still works."""
     with copied(tmp_path, FILE, *EDITS[edit], **PATIENT) as server:
         server.queue(plain(), timeout=600).check()
         for strict in (True, False):
@@ -117,12 +121,14 @@ def test_a_changed_class_that_is_not_derived_is_refused_with_the_figure(edit: st
             assert "the workers loaded" not in log
         print(edit, run.error.exception_message)
         assert re.search(WRONG, said(server, spread(plain(), **PLANS[1])))
-        if edit == "a block":  # what is changed makes no difference to a forward that is ComfyUI's own
+        if edit == "a block":  # this change has no effect on ComfyUI's own forward
             assert_whole_on_one(server)
 
 
 def assert_whole_on_one(server: ComfyUI) -> None:
-    """One worker runs the class as it is, and says so: in the loop, one model call at a time, and without some of its blocks."""
+    """Check that one worker runs the class unsharded with a message: in the loop, one model call at a time, and with skipped
+    blocks.
+    """
     skipping = insert_after_model(plain(), "SkipLayerGuidanceDiT", **SKIPPING)
     for graph, strict in ((plain(), True), (step_by_step(plain()), False), (skipping, False)):
         stock = saved_latent(server, server.queue(graph, timeout=600).check())
@@ -132,7 +138,7 @@ def assert_whole_on_one(server: ComfyUI) -> None:
         assert any("WAN21_T2V runs whole on one device: ComfyUI " in text.text for text in run.texts)
 
 
-def test_a_class_that_does_the_same_is_checked_once_and_has_its_own_picture(tmp_path: Path) -> None:
+def test_an_equivalent_class_is_checked_once_and_gives_its_own_picture(tmp_path: Path) -> None:
     before, after = EDITS["a block"][0], "        x = x * 1.0  # as before\n        # cross-attention & ffn\n"
     with copied(tmp_path, FILE, before, after, **PATIENT) as server:
         told, counts = [], []
@@ -147,7 +153,7 @@ def test_a_class_that_does_the_same_is_checked_once_and_has_its_own_picture(tmp_
         assert counts == [2, 2], "one verdict on the class's own call, and one on the graph's"
 
 
-def test_of_a_tested_comfyui_nothing_runs(tmp_path: Path) -> None:
+def test_a_tested_comfyui_needs_no_check(tmp_path: Path) -> None:
     with copied(tmp_path, "README.md", "ComfyUI", "ComfyUI", **PATIENT) as server:
         run, log = queue_logged(server, spread(plain(), **PLANS[0]), timeout=600)
         run.check()
@@ -155,8 +161,8 @@ def test_of_a_tested_comfyui_nothing_runs(tmp_path: Path) -> None:
         assert EQUAL not in log and verdicts(tmp_path) == []
 
 
-def test_patches_see_the_latent_after_the_blocks_as_one_rank_does(tmp_path: Path) -> None:
-    """The last stage has the whole latent, with the patches before this one as they are after this step's update."""
+def test_patches_see_the_same_latent_after_the_blocks_as_on_one_rank(tmp_path: Path) -> None:
+    """The last stage has the whole latent, in which this step's update has already changed the patches before the current one."""
     with copied(tmp_path, FILE, *READS_NEIGHBOURS, **PATIENT) as server:
         stock = saved_latent(server, server.queue(plain(), timeout=600).check())
 

@@ -1,4 +1,4 @@
-"""A ComfyUI of which one function was changed by hand: its own picture, or a refusal that names the function."""
+"""A ComfyUI with one changed function: its own picture, or a refusal that names the function."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.selection import thorough
 from tests.support.tiny.models import draw
 
 pytestmark = thorough
-"""Each takes a ComfyUI of its own; that changes are seen, and by which digest, is in `tests/content`."""
+"""These tests start a ComfyUI each; `tests/content` tests that changes are found, and by which digest."""
 
 OTHER = "which gives another result than the workers' where both were tried"
 LAYER = "blocks.0.self_attn.q"
@@ -42,9 +42,10 @@ def with_lora() -> Graph:
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of a file of ComfyUI's.
+    """A change of one of ComfyUI's files.
 
-    `graph` is what it changes the picture of, `function` what a run says of it: empty where the workers follow it.
+    The change affects the picture of `graph`. A run's message names `function`, which is empty if the workers run the change
+    too.
     """
 
     file: str
@@ -94,8 +95,8 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Co
 
 
 @pytest.mark.parametrize("changed", EDITS, indirect=True)
-def test_a_changed_function(changed: tuple[ComfyUI, Edit]) -> None:
-    """The picture is that ComfyUI's own; what depends on the function goes one call at a time, and nothing else does."""
+def test_a_changed_function_gives_comfyuis_own_picture(changed: tuple[ComfyUI, Edit]) -> None:
+    """The picture is that ComfyUI's own. Only graphs that depend on the function run one model call at a time."""
     server, edit = changed
     graph = edit.graph()
     stock = saved_latent(server, server.queue(graph, timeout=600).check())
@@ -116,7 +117,7 @@ def test_a_changed_function(changed: tuple[ComfyUI, Edit]) -> None:
     stages = spread(graph, **PLANS[1], strict=False)
     message = said(server, stages)
     assert way in message and "choose pipefusion 1 in Parallel Plan" in message
-    if edit.graph is not plain:  # what does not depend on it runs as ever
+    if edit.graph is not plain:  # a graph that does not depend on the function runs in the loop
         other, log = queue_logged(server, spread(plain(), **PLANS[0]), timeout=600)
         other.check()
         assert ways(log) == ["loop"]
@@ -139,7 +140,7 @@ def test_a_changed_adapter_is_refused(tmp_path: Path) -> None:
         assert ways(log) == ["loop"]
 
 
-def test_what_is_only_written_otherwise_is_tried_once_and_trusted(tmp_path: Path) -> None:
+def test_an_equivalent_function_is_tried_once_and_trusted(tmp_path: Path) -> None:
     before, after = (
         "uncond_pred + (cond_pred - uncond_pred) * cond_scale",
         "uncond_pred + cond_scale * (cond_pred - uncond_pred)",

@@ -1,6 +1,6 @@
-"""Nodes that only newer ComfyUIs have, each on a model that reads what it sets: equal to ComfyUI's, or refused by name.
+"""Nodes that only newer ComfyUIs have, each on a model that reads its values: equal to ComfyUI's, or refused by name.
 
-Which of them, the page says. Of videos with sound both latents are compared.
+The page lists the outcome of each. For videos with sound, the tests compare both latents.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def on_the_model(kind: str, **inputs: Any) -> Callable[[Graph], Graph]:
-    """A node between LTX-2 and its sampler."""
+    """Return a function that inserts a node between LTX-2 and its sampler."""
     return lambda graph: insert_after_model(graph, kind, start_percent=0.0, end_percent=1.0, **inputs)
 
 
 def by_a_guider(kind: str, **inputs: Any) -> Callable[[Graph], Graph]:
-    """The same job by SamplerCustomAdvanced, with a guider."""
+    """Return a function that replaces the sampler by SamplerCustomAdvanced with a guider."""
 
     def changed(graph: Graph) -> Graph:
         given = graph["sampler"]["inputs"]
@@ -62,7 +62,7 @@ def by_a_guider(kind: str, **inputs: Any) -> Callable[[Graph], Graph]:
 
 
 def with_a_guide(graph: Graph) -> Graph:
-    """A picture at a frame in MiniMax-H3's video."""
+    """Add a picture at a frame of MiniMax-H3's video."""
     parts = {name: each for name, each in shown("last frame", steps=2).items() if name in ("encoders", "picture")}
     links = {"positive": ["positive", 0], "latent": ["latent", 0], "vae": ["encoders", 1], "image": ["picture", 0]}
     sampler = node("KSampler", **graph["sampler"]["inputs"] | {"positive": ["guided", 0]})
@@ -75,7 +75,7 @@ TRIED: Mapping[str, tuple[str, Callable[[Graph], Graph]]] = {
     "LTXVDualCFGGuider": ("ltxav", by_a_guider("LTXVDualCFGGuider", video_cfg=3.0, audio_cfg=2.0)),
     "MiniMaxH3AddGuide": ("minimax", with_a_guide),
 }
-"""Each with its model, and what puts it into that model's graph."""
+"""By node: its model, and the function that inserts the node into that model's graph."""
 
 
 def both(server: ComfyUI, run: QueuedRun) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,9 @@ def both(server: ComfyUI, run: QueuedRun) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("plan", SPLITS.values(), ids=SPLITS)
 @pytest.mark.parametrize("kind", TRIED)
-def test_a_newer_node_on_a_model_that_reads_it(kind: str, plan: dict[str, Any], comfyui: ComfyUI) -> None:
+def test_a_newer_node_on_a_model_that_reads_it_gives_the_listed_outcome(
+    kind: str, plan: dict[str, Any], comfyui: ComfyUI
+) -> None:
     only_in_newer(kind, bool(comfyui.object_info(kind)))
     name, put = TRIED[kind]
     plain = sound_graph(name, steps=2)
@@ -101,8 +103,8 @@ def test_a_newer_node_on_a_model_that_reads_it(kind: str, plan: dict[str, Any], 
     assert outcome == ("in the loop" if ways(log) == ["loop"] else "one call")
 
 
-def test_a_shift_that_minimax_h3_may_not_take(comfyui: ComfyUI) -> None:
-    """From ComfyUI 0.32 on its own model fails with this node; then so does a parallel one."""
+def test_a_shift_of_minimax_h3_gives_comfyuis_latents_or_its_error(comfyui: ComfyUI) -> None:
+    """From ComfyUI 0.32 on, its own model fails with this node; then a parallel model fails too."""
     graph = insert_after_model(sound_graph("minimax", steps=2), "ModelSamplingSD3", shift=9.0)
     own, stock = comfyui.queue(spread(graph, strict=False)), comfyui.queue(graph)
     if stock.error is None:

@@ -1,4 +1,4 @@
-"""A ComfyUI whose classes write into their diffusion model before a run, as Qwen-Image 2.1's does: the workers do the same."""
+"""A ComfyUI whose classes write into their diffusion model before a run, as Qwen-Image 2.1's does: the workers write the same."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def unet() -> Graph:
 
 
 @pytest.mark.parametrize("plan", WHOLE)
-def test_a_model_that_runs_whole_is_told_of_its_run(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
+def test_an_unsharded_model_gets_its_class_writes(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
     run, log = queue_logged(comfyui, spread(unet(), **WHOLE[plan]))
     error = relative_error(saved_latent(comfyui, run.check()), latent_of(unet()))
     print(plan, f"{error:.1e}")
@@ -124,19 +124,19 @@ def test_a_model_that_runs_whole_is_told_of_its_run(comfyui: ComfyUI, latent_of:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_model_that_is_spread_is_told_of_its_run(latent_of: LatentOf, plan: dict[str, Any]) -> None:
+def test_a_sequence_parallel_model_gets_its_class_writes(latent_of: LatentOf, plan: dict[str, Any]) -> None:
     error = relative_error(latent_of(spread(graph_of("wan"), **plan)), latent_of(graph_of("wan")))
     print(plan, f"{error:.1e}")
     assert error <= TOLERANCE
 
 
-def test_one_model_call_at_a_time_is_told_of_its_run(latent_of: LatentOf) -> None:
+def test_a_model_gets_its_class_writes_one_model_call_at_a_time(latent_of: LatentOf) -> None:
     graph = step_by_step(unet())
     assert relative_error(latent_of(spread(graph, "cpu:1", strict=False)), latent_of(graph)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("how", ["the attribute", "its method", "another value", "another attribute"])
-def test_what_another_pack_writes_is_refused(comfyui: ComfyUI, latent_of: LatentOf, how: str) -> None:
+def test_writes_of_another_pack_are_refused(comfyui: ComfyUI, latent_of: LatentOf, how: str) -> None:
     graph = insert_after_model(unet(), "StandInWrites", how=how)
     name = "prefix_cache" if how == "another attribute" else "prefix_cache_enabled"
     assert f"Changing diffusion_model.{name} cannot be done" in refused(comfyui, spread(graph, "cpu:1"))

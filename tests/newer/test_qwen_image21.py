@@ -1,4 +1,4 @@
-"""Qwen-Image 2.1, from ComfyUI 0.37: its class keeps keys and values of text and references for the time of a run."""
+"""Qwen-Image 2.1, from ComfyUI 0.37: its class caches keys and values of text and references during a run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ NODE_CLASS_MAPPINGS["StandInFunControl"] = StandInFunControl
 
 @pytest.fixture(scope="module")
 def comfyui(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """A copy of ComfyUI that reads the model's sizes from the file; skips if this ComfyUI has no Qwen-Image 2.1."""
+    """Start a copy of ComfyUI that reads the model's sizes from the file; skip if this ComfyUI has no Qwen-Image 2.1."""
     only_in_newer(CACHE, bool(comfyui.object_info(CACHE)))
     code = {"comfy/model_detection.py": SIZES, "nodes.py": CONTROL}
     server = copied(tmp_path_factory.mktemp("qwen-image21"), code)
@@ -93,7 +93,7 @@ def cached(cache: str, references: bool) -> Graph:
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("references", [False, True], ids=["text alone", "two references"])
 @pytest.mark.parametrize("cache", CACHES)
-def test_a_split_gives_the_stock_result(
+def test_every_split_gives_the_stock_result(
     cache: str, references: bool, split: str, comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
     graph = cached(cache, references)
@@ -110,13 +110,13 @@ def test_a_split_gives_the_stock_result(
         assert relative_error(latent_of(graph), latent_of(cached(cache, references=False))) > DIFFERENT
 
 
-def test_one_model_call_at_a_time(latent_of: LatentOf) -> None:
+def test_one_model_call_at_a_time_gives_the_stock_result(latent_of: LatentOf) -> None:
     graph = step_by_step(cached("as the class has it", references=True))
     assert relative_error(latent_of(spread(graph, "cpu:1", strict=False)), latent_of(graph)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("place", ["single_block", "post_input"])
-def test_a_network_that_patches_its_blocks_is_refused_by_name(place: str, comfyui: ComfyUI) -> None:
+def test_a_network_that_patches_the_blocks_is_refused_by_name(place: str, comfyui: ComfyUI) -> None:
     graph = insert_after_model(cached("as the class has it", references=False), "StandInFunControl", place=place)
     comfyui.queue(graph).check()
     message = refused(comfyui, spread(graph, cfg=1, ulysses=2))
@@ -137,7 +137,7 @@ def test_pipefusion_gives_the_stock_result_while_all_steps_warm_up(
     assert ways(log) == ["loop"]
 
 
-def test_stale_patches_depend_on_patches_and_warmup_alone(latent_of: LatentOf) -> None:
+def test_stale_patches_depend_only_on_patches_and_warmup(latent_of: LatentOf) -> None:
     assert_stale_patches_depend_on_patches_and_warmup_alone(latent_of, cached("as the class has it", references=True))
 
 

@@ -1,6 +1,6 @@
-"""What newer versions of ComfyUI do, in a copy of the one at hand with stand-ins behind some of its files.
+"""Behaviours of newer versions of ComfyUI, in a copy of the installed one with stand-ins appended to some of its files.
 
-Each behaves as is said of a version that is not at hand; the stock loader and the workers use the same copy.
+Each stand-in behaves as the version in its comment. The stock loader and the workers use the same copy.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tests.support.latents import latents, relative_error, saved_latent
 from tests.support.selection import thorough
 
 pytestmark = thorough
-"""It takes a ComfyUI of its own; what the workers do of this is in `models/test_newer`."""
+"""These tests start a ComfyUI of their own; `models/test_newer` tests the workers' half in the quick run."""
 
 STAND_INS: Mapping[str, str] = {
-    # 0.35's cfgpp_ud10_ab: CFG++ without the name, which asks its hook whether there was a negative
+    # 0.35's cfgpp_ud10_ab: CFG++ without the name, which reads in its hook if there was a negative
     "comfy/k_diffusion/sampling.py": """
 
 
@@ -66,7 +66,7 @@ for _names in (KSAMPLER_NAMES, SAMPLER_NAMES):
     if "plus_plus" not in _names:
         _names.append("plus_plus")
 """,
-    # 0.33's SamplerER_SDE always gives a function
+    # 0.33's SamplerER_SDE always passes a function
     "comfy_extras/nodes_custom_sampler.py": """
 
 
@@ -81,7 +81,7 @@ class SamplerER_SDE(SamplerER_SDE):
 
     get_sampler = execute
 """,
-    # 0.34's MiniMax-H3 shows what is outside a mask with some of the noise
+    # 0.34's MiniMax-H3 mixes some of the noise into the latent outside a mask
     "comfy/model_base.py": """
 
 
@@ -91,7 +91,7 @@ def _shown(self, sigma, noise, latent_image, **kwargs):
 
 MiniMaxH3.scale_latent_inpaint = _shown
 """,
-    # 0.33's LTX-2 reads a set among its options
+    # 0.33's LTX-2 reads a set from its options
     "comfy/ldm/wan/model.py": """
 
 
@@ -150,7 +150,7 @@ class StandInLoop:
 NODE_CLASS_MAPPINGS.update({"StandInOptions": StandInOptions, "StandInLoop": StandInLoop})
 ''',
 }
-"""What is added behind files of the copy."""
+"""Code to append to files of the copy."""
 
 SPLITS = [PLANS[0], {"devices": "cpu:2", "cfg": 2}]
 
@@ -179,7 +179,7 @@ def latent_of(comfyui: ComfyUI) -> LatentOf:
 
 @pytest.mark.parametrize("cfg", [2.5, 1.0])
 @pytest.mark.parametrize("plan", SPLITS)
-def test_a_sampler_is_cfg_plus_plus_by_what_it_asks_for(
+def test_a_sampler_is_known_as_cfg_plus_plus_by_its_hook(
     comfyui: ComfyUI, latent_of: LatentOf, plan: dict[str, Any], cfg: float
 ) -> None:
     graph = graph_of("wan", sampler_name="plus_plus", cfg=cfg)
@@ -191,9 +191,7 @@ def test_a_sampler_is_cfg_plus_plus_by_what_it_asks_for(
 
 
 @pytest.mark.parametrize("eta", [1.0, 0.4])
-def test_a_function_that_a_sampler_node_gives_goes_to_the_workers(
-    comfyui: ComfyUI, latent_of: LatentOf, eta: float
-) -> None:
+def test_a_sampler_nodes_function_runs_in_the_workers(comfyui: ComfyUI, latent_of: LatentOf, eta: float) -> None:
     plain = graph_of("wan")
     given = plain["sampler"]["inputs"]
     graph = plain | {
@@ -214,7 +212,7 @@ def test_a_function_that_a_sampler_node_gives_goes_to_the_workers(
 
 
 @pytest.mark.parametrize("plan", SPLITS)
-def test_an_option_that_is_a_set_arrives(latent_of: LatentOf, plan: dict[str, Any]) -> None:
+def test_an_option_that_is_a_set_reaches_the_workers(latent_of: LatentOf, plan: dict[str, Any]) -> None:
     plain = graph_of("wan")
     graph = insert_after_model(plain, "StandInOptions", name="halved_blocks", blocks="1,29")
     stock = latent_of(graph)
@@ -228,13 +226,13 @@ def test_an_option_that_the_model_reads_and_that_cannot_be_sent_is_refused(comfy
     assert "the option doubled_by (a object) cannot be applied to a parallel MODEL" in message
 
 
-def test_an_option_that_no_model_reads_stays_behind(latent_of: LatentOf) -> None:
+def test_an_option_that_no_model_reads_is_not_sent(latent_of: LatentOf) -> None:
     plain = graph_of("wan")
     graph = insert_after_model(plain, "StandInOptions", name="of_another_pack", blocks="")
     assert relative_error(latent_of(spread(graph, **PLANS[0])), latent_of(plain)) <= TOLERANCE
 
 
-def test_a_mask_of_a_class_that_shows_noise_is_as_comfyui_has_it(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_mask_of_a_class_that_mixes_in_noise_gives_the_stock_latent(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     plain = graph_of("minimax", steps=2) | {
         "video": node("LoadLatent", latent="kept-video.latent"),
         "sound": node("LoadLatent", latent="kept-sound.latent"),
@@ -258,10 +256,12 @@ def test_a_mask_of_a_class_that_shows_noise_is_as_comfyui_has_it(comfyui: ComfyU
         ("LTXVModalityGuidance", {"modality_scale": 3.0}),
     ],
 )
-def test_guidance_of_ltx_2(
+def test_guidance_of_ltx_2_gives_the_stock_latent(
     comfyui: ComfyUI, latent_of: LatentOf, guidance: str, given: dict[str, Any], plan: dict[str, Any]
 ) -> None:
-    """It runs the model once more a step, with an option of its own: a set of blocks, or one that turns attentions off."""
+    """The guidance runs the model a second time in each step, with an option: a set of blocks, or a switch that disables
+    attentions.
+    """
     if not comfyui.object_info(guidance):
         pytest.skip(f"this ComfyUI has no {guidance}")
     plain = graph_of("ltxav", steps=2) | {
@@ -276,7 +276,7 @@ def test_guidance_of_ltx_2(
     assert relative_error(latent_of(spread(graph, **plan, strict=False)), stock) <= TOLERANCE
 
 
-def test_a_run_in_a_loop_is_told_on_the_loop(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_run_in_a_loop_is_reported_on_the_loops_node(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     plain = graph_of("wan")
     graph = spread(plain, **PLANS[0])
     links = {name: graph["sampler"]["inputs"][name] for name in ("model", "positive", "negative", "latent_image")}

@@ -23,7 +23,9 @@ STAGES = ("Trellis2ShapeStage", "Trellis2UpsampleStage", "Trellis2TextureStage")
 
 @pytest.fixture(scope="module")
 def comfyui(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """A copy that reads the class's sizes from the file, with the model and its prompts; `comfyui` says whether there is one."""
+    """Start a copy of ComfyUI that reads the class's sizes from the file, with the model and its prompts; skip without the
+    class.
+    """
     only_in_newer(STAGES[0], bool(comfyui.object_info(STAGES[0])))
     server = sized_copy(tmp_path_factory.mktemp("trellis2"))
     save_families(server, NAME)
@@ -39,7 +41,10 @@ def latent_of(comfyui: ComfyUI) -> LatentOf:
 
 
 def staged(stages: tuple[str, ...], batch: int = 1, cfg: float = 2.5) -> Graph:
-    """A sampler for each stage, by the stock loader; without any, for the structure. The last one is "sampler"."""
+    """Return a graph with a sampler for each stage, by the stock loader; without stages, a graph for the structure.
+
+    The last sampler is "sampler".
+    """
     settings = {"sampler_name": "euler", "scheduler": "simple", "seed": 7, "steps": 2, "cfg": cfg, "denoise": 1.0}
     graph: Graph = {
         "model": node("UNETLoader", unet_name=f"{NAME}.safetensors", weight_dtype="default"),
@@ -68,7 +73,9 @@ def staged(stages: tuple[str, ...], batch: int = 1, cfg: float = 2.5) -> Graph:
 
 
 @pytest.mark.parametrize("stages", [(), STAGES[:1], STAGES[:2], (STAGES[0], STAGES[2])], ids="-".join)
-def test_a_stage_under_cfg_2(stages: tuple[str, ...], comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_stages_under_cfg_2_give_the_stock_result(
+    stages: tuple[str, ...], comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
     graph = staged(stages)
     stock = latent_of(graph)
     run, log = queue_logged(comfyui, spread(graph, cfg=2))
@@ -79,8 +86,8 @@ def test_a_stage_under_cfg_2(stages: tuple[str, ...], comfyui: ComfyUI, latent_o
         assert newer_nodes()[stages[-1]] == "in the loop"
 
 
-def test_shapes_of_a_batch(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """Their voxels are one list, so that a rank has all of them."""
+def test_shapes_of_a_batch_give_the_stock_result_without_data_ranks(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+    """The voxels of a batch are one list, so each rank has all of them."""
     graph = staged(STAGES[:1], batch=2)
     assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
     assert refused(comfyui, spread(graph, data=2)).startswith("data 2 is more than the batch of 1")

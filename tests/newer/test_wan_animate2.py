@@ -50,7 +50,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 
 def animated(**settings: Any) -> Graph:
-    """A character that moves as a video does."""
+    """Return a graph of a character that moves as a video does."""
     size = {"width": 80, "height": 64}
     graph = graph_of("wan_animate2", steps=2) | {
         "vae": node("VAELoader", vae_name="animate2.safetensors"),
@@ -80,7 +80,7 @@ def animated(**settings: Any) -> Graph:
 
 
 def assert_stock(comfyui: ComfyUI, latent_of: LatentOf, graph: Graph, **plan: Any) -> None:
-    """A plan gives ComfyUI's own latent, in the workers' loop."""
+    """Check that a plan gives ComfyUI's own latent, in the workers' loop."""
     run, log = queue_logged(comfyui, spread(graph, strict=False, **plan))
     error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
     print(plan, f"{error:.1e}")
@@ -89,20 +89,22 @@ def assert_stock(comfyui: ComfyUI, latent_of: LatentOf, graph: Graph, **plan: An
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_split_gives_the_stock_result(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_every_split_gives_the_stock_result(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
     assert_stock(comfyui, latent_of, animated(), **SPLITS[split])
     assert newer_nodes()[NODE] == "in the loop"
 
 
 @pytest.mark.parametrize("split", ["ulysses 2, streamed", "ring 3, sharded"])
 @pytest.mark.parametrize("settings", [name for name in SETTINGS if name != "plain"])
-def test_what_its_node_takes(settings: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_the_nodes_settings_give_the_stock_result(
+    settings: str, split: str, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
     graph = animated(**SETTINGS[settings])
     assert relative_error(latent_of(graph), latent_of(animated())) > DIFFERENT
     assert_stock(comfyui, latent_of, graph, **SPLITS[split])
 
 
-def test_a_lora(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_lora_gives_the_stock_result(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     graph = with_lora(animated(), "wan_animate2", 0.8)
     assert relative_error(latent_of(graph), latent_of(animated())) > DIFFERENT
     assert_stock(comfyui, latent_of, graph, **SPLITS["ring 3, sharded"])
@@ -129,10 +131,13 @@ def test_a_latent_of_another_length_is_refused_with_the_numbers(comfyui: ComfyUI
         *[("int4", split) for split in ("one", "ring 3, sharded")],
     ],
 )
-def test_its_cache_of_poses(kept: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """In int4 they are rounded, token by token, as in ComfyUI's own run.
+def test_the_cache_of_poses_gives_the_stock_result(
+    kept: str, split: str, comfyui: ComfyUI, latent_of: LatentOf
+) -> None:
+    """In int4 the poses are rounded token by token, as in ComfyUI's own run.
 
-    But with cfg 2: the first forward of all has what is not rounded yet, and there each side has a first one.
+    No case has int4 with cfg 2: the first forward of all uses poses before their rounding, and with cfg 2 each branch has a
+    first forward.
     """
     graph = insert_after_model(animated(), CACHE, device="cpu", dtype=kept)
     apart = relative_error(latent_of(graph), latent_of(animated()))
@@ -147,7 +152,7 @@ def test_another_packs_cache_is_refused(comfyui: ComfyUI) -> None:
     assert refused("animate2_cache", comfyui.queue(spread(graph, cfg=1, ulysses=2)))
 
 
-def test_its_blocks_are_not_compiled_which_is_said(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_blocks_are_not_compiled_and_the_log_gives_the_reason(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     graph = animated()
     run, log = queue_logged(comfyui, spread(graph, strict=False, cfg=1, ulysses=2, compile="on"))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE

@@ -1,4 +1,4 @@
-"""What a parallel MODEL cannot do is refused by name, in one sentence that ends with a way out; nothing is ignored."""
+"""Inputs that a parallel MODEL does not support are refused by name, in one sentence that ends with a remedy; none is ignored."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ from tests.support.tiny.formats import save_diffusers
 
 @pytest.fixture(scope="module")
 def assert_still_right(comfyui: ComfyUI) -> Callable[[], None]:
-    """Asserts that an ordinary prompt gives the right latent."""
+    """Provide a function that asserts that an ordinary prompt gives the right latent."""
     graph, turns = small(), itertools.count(1)
     expected = saved_latent(comfyui, comfyui.queue(graph).check())
 
     def check() -> None:
-        # It makes no difference without PipeFusion, and keeps ComfyUI from taking the result of the run before.
+        # Without PipeFusion the number has no effect; a new one keeps ComfyUI from reusing the result of the run before.
         run = comfyui.queue(parallel(graph, warmup_steps=next(turns)), timeout=300).check()
         assert relative_error(saved_latent(comfyui, run), expected) <= 1e-5
 
@@ -62,7 +62,7 @@ def assert_still_right(comfyui: ComfyUI) -> Callable[[], None]:
 
 @pytest.fixture(scope="module")
 def refusing() -> set[str]:
-    """The tests that have refused something."""
+    """Provide the set of names of tests in which a refusal has already occurred."""
     return set()
 
 
@@ -70,9 +70,9 @@ def refusing() -> set[str]:
 def refusal(
     request: pytest.FixtureRequest, comfyui: ComfyUI, assert_still_right: Callable[[], None], refusing: set[str]
 ) -> Callable[[Graph], str]:
-    """Queues a graph that is refused before a worker starts; returns the sentence. The next prompt works as ever.
+    """Provide a function that queues a graph which is refused before a worker starts, and returns the sentence.
 
-    The quick run looks at the next prompt once a test, not at each of its cases.
+    The next prompt must still work. The quick run checks this once for each test, not for each case.
     """
     test = request.node.originalname
 
@@ -90,7 +90,7 @@ def refusal(
     return message
 
 
-# -- nodes that reach into the model
+# -- nodes that change the inside of the model
 
 
 @pytest.mark.parametrize(("kind", "inputs", "what"), MODEL_NODES.values(), ids=MODEL_NODES)
@@ -101,7 +101,7 @@ def test_a_node_that_changes_the_model_is_refused_by_name(refusal, lora, kind, i
 
 
 @pytest.mark.parametrize("sampler", [False, True], ids=["KSampler", "ParallelSampler"])
-def test_guidance_that_replaces_attention_in_the_middle_of_a_step_is_refused(comfyui, assert_still_right, sampler):
+def test_guidance_that_replaces_attention_within_a_step_is_refused(comfyui, assert_still_right, sampler):
     graph = insert_after_model(parallel(small(), sampler=sampler), "PerturbedAttentionGuidance", **PERTURBED)
     run = comfyui.queue(graph, timeout=300)
     assert run.status == "error"
@@ -117,7 +117,7 @@ def test_guidance_that_replaces_attention_in_the_middle_of_a_step_is_refused(com
 
 @pytest.fixture(scope="session")
 def lora(comfyui: ComfyUI) -> str:
-    """A LoRA of rank 2 for one layer of tiny-schnell."""
+    """Save a LoRA of rank 2 for one layer of tiny-schnell, and provide its file name."""
     layer = "diffusion_model.single_blocks.0.linear2"
     tensors = {f"{layer}.lora_down.weight": torch.ones(2, 5 * 512), f"{layer}.lora_up.weight": torch.ones(512, 2)}
     save_file(tensors, comfyui.base_dir / "models" / "loras" / "tiny-lora.safetensors")
@@ -136,7 +136,7 @@ def test_lora_hooks_on_conditioning_are_refused(refusal, lora):
 @pytest.mark.parametrize(("shapes", "expected"), LORAS.values(), ids=LORAS)
 def test_a_lora_that_cannot_be_applied_is_refused_by_name(comfyui, refusal, shapes, expected):
     tensors = {name: torch.ones(shape) for name, shape in shapes.items()}
-    name = f"wrong-{next(SEEDS)}.safetensors"  # the stock node keeps the last file it read
+    name = f"wrong-{next(SEEDS)}.safetensors"  # the stock node caches the last file that it read
     save_file(tensors, comfyui.base_dir / "models" / "loras" / name)
     graph = insert_after_model(on_one_worker(small()), "LoraLoaderModelOnly", lora_name=name, strength_model=1.0)
     assert refusal(graph) == expected
@@ -173,7 +173,7 @@ def test_saving_weights_is_refused_and_writes_nothing(comfyui, refusal, kind, in
 
 
 def test_a_controlnet_of_another_model_is_refused(comfyui, refusal, assert_still_right):
-    assert_still_right()  # its workers run from here on: what a ControlNet gives is known in the middle of a denoise only
+    assert_still_right()  # starts the workers: a ControlNet's output is known only in the middle of a denoise
     folder = comfyui.base_dir / "models" / "controlnet"
     save_xlabs(folder / "narrow-controlnet.safetensors", heads=1)
     graph = parallel(small()) | {
@@ -266,7 +266,7 @@ json.dump(said, sys.stdout)
 
 @pytest.fixture(scope="module")
 def said_in_process(comfyui: ComfyUI) -> dict[str, str]:
-    """Refusals of what no stock node does here (without GPUs, without Redux' encoder), in a process of its own."""
+    """Provide the refusals that no stock node causes here, without GPUs and Redux' encoder, from a separate process."""
     file = comfyui.base_dir / "models" / "diffusion_models" / "tiny-schnell.safetensors"
     environment = {**os.environ, "PYTHONPATH": str(comfyui.comfyui)}
     command = [sys.executable, "-c", IN_PROCESS, str(REPO), str(file)]
@@ -275,7 +275,7 @@ def said_in_process(comfyui: ComfyUI) -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@thorough  # a process of its own, which takes as long as 20 others
+@thorough  # a separate process, which takes as long as 20 other tests
 @pytest.mark.parametrize(
     "what",
     [
@@ -289,7 +289,7 @@ def said_in_process(comfyui: ComfyUI) -> dict[str, str]:
         "attention_mask in the conditioning (Parallel Sampler)",
     ],
 )
-def test_what_needs_gpus_or_other_packs_or_large_files_is_refused_too(said_in_process, what):
+def test_actions_that_need_gpus_other_packs_or_large_files_are_refused(said_in_process, what):
     assert_one_sentence(said_in_process[what])
     begins = re.escape(what.partition(" (")[0])
     assert re.match(rf"{begins}( \([^)]+\))? cannot be ", said_in_process[what])
@@ -299,7 +299,7 @@ def test_what_needs_gpus_or_other_packs_or_large_files_is_refused_too(said_in_pr
 
 
 @pytest.mark.parametrize(("content", "expected"), FILES.values(), ids=FILES)
-def test_a_file_that_cannot_work_is_refused_with_what_is_wrong(comfyui, refusal, content, expected):
+def test_a_file_that_cannot_work_is_refused_with_the_reason(comfyui, refusal, content, expected):
     (comfyui.base_dir / "models" / "diffusion_models" / "wrong.safetensors").write_bytes(content)
     message = refusal(on_one_worker(small("wrong")))
     assert message.startswith("wrong.safetensors ")
@@ -327,11 +327,11 @@ def test_a_file_that_is_missing_is_rejected_before_anything_runs(comfyui):
 
 
 @pytest.mark.parametrize(("plan", "expected"), PLANS.values(), ids=PLANS)
-def test_a_plan_that_cannot_work_is_refused_with_one_that_does(refusal, plan, expected):
+def test_a_plan_that_cannot_work_is_refused_with_a_plan_that_does(refusal, plan, expected):
     assert refusal(parallel(small(), **plan)) == expected
 
 
-def test_two_sides_are_refused_where_there_is_one(refusal):
+def test_cfg_2_is_refused_without_a_negative_branch(refusal):
     assert refusal(parallel(small(cfg=1.0), "cpu:2", cfg=2)) == (
         "cfg 2 needs a negative prompt, and this sampling has none for this model (at cfg 1, or with BasicGuider, it is "
         "unused): set cfg to 0 or 1 in the plan, or the sampler's cfg above 1."

@@ -1,4 +1,4 @@
-"""Inputs of odd types and numbers: what ComfyUI makes of them, or one sentence that names them."""
+"""Inputs of odd dtypes and numbers: ComfyUI's own result, or one sentence that names the input."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def equal(comfyui, graph: Graph, **plan) -> bool:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool], ids=str)
-def test_conditioning_of_any_type_is_cast_as_comfyui_casts_it(comfyui, dtype):
+def test_conditioning_of_any_dtype_is_cast_as_in_comfyui(comfyui, dtype):
     tensors = load_file(comfyui.input_dir / "cond-37.safetensors")
     name = str(dtype).removeprefix("torch.")
     save_file(tensors | {"cond": tensors["cond"].to(dtype)}, comfyui.input_dir / f"{name}.safetensors")
     assert equal(comfyui, ksampler_graph("tiny-schnell", positive=name, width=64, height=64, steps=2, cfg=2.0))
 
 
-def test_one_sigma_is_no_step(comfyui):
+def test_a_single_sigma_gives_comfyuis_latent(comfyui):
     assert equal(comfyui, with_sigmas("0.7"), pipefusion=2)
 
 
-def test_sigmas_that_rise(comfyui):
+def test_rising_sigmas_give_comfyuis_latent(comfyui):
     assert equal(comfyui, with_sigmas("0.3, 0.6, 0.9"))
 
 
 @pytest.mark.parametrize(("graph", "said"), NO_PICTURE.values(), ids=NO_PICTURE)
-def test_numbers_of_which_no_picture_comes_are_named(comfyui, graph, said):
+def test_numbers_that_give_no_picture_are_named(comfyui, graph, said):
     run = comfyui.queue(parallel(graph), timeout=300)
     assert run.error is not None
     assert re.match(said, run.error.exception_message)

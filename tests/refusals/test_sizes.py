@@ -1,4 +1,4 @@
-"""A latent of another model's size, or of another than what is beside it, is refused before the workers hear of it."""
+"""A latent whose size does not fit the model, or the inputs next to the latent, is refused before the workers get a request."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def test_sizes_that_do_not_fit_are_refused_and_the_workers_stay(comfyui: ComfyUI
 
 
 def pids(server: ComfyUI) -> set[int]:
-    """Of the workers."""
+    """Return the process ids of the workers."""
     return {child.pid for child in server.children() if child.name().startswith("parallel-rank")}

@@ -1,4 +1,4 @@
-"""Graphs that are refused of models which run whole, and what each is told."""
+"""Graphs of unsharded models that are refused, and their sentences."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PLANS: Mapping[str, tuple[dict[str, Any], str]] = {
 
 
 def no_negative() -> tuple[Graph, str]:
-    """A picture without a negative side, on four workers."""
+    """Return a graph of a picture without a negative branch, on four workers."""
     return spread(graph_of("sd15", cfg=1.0), "cpu:4"), (
         "devices 'cpu:4' has 4 workers, but this model is split by prompts and batches only: with a batch of 1 and no negative "
         "prompt it uses one GPU at most; use 1 device, or a larger batch."
@@ -61,7 +61,7 @@ def no_negative() -> tuple[Graph, str]:
 
 
 def sound() -> tuple[Graph, str]:
-    """A latent of sound."""
+    """Return a graph with a latent of sound."""
     graph = graph_of("sd15") | {"latent": node("EmptyLatentAudio", seconds=5.0, batch_size=1)}
     return spread(
         graph
@@ -69,20 +69,20 @@ def sound() -> tuple[Graph, str]:
 
 
 def other_text() -> tuple[Graph, str]:
-    """The text of another model."""
+    """Return a graph with the text of another model."""
     graph = graph_of("sd15")
     graph["positive"]["inputs"]["conditioning"] = "hunyuan3d21-positive.safetensors"
     return spread(graph), "the conditioning's text is of the shape [1, 7, 1024] and SD15 takes one 768 wide"
 
 
 def swapped() -> tuple[Graph, str]:
-    """A class that swaps the halves of a batch."""
+    """Return a graph of a class that swaps the halves of a batch."""
     graph = graph_of("hunyuan3d21")
     return spread(graph, cfg=2), "a Hunyuan3Dv2_1 model computes the rows of a batch together"
 
 
 def other_control() -> tuple[Graph, str]:
-    """A ControlNet of a model with more blocks."""
+    """Return a graph with a ControlNet of a model with more blocks."""
     graph = graph_of("inpaint") | {
         "net": node("ControlNetLoader", control_net_name="refused-sd15.safetensors"),
         "image": node("EmptyImage", width=112, height=72, batch_size=1, color=0x4080C0),
@@ -95,7 +95,7 @@ def other_control() -> tuple[Graph, str]:
 
 
 def zero123() -> tuple[Graph, str]:
-    """A checkpoint that a tensor beside the diffusion model makes another model."""
+    """Return a graph with a checkpoint in which a tensor outside the diffusion model makes it another model."""
     graph = spread(graph_of("ip2p"))
     graph["model"] = node("LoadParallelCheckpoint", ckpt_name="refused-zero123.safetensors", plan=["plan", 0])
     return graph, (
@@ -105,7 +105,7 @@ def zero123() -> tuple[Graph, str]:
 
 
 def save(server: ComfyUI) -> None:
-    """Write the models and prompts that these graphs take."""
+    """Write the models and prompts that these graphs need."""
     save_with_prompts(server, "sd15")
     save_with_prompts(server, "hunyuan3d21")
     save_with_prompts(server, "inpaint")
@@ -115,7 +115,7 @@ def save(server: ComfyUI) -> None:
 
 
 def save_zero123(server: ComfyUI) -> None:
-    """Write a checkpoint that a tensor beside the diffusion model makes another model."""
+    """Write a checkpoint in which a tensor outside the diffusion model makes it another model."""
     save_with_prompts(server, "ip2p")
     tensors = load_file(server.base_dir / "models" / "diffusion_models" / "ip2p.safetensors")
     full = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
@@ -125,7 +125,7 @@ def save_zero123(server: ComfyUI) -> None:
 
 
 def whole(server: ComfyUI) -> Refusals:
-    """All of them."""
+    """Yield all refused graphs of unsharded models."""
     save(server)
     for plan, said in PLANS.values():
         yield spread(graph_of("sd15"), **plan), literally(said)

@@ -1,4 +1,4 @@
-"""Graphs with latents of other sizes than the model, or what is beside them, can take; none of them runs in ComfyUI either."""
+"""Graphs with latents whose size does not fit the model or the inputs next to the latent; none runs in ComfyUI either."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ CASES: Mapping[str, tuple[str, tuple[int, ...], Mapping[str, Tensor], str]] = {
         "time_dim_replace in the conditioning has the shape [1, 16, 1, 8, 10] and the latent to sample frames of 6 x 8: encode",
     ),
 }
-"""The family, the latent's shape, what the prompts hold besides, and what is said."""
+"""The family, the latent's shape, further tensors of the prompts, and the beginning of the refusal."""
 
 
 def wrong_sizes(server: ComfyUI) -> Iterator[tuple[str, Graph, str]]:
-    """Each with a name, for ComfyUI's own loader, and the beginning of what is said."""
+    """Yield each graph with its name, for ComfyUI's own loader, and the beginning of the refusal."""
     save_families(server, *dict.fromkeys(family for family, *_ in CASES.values()), "flux2", "ltxv")
     for number, (name, (family, shape, given, said)) in enumerate(CASES.items()):
         save_latent(server, f"sized-{number}", *shape)

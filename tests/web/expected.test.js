@@ -35,14 +35,14 @@ const ASKED = {
   prompts: [],
 };
 
-test("file, plan and size are found from the loader on", () => {
+test("the loader's file, plan and size are found from the loader on", () => {
   assert.deepEqual(askedOf(graph(), "1"), ASKED);
   const planned = graph({ plan: ["9", 0] }, { 9: { class_type: "ParallelPlan", inputs: { devices: "0,1", cfg: 2 } } });
   assert.deepEqual(askedOf(planned, "1"), { ...ASKED, plan: { devices: "0,1", cfg: 2 } });
   assert.deepEqual(askedOf(graph({ devices: "0" }), "1"), { ...ASKED, plan: { devices: "0", preset: "automatic" } });
 });
 
-test("a guider's cfg, a number in a node of its own, and a video behind other nodes are found too", () => {
+test("a guider's cfg, a number in a separate node, and a video after other nodes are found too", () => {
   const others = {
     3: { class_type: "EmptyHunyuanLatentVideo", inputs: { width: ["8", 0], height: 480, length: 81 } },
     4: { class_type: "SamplerCustomAdvanced", inputs: { guider: ["5", 0], latent_image: ["6", 0], sigmas: ["7", 0] } },
@@ -55,7 +55,7 @@ test("a guider's cfg, a number in a node of its own, and a video behind other no
   assert.deepEqual(askedOf(graph({}, others), "1"), { ...ASKED, ...video });
 });
 
-test("the type of the computation, and prompts whose files all are known", () => {
+test("the compute dtype is found, and prompts are sent only if all of their files are known", () => {
   /** @type {(negative: Prompt[string]) => Prompt} */
   const others = (negative) => ({
     4: {
@@ -83,7 +83,7 @@ test("the type of the computation, and prompts whose files all are known", () =>
   }
 });
 
-test("nothing is asked while something is not known", () => {
+test("the page sends no request while a value is not known", () => {
   const { 3: latent, 4: sampler, ...loose } = graph();
   assert.ok(latent && sampler);
   assert.equal(askedOf(loose, "1"), undefined, "no sampler");

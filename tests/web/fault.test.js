@@ -16,12 +16,12 @@ const error = (node_id, exception_type) => ({
   exception_message: "",
 });
 
-test("where the plan is at fault, it is the plan that is to be changed, however far it is", () => {
+test("if the plan is at fault, the plan's node is marked, however far it is from the error", () => {
   assert.equal(nodeAtFault(error("2", "PlanRefused"), prompt), "1");
   assert.equal(nodeAtFault(error("4", "PlanRefused"), prompt), "1");
 });
 
-test("else it is the node that failed", () => {
+test("otherwise the node that failed is marked", () => {
   assert.equal(nodeAtFault(error("4", "Refused"), prompt), "4");
   assert.equal(nodeAtFault(error("6", "PlanRefused"), prompt), "6", "no plan is connected");
   assert.equal(nodeAtFault(error("9", "PlanRefused"), prompt), "9", "the node is gone");
@@ -38,17 +38,17 @@ const widgets = [
 /** @type {(sentence: string) => string[]} */
 const named = (sentence) => fieldsNamed(sentence, widgets).map((widget) => widget.name);
 
-test("a field is named with a value behind it", () => {
+test("a sentence names a field by its name with a value after it", () => {
   assert.deepEqual(named("ring 2, but there are 4 workers (devices 'cpu:4')."), ["devices", "ring"]);
   assert.deepEqual(named("weights sharded cannot be used with pipefusion 2."), ["weights"]);
   assert.deepEqual(named("cfg -1 is no degree."), ["cfg"]);
 });
 
-test("the field's word alone does not name it", () => {
+test("a field's name alone does not name it", () => {
   assert.deepEqual(named("the weights of a ring live in 2 attention heads of other devices."), []);
 });
 
-test("a field is named by its value", () => {
+test("a sentence names a field by its value", () => {
   assert.deepEqual(named("no workers answer at tcp://10.0.0.1:29600 (timed out)."), ["devices"]);
   assert.deepEqual(named("model.safetensors is not a model ComfyUI knows."), ["unet_name"]);
   assert.deepEqual(named('write "auto", or choose another file.'), []);

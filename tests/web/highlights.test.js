@@ -5,7 +5,7 @@ import { Highlights } from "../../web/run/highlights.js";
 
 /** @import { GraphNode, Widget } from "../../web/comfyui" */
 
-/** A folded plan with a field that is seen only when it is unfolded; it is as high as its fields then. */
+/** Returns a folded plan with a field that only the unfolded plan shows; unfolded, the plan is as high as its fields. */
 function plan() {
   /** @type {Widget} */
   const field = { name: "ulysses", value: 3, options: { advanced: true } };
@@ -22,7 +22,7 @@ function plan() {
   return { node, field };
 }
 
-test("a plan that was unfolded for a mark is folded again when the mark goes, and as high as it was", () => {
+test("a plan that was unfolded for a mark is folded to its old height when the mark goes", () => {
   const { node, field } = plan();
   const highlights = new Highlights();
   highlights.add(node, [field]);
@@ -40,7 +40,7 @@ test("a plan that was unfolded for a mark is folded again when the mark goes, an
   assert.equal(node.onSerialize, undefined);
 });
 
-test("a plan that the user has unfolded stays so", () => {
+test("a plan that the user has unfolded stays unfolded", () => {
   const { node, field } = plan();
   node.showAdvanced = true;
   const highlights = new Highlights();

@@ -1,5 +1,5 @@
 // @ts-check
-/** The pack's languages as ComfyUI's server hands them out, read from their files. */
+/** The pack's languages in the form in which ComfyUI's server provides them, read from their files. */
 
 import { readFileSync } from "node:fs";
 import { Words } from "../../web/words.js";

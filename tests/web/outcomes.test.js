@@ -7,7 +7,7 @@ import { ENGLISH } from "./languages.js";
 
 /** @import { Api, App, GraphNode } from "../../web/comfyui" */
 
-/** ComfyUI's class. */
+/** A replacement of ComfyUI's class of badges. */
 class OneBadge {
   /** @param {{ text: string }} options */
   constructor({ text }) {
@@ -24,7 +24,7 @@ const nothing = {
 
 const its = () => new OneBadge({ text: "#7" });
 
-/** A graph with a subgraph node 7 that has a node 4, and how to tell of a run of that one. */
+/** Returns the nodes of a graph whose subgraph node 7 has a node 4, and functions that send the events of a run of node 4. */
 function page() {
   /** @type {GraphNode} */
   const inner = { id: 4, type: "KSampler", title: "Sampler", graph: null, badges: [its], size: [300, 200], ...nothing };
@@ -58,7 +58,7 @@ function page() {
   return { inner, outer, drawn, tell, start: () => start() };
 }
 
-test("a run with warnings marks its node once, beside its other badges", () => {
+test("a run with warnings marks its node once, next to its other badges", () => {
   const { inner, drawn, tell } = page();
   tell(["One device alone would be faster."]);
   tell(["Slower path.", "One device alone would be faster."]);
@@ -67,7 +67,7 @@ test("a run with warnings marks its node once, beside its other badges", () => {
   assert.equal(inner.title, "Sampler", "what is saved");
 });
 
-test("the subgraph node that it is inside of is marked too, until the next run starts", () => {
+test("the subgraph node around the node is marked too, until the next run starts", () => {
   const { outer, inner, tell, start } = page();
   tell(["Slower path."]);
   assert.deepEqual(outer.badges, [its, new OneBadge({ text: "⚠ could be faster" })]);
@@ -75,7 +75,7 @@ test("the subgraph node that it is inside of is marked too, until the next run s
   assert.deepEqual([outer.badges, inner.badges], [[its], [its]]);
 });
 
-test("a run without takes the mark away", () => {
+test("a run without warnings removes the mark", () => {
   const { inner, drawn, tell } = page();
   tell(["Slower path."]);
   tell([]);

@@ -24,7 +24,7 @@ const phases = [
 const rank = { rank: 0, device: "cuda:0", seconds: 2.5, phases, waiting: [0, 0, 500, 0], sending: [0, 0, 250, 0] };
 const timeline = { width: 0.75, bins: 4, steps: [1, 2], ranks: [rank] };
 
-test("what a rank does in a bin adds up to the bin until it is done", () => {
+test("a rank's shares of a bin add up to the whole bin until the rank is done", () => {
   const parts = shares(rank, timeline);
   assert.deepEqual(parts[0], { preparing: 1, computing: 0, sending: 0, waiting: 0 });
   assert.deepEqual(parts[2], { preparing: 0, computing: 0.25, sending: 0.25, waiting: 0.5 });
@@ -43,14 +43,14 @@ test("a layer is drawn from its foot to its head, and not where it is empty", ()
   assert.equal(layer([0, 0.5, 1], [0.25, 1, 1]), "M0 1V0.75h1V1zM1 0.5V0h1V0.5z");
 });
 
-test("a rank's state is said in words", () => {
+test("a rank's state is given in words", () => {
   const sampling = { phase: "sampling", step: 3, waiting: true };
   assert.equal(doingOf(sampling, "running", ENGLISH), "sampling, step 3, waits");
   assert.equal(doingOf(sampling, "ready", ENGLISH), "idle");
   assert.equal(doingOf(sampling, "failed", ENGLISH), "has ended");
 });
 
-test("what waits in the computer's memory is counted there", () => {
+test("weights that wait in host memory are counted there", () => {
   const held = [{ model: "flux", nbytes: 5 }];
   const ranks = [0, 1].map((number) => ({
     rank: number,
@@ -78,7 +78,7 @@ test("what waits in the computer's memory is counted there", () => {
   assert.equal(heldOn(status, "cpu"), 14);
 });
 
-test("findings and gains are told in a sentence", () => {
+test("findings and gains are given in one sentence", () => {
   const finding = { name: "GPUs", text: "", remedy: "" };
   assert.equal(verdict([{ ...finding, status: "ok" }], ENGLISH), "Everything is all right.");
   assert.equal(verdict([{ ...finding, status: "failure" }], ENGLISH), "1 fault; the rest is all right.");
@@ -94,7 +94,7 @@ test("an answer's sentence is found in the panel's JSON and in a refusal's text"
   assert.equal(saidIn("'evil' is not this machine's name"), "'evil' is not this machine's name");
 });
 
-test("a run without steps has its time alone", () => {
+test("a run without steps shows only its time", () => {
   const cost = { rank: 0, device: "cpu", waiting: 0, sent: {}, weights: 0, cache: 0, peak: 0, read: 0 };
   const run = { number: 1, kind: "decoding", model: "vae", plan: "", calls: 0, ended: 0, decision: null, timeline };
   assert.equal(timeOf({ ...run, steps: 0, ranks: [{ ...cost, seconds: 2 }] }, ENGLISH), "2.00 s");
@@ -106,7 +106,7 @@ test("a run without steps has its time alone", () => {
   assert.equal(timeOf(called, ENGLISH), "2.00 s of 8 model calls: 250 ms each");
 });
 
-test("on one device, where nothing is measured, nothing is predicted", () => {
+test("on one device, without measurements, there is no prediction", () => {
   const cost = { rank: 0, device: "cpu", waiting: 0, sent: {}, weights: 0, cache: 0, peak: 0, read: 0 };
   const run = { number: 1, kind: "sampling", model: "flux", plan: "", calls: 0, ended: 0, timeline };
   const each = { plan: "ulysses 2", parts: {}, memory: 0, fits: true, changes: false };
@@ -123,7 +123,7 @@ test("on one device, where nothing is measured, nothing is predicted", () => {
   );
 });
 
-test("bytes are said as the nodes' texts say them", () => {
+test("bytes are written as in the nodes' texts", () => {
   assert.deepEqual([0, 999, 1234, 99960, 5e6, 6.13e9, 23.8e9, 999.6e9].map(bytes), [
     "0 B",
     "999 B",

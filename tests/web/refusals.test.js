@@ -16,12 +16,12 @@ test("one of the pack's errors is shown as its sentence", () => {
   });
 });
 
-test("another node's error is left to ComfyUI", () => {
+test("ComfyUI shows another node's error", () => {
   assert.equal(messageOf({ ...error, exception_type: "ValueError" }, ENGLISH), undefined);
 });
 
 /**
- * A page that shows messages, and how to tell it of events.
+ * Returns the messages that a page shows, and a function that sends events to the page.
  *
  * @param {boolean} wanted
  */
@@ -56,7 +56,7 @@ function page(wanted) {
 
 const refused = { exception_type: "Refused", exception_message: "no.", node_id: "1" };
 
-test("messages go when the user queues the next run, not when one that was queued already starts", () => {
+test("messages disappear when the user queues the next run, not when an already queued run starts", () => {
   const { shown, tell } = page(true);
   tell("execution_error", refused);
   tell("execution_start");
@@ -66,7 +66,7 @@ test("messages go when the user queues the next run, not when one that was queue
   assert.deepEqual(shown, []);
 });
 
-test("who wants no messages has none", () => {
+test("a user who switched messages off gets none", () => {
   const { shown, tell } = page(false);
   tell("execution_error", refused);
   assert.deepEqual(shown, []);

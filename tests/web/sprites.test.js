@@ -8,7 +8,7 @@ import { LANGUAGES } from "./languages.js";
 const MODEL = "sprites-flux-schnell.safetensors";
 
 /**
- * What happens in a page where the model is chosen, the list has some files, and the user answers.
+ * Returns the calls of a page in which the model is chosen, the list has these files, and the user gives an answer.
  *
  * @param {string[]} values
  * @param {boolean | null} wanted
@@ -33,20 +33,20 @@ async function happens(values, wanted, answer) {
 
 const REFRESH = "Comfy.RefreshNodeDefinitions";
 
-test("files that are there are not offered", async () => {
+test("the page offers no files that are there", async () => {
   assert.deepEqual(await happens([MODEL], true, new Response("{}")), []);
 });
 
-test("a click puts them in place", async () => {
+test("a click installs the sprites", async () => {
   const done = await happens(["other"], true, new Response("{}"));
   assert.deepEqual(done, ["asked", "/parallel/sprites", REFRESH, "The sprites are in place: Press Run."]);
 });
 
-test("without it nothing is done", async () => {
+test("without a click nothing happens", async () => {
   assert.deepEqual(await happens([], null, new Response("{}")), ["asked"]);
 });
 
-test("why they could not be copied is said", async () => {
+test("a message gives the reason if the sprites could not be copied", async () => {
   const refusal = new Response(JSON.stringify({ said: "the disk is full." }), { status: 500 });
   const done = await happens([], true, refusal);
   assert.deepEqual(done, ["asked", "/parallel/sprites", "The sprites are not in place: the disk is full."]);

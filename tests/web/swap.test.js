@@ -9,7 +9,7 @@ import { ENGLISH } from "./languages.js";
 /** @import { Graph, GraphNode } from "../../web/comfyui" */
 /** @import { Workflow } from "../../web/swap/graph" */
 
-/** A workflow whose loader is in a subgraph and has its file from outside, and one with a VAE. */
+/** Returns a workflow with a VAE loader, and a model loader in a subgraph that gets its file from outside. */
 /** @returns {Workflow} */
 const workflow = () => ({
   nodes: [
@@ -64,7 +64,7 @@ const BOTH = new Map([
 /** @type {(workflow: Workflow) => any} */
 const inner = ({ definitions }) => definitions?.subgraphs?.[0];
 
-test("a loader in a subgraph keeps its file, type and links, whose slots are behind the plan's", () => {
+test("a loader in a subgraph keeps its file, dtype and links, whose slots come after the plan's", () => {
   const swapped = onAll(workflow(), new Set(BOTH.keys()));
   const [loader] = inner(swapped).nodes;
   assert.equal(loader.type, "LoadParallelDiffusionModel");
@@ -78,20 +78,20 @@ test("a loader in a subgraph keeps its file, type and links, whose slots are beh
   assert.equal("cnr_id" in loader.properties, false, "it comes from another pack now");
 });
 
-test("back again it is what it was, bit for bit, and nothing else was touched", () => {
+test("swapping back restores the workflow bit for bit, and the input stays unchanged", () => {
   const before = workflow();
   assert.deepEqual(onOne(onAll(before, new Set(BOTH.keys())), BOTH), before);
   assert.deepEqual(before, workflow(), "the given one stays");
   assert.deepEqual(onAll(before, new Set()), before);
 });
 
-test("only what is meant changes", () => {
+test("only the named loaders change", () => {
   const swapped = onAll(workflow(), new Set(["/3"]));
   assert.equal(swapped.nodes[0]?.type, "LoadParallelVAE");
   assert.equal(inner(swapped).nodes[0].type, "UNETLoader");
 });
 
-test("a loader that its fields have made larger has its size again, and one that the user has widened keeps that", () => {
+test("a loader that its fields enlarged gets its old size back, and one that the user widened keeps its size", () => {
   const swapped = onAll(workflow(), new Set(["/3"]));
   for (const [size, expected] of /** @type {[[number, number], number[]][]} */ ([
     [
@@ -109,7 +109,7 @@ test("a loader that its fields have made larger has its size again, and one that
   }
 });
 
-test("a plan that was connected meanwhile goes, with its link", () => {
+test("a plan that was connected meanwhile is removed with its link", () => {
   const swapped = onAll(workflow(), new Set(["/3"]));
   const [loader] = swapped.nodes;
   const plan = loader?.inputs?.find(({ name }) => name === "plan");
@@ -125,7 +125,7 @@ test("a plan that was connected meanwhile goes, with its link", () => {
   assert.deepEqual(back.nodes[0], workflow().nodes[0]);
 });
 
-test("loaders of this pack's that have never been anything else go back to the stock ones, and the sampler with them", () => {
+test("loaders that were always this pack's change to the stock loaders, and their sampler to the stock sampler", () => {
   /** @type {Workflow} */
   const ours = {
     nodes: [
@@ -183,7 +183,7 @@ const loader = node(46, "UNETLoader", { title: "Load Diffusion Model" });
 const twice = graph([loader], "sub");
 const root = graph([node(7, "sub", { subgraph: twice }), node(8, "sub", { subgraph: twice }), node(3, "VAELoader")]);
 
-test("a loader in a subgraph that is used twice is found twice, in one place", () => {
+test("a loader in a subgraph that is used twice is found twice, with one place", () => {
   const uses = [...usesIn(root)];
   assert.deepEqual(
     uses.map(({ id, place }) => [id, place]),
@@ -220,7 +220,7 @@ test("a loader that is not installed stays", () => {
   );
 });
 
-test("it changes where all of its uses can, besides those that are off", () => {
+test("a loader changes if all of its uses can change, except muted and bypassed ones", () => {
   /** @type {(seven: unknown, eight?: unknown) => string[]} */
   const places = (seven, eight) => {
     const prompt = { "7:46": queued(seven), 3: queued("ae.safetensors"), ...(eight ? { "8:46": queued(eight) } : {}) };
@@ -233,7 +233,7 @@ test("it changes where all of its uses can, besides those that are off", () => {
   assert.deepEqual(places(["5", 0], "good"), ["/3"], "a file that comes over a link is not known");
 });
 
-test("what changed and what stays is said, each once, with its reason", () => {
+test("the message names each loader that changed and each that stays once, with its reason", () => {
   const { places, left } = decide(read(uses, { "7:46": queued("a"), "8:46": queued("a") }, here), () => undefined);
   const changed = uses.filter(({ place }) => places.has(place));
   const message = outcomeOf("all", changed, left, ENGLISH);
@@ -246,7 +246,7 @@ test("what changed and what stays is said, each once, with its reason", () => {
   assert.equal(outcomeOf("all", [], [], ENGLISH).summary, "No loader here can change to all GPUs.");
 });
 
-test("a loader of another pack is told from nodes that are no loaders", () => {
+test("a loader of another pack is distinguished from nodes that are no loaders", () => {
   /** @type {(inputs: string[], outputs: string[], type?: string) => boolean} */
   const is = (inputs, outputs, type = "SomeLoader") =>
     isAnothers(
@@ -261,7 +261,7 @@ test("a loader of another pack is told from nodes that are no loaders", () => {
   assert.equal(is(["COMBO"], ["MODEL"], "LoadParallelCogVideoX"), false);
 });
 
-test("what has no stock loader stays", () => {
+test("a loader without a stock counterpart stays", () => {
   const back = whyNotBack((type) => type !== "UnetLoaderGGUF");
   const use = { place: "/1", id: "1", node: node(1, "LoadParallelDiffusionModel") };
   assert.equal(back(use, "a.safetensors"), undefined);

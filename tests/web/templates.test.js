@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { inOrder, styleOf } from "../../web/templates.js";
 import { ENGLISH, LANGUAGES } from "./languages.js";
 
-test("the pack's templates come in its order, with what the order does not name behind them; others' stay as they are", () => {
+test("the pack's templates come in its order, then those that the order does not name; others' stay as they are", () => {
   const others = { another: ["b", "a"] };
   const listed = { ...others, "A pack": ["new", "Chroma", "FLUX.1 dev", "Sprites"] };
   assert.deepEqual(inOrder(listed, "A pack", ["Sprites", "FLUX.1 dev", "Chroma"]), {
@@ -14,7 +14,7 @@ test("the pack's templates come in its order, with what the order does not name 
   assert.deepEqual(inOrder(others, "A pack", ["Sprites"]), others);
 });
 
-test("a description stands in the place of the card's own, whatever characters it has", () => {
+test("a description replaces the card's own, with any characters", () => {
   const style = styleOf({ "FLUX.1 dev": 'Pictures of "words".' });
   assert.match(style, /^\[data-testid="template-workflow-FLUX\.1 dev"\] p \{ font-size: 0 \} /);
   assert.match(style, / p::after \{ content: "Pictures of \\"words\\"\."; /);

@@ -8,7 +8,7 @@ import { LANGUAGES } from "./languages.js";
 
 /** @import { Api, App, Widget } from "../../web/comfyui" */
 
-/** ComfyUI's class. */
+/** A replacement of ComfyUI's class of badges. */
 class OneBadge {
   /** @param {{ text: string }} options */
   constructor({ text }) {
@@ -16,7 +16,7 @@ class OneBadge {
   }
 }
 
-/** Of a server, by the text that it is asked of. */
+/** The troubleshooting entries of a server, by the text of the request. */
 /** @type {Record<string, string>} */
 const ENTRIES = {
   "Failed: Worker 1 of 2 (cpu) was killed by SIGKILL.": "entry-70",
@@ -26,8 +26,9 @@ const ENTRIES = {
 globalThis.window = /** @type {any} */ ({ location: { href: "http://here:8188/" } });
 
 /**
- * A page with a node 3, which is in the subgraph node 7 too; what it shows of lines, which ComfyUI puts into its widget after the
- * pack has heard of them.
+ * Returns a page with a node 3, which is also in the subgraph node 7, and a function that sends a line to the page.
+ *
+ * ComfyUI puts a line into the node's widget after the pack has received the line.
  *
  * @param {string} locale
  */
@@ -101,7 +102,7 @@ test("a line of another pack stays as it is", async () => {
   });
 });
 
-test("the subgraph node that it is inside of has the first line as a sign, which the next one replaces", async () => {
+test("the subgraph node around the node has the first line as a sign, which the next line replaces", async () => {
   const { outer, tell, start } = page("en");
   await tell("Step 1 of 4", "7:3");
   await tell("3.5 s on 1 worker (cpu).\nPeak 1.0 GB a device.", "7:3");
@@ -110,7 +111,7 @@ test("the subgraph node that it is inside of has the first line as a sign, which
   assert.deepEqual(outer.badges, []);
 });
 
-test("what is said of a run that came to nothing goes when the next one starts; an outcome stays", async () => {
+test("the message of a run without a result disappears when the next run starts; an outcome stays", async () => {
   const { widget, tell, start } = page("en");
   for (const [text, left] of [
     ["Cancelled after 91 of 400", ""],
@@ -123,7 +124,7 @@ test("what is said of a run that came to nothing goes when the next one starts; 
   }
 });
 
-test("what failed, and what could be faster, says where the troubleshooting page speaks of it", async () => {
+test("a failure and a warning link to their entry on the troubleshooting page", async () => {
   const { widget, tell } = page("en");
   const link = "What to do: http://here:8188/api/parallel/troubleshooting";
   for (const [text, entry] of Object.entries(ENTRIES)) {

@@ -33,7 +33,7 @@ function queued(node) {
 
 const SET = { "Parallel.Devices": " 0,1 ", "Parallel.Preset": "smallest memory" };
 
-test("a loader without a plan is queued with the settings, and nothing of them is kept on it", () => {
+test("a loader without a plan is queued with the settings, and keeps none of them itself", () => {
   const node = loader();
   fillIn(page(SET), node);
   assert.deepEqual(queued(node), { unet_name: "kept", devices: "0,1", preset: "smallest memory" });
@@ -48,7 +48,7 @@ test("a loader without a plan is queued with the settings, and nothing of them i
   );
 });
 
-test("the usual settings are not told, and neither are those of a loader with a plan that runs", () => {
+test("the usual settings are not sent, and neither are those of a loader with a plan that runs", () => {
   /** @type {Record<string, string>[]} */
   const usual = [{}, { "Parallel.Devices": "auto", "Parallel.Preset": "automatic" }, { "Parallel.Devices": "" }];
   for (const set of usual) {
@@ -65,7 +65,7 @@ test("the usual settings are not told, and neither are those of a loader with a 
   );
 });
 
-test("a saved workflow says what its loaders without a plan run on, and only where that counts", () => {
+test("a saved workflow has the settings of its loaders without a plan, and only if there are such loaders", () => {
   /** @type {(app: App, extra: Record<string, unknown>) => unknown} */
   const saved = (app, extra) => {
     const told = { extra };

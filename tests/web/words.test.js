@@ -35,13 +35,13 @@ for (const [language, { parallel }] of Object.entries(LANGUAGES)) {
 /** @type {(keys: string[]) => string[]} */
 const unsaid = (keys) => keys.filter((key) => !source.includes(`"${key}"`));
 
-test("the page says every text that there is", () => {
+test("the page uses every text that there is", () => {
   assert.ok(modules.length > 20 && Object.keys(texts).length > 100);
   assert.deepEqual(unsaid(Object.keys(texts)), []);
   assert.deepEqual(unsaid(["workers.free", "workers.none-of-it"]), ["workers.none-of-it"]);
 });
 
-test("a text is in ComfyUI's language of the moment, with its values", () => {
+test("a text is in ComfyUI's current language, with its values", () => {
   let locale = "en";
   const words = new Words(LANGUAGES, () => locale);
   assert.equal(words.say("memory.figures", { used: "1 GB", free: "2 GB" }), "1 GB used, 2 GB free");
@@ -50,7 +50,7 @@ test("a text is in ComfyUI's language of the moment, with its values", () => {
   assert.equal(words.name("sampling"), "采样");
 });
 
-test("a language without a text has it from its base, else in English", () => {
+test("a text that a language lacks comes from its base language, otherwise from English", () => {
   const texts = { "workers.free": "釋放顯存" };
   const languages = { ...LANGUAGES, "zh-TW": { parallel: { texts } } };
   const words = new Words(languages, () => "zh-TW");
@@ -60,16 +60,16 @@ test("a language without a text has it from its base, else in English", () => {
   assert.equal(new Words(languages, () => undefined).say("workers.stop"), "Stop workers");
 });
 
-test("English says what the server says, word for word", () => {
+test("the English texts equal the server's, word for word", () => {
   assert.ok(Object.keys(lines).length > 50 && Object.keys(sentences).length > 50);
   for (const [english, told] of Object.entries({ ...lines, ...sentences })) assert.equal(told, english);
 });
 
-test("what has no name is left as the server says it", () => {
+test("a phase without a name keeps the server's word", () => {
   assert.equal(new Words(LANGUAGES, () => "zh").name("something new"), "something new");
 });
 
-test("texts are the server's, and the keys if it has none", async () => {
+test("texts come from the server, and the keys replace them if it has none", async () => {
   const app = { extensionManager: { setting: { get: () => "zh" } } };
   const words = Words.of(/** @type {any} */ (app));
   assert.equal(words.say("workers.free"), "workers.free");
