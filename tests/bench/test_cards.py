@@ -58,7 +58,7 @@ def test_a_process_that_the_driver_does_not_name_is_found_by_the_free_memory() -
     check_free([gpu(FIRST, None)], [0], [])
 
 
-def test_only_own_processes_may_hold_memory() -> None:
+def test_own_processes_may_hold_any_memory_and_others_may_not() -> None:
     mine, other = (GpuProcess(FIRST, process, "python3", 9_000_000_000) for process in (1, 2))
     full = [gpu(FIRST, SIZE - 9_500_000_000)]
     check_free(full, [0], [mine], own=[1])

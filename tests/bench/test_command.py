@@ -132,9 +132,7 @@ def own_comfyui(folder: Path) -> Path:
 
 
 def own_graph() -> Graph:
-    """Return a graph as users of FLUX.1 dev build it: a prompt with guidance, a shifted model, and the sampler's parts as
-    separate nodes.
-    """
+    """Return a typical user's graph of FLUX.1 dev: a prompt with guidance, a shifted model, and separate nodes for sampling."""
     return {
         "model": node("UNETLoader", unet_name="mine.safetensors", weight_dtype="default"),
         "prompt": node("LoadConditioning", conditioning="prompt.safetensors"),

@@ -31,9 +31,7 @@ FILES = sorted(MEASURED.glob("*.json"))
 
 
 def run() -> QueuedRun:
-    """Return a run with the steps of two samplers, with the second's last step reported twice, and a node before and after
-    them.
-    """
+    """Return a run with the steps of two samplers, the last step reported twice, and a node before and after the samplers."""
     told = [
         ("high", 1, 12.0),
         ("high", 2, 13.0),

@@ -1,6 +1,4 @@
-"""Causal Wan, a class without a written declaration: a real ComfyUI derives one from a graph's own call, then parallelises the
-class.
-"""
+"""Causal Wan, a class without a written declaration: a real ComfyUI derives one from a graph's own call; the stock result."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Normalized attention guidance, which compares both prompts in every attention, gives the stock result, one model call at a
-time.
-"""
+"""Normalized attention guidance, which compares both prompts in every attention: exact, one model call at a time."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ def test_flux_is_guided_as_on_the_stock_loader(latent_of: LatentOf, plan: str, b
 @thorough
 @pytest.mark.parametrize("plan", PLANS)
 def test_krea2_is_guided_as_on_the_stock_loader(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
-    """The latent equals the stock loader's for blocks with text and picture in one stream. Both prompts have one length, so
-    ComfyUI puts them into one call.
-    """
+    """The blocks have text and picture in one stream. Both prompts have one length, so ComfyUI puts them into one call."""
     graph = graph_with(comfyui, "krea2")
     graph["negative"] = {
         "class_type": "ConditioningMultiply",

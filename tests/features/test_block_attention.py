@@ -1,6 +1,4 @@
-"""A node that injects attention into MiniMax-H3's blocks, as BlockSparseAttention of 0.36 does: split, against the stock
-loader.
-"""
+"""A node that injects attention into MiniMax-H3's blocks, as 0.36's BlockSparseAttention does, against the stock loader."""
 
 from __future__ import annotations
 
@@ -70,9 +68,7 @@ def differ(stock: Stock, one: Graph, other: Graph) -> bool:
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_block_attention_gives_the_same_latents(kind: str, split: str, comfyui: ComfyUI, stock: Stock) -> None:
-    """The injected attention gets all tokens of some heads in the model's order, its state from step to step, and the gate of a
-    coarse branch.
-    """
+    """Injected attention gets all tokens of some heads in the model's order, its state of earlier steps, and a coarse gate."""
     graph = sparse(KINDS[kind])
     assert differ(stock, graph, sound_graph("minimax"))
     assert differ(stock, graph, sparse(KINDS[kind], start=2.0)), "sigmas count"

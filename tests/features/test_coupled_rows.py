@@ -82,9 +82,7 @@ def test_sounds_with_different_masks_in_one_batch_give_the_stock_latent(
 def test_prompts_with_different_guidance_give_the_stock_latent(
     latent_of: LatentOf, plan: dict[str, int], way: str
 ) -> None:
-    """HunyuanVideo adds one prompt's guidance to the first frame of both rows, and the other's to the other frames of both
-    rows.
-    """
+    """HunyuanVideo adds one prompt's guidance to both rows' first frames, and the other's to both rows' other frames."""
     graph = two_guidances() if way == LOOP else step_by_step(two_guidances())
     stock = latent_of(graph)
     assert relative_error(latent_of(spread(graph, "cpu:2", strict=way == LOOP, **plan)), stock) <= TOLERANCE

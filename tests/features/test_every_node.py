@@ -111,9 +111,7 @@ MADE_FOR: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Nodes that have no effect on FLUX.1: the model for which each is made, and inputs as in INPUTS."""
 
 NOT_BESIDE_PLAIN = ("LTXVAddGuide", "LTXVCropGuides", "WanAnimateToVideo", "WanHuMoImageToVideo", "WanVaceToVideo")
-"""Nodes with no plain graph to compare: they make the video longer, find nothing to crop, or give HuMo sound of the video's
-length.
-"""
+"""Nodes without a plain graph to compare: they lengthen the video, find nothing to crop, or give HuMo sound of its length."""
 
 ENCODERS = {
     "s2v": {"layers": 25, "width": 1024},
@@ -256,9 +254,7 @@ def test_every_node_gives_the_same_latent_or_is_refused_by_name(comfyui: ComfyUI
 def test_every_node_on_sdxl_gives_the_same_latent_or_is_refused_by_name(
     comfyui: ComfyUI, tmp_path: Path, part: int
 ) -> None:
-    """SDXL runs unsharded under the automatic plan: the latent is the same, or a refusal names the node, or ComfyUI's own run
-    fails.
-    """
+    """SDXL runs unsharded under the automatic plan: the latent is the same, a refusal names the node, or ComfyUI fails too."""
     models = comfyui.base_dir / "models"
     save_with_prompts(comfyui, "sdxl")
     vae = save_image_vae(models / "vae" / "every-node-sd.safetensors", name="sd").name

@@ -149,9 +149,7 @@ def test_every_step_shows_progress_and_a_preview(comfyui: ComfyUI) -> None:
 
 
 def test_cfg_norm_and_cfg_zero_star_over_data_ranks_give_the_stock_latent(latent_of: LatentOf) -> None:
-    """CFGNorm and CFGZeroStar change the guidance before a CFG++ sampler reads it, over data ranks that hold parts of the
-    batch.
-    """
+    """CFGNorm and CFGZeroStar change the guidance before a CFG++ sampler reads it; data ranks hold parts of the batch."""
     plain = ksampler_graph(FLUX1, **SIZE, batch=2, cfg=3.0, sampler="euler_cfg_pp")
     graph = insert_after_model(insert_after_model(plain, "CFGNorm", strength=0.9), "CFGZeroStar")
     assert relative_error(latent_of(plain), latent_of(graph)) > 1e-2

@@ -1,6 +1,4 @@
-"""Guiders that store their guidance elsewhere than CFGGuider: the branches that they have for a plan's cfg 2, and the stock
-latent.
-"""
+"""Guiders that store their guidance elsewhere than CFGGuider: their branches for a plan's cfg 2, and the stock latent."""
 
 from __future__ import annotations
 

@@ -110,9 +110,7 @@ def test_gguf_with_a_lora_in_compiled_blocks_gives_the_stock_latent(comfyui: Com
 def test_layers_that_round_are_no_further_from_the_exact_result_than_comfyuis(
     comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
-    """INT8's layers round their inputs: the last bit of an input decides the rounding, and the next layers amplify the
-    difference.
-    """
+    """INT8's layers round their inputs: an input's last bit decides the rounding, and later layers amplify the difference."""
     graph, exact = of_file(f"{NAME}-inductor-int8_convrot.safetensors"), latent_of(of_file(f"{NAME}.safetensors"))
     ours, stock = compiled(comfyui, spread(graph, **ULYSSES)), latent_of(graph)
     print(f"{relative_error(ours, stock):.2g} from ComfyUI's")

@@ -28,8 +28,9 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 FORMS = [form if form in ("fp8", "nvfp4") else pytest.param(form, marks=thorough) for form in FORMATS]
-"""Formats to test: two in the quick run. CPUs multiply integers slowly, so of these the quick run has only a case with several
-ranks. `models/test_quantised` compares every layer with ComfyUI's.
+"""Formats to test: two in the quick run, which has integers only on several ranks, because CPUs multiply integers slowly.
+
+`models/test_quantised` compares every layer with ComfyUI's.
 """
 
 SPREAD = [

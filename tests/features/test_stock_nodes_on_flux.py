@@ -249,9 +249,7 @@ QUICK_SPLIT = (
     "ConditioningSetTimestepRange",
     "SetLatentNoiseMask on a batch",
 )
-"""Names in LOOP that the quick run also splits. A node's path into the loop does not depend on the split, which tests/engine
-proves.
-"""
+"""Names in LOOP that the quick run also splits. tests/engine proves that a node's path into the loop ignores the split."""
 
 THOROUGH_LOOP = (
     "KSampler at cfg 1",

@@ -1,6 +1,4 @@
-"""A ComfyUI whose Python has no diffusers, or a version that is too new: models that need it say what to install, all others
-run.
-"""
+"""A ComfyUI whose Python has no diffusers, or one that is too new: only models that need diffusers say what to install."""
 
 from __future__ import annotations
 

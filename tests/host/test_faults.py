@@ -98,9 +98,7 @@ def test_when_comfyui_ends_its_workers_end(server: FaultyComfyUI, ledger: Ledger
     assert len(before) == 2
 
     def end() -> None:
-        """Send the signal until ComfyUI ends: the exception has no effect while asyncio runs a callback, because asyncio
-        catches it.
-        """
+        """Send the signal until ComfyUI ends, because asyncio catches the exception while it runs a callback."""
         for _ in range(20):
             server.process.send_signal(ENDS[how])
             try:

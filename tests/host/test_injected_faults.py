@@ -19,7 +19,7 @@ from tests.support.reliability import Ledger
 from tests.support.selection import product, thorough
 
 MARGIN = 6
-"""Seconds between the end of patience and the error."""
+"""Largest number of seconds between the end of patience and the error."""
 
 SIGNALS = {signal.SIGKILL: "kill", signal.SIGSEGV: "segv", signal.SIGTERM: "term"}
 

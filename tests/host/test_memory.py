@@ -151,7 +151,7 @@ def test_two_models_take_turns_over_20_prompts_without_growth(comfyui, graph, li
     """One worker holds 71 and 40 MiB; the limit leaves each worker room for the larger model and its computation."""
     comfyui.queue(
         parallel(job(seed=199, steps=1), ulysses=2), timeout=300
-    ).check()  # so that no model limits the first graph
+    ).check()  # so that neither model is in the first graph's way
     sizes: list[int] = []
     restored = 0
     for prompt in range(20):
@@ -223,5 +223,5 @@ def test_comfyuis_models_leave_a_device_only_when_workers_need_its_memory():
             left.append(len(management.current_loaded_models))
         return left
 
-    # A separate process: torch accepts each operator name once, and this second import of the pack defines its operators again.
+    # A separate process: torch keeps one operator for each name, which would be that of this second import of the pack.
     assert run_ranks(1, models_left) == [[1, 0]]

@@ -53,8 +53,9 @@ UNPROVED = (
     READS_NEIGHBOURS[0],
     "if float(timestep.max()) > 999: freqs = freqs + 0 * x.mean()\n        " + READS_NEIGHBOURS[0],
 )
-"""Edit after which the model, in its first step, reads the latent before its blocks. Middle pipeline stages have no latent, so
-they compute NaN.
+"""Edit after which the model, in its first step, reads the latent before its blocks.
+
+Middle pipeline stages have no latent, so they compute NaN.
 """
 
 PATIENT = {"PARALLEL_DEADLINES": "proof=900"}
@@ -77,9 +78,7 @@ WRONG = (
 
 
 def test_a_class_with_a_changed_head_is_derived_again(tmp_path: Path) -> None:
-    """The changed head mixes tokens, so it is no head any more. Plans that allow it run the class unsharded meanwhile, with the
-    reason.
-    """
+    """The changed head mixes tokens, so it is no head any more. Until the class is derived, plans that can run it unsharded."""
     with copied(tmp_path, FILE, *EDITS["its head"], **PATIENT | {"PARALLEL_DEADLINES": DEADLINES}) as server:
         stock = saved_latent(server, server.queue(plain(), timeout=600).check())
         told = []
@@ -126,9 +125,7 @@ def test_a_changed_class_that_cannot_be_derived_is_refused_with_the_error(edit: 
 
 
 def assert_whole_on_one(server: ComfyUI) -> None:
-    """Check that one worker runs the class unsharded with a message: in the loop, one model call at a time, and with skipped
-    blocks.
-    """
+    """Check that one worker runs the class unsharded and says so: in the loop, step by step, and with skipped blocks."""
     skipping = insert_after_model(plain(), "SkipLayerGuidanceDiT", **SKIPPING)
     for graph, strict in ((plain(), True), (step_by_step(plain()), False), (skipping, False)):
         stock = saved_latent(server, server.queue(graph, timeout=600).check())

@@ -259,9 +259,7 @@ def test_a_mask_of_a_class_that_mixes_in_noise_gives_the_stock_latent(comfyui: C
 def test_guidance_of_ltx_2_gives_the_stock_latent(
     comfyui: ComfyUI, latent_of: LatentOf, guidance: str, given: dict[str, Any], plan: dict[str, Any]
 ) -> None:
-    """The guidance runs the model a second time in each step, with an option: a set of blocks, or a switch that disables
-    attentions.
-    """
+    """The guidance runs the model again in each step with an option: a set of blocks, or one that disables attentions."""
     if not comfyui.object_info(guidance):
         pytest.skip(f"this ComfyUI has no {guidance}")
     plain = graph_of("ltxav", steps=2) | {

@@ -23,9 +23,7 @@ STAGES = ("Trellis2ShapeStage", "Trellis2UpsampleStage", "Trellis2TextureStage")
 
 @pytest.fixture(scope="module")
 def comfyui(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    """Start a copy of ComfyUI that reads the class's sizes from the file, with the model and its prompts; skip without the
-    class.
-    """
+    """Start a copy of ComfyUI that reads sizes from files, with the model and its prompts; skip if there is no such class."""
     only_in_newer(STAGES[0], bool(comfyui.object_info(STAGES[0])))
     server = sized_copy(tmp_path_factory.mktemp("trellis2"))
     save_families(server, NAME)

@@ -86,7 +86,7 @@ def test_template_browser_lists_the_templates(page: Page) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name != SPRITES)) for name in TEMPLATES])
 def test_template_opens_from_the_browser(page: Page, name: str) -> None:
-    """The test before checks all cards; the click here is the browser's own."""
+    """The cards are the browser's own, so the quick run opens one template; the test before checks all cards."""
     open_template(page, name)
     assert_whole(page, name)
 
@@ -183,7 +183,7 @@ def overlap(one: list[Any], other: list[Any]) -> float:
 
 
 @thorough
-def test_a_missing_node_is_visible_to_the_test_above(page: Page) -> None:
+def test_the_page_shows_a_missing_node(page: Page) -> None:
     """This ComfyUI shows the text whose absence the test above checks."""
     page.evaluate(
         """async url => {

@@ -343,8 +343,7 @@ def there_and_back(page: Page, name: str, *, sized: bool) -> bool:
         return found
 
     open_stock(page, name)
-    # resets Undo to the state in which the template opened
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # loads the graph as Undo does
     before, prompt, promoted = state(), page.evaluate(PROMPT), page.evaluate(PROMOTED)
     loose = page.evaluate(LOOSE)  # some templates have loose links of their own
     text = swap(page, "Use all GPUs")
@@ -390,8 +389,7 @@ def test_a_linked_file_and_a_missing_node_stay_and_a_group_node_is_swapped(page:
             file.connect(0, loader, slot);
         }"""
     )
-    # resets Undo to the state in which the graph opened
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # loads the graph as Undo does
     before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
     text = swap(page, "Use all GPUs")
     assert "1 VAE on all GPUs" in text, text
@@ -423,8 +421,7 @@ def test_a_checkpoint_is_swapped_with_all_of_its_links_and_back(page: Page, comf
                 loader.connect(slot, node, node.inputs.findIndex(input => input.name === name));
         }"""
     )
-    # resets Undo to the state in which the graph opened
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # loads the graph as Undo does
     before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
     assert "1 model on all GPUs" in swap(page, "Use all GPUs")
     assert_swapped(page, prompt, {name for name, each in prompt.items() if each["class_type"] in SWAPPED})
@@ -436,8 +433,7 @@ def test_a_checkpoint_is_swapped_with_all_of_its_links_and_back(page: Page, comf
 def test_a_subgraph_that_is_used_twice_is_swapped_in_both_places_with_a_message(page: Page) -> None:
     open_stock(page, FLUX)
     page.evaluate("app.graph.add(LiteGraph.createNode(app.graph.nodes.find(n => n.subgraph).type))")
-    # resets Undo to the state in which the graph opened
-    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))
+    page.evaluate(f"state => {TRACKER}.updateState([state], [])", page.evaluate(STATE))  # loads the graph as Undo does
     before, prompt, promoted = page.evaluate(STATE), page.evaluate(PROMPT), page.evaluate(PROMOTED)
     loaders = {name for name, each in prompt.items() if each["class_type"] in SWAPPED}
     assert len(loaders) == 4

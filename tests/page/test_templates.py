@@ -122,9 +122,7 @@ def test_every_template_has_its_own_picture_as_the_command_draws_it() -> None:
 
 
 def test_cards_are_ordered_by_ease_of_use_and_give_the_memory_of_each_gpu() -> None:
-    """First comes the template whose files the pack has, then those whose files the page offers, by memory, then those with a
-    note.
-    """
+    """First comes the template whose files the pack has, then those that the page offers, by memory, then those with notes."""
     words = json.loads((REPO / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]["templates"]
     first, *others = words
     assert (first, set(others)) == ("Sprites without a GPU", set(CARDS))

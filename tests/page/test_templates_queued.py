@@ -47,9 +47,7 @@ SMALL = {"width": 64, "height": 64, "length": 9, "frames_number": 9, "megapixels
 
 @dataclass(frozen=True)
 class Job:
-    """A template: the tiny model for each of its files, the width of its text, the nodes that set its size, and the stand-ins
-    by VAE file.
-    """
+    """A template: its tiny models by file, the width of its text, the nodes that set its size, and its stand-ins by VAE file."""
 
     models: Mapping[str, str]
     text: int

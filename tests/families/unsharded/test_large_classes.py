@@ -157,9 +157,7 @@ def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], la
 def test_a_song_whose_batch_cannot_be_divided_is_refused_and_runs_on_one_worker(
     comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
-    """ComfyUI's class of ACE-Step 1.5 gives the first row of a call the timbre of all rows, also when both branches share a
-    call.
-    """
+    """ACE-Step 1.5's class gives the first row of a call the timbre of all rows, also when both branches share the call."""
     graph = job("ace15")
     for plan in ({"cfg": 2}, {"data": 2}):
         assert "computes the rows of a batch together" in refused(comfyui, ours(graph, **plan))

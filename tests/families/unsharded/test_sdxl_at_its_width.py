@@ -28,9 +28,7 @@ PARAMETERS = 2_567_463_684
 """Number of parameters of the published model."""
 
 NEEDED = 10 << 30
-"""Bytes of memory: three times the weights in fp8, for two workers and the stock loader, and the further memory of four
-processes.
-"""
+"""Bytes of memory: the weights in fp8 for two workers and for the stock loader, and the other memory of four processes."""
 
 PATIENCE = {"PARALLEL_DEADLINES": "stall=3000"}
 """Environment with a longer deadline for one forward, on a CPU that other processes use too."""
