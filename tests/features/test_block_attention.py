@@ -110,7 +110,7 @@ def test_block_attention_that_reads_tokens_or_changes_the_output_is_refused(
 
 
 def test_attention_that_looks_at_weights_is_refused(comfyui: ComfyUI, stock: Stock) -> None:
-    """Only the workers can notice this, since only they have the weights; they start anew afterwards."""
+    """Only workers have the weights, so only they notice this. They start again after the error."""
     graph = spread(sparse(kind="patch_that_looks_at_weights"), **SPLITS["ulysses 2, streamed"])
     error = comfyui.queue(graph, timeout=600).error
     assert error is not None
