@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from tests.support.selection import thorough
 
 
 @pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield copy_of_the_repository(str(tmp_path_factory.mktemp("mutants")))
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_of_the_repository(str(tmp_path_factory.mktemp("mutants")))
 
 
 def test_there_are_forty_faults_of_different_names() -> None:
