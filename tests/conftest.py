@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from scripts import tested
+from tests import dearest
 from tests.support.reliability import Ledger
 from tests.support.side_by_side import Groups, turn
 
@@ -69,6 +70,11 @@ def ledger(pytestconfig: pytest.Config) -> Ledger:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
 ) -> None:
+    reports = [report for kind in tested.OUTCOMES for report in terminalreporter.getreports(kind)]
+    passed = [report for report in terminalreporter.getreports("") if isinstance(report, pytest.TestReport)]
+    if config.cache is not None:
+        tests = [report for report in (*reports, *passed) if isinstance(report, pytest.TestReport)]
+        config.cache.set(dearest.CACHED, dearest.durations_of(tests))
     if table := config.stash[LEDGER].table():
         terminalreporter.section("faults held")
         terminalreporter.write_line(table)
