@@ -205,7 +205,7 @@ MUTANTS = (
         "parallel_backend/models/sequence_parallel/placement.py",
         "math.ceil(positions.numel() / unit)",
         "positions.numel() // unit",
-        ("tests/models/test_moved_rows.py", "tests/models/test_newer.py", *MODELS),
+        LAYOUT,
     ),
     Mutant(
         "tokens are in the order of the ranks",

@@ -12,7 +12,7 @@ from torch import Tensor
 from parallel_backend.declaration import FirstPatchTokens, LatentTokens
 from parallel_backend.layout import SequenceSplit, cut, cut_by, length
 from parallel_backend.models.sequence_parallel.picture import Picture
-from parallel_backend.models.sequence_parallel.placement import Placement, slots_of
+from parallel_backend.models.sequence_parallel.placement import Placement, slots_of, spread_by
 from parallel_backend.models.sequence_parallel.token_layout import TokenLayout
 
 numbers = st.integers(0, 5000)
@@ -116,3 +116,20 @@ def test_chunks_of_heads_are_a_ranks_heads_cut_between_groups(
             assert all(one.stop == following.start for one, following in pairwise(runs))
         for runs in own:
             assert {head // group for head in range(heads)[runs.q]} in ({*range(kv_heads)[runs.kv]}, set())
+
+
+@given(
+    runs=st.lists(st.integers(0, 60), min_size=1, max_size=4),
+    unit=st.integers(1, 7),
+    shares=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+)
+def test_every_token_of_a_patch_is_on_one_rank_and_units_stay_together(
+    runs: list[int], unit: int, shares: list[int]
+) -> None:
+    patches = list(torch.arange(sum(runs)).split(runs))
+    placement = spread_by(shares, sum(runs), patches, unit)
+    assert sorted(torch.cat(placement.ranks).tolist()) == list(range(sum(runs)))
+    for number, positions in enumerate(patches):
+        for held, labels in zip(placement.ranks, placement.patches, strict=True):
+            own = held[labels == number]
+            assert not own.numel() or (int(own[0]) - int(positions[0])) % unit == 0
