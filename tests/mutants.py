@@ -212,7 +212,7 @@ MUTANTS = (
         "parallel_backend/models/sequence_parallel/placement.py",
         "return torch.cat(together.ranks).argsort()",
         "return torch.arange(torch.cat(together.ranks).numel())",
-        MODELS,
+        ("tests/attention/test_function_attention.py", "tests/models/test_function_override.py"),
     ),
     Mutant(
         "the branches of guidance change places",
