@@ -16,7 +16,7 @@ from ..declaration import Declaration, DeclarationPart
 WIDTH = 120
 """Width of docstring lines."""
 
-VOCABULARY = "from ..spread.declaration import "
+VOCABULARY = "from ...declaration import "
 
 
 def source_of(name: str, written_declaration: Declaration, remarks: str) -> str:

@@ -30,12 +30,14 @@ from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive, proved_compiled
 from parallel_backend.derive.proof import IN_PATCHES, WHOLE, prove
 from parallel_backend.derive.small import small_of
+from parallel_backend.derive.writing import source_of
 from parallel_backend.distance import error_of
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.prove import TOLERANCE
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.reduced import keep_some
 from parallel_backend.models.comfyui.small import Case, small
+from tests.derive.found import FOUND
 from tests.derive.subjects import subject_of
 from tests.derive.table import SUBJECTS
 from tests.derive.toys import toy, unheard
@@ -57,6 +59,10 @@ def read(name: str, source: str) -> Declaration:
     found = space[name]
     assert isinstance(found, Declaration)
     return found
+
+
+def test_a_printed_declaration_is_a_module_of_models_declared() -> None:
+    assert read("FOUND", source_of("FOUND", FOUND, "Found for a test.")) == FOUND
 
 
 def derived(subject: Subject) -> Any:
