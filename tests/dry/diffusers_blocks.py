@@ -1,4 +1,6 @@
-"""Kernels that blocks of diffusers' own modules start, counted as ours are: the published times are of these."""
+"""Counts the kernels that blocks of diffusers' own modules launch, as ours are counted. Published times are of
+these modules.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def _flux() -> Any:
-    """With q and k normed by diffusers' own RMSNorm, in steps, as in the releases that were measured."""
+    """Return FLUX with q and k normed by diffusers' own RMSNorm, in steps, as in the releases that were measured."""
     from diffusers import FluxTransformer2DModel
     from diffusers.models.normalization import RMSNorm
 
@@ -81,11 +83,13 @@ MODULES: Mapping[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]], tup
     "hunyuan-video": (_hunyuan, _hunyuan_inputs, ("transformer_blocks", "single_transformer_blocks")),
     "wan2.2-14b": (_wan, _wan_inputs, ("", "blocks")),
 }
-"""By the names of known models: a model of one block of each kind, what it is given, and where double and single blocks are."""
+"""For each known model by name: a function that makes it with one block of each kind, its inputs, and the paths of double and
+single blocks.
+"""
 
 
 def block_kernels(name: str) -> tuple[int, int]:
-    """Of a double and of a single block, eager; 0 of what there is none of."""
+    """Return the kernels of an eager double block and single block; 0 for a kind that the model lacks."""
     make, inputs, places = MODULES[name]
     with torch.device("meta"):
         model = make().to(torch.bfloat16)

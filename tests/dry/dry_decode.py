@@ -1,4 +1,4 @@
-"""One rank's decode at full size on a GPU that computes nothing, by the worker's own code."""
+"""Runs one rank's decode at full size on a GPU that computes nothing, with the worker's own code."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .lone_rank import plan_of
 
 @dataclass
 class Part:
-    """An autoencoder without data."""
+    """A stand-in for a worker's part: an autoencoder without data."""
 
     autoencoder: Any
 
 
 class DryDecoder:
-    """What a decode asks of a rank, without a host, weights or other ranks."""
+    """A stand-in for a rank during a decode, without a host, weights or other ranks."""
 
     def __init__(self, gpu: FakeGpu, part: Part, ranks: int) -> None:
         self.device = DEVICE
@@ -47,59 +47,59 @@ class DryDecoder:
         self._ranks = ranks
 
     def everyone(self, name: str, _: str) -> Communicator:
-        """Of believed-in ranks."""
+        """Return a communicator of all ranks; the other ranks are fake."""
         return Communicator(name, dist.group.WORLD if self._ranks > 1 else None, DEVICE, False, self.meter)
 
     def watch(self, *_: object) -> None:
-        """Nobody looks on."""
+        """Ignore the request to watch for cancellation."""
 
     def allowance(self, *_: object) -> None:
-        """As much as it likes."""
+        """Set no limit of memory."""
 
     def hold(self, *_: object) -> Part:
-        """The autoencoder without data."""
+        """Return the part with the autoencoder without data."""
         return self._part
 
     def start(self) -> float:
-        """The decode begins."""
+        """Start counting when the decode begins."""
         self._gpu.begin()
         return 0.0
 
     def enter(self, _: str, step: int = 0) -> None:
-        """A piece is done."""
+        """Note that a piece of the decode is done."""
         self.step = step
 
     def on_progress(self) -> None:
-        """A layer is done: from the first one on nobody may wait, but for pixels."""
+        """Note that a layer is done. After the first layer the host may wait only for pixels."""
         self._gpu.watch = True
 
     def cancelled(self, _: int) -> bool:
-        """Nobody has."""
+        """Return False: nobody cancels."""
         return False
 
     def broadcast_flag(self, flag: bool) -> bool:
-        """All are of one opinion."""
+        """Return the flag: all ranks have the same one."""
         return flag
 
     def hand_over(self, _: object, pixels: Tensor) -> None:
-        """Pixels come to the host, which waits for them."""
+        """Copy pixels to the host, which waits for them."""
         self._gpu.watch = False
         pixels.cpu()
 
     def report(self, *_: object) -> None:
-        """The decode is over."""
+        """Ignore the report at the end of the decode."""
 
     def send(self, *_: object) -> None:
-        """To nobody."""
+        """Ignore a message to the host."""
 
 
 def dry_decode(name: str, *, ranks: int = 1, whole: bool = True) -> Result:
-    """The decode of the first rank; all ranks share the rows, whatever their plan.
+    """Run the decode of the first rank and return its counts. All ranks share the rows, whatever their plan.
 
     Args:
-        name: of CLIPS.
-        ranks: of which there are so many.
-        whole: all frames, or a few.
+        name: a key of CLIPS.
+        ranks: number of ranks.
+        whole: True for all frames, False for a few.
     """
     clip, plan = CLIPS[name], plan_of(1, 0, {"ulysses": ranks})
     shape = clip.latent if whole else clip.short

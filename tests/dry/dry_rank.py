@@ -1,4 +1,4 @@
-"""One rank's denoise at full size on a GPU that computes nothing, by the worker's own code."""
+"""Runs one rank's denoise at full size on a GPU that computes nothing, with the worker's own code."""
 
 from __future__ import annotations
 
@@ -41,15 +41,16 @@ from .full_size import JOBS, write_header
 from .lone_rank import LoneRank, plan_of, program_for, request, tensors_of
 
 COUNTED = 2
-"""The step that is counted; in patches the first one is whole, and the last one has none behind it."""
+"""Number of the counted step. In patches, the first step is whole, and the last step has no next one."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One step of a rank, and where any step would have waited.
+    """Counts of one step of a rank, and the places where any step would have waited.
 
-    `names` are its kernels by name; `blocks` are the kernels of a block by its class, the most of any; `sent` are
-    bytes; `blocks_run` counts blocks. `peak` is the most of all steps, `formula` what plans go by for it.
+    `names` are the step's kernels by name. `blocks` are the most kernels of a block of each class, and `blocks_run` counts
+    blocks. `sent` are bytes. `peak` is the largest peak of all steps in bytes, and `formula` the bytes that plans assume for
+    it.
     """
 
     kernels: int
@@ -65,7 +66,7 @@ class Result:
 
 @dataclass
 class Step:
-    """What has been counted when a step begins."""
+    """The counts when a step begins."""
 
     counts: Counts
     sent: int
@@ -73,11 +74,11 @@ class Step:
 
 
 class DryRank(LoneRank, BlockAccess):
-    """Counts what a denoise asks of a GPU that computes nothing.
+    """A rank that counts the operations of a denoise on a GPU that computes nothing.
 
     Args:
-        weights: how they are held.
-        room: bytes that are spare for expanded ones.
+        weights: access to the weights of blocks.
+        room: spare bytes for expanded weights.
     """
 
     def __init__(self, gpu: FakeGpu, model: Any, meter: Meter, weights: BlockAccess, room: int) -> None:
@@ -88,16 +89,16 @@ class DryRank(LoneRank, BlockAccess):
         self._blocks: dict[str, list[int]] = {}
 
     def model_call(self, forwards: int) -> AbstractContextManager[None]:
-        """The weights'."""
+        """Return the context of the weights' access for a model call."""
         return self._weights.model_call(forwards)
 
     def forward(self) -> AbstractContextManager[None]:
-        """The weights'."""
+        """Return the context of the weights' access for a forward."""
         return self._weights.forward()
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:
-        """A block runs, with its weights whole."""
+        """Run a block with its full weights, and count its kernels."""
         with self._weights.block(index):
             before = self._gpu.counts.kernels.total()
             yield
@@ -105,18 +106,18 @@ class DryRank(LoneRank, BlockAccess):
         self._blocks.setdefault(kind, []).append(self._gpu.counts.kernels.total() - before)
 
     def enter(self, phase: str, step: int = 0) -> None:
-        """A step begins: from the first one on nobody may wait."""
+        """Note that a step begins. From the first step on nothing may wait."""
         self.steps.append(Step(self._gpu.begin(), sum(self.meter.sent.values()), self._blocks))
         self._blocks = {}
         self._gpu.watch = True
 
     def report(self, *_: object) -> None:
-        """The run is over."""
+        """Note that the run is over."""
         self.enter("done")
         self._gpu.watch = False
 
     def result(self, formula: float) -> Result:
-        """Of the step that is counted."""
+        """Return the counts of step COUNTED."""
         before, step = self.steps[COUNTED - 1], self.steps[COUNTED]
         return Result(
             kernels=step.counts.kernels.total(),
@@ -144,15 +145,16 @@ def dry_run(
     room: int = 0,
     **degrees: int,
 ) -> Result:
-    """The steps of one rank of a plan up to the one that is counted.
+    """Run the steps of one rank of a plan up to the counted step, and return its counts.
 
     Args:
-        name: of JOBS.
-        head_chunks: in which Ulysses exchanges them.
-        exchange: the type in which they travel.
-        whole: every block, or the first two of each kind, which shows the same kernels a block and as many outside.
-        stored: a type of GGUF's, in which the blocks' matrices are.
-        room: bytes that are spare for expanded ones.
+        name: a key of JOBS.
+        head_chunks: number of chunks in which Ulysses exchanges heads.
+        exchange: the codec of exchanges.
+        whole: True for every block, False for the first two of each kind. These show the same kernels in each block and outside
+            of blocks.
+        stored: a GGUF type in which the blocks' matrices are stored; empty for none.
+        room: spare bytes for expanded weights.
     """
     job = JOBS[name]
     plan = plan_of(job.blocks if whole else job.short, patches, degrees, weights, head_chunks, exchange)
@@ -179,12 +181,12 @@ def dry_run(
 
 
 def linears(model: Any) -> list[nn.Linear]:
-    """Those of a model's blocks."""
+    """Return the linear layers of a model's blocks."""
     return [layer for block in model.block_modules for layer in block.modules() if isinstance(layer, nn.Linear)]
 
 
 def held(model: Any, plan: ResolvedPlan, meter: Meter) -> tuple[WeightStore, BlockAccess]:
-    """Where a rank has its weights; of streamed ones no block stays on the device."""
+    """Return a rank's store of weights and its block access. No block of streamed weights stays on the device."""
     if plan.weights == "streamed":
         alone = Communicator("subgroup", None, torch.device("cpu"), False, meter)
         streamed = Streamed(model.module, model.block_modules, alone, DEVICE, meter)
@@ -198,7 +200,7 @@ def held(model: Any, plan: ResolvedPlan, meter: Meter) -> tuple[WeightStore, Blo
 
 
 def by_formula(name: str, plan: ResolvedPlan, expanded: int = 0) -> Needs:
-    """The bytes that plans go by; the largest matrix takes `expanded` while it is."""
+    """Return the bytes that plans assume; the largest matrix takes `expanded` bytes while it is expanded."""
     job, (_, config) = JOBS[name], inspected(name)
     family = FAMILIES[job.family]
     text = torch.empty(1, *job.prompt["context"], device="meta")
@@ -213,13 +215,13 @@ def by_formula(name: str, plan: ResolvedPlan, expanded: int = 0) -> Needs:
 
 @functools.cache
 def inspected(name: str) -> tuple[Any, Any]:
-    """A model's file of headers, and what it is found to be."""
+    """Return a model's checkpoint, which has only a header, and the configuration detected from it."""
     with tempfile.TemporaryDirectory() as folder:
         return FAMILIES[JOBS[name].family].inspect(read_header(write_header(Path(folder), name)))
 
 
 def model_of(name: str, *, whole: bool, stage: Stage | None = None) -> Any:
-    """A stage of a model, or all of it, on the meta device."""
+    """Return a stage of a model, or all of it, on the meta device."""
     checkpoint, config = inspected(name)
     family, blocks = FAMILIES[JOBS[name].family], JOBS[name].blocks
     if not whole:

@@ -1,7 +1,7 @@
-"""A GPU that computes nothing: CUDA tensors on a machine without a driver, and what was asked of them, counted.
+"""A GPU that computes nothing: CUDA tensors on a machine without a driver, with all operations on them counted.
 
-Tensors on the host are real, so that bookkeeping works; those on the device have a shape and no data (FakeTensorMode).
-What would make the host wait for the device, or the device for pageable host memory, is noted with its place.
+Tensors on the host are real, so that bookkeeping works; tensors on the device have a shape and no data (FakeTensorMode). The
+GPU notes each operation, with its place, that would make the host wait for the device, or the device for pageable host memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ prim_device = torch.ops.prim.device.default
 DEVICE = torch.device("cuda", 0)
 
 CAPABILITY = (9, 0)
-"""That of an H100."""
+"""The compute capability of an H100."""
 
 NO_KERNEL = (
     aten._reshape_alias.default,
@@ -52,18 +52,21 @@ NO_KERNEL = (
     aten.is_pinned.default,
     aten.set_.source_Storage,
 )
-"""What starts nothing on the device, besides views."""
+"""Operators that launch no kernel on the device, besides views."""
 
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero", "bincount")
-"""What the host waits for, by name."""
+"""Names of operators for which the host waits."""
 
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass
 class Counts:
-    """What was asked of the device: `order` its kernels and collectives by name, as they came; `peak` the most bytes of tensors
-    alive at once, weights left out."""
+    """Counts of operations on the device.
+
+    `order` has kernels and collectives by name, in their order. `peak` is the largest number of bytes of tensors alive at once,
+    without weights.
+    """
 
     kernels: Counter[str] = field(default_factory=Counter)
     collectives: Counter[str] = field(default_factory=Counter)
@@ -72,11 +75,11 @@ class Counts:
 
 
 class FakeGpu(TorchDispatchMode):
-    """Enter `running` and everything on CUDA is counted.
+    """A mode that counts every operation on CUDA while `running` is entered.
 
     Attributes:
-        counts: since `begin`.
-        waits: where the host would have waited since `watch` was set.
+        counts: the counts since `begin`.
+        waits: places where the host would have waited since `watch` was set.
     """
 
     def __init__(self) -> None:
@@ -93,7 +96,7 @@ class FakeGpu(TorchDispatchMode):
 
     @contextmanager
     def running(self, rank: int, ranks: int) -> Iterator[FakeGpu]:
-        """One rank of a world whose other ranks are only believed in."""
+        """Run as one rank of a world whose other ranks are fake."""
         dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())  # type: ignore[no-untyped-call]
         try:
             with ExitStack() as stack:
@@ -108,33 +111,33 @@ class FakeGpu(TorchDispatchMode):
             dist.destroy_process_group()
 
     def begin(self) -> Counts:
-        """Count from here on; what was counted before. What lives now (weights) is not part of the peak."""
+        """Start new counts and return the previous ones. Tensors that are alive now (weights) are not part of the peak."""
         before, self.counts = self.counts, Counts(peak=self._alive - self._floor)
         return before
 
     def keep(self) -> None:
-        """What is alive now, the weights, is left out of peaks."""
+        """Leave the tensors that are alive now, the weights, out of peaks."""
         self._floor = self._alive
 
     def register(self, address: int, nbytes: int, flags: int) -> int:
-        """Host memory is pinned where it is, as CUDA does it."""
+        """Note that host memory at this address is pinned, and return 0, CUDA's success."""
         self._registered.add(address)
         return 0
 
     def note_wait(self, what: str) -> None:
-        """The host waits for the device here."""
+        """Note that the host waits for the device here."""
         if self.watch:
             self.waits.append(f"{what} at {_place()}")
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
-        """Real on the host, fake on the device."""
+        """Run an operator with real data on the host, and with fake tensors on the device."""
         if func is prim_device:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         kwargs = dict(kwargs or {})
         if (out := self._taken_apart(func, types, args, kwargs)) is not NotImplemented:
             return out
         if any(issubclass(kind, Stream | RowTensor) for kind in types):
-            return NotImplemented  # it hands its local tokens or rows on to here
+            return NotImplemented  # the tensor's class passes its local tokens or rows back to this mode
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         device = kwargs.get("device")
         there = device is not None and torch.device(device).type == "cuda"
@@ -143,7 +146,7 @@ class FakeGpu(TorchDispatchMode):
         if there or any(tensor.device.type == "cuda" for tensor in tensors):
             self._count(func, args, kwargs)
         if func is aten._local_scalar_dense.default:
-            return 0.0 if args[0].is_floating_point() else 0  # in place of what would be read
+            return 0.0 if args[0].is_floating_point() else 0  # a value in place of the one that would be read
         if self._copies_to_host(func, args, kwargs):
             return self._to_host(func, args, kwargs)
         given = {tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, FakeTensor)}
@@ -155,9 +158,9 @@ class FakeGpu(TorchDispatchMode):
         return out
 
     def _taken_apart(self, func: Any, types: Sequence[type], args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """In inference mode operations that consist of others come as they are called."""
+        """Decompose composite operators in inference mode, where they arrive undecomposed."""
         if not torch.is_inference_mode_enabled() or any(issubclass(kind, RowTensor) for kind in types):
-            return NotImplemented  # a RowTensor knows some of them whole
+            return NotImplemented  # a RowTensor handles some composite operators itself
         with self:
             return func.decompose(*args, **kwargs)
 
@@ -172,7 +175,7 @@ class FakeGpu(TorchDispatchMode):
             else:
                 out = func(*args, **kwargs)
             if func is aten.empty.memory_format:
-                out.zero_()  # what another rank would have sent
+                out.zero_()  # stands for values that another rank would have sent
         if pinned:
             key = out.untyped_storage()._cdata
             self._pinned.add(key)
@@ -186,7 +189,7 @@ class FakeGpu(TorchDispatchMode):
         return func is aten.copy_.default and not isinstance(args[0], FakeTensor)
 
     def _to_host(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
-        """Zeros in place of what would be read."""
+        """Return zeros in place of the values that would be read."""
         with unset_fake_temporarily():
             if func is aten.copy_.default:
                 return args[0].zero_()  # type: ignore[no-any-return]
@@ -241,14 +244,14 @@ class FakeGpu(TorchDispatchMode):
 
 
 class _OneKernelAttention(TorchFunctionMode):
-    """torch's attention is one kernel on a GPU; without a driver torch would take it apart."""
+    """A mode that counts torch's attention as one kernel, as on a GPU. Without a driver torch would decompose it."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         super().__init__()
         self._gpu = gpu
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Flash attention, or, with a mask, the memory-efficient one."""
+        """Run flash attention, or, with a mask, memory-efficient attention."""
         kwargs = kwargs or {}
         given = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | kwargs
         if func is torch.nn.functional.scaled_dot_product_attention and given["query"].device.type == "cuda":
@@ -260,13 +263,13 @@ class _OneKernelAttention(TorchFunctionMode):
 
 
 def _by_mask_or_host(args: Any) -> bool:
-    """Whether by a mask, whose size is read, or by numbers on the host, which are copied."""
+    """Return True if an index is a mask, whose size the host reads, or lies on the host and is copied."""
     indices = [index for index in args[1] if isinstance(index, Tensor)]
     return any(index.dtype in (torch.bool, torch.uint8) or index.device.type == "cpu" for index in indices)
 
 
 def _place() -> str:
-    """Where in this pack or in ComfyUI's models it happened, innermost first."""
+    """Return the innermost frames in this pack or in ComfyUI's models, innermost first."""
     frames = [
         f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})"
         for frame in traceback.extract_stack()
@@ -276,7 +279,7 @@ def _place() -> str:
 
 
 class FakeStream:
-    """A stream, or an event: everything on it is done at once."""
+    """A stream or an event on which everything is done at once."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -288,33 +291,33 @@ class FakeStream:
         pass
 
     def wait_stream(self, _: object) -> None:
-        """Nothing to wait for."""
+        """Do nothing: no stream has pending work."""
 
     def wait_event(self, _: object) -> None:
-        """Nothing to wait for."""
+        """Do nothing: every event is done."""
 
     def record(self, _: object = None) -> None:
-        """Nothing to record."""
+        """Do nothing: there is nothing to record."""
 
     def record_event(self) -> FakeStream:
-        """One that is done."""
+        """Return an event that is done."""
         return self
 
     def synchronize(self) -> None:
-        """For threads that wait in place of the loop."""
+        """Do nothing. Threads call this in place of the loop."""
 
     def query(self) -> bool:
-        """Done."""
+        """Return True: the work is done."""
         return True
 
 
 def _tensors_equal(_: Tensor, __: Tensor) -> bool:
-    """Nothing arrives. No Mock, which would keep what it is given."""
+    """Return True, as nothing arrives. A Mock would keep its arguments alive."""
     return True
 
 
 def _stand_ins(gpu: FakeGpu) -> Sequence[Any]:
-    """What asks the driver, answered; groups of ranks are of the fake kind."""
+    """Return patches that replace calls of the driver, and make groups of ranks with the fake backend."""
     groups = dist.new_subgroups_by_enumeration
 
     def fake_groups(ranks: Any, timeout: Any = None, backend: str | None = None, **others: Any) -> Any:

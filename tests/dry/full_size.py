@@ -1,4 +1,4 @@
-"""Models at their full size, as files of which only the header is there, and what a denoise of each is given."""
+"""Models at full size, as files that have only a header, and the inputs of a denoise of each model."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SETTINGS = {"dtype": torch.bfloat16, "device": "meta"}
 class Job:
     """A model and one denoise.
 
-    `make` gets ComfyUI's layers; `latent` is the shape without the batch; `prompt` the shapes of the conditioning without
-    the batch, `values` what of it is no tensor. `blocks` are the units that stages are cut from, `short` with two of each
-    kind. `family` is what computes it.
+    `make` gets ComfyUI's layers. `latent` is the latent's shape and `prompt` the shapes of the conditioning, both without the
+    batch; `values` is the conditioning that is not tensors. `blocks` is the number of units that stages are cut from, `short`
+    the number with two of each kind. `family` computes the model.
     """
 
     make: Callable[[Any], Any]
@@ -123,7 +123,7 @@ def _cogvideox(_: Any) -> Any:
 
 
 def _packed(*shapes: tuple[int, ...]) -> tuple[tuple[int, ...], Mapping[str, Any]]:
-    """The shape of latents that are packed in one, less the batch, and what says which they are."""
+    """Return the shape of a latent that packs these latents, without the batch, and the values that describe them."""
     values: dict[str, Any] = {}
     flatten(SHAPES, [[1, *shape] for shape in shapes], {}, values)
     return (1, sum(map(math.prod, shapes))), values
@@ -187,17 +187,18 @@ JOBS: Mapping[str, Job] = {
         4,
     ),
 }
-"""Pictures of 1024 x 1024 pixels, and videos of 1280 x 720: 81 frames are 75,600 tokens of Wan, 121 111,600 of Hunyuan.
+"""Jobs for pictures of 1024 x 1024 pixels and videos of 1280 x 720: 81 frames are 75,600 tokens of Wan, 121 are 111,600 of
+Hunyuan.
 
-MiniMax-H3's video is one of 1344 x 768, 107,856 tokens beside those of its sound; LTX-2's one of 1280 x 704 and 121
-frames; CogVideoX 1.5's one of 1360 x 768 and 85 frames, 44,880 tokens. The last four are for what is computed
-(scripts/gpu_check), the small ones by a CPU.
+MiniMax-H3's video has 1344 x 768 pixels: 107,856 tokens besides those of its sound. LTX-2's has 1280 x 704 and 121 frames.
+CogVideoX 1.5's has 1360 x 768 and 85 frames: 44,880 tokens. The last four jobs are for real computation (scripts/gpu_check),
+the small ones on a CPU.
 """
 
 
 @dataclass(frozen=True)
 class Clip:
-    """An autoencoder, made by ComfyUI, and the shape of a latent that it decodes; `short` is one of few frames."""
+    """An autoencoder of ComfyUI and the shape of a latent that it decodes; `short` is the shape of a latent of few frames."""
 
     make: Callable[[], Any]
     latent: tuple[int, ...]
@@ -240,11 +241,11 @@ CLIPS: Mapping[str, Clip] = {
     "FLUX.2's VAE": Clip(_flux2_vae, (1, 128, 64, 64), (1, 128, 64, 64)),
     "Wan 2.1's VAE": Clip(_wan_vae, (1, 16, 21, 90, 160), (1, 16, 3, 90, 160)),
 }
-"""A picture of 1024 x 1024 pixels, and 81 frames of 1280 x 720."""
+"""Decodes of a picture of 1024 x 1024 pixels, and of 81 frames of 1280 x 720."""
 
 
 def write_header(folder: Path, name: str) -> Path:
-    """A safetensors file of a model or an autoencoder at full size without data: a hole in the disk."""
+    """Write a safetensors file of a model or autoencoder at full size without data, as a sparse file."""
     import comfy.ops
 
     if name in JOBS:

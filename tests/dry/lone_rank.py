@@ -1,4 +1,4 @@
-"""A rank's denoise by the worker's own code, without a host: what `sample` asks of it, and the request that it is given."""
+"""A rank that runs a denoise with the worker's own code and without a host, and the request for it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from .full_size import Job
 
 
 class LoneRank:
-    """What `sample` asks of a rank. Nobody cancels.
+    """The interface that `sample` needs of a rank. Nobody cancels.
 
     Args:
-        meter: counts what is sent.
+        meter: counts the bytes sent.
         model: this rank's stage, on its device.
-        access: how it makes the weights of its blocks usable.
-        compiler: of torch.compile, for the blocks; empty for none.
-        room: bytes that are spare for weights that have been expanded.
+        access: makes the weights of its blocks usable.
+        compiler: backend of torch.compile for the blocks; empty for none.
+        room: spare bytes for expanded weights.
 
     Attributes:
         on_step: called when a step begins.
-        answer: what the host would have got, on the rank that answers it.
-        uncompiled: why not, of the kinds of blocks that could not be compiled.
+        answer: the tensors sent to the host, on the rank that replies.
+        uncompiled: the reasons why kinds of blocks could not be compiled.
     """
 
     def __init__(
@@ -65,42 +65,42 @@ class LoneRank:
         self._meshes: dict[ResolvedPlan, Mesh] = {}
 
     def mesh(self, plan: ResolvedPlan) -> Mesh:
-        """Made once a plan. A collective."""
+        """Return the plan's mesh, built once for each plan. A collective."""
         if plan not in self._meshes:
             self._meshes[plan] = build_mesh(plan, self.device, self.meter)
         return self._meshes[plan]
 
     def prepare(self, message: SampleRequest, mesh: Mesh) -> Prepared:
-        """The model and its forward."""
+        """Return the model and its forward."""
         expand_by(self._model.module, self.expansion)
         forward = self._model.forward_on(Execution(mesh, message.plan, self._access, lambda: None, self._compiler))
         return Prepared(self._model, forward, self._access)
 
     def keeping(self) -> AbstractContextManager[None]:
-        """As far as there is room."""
+        """Keep expanded weights as far as the spare bytes allow."""
         return self.expansion.keeping(self._room)
 
     def start(self) -> float:
-        """The run begins."""
+        """Begin the run."""
         return 0.0
 
     def enter(self, phase: str, step: int = 0) -> None:
-        """A step begins."""
+        """Call `on_step` when a step begins."""
         self.on_step()
 
     def report(self, *_: object) -> None:
-        """The run is over."""
+        """Ignore the report at the end of the run."""
 
     def cancelled(self, _: int) -> bool:
-        """Nobody has."""
+        """Return False: nobody cancels."""
         return False
 
     def broadcast_flag(self, flag: bool) -> bool:
-        """All are of one opinion."""
+        """Return the flag: all ranks have the same one."""
         return flag
 
     def send(self, message: object, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """To nobody; what is sent has to be on the host, as a real connection reads it."""
+        """Keep a reply instead of sending it. Its tensors must be on the host, as a real connection reads them."""
         host = {name: tensor.cpu() for name, tensor in (tensors or {}).items()}
         if isinstance(message, DoneReply):
             self.answer, self.uncompiled = host, tuple(message.uncompiled)
@@ -114,7 +114,7 @@ def plan_of(
     head_chunks: int = 1,
     exchange: str = "exact",
 ) -> ResolvedPlan:
-    """On as many GPUs as the degrees need."""
+    """Return a plan on as many GPUs as the degrees need."""
     every = mesh_degrees(**degrees)
     cut = every["pipefusion"]
     ends = [blocks * stage // cut for stage in range(cut + 1)]
@@ -134,20 +134,20 @@ def plan_of(
 
 
 def tensors_of(job: Job, sides: int, steps: int, draw: Callable[..., Tensor]) -> dict[str, Tensor]:
-    """Of a request; `draw` makes a tensor of a shape."""
+    """Return the tensors of a request; `draw` makes a tensor of a given shape."""
     prompts = {f"prompt.{side}.{key}": draw(1, *shape) for side in range(sides) for key, shape in job.prompt.items()}
-    levels = torch.linspace(-6, 6, 1000)  # of models that know a table of them
+    levels = torch.linspace(-6, 6, 1000)  # models with discrete sigmas have such a table
     sigmas = torch.linspace(1, 0, steps + 1)
     return {"x": draw(1, *job.latent), "sigmas": sigmas, "log_sigmas": levels, **prompts}
 
 
 def program_for(job: Job, steps: int) -> Tensor:
-    """What its sampler does, for `tensors_of`; recorded where tensors have data."""
+    """Return the job's sampler program for the inputs of `tensors_of`. Call this where tensors have data."""
     from tests.support.programs import (
         FlowSampling,
         VelocitySampling,
         encoded_program,
-    )  # by now it is known how ComfyUI is switched
+    )  # import here, after ComfyUI's switches are set
 
     model_sampling = FlowSampling() if isinstance(job.sampling, FlowSettings) else VelocitySampling()
     return encoded_program(
@@ -156,7 +156,7 @@ def program_for(job: Job, steps: int) -> Tensor:
 
 
 def request(job: Job, plan: ResolvedPlan, computes_in: str = "bfloat16") -> SampleRequest:
-    """A denoise; with a negative prompt where the plan has two sides."""
+    """Return a denoise request, with a negative prompt if the plan has two branches."""
     positive, *negative = [
         [PromptSpec({key: f"prompt.{side}.{key}" for key in job.prompt}, values=dict(job.values))]
         for side in range(plan.cfg)

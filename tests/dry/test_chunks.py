@@ -1,4 +1,4 @@
-"""In which order a rank asks for an attention whose heads are exchanged in chunks: what is computed has company."""
+"""The order of a rank's operations for an attention whose heads are exchanged in chunks: exchanges overlap with compute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SENT = "alltoall_base_"
 
 
 class Noted(Meter):
-    """Notes among the kernels when the device's stream is told to wait for what is received."""
+    """A meter that notes among the kernels when the device's stream is told to wait for received data."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         super().__init__(device=DEVICE)
@@ -38,7 +38,7 @@ class Noted(Meter):
 
 
 def order(heads: int, chunks: int) -> list[str]:
-    """What is asked for, as it comes."""
+    """Return the kernels, collectives and waits of the attention in their order."""
     gpu = FakeGpu()
     with gpu.running(0, RANKS):
         mesh = build_mesh(plan_of(4, 1, {"ulysses": RANKS}), DEVICE, Noted(gpu))
@@ -59,7 +59,7 @@ def test_while_a_chunk_is_computed_the_next_arrives_and_the_last_leaves() -> Non
 
 
 @pytest.mark.parametrize(("heads", "chunks"), [(4, 3), (12, 1), (7, 4)])
-def test_without_a_second_chunk_on_every_rank_all_goes_at_once(heads: int, chunks: int) -> None:
-    """One way, without streams of its own: the wait comes with the collective."""
+def test_without_a_second_chunk_on_every_rank_all_heads_are_exchanged_at_once(heads: int, chunks: int) -> None:
+    """Without chunks there are no extra streams: the wait comes with the collective."""
     packs = 3 if heads % RANKS == 0 else 3 * RANKS
     assert order(heads, chunks) == [*["copy_"] * packs, "wait", SENT, ATTENTION, "wait", SENT, "cat"]

@@ -1,4 +1,6 @@
-"""What a step asks of a GPU, counted without one: it may only become less. The table is in docs/measured/dry-run.md."""
+"""Counts of a step's operations on a GPU, without a GPU. The counts may only decrease. The table is in
+docs/measured/dry-run.md.
+"""
 
 from __future__ import annotations
 
@@ -83,10 +85,11 @@ LIMITS = {
     "CogVideoX 1.5, ring 2 x ulysses 2": (195, {"CogVideoXBlock": 72}, 7, 562_873_344),
     "CogVideoX 1.5, cfg 2 x ring 2 x ulysses 2": (200, {"CogVideoXBlock": 72}, 8, 585_851_904),
 }
-"""Kernels of a step of two blocks of each kind, of a block of each kind, collectives and bytes sent; of the steady state.
+"""Limits of a step in the steady state: kernels of a step of two blocks of each kind, kernels of a block of each kind,
+collectives, and bytes sent.
 
-Streamed weights are sent too: from the host. With another ComfyUI the kernels of one rank are what its own forward starts, and
-only what a split adds to them is limited.
+Bytes that streamed weights copy from the host count as sent. With another ComfyUI, the kernels of one rank are those of its own
+forward, and the limits apply only to the kernels that a split adds.
 """
 
 IN_BLOCKS = {
@@ -95,7 +98,7 @@ IN_BLOCKS = {
     "FLUX.1-dev in Q4_K, no room, pipefusion 4, first stage": 2007,
     "FLUX.1-dev in Q4_K, with room, pipefusion 4, first stage": 407,
 }
-"""Kernels of such a step of a GGUF file whose weights are expanded by eager operations; with room those of a plain file."""
+"""Kernels of such a step of a GGUF file whose weights eager operations expand. With room they equal those of a plain file."""
 
 DECODES = {
     "FLUX.1's VAE, one rank": (153, 0, 1.8),
@@ -105,7 +108,7 @@ DECODES = {
     "Wan 2.1's VAE, one rank": (1248, 0, 8.3),
     "Wan 2.1's VAE, 4 ranks": (2040, 128, 2.1),
 }
-"""Kernels and collectives of a decode of a picture, or of nine frames, and the GB that tensors take at its peak."""
+"""Kernels and collectives of a decode of a picture, or of nine frames, and the peak of its tensors in GB."""
 
 LATER = (
     "FLUX.1-dev, ulysses 4",
@@ -135,31 +138,35 @@ LATER = (
     "FLUX.1's VAE, 4 ranks",
     "Wan 2.1's VAE, one rank",
 )
-"""What the quick run leaves out."""
+"""Cases that the quick run skips."""
 
 ATTENTION = 2
-"""All-to-alls of an attention under Ulysses: there, and back."""
+"""All-to-alls of an attention under Ulysses: one before and one after the attention."""
 
 HOP = 1
-"""The transfer of a hop of Ring: an all-to-all to the next rank alone."""
+"""Transfers of a hop of Ring: one all-to-all that sends only to the next rank."""
 
 OF_COMFYUI = {
-    "MiniMax-H3": {"_forward": 5, "rope_freqs": 1},  # it reads the timestep and copies positions
+    "MiniMax-H3": {"_forward": 5, "rope_freqs": 1},  # the forward reads the timestep and copies positions
 }
-"""Functions in which ComfyUI's own forward waits for the device as well, before the first block: places a forward."""
+"""Functions of ComfyUI's own forward that also wait for the device, before the first block, with their waits in
+each forward.
+"""
 
 OF_A_STEP = Counter(repeat=1, clone=1, copy_=3, add=1, div=2, cat=1, add_=1, zeros_like=1, sub=2)
-"""Kernels of euler's step and of a preview, which ComfyUI's process starts outside of its model's forward."""
+"""Kernels of euler's step and of a preview, which ComfyUI's process launches outside of its model's forward."""
 
 OF_SOUND = OF_A_STEP + Counter(_to_copy=2, clone=2, mul=3, cat=2)
-"""With those of ComfyUI's BaseModel for video that is packed with its sound: the text's copy, the sound's timestep, packing."""
+"""The same kernels plus those of ComfyUI's BaseModel for video packed with sound: the text's copy, the sound's timestep,
+packing.
+"""
 
 OUTPUTS = {"MiniMax-H3": 2}
-"""Of models that have not one: the video, and its sound."""
+"""Numbers of outputs of models that have several: the video, and its sound."""
 
 
 def counted(*options: str) -> dict[str, dict[str, Any]]:
-    """By a process of its own: it stands in for the driver and for the other ranks."""
+    """Return the cases that the command prints. It runs in another process, as it replaces the driver and the other ranks."""
     done = subprocess.run([*COMMAND, "--json", *options], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -167,7 +174,7 @@ def counted(*options: str) -> dict[str, dict[str, Any]]:
 
 
 def each(cases: Iterable[str]) -> pytest.MarkDecorator:
-    """Of these cases the quick run leaves out some."""
+    """Parametrise a test with these cases. The quick run skips some."""
     return pytest.mark.parametrize(
         "case", [pytest.param(case, marks=thorough if case in LATER else ()) for case in cases]
     )
@@ -175,18 +182,18 @@ def each(cases: Iterable[str]) -> pytest.MarkDecorator:
 
 @pytest.fixture(scope="module")
 def short(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
-    """All cases with two blocks of each kind."""
+    """Return all cases with two blocks of each kind."""
     later = () if request.config.getoption("--all") else LATER
     return counted("--short", *(option for case in later for option in ("--but", case)))
 
 
 def on_one_rank(case: str) -> str:
-    """The case of the same model without a split."""
+    """Return the name of the case of the same model without a split."""
     return f"{case.partition(',')[0]}, one rank"
 
 
 @each(LIMITS)
-def test_no_step_asks_for_more(case: str, short: dict[str, dict[str, Any]]) -> None:
+def test_no_step_exceeds_its_limits(case: str, short: dict[str, dict[str, Any]]) -> None:
     kernels, blocks, collectives, sent = LIMITS[case]
     found = short[case]
     if not is_listed():
@@ -201,14 +208,14 @@ def test_no_step_asks_for_more(case: str, short: dict[str, dict[str, Any]]) -> N
 
 
 @each(LIMITS)
-def test_nothing_in_the_loop_waits_for_the_device(case: str, short: dict[str, dict[str, Any]]) -> None:
+def test_no_operation_of_the_loop_waits_for_the_device(case: str, short: dict[str, dict[str, Any]]) -> None:
     own = OF_COMFYUI.get(case.partition(",")[0], {})
     found = Counter(wait.partition(" at ")[2].partition(" ")[0] for wait in short[case]["waits"])
     assert found <= Counter(own), short[case]["waits"]
 
 
 @each(case for case in LIMITS if "ulysses" in case or "ring" in case)
-def test_a_chunk_of_an_attention_is_two_all_to_alls_and_its_hops_and_the_output_is_gathered_once(
+def test_each_chunk_takes_two_all_to_alls_and_each_hop_one_and_outputs_are_gathered_once(
     case: str, short: dict[str, dict[str, Any]]
 ) -> None:
     model, degrees = CASES[case]
@@ -218,8 +225,8 @@ def test_a_chunk_of_an_attention_is_two_all_to_alls_and_its_hops_and_the_output_
     assert short[case]["collectives"] == block * short[case]["blocks_run"] + OUTPUTS.get(model, 1) + guidance
 
 
-def test_plans_go_by_what_blocks_start(short: dict[str, dict[str, Any]]) -> None:
-    """The most of any model, on one rank."""
+def test_plans_assume_the_kernels_that_blocks_launch(short: dict[str, dict[str, Any]]) -> None:
+    """Plans assume the most kernels of any model on one rank."""
     counts = [short[case]["blocks"] for case, (_, degrees) in CASES.items() if not degrees and case in short]
     most = {kind: max(each.get(kind, 0) for each in counts) for each in counts for kind in each}
     assert most.keys() == OF_A_BLOCK.keys()
@@ -227,10 +234,12 @@ def test_plans_go_by_what_blocks_start(short: dict[str, dict[str, Any]]) -> None
 
 
 @each(case for case in LIMITS if "one rank" not in case)
-def test_plans_go_by_what_an_attention_over_ranks_starts(case: str, short: dict[str, dict[str, Any]]) -> None:
-    """Exactly for FLUX.1; other models differ by one kernel at most, where blocks of one class do or cuts are uneven.
+def test_plans_assume_the_kernels_that_a_distributed_attention_launches(
+    case: str, short: dict[str, dict[str, Any]]
+) -> None:
+    """FLUX.1 matches exactly. Other models differ by at most one kernel, if blocks of one class differ or cuts are uneven.
 
-    In patches it is what they start at most.
+    In patches, the assumed number is an upper bound.
     """
     model, degrees = CASES[case]
     ring = degrees.get("ring", 1)
@@ -245,8 +254,8 @@ def test_plans_go_by_what_an_attention_over_ranks_starts(case: str, short: dict[
 
 
 @each(LIMITS)
-def test_a_rank_needs_what_the_formula_says(case: str, short: dict[str, dict[str, Any]]) -> None:
-    """Never more, or a plan that was said to fit runs out of memory; nor so much less that plans that fit are refused."""
+def test_a_ranks_peak_is_close_below_the_formulas(case: str, short: dict[str, dict[str, Any]]) -> None:
+    """A larger peak would let a plan run out of memory. A much smaller one would refuse plans that fit."""
     peak, formula = short[case]["peak"], short[case]["formula"]
     assert peak <= formula <= 1.6 * peak
 
@@ -262,7 +271,7 @@ def test_gguf_weights_are_expanded_without_a_wait_and_with_room_only_once(
 
 
 @each(DECODES)
-def test_no_decode_asks_for_more_or_waits_before_its_end(case: str, short: dict[str, dict[str, Any]]) -> None:
+def test_no_decode_exceeds_its_limits_or_waits_before_its_end(case: str, short: dict[str, dict[str, Any]]) -> None:
     kernels, collectives, peak = DECODES[case]
     found = short[case]
     assert found["kernels"] <= kernels
@@ -272,7 +281,7 @@ def test_no_decode_asks_for_more_or_waits_before_its_end(case: str, short: dict[
 
 
 def rows(text: str) -> dict[str, dict[str, str]]:
-    """The rows of tables by the case, which is the first cell, and by their columns' names."""
+    """Return the rows of tables by their first cell, the case; each row's cells are by the columns' names."""
     found: dict[str, dict[str, str]] = {}
     names: list[str] = []
     for line in text.splitlines():
@@ -291,8 +300,8 @@ def test_the_page_has_a_row_for_each_case() -> None:
 
 
 @thorough
-def test_the_page_says_what_the_command_prints() -> None:
-    """Of FLUX.1: all rows take the command minutes."""
+def test_the_page_equals_the_commands_output() -> None:
+    """Only FLUX.1 is compared, as all rows take the command minutes."""
     printed = rows(subprocess.run([*COMMAND, "--only", "FLUX.1-dev,"], cwd=ROOT, capture_output=True, text=True).stdout)
     page = rows(PAGE.read_text())
     assert len(printed) == sum("FLUX.1-dev," in case for case in page)
@@ -302,14 +311,14 @@ def test_the_page_says_what_the_command_prints() -> None:
 
 
 @thorough
-def test_published_times_go_by_what_diffusers_own_blocks_start() -> None:
+def test_published_times_assume_the_kernels_of_diffusers_own_blocks() -> None:
     found = {name: tuple(case["kernels"]) for name, case in counted("--diffusers").items()}
     assert found.items() <= BY_DIFFUSERS.items()
 
 
 @thorough
-def test_one_rank_starts_no_more_kernels_than_comfyui() -> None:
-    """In a whole step, with sampler and preview, against ComfyUI's forward alone."""
+def test_one_rank_launches_no_more_kernels_than_comfyui() -> None:
+    """Our whole step, with sampler and preview, is compared with ComfyUI's forward alone."""
     own = counted("--own", "--only", "FLUX.1")["FLUX.1-dev"]["kernels"]
     found = counted("--only", "FLUX.1-dev, one rank")["FLUX.1-dev, one rank"]
     assert found["kernels"] <= min(own, 1_450)
@@ -317,8 +326,8 @@ def test_one_rank_starts_no_more_kernels_than_comfyui() -> None:
 
 
 @thorough
-def test_one_rank_starts_no_kernel_that_comfyui_does_not() -> None:
-    """By name, each difference accounted for: FLUX.1 and .2, Wan, Qwen-Image, MiniMax-H3 and LTX-2."""
+def test_one_rank_launches_no_kernel_that_comfyui_does_not() -> None:
+    """Kernels are compared by name, each difference accounted for: FLUX.1 and .2, Wan, Qwen-Image, MiniMax-H3 and LTX-2."""
     found = counted("--beside")
     assert len(found) == 6
     for name, case in found.items():

@@ -1,4 +1,4 @@
-"""The GPU of the dry runs sees every way in which a host waits for one; and expanding GGUF's blocks is none of them."""
+"""The GPU of the dry runs notes every operation for which a host waits for a GPU. Expanding GGUF's blocks is none of them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ KERNELS = {
     Type.Q8_0: 4, Type.Q6_K: 15, Type.Q5_K: 25, Type.Q5_1: 14, Type.Q5_0: 13, Type.Q4_K: 20, Type.Q4_1: 9, Type.Q4_0: 8,
     Type.Q3_K: 25, Type.Q2_K: 15,
 }  # fmt: skip
-"""Of eager operations, for so many values at a time as are expanded at a time: they may only become less."""
+"""Limits of kernels of eager operations that expand EXPAND_VALUES values. They may only decrease."""
 
 
 @pytest.fixture
@@ -66,22 +66,22 @@ def gpu() -> Iterator[FakeGpu]:
 
 
 @pytest.mark.parametrize("way", WAITS)
-def test_every_way_to_wait_is_seen(gpu: FakeGpu, way: str) -> None:
+def test_every_waiting_operation_is_noted(gpu: FakeGpu, way: str) -> None:
     x = torch.ones(4, device=DEVICE)
     assert not gpu.waits
-    with suppress(DataDependentOutputException, DynamicOutputShapeException):  # what it cannot make up ends a dry run
+    with suppress(DataDependentOutputException, DynamicOutputShapeException):  # these values end a dry run
         WAITS[way](x)
     assert gpu.waits
 
 
 @pytest.mark.parametrize("way", NO_WAITS)
-def test_what_does_not_wait_is_not_said_to(gpu: FakeGpu, way: str) -> None:
+def test_operations_that_do_not_wait_are_not_noted(gpu: FakeGpu, way: str) -> None:
     NO_WAITS[way](torch.ones(4, device=DEVICE))
     assert not gpu.waits
 
 
 @pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
-def test_blocks_are_expanded_without_a_wait_and_by_no_more_kernels(gpu: FakeGpu, kind: Type) -> None:
+def test_blocks_are_expanded_without_a_wait_and_within_the_limit_of_kernels(gpu: FakeGpu, kind: Type) -> None:
     storage, width = BLOCK_TYPES[kind], 1024
     for chunks in (1, 3):
         rows = torch.empty(chunks * EXPAND_VALUES // width, storage.row_bytes(width), dtype=torch.uint8, device=DEVICE)

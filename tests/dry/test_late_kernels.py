@@ -1,7 +1,8 @@
-"""PipeFusion while kernels are made at run time, as cuDNN's and Triton's are, which no early loading covers.
+"""PipeFusion does not deadlock while kernels are built at run time, as cuDNN's and Triton's are, which no early loading covers.
 
-To take a new kernel a GPU may first have to be done with all that it was given, sends and receives too, and these are done once
-the other stage has its part. What ranks give their GPUs is recorded on real ranks, and played on GPUs that wait in this way.
+To load a new kernel, a GPU may first have to finish all its work, sends and receives included. These finish only once the other
+stage has done its part. The operations that ranks give their GPUs are recorded on real ranks, and played on GPUs that wait in
+this way.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ CPU = torch.device("cpu")
 SMALL = "FLUX.1, small"
 STEPS = 4
 FIRST = 2
-"""Steps in which kernels are made: the one that runs whole, and the first in which patches stream."""
+"""Number of steps in which kernels are built: the whole step, and the first step in which patches stream."""
 
 Event = tuple[Any, ...]
-"""("send" or "receive", group, other rank), ("wait", number of what was given), ("kernel", step) or ("broadcast_flag",)."""
+"""A recorded event: ("send" or "receive", group, other rank), ("wait", index of the operation), ("kernel", step) or
+("broadcast_flag",).
+"""
 
 
 class Recorder(LoneRank, BlockAccess):
-    """What a rank's host does, one after the other."""
+    """A rank that records the operations of its host in order."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(CPU, Meter(), model, self)
@@ -49,22 +52,22 @@ class Recorder(LoneRank, BlockAccess):
         self.step = self.given = 0
 
     def enter(self, phase: str, step: int = 0) -> None:
-        """A step begins."""
+        """Note the step that begins."""
         self.step = step
 
     def broadcast_flag(self, flag: bool) -> bool:
-        """Rank 0 tells, the others wait for it."""
+        """Record that rank 0 sends the flag and the others wait for it."""
         self.events.append(("broadcast_flag",))
         return flag
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:
-        """A block may need a kernel that nobody has used."""
+        """Record that a block may need a kernel that was not used before."""
         self.events.append(("kernel", self.step))
         yield
 
     def batch(self, operations: Sequence[dist.P2POp]) -> list[Given]:
-        """Stands for dist.batch_isend_irecv."""
+        """Record a send or receive, in place of dist.batch_isend_irecv."""
         (operation,) = operations
         kind = "send" if operation.op is dist.isend else "receive"
         assert operation.group is not None
@@ -78,24 +81,24 @@ batch = dist.batch_isend_irecv
 
 @dataclass
 class Given:
-    """Something that a GPU was given; its stream waits for it."""
+    """An operation that a GPU was given; the GPU's stream waits for it."""
 
     recorder: Recorder
     number: int
     work: dist.Work
 
     def wait(self) -> None:
-        """Later work waits."""
+        """Make later work wait."""
         self.recorder.events.append(("wait", self.number))
         self.work.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is over."""
+        """Return True if the operation is over."""
         return self.work.is_completed()
 
 
 def record(number: int, cut: int, patches: int) -> tuple[list[Event], str]:
-    """The events of a rank, and the name of the group of hosts."""
+    """Return the events of a rank, and the name of the hosts' group."""
     plan = plan_of(JOBS[SMALL].blocks, patches, {"pipefusion": cut})
     plan = msgspec.structs.replace(plan, devices=("cpu",) * cut)
     model = model_of(SMALL, whole=True, stage=stages(plan)[number])
@@ -113,7 +116,7 @@ def record(number: int, cut: int, patches: int) -> tuple[list[Event], str]:
 
 @dataclass
 class Operation:
-    """A send or receive; `after` is what it waits for of the same rank's."""
+    """A send or receive; `after` are the same rank's operations that it waits for."""
 
     kind: str
     other: int
@@ -123,7 +126,7 @@ class Operation:
 
 @dataclass
 class Gpu:
-    """A rank: its host, which has come to an event, and what it has given its GPU, by groups, each of which keeps the order."""
+    """A rank's state: the position of its host in the events, and its GPU's operations. Each group keeps their order."""
 
     events: Sequence[Event]
     at: int = 0
@@ -132,7 +135,7 @@ class Gpu:
     agreed: int = 0
 
     def head(self, group: str) -> Operation | None:
-        """What a group does next, if it may begin."""
+        """Return the group's next operation, or None if it may not begin."""
         for name, operation in self.given:
             if name == group and not operation.done:
                 return operation if all(self.given[number][1].done for number in operation.after) else None
@@ -140,7 +143,7 @@ class Gpu:
 
 
 def stuck(programs: Sequence[Sequence[Event]], hosts: str, kernels: int) -> list[int]:
-    """The ranks that come to no end, where each block of the first steps needs a kernel."""
+    """Return the ranks that never finish, if each block of the first steps needs a kernel."""
     gpus = [Gpu(events) for events in programs]
     moved = True
     while moved:
@@ -173,7 +176,7 @@ def _host_goes_on(gpu: Gpu, leader: Gpu, hosts: str, kernels: int) -> bool:
 
 
 def _exchange(gpus: Sequence[Gpu], sender: int) -> bool:
-    """Let what a rank sends meet who receives it."""
+    """Complete the rank's next sends whose receivers are ready."""
     met = False
     for group in {name for name, _ in gpus[sender].given}:
         sent = gpus[sender].head(group)
@@ -189,7 +192,7 @@ def _exchange(gpus: Sequence[Gpu], sender: int) -> bool:
     ("cut", "patches"), [pytest.param(2, 4, marks=thorough), (3, 4), pytest.param(4, 5, marks=thorough)]
 )
 def test_stages_do_not_wait_for_each_other_while_kernels_are_made(cut: int, patches: int) -> None:
-    inspected(SMALL)  # once for all ranks
+    inspected(SMALL)  # cache the inspection before the ranks fork
     found = run_ranks(cut, lambda number: record(number, cut, patches))
     programs = [events for events, _ in found]
     hosts = found[0][1]
@@ -197,7 +200,7 @@ def test_stages_do_not_wait_for_each_other_while_kernels_are_made(cut: int, patc
     assert stuck(programs, hosts, STEPS) == [*range(cut)], "what is begun ahead would hold them up, so the first is not"
 
 
-def test_gpus_that_wait_for_each_other_are_seen() -> None:
+def test_gpus_that_wait_for_each_other_are_detected() -> None:
     each = (
         [("receive", "a", 1), ("kernel", 1), ("send", "b", 1)],
         [("receive", "b", 0), ("kernel", 1), ("send", "a", 0)],

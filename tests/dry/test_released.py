@@ -1,4 +1,4 @@
-"""Host memory that is pinned for a GPU: once for weights that leave it again and again, and where the system forbids it."""
+"""Host memory is pinned for a GPU once for weights that leave it repeatedly. A system that forbids pinning gives a warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.dry.fake_gpu import DEVICE, FakeGpu  # noqa: E402
 
 
 class Pinning(FakeGpu):
-    """Keeps what it is asked to pin, and may refuse."""
+    """A GPU that keeps the sizes it is asked to pin, and can refuse with an error."""
 
     def __init__(self, error: int = 0) -> None:
         super().__init__()
@@ -25,15 +25,15 @@ class Pinning(FakeGpu):
         self._error = error
 
     def register(self, address: int, nbytes: int, flags: int) -> int:
-        """By CUDA's error."""
+        """Note the size, and return CUDA's error."""
         self.asked.append(nbytes)
         return self._error or super().register(address, nbytes, flags)
 
 
-def test_a_pin_that_fails_is_told_and_a_kernel_takes_the_error_that_it_has_left(
+def test_a_failed_pin_is_logged_and_its_pending_cuda_error_is_cleared(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for error, kernels in ((0, 0), (2, 2)):  # one makes the value, one changes it
+    for error, kernels in ((0, 0), (2, 2)):  # one kernel makes the value, one changes it
         gpu = Pinning(error)
         with gpu.running(0, 1):
             gpu.begin()
@@ -43,7 +43,7 @@ def test_a_pin_that_fails_is_told_and_a_kernel_takes_the_error_that_it_has_left(
     assert NOT_PINNED in caplog.text
 
 
-def test_host_memory_is_pinned_once_for_all_times_that_weights_leave() -> None:
+def test_host_memory_is_pinned_once_for_weights_that_leave_repeatedly() -> None:
     gpu = Pinning()
     module = nn.Module()
     module.register_buffer("weight", torch.empty(64, 64, device="meta"))

@@ -1,4 +1,4 @@
-"""What a ring's hops ask of NCCL: its send and recv would keep each hop's buffers until the GPU gets there."""
+"""Ring's hops are collectives: NCCL's send and recv would keep each hop's buffers until the GPU gets there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .lone_rank import plan_of
 RANKS, TOKENS, HEADS, HEAD_DIM = 4, 7, 2, 128
 
 
-def test_hops_are_collectives_which_hold_no_buffer() -> None:
+def test_hops_of_ring_are_collectives() -> None:
     gpu = FakeGpu()
     with gpu.running(0, RANKS):
         mesh = build_mesh(plan_of(4, 1, {"ring": RANKS}), DEVICE, Meter())

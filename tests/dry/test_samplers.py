@@ -1,4 +1,4 @@
-"""No sampler waits for the device: each of KSampler's list, replayed on a GPU that sees every way to wait."""
+"""No sampler waits for the device: each one of KSampler's list is replayed on a GPU that notes every wait."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_no_step_of_a_sampler_waits(name: str) -> None:
         script = script_of(program, len(SHAPE), len(SIGMAS), DEVICE)
         x = torch.zeros(SHAPE, device=DEVICE)
         gpu.watch = True
-        noise = LatentNoise(SHAPE, torch.device("cpu"), lambda _: x)  # another rank has drawn it
+        noise = LatentNoise(SHAPE, torch.device("cpu"), lambda _: x)  # stands for noise that another rank has drawn
         sampler, calls = PatchSampler(script, x, noise, None), 0
         while sampler.result is None:
             denoised, calls = sampler.model_input * 0.5, calls + 1

@@ -1,4 +1,4 @@
-"""Real workers without ComfyUI: one Backend for all tests of this folder, and jobs for it."""
+"""Fixtures for real workers without ComfyUI: one Backend for all tests of this folder, and jobs for it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ SCHNELL = FlowSettings(timestep_scale=1.0, noise_scale=1.0)
 
 @dataclass(frozen=True)
 class Job:
-    """A denoise of the schnell type on a tiny model, from pure noise; of the dev type where `guidance` is set.
+    """A denoise of the schnell type on a tiny model, from pure noise; of the dev type if `guidance` is set.
 
-    Prompts are random unless `captions` names files. `references` are the heights and widths of latents of reference
-    pictures behind both prompts, each in a plane of its own.
+    Prompts are random unless `captions` names files. `references` are the heights and widths of latents of reference pictures
+    after both prompts, each in a plane of its own.
     """
 
     path: Path
@@ -73,18 +73,18 @@ class Job:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The checkpoint, in the precision it is computed in."""
+        """Return the checkpoint's tensors in fp32, in which the job is computed."""
         return {name: tensor.float() for name, tensor in load_file(self.path).items()}
 
 
 def spec_of(family: str, path: Path) -> ModelSpec:
-    """A model as its file is now."""
+    """Return the ModelSpec of a model file as it is now."""
     status = os.stat(path)
     return ModelSpec(family, str(path), status.st_mtime_ns, status.st_size, "float32", file_digest(path))
 
 
 class Runner:
-    """Runs jobs on worker processes, which find ComfyUI where COMFYUI_PATH says, and keeps the last run's reports."""
+    """A client that runs jobs on workers and keeps the last run's reports. The workers find ComfyUI where COMFYUI_PATH says."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -101,7 +101,7 @@ class Runner:
         is_cancelled: Callable[[], bool] = lambda: False,
         **fields: Any,
     ) -> Tensor:
-        """The final latent of any model; `fields` are further fields of the SampleRequest."""
+        """Return the final latent of any model; `fields` are further fields of the SampleRequest."""
         settings: dict[str, Any] = {"compute_dtype": "float32"} | fields
         self.answer = self.backend.sample(
             tensors,
@@ -114,7 +114,7 @@ class Runner:
         return self.answer.frame.tensors["result"]
 
     def forward(self, family: str, path: Path, calls: Sequence[dict[str, Tensor]], plan: ResolvedPlan) -> Tensor:
-        """One forward of any model for each call, in fp32; the outputs joined along the batch."""
+        """Return the outputs of one forward of any model for each call, in fp32, joined along the batch."""
         spec = spec_of(family, path)
         self.answer = self.backend.forward(
             [*map(Conditioning, calls)], RequestContext(), model=spec, plan=plan, compute_dtype="float32"
@@ -129,7 +129,7 @@ class Runner:
         working: int = 0,
         on_pixels: OnPixels = lambda *_: None,
     ) -> None:
-        """Decode clips with one of ComfyUI's VAEs."""
+        """Decode videos with one of ComfyUI's VAEs."""
         spec = spec_of("comfyui vae", path)
         self.answer = self.backend.decode(spec, requested_plan, "", latent, on_pixels, RequestContext(), working)
 
@@ -145,9 +145,9 @@ class Runner:
         adapters: AdapterSet = NONE,
         replaced: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> Tensor:
-        """The final latent, with blocks compiled if a compiler is named, and with adapters in the weights.
+        """Return the final latent, with blocks compiled if a compiler is named, and with adapters in the weights.
 
-        The tensors that are `replaced` travel in the place of the job's own, by their names in the message.
+        Tensors in `replaced` travel in place of the job's own, by their names in the message.
 
         The run is cancelled once the step `cancel_at` is reported or `is_cancelled` is True.
         """
@@ -194,30 +194,30 @@ class Runner:
         return self.answer.frame.tensors["result"]
 
     def diffusers(self) -> set[str]:
-        """The running workers' versions of diffusers."""
+        """Return the versions of diffusers in the running workers."""
         (group,) = self.backend._groups.values()
         return {member.diffusers for member in group._members.values()}
 
     def workers(self) -> list[int]:
-        """The running workers' process ids, by rank."""
+        """Return the running workers' process ids, by rank."""
         (group,) = self.backend._groups.values()
         return [process.pid for process in group._launched.processes if process.pid is not None]
 
     def end_workers(self) -> None:
-        """The next run starts new ones."""
+        """Stop the workers. The next run starts new ones."""
         for group in self.backend._groups.values():
             group.stop()
         self.backend._groups.clear()
 
     def close(self) -> None:
-        """End the workers and what starts them."""
+        """Stop the workers and the processes that start them."""
         self.backend.close()
         self._environment.undo()
 
 
 @pytest.fixture(scope="session")
 def run() -> Iterator[Runner]:
-    """Runs a job under a plan on real workers, which import the diffusers in the folder WORKERS_DIFFUSERS if it is set."""
+    """Provide a Runner on real workers, which import diffusers from the folder WORKERS_DIFFUSERS if it is set."""
     runner = Runner(Backend())
     with pytest.MonkeyPatch.context() as patch:
         if folder := os.environ.get("WORKERS_DIFFUSERS"):
@@ -228,25 +228,25 @@ def run() -> Iterator[Runner]:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Tiny models of 3 blocks by their number of heads."""
+    """Return tiny models of 3 blocks by their number of heads."""
     folder = tmp_path_factory.mktemp("models")
     return {heads: save_flux(folder / f"{heads}.safetensors", heads=heads, seed=heads) for heads in (3, 4)}
 
 
 def sigmas(steps: int, *, last: float = 0.0) -> Tensor:
-    """ComfyUI's `simple` schedule of the schnell type."""
+    """Return ComfyUI's `simple` schedule of the schnell type."""
     return torch.linspace(1, last, steps + 1)
 
 
 def relative_error(result: Tensor, reference: Tensor) -> float:
-    """Relative L2 error; NaN counts as infinite."""
+    """Return the relative L2 error; NaN counts as infinite."""
     assert result.shape == reference.shape
     error = ((result - reference).norm() / reference.norm()).item()
     return error if error == error else float("inf")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with the same number of workers run together, so that workers seldom start anew."""
+    """Sort tests by their number of workers, so that workers seldom start anew."""
     here = [item for item in items if Path(__file__).parent in item.path.parents]
     places = [index for index, item in enumerate(items) if item in here]
     for index, item in zip(places, sorted(here, key=_workers), strict=True):
@@ -254,7 +254,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the workers with this folder's last test, so that they are not in the way of other folders' tests."""
+    """Stop the workers after this folder's last test, so that they do not disturb tests of other folders."""
     last = nextitem is None or Path(__file__).parent not in nextitem.path.parents
     run = item.funcargs.get("run") if isinstance(item, pytest.Function) else None
     if last and isinstance(run, Runner):

@@ -19,16 +19,16 @@ from tests.support.programs import encoded_program
 from tests.support.tiny.flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
 
 PATIENCE = 2.0
-"""Seconds after the running model call within which a cancelled request has ended."""
+"""Seconds after the running model call by which a cancelled request has ended."""
 
 TEXTS = (9, 17, 25, 33, 41)
-"""Of the positive prompts: a forward for each length. The negative has one."""
+"""Text lengths of the positive prompts, with one forward each. The negative side has one prompt."""
 
 STEPS = 50
 
 
 def lopsided(runner: Runner, path: Path, steps: int, is_cancelled: Callable[[], bool] = lambda: False) -> Tensor:
-    """A denoise in which the positive side, one rank, has five times the negative's work."""
+    """Run a denoise in which one rank computes the positive side, with five times the work of the negative side."""
     generator = torch.Generator().manual_seed(5)
     tensors = {"x": torch.randn(1, 16, 16, 16, generator=generator), "sigmas": sigmas(steps)}
     tensors["program"] = encoded_program("euler", tensors["sigmas"], tensors["x"])

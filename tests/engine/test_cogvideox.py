@@ -36,7 +36,7 @@ SEED = 3
 
 @dataclass(frozen=True)
 class Video:
-    """A job: what is made by which type of model and which of CogVideoX's own samplers."""
+    """A job: a video's size and texts, the type of model, and one of CogVideoX's own samplers."""
 
     kind: str
     sampler: str = "cogvideox_ddim"
@@ -45,24 +45,24 @@ class Video:
     width: int = 10
     text: int = 7
     negative_text: int | None = None
-    """Tokens of the negative side, if not as many."""
+    """Number of tokens of the negative prompt, if it differs from the positive one's."""
     batch: int = 1
     form: str = ""
-    """How the file stores the blocks' matrices, if not in fp32 (one of FORMS)."""
+    """The form in which the file stores the blocks' matrices, if not fp32 (one of FORMS)."""
 
     @property
     def noise(self) -> Tensor:
-        """`[batch, 16, latent frames, height, width]`."""
+        """Return the noise `[batch, 16, latent frames, height, width]`."""
         return draw(self.batch, 16, self.frames, self.height, self.width, seed=1)
 
     @property
     def prompts(self) -> tuple[Tensor, Tensor]:
-        """Positive and negative text."""
+        """Return the positive and the negative text."""
         return draw(1, self.text, TEXT_WIDTH, seed=2), draw(1, self.negative_text or self.text, TEXT_WIDTH, seed=4)
 
     @property
     def image(self) -> Tensor:
-        """The picture to begin with, in pixels, 0 to 1."""
+        """Return the picture that the video begins with, in pixels, 0 to 1."""
         return draw(1, 3, 8 * self.height, 8 * self.width, seed=5).sigmoid()
 
     @property
@@ -72,7 +72,7 @@ class Video:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint of each type."""
+    """Return a checkpoint of each type."""
     folder = tmp_path_factory.mktemp("cogvideox")
     plain = {kind: save_cogvideox(folder / f"{kind}.safetensors", kind) for kind in TYPES}
     return plain | {f"5b {form}": save_as(form, plain["5b"]) for form in FORMS}
@@ -80,14 +80,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def vae() -> AutoencoderKLCogVideoX:
-    """What encodes the image for diffusers."""
+    """Return the VAE that encodes the image for diffusers."""
     blocks = {"block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1}
     return randomise(AutoencoderKLCogVideoX(latent_channels=16, scaling_factor=0.7, **blocks), seed=6)
 
 
 @pytest.fixture(scope="session")
 def original(vae: AutoencoderKLCogVideoX) -> Callable[[Video], Tensor]:
-    """The job by diffusers' pipeline."""
+    """Return a function that runs a job with diffusers' pipeline."""
     done: dict[Video, Tensor] = {}
 
     def make(job: Video) -> Tensor:
@@ -125,10 +125,10 @@ def original(vae: AutoencoderKLCogVideoX) -> Callable[[Video], Tensor]:
 
 @contextmanager
 def _noise_as_ours(job: Video) -> Iterator[None]:
-    """diffusers' DPM steps with the noise of ours: seed + 1, in ComfyUI's axis order, drawn once a step."""
+    """Give diffusers' DPM steps our noise: seed + 1, in ComfyUI's axis order, drawn once a step."""
     generator = torch.Generator().manual_seed(SEED + 1)
     noises = [torch.randn(job.noise.shape, generator=generator).transpose(1, 2) for _ in range(STEPS)]
-    # Between the first and the last step they draw twice and use the second.
+    # Between the first and the last step, diffusers draws twice and uses the second draw.
     draws = iter([noises[0], *(noise for each in noises[1:-1] for noise in (each, each)), noises[-1]])
     with replaced("diffusers.schedulers.scheduling_dpm_cogvideox.randn_tensor", lambda *_, **__: next(draws)):
         yield
@@ -136,14 +136,14 @@ def _noise_as_ours(job: Video) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ours(run: Runner, files: dict[str, Path], vae: AutoencoderKLCogVideoX) -> Callable[[Video, ResolvedPlan], Tensor]:
-    """The job on workers."""
+    """Return a function that runs a job on the workers."""
     return on_workers(run, files, vae)
 
 
 def on_workers(
     run: Runner, files: dict[str, Path], vae: AutoencoderKLCogVideoX
 ) -> Callable[[Video, ResolvedPlan], Tensor]:
-    """Runs a job on the workers of a runner."""
+    """Return a function that runs a job on the workers of a runner."""
 
     def make(job: Video, plan: ResolvedPlan) -> Tensor:
         alphas = schedulers(job.kind)[job.sampler].alphas_cumprod.clone()
@@ -217,7 +217,7 @@ def test_the_oldest_diffusers_in_workers_equals_the_installed_one_here(
     monkeypatch: pytest.MonkeyPatch,
     workers: int,
 ) -> None:
-    """What `exactness` marks is run with it by scripts/test.sh --all."""
+    """`scripts/test.sh --all` also runs the tests marked `exactness` with the oldest diffusers."""
     folder = os.environ["OLDEST_DIFFUSERS"]
     (oldest,) = distributions(name="diffusers", path=[folder])
     monkeypatch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
@@ -254,7 +254,7 @@ def test_plans_equal_diffusers(original: Original, ours: Ours, kind: str, plan: 
 @pytest.mark.parametrize(
     "plan", [cpu_plan(ulysses=4), pytest.param(cpu_plan(ulysses=8), marks=thorough)], ids=["ulysses 4", "ulysses 8"]
 )
-def test_30_heads_under_any_ulysses_degree(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
+def test_30_heads_equal_diffusers_under_ulysses_4_and_8(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
     job = Video("2b")
     assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
 
@@ -268,7 +268,9 @@ def test_30_heads_under_any_ulysses_degree(original: Original, ours: Ours, plan:
     ],
     ids=["cfg 2 x ring 2 x ulysses 2", "cfg 2 x ulysses 3", "cfg 2 x ulysses 4"],
 )
-def test_tokens_and_heads_that_do_not_divide_on_eight_ranks(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
+def test_uneven_tokens_and_heads_equal_diffusers_on_up_to_eight_ranks(
+    original: Original, ours: Ours, plan: ResolvedPlan
+) -> None:
     job = Video("1.5-i2v", "cogvideox_dpm", frames=6, text=8)
     tokens = 3 * 3 * 5 + job.text
     assert tokens % 4
@@ -285,8 +287,10 @@ def test_tokens_and_heads_that_do_not_divide_on_eight_ranks(original: Original, 
     ],
     ids=["one rank", "cfg 2", "cfg 2 x ring 2", "pipefusion 2 x ulysses 2"],
 )
-def test_texts_of_different_length_on_the_two_sides(ours: Ours, plan: ResolvedPlan) -> None:
-    """diffusers' pipeline wants them equal; here its transformer computes each side by itself, between its scheduler's steps."""
+def test_prompts_of_different_lengths_equal_diffusers(ours: Ours, plan: ResolvedPlan) -> None:
+    """diffusers' pipeline requires equal lengths. Here its transformer computes each prompt alone, between its scheduler's
+    steps.
+    """
     job = Video("5b", text=3, negative_text=12)
     transformer, scheduler = cogvideox("5b"), schedulers("5b")["cogvideox_ddim"]
     pipeline = CogVideoXPipeline(None, None, None, transformer, scheduler)
@@ -320,7 +324,7 @@ PIPED = [
 
 
 @product(kind=["2b-odd", "1.5-i2v"], plan=named(PIPED))
-def test_pipefusion_depends_on_patches_and_warm_up_alone(
+def test_pipefusions_result_depends_only_on_patches_and_warm_up(
     original: Original, ours: Ours, kind: str, plan: ResolvedPlan
 ) -> None:
     alone = cpu_plan(patches=plan.patches, warmup_steps=plan.warmup_steps)
@@ -333,7 +337,7 @@ def test_pipefusion_depends_on_patches_and_warm_up_alone(
 @each_plan(
     [cpu_plan(pipefusion=2), cpu_plan(cfg=2, pipefusion=2), cpu_plan(pipefusion=2, ring=2, ulysses=2, patches=4)]
 )
-def test_pipefusion_sends_what_its_formula_says(run: Runner, ours: Ours, plan: ResolvedPlan) -> None:
+def test_pipefusion_sends_the_bytes_of_its_formula(run: Runner, ours: Ours, plan: ResolvedPlan) -> None:
     job = Video("2b", frames=4, height=8, width=8, text=8)
     hidden, element, batch = 240, 4, 2 // plan.cfg
     tokens = batch * (4 * 4 * 4 + job.text)
@@ -366,7 +370,7 @@ def test_a_forward_of_1_5_equals_comfyuis_own_model(
 
 
 def comfyui_model(path: Path) -> Any:
-    """ComfyUI's own CogVideoX with the weights of a file, in fp32."""
+    """Return ComfyUI's own CogVideoX with the weights of a file, in fp32."""
     comfy_on_path()
     import comfy.model_detection
 

@@ -1,4 +1,4 @@
-"""What a run costs, counted: bytes sent against the formulas, weights and caches held, and no drain between steps."""
+"""Counted costs of a run: bytes sent against the formulas, bytes of weights and caches, and no drain between steps."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TOKENS = BATCH * (TEXT + IMAGE)
 
 
 def even_job(models: dict[int, Path]) -> Job:
-    """Token counts that every degree divides, as the formulas assume."""
+    """Return a job whose token counts are divisible by every degree, as the formulas assume."""
     return Job(models[HEADS], sigmas(STEPS), height=2 * ROWS, width=2 * ROWS, text=(TEXT, TEXT))
 
 
 def reports(run: Runner, job: Job, plan: ResolvedPlan) -> list[RankCostReply]:
-    """Each rank's report, in rank order."""
+    """Return each rank's report, in rank order."""
     run(job, plan)
     assert run.answer is not None
     assert len(run.answer.reports) == plan.world_size
@@ -43,7 +43,7 @@ Reported = Callable[[ResolvedPlan], list[RankCostReply]]
 
 @pytest.fixture(scope="module")
 def reported(run: Runner, models: dict[int, Path]) -> Reported:
-    """The reports of the even job under a plan, which is run once."""
+    """Return a function that gives the reports of the even job under a plan. It runs each plan once."""
     return functools.cache(lambda plan: reports(run, even_job(models), plan))
 
 
@@ -54,7 +54,7 @@ SEQUENCE = [
 
 
 @pytest.mark.parametrize("plan", SEQUENCE, ids=lambda plan: plan.degrees)
-def test_ulysses_and_ring_send_what_their_formulas_say(reported: Reported, plan: ResolvedPlan) -> None:
+def test_ulysses_and_ring_send_the_bytes_of_their_formulas(reported: Reported, plan: ResolvedPlan) -> None:
     ranks = plan.ring * plan.ulysses
     share = TOKENS * HIDDEN / ranks * BLOCKS * ELEMENT * STEPS
     for report in reported(plan):
@@ -66,7 +66,7 @@ def test_ulysses_and_ring_send_what_their_formulas_say(reported: Reported, plan:
 
 
 @pytest.mark.parametrize("shares", [(1, 1, 1, 1), (100, 60, 40, 20)], ids=str)
-def test_uneven_tokens_and_heads_send_their_exact_sums(
+def test_uneven_tokens_and_heads_send_exactly_the_counted_bytes(
     run: Runner, models: dict[int, Path], shares: tuple[int, ...]
 ) -> None:
     job = Job(models[3], sigmas(STEPS), height=17, width=13, text=(21, 21))
@@ -92,7 +92,7 @@ PIPES = [
 
 
 @pytest.mark.parametrize("plan", PIPES, ids=lambda plan: f"{plan.degrees}, {plan.patches} patches")
-def test_pipefusion_and_cfg_send_what_their_formulas_say(
+def test_pipefusion_and_cfg_send_the_bytes_of_their_formulas(
     reported: Reported, models: dict[int, Path], plan: ResolvedPlan
 ) -> None:
     job = even_job(models)
@@ -119,7 +119,7 @@ def test_pipefusion_and_cfg_send_what_their_formulas_say(
 
 
 def block_bytes(number: int) -> int:
-    """Bytes of a tiny model's block: one double block, then two single ones."""
+    """Return the bytes of a tiny model's block: number 0 is a double block, the next two are single blocks."""
     h = HIDDEN
     linear = lambda width_in, width_out: width_in * width_out + width_out  # noqa: E731
     if number == 0:
@@ -178,7 +178,7 @@ def test_the_pipeline_does_not_drain_between_steps(
     order = [(call, patch) for call in range(warmup, steps) for patch in range(patches)]
     for stage in spans:
         assert [key for key in stage if key[1] >= 0] == order
-    # One overlap will do: a stage that waits for the end of a call has none, and a busy machine may keep it from some.
+    # One overlap is enough: a stage that waits for the end of a call has none, and a busy machine may prevent some.
     begins = [spans[0][call + 1, 0][0] for call in range(warmup, steps - 1)]
     ends = [spans[-1][call, patches - 1][1] for call in range(warmup, steps - 1)]
     assert any(begin < end for begin, end in zip(begins, ends, strict=True)), (
@@ -195,13 +195,13 @@ Spans = dict[tuple[int, int], tuple[float, float]]
 
 
 def stage_spans(file: Path) -> Spans:
-    """(call, patch) -> begin and end, in the order of the events."""
+    """Return for each (call, patch) its begin and end, in the order of the events."""
     events = [event for event in json.loads(file.read_text())["traceEvents"] if event["name"] == "stage"]
     return {(e["args"]["call"], e["args"]["patch"]): (e["ts"], e["ts"] + e["dur"]) for e in events}
 
 
 def unit_makespan(spans: list[Spans], order: list[tuple[int, int]], patches: int) -> int:
-    """How long the traced order of events takes if every piece of work takes one unit of time."""
+    """Return the number of time units that the traced order of events takes if every piece of work takes one unit."""
     ends: dict[tuple[int, int, int], int] = {}
     last_stage = len(spans) - 1
     for call, patch in order:

@@ -1,4 +1,4 @@
-"""Frames of clips come to this process while workers decode the next ones."""
+"""Frames of a video arrive in this process while the workers decode later frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOLERANCE = 1e-5
 
 
 @thorough
-def test_clips_of_a_batch_come_one_after_another(run, tmp_path):
+def test_frames_of_a_batch_arrive_video_by_video(run, tmp_path):
     vae, kind = tmp_path / "vae.safetensors", KINDS["wan"]
     save_comfy_vae(vae, "wan")
     latents = torch.randn(2, kind.latent[1], 9, *kind.latent[3:], generator=torch.Generator().manual_seed(1))

@@ -1,7 +1,7 @@
-"""Blocks compiled by inductor in real workers: what a second start finds, and a machine without a C++ compiler.
+"""Blocks compiled by inductor in real workers: a second start reuses the cache, and a machine may lack a C++ compiler.
 
-Each test has a cache of its own, which is empty at first. That the result is ComfyUI's is shown with it; more plans and
-kinds of file are in `features/test_inductor`.
+Each test has a cache of its own, which is empty at first. Each result is compared with ComfyUI's; more plans and kinds of file
+are in `features/test_inductor`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tests.support.selection import thorough
 STEPS, BLOCKS = 2, 3
 PLAN = cpu_plan(ulysses=2, blocks=BLOCKS)
 GRAPHS, KERNELS = "fxgraph", ".so"
-"""Where torch keeps what it has made of a graph, and what a compiled kernel's name ends with."""
+"""The folder of torch's compiled graphs in its cache, and the ending of a compiled kernel's file name."""
 
 pytestmark = thorough
 
 
 @pytest.fixture
 def cache(run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder in which workers keep what they compile; they start anew before the test and behind it."""
+    """Provide the folder in which workers keep compiled code. The workers start anew before and after the test."""
     run.end_workers()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     yield tmp_path
@@ -41,7 +41,7 @@ def job(models: dict[int, Path]) -> Job:
 
 @pytest.fixture(scope="module")
 def expected(job: Job) -> torch.Tensor:
-    """The job by ComfyUI's own model and sampler."""
+    """Return the job's result by ComfyUI's own model and sampler."""
     positive, negative = job.prompts
     return simulate(
         job.tensors, noise=job.noise, sigmas=job.sigmas.clone(), cfg=job.cfg, sampler=job.sampler, seed=job.seed,
@@ -50,18 +50,18 @@ def expected(job: Job) -> torch.Tensor:
 
 
 def files(folder: Path) -> set[str]:
-    """All that is in a cache."""
+    """Return all files in a cache."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def uncompiled(run: Runner) -> tuple[str, ...]:
-    """What the last run said of kinds that are not compiled."""
+    """Return the last run's messages about kinds of blocks that are not compiled."""
     assert run.answer is not None
     said: tuple[str, ...] = run.answer.frame.message.uncompiled
     return said
 
 
-def test_workers_that_start_anew_compile_nothing(run: Runner, job: Job, expected: torch.Tensor, cache: Path) -> None:
+def test_restarted_workers_compile_nothing(run: Runner, job: Job, expected: torch.Tensor, cache: Path) -> None:
     first = run(job, PLAN, compiler="inductor")
     assert relative_error(first, expected) <= TOLERANCE
     kept = files(cache)
@@ -73,7 +73,7 @@ def test_workers_that_start_anew_compile_nothing(run: Runner, job: Job, expected
     assert files(cache) == kept
 
 
-def test_without_a_compiler_the_blocks_run_as_they_are_which_is_said_once(
+def test_without_a_compiler_the_blocks_run_uncompiled_and_one_message_says_so(
     run: Runner, job: Job, expected: torch.Tensor, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")

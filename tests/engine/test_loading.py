@@ -1,4 +1,4 @@
-"""Loading in real workers: bytes read, memory and address space taken, and ends in the middle of it."""
+"""Loading in real workers: bytes read, memory and address space used, and interruptions while loading."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ from tests.support.tiny.formats import save_gguf, save_scaled
 MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
 SLACK = 300 * MEBIBYTE
-"""What a worker may take while loading above its weights and what it has when idle."""
+"""Bytes that a worker may use while loading, above its weights and its idle memory."""
 
 READ_AHEAD = 8 * MEBIBYTE
-"""What the kernel may read of the disk beside what is asked for: the rest of pages, and pages of the workers' own code."""
+"""Bytes that the kernel may read from the disk beyond those asked for: the rest of pages, and pages of the workers'
+own code.
+"""
 
 BLOCKS = 4
 PLANS = {
@@ -67,7 +69,7 @@ run.close()
 
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A FLUX of 363 MiB in 4 blocks."""
+    """Return a FLUX file of 363 MiB in 4 blocks."""
     return save_flux(tmp_path_factory.mktemp("big") / "big.safetensors", heads=8, single_blocks=BLOCKS - 1)
 
 
@@ -78,14 +80,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fresh(run: Runner) -> Iterator[Runner]:
-    """Workers of this test alone."""
+    """Provide workers for this test only."""
     run.end_workers()
     yield run
     run.end_workers()
 
 
 def padded(path: Path, tensors: dict[str, torch.Tensor], size: int) -> Path:
-    """A file of tensors and one more, unused, that makes it `size` bytes larger; it takes no room on disk."""
+    """Write the tensors and an unused one that makes the file `size` bytes larger. The padding takes no space on disk."""
     data = save(tensors)
     length = struct.unpack("<Q", data[:8])[0]
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
@@ -115,12 +117,12 @@ def test_every_byte_is_read_once_and_memory_stays_small(
 
 @pytest.fixture(scope="module")
 def gigabyte(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny FLUX and 1 GiB beside it."""
+    """Return a file of the tiny FLUX with 1 GiB of padding."""
     tensors = flux_tensors(heads=2, single_blocks=BLOCKS - 1)
     return padded(tmp_path_factory.mktemp("gigabyte") / "padded.safetensors", tensors, GIBIBYTE)
 
 
-@thorough  # the yardstick of the next test
+@thorough  # shows the limit of the next test
 def test_load_file_needs_address_space_for_the_whole_file(gigabyte: Path) -> None:
     script = (
         "import resource, sys, torch; from pathlib import Path; from safetensors.torch import load_file\n"
@@ -148,7 +150,7 @@ def test_a_file_larger_than_the_address_space_loads(fresh: Runner, gigabyte: Pat
 
 
 def in_the_middle(do: Callable[[], None]) -> tuple[Callable[[int, int], None], list[tuple[int, int]]]:
-    """A listener that does something when loading has begun, and what it was told."""
+    """Return a listener that calls `do` when loading has begun, and the list of progress that the listener received."""
     told: list[tuple[int, int]] = []
 
     def on_loading(done: int, total: int) -> None:
@@ -159,7 +161,7 @@ def in_the_middle(do: Callable[[], None]) -> tuple[Callable[[int, int], None], l
     return on_loading, told
 
 
-def test_cancel_while_loading(fresh: Runner, big: Path, tiny: Path) -> None:
+def test_cancel_while_loading_keeps_the_workers_and_the_loaded_model(fresh: Runner, big: Path, tiny: Path) -> None:
     plan, cancelled = PLANS["replicated 2"], []
     expected = fresh(Job(tiny, sigmas(2)), plan)
     workers = fresh.workers()
@@ -174,7 +176,7 @@ def test_cancel_while_loading(fresh: Runner, big: Path, tiny: Path) -> None:
     assert sum(report.read for report in fresh.answer.reports) > 0
 
 
-def test_a_file_that_shrinks_while_it_is_loaded(
+def test_a_file_that_shrinks_while_loading_gives_one_error_and_the_next_run_works(
     fresh: Runner, tmp_path: Path, big: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -190,7 +192,7 @@ def test_a_file_that_shrinks_while_it_is_loaded(
     assert told
     assert "Traceback" not in str(failure.value)
     assert "\n" not in str(failure.value)
-    go_on = isinstance(failure.value, Refused)  # where every rank found the end at the same point
+    go_on = isinstance(failure.value, Refused)  # true if every rank found the end at the same point
     assert {Path(f"/proc/{pid}").exists() for pid in workers} == {go_on}
     assert len(list(tmp_path.glob("comfyui-parallel-*"))) == int(go_on), "the workers' folder with socket and logs"
     assert relative_error(fresh(Job(tiny, sigmas(2)), plan), expected) <= TOLERANCE
@@ -207,7 +209,7 @@ def formats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def with_flips(source: Path, path: Path, count: int, seed: int) -> Path:
-    """A copy with bits flipped in tensors, wherever."""
+    """Write a copy of a file with bits flipped anywhere in its tensors."""
     data = bytearray(source.read_bytes())
     body = min(entry.offset for entry in read_header(source).entries.values())
     generator = random.Random(seed)
@@ -220,8 +222,10 @@ def with_flips(source: Path, path: Path, count: int, seed: int) -> Path:
 @pytest.mark.parametrize(
     "kind", [pytest.param("plain", marks=thorough), pytest.param("scaled fp8", marks=thorough), "GGUF"]
 )
-def test_bits_flipped_in_the_body(run: Runner, formats: dict[str, Path], tmp_path: Path, kind: str) -> None:
-    """No format has checksums: what comes out is the model that the file now holds, or, if it is none, one sentence."""
+def test_bits_flipped_in_a_file_give_a_result_or_one_error_about_the_file(
+    run: Runner, formats: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    """No format has checksums. The result is that of the model in the damaged file, or one sentence if it is not finite."""
     plan, source = PLANS["pipefusion 2"], formats[kind]
     expected = run(Job(source, sigmas(2)), plan)
     workers, refused, messages = run.workers(), [], []
@@ -240,9 +244,9 @@ def test_bits_flipped_in_the_body(run: Runner, formats: dict[str, Path], tmp_pat
     assert run.workers() == workers
 
 
-@thorough  # it imports torch again
-def test_a_full_shared_memory_is_not_in_the_way(tiny: Path) -> None:
-    """In a mount namespace whose /dev/shm has 64 KiB, all of them taken."""
+@thorough  # the test imports torch again
+def test_loading_works_with_a_full_shared_memory(tiny: Path) -> None:
+    """The test runs in a mount namespace whose /dev/shm has 64 KiB, all of them in use."""
     namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
     mount = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
     if subprocess.run([*namespace, "sh", "-c", mount], capture_output=True, check=False).returncode:

@@ -1,4 +1,4 @@
-"""Out of memory in a worker: one error with the numbers and a plan that fits, which it does; and the next run works."""
+"""Out of memory in a worker gives one error with the numbers and a plan. That plan fits, and the next run works."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def small(models: dict[int, Path], heads: int = 4) -> Job:
 
 
 def weights(run: Runner) -> int:
-    """Bytes of the model on the fullest worker of the last run."""
+    """Return the bytes of the model on the worker that held most in the last run."""
     assert run.answer is not None
     return max(report.weights for report in run.answer.reports)
 
 
 def worker(rank: int) -> psutil.Process:
-    """The worker of a rank that this process's fork server has; a ComfyUI of other tests has its own."""
+    """Return the worker of a rank that this process's fork server started. A ComfyUI of other tests has its own workers."""
     servers = psutil.Process().children()
     (found,) = (p for server in servers for p in server.children() if p.name() == f"parallel-rank{rank}")
     return found
@@ -75,9 +75,9 @@ def test_a_part_over_the_limit_is_one_error_with_a_plan_that_fits(run, models, w
     assert torch.allclose(again, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_an_allocation_that_fails_is_one_error_that_says_how_much_was_asked_and_what_was_held(run, models):
+def test_a_failing_allocation_is_one_error_with_the_bytes_asked_for_and_held(run, models):
     plan = cpu_plan(ulysses=2)
-    run(small(models), cpu_plan())  # other workers, so that the next ones hold nothing yet
+    run(small(models), cpu_plan())  # starts other workers, so that the next ones hold nothing yet
     expected = run(small(models), plan)
     held = weights(run)
     victim = worker(1)
@@ -92,7 +92,7 @@ def test_an_allocation_that_fails_is_one_error_that_says_how_much_was_asked_and_
     )
     said = re.fullmatch(words, str(caught.value))
     assert said, caught.value
-    asked, free, advice = said.groups()  # which allocation fails depends on what the process has had before
+    asked, free, advice = said.groups()  # which allocation fails depends on the process's earlier memory
     instead = f"{held / 2e6:.3g} MB of weights on each worker instead of {held / 1e6:.3g} MB"
     assert advice == (
         f"Use weights sharded in Parallel Plan, which needs {instead}."
@@ -102,7 +102,7 @@ def test_an_allocation_that_fails_is_one_error_that_says_how_much_was_asked_and_
     assert torch.equal(run(small(models), plan), expected)
 
 
-def test_two_models_stay_within_a_limit_for_both_and_take_turns_within_one_for_one(run, models):
+def test_two_models_stay_on_the_device_if_the_limit_allows_both_and_take_turns_otherwise(run, models):
     plan = cpu_plan(ulysses=2)
     one, other = small(models, 4), small(models, 3)
     first, second = run(one, plan), run(other, plan)
@@ -124,8 +124,10 @@ def test_two_models_stay_within_a_limit_for_both_and_take_turns_within_one_for_o
 @pytest.mark.parametrize(
     "plan", [cpu_plan(ulysses=2), cpu_plan(pipefusion=2, ulysses=2, cfg=2)], ids=lambda plan: plan.degrees
 )
-def test_a_worker_that_dies_while_weights_wait_leaves_no_copy_of_them(run: Runner, models, plan):
-    """Each stage has one copy, whatever its ranks; it goes when they are restored, or with the last of them."""
+def test_a_worker_killed_while_weights_are_on_the_host_leaves_no_copy_of_them(run: Runner, models, plan):
+    """Each stage has one copy for all of its ranks. The copy is freed when the weights are restored, or with the stage's last
+    rank.
+    """
     job = small(models)
     run.end_workers()
     expected = run(job, plan)
@@ -148,7 +150,7 @@ def test_a_worker_that_dies_while_weights_wait_leaves_no_copy_of_them(run: Runne
 
 
 def wait_for_room() -> None:
-    """Until the machine has memory in which weights may wait: other tests beside this one take and give it."""
+    """Wait until the host has memory for released weights: tests in other processes use and free it too."""
     until = time.monotonic() + 120
     while available_on_host() < HOST_RESERVE + (1 << 30):
         assert time.monotonic() < until, "this machine has too little memory free for weights to wait in"
@@ -156,12 +158,12 @@ def wait_for_room() -> None:
 
 
 def copies(pid: int) -> int:
-    """How many copies of weights off their devices a process sees."""
+    """Return the number of copies of released weights that a process maps."""
     return Path(f"/proc/{pid}/maps").read_text().count("memfd:parallel weights")
 
 
-def test_what_a_decode_computes_with_is_made_room_for(run, models, tmp_path):
-    run.end_workers()  # with what other tests have left in them
+def test_a_decode_frees_memory_for_its_activations(run, models, tmp_path):
+    run.end_workers()  # other tests have left models in them
     run(small(models), cpu_plan(ulysses=2))
     held, room = weights(run), 10_000_000
     vae = tmp_path / "vae.safetensors"
@@ -176,10 +178,10 @@ def test_what_a_decode_computes_with_is_made_room_for(run, models, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [2])
-def test_comfyui_takes_a_model_off_the_device_that_it_asks_for_and_off_all_when_it_unloads_all(
+def test_comfyui_frees_one_device_or_all_of_them(
     run: Runner, models, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own memory management, which has two devices here."""
+    """ComfyUI's own memory management runs, with two devices."""
     comfy_on_path()
     import comfy.model_management as management
 
@@ -231,7 +233,7 @@ def test_comfyui_takes_a_model_off_the_device_that_it_asks_for_and_off_all_when_
 
 @dataclass(frozen=True)
 class Weights:
-    """A model in the workers, as ComfyUI's memory management is told of it."""
+    """A model in the workers, as ComfyUI's memory management sees it."""
 
     backend: Backend
     spec: ModelSpec

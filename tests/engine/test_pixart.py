@@ -27,7 +27,7 @@ SCHEDULE = {"beta_start": 0.0001, "beta_end": 0.02, "beta_schedule": "linear"}
 
 @dataclass(frozen=True)
 class Picture:
-    """A job; `text` counts the tokens that the masks of both prompts let through, of as many as there are."""
+    """A job. `text` counts the tokens that the masks of both prompts let through, of `tokens` in all."""
 
     sampler: str = "dpmpp_2m"
     micro_conditions: bool = True
@@ -36,7 +36,7 @@ class Picture:
     text: tuple[int, int] = (5, 2)
     tokens: int = 9
     form: str = ""
-    """How the file stores the blocks' matrices, if not in fp32 (one of FORMS)."""
+    """The form in which the file stores the blocks' matrices, if not fp32 (one of FORMS)."""
 
     @property
     def noise(self) -> Tensor:
@@ -44,7 +44,7 @@ class Picture:
 
     @property
     def prompts(self) -> list[tuple[Tensor, Tensor]]:
-        """Text and mask of the positive and the negative side."""
+        """Return text and mask of the positive and the negative prompt."""
         return [
             (draw(1, self.tokens, TEXT_WIDTH, seed=seed), (torch.arange(self.tokens) < shown)[None].float())
             for seed, shown in zip((2, 3), self.text, strict=True)
@@ -58,7 +58,7 @@ class Picture:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, str], Path]:
-    """A checkpoint with and without micro-conditions, and the first in every form."""
+    """Return checkpoints with and without micro-conditions, and the former in every form."""
     folder = tmp_path_factory.mktemp("pixart")
     plain = {micro: save_pixart(folder / f"{micro}.safetensors", micro_conditions=micro) for micro in (True, False)}
     return {(micro, ""): path for micro, path in plain.items()} | {
@@ -68,7 +68,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, str], Pa
 
 @pytest.fixture(scope="session")
 def original() -> Callable[[Picture], Tensor]:
-    """The job by diffusers' pipeline."""
+    """Return a function that runs a job with diffusers' pipeline."""
     done: dict[Picture, Tensor] = {}
 
     def make(job: Picture) -> Tensor:
@@ -98,7 +98,7 @@ def original() -> Callable[[Picture], Tensor]:
 
 @pytest.fixture(scope="session")
 def ours(run: Runner, files: dict[tuple[bool, str], Path]) -> Callable[[Picture, ResolvedPlan], Tensor]:
-    """The job on workers."""
+    """Return a function that runs a job on the workers."""
 
     def make(job: Picture, plan: ResolvedPlan) -> Tensor:
         scheduler = job.scheduler()
@@ -174,12 +174,12 @@ def test_other_jobs_equal_diffusers(original: Original, ours: Ours, workers: int
 
 
 @pytest.mark.parametrize("workers", [2])
-def test_the_mask_matters(original: Original, ours: Ours, workers: int) -> None:
+def test_another_text_mask_changes_the_result(original: Original, ours: Ours, workers: int) -> None:
     assert relative_error(ours(Picture(text=(5, 9)), cpu_plan(cfg=workers)), original(Picture())) > 1e-3
 
 
 @pytest.mark.parametrize("workers", [4])
-def test_pipefusion_depends_on_patches_and_warm_up_alone(original: Original, ours: Ours, workers: int) -> None:
+def test_pipefusions_result_depends_only_on_patches_and_warm_up(original: Original, ours: Ours, workers: int) -> None:
     job = Picture()
     reference = ours(job, cpu_plan(pipefusion=2, ulysses=2, patches=3))
     assert relative_error(ours(job, cpu_plan(cfg=2, pipefusion=2, patches=3)), reference) <= TOLERANCE

@@ -1,4 +1,4 @@
-"""The automatic plan on real workers: measured once, ranked, explained, and refused for memory with the numbers."""
+"""The automatic plan on real workers: measured once, ranked, explained, and refused with the numbers if memory is short."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def test_this_machine_is_measured_once_and_the_ranking_logged(backend, models, c
     choose(backend, other)
     assert kept.read_bytes() == measured and "Chosen" in caplog.text
     choose(backend, question(models[4], devices="cpu:2", attention="sdpa"))
-    assert len([*cache.glob("machine-*.json")]) == 2  # with the kernel that is asked for
+    assert len([*cache.glob("machine-*.json")]) == 2  # a second file, for the requested kernel
 
 
 @pytest.mark.parametrize("workers", [2])
-def test_it_says_so_when_one_device_is_faster(backend, models, cache, caplog, workers) -> None:
-    """Fast devices on a link of 1 MB/s, as if measured before: what this machine is doing beside is of no matter."""
+def test_a_log_line_says_when_one_device_is_faster(backend, models, cache, caplog, workers) -> None:
+    """The stored measurement has fast devices on a link of 1 MB/s, so that this machine's load does not matter."""
     choose(backend, question(models[4], text=25, devices="cpu:2"))
     (kept,) = cache.glob("machine-*.json")
     machine = msgspec.json.decode(kept.read_bytes(), type=Machine)
@@ -143,10 +143,10 @@ def test_a_plan_that_does_not_fit_is_refused_with_one_that_does(backend, models,
 
 
 @pytest.mark.parametrize("workers", [2])
-def test_free_memory_is_asked_again_of_workers_that_have_loaded_all_kernels(
+def test_free_memory_is_measured_again_on_workers_that_loaded_all_kernels(
     run, backend, models, cache, monkeypatch: pytest.MonkeyPatch, workers
 ) -> None:
-    """As on GPUs that are linked: the plans that were compared first need no such workers, and the chosen one does."""
+    """As on linked GPUs, the first plans compared need no such workers, and the chosen plan does."""
     monkeypatch.setattr(host_backend, "wants_kernels_early", lambda plan: plan.pipefusion > 1)
     gigabytes = 4e-9 * question(models[4]).shape.parameters
     asked = question(models[4], text=29, devices="cpu:2", pipefusion=0, memory_limit=2 * 0.9 * gigabytes)

@@ -1,4 +1,4 @@
-"""Every product of parallel forms gives the result of one rank; PipeFusion's is its rule's."""
+"""Every product of parallel forms gives the result of one rank; PipeFusion's result follows its rule."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ Simulated = Callable[..., Tensor]
 
 
 def job_of(models: dict[int, Path], heads: int, **settings: object) -> Job:
-    """A denoise with odd token counts: a latent of 17 x 5, text of 21 and 8 tokens."""
+    """Return a denoise with odd token counts: a latent of 17 x 5, texts of 21 and 8 tokens."""
     return Job(models[heads], sigmas(STEPS), height=17, width=5, text=(21, 8), **settings)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="session")
 def simulated() -> Simulated:
-    """The same job by ComfyUI's own model and sampler in one process, under PipeFusion's rule; exact for one patch."""
+    """Return a function that runs a job with ComfyUI's own model and sampler in one process, under PipeFusion's rule.
+
+    One patch gives the exact result.
+    """
     done: dict[object, Tensor] = {}
     loaded = functools.cache(lambda path: load_model(load_file(path)))
 
@@ -61,7 +64,7 @@ def simulated() -> Simulated:
 
 
 def products(workers: int, heads: int, blocks: int = BLOCKS, **requested_plan: object) -> list[ResolvedPlan]:
-    """All factorisations of a number of workers over cfg, pipefusion, ring and ulysses."""
+    """Return all factorisations of a number of workers over cfg, pipefusion, ring and ulysses."""
     plan = ParallelPlan(devices=f"cpu:{workers}", pipefusion=0, **requested_plan)  # type: ignore[arg-type]
     return candidates(plan, 0, ModelLimits(heads, 128, blocks), Workload(batch=1, has_uncond=True, token_rows=8))
 
@@ -74,11 +77,10 @@ WORKERS = (2, 3, 4, 6, 8)
 
 
 def _marks(workers: int, heads: int, plan: ResolvedPlan) -> list[pytest.MarkDecorator]:
-    """The quick run takes heads that do not divide, where a plan takes them, and no more than four workers.
+    """Mark cases for `--all`. The quick run has uneven heads, where a plan allows them, and at most four workers.
 
-    Eight of them it has in test_pipefusion_follows_its_rule_exactly.
-
-    Four heads it has in test_pipefusion_depends_on_patches_and_warm_up_alone, under each plan.
+    The quick run has eight workers in test_pipefusion_follows_its_rule_exactly, and four heads under each plan in
+    test_pipefusions_result_depends_only_on_patches_and_warm_up.
     """
     quick = (heads == 3 or plan.ulysses > 3) and workers <= 4
     return [] if quick else [thorough]
@@ -115,7 +117,7 @@ def test_sharded_weights_are_exact(run: Runner, models: dict[int, Path], simulat
 
 
 @pytest.mark.parametrize("batch", [pytest.param(2, marks=thorough), 3])
-def test_a_batch_spread_over_groups_comes_back_in_order(
+def test_a_batch_divided_over_groups_returns_in_order(
     run: Runner, models: dict[int, Path], simulated: Simulated, batch: int
 ) -> None:
     for sampler in ("euler", "dpmpp_2m_sde"):
@@ -142,7 +144,7 @@ def test_pipefusion_follows_its_rule_exactly(
     job = job_of(models, 4, sampler=sampler)
     result = run(job, plan)
     assert relative_error(result, simulated(job, plan.patches, plan.warmup_steps)) <= TOLERANCE
-    assert relative_error(result, simulated(job)) > 10 * TOLERANCE  # it is stale indeed
+    assert relative_error(result, simulated(job)) > 10 * TOLERANCE  # the patches are stale
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_references_go_with_the_first_patch(
     error = relative_error(result, simulated(job, plan.patches, plan.warmup_steps))
     print(f"off by {error:.1e}")
     assert error <= TOLERANCE
-    assert relative_error(result, simulated(job)) > 10 * TOLERANCE  # it is stale indeed
+    assert relative_error(result, simulated(job)) > 10 * TOLERANCE  # the patches are stale
     assert relative_error(result, simulated(job_of(models, 4), plan.patches)) > 10 * TOLERANCE
 
 
@@ -172,14 +174,14 @@ OF_2_4, OF_8 = (
 def check_determined(
     run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan, determined: tuple[int, int]
 ) -> None:
-    """The result of a plan with these patches and steps of warm-up is the rule's."""
+    """Assert that a plan's result with these patches and warm-up steps is that of PipeFusion's rule."""
     job, (patches, warmup) = job_of(models, 4), determined
     result = run(job, msgspec.structs.replace(plan, patches=patches, warmup_steps=warmup))
     assert relative_error(result, simulated(job, patches, warmup)) <= TOLERANCE
 
 
 @product(plan=OF_2_4, determined=DETERMINED)
-def test_pipefusion_depends_on_patches_and_warm_up_alone(
+def test_pipefusions_result_depends_only_on_patches_and_warm_up(
     run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan, determined: tuple[int, int]
 ) -> None:
     check_determined(run, models, simulated, plan, determined)
@@ -187,7 +189,7 @@ def test_pipefusion_depends_on_patches_and_warm_up_alone(
 
 @thorough
 @product(plan=OF_8, determined=DETERMINED)
-def test_pipefusion_on_eight_ranks_depends_on_patches_and_warm_up_alone(
+def test_pipefusions_result_on_eight_ranks_depends_only_on_patches_and_warm_up(
     run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan, determined: tuple[int, int]
 ) -> None:
     check_determined(run, models, simulated, plan, determined)
@@ -224,7 +226,7 @@ def test_other_patches_and_warm_up_use_the_same_connections(
 
 
 @pytest.mark.parametrize("plan", [cpu_plan(pipefusion=2, patches=3), cpu_plan(pipefusion=2, ring=2, patches=4)])
-def test_cancel_in_the_middle_of_streaming_leaves_the_workers_right(
+def test_a_run_after_a_cancel_while_patches_stream_is_exact(
     run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan
 ) -> None:
     long = Job(models[4], sigmas(300), height=17, width=5, text=(21, 8))
@@ -238,7 +240,7 @@ def test_cancel_in_the_middle_of_streaming_leaves_the_workers_right(
     "plan",
     [cpu_plan(cfg=2, pipefusion=2, patches=3), pytest.param(cpu_plan(cfg=2, ulysses=2, patches=3), marks=thorough)],
 )
-def test_prompts_that_end_early_on_one_side_keep_all_ranks_in_step(
+def test_a_prompt_that_ends_early_on_one_side_gives_the_result_of_one_rank(
     run: Runner, models: dict[int, Path], plan: ResolvedPlan
 ) -> None:
     job = job_of(models, 4, positive_ends=0.4)
@@ -248,7 +250,7 @@ def test_prompts_that_end_early_on_one_side_keep_all_ranks_in_step(
 
 
 @product(patches=[2, 3, 4, 7], warmup=[1, 2])
-def test_one_rank_with_patches_is_the_reference(
+def test_one_rank_with_patches_follows_pipefusions_rule(
     run: Runner, models: dict[int, Path], simulated: Simulated, patches: int, warmup: int
 ) -> None:
     job = job_of(models, 4)
@@ -265,10 +267,10 @@ def test_one_rank_with_patches_is_the_reference(
         pytest.param(cpu_plan(ulysses=2), [], id="ulysses 2"),
     ],
 )
-def test_calls_of_both_sides_are_computed_side_by_side(
+def test_calls_of_both_prompts_run_on_two_halves_of_the_ranks(
     run: Runner, models: dict[int, Path], plan: ResolvedPlan, senders: list[int]
 ) -> None:
-    """Each call on one half of the ranks, which sends the others its output alone."""
+    """Half of the ranks compute each call, and send the other half only the output."""
     job = job_of(models, 4)
     calls = [
         {"x": job.noise, "timestep": torch.ones(job.batch), "context": context, "y": pooled}

@@ -1,4 +1,4 @@
-"""A sampler's program that is not well-formed never runs, and the workers stay."""
+"""A malformed sampler program never runs, and the workers stay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.programs import encoded_program
 from tests.support.tiny.flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
 
 
-def test_what_is_not_well_formed_is_refused_and_the_workers_stay(run: Runner, tmp_path: Path) -> None:
+def test_a_malformed_program_is_refused_and_the_workers_stay(run: Runner, tmp_path: Path) -> None:
     path = save_flux(tmp_path / "model.safetensors", heads=4, single_blocks=3)
     tensors = {"x": torch.randn(1, 16, 8, 8), "sigmas": torch.tensor([1.0, 0.5, 0.0])}
     tensors |= {"prompt.context": torch.randn(1, 9, TEXT_WIDTH), "prompt.y": torch.randn(1, POOLED_WIDTH)}

@@ -1,4 +1,6 @@
-"""Streamed weights in real workers: exact, one copy in host memory for all, and no more on the device than the window."""
+"""Streamed weights in real workers: exact results, one copy in host memory for all ranks, and at most the window on
+the device.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 def simulated(job: Job, patches: int = 1, warmup_steps: int = 1) -> torch.Tensor:
-    """The job by ComfyUI's own model and sampler, under PipeFusion's rule."""
+    """Return the job's result by ComfyUI's own model and sampler, under PipeFusion's rule."""
     settings = {
         "noise": job.noise,
         "sigmas": job.sigmas.clone(),
@@ -55,12 +57,12 @@ def simulated(job: Job, patches: int = 1, warmup_steps: int = 1) -> torch.Tensor
 
 @pytest.fixture(scope="module")
 def expected(job: Job) -> torch.Tensor:
-    """Without stale patches."""
+    """Return the result without stale patches."""
     return simulated(job)
 
 
 @pytest.mark.parametrize("whole", PLANS, ids=lambda plan: plan.degrees)
-def test_a_window_is_enough_and_the_host_has_one_copy(
+def test_streamed_weights_need_one_window_and_one_copy_on_the_host(
     run: Runner, job: Job, expected: torch.Tensor, whole: ResolvedPlan
 ) -> None:
     if whole.data > 1:
@@ -68,7 +70,7 @@ def test_a_window_is_enough_and_the_host_has_one_copy(
     stale = whole.patches > 1 and whole.warmup_steps < STEPS
     if stale or whole.data > 1:
         expected = simulated(job, whole.patches, whole.warmup_steps)
-    run.end_workers()  # they may hold models of other tests, which would leave the devices for the smaller limit
+    run.end_workers()  # models of other tests would leave the devices under the smaller limit
     run(job, whole)
     assert run.answer is not None
     replicated = max(report.weights for report in run.answer.reports)
@@ -96,7 +98,7 @@ def test_a_window_is_enough_and_the_host_has_one_copy(
 @pytest.mark.parametrize(
     ("weights", "compiler"), [("streamed", "aot_eager"), ("sharded", "aot_eager"), ("streamed", "inductor")]
 )
-def test_blocks_whose_weights_come_and_go_can_be_compiled(
+def test_blocks_with_streamed_or_sharded_weights_can_be_compiled(
     run: Runner, job: Job, expected: torch.Tensor, weights: str, compiler: str
 ) -> None:
     plan = cpu_plan(ulysses=2, blocks=BLOCKS, weights=weights, memory_limit=0.05)
@@ -107,7 +109,7 @@ def test_blocks_whose_weights_come_and_go_can_be_compiled(
         assert run.answer.reports[0].sent.get("weights"), "some come and go"
 
 
-def test_where_all_fits_nothing_is_copied_twice(run: Runner, job: Job) -> None:
+def test_blocks_are_copied_once_if_all_fit_on_the_device(run: Runner, job: Job) -> None:
     plan = cpu_plan(ulysses=2, blocks=BLOCKS, weights="streamed")
     run(job, plan)
     first = [report.sent["weights"] for report in run.answer.reports]

@@ -14,9 +14,7 @@ from tests.support.plans import cpu_plan
 
 @pytest.mark.exactness
 @pytest.mark.parametrize("workers", [2])
-def test_the_workers_have_the_diffusers_that_this_run_is_for(
-    run: Runner, models: dict[int, Path], workers: int
-) -> None:
+def test_the_workers_have_the_requested_diffusers(run: Runner, models: dict[int, Path], workers: int) -> None:
     folder = os.environ.get("WORKERS_DIFFUSERS")
     expected = version("diffusers")
     if folder:

@@ -1,4 +1,4 @@
-"""The order of tests of models."""
+"""Sorts the tests of models by case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ comfy_on_path()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the same case run one after another, so that it is made once and no other is held meanwhile."""
+    """Run tests of the same case one after another, so that the case is made once and no other case is held meanwhile."""
     here = [item for item in items if Path(__file__).parent in item.path.parents]
     places = [index for index, item in enumerate(items) if item in here]
     for index, item in zip(places, sorted(here, key=_case), strict=True):

@@ -1,4 +1,4 @@
-"""Models as ComfyUI describes them."""
+"""ComfyUI's descriptions of models, without weights."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import comfy.supported_models
 
 
 def described(kind: str) -> Any:
-    """ComfyUI's description of a model, of which no weights are made."""
+    """Return ComfyUI's description of a model class. No weights are made."""
     return getattr(comfy.supported_models, kind)({"disable_unet_model_creation": True, "hidden_size": 3072})

@@ -1,4 +1,4 @@
-"""The page of models, as it is read."""
+"""Patterns that read docs/guide/models.md, the guide's page of models."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "models.md"
 ROW = re.compile(r"^\| `(\w+)` \| (.+) \| (.+) \|$", re.MULTILINE)
 NEWER = re.compile(r"\bfrom ComfyUI 0\.\d+\b")
-"""How a row is marked whose class only newer ComfyUIs have."""
+"""The mark of a row whose class only newer ComfyUIs have."""

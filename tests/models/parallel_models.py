@@ -1,4 +1,4 @@
-"""Under which plans a forward is spread, and how far its result may be from the model's own."""
+"""Plans for tests of a parallel forward, and the largest error allowed against the model's own forward."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ PLANS = {
 
 
 def worst(results: list[list[Tensor]], expected: Tensor) -> float:
-    """The largest relative error; every last stage's ranks must have answered."""
+    """Return the largest relative error of all ranks' outputs. At least one rank must have an output."""
     assert any(results)
     return max(error_of(out, expected) for outs in results for out in outs)

@@ -1,4 +1,7 @@
-"""Every kind of adapter on every kind of parameter, fitting or not, as ComfyUI's own loader patches it; rows alone too."""
+"""Every kind of adapter, on every kind of parameter, gives the result of ComfyUI's own loader.
+
+Adapters may fit the parameter or not. Rows that are computed alone give the same values.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def draw(*size: int, seed: int) -> Tensor:
 
 
 class Leaf(nn.Module):
-    """A module without submodules, and a parameter that is neither `weight` nor `bias`."""
+    """A module without submodules. Its parameter is neither `weight` nor `bias`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +47,7 @@ class Leaf(nn.Module):
 
 
 class Block(nn.Module):
-    """Parameters in every place that models have them, one of them beside submodules."""
+    """A block with each kind of parameter that models have. One parameter lies next to submodules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +68,7 @@ class Block(nn.Module):
 
 
 class Stock(ModelPatcher):
-    """ComfyUI's loader, which goes on after an error that it would end with, and keeps the parameter's name."""
+    """ComfyUI's loader, changed to continue after an error and to keep the name of the parameter that raised it."""
 
     def __init__(self) -> None:
         model = nn.Module()
@@ -90,13 +93,15 @@ PLACES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "columns": (("diffusion_model.qkv.weight", (1, 1, 2)), (3 * ROWS, 2)),
     "swapped": (("diffusion_model.head.weight", (0, 0, 2 * ROWS), comfy.utils.swap_scale_shift), (2 * ROWS, 4)),
 }
-"""Where an adapter goes, by a name in its file: ComfyUI's key, with part and function, and the shape there."""
+"""Targets of an adapter, by a name in its file: ComfyUI's key (with part and function) and the shape of the target."""
 
 STRENGTHS = (0.7, 0.9), (1.0, 1.0), (-1.3, 1.0), (0.0, 1.0)
-"""Of the adapter, and a factor on the parameter itself."""
+"""Pairs of the adapter's strength and a factor on the parameter itself."""
 
 FITS = "fits", "transposed", "flat", "more", "one row", "scalar"
-"""Shapes of what an adapter gives: the parameter's, as many values in another shape twice, another number, and less."""
+"""Shapes of an adapter's result: equal to the parameter's, twice another shape of as many values, another number of values, and
+fewer.
+"""
 
 
 def shaped(size: tuple[int, ...], fit: str) -> tuple[int, ...]:
@@ -127,7 +132,7 @@ def dora(size: tuple[int, ...], scheme: str) -> Tensor:
 
 
 def made(kind: str, size: tuple[int, ...]) -> Iterator[dict[str, Tensor]]:
-    """Tensors of one layer in a file, for a parameter of this size, by the end of their names."""
+    """Yield the tensors of one layer of a file, for a parameter of this size, by the last part of their names."""
     rows = size[0] if size else 1
     up, down = factors(size, 1)
     other = factors(size, 3)
@@ -187,7 +192,7 @@ def made(kind: str, size: tuple[int, ...]) -> Iterator[dict[str, Tensor]]:
     "kind", ["lora", "dora", "loha", "lokr", "glora", "oft", "boft", "diff", "set_weight", "w_norm", "diff_b"]
 )
 @torch.inference_mode()  # as ComfyUI runs its nodes
-def test_what_comfyui_applies_is_applied_and_what_it_leaves_out_is_left_out(kind: str) -> None:
+def test_adapters_are_applied_left_out_or_refused_as_by_comfyuis_loader(kind: str) -> None:
     found: Counter[str] = Counter()
     wrong: list[str] = []
     sizes = {name: tuple(parameter.shape) for name, parameter in Block().named_parameters()}
@@ -210,13 +215,13 @@ OUTCOMES = {
     "loha": ("applied", "left out", "raised"),
     "set_weight": ("applied", "left out", "raised"),
 }
-"""What ComfyUI makes of the cases of a kind, where it is not the usual."""
+"""Outcomes of a kind's cases with ComfyUI, where they are not the usual two."""
 
 
 def both(
     reader: Any, layers: dict[str, dict[str, Tensor]], strength: float, scale: float
 ) -> Iterator[tuple[str, str, str]]:
-    """Of each parameter what ComfyUI makes of a file of these layers, and how the workers differ."""
+    """Yield for each parameter its key, ComfyUI's outcome for a file of these layers, and the workers' difference if any."""
     theirs = Stock()
     file = {f"{place}.{name}": tensor for place, tensors in layers.items() for name, tensor in tensors.items()}
     before = {name: tensor.clone() for name, tensor in theirs.model.state_dict().items()}
@@ -248,7 +253,7 @@ def both(
 
 
 def merged(adapters: AdapterSet, key: str, weight: Tensor, alone: bool) -> Tensor:
-    """A parameter with adapters in it, every row alone where rows can be."""
+    """Return a parameter with adapters applied. If `alone`, each row is computed alone where the adapters allow it."""
     out, size = weight.clone(), tuple(weight.shape)
     recipe = adapters.recipe.get(key.removeprefix(lora.PREFIX), [])
     step = 1 if alone and not any(needs_all_rows(adapter, adapters.tensors, size) for adapter in recipe) else size[0]

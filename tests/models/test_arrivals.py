@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 CALLS = 3
 PATCHES = 2
 TOKENS = torch.Size((1, 100_000, 8))
-"""So many that gloo sends them only once the other side has begun to receive."""
+"""So many values that gloo sends them only after the other side has begun to receive."""
 
 
 def tokens(call: int, patch: int) -> Tensor:
@@ -25,10 +25,10 @@ def tokens(call: int, patch: int) -> Tensor:
 
 
 @pytest.mark.parametrize("stages", [2, 3])
-def test_a_patch_arrives_before_it_is_asked_for(stages: int) -> None:
-    """The first stage goes on once a patch has left, which it does while the others are at the patch before.
+def test_a_stage_receives_the_next_patch_while_it_computes(stages: int) -> None:
+    """The first stage continues as soon as a patch has left, while later stages still compute the previous patch.
 
-    Between them a stage in the middle sends while it receives.
+    A stage in the middle sends while it receives.
     """
     plan = cpu_plan(blocks=stages, pipefusion=stages, patches=PATCHES)
 
@@ -49,7 +49,7 @@ def test_a_patch_arrives_before_it_is_asked_for(stages: int) -> None:
                 taken = arrivals.take(TOKENS, torch.float32)
                 found.append(taken.flatten()[:1])
                 if rank == 1 and call and behind is not None:
-                    mesh.cancel_flag.receive((1,), torch.float32, 0)  # the patch behind has come
+                    mesh.cancel_flag.receive((1,), torch.float32, 0)  # the next patch has come
                 if rank + 1 < stages:
                     mesh.to_next_stage.send(taken, rank + 1)
         mesh.finish_sending()

@@ -1,6 +1,6 @@
-"""Blocks compiled as they come: how often, what cannot be, and that the result is the model's own.
+"""Compiled blocks: the number of compilations, blocks that cannot be compiled, and results equal to the model's own.
 
-The backend is aot_eager, which takes the same graphs as inductor and runs them as they are.
+The backend is aot_eager, which takes the same graphs as inductor and runs them without changes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from tests.support.tiny.models import draw
 
 BACKEND = "aot_eager"
 SEVERAL = range(2, 5)
-"""Batches of two to four."""
+"""Batch sizes of two to four."""
 
 CPU = torch.device("cpu")
 PATIENCE = 300
-"""Seconds for ranks that compile, which takes some on a busy machine."""
+"""Seconds to wait for ranks that compile, which is slow on a busy machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -51,14 +51,14 @@ def _nothing_compiled() -> Iterator[None]:
 
 
 def compiling(case: Case, backend: str = BACKEND, **degrees: int) -> ProofRank:
-    """One rank of a plan, whose blocks are compiled."""
+    """Return one rank of a plan with compiled blocks."""
     rank = ProofRank(case, plan_for(case, **degrees))
     rank.hold(BlockAccess(), CompiledBlocks(backend, COMPILED))
     return rank
 
 
 def graphs() -> int:
-    """How often something has been compiled."""
+    """Return the number of graphs that have been compiled."""
     return int(counters["stats"]["unique_graphs"])
 
 
@@ -68,7 +68,7 @@ def flux() -> Case:
 
 
 def sized(case: Case, number: int, batches: range = SEVERAL) -> Case:
-    """Another prompt, of the model's type: a random batch, picture, text and time."""
+    """Return another call of the model, in its dtype, with a random batch, picture size, text length and time."""
     generator = random.Random(number)
     dtype = case.arguments["context"].dtype
     batch, tokens = generator.choice(batches), generator.randint(2, 40)
@@ -83,13 +83,13 @@ def sized(case: Case, number: int, batches: range = SEVERAL) -> Case:
 
 
 def one_of(case: Case) -> Case:
-    """The first of a batch."""
+    """Return a case with only the first row of the batch."""
     first = {name: value[:1] for name, value in case.arguments.items()}
     return replace(case, x=case.x[:1], timestep=case.timestep[:1], arguments=first)
 
 
 def lora_on(module: nn.Module) -> Callable[[float], None]:
-    """Puts a LoRA into a block of each kind with a strength, in place of the one before."""
+    """Return a function that applies a LoRA to one block of each kind with a given strength, and removes the previous LoRA."""
     names = ("double_blocks.0.img_attn.qkv.weight", "single_blocks.1.linear1.weight")
     shapes = {name: module.get_parameter(name).shape for name in names}
     keys = {name: Piece(name, 0, shape[0], (shape[1],)) for name, shape in shapes.items()}
@@ -108,7 +108,7 @@ def lora_on(module: nn.Module) -> Callable[[float], None]:
 
 
 def run_all(rank: ProofRank, prompts: Iterable[Case]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each prompt's result and ComfyUI's own, with a LoRA of another strength each."""
+    """Yield each prompt's result and ComfyUI's own, with another LoRA strength for each prompt."""
     lora = lora_on(rank.module)
     for number, rank.case in enumerate(prompts):
         rank.picture = Picture(tuple(rank.case.x.shape), (2, 2))
@@ -137,7 +137,7 @@ def test_each_kind_is_compiled_once_for_random_sizes_and_strengths(prompts: int,
 
 
 @thorough
-def test_a_batch_of_one_between_others_is_one_graph_more_a_kind() -> None:
+def test_a_batch_of_one_between_other_batches_adds_one_graph_for_each_kind() -> None:
     case = flux()
     for out, expected in run_all(compiling(case), (sized(case, number, range(1, 5)) for number in range(20))):
         assert worst([[out]], expected) <= TOLERANCE
@@ -147,14 +147,14 @@ def test_a_batch_of_one_between_others_is_one_graph_more_a_kind() -> None:
 
 
 @thorough
-def test_each_kind_is_compiled_once_a_type() -> None:
-    """In bf16 ours is no further from the result in fp32 than ComfyUI's own is."""
+def test_each_kind_is_compiled_once_for_each_dtype() -> None:
+    """In bf16, our result is as near to the fp32 result as ComfyUI's own."""
     case = flux()
     exact = copy.deepcopy(case)
     rank = compiling(case)
     merge = lora_on(exact.model)
     for count, dtype in ((2, torch.float32), (4, torch.bfloat16)):
-        rank.module.to(dtype)  # and with it ComfyUI's, which has the same parameters
+        rank.module.to(dtype)  # ComfyUI's model shares these parameters
         arguments = {name: given.to(dtype) for name, given in case.arguments.items()}
         typed = replace(case, arguments=arguments)
         for number, (out, expected) in enumerate(run_all(rank, (sized(typed, number) for number in range(10)))):
@@ -198,7 +198,7 @@ def broken(graph: Any, inputs: Any) -> Callable[..., Any]:
     raise RuntimeError("no compiler here")
 
 
-def test_a_compiler_that_fails_is_named_once_and_the_blocks_run_as_they_are() -> None:
+def test_a_failing_compiler_is_reported_once_and_the_blocks_run_uncompiled() -> None:
     case = flux()
     rank = compiling(case, "a backend that is not there")
     with torch.no_grad():
@@ -219,8 +219,8 @@ def test_a_compiler_that_fails_is_named_once_and_the_blocks_run_as_they_are() ->
     assert single.startswith("SingleStreamBlock is not compiled: ")
 
 
-def test_beyond_torchs_limit_of_graphs_a_kind_runs_as_it_is() -> None:
-    """Of a batch of one, each kind's second."""
+def test_a_kind_runs_uncompiled_beyond_torchs_limit_of_graphs() -> None:
+    """A batch of one is the second graph of each kind, and the limit here is one graph."""
     several = sized(flux(), 0)
     rank = compiling(several, "eager")
     with torch._dynamo.config.patch(recompile_limit=1):
@@ -236,7 +236,7 @@ def test_beyond_torchs_limit_of_graphs_a_kind_runs_as_it_is() -> None:
     assert len(rank.forward.uncompiled()) == 2
 
 
-def test_what_the_compiler_cannot_take_whole_runs_as_it_is() -> None:
+def test_a_block_that_the_compiler_cannot_take_in_one_graph_runs_uncompiled() -> None:
     with torch.no_grad():
         case = small("z-image, reference")
         expected = case.stock()

@@ -1,4 +1,4 @@
-"""Buffers that no file has: workers have them as ComfyUI's class computes them."""
+"""Buffers that no file contains have the values that ComfyUI's class computes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kandinsky() -> Kandinsky5:
 
 
 def cosmos() -> MiniTrainDIT:
-    """As ComfyUI detects one of an unknown width."""
+    """Return a model as ComfyUI detects one of an unknown width."""
     return MiniTrainDIT(
         max_img_h=240, max_img_w=240, max_frames=128, in_channels=16, out_channels=16, patch_spatial=2, patch_temporal=1,
         model_channels=16 * 16, num_blocks=10, num_heads=16, crossattn_emb_channels=1024, pos_emb_cls="rope3d",
@@ -36,7 +36,7 @@ def cosmos() -> MiniTrainDIT:
 
 
 @pytest.mark.parametrize("make", [kandinsky, cosmos])
-def test_buffers(make: type[torch.nn.Module], tmp_path: Path) -> None:
+def test_built_models_have_the_buffers_of_comfyuis_class(make: type[torch.nn.Module], tmp_path: Path) -> None:
     model = randomise(make(), seed=1)
     save_file(dict(model.named_parameters()), tmp_path / "model.safetensors")
     family = ComfyFamily()

@@ -1,4 +1,4 @@
-"""A latent that a model lays beside the noisy one must be as high: ComfyUI's own message names no node."""
+"""A latent that a model concatenates with the noisy latent must have the same height. ComfyUI's own message names no node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.tiny.comfyui import TINY, save_tiny
 from tests.support.tiny.models import draw
 
 
-def test_a_picture_to_edit_of_another_height_is_refused_with_both(tmp_path: Path) -> None:
+def test_a_picture_to_edit_of_another_height_is_refused_with_both_heights(tmp_path: Path) -> None:
     family = ComfyFamily()
     config: Any = family.inspect(read_header(save_tiny(tmp_path, "longcat")))[1]
     config = replace(config, declaration=redeclare(config.declaration, concatenated_latent="image_cond"))

@@ -1,7 +1,7 @@
-"""Every class of model that ComfyUI knows is declared, or docs/guide/models.md says why not.
+"""Every model class of ComfyUI is declared, or docs/guide/models.md says why it is not.
 
-The page lists the classes of one ComfyUI in full, and marks those that only newer ones have. What a still newer one has is told
-and fails nothing: a file of a class without a declaration is refused by the class's name.
+The page lists all classes of one ComfyUI, and marks classes that only newer versions have. Classes of a still newer ComfyUI are
+reported and fail no test: a file of an undeclared class is refused by the name of its class.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOT_BY_DECLARATION = re.compile(r"(no|whole): .+|whole|Load Parallel (CogVideoX|
 
 @pytest.fixture(scope="module")
 def rows() -> list[tuple[str, str, str]]:
-    """The page's classes, their models, and what becomes of each."""
+    """Return the page's rows: class, models, and support."""
     found = ROW.findall(PAGE.read_text(encoding="utf-8"))
     assert len(found) > 70
     return found

@@ -1,4 +1,4 @@
-"""What ranks of each family send, hold and keep, against counts by hand and the formulas that plans go by."""
+"""Bytes that ranks of each family send, hold and cache, against counts by hand and the formulas of plans."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ELEMENT = 4
 
 
 class Count(NamedTuple):
-    """By hand: how many tokens of text and of pictures attend to each other in each block, and where blocks are.
+    """Hand-counted sizes of a model: the tokens of text and picture that attend to each other in each block, and block names.
 
-    `kv_heads` are the model's heads of keys and values, and of these what each of two Ulysses ranks needs.
+    `kv_heads` are the model's heads of keys and values, then the number of them that each of two Ulysses ranks needs.
     """
 
     attended: tuple[tuple[int, int], ...]
@@ -36,7 +36,7 @@ class Count(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """In the largest sequence."""
+        """Return the number of tokens of the largest sequence."""
         return max(map(sum, self.attended))
 
 
@@ -47,7 +47,7 @@ COUNTS: Mapping[str, Count] = {
         ((7, 5 * 7),) * 3, WIDTH, tuple(f"transformer_blocks.{n}." for n in range(3)), ("norm_out.", "proj_out.")
     ),
     "wan, text": Count(((0, 3 * 4 * 5),) * 3, WIDTH, tuple(f"blocks.{n}." for n in range(3)), ("head.",)),
-    "z-image": Count(  # both padded to multiples of 32, in one stream; the refiners see the picture alone
+    "z-image": Count(  # text and picture are padded to multiples of 32, in one stream; the refiners see only the picture
         ((0, 64), (0, 64), (0, 32 + 64), (0, 32 + 64)),
         3 * WIDTH,
         (*(f"noise_refiner.{n}." for n in range(2)), *(f"layers.{n}." for n in range(2))),
@@ -56,10 +56,10 @@ COUNTS: Mapping[str, Count] = {
     "hunyuan video 1.5, glyphs and picture": Count(
         ((7 + 3 + 5, 3 * 6 * 10),) * 3, WIDTH, tuple(f"double_blocks.{n}." for n in range(3)), FLUX_HEAD
     ),
-    "krea 2": Count(  # three heads share one, so that each rank has a group
+    "krea 2": Count(  # three query heads share one head of keys, so that each rank has a group
         ((7, 5 * 7),) * 3, 2 * WIDTH, tuple(f"blocks.{n}." for n in range(3)), ("last.",), 6, (2, 1, 1)
     ),
-    "omnigen 2": Count(  # two share one: a group lies on both ranks
+    "omnigen 2": Count(  # two query heads share one head of keys, so that one group lies on both ranks
         ((0, 5 * 7),) * 2 + ((7, 5 * 7),) * 2,
         2 * WIDTH,
         (*(f"noise_refiner.{n}." for n in range(2)), *(f"layers.{n}." for n in range(2))),
@@ -69,12 +69,12 @@ COUNTS: Mapping[str, Count] = {
     ),
 }
 GROUPED = ("krea 2", "omnigen 2")
-"""Those whose heads share keys and values."""
+"""Models whose query heads share heads of keys and values."""
 
 
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=[thorough] * (name in GROUPED)) for name in COUNTS])
 def family(request: Any) -> tuple[Case, Count]:
-    """A tiny model, and what it counts."""
+    """Return a small model and its hand-counted sizes."""
     return small(request.param), COUNTS[request.param]
 
 
@@ -84,14 +84,14 @@ def shape_of(case: Case) -> ModelShape:
 
 
 def share(of: int, ranks: int, rank: int) -> int:
-    """Of what is cut as evenly as can be."""
+    """Return a rank's share of a count that is divided as evenly as possible."""
     return of * (rank + 1) // ranks - of * rank // ranks
 
 
-def test_ulysses_and_ring_send_their_exact_sums(family: tuple[Case, Count]) -> None:
-    """Of uneven tokens and heads; together within the formulas' even cuts by what is uneven.
+def test_ulysses_and_ring_send_exactly_the_counted_bytes(family: tuple[Case, Count]) -> None:
+    """Each rank sends the bytes counted by hand, for uneven tokens and heads. The mean is within 5 % of the even formulas.
 
-    Heads of keys and values that heads of queries share are sent once to each rank that needs them.
+    Heads of keys and values that query heads share are sent once to each rank that needs them.
     """
     case, count = family
     plan = plan_for(case, ring=2, ulysses=2)
@@ -123,8 +123,10 @@ def test_ulysses_and_ring_send_their_exact_sums(family: tuple[Case, Count]) -> N
         assert sum(one[axis] for one in found) / 4 == pytest.approx(even, rel=0.05)
 
 
-def test_a_stage_holds_and_keeps_what_the_formulas_say(family: tuple[Case, Count]) -> None:
-    """Its blocks and what is outside of blocks; keys and values of all tokens, split by heads."""
+def test_a_stages_weights_and_cache_have_the_bytes_of_the_formulas(family: tuple[Case, Count]) -> None:
+    """A stage holds its blocks and the parameters outside of blocks. Its cache has keys and values of all tokens, split by
+    heads.
+    """
     case, count = family
     plan = plan_for(case, pipefusion=2, ulysses=2, patches=2)
     head_dim = count.hidden // count.heads

@@ -1,4 +1,4 @@
-"""What the declarations say of each model besides its blocks, against ComfyUI's own classes."""
+"""Properties of a declared model besides its blocks, against ComfyUI's own classes."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from comfy.model_base import BaseModel
 from tests.models.described import described
 
 AROUND = ("apply_model", "_apply_model")
-"""What ComfyUI does around its diffusion model; the workers do the same."""
+"""Methods of ComfyUI around its diffusion model. The workers do the same as the base class."""
 
 CARRIED = {"LongCatImage": ["_apply_model"]}
-"""What it adds, positions that are moved, goes with each forward (tests/families/test_longcat_image.py)."""
+"""Classes with a method of their own. It moves positions, which go with each forward (tests/families/test_longcat_image.py)."""
 
 
 @pytest.mark.parametrize("kind", DECLARATIONS)
-def test_nothing_is_done_around_a_declared_model_that_the_workers_do_not_do(kind: str) -> None:
-    """A class that does more would be wrong without an error."""
+def test_a_declared_class_overrides_no_method_around_its_diffusion_model(kind: str) -> None:
+    """A class that overrides one of these methods would give wrong results without an error."""
     only_where_declared(kind)
     base = type(described(kind).get_model({}, ""))
     changed = [name for name in AROUND if getattr(base, name) is not getattr(BaseModel, name)]
@@ -52,7 +52,7 @@ def test_nothing_is_done_around_a_declared_model_that_the_workers_do_not_do(kind
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_declaration_has_the_models_own_sizes(name: str) -> None:
-    """Tokens as the latents of the kind have dimensions, heads as attention is called with them, the text's width."""
+    """Latent dimensions and channels, the text's width, and the heads that attention is called with equal the declared ones."""
     with torch.no_grad():
         case = small_or_skipped(name)
     latents, sizes = (
@@ -78,8 +78,8 @@ def test_a_declaration_has_the_models_own_sizes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*OFTEN_USED, *PICTURES])
-def test_all_that_a_model_has_is_loaded_or_made(name: str) -> None:
-    """Workers make a model on the meta device and load its parameters: nothing else may be left there."""
+def test_no_buffer_of_a_model_stays_on_the_meta_device(name: str) -> None:
+    """Workers build a model on the meta device and load its parameters, so no other tensor may be left there."""
     only_where_small(name)
     model = small_model(name, Builder(device="meta"))
     load_buffers(model, ())
@@ -90,8 +90,8 @@ def test_all_that_a_model_has_is_loaded_or_made(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_two_blocks_of_each_kind_are_timed(name: str) -> None:
-    """As many as plans are told of kinds, and the model still runs."""
+def test_a_model_cut_to_two_blocks_of_each_kind_runs(name: str) -> None:
+    """Timing keeps two blocks of each kind that plans know of, and the model still runs."""
     case = small_or_skipped(name)
     blocks = blocks_of(case.model, case.declaration)
     shape = plan_shape(case.kind, case.model, case.declaration, blocks, case.x.shape[1], case.x.ndim - 2)
@@ -103,7 +103,7 @@ def test_two_blocks_of_each_kind_are_timed(name: str) -> None:
 
 
 @pytest.mark.parametrize("patches", [1, 2])
-def test_a_declarations_options_take_the_place_of_a_requests_under_pipefusion_alone(patches: int) -> None:
+def test_a_declarations_options_replace_a_requests_only_under_pipefusion(patches: int) -> None:
     case = sd3(Builder()).case()
     base = described(case.kind).get_model({}, "")
     base.diffusion_model, seen = case.model, []
@@ -128,8 +128,8 @@ def test_a_declarations_options_take_the_place_of_a_requests_under_pipefusion_al
     assert run_ranks(1, once) == [[expected]]
 
 
-def test_a_call_leaves_its_conditioning_as_it_was() -> None:
-    """Which is kept from step to step; this model writes into its text."""
+def test_a_call_does_not_change_its_conditioning() -> None:
+    """Conditioning is kept from step to step, and this model writes into its text."""
     case = sd3(Builder(), context_size=TEXT, context_processor_layers=1).case()
     text, x, cpu = case.arguments["context"], case.x, torch.device("cpu")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""diffusers' own CogVideoX and PixArt on the mechanism, against themselves in one process."""
+"""diffusers' own CogVideoX and PixArt under each split, against the same models in one process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PLANS = [cpu_plan(), cpu_plan(ring=2, ulysses=2), cpu_plan(pipefusion=3, patches
 
 @dataclass(frozen=True)
 class Case:
-    """A model's file, one call of it and what diffusers' own forward gives."""
+    """A model's file, one call of the model, and the output of diffusers' own forward."""
 
     family: str
     path: Path
@@ -55,7 +55,7 @@ class Case:
 
 
 def picture(height: int, width: int) -> Callable[[Path], Case]:
-    """Two of so many tokens, text of two lengths."""
+    """Return a function that makes a PixArt case: two pictures of `height` x `width` tokens, with texts of two lengths."""
 
     @torch.no_grad()
     def make(folder: Path) -> Case:
@@ -78,7 +78,7 @@ def picture(height: int, width: int) -> Callable[[Path], Case]:
 
 
 def video(kind: str, frames: int, height: int, width: int) -> Callable[[Path], Case]:
-    """A type of CogVideoX; `frames` of tokens, of which there are `height` x `width`."""
+    """Return a function that makes a CogVideoX case of `frames` frames of tokens, each `height` x `width`."""
 
     @torch.no_grad()
     def make(folder: Path) -> Case:
@@ -109,12 +109,12 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "1.5, image": video("1.5-i2v", 3, 3, 5),
 }
 SIZED = {"pixart, smaller": picture(3, 4), "5b, higher": video("5b", 3, 5, 2)}
-"""The same models at another size."""
+"""Cases with the same models at another size."""
 
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    """Made once."""
+    """Return a function that makes each case once."""
     made: dict[str, Case] = {}
 
     def get(name: str) -> Case:
@@ -139,7 +139,7 @@ class Rank:
 
     @torch.inference_mode()
     def run(self, patch: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        """The output for the whole, or for a patch; on the last stage."""
+        """Return the output of the whole latent, or of one patch, on the last stage."""
         case = self.case
         given = {name: tensor.to(dtype) for name, tensor in case.conditioning.items()}
         inputs = Inputs("key", case.x.shape, dtype, CPU, case.timestep, given)
@@ -148,7 +148,9 @@ class Rank:
         return out
 
     def whole_and_by_patch(self) -> list[Tensor]:
-        """The output for the whole and, where there are patches, that of all of these; on the last stage."""
+        """Return the output of the whole latent and, if there are patches, the joined outputs of all patches; on the last
+        stage.
+        """
         outs = [self.run()]
         count = self._plan.patches
         if count > 1:
@@ -160,7 +162,7 @@ class Rank:
 
 
 def load(case: Case, plan: ResolvedPlan, rank: int, dtype: torch.dtype = torch.float32) -> Any:
-    """A stage with its weights."""
+    """Return a stage with its weights."""
     family = FAMILIES[case.family]
     part, config = family.inspect(read_header(case.path))
     model = family.build(config, stages(plan)[rank])
@@ -183,7 +185,7 @@ def error(result: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_split_gives_diffusers_own_result(name: str, case: Any) -> None:
-    """The whole call, and then each patch from a cache that holds the same call: nothing is stale."""
+    """Each plan's whole call equals diffusers' result, and so does each patch with a cache of the same call."""
     found = case(name)
 
     def split(plan: ResolvedPlan) -> tuple[int, Callable[[int], list[Tensor]]]:
@@ -219,7 +221,7 @@ def test_streams_are_gathered_once(name: str, case: Any) -> None:
 def test_compiled_blocks_give_diffusers_own_result(
     names: list[str], degrees: dict[str, int], graphs: int, case: Any
 ) -> None:
-    """By one graph for all sizes, and one more for patches without text, in whose place one token stands."""
+    """One graph serves all sizes. Patches without text need one more, with one token in the place of the text."""
     cases, plan = [case(name) for name in names], cpu_plan(**degrees)
 
     def on_rank(number: int) -> list[float]:
@@ -239,8 +241,8 @@ def test_compiled_blocks_give_diffusers_own_result(
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.float16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("name", ["pixart", "2b"])
-def test_weights_are_cast_to_what_is_computed_in(name: str, weights: torch.dtype, case: Any) -> None:
-    """Also norms, convolutions and tables; bf16 moves the result, fp8 weights far more."""
+def test_weights_are_cast_to_the_compute_dtype(name: str, weights: torch.dtype, case: Any) -> None:
+    """Norms, convolutions and tables are cast too. bf16 changes the result a little, and fp8 weights change it far more."""
     found = case(name)
 
     def on_rank(number: int) -> Tensor:
@@ -257,8 +259,8 @@ BLOCK = {"pixart": ("timestep", "attention more than"), "5b": ("image_rotary_emb
 
 
 @pytest.mark.parametrize("name", BLOCK)
-def test_what_is_not_declared_is_refused(name: str, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An argument, and an attention, taken out of the declaration on purpose."""
+def test_an_undeclared_argument_or_attention_is_refused(name: str, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test removes an argument and an attention from the declaration, and adds one of each."""
     found = case(name)
     family: Any = FAMILIES[found.family]
     (group,) = family.declaration.groups

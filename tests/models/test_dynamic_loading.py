@@ -25,12 +25,12 @@ FP8 = torch.float8_e4m3fn
 
 
 def by_comfyui(path: Path) -> tuple[dict[str, Tensor], set[str]]:
-    """Return a file's tensors as ComfyUI names them, and which are of layers that its dynamic loader takes for small ones."""
+    """Return a file's tensors by ComfyUI's names, and the names of those in layers that its dynamic loader treats as small."""
     import comfy.sd
 
     patcher = comfy.sd.load_diffusion_model(str(path), model_options={"dtype": FP8})
     tensors = patcher.model.model_config.process_unet_state_dict(load_file(path))
-    patcher.model.diffusion_model.load_state_dict(tensors, assign=True)  # as the dynamic loader has them
+    patcher.model.diffusion_model.load_state_dict(tensors, assign=True)  # as the dynamic loader assigns them
     return tensors, {
         f"{name}.{key}".removeprefix("diffusion_model.")
         for *_, size, name, layer, keys in patcher._load_list(for_dynamic=True)
@@ -52,7 +52,7 @@ def test_the_size_of_a_small_layer_is_comfyuis() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["flux", "wan"])
 def test_small_layers_are_those_of_comfyuis_list(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    """The same parameters, each in the dtype of its file; some layers are large and some are small."""
+    """Both lists have the same parameters, each with the dtype of its file. Some layers are large and some are small."""
     path = save_tiny(tmp_path, "wan") if name == "wan" else tmp_path / "flux.safetensors"
     tensors = load_file(path) if name == "wan" else flux_tensors(heads=2, seed=4)
     save_file({key: tensor.to(dtype) for key, tensor in tensors.items()}, path)
@@ -66,7 +66,7 @@ def test_small_layers_are_those_of_comfyuis_list(tmp_path: Path, name: str, dtyp
 
 
 def test_a_worker_keeps_small_layers_as_the_file_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every weight is rounded to fp8 where ComfyUI does not load dynamically, and where it does those of large layers alone."""
+    """Without dynamic loading every weight is rounded to fp8. With dynamic loading only weights of large layers are."""
     case = Case(tmp_path, monkeypatch, torch.bfloat16, FP8)
     tensors, small = by_comfyui(case.path)
     for dynamic in (False, True):

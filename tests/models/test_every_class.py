@@ -1,4 +1,4 @@
-"""What ComfyUI itself writes into a diffusion model before a run is not refused, for every class that this ComfyUI has."""
+"""Writes of ComfyUI itself into a diffusion model before a run are accepted, for every class of this ComfyUI."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import comfy.supported_models  # noqa: E402
 CPU, META = torch.device("cpu"), torch.device("meta")
 CLASSES = {described.__name__: described for described in comfy.supported_models.models}
 NO_DIFFUSION_MODEL: dict[str, Any] = {"disable_unet_model_creation": True, "in_channels": 4, "hidden_size": 3072}
-"""A configuration for a BaseModel alone; some classes look up what a file would say."""
+"""A configuration for a BaseModel alone. Some classes look up entries that a file would give."""
 
 OF_A_FILE = frozenset({"Stable_Zero123", "StableAudio", "StableAudio3"})
 """The classes that make parts of their BaseModel of a file's tensors. Their BaseModel has no setter."""
@@ -38,8 +38,8 @@ def base_of(name: str, **configuration: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-def test_before_a_run_no_class_writes_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ComfyUI's ModelPatcher begins a run as it does before sampling; then a worker does, and ends it."""
+def test_no_class_writes_a_refused_attribute_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ComfyUI's ModelPatcher begins a run as before sampling, then a worker begins and ends a run."""
     snapshots, tried = nodes_module("model.unchanged", monkeypatch), set()
     for name in sorted(CLASSES.keys() - OF_A_FILE):
         model = base_of(name, **NO_DIFFUSION_MODEL)
@@ -76,7 +76,7 @@ def writes(file: Path) -> Iterator[str]:
                 yield f"{file.name}:{node.lineno}: {ast.unparse(node)}"
 
 
-def test_comfyui_writes_into_a_diffusion_model_nowhere_else() -> None:
-    """The code around sampling, whatever model and request: what it wrote elsewhere, the workers would lack."""
+def test_only_known_setters_of_comfyui_write_into_a_diffusion_model() -> None:
+    """Workers lack any other write of the code around sampling, which holds for all models and requests."""
     files = sorted((Path(os.environ["COMFYUI_PATH"]) / "comfy").glob("*.py"))
     assert [found for file in files for found in writes(file)] == []

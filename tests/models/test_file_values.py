@@ -1,4 +1,4 @@
-"""What ComfyUI finds out by a file's values it finds out of the header and those tensors alone, as of the whole file."""
+"""ComfyUI's detection by a file's values gives the same answers from the header and the needed tensors alone."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ QUESTIONS: Mapping[str, Callable[[Tensor], Any]] = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file that ends in the middle of its last tensor's bytes, which nobody asks for."""
+    """Return a file that ends within the bytes of its last tensor, which no test reads."""
     path = tmp_path_factory.mktemp("values") / "model.safetensors"
     save_file({"small": NUMBERS, "z.large": torch.zeros(1000)}, path)
     return path
@@ -61,7 +61,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_question_is_answered_from_the_file(path: Path, question: str, inference: bool) -> None:
+def test_a_value_is_read_from_the_file(path: Path, question: str, inference: bool) -> None:
     checkpoint = read_header(path)
     tensors = checkpoint.meta_tensors()
     ask = QUESTIONS[question]
@@ -87,14 +87,14 @@ def test_other_tensors_are_not_read(path: Path, tmp_path: Path) -> None:
 
 
 def swallowing(tensor: Tensor) -> None:
-    """Asks as ComfyUI's detection does."""
+    """Ask for a value and swallow the error, as ComfyUI's detection does."""
     try:
         tensor.sum().item()
     except Exception:
         pass
 
 
-def test_a_question_that_was_not_answered_is_raised_though_it_was_swallowed(path: Path) -> None:
+def test_an_unknown_value_is_raised_even_if_the_model_swallows_the_error(path: Path) -> None:
     checkpoint = read_header(path)
     tensors = checkpoint.meta_tensors()
 
@@ -111,8 +111,8 @@ def test_a_question_that_was_not_answered_is_raised_though_it_was_swallowed(path
         ask(tensors["small"], True)
 
 
-def test_a_class_that_swallows_one_is_made_elsewhere() -> None:
-    """Where its own numbers are wanted, they are computed."""
+def test_a_class_that_swallows_an_unknown_value_is_made_with_real_values() -> None:
+    """A model class that computes numbers of its own gets them, and its weights stay on the meta device."""
 
     class Model(torch.nn.Module):
         count = 0.0
@@ -142,13 +142,13 @@ def test_a_class_that_swallows_one_is_made_elsewhere() -> None:
 
 
 def stock(path: Path) -> Any:
-    """ComfyUI's configuration of a file, with all of its values."""
+    """Return ComfyUI's configuration of a file, from all of its values."""
     return comfy.model_detection.model_config_from_unet(comfy.utils.load_torch_file(str(path)), "")
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.6])
-def test_z_image_may_compute_in_the_types_that_comfyui_allows(tmp_path: Path, spread: float) -> None:
-    """By the spread of a norm's values."""
+def test_z_image_has_the_compute_dtypes_that_comfyui_allows(tmp_path: Path, spread: float) -> None:
+    """ComfyUI allows fp16 by the spread of a norm's values."""
     model = WIDE["wide_z_image"](comfy.ops.disable_weight_init, n_layers=2)
     path = save_header(tmp_path / "model.safetensors", model, "BF16", 2)
     entry = read_header(path).entries["layers.0.ffn_norm1.weight"]
@@ -170,7 +170,7 @@ MARKS: Mapping[str, Mapping[str, Tensor]] = {
 
 
 @pytest.mark.parametrize("marks", MARKS)
-def test_marks_of_a_bare_sdxl_file(tmp_path: Path, marks: str) -> None:
+def test_markers_of_a_bare_sdxl_file_give_comfyuis_model_type(tmp_path: Path, marks: str) -> None:
     path = save_tiny(tmp_path, "sdxl")
     save_file({**load_file(path), **MARKS[marks]}, path)
     _, config = ComfyFamily().inspect(read_header(path))
@@ -181,8 +181,10 @@ def test_marks_of_a_bare_sdxl_file(tmp_path: Path, marks: str) -> None:
 
 
 @pytest.mark.parametrize(("spread", "kind"), [(0.3, None), (0.05, Type.Q4_0), (0.3, Type.Q4_0)])
-def test_stable_diffusion_2_predicts_what_its_file_says(tmp_path: Path, spread: float, kind: Type | None) -> None:
-    """In GGUF too: its values are those that the gguf package expands."""
+def test_stable_diffusion_2_has_the_prediction_type_of_its_file(
+    tmp_path: Path, spread: float, kind: Type | None
+) -> None:
+    """The same holds in GGUF, with the values that the gguf package expands."""
     path = save_tiny(tmp_path, "sd20")
     bias = spread * (torch.arange(64) % 2 * 2.0 - 1)
     tensors = {**load_file(path), "output_blocks.11.1.transformer_blocks.0.norm1.bias": bias}
@@ -196,7 +198,7 @@ def test_stable_diffusion_2_predicts_what_its_file_says(tmp_path: Path, spread: 
 
 
 @pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0])
-def test_values_in_blocks_are_those_of_the_gguf_package(tmp_path: Path, kind: Type) -> None:
+def test_values_of_gguf_blocks_equal_the_gguf_packages(tmp_path: Path, kind: Type) -> None:
     values = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
     path = quantise(tmp_path / "model.gguf", tmp_path / "plain.safetensors", kind, {"blocks.0.weight": values})
     checkpoint = read_header(path)

@@ -1,4 +1,4 @@
-"""A function in attention's place, on ranks of Ulysses: what ComfyUI's own forward gives with it among the options."""
+"""A function in attention's place gives on Ulysses ranks the result of ComfyUI's own forward with the same function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIFFERENT = 1e-3
 
 
 def outputs(name: str, of_heads: OfHeads, ranks: int, **more: Any) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-    """Of ComfyUI's forward without the function and with it, and of ours on each rank."""
+    """Return ComfyUI's output without and with the function, and our output on each rank."""
     case = small_or_skipped(name)
     with torch.no_grad():
         plain = case.stock()
@@ -59,7 +59,7 @@ def outputs(name: str, of_heads: OfHeads, ranks: int, **more: Any) -> tuple[Tens
         pytest.param("wan animate 2", 2, marks=thorough),
     ],
 )
-def test_it_is_comfyuis_own_result(name: str, ranks: int, function: str) -> None:
+def test_the_result_equals_comfyuis_with_the_same_function(name: str, ranks: int, function: str) -> None:
     plain, expected, outs = outputs(name, FUNCTIONS[function], ranks)
     assert error_of(plain, expected) > DIFFERENT
     errors = [error_of(out, expected) for out in outs if out is not None]

@@ -1,4 +1,4 @@
-"""Attention that a node hands to MiniMax-H3's blocks, on ranks of Ulysses: what ComfyUI's own forward gives with it."""
+"""Attention that a node injects into MiniMax-H3's blocks gives on Ulysses ranks the result of ComfyUI's own forward."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ NEWER = """
         transformer_options["minimax_h3_layout"] = layout
                         transformer_options=args["transformer_options"], attention=args.get("attention"))}}
 """
-"""The lines of a newer model that the edits of older ones would make."""
+"""Lines of a newer model, equal to the result of editing an older one."""
 
 
 @pytest.fixture(scope="module")
 def case() -> Iterator[Case]:
-    """A small model of ComfyUI's class as it is from 0.35 on."""
+    """Provide a small model of ComfyUI's class as of version 0.35."""
     comfy_on_path()
     from comfy.ldm.minimax import model
 
@@ -51,7 +51,7 @@ def node() -> dict[str, Any]:
 
 
 def with_sparse(case: Case, node: dict[str, Any], cubes: bool, seen: Callable[[int], Any], held: Any = None) -> Case:
-    """The call with what stands in for each block, which keeps something from one call to the next."""
+    """Return the call with a replacement of each block, which keeps state from one call to the next."""
     patch = node["SparseOfSteps"](start=0.9, dense_blocks={1}, keep=2, cubes=cubes)
     made = {
         ("double_block", number): (held or (lambda each: each))(node["patch_of_block"](seen(number), number, patch))
@@ -62,8 +62,10 @@ def with_sparse(case: Case, node: dict[str, Any], cubes: bool, seen: Callable[[i
 
 
 @pytest.mark.parametrize(("ranks", "cubes"), [(1, True), (2, True), (3, False), (4, True)])
-def test_it_is_comfyuis_own_result(ranks: int, cubes: bool, case: Case, node: dict[str, Any]) -> None:
-    """Two calls, as what is kept of the first counts in the second; on a rank that has no head too."""
+def test_two_calls_equal_comfyuis_with_the_same_injected_attention(
+    ranks: int, cubes: bool, case: Case, node: dict[str, Any]
+) -> None:
+    """State of the first call changes the second. One plan has a rank without any head."""
     latents = case.x, case.x.flip(-1)
 
     def called() -> Case:
@@ -97,8 +99,8 @@ def test_it_is_comfyuis_own_result(ranks: int, cubes: bool, case: Case, node: di
     assert len(errors) >= 2 and max(errors) <= TOLERANCE
 
 
-def test_a_model_whose_blocks_take_attention_already_keeps_its_source() -> None:
-    """As ComfyUI has it from 0.35 on; there the file says whether attention has a gate."""
+def test_the_source_of_a_model_whose_blocks_accept_attention_is_not_edited() -> None:
+    """ComfyUI's blocks accept attention from 0.35 on. There the file says if attention has a gate."""
     comfy_on_path()
     from comfy.ldm.minimax import model
 
@@ -110,7 +112,7 @@ def test_a_model_whose_blocks_take_attention_already_keeps_its_source() -> None:
 
 
 class Seen:
-    """A block that gives its arguments."""
+    """A block that keeps its arguments."""
 
     def __init__(self) -> None:
         self.given: dict[str, Any] = {}
@@ -120,7 +122,7 @@ class Seen:
         return {"img": arguments["img"]}
 
 
-def test_what_stands_in_for_a_block_hands_attention_over() -> None:
+def test_a_block_replacement_passes_attention_to_the_block() -> None:
     tokens, block = torch.ones(5, 4), Seen()
     held = injecting_attention(lambda given, more: more["original_block"]({**given, "attention": given["img"].shape}))
     assert held({"img": tokens, "t_emb": None}, {"original_block": block})["img"] is tokens
@@ -139,6 +141,6 @@ def test_what_stands_in_for_a_block_hands_attention_over() -> None:
         (lambda given, more: given["img"] * 2, "looks at more of its tokens than how many they are"),
     ],
 )
-def test_whatever_else_it_does_is_refused(function: Any, what: str) -> None:
+def test_any_other_change_by_a_block_replacement_is_refused(function: Any, what: str) -> None:
     with pytest.raises(Refused, match=what):
         injecting_attention(function)({"img": torch.ones(5, 4), "t_emb": 1}, {"original_block": Seen()})

@@ -1,4 +1,4 @@
-"""CogVideoX-5b image to video has learned positions: what its model makes tokens with, against diffusers' own."""
+"""CogVideoX-5b image to video has learned positions. Its tokens equal those of diffusers' own model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXT, HEIGHT, WIDTH = 226, 60, 90
 
 @pytest.fixture(scope="module")
 def theirs() -> Any:
-    """diffusers' model."""
+    """Return diffusers' model."""
     model = cogvideox("5b-i2v", **LEARNED)
     model.patch_embed.pos_embedding.copy_(draw(*model.patch_embed.pos_embedding.shape, seed=7))
     return model
@@ -31,13 +31,13 @@ def theirs() -> Any:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of such a model."""
+    """Return the file of a model with learned positions."""
     return save_cogvideox(tmp_path_factory.mktemp("learned") / "i2v.safetensors", "5b-i2v", **LEARNED)
 
 
 @pytest.fixture(scope="module")
 def embed(file: Path, theirs: Any) -> Any:
-    """What makes tokens in ours, with the same weights."""
+    """Return our module that makes tokens, with the weights of diffusers' model."""
     family = CogVideoXFamily()
     _, config = family.inspect(read_header(file))
     assert config.learned_positions == theirs.patch_embed.pos_embedding.shape[1]
@@ -47,7 +47,7 @@ def embed(file: Path, theirs: Any) -> Any:
 
 
 @pytest.mark.parametrize("frames", [13, 2])
-def test_tokens_have_the_positions_of_diffusers(theirs: Any, embed: Any, frames: int) -> None:
+def test_tokens_equal_those_of_diffusers(theirs: Any, embed: Any, frames: int) -> None:
     x, text = draw(1, frames, 32, HEIGHT, WIDTH, seed=1), draw(1, TEXT, TEXT_WIDTH, seed=3)
     with positions_for(embed, TEXT):
         torch.testing.assert_close(embed(text, x), theirs.patch_embed(text, x))
@@ -55,7 +55,9 @@ def test_tokens_have_the_positions_of_diffusers(theirs: Any, embed: Any, frames:
 
 @pytest.mark.parametrize("tokens", [5, 230])
 @pytest.mark.parametrize("frames", [13, 1])
-def test_text_of_another_length_has_the_first_positions_and_then_none(embed: Any, frames: int, tokens: int) -> None:
+def test_text_of_another_length_has_the_first_positions_and_zeros_after_them(
+    embed: Any, frames: int, tokens: int
+) -> None:
     x, text = torch.zeros(1, frames, 32, HEIGHT, WIDTH), draw(1, TEXT + 4, TEXT_WIDTH, seed=3)
 
     def positions(count: int) -> Tensor:
@@ -71,7 +73,7 @@ def test_text_of_another_length_has_the_first_positions_and_then_none(embed: Any
     assert "pos_embedding" not in vars(embed), "nothing is kept"
 
 
-def test_another_size_is_refused(file: Path) -> None:
+def test_another_latent_size_is_refused(file: Path) -> None:
     family = CogVideoXFamily()
     _, config = family.inspect(read_header(file))
     latent = torch.zeros(1, 16, 13, HEIGHT, 80)

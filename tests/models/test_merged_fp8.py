@@ -1,4 +1,6 @@
-"""Adapters in plain fp8: the bits of ComfyUI's own patched weights, however ranks hold them, and no trace afterwards."""
+"""Adapters on plain fp8 weights give the bits of ComfyUI's own patched weights, in every store, and leave no trace when
+removed.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ CPU = torch.device("cpu")
 FP8 = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 WIDER = {"bf16": torch.bfloat16, "fp32": torch.float32}
 FILES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
-"""The types of a file's tensors."""
+"""The dtypes of a file's tensors."""
 
 BLOCKS = 3
 ALL = Stage(0, BLOCKS, BLOCKS)
@@ -58,7 +60,7 @@ STRENGTHS = (0.7, 1.0, -0.3)
 
 
 class Case:
-    """A file and the type that ComfyUI is told to hold it in."""
+    """A file, and the dtype in which ComfyUI is told to hold it."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, file: torch.dtype, dtype: torch.dtype) -> None:
         self.path, self.dtype = folder / "tiny.safetensors", dtype
@@ -72,7 +74,7 @@ class Case:
         self.patched_keys = nodes_module("model.features.adapters_asked", patch).patched_keys
 
     def stock(self, stack: Stack) -> tuple[AdapterSet, dict[str, Tensor]]:
-        """The adapters as ComfyUI records them, and its weights with them."""
+        """Return the adapters as ComfyUI records them, and its weights with the adapters applied."""
         import comfy.model_management
         import comfy.sd
 
@@ -111,7 +113,7 @@ class Case:
 
 
 def differing(part: StagePart, expected: Mapping[str, Tensor]) -> list[str]:
-    """The parameters whose bits are not those expected. A collective."""
+    """Return the names of parameters whose bits differ from the expected ones. A collective."""
     found = []
     for name, _ in part.module.named_parameters():
         ours, theirs = part.store.full(name), expected[name]
@@ -125,7 +127,7 @@ def differing(part: StagePart, expected: Mapping[str, Tensor]) -> list[str]:
 
 
 def merged(part: StagePart, runs: Sequence[tuple[AdapterSet, Mapping[str, Tensor]]]) -> list[list[str]]:
-    """What differs after each of these, one after the other."""
+    """Return the differing parameters after each of these runs, one after the other."""
     watch = Watch(lambda: False, lambda *_: None, lambda _: None)
     found = []
     for adapters, expected in runs:
@@ -139,7 +141,7 @@ def changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> set[st
 
 
 def add_in(dtype: torch.dtype, patch: pytest.MonkeyPatch) -> None:
-    """Have ComfyUI add adapters in a type."""
+    """Have ComfyUI add adapters in this dtype."""
     import comfy.model_management
 
     patch.setitem(comfy.model_management.LORA_COMPUTE_DTYPES, CPU, dtype)
@@ -152,8 +154,12 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 
 @product(place=PLACES, file=FILES, dtype=FP8)
-def test_however_weights_are_held(case: Make, file: torch.dtype, dtype: torch.dtype, place: str) -> None:
-    """Two adapters at two strengths, and none: whole, shared out over two ranks, streamed by two, in two stages."""
+def test_merged_adapters_equal_comfyuis_bits_in_every_store(
+    case: Make, file: torch.dtype, dtype: torch.dtype, place: str
+) -> None:
+    """Two adapters at two strengths, and none, give the same bits: unsharded, sharded or streamed over two ranks, and in two
+    stages.
+    """
     tiny = case(file, dtype)
     stacks: list[Stack] = [
         [("lora-kohya", 0.7), ("dora-columns-of-parts", -0.3), ("diff", 1.0)],
@@ -181,10 +187,12 @@ def test_however_weights_are_held(case: Make, file: torch.dtype, dtype: torch.dt
     adds_in=ADDS_IN,
     held={"bf16": torch.bfloat16, "fp32": torch.float32},
 )
-def test_what_comfyui_expands_when_it_loads(
+def test_adapters_on_an_fp8_file_equal_comfyuis_bits_where_comfyui_expands_it(
     case: Make, monkeypatch: pytest.MonkeyPatch, scheme: str, adds_in: torch.dtype, held: torch.dtype
 ) -> None:
-    """A file of fp8 on a GPU that does not multiply in fp8, where memory is free: here it stays fp8, with the same values."""
+    """ComfyUI expands an fp8 file on a GPU that does not multiply in fp8, if memory is free. Here it stays fp8, with equal
+    values.
+    """
     add_in(adds_in, monkeypatch)
     tiny = case(torch.float8_e4m3fn, held)
     runs = [tiny.stock([(scheme, strength)]) for strength in STRENGTHS]
@@ -192,8 +200,10 @@ def test_what_comfyui_expands_when_it_loads(
 
 
 @product(scheme=list(SCHEMES), adds_in=ADDS_IN)
-def test_every_kind_of_adapter(case: Make, monkeypatch: pytest.MonkeyPatch, scheme: str, adds_in: torch.dtype) -> None:
-    """At several strengths; on GPUs ComfyUI adds in fp16."""
+def test_every_kind_of_adapter_gives_comfyuis_bits_in_fp8(
+    case: Make, monkeypatch: pytest.MonkeyPatch, scheme: str, adds_in: torch.dtype
+) -> None:
+    """Each adapter has several strengths. On GPUs, ComfyUI adds adapters in fp16."""
     add_in(adds_in, monkeypatch)
     tiny = case(torch.bfloat16, torch.float8_e4m3fn)
     runs = [tiny.stock([(scheme, strength)]) for strength in STRENGTHS]
@@ -202,8 +212,8 @@ def test_every_kind_of_adapter(case: Make, monkeypatch: pytest.MonkeyPatch, sche
 
 
 @pytest.mark.parametrize("dtype", FP8.values(), ids=FP8)
-def test_layers_that_are_rows_of_one_weight(dtype: torch.dtype) -> None:
-    """PixArt's q, k and v: the whole has ComfyUI's bits, whatever layers the workers make of it."""
+def test_an_adapter_on_one_weight_equals_comfyuis_bits_in_layers_that_split_it(dtype: torch.dtype) -> None:
+    """PixArt's q, k and v together have ComfyUI's bits, although the workers hold them as separate layers."""
     from comfy.model_patcher import ModelPatcher
     from comfy.weight_adapter import LoRAAdapter
 

@@ -1,4 +1,4 @@
-"""Modulation is made once: its activation for all blocks of a forward, the whole of it for all patches of a model call."""
+"""Modulation is computed once: its activation for all blocks of a forward, and all of it for all patches of a model call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DECLARED = (
 )
 
 
-def test_silu_of_a_vector_is_made_once_and_all_else_is_the_tensors() -> None:
+def test_silu_of_a_vector_is_computed_once_and_other_operations_equal_the_tensors() -> None:
     tensor, weight = draw(2, 8, seed=1), draw(4, 8, seed=2)
     vector: Any = Vector(tensor)
     assert nn.SiLU()(vector) is silu(vector)

@@ -1,4 +1,4 @@
-"""Tensors that ComfyUI takes apart when it loads a file: which rows of the file each is made of, and what is no such thing."""
+"""Tensors that ComfyUI takes apart when it loads a file: the rows of the file that make each tensor, and other changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FILES: Mapping[str, Tensors] = {
         "net_ema.left_out": draw(3, seed=3),
     },
 }
-"""By ComfyUI's class what a file of it may have."""
+"""Example tensors of a file, by ComfyUI's class."""
 
 OTHERWISE: Mapping[str, Callable[[Tensor], Tensor]] = {
     "twice as much": lambda tensor: tensor * 2,
@@ -45,7 +45,7 @@ OTHERWISE: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def process_of(kind: str) -> Process:
-    """What a class of ComfyUI's does to a file's tensors."""
+    """Return the function with which a class of ComfyUI changes a file's tensors."""
     comfy_on_path()
     import comfy.supported_models
 
@@ -54,7 +54,7 @@ def process_of(kind: str) -> Process:
 
 
 def found_in(path: Path, process: Process) -> dict[str, TensorEntry]:
-    """What ComfyUI makes of a file's tensors by taking rows of them."""
+    """Return the tensors that ComfyUI makes from rows of a file's tensors."""
     checkpoint = read_header(path)
     tensors = checkpoint.meta_tensors()
     entries = {id(tensor): checkpoint.entries[name] for name, tensor in tensors.items()}
@@ -62,7 +62,7 @@ def found_in(path: Path, process: Process) -> dict[str, TensorEntry]:
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_rows_are_comfyuis(kind: str, tmp_path: Path) -> None:
+def test_found_rows_equal_comfyuis_tensors(kind: str, tmp_path: Path) -> None:
     process = process_of(kind)
     save_file(dict(FILES[kind]), tmp_path / "model.safetensors")
     names = {(entry.offset): name for name, entry in read_header(tmp_path / "model.safetensors").entries.items()}
@@ -79,7 +79,7 @@ def test_rows_are_comfyuis(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", OTHERWISE)
-def test_what_is_changed_otherwise_is_not_found(kind: str, tmp_path: Path) -> None:
+def test_tensors_with_changed_values_or_shapes_are_not_found(kind: str, tmp_path: Path) -> None:
     save_file({"one": draw(5, 4, seed=0), "other": draw(5, 4, seed=1)}, tmp_path / "model.safetensors")
 
     def process(tensors: dict[str, Tensor]) -> Tensors:

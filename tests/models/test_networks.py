@@ -1,4 +1,4 @@
-"""Networks beside the blocks, on each rank's tokens, against ComfyUI's own patches in its own forward."""
+"""Networks next to the blocks, on each rank's tokens, give the result of ComfyUI's own patches in its own forward."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIGMAS = {"sigmas": torch.tensor([0.6])}
 
 @dataclass(frozen=True)
 class Patched:
-    """A case, the network as the workers have it, and ComfyUI's patches of the same."""
+    """A case, the network as the workers have it, and ComfyUI's patches of the same network."""
 
     case: Case
     network: NetworkCall
@@ -74,7 +74,7 @@ def _diffsynth(name: str) -> Patched:
     encoded = draw(1, rows * columns, width, seed=6)
 
     def stock() -> Mapping[str, Any]:
-        patch = DiffSynthCnetPatch.__new__(DiffSynthCnetPatch)  # whose own making takes a VAE
+        patch = DiffSynthCnetPatch.__new__(DiffSynthCnetPatch)  # its own constructor needs a VAE
         model = SimpleNamespace(control_block=lambda img, given, index: blocks[index](img, given))
         patch.__dict__ |= {"model_patch": SimpleNamespace(model=model), "strength": 0.7, "encoded_image": encoded}
         patch.vae = SimpleNamespace(spacial_compression_encode=lambda: 8)
@@ -85,7 +85,7 @@ def _diffsynth(name: str) -> Patched:
 
 
 def _zimage(name: str, **settings: Any) -> Patched:
-    """With more blocks than the case has, so that the network runs to its end."""
+    """Return a network with more blocks than the case has, so that the network runs to its end."""
     from comfy.ldm.lumina.controlnet import ZImage_Control
     from comfy_extras.nodes_model_patch import ZImageControlPatch
 
@@ -124,7 +124,7 @@ QUICK = {("lllite", "ulysses 2"), ("lllite", PATCHES), ("diffsynth", PATCHES), (
     ("z-image", "ring 3"), ("z-image, first version", "ulysses 2"), ("z-image, broken", "ulysses 2"),
 }  # fmt: skip
 WHOLE = "z-image"
-"""Begins the names of those that no plan with stages or patches has."""
+"""The first word of networks that no plan with stages or patches supports."""
 
 
 class PatchedRank(ProofRank):
@@ -156,7 +156,7 @@ class PatchedRank(ProofRank):
     ],
 )
 def test_a_network_gives_the_models_own_result(kind: str, plan: str) -> None:
-    """The whole call, and then each patch from a cache that holds the same call: nothing is stale."""
+    """The whole call equals ComfyUI's, and so does each patch with a cache of the same call."""
     with torch.no_grad():
         patched = KINDS[kind]()
         case = replace(patched.case, options={**SIGMAS, "patches": patched.stock()})

@@ -1,4 +1,4 @@
-"""What newer versions of ComfyUI do, by stand-ins: each behaves as described, on whatever ComfyUI is tested against."""
+"""Behaviour of newer versions of ComfyUI, shown with stand-ins on whatever ComfyUI is tested against."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from comfy.ldm.minimax.model import FinalLayer
 from comfy.ldm.modules.attention import optimized_attention
 
 WAN = "wan, image"
-"""With attention to a picture beside that to the text."""
+"""A model that attends to a picture besides the text."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def case() -> Callable[[str], Case]:
 
 
 def attends_with(monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
-    """A stand-in for a Wan that gives each call of attention an argument, as ComfyUI 0.31 does."""
+    """Have Wan give each call of attention an argument, as ComfyUI 0.31 does."""
     monkeypatch.setattr(wan, "optimized_attention", functools.partial(wan.optimized_attention, **given))
 
 
@@ -64,7 +64,7 @@ def on_ranks(case: Case, **degrees: int) -> list[list[Tensor]]:
 @pytest.mark.parametrize(
     "given", [{"low_precision_attention": False}, pytest.param({"low_precision_attention": True}, marks=thorough)]
 )
-def test_an_argument_of_attention_that_changes_nothing_is_taken(
+def test_an_argument_of_attention_that_changes_nothing_is_accepted(
     given: dict[str, Any], case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = case(WAN)
@@ -87,10 +87,10 @@ def test_a_scale_of_attention_is_honoured(case: Any, monkeypatch: pytest.MonkeyP
         assert worst(on_ranks(found, **degrees), expected) <= TOLERANCE
 
 
-def test_an_unknown_argument_of_attention_is_for_comfyuis_own_kernel_alone(
+def test_an_unknown_argument_of_attention_runs_only_with_comfyuis_own_kernel(
     case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank hands it on; where keys are spread it is refused."""
+    """One rank passes the argument on. Where ranks divide the keys, the argument is refused."""
     found = case(WAN)
     with torch.no_grad():
         expected = found.stock()
@@ -101,7 +101,7 @@ def test_an_unknown_argument_of_attention_is_for_comfyuis_own_kernel_alone(
         rank.run()
 
 
-def test_compiled_blocks_are_told_what_their_attention_is_given(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_blocks_honour_the_arguments_of_their_attention(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = case(WAN)
     attends_with(monkeypatch, low_precision_attention=False, scale=0.02)
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_compiled_blocks_are_told_what_their_attention_is_given(case: Any, monke
 
 
 class Newer(nn.Module):
-    """A stand-in for a block of a ComfyUI that gives attention what this pack has not heard of."""
+    """A stand-in for a block of a ComfyUI that gives attention arguments unknown to this pack."""
 
     def forward(self, x: Tensor, tone: float) -> Tensor:
         x = optimized_attention(x, x, x, 1, low_precision_attention=False, scale=tone, hue=tone)
@@ -124,21 +124,23 @@ class Newer(nn.Module):
 
 
 class Half(Newer):
-    """One that gives it in one of two calls."""
+    """A block that gives the argument in one of two calls."""
 
     def forward(self, x: Tensor, tone: float) -> Tensor:
         return optimized_attention(optimized_attention(x, x, x, 1, hue=3), x, x, 1)
 
 
-def test_what_a_class_gives_attention_is_seen_in_its_source() -> None:
-    """Where each call is given it, and some are for our kernels."""
+def test_unknown_arguments_of_attention_are_found_in_a_classs_source() -> None:
+    """An argument counts if every call is given it and some calls are for our kernels."""
     assert unknown_arguments(nn.Sequential(Newer()), [DistributedAttention(("x",)), ReplicatedKeys()]) == ["hue"]
     assert unknown_arguments(Newer(), [ReplicatedKeys(), ReplicatedKeys()]) == []
     assert unknown_arguments(Half(), [DistributedAttention(("x",)), ReplicatedKeys()]) == []
 
 
 class ReadsItsHeads(FinalLayer):  # type: ignore[misc]
-    """A stand-in for MiniMax-H3's of ComfyUI 0.35, which looks at its heads before it calls them and is told the sigmas."""
+    """A stand-in for MiniMax-H3's final layer of ComfyUI 0.35, which reads its heads' weights before it calls them and gets the
+    sigmas.
+    """
 
     def forward(
         self,
@@ -155,7 +157,9 @@ class ReadsItsHeads(FinalLayer):  # type: ignore[misc]
 
 
 class ComputesItsHeads(ReadsItsHeads):
-    """And for one that multiplies by a part of its heads' weights itself; with a row of modulation for each token."""
+    """A stand-in for a final layer that multiplies by a part of its heads' weights itself, with a row of modulation for each
+    token.
+    """
 
     def forward(
         self,
@@ -180,7 +184,9 @@ SOUND_SPLITS = ({"ring": 3}, {"pipefusion": 3, "ulysses": 2, "patches": 1})
 
 
 @pytest.mark.parametrize("kind", [pytest.param(ReadsItsHeads, marks=thorough), ComputesItsHeads])
-def test_a_head_is_asked_for_more_than_its_output(kind: type, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_final_layer_that_reads_its_heads_weights_gives_comfyuis_result(
+    kind: type, case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = case("minimax-h3")
     monkeypatch.setattr(found.model.final_layer, "__class__", kind)
     with torch.no_grad():
@@ -191,7 +197,7 @@ def test_a_head_is_asked_for_more_than_its_output(kind: type, case: Any, monkeyp
     assert found.declaration.sigmas(found.model)
 
 
-def test_a_row_of_modulation_for_each_token(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_of_modulation_for_each_token_gives_comfyuis_result(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for MiniMax-H3 with a noise mask of ComfyUI 0.34, whose video has a row for each token."""
     found = case("minimax-h3")
     written = "mod_segments.append((a, b, row_base + seg_tag[kind]))"
@@ -211,7 +217,7 @@ def test_a_row_of_modulation_for_each_token(case: Any, monkeypatch: pytest.Monke
 
 
 class Guided(CrossAttention):  # type: ignore[misc]
-    """A stand-in for LTX-2's of ComfyUI 0.33, whose guidance has attention of tokens to themselves give their values."""
+    """A stand-in for LTX-2's attention of ComfyUI 0.33, whose guidance makes self-attention return its values."""
 
     def forward(self, x: Any, context: Any = None, *args: Any, transformer_options: Any = None, **others: Any) -> Any:
         if context is None and (transformer_options or {}).get("stg_skip_self_attn", False):
@@ -222,7 +228,9 @@ class Guided(CrossAttention):  # type: ignore[misc]
 @pytest.mark.parametrize(
     "option", ["stg_skip_self_attn", *(pytest.param(option, marks=thorough) for option in ("run_ax", "v2a_cross_attn"))]
 )
-def test_attentions_that_an_option_turns_off(option: str, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_that_turns_attentions_off_gives_comfyuis_result(
+    option: str, case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = case("ltx-2")
     for block in plain.model.transformer_blocks:
         monkeypatch.setattr(block.attn1, "__class__", Guided)

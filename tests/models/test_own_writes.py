@@ -36,7 +36,7 @@ class OfARun(BaseModel):
         self.diffusion_model.patcher, self.diffusion_model.cache = patcher, None
         self.diffusion_model.enabled = self.diffusion_model[0].enabled = enabled
 """
-"""A BaseModel with a setter for `current_patcher`, compiled as code of ComfyUI's."""
+"""A BaseModel with a setter for `current_patcher`, compiled as ComfyUI's code."""
 
 
 def inside() -> nn.Module:
@@ -68,7 +68,7 @@ def refuse_changes(model: Any, snapshot: Any) -> None:
     snapshot.refuse_changes(snapshot.own_writes.of(model))
 
 
-def test_what_comfyuis_own_class_writes_is_let_pass_as_long_as_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_of_comfyuis_own_class_are_accepted_during_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     model, patcher, snapshot = built(monkeypatch)
     for _ in range(2):
         patcher.pre_run()
@@ -95,7 +95,7 @@ def test_what_comfyuis_own_class_writes_is_let_pass_as_long_as_the_run(monkeypat
         ("0", "in_features", 3),
     ],
 )
-def test_what_a_pack_writes_is_refused(path: str, name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_of_a_pack_are_refused(path: str, name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, patcher, snapshot = built(monkeypatch)
     patcher.pre_run()
     setattr(model.diffusion_model.get_submodule(path), name, value)
@@ -123,7 +123,7 @@ def test_a_worker_begins_and_ends_a_run_as_comfyui_does(monkeypatch: pytest.Monk
     assert not inside.enabled and not inside[0].enabled and model.current_patcher is None
 
 
-def test_what_another_packs_class_writes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_of_another_packs_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "a_pack", ModuleType("a_pack"))
     model, patcher, snapshot = built(monkeypatch, of="a_pack")
     patcher.pre_run()

@@ -1,7 +1,8 @@
-"""A model whose text and references attend to themselves alone, split over ranks that all keep them, as Qwen-Image 2.1 is.
+"""A model whose text and references attend only to themselves, split over ranks that all keep them, as Qwen-Image 2.1 is.
 
-The model is a stand-in of the shape that the declaration names, for a ComfyUI that has no such class yet. It keeps its prefix's
-keys and values for a run, if `transformer_options` say so: its first forward fills the cache, and later forwards read it.
+The model is a stand-in of the shape that the declaration names, for a ComfyUI that has no such class yet. The stand-in keeps
+its prefix's keys and values for a run, if `transformer_options` say so: its first forward fills the cache, and later forwards
+read it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ QUICK_PATCHED = ("pipefusion 3", "pipefusion 2 x ring 2, unequal")
 
 
 class Turned(nn.Module):
-    """The attention of a block, which a function that the model hands over computes."""
+    """The attention of a block, computed by a function that the model passes in."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ class Head(nn.Module):
 
 
 class Model(nn.Module):
-    """Text, each reference in its slot, and the picture last; each part attends to itself and to what lies before it."""
+    """Text, each reference in its slot, and the picture last; each part attends to itself and to the parts before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +126,7 @@ class Model(nn.Module):
         self.norm_out, self.proj_out = Head(), nn.Linear(WIDTH, CHANNELS)
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
         self.forgets = 0
-        """So many tokens of its prefix are taken for the picture's in every block behind the first."""
+        """Number of prefix tokens that every block after the first treats as the picture's."""
 
     def forward(
         self,
@@ -234,7 +235,7 @@ def outputs(case: Case, plan: ResolvedPlan, prepare: Callable[[ProofRank], objec
 
 @torch.no_grad()
 def expected_of(case: Case) -> list[Tensor]:
-    """Return what the stand-in's own forward gives for both calls without a cache."""
+    """Return the outputs of the stand-in's own forward for both calls, without a cache."""
     plain = replace(case, options={**case.options, "keeps": False})
     return [each.stock() for each in (plain, replace(plain, x=case.x.flip(2)))]
 
@@ -278,7 +279,9 @@ def test_a_patch_gives_the_models_own_result(references: bool, plan: str) -> Non
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["cache off", "filled, then hit"])
 @pytest.mark.parametrize("degrees", [{"ring": 3}, pytest.param({"ulysses": 3}, marks=thorough)], ids=str)
-def test_a_rank_without_a_token_of_the_picture(degrees: Mapping[str, int], keeps: bool) -> None:
+def test_a_rank_without_a_token_of_the_picture_gives_the_models_own_result(
+    degrees: Mapping[str, int], keeps: bool
+) -> None:
     case = case_of(size=(1, 2), keeps=keeps)
     assert_equal(outputs(case, plan_for(case, **degrees)), expected_of(case))
 
@@ -301,7 +304,7 @@ def test_one_rank_gives_the_same_bits(keeps: bool) -> None:
 
 
 def test_only_the_pictures_tokens_travel() -> None:
-    """Text and references have no part in an exchange: as many bytes go with references as without."""
+    """Exchanges hold no text and no references: as many bytes travel with references as without."""
 
     def sent(references: bool) -> int:
         case = case_of(references)
@@ -329,8 +332,8 @@ def by_position(_: slice, __: int) -> Callable[..., Tensor]:
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["cache off", "filled, then hit"])
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=thorough), 2])
-def test_a_function_in_attentions_place(ranks: int, keeps: bool) -> None:
-    """It is given all tokens in the model's order, of the prefix too."""
+def test_a_function_in_attentions_place_gives_the_models_own_result(ranks: int, keeps: bool) -> None:
+    """The function is given all tokens in the model's order, the prefix included."""
     case = case_of(references=True, keeps=keeps)
     with torch.no_grad():
         plain = replace(case, options={"keeps": False, OVERRIDE: by_position(slice(None), HEADS)}).stock()
@@ -344,7 +347,7 @@ def test_a_function_in_attentions_place(ranks: int, keeps: bool) -> None:
 
 
 def other_queries(model: Model) -> None:
-    """Have the second block attend with a query less."""
+    """Make the second block attend with one query less."""
 
     class Other(Block):
         def forward(
@@ -359,7 +362,7 @@ def other_queries(model: Model) -> None:
 
 
 def other_prefix(model: Model) -> None:
-    """Have all blocks but the first take the prefix for one token shorter."""
+    """Make all blocks but the first take the prefix for one token shorter."""
     model.forgets = 1
 
 
@@ -370,7 +373,7 @@ def other_prefix(model: Model) -> None:
         (other_prefix, "the model's block of transformer_blocks.1 is given 5 tokens as a prefix where every GPU has 6"),
     ],
 )
-def test_a_model_that_does_otherwise_is_refused(change: Callable[[Model], None], begins: str) -> None:
+def test_a_model_with_other_queries_or_another_prefix_is_refused(change: Callable[[Model], None], begins: str) -> None:
     case = case_of()
     change(case.model)
 

@@ -1,7 +1,7 @@
-"""Families in frequent use on ComfyUI's own forward: every product of ranks, shared weights, batches, bf16, and stale patches.
+"""Families in frequent use with ComfyUI's own forward: every product of ranks, shared weights, batches, bf16 and stale patches.
 
-The oracle is ComfyUI's forward in one process. For stale patches that forward runs once a patch, with keys and values that
-this file keeps by PipeFusion's rule. FLUX.1 through workers and samplers: tests/engine/test_products.py.
+The oracle is ComfyUI's forward in one process. For stale patches that forward runs once a patch, with keys and values that this
+file keeps by PipeFusion's rule. FLUX.1 through workers and samplers: tests/engine/test_products.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ BEFORE: Mapping[str, Mapping[int, int]] = {
     "z-image": {64: 0, 96: 32},
     "z-image, reference": {96: 32, 160: 96},
 }
-"""For the tokens of each attention with a picture, how many come before the picture's. Any other attention has none."""
+"""For each token count of an attention with a picture, the number of tokens before the picture's. Other attentions have no
+picture.
+"""
 
 
 @torch.no_grad()
@@ -61,7 +63,7 @@ def case_of(name: str, builder: Builder = Builder()) -> Case:  # noqa: B008 (fro
 def answers(
     case: Case, plans: Sequence[ResolvedPlan], hold: Any = lambda rank: None
 ) -> dict[ResolvedPlan, list[list[Tensor]]]:
-    """The whole call's output on each rank that has one."""
+    """Return for each plan the whole call's output on each rank that has one."""
 
     def run(plan: ResolvedPlan) -> Any:
         def on_rank(_: int) -> list[Tensor]:
@@ -76,7 +78,7 @@ def answers(
 
 
 def products(case: Case, *, stages: bool) -> list[ResolvedPlan]:
-    """All products of two, three and four ranks over ring, ulysses and, where the model has the blocks, pipefusion."""
+    """Return all products of two, three and four ranks over ring, ulysses and, if the model has enough blocks, pipefusion."""
     most = blocks_of(case.model, case.declaration)[-1].unit + 1 if stages else 1
     return [
         plan_for(case, pipefusion=pipefusion, ring=ring, ulysses=ulysses, patches=1)
@@ -124,9 +126,9 @@ def test_weights_shared_out_over_ranks_give_the_models_own_result(name: str) -> 
 
 
 def doubled(case: Case) -> Case:
-    """A batch of two: the second item differs in latent, time and all that it is given, but for a mask.
+    """Return a batch of two. The second item differs in latent, time and all arguments except a mask.
 
-    FLUX.2's guidance stays one for both: ComfyUI's forward takes no more where references have a time of zero.
+    FLUX.2's guidance stays one for both: ComfyUI's forward accepts no more where references have a time of zero.
     """
 
     def two(value: Tensor) -> Tensor:
@@ -150,7 +152,7 @@ def test_a_batch_of_two_gives_the_models_own_result(name: str) -> None:
 
 
 def in_bf16(case: Case) -> Case:
-    """What ComfyUI makes of a call: all but the time in bf16."""
+    """Return a call as ComfyUI casts it to bf16: all but the time."""
 
     def cast(value: Tensor) -> Tensor:
         return value.bfloat16() if value.is_floating_point() else value
@@ -159,8 +161,8 @@ def in_bf16(case: Case) -> Case:
 
 
 @pytest.mark.parametrize("name", BEFORE)
-def test_bf16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank gives ComfyUI's bits, but for text that is left out instead of masked; several are no further from fp32."""
+def test_bf16_is_as_near_to_fp32_as_comfyuis(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank gives ComfyUI's bits, unless text is left out instead of masked. Several ranks are no further from fp32."""
     exact = case_of(name)
     case = in_bf16(case_of(name, Builder(torch.bfloat16)))
     with torch.no_grad():
@@ -179,10 +181,10 @@ def test_bf16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Stale:
-    """PipeFusion's rule for ComfyUI's own forward: attention to the newest keys of all tokens, of which one patch's are new.
+    """PipeFusion's rule for ComfyUI's own forward: attention to the newest keys of all tokens; one patch's keys are new.
 
-    `tokens` are the picture's by patch; what comes before and behind them goes with the first. What a forward makes of
-    other tokens than the patch's is wrong, and nobody looks at it.
+    `tokens` are the picture's tokens by patch. Tokens before and after the picture go with the first patch. The forward's
+    output for other tokens than the patch's is wrong, and no test reads it.
     """
 
     before: Mapping[int, int]
@@ -213,7 +215,7 @@ class Stale:
         return own if patch else torch.cat([torch.arange(start), own, torch.arange(start + count, length)])
 
     def forward(self, case: Case, patch: int | None = None) -> Tensor:
-        """The whole call, which fills what is kept, or one in which a patch is new."""
+        """Run the whole call, which fills the cache, or a call in which one patch is new."""
         self.patch, self.calls = patch, 0
         out: Tensor = replace(case, options={"optimized_attention_override": self}).stock()
         assert self.calls
@@ -221,14 +223,14 @@ class Stale:
 
 
 def grid_of(case: Case) -> tuple[int, int, int]:
-    """Frames, rows and columns of tokens."""
+    """Return the numbers of frames, rows and columns of tokens."""
     step = 1 if case.kind == "Flux2" else 2
     *_, height, width = case.x.shape
     return math.prod(case.x.shape[2:-2]), math.ceil(height / step), math.ceil(width / step)
 
 
 def by_patch(case: Case, patches: int) -> tuple[list[Tensor], list[slice]]:
-    """For each patch of rows its tokens, and its rows of the latent."""
+    """Return each patch's tokens, and each patch's rows of the latent."""
     grid, step = grid_of(case), 1 if case.kind == "Flux2" else 2
     places = torch.arange(math.prod(grid)).view(grid)
     runs = patch_rows(grid[1], patches)
@@ -240,7 +242,7 @@ def by_patch(case: Case, patches: int) -> tuple[list[Tensor], list[slice]]:
 
 @torch.no_grad()
 def simulated(steps: Sequence[Case], before: Mapping[int, int], patches: int) -> list[Tensor]:
-    """The first step whole, the others by patches that attend to what is there."""
+    """Return the outputs of all steps: the first step whole, later steps patch by patch with the cached keys."""
     tokens, rows = by_patch(steps[0], patches)
     stale = Stale(before, tokens)
     outs = [stale.forward(steps[0])]
@@ -255,7 +257,7 @@ PATCHED = ({}, {"pipefusion": 2}, {"ring": 2, "ulysses": 2}, {"pipefusion": 2, "
 @pytest.mark.parametrize("patches", [2, 3])
 @pytest.mark.parametrize("name", BEFORE)
 def test_stale_patches_depend_on_their_number_alone(name: str, patches: int) -> None:
-    """A whole call and two by patches, of other latents and times, on one rank and on several."""
+    """A whole call and two calls by patches, of other latents and times, agree on one rank and on several."""
     first = case_of(name)
     times = (1.0, 0.8, 0.5)
     steps = [

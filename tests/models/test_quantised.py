@@ -1,4 +1,4 @@
-"""Quantised layers give the bits of ComfyUI's own on the same file, on a device that multiplies in fp8 and on others."""
+"""Quantised layers give the bits of ComfyUI's own on the same file, on devices with and without fp8 multiplication."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ INPUT_SCALED = ("fp8", "fp8_e5m2", "nvfp4", "mxfp8")
 
 
 class Described:
-    """What ComfyUI finds a quantised file to be."""
+    """A stand-in for ComfyUI's description of a quantised file."""
 
     quant_config: ClassVar = {"mixed_ops": True}
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Callable[[str], Path]:
-    """Writes a file of one layer in a format."""
+    """Return a function that writes a file of one layer in a format."""
     tensors = {NAME: draw(ROWS, COLUMNS, seed=1) / COLUMNS**0.5, f"{LAYER}.bias": draw(ROWS, seed=2)}
 
     def write(form: str) -> Path:
@@ -75,14 +75,14 @@ def file(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(params=[False, True], ids=["emulated", "native"])
 def _native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """On a device that multiplies in fp8, and on others."""
+    """Run the test on a device that multiplies in fp8, and on one that does not."""
     monkeypatch.setattr(comfy.model_management, "SUPPORT_FP8_OPS", request.param)
     with torch.inference_mode():
         yield
 
 
 def build(path: Path) -> tuple[nn.Module, Checkpoint]:
-    """A model of one layer as it is built from the file's header, and what it is loaded from."""
+    """Return a model of one layer, built from the file's header, and the checkpoint to load it from."""
     opened = open_checkpoint(read_header(path))
     part, marks = opened.under(opened.tensors)
     model = nn.Module()
@@ -93,14 +93,14 @@ def build(path: Path) -> tuple[nn.Module, Checkpoint]:
 
 
 def load(path: Path, compute: torch.dtype = torch.float32) -> Any:
-    """The layer as a rank loads it."""
+    """Return the layer as a rank loads it."""
     return load_with(path, ReplicatedStore, compute)[0].get_submodule(LAYER)
 
 
 def load_with(
     path: Path, store_of: Callable[[nn.Module], S], compute: torch.dtype = torch.float32
 ) -> tuple[nn.Module, S]:
-    """The model as a rank loads it, and where that has it."""
+    """Return the model as a rank loads it, and the store of its weights."""
     model, part = build(path)
     keys = {key: Piece(key, 0, entry.shape[0], ()) for key, entry in part.entries.items()}
     compute_in(model, compute)
@@ -115,7 +115,7 @@ def load_with(
 
 
 def stock(path: Path, compute: torch.dtype = torch.float32) -> Any:
-    """The same layer by ComfyUI's loader."""
+    """Return the same layer from ComfyUI's loader."""
     tensors = {name.removeprefix(f"{LAYER}."): tensor for name, tensor in load_file(path).items()}
     operations = comfy.ops.pick_operations(None, compute, model_config=Described())
     layer = operations.Linear(COLUMNS, ROWS, device="cpu")
@@ -127,7 +127,9 @@ def stock(path: Path, compute: torch.dtype = torch.float32) -> Any:
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_layer(file: Callable[[str], Path], form: str, compute: torch.dtype, device: str) -> None:
+def test_a_quantised_layer_gives_comfyuis_bits(
+    file: Callable[[str], Path], form: str, compute: torch.dtype, device: str
+) -> None:
     ours, theirs = load(file(form), compute).to(device), stock(file(form), compute).to(device)
     x = draw(2, 37, COLUMNS, seed=3).to(device, compute)
     assert torch.equal(ours(x), theirs(x))
@@ -136,8 +138,10 @@ def test_a_layer(file: Callable[[str], Path], form: str, compute: torch.dtype, d
 
 @pytest.mark.parametrize("adds_in", [torch.float32, torch.float16], ids=["as on the CPU", "as on a GPU"])
 @pytest.mark.parametrize("form", FORMATS)
-def test_lora(file: Callable[[str], Path], form: str, monkeypatch: pytest.MonkeyPatch, adds_in: torch.dtype) -> None:
-    """Put in as ComfyUI's ModelPatcher does it, and taken out without a trace."""
+def test_a_lora_on_a_quantised_layer_gives_comfyuis_bits_and_leaves_no_trace(
+    file: Callable[[str], Path], form: str, monkeypatch: pytest.MonkeyPatch, adds_in: torch.dtype
+) -> None:
+    """The LoRA is applied as ComfyUI's ModelPatcher does, and removed without a trace."""
     monkeypatch.setitem(comfy.model_management.LORA_COMPUTE_DTYPES, CPU, adds_in)
     path = file(form)
     ours, model = load(path), nn.Module()
@@ -170,8 +174,8 @@ def _never_again(names: Collection[str]) -> None:
 
 
 @pytest.mark.parametrize("form", ["nvfp4", "int8_convrot"])
-def test_shared_out_over_ranks(file: Callable[[str], Path], form: str) -> None:
-    """Loaded, with a LoRA put in and taken out, a block that is whole for a moment gives the bits of one rank."""
+def test_a_sharded_quantised_layer_gives_the_bits_of_one_rank(file: Callable[[str], Path], form: str) -> None:
+    """A block that is gathered for its forward gives the bits of one rank: as loaded, with a LoRA, and after its removal."""
     path, x = file(form), draw(2, 5, COLUMNS, seed=3)
     adapters = AdapterSet(
         {NAME: [Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)]},
@@ -213,7 +217,7 @@ def test_shared_out_over_ranks(file: Callable[[str], Path], form: str) -> None:
 
 @pytest.mark.usefixtures("_native")
 @pytest.mark.parametrize("device", DEVICES)
-def test_plain_fp8_multiplied_in_fp8(device: str) -> None:
+def test_plain_fp8_multiplied_in_fp8_gives_comfyuis_bits(device: str) -> None:
     weight, bias = (draw(48, 64, seed=1) / 8).to(device, torch.float8_e4m3fn), draw(48, seed=2).to(device)
     layer = nn.Linear(64, 48, device="meta")
     pack(layer, PLAIN[torch.float8_e4m3fn], scaled=False)
@@ -239,7 +243,7 @@ def refusal(path: Path, **changed: Tensor) -> str:
     return str(refused.value)
 
 
-def test_what_does_not_fit_is_refused(file: Callable[[str], Path]) -> None:
+def test_quantised_tensors_with_wrong_shapes_or_marks_are_refused(file: Callable[[str], Path]) -> None:
     weight = torch.zeros(ROWS, 10, dtype=torch.uint8)
     assert "(a shape of [48, 10] where [48, 96] is needed): choose" in refusal(file("nvfp4"), weight=weight)
     scale = torch.zeros(4, 4, dtype=torch.float8_e4m3fn)
@@ -252,8 +256,10 @@ def test_what_does_not_fit_is_refused(file: Callable[[str], Path]) -> None:
     assert "x.safetensors has damaged marks of quantisation (" in refusal(file("int8"), comfy_quant=damaged)
 
 
-def test_a_format_that_this_pack_has_not_heard_of(file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """ComfyUI's loader says what such a layer is: a stand-in, of a format that the pack is made to forget."""
+def test_a_format_unknown_to_this_pack_gives_comfyuis_bits(
+    file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ComfyUI's loader describes such a layer. The stand-in is a format that the test makes the pack forget."""
     monkeypatch.setattr(quantised_layers, "PACKED", "")
     path = file("w4a4")
     x = draw(2, 37, COLUMNS, seed=3)

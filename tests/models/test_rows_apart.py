@@ -1,6 +1,6 @@
-"""Rows of a batch, each given something else, in a model's own forward: alone and beside another they are the same.
+"""Rows of a batch with different inputs give the same result alone and together, in a model's own forward.
 
-Ranks compute rows, and prompts, apart; where a class computes them from one another, its declaration says so.
+Ranks compute rows, and prompts, separately. If a class computes rows from one another, its declaration says so.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.support.tiny.models import draw
 ALONE = (
     "flux 2, zero-timestep reference",  # its guidance is for one row
     "hunyuan video, masked text",  # its mask has a single row
-    "hunyuan video, first frame and reference",  # which it writes into, of all rows in one
+    "hunyuan video, first frame and reference",  # it writes its frame into all rows in one operation
 )
-"""Of what ComfyUI's own class takes one row alone."""
+"""Cases that ComfyUI's own class accepts with one row only."""
 
 SHARED = ("ref_audio", "guide_attention_entries")
-"""Conditioning that is one for the batch."""
+"""Conditioning that the whole batch shares."""
 
 MASK = torch.tensor([1.0, 0.4]).view(2, 1, 1, 1)
 FIRST_FRAME = "hunyuan video, first frame"
@@ -36,19 +36,19 @@ MEET: dict[str, dict[str, Tensor]] = {
     "ltx-2, reference sound": {"audio_denoise_mask": MASK.expand(2, 1, 9, 1)},
     FIRST_FRAME: {},
 }
-"""Whose rows change one another, and by what more conditioning."""
+"""Cases whose rows change one another, with the additional conditioning that does so."""
 
 
 def part(tree: Any, row: int) -> Any:
-    """One row of all tensors."""
+    """Return one row of all tensors."""
     return tree_map(lambda leaf: leaf[row : row + 1] if isinstance(leaf, Tensor) and leaf.ndim else leaf, tree)
 
 
 def two_of(found: Case, *, times: bool = True, **more: Tensor) -> Case:
-    """A call of two rows: the first is the case's, the second has other numbers in the same range.
+    """Return a call of two rows: the first is the case's, the second has other numbers in the same range.
 
     Args:
-        times: whether it has another timestep too.
+        times: True if the second row has another timestep too.
     """
 
     def both(leaf: Any, changed: bool = True) -> Any:
@@ -72,7 +72,7 @@ def two_of(found: Case, *, times: bool = True, **more: Tensor) -> Case:
 
 @torch.no_grad()
 def apart(two: Case) -> float:
-    """How far rows alone are off those of the batch."""
+    """Return the largest relative error between rows computed alone and in the batch."""
     errors = []
     for row, beside in enumerate(two.stock()):
         shapes = tuple((1, *shape[1:]) for shape in two.shapes)
@@ -97,8 +97,8 @@ TWO = [name for name in SMALL if name not in ALONE and not name.startswith("mini
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[thorough] * ("," in name and name not in QUICK)) for name in TWO]
 )
-def test_rows_are_computed_for_themselves(name: str) -> None:
-    """LTX-2's have other timesteps by masks alone, and MiniMax-H3 makes one video at a time."""
+def test_rows_alone_equal_rows_of_the_batch(name: str) -> None:
+    """LTX-2's rows differ in timesteps only by masks, and MiniMax-H3 makes one video at a time."""
     alike = {"guidance": torch.tensor([6.0, 6.0])} if name == FIRST_FRAME else {}
     two = two_of(small_or_skipped(name), times=not name.startswith("ltx-2"), **alike)
     assert not declared(two)
@@ -106,7 +106,7 @@ def test_rows_are_computed_for_themselves(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MEET)
-def test_rows_that_meet_are_declared(name: str) -> None:
+def test_rows_that_change_one_another_are_declared(name: str) -> None:
     two = two_of(small(name), **MEET[name])
     assert apart(two) > 10 * TOLERANCE
     assert declared(two)

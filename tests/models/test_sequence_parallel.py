@@ -1,4 +1,4 @@
-"""The mechanism that spreads a model's own forward over ranks, against that forward in one process."""
+"""A model's own forward with its tokens divided over ranks, against that forward in one process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ comfy_on_path()
 
 
 QUICK = ("ring 3", "3 patches over 2 stages, ulysses 2")
-"""Keys that travel; and heads, stages and patches together."""
+"""Plans of the quick run: one divides keys (Ring), the other combines heads, stages and patches."""
 WHOLE_PICTURE = (
     "chroma radiance",
     "wan animate 2",
@@ -44,14 +44,16 @@ WHOLE_PICTURE = (
     "qwen-image 2.1",
     "qwen-image 2.1, references",
 )
-"""What takes no PipeFusion."""
+"""Cases that do not support PipeFusion."""
 FREED = ("flux", "wan, text", "minimax-h3")
-"""What the quick run looks at after a forward."""
+"""Cases whose garbage the quick run checks after a forward."""
 IN_TURN = (*QUICK, "ring 2, ulysses 2, unequal")
 
 
 def splits() -> Iterator[ParameterSet]:
-    """Every case under every plan; the quick run has each model under both of QUICK, its other inputs under one of IN_TURN."""
+    """Yield every case under every plan. The quick run has each model under both of QUICK, its other inputs under one of
+    IN_TURN.
+    """
     others = [name for name in SMALL if name.partition(",")[0] in SMALL.keys() - {name}]
     for name in SMALL:
         run = {plan for plan, degrees in PLANS.items() if name not in WHOLE_PICTURE or "pipefusion" not in degrees}
@@ -63,7 +65,7 @@ def splits() -> Iterator[ParameterSet]:
 
 @pytest.fixture(scope="module")
 def case() -> Callable[[str], tuple[Case, Tensor]]:
-    """A case and what ComfyUI's own forward gives. The last one is kept, since forking copies what a process holds."""
+    """Return a function that gives a case and ComfyUI's own output. Only the last case is cached, as forking copies memory."""
 
     @functools.lru_cache(maxsize=1)
     def get(name: str) -> tuple[Case, Tensor]:
@@ -75,8 +77,10 @@ def case() -> Callable[[str], tuple[Case, Tensor]]:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name not in FREED)) for name in SMALL])
-def test_what_a_forward_made_is_freed_with_it(case: Callable[[str], tuple[Case, Tensor]], name: str) -> None:
-    """And not when garbage is collected, of which a GPU knows nothing."""
+def test_tensors_of_a_forward_are_freed_without_garbage_collection(
+    case: Callable[[str], tuple[Case, Tensor]], name: str
+) -> None:
+    """The garbage collector knows nothing of a full GPU, so nothing may wait for it."""
     found, _ = case(name)
 
     def tensors_left(rank: int) -> int:
@@ -94,10 +98,10 @@ def test_what_a_forward_made_is_freed_with_it(case: Callable[[str], tuple[Case, 
 
 @pytest.mark.parametrize(("name", "plans"), [*splits()])
 def test_every_split_gives_the_models_own_result(name: str, plans: list[str], case: Any) -> None:
-    """The whole call, and then each patch from a cache that holds the same call: nothing is stale.
+    """The whole call equals ComfyUI's, and so does each patch with a cache of the same call.
 
-    Streams are gathered once, at the end, each latent by itself: what a model does between its blocks needs no other
-    rank. A video that is packed with its sound passes the stages whole.
+    Streams are gathered once, at the end, each latent separately: operations between a model's blocks need no other rank. A
+    video that is packed with its sound passes the stages whole.
     """
     found, expected = case(name)
     whole = {"patches": 1} if len(found.shapes) > 1 else {}
@@ -127,7 +131,7 @@ def test_every_split_gives_the_models_own_result(name: str, plans: list[str], ca
     ],
 )
 @pytest.mark.parametrize("degrees", [{"ulysses": 2}, {"ring": 2}], ids=str)
-def test_an_exchange_in_fp8_is_near_and_a_weighed_one_exact(
+def test_an_exchange_in_fp8_is_near_and_one_with_weighted_tokens_exact(
     name: str, rounds: bool, degrees: Mapping[str, int], case: Any
 ) -> None:
     found, expected = case(name)
@@ -140,16 +144,16 @@ def test_an_exchange_in_fp8_is_near_and_a_weighed_one_exact(
     results = run_ranks(plan.world_size, on_rank)
     error = max(error_of(out, expected) for outs in results for out in outs)
     assert TOLERANCE < error < 0.03 if rounds else error <= TOLERANCE
-    assert all(torch.equal(outs[0], results[0][0]) for outs in results)  # what every rank samples on with
+    assert all(torch.equal(outs[0], results[0][0]) for outs in results)  # all ranks need equal bits
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_one_rank_computes_the_same_bits_and_a_later_step_is_as_exact(name: str, case: Any) -> None:
-    """With ComfyUI's own attention; masked text is left out instead of being attended to with a weight of zero.
+    """Ranks use ComfyUI's own attention. Masked text is left out instead of being attended to with a weight of zero.
 
     A guide that is weighed goes by its weights instead of a mask.
 
-    What is kept for a run, such as positions, depends neither on the latent nor on the time.
+    Values that are kept for a run, such as positions, depend neither on the latent nor on the time.
     """
     found, expected = case(name)
     rank = run_alone(found, found.declaration)
@@ -176,10 +180,8 @@ def test_one_rank_computes_the_same_bits_and_a_later_step_is_as_exact(name: str,
         ("sd 3.5 medium", ("output", "output")),
     ],
 )
-def test_what_a_controlnet_adds_between_blocks_needs_no_other_rank(
-    name: str, kinds: tuple[str, str], case: Any
-) -> None:
-    """After the first block of a kind and the second of one, on two stages."""
+def test_residuals_of_a_controlnet_need_no_other_rank(name: str, kinds: tuple[str, str], case: Any) -> None:
+    """Residuals are added after the first block of a kind and the second of one, on two stages."""
     found, plain = case(name)
     picture = Picture(tuple(found.x.shape), as_patch_size(found.declaration.patch_size(found.model), found.x.ndim - 2))
     heads, head_dim = found.declaration.attention_heads(found.model)
@@ -201,8 +203,8 @@ def test_what_a_controlnet_adds_between_blocks_needs_no_other_rank(
 
 
 @pytest.mark.parametrize("place", [("double_block", 0), ("single_block", 1)])
-def test_a_block_that_guidance_leaves_out(place: tuple[str, int], case: Any) -> None:
-    """The first or the last one, where streams begin and end, of two stages with two blocks each."""
+def test_a_block_that_guidance_skips_gives_the_models_own_result(place: tuple[str, int], case: Any) -> None:
+    """The skipped block is the first or the last one, where streams begin and end, of two stages with two blocks each."""
     found, plain = case("flux, references")
     found = replace(found, options={"patches_replace": {"dit": {place: lambda arguments, _: arguments}}})
     expected = found.stock()
@@ -217,8 +219,8 @@ def test_a_block_that_guidance_leaves_out(place: tuple[str, int], case: Any) -> 
 
 
 @pytest.mark.parametrize("ranks", [8, pytest.param(5, marks=thorough)])
-def test_more_ranks_than_text_tokens(ranks: int, case: Any) -> None:
-    """Ranks without a token of a stream hold one that nobody attends to."""
+def test_more_ranks_than_text_tokens_give_the_models_own_result(ranks: int, case: Any) -> None:
+    """Ranks without a token of a stream hold one that no query attends to."""
     found, expected = case("flux, references")
     plan = plan_for(found, ring=ranks)
     results = run_ranks(ranks, lambda _: [ProofRank(found, plan).run()])
@@ -226,7 +228,7 @@ def test_more_ranks_than_text_tokens(ranks: int, case: Any) -> None:
 
 
 def without(declaration: Declaration, *, argument: str = "", attention: bool = False) -> Declaration:
-    """The declaration less an argument, or less the attentions, of its first group."""
+    """Return the declaration without an argument, or without the attentions, of its first group."""
     first, *others = declaration.groups
     arguments = {name: kind for name, kind in first.arguments.items() if name != argument}
     attentions = () if attention else first.attentions
@@ -259,8 +261,8 @@ def test_an_attention_that_is_not_declared_is_refused(name: str, case: Any) -> N
 
 
 @pytest.mark.parametrize(("name", "kv_heads"), [("krea 2", 3), pytest.param("omnigen 2", 2, marks=thorough)])
-def test_heads_of_keys_that_are_shared_otherwise_than_declared_are_refused(name: str, kv_heads: int, case: Any) -> None:
-    """By what the model has repeated before its call, and by their number."""
+def test_heads_of_keys_shared_otherwise_than_declared_are_refused(name: str, kv_heads: int, case: Any) -> None:
+    """The check compares the keys that the model repeats before its call, and their number."""
     found, _ = case(name)
     (attention,) = found.declaration.groups[0].attentions(blocks_of(found.model, found.declaration)[0].module)
     assert attention.kv_heads not in (0, kv_heads)
@@ -272,7 +274,7 @@ def test_heads_of_keys_that_are_shared_otherwise_than_declared_are_refused(name:
         rank.run()
 
 
-def test_an_attention_that_does_not_come_is_refused(case: Any) -> None:
+def test_a_declared_attention_that_the_block_does_not_call_is_refused(case: Any) -> None:
     found, _ = case("wan, text")
     (group,) = found.declaration.groups
     more = redeclare(
@@ -293,8 +295,8 @@ def test_a_model_without_the_blocks_or_arguments_is_refused_when_it_is_built(cas
         run_alone(found, redeclare(found.declaration, groups=(more, *others)))
 
 
-def test_vectors_that_begin_to_follow_frames_are_refused(case: Any) -> None:
-    """Declared for one timestep, of which there are six vectors; 2.1 % off if each frame's were taken for all tokens'."""
+def test_vectors_for_each_frame_are_refused_where_one_set_is_declared(case: Any) -> None:
+    """The model is declared for one timestep, with six vectors. Taking each frame's vectors for all tokens' is 2.1 % off."""
     once, expected = case("wan, text")
     (group,) = once.declaration.groups
     wrong = redeclare(group, arguments={**group.arguments, "e": Replicated(vectors=(6,))})
@@ -310,7 +312,7 @@ def test_vectors_that_begin_to_follow_frames_are_refused(case: Any) -> None:
         run_alone(framed, declaration).run()
 
 
-def test_text_for_other_than_the_batch_is_refused(case: Any) -> None:
+def test_text_of_another_batch_size_is_refused(case: Any) -> None:
     found, _ = case("wan, text")
     rank = run_alone(found, found.declaration)
     with refused("^context of the model's WanAttentionBlock is for 3 items of a batch of 1, which is not supported"):
@@ -327,10 +329,12 @@ def test_text_for_other_than_the_batch_is_refused(case: Any) -> None:
     ],
     ids=str,
 )
-def test_lengths_that_coincide_are_not_taken_for_another(
+def test_dimensions_of_equal_length_are_not_mixed_up(
     name: str, batch: int, latent: tuple[int, ...], text: int, case: Any
 ) -> None:
-    """A batch of as many as frames, rows or columns; text of as many tokens as the picture, its frames or its features."""
+    """Batches have as many items as frames, rows or columns. Text has as many tokens as the picture, its frames or its
+    features.
+    """
     found, _ = case(name)
     given = {
         key: draw(batch, text, tensor.shape[2], seed=5)
@@ -346,8 +350,8 @@ def test_lengths_that_coincide_are_not_taken_for_another(
     assert worst(run_ranks(2, lambda _: [ProofRank(other, plan_for(other, ulysses=2)).run()]), expected) <= TOLERANCE
 
 
-def test_a_mask_of_attention_is_refused(case: Any) -> None:
-    """FLUX Redux's bias between text and picture."""
+def test_an_attention_mask_is_refused(case: Any) -> None:
+    """FLUX Redux has such a bias between text and picture."""
     found, _ = case("flux")
     rank = run_alone(found, found.declaration)
     with refused("^attn_mask of the model's DoubleStreamBlock is not supported"):
@@ -362,5 +366,5 @@ def test_a_text_mask_that_weighs_tokens_is_refused(case: Any) -> None:
 
 
 def run_alone(case: Case, declaration: Declaration) -> ProofRank:
-    """One rank in this process."""
+    """Return one rank in this process."""
     return ProofRank(case, plan_for(case), declaration)

@@ -1,4 +1,4 @@
-"""What a forward leaves on its modules is what it was before, when the next request begins."""
+"""State that a forward leaves on its modules is restored when the next request begins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parallel_backend.snapshot import StateLeak
 
 
 class Keeps(nn.Module):
-    """Keeps things in each way that a module may."""
+    """A module that keeps state in each possible way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Keeps(nn.Module):
         return x * self.weight
 
 
-def test_it_is_put_back() -> None:
+def test_state_of_a_forward_is_restored() -> None:
     model = nn.Sequential(Keeps(), Keeps())
     left = StateLeak(model)
     for _ in range(2):
@@ -45,8 +45,8 @@ def test_it_is_put_back() -> None:
         assert torch.equal(part.weight, torch.ones(2))
 
 
-def test_what_was_changed_between_requests_stays() -> None:
-    """As where weights are cast for a run in another type."""
+def test_changes_between_requests_stay() -> None:
+    """Weights are cast between requests, for example, for a run in another dtype."""
     part = Keeps()
     left = StateLeak(part)
     before = left.state()

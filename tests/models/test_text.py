@@ -1,4 +1,4 @@
-"""What a model makes of its texts with its own weights before sampling is made once a run, not at every step."""
+"""A model's own preparation of its texts before sampling runs once a run, not at every step."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.support.tiny.models import draw
 
 STEPS = 3
 TOKENS = (7, 4)
-"""Of the positive and the negative side."""
+"""Token counts of the positive and the negative prompt."""
 
 
 def test_texts_are_refined_once_a_run() -> None:
-    """MiniMax-H3's: each side's once, in a second run again, with the result of the model that refines at every step."""
+    """MiniMax-H3 refines each prompt once, and again in a second run. The result equals refining at every step."""
     case = small("minimax-h3")
     texts = {str(side): draw(1, tokens, TEXT, seed=side) for side, tokens in enumerate(TOKENS)}
     values: dict[str, Any] = {}

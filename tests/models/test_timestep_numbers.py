@@ -1,4 +1,4 @@
-"""Wan's timestep, embedded with numbers that are kept: the bits of ComfyUI's own."""
+"""Wan's timestep embedding with cached numbers gives the bits of ComfyUI's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import comfy.ldm.wan.model_animate as animate  # noqa: E402
 
 @pytest.mark.parametrize("times", [torch.tensor([0.0, 1.0, 999.9]), torch.rand(7) * 1000, torch.tensor([3]).bfloat16()])
 @pytest.mark.parametrize("width", [8, 256])
-def test_the_embedding_is_comfyuis(times: torch.Tensor, width: int) -> None:
+def test_the_timestep_embedding_equals_comfyuis(times: torch.Tensor, width: int) -> None:
     own = wan.sinusoidal_embedding_1d
     expected = own(width, times)
     numbers = TimestepNumbers(object.__new__(animate.AnimateWanModel))
