@@ -1,4 +1,4 @@
-"""A sampler replayed beside ComfyUI's own, on a model that records its calls."""
+"""Runs a replayed sampler and ComfyUI's own on a model that records its calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Call(NamedTuple):
 class Run(NamedTuple):
     calls: list[Call]
     told: list[tuple[int, Tensor, Tensor]]
-    """Step, denoised and x."""
+    """Step, denoised and x of each reported step."""
     result: Tensor
 
 
@@ -40,17 +40,17 @@ Model = Callable[[Tensor, Tensor], Tensor]
 
 
 def smooth(x: Tensor, sigma: Tensor) -> Tensor:
-    """Element-wise without functions whose last bit depends on where in memory an element lies."""
+    """Compute element by element, without functions whose last bit depends on where in memory an element lies."""
     return x * (1.1 - sigma.view(-1, *[1] * (x.ndim - 1))) / (1 + x * x)
 
 
 def sides_of(model: Model, x: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """Of two prompts."""
+    """Return the predictions for two prompts."""
     return model(x, sigma), 0.7 * model(x, sigma)
 
 
 class RecordingModel(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
-    """Stands where ComfyUI's samplers expect the guider with a mask around it, and writes down every call."""
+    """A stand-in for the guider with a mask around it, as ComfyUI's samplers expect it. It records every call."""
 
     def __init__(self, model_sampling: Any, sigmas: Tensor, model: Model, cfg: float = CFG) -> None:
         super().__init__(guider_of(model_sampling, cfg), sigmas)
@@ -101,7 +101,7 @@ def drive(script: DeviceProgram, steps: Steps, told: list[tuple[int, Tensor, Ten
 def script(
     name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor
 ) -> tuple[DeviceProgram, Tensor]:
-    """As a worker makes it of what came, and the sigmas with what the function wrote into them."""
+    """Return the program as a worker makes it from the message, and the sigmas with the function's own writes."""
     run = run_of(sampler_of(name, options), model_sampling, sigmas, torch.empty_like(x), SEED, cfg=CFG)
     recorded = recording("record").recorded(run)
     if recorded.program is None:
@@ -110,7 +110,7 @@ def script(
 
 
 def our_program(program: Program, x: Tensor, rows: slice, model: Model) -> Run:
-    """What a program makes of some rows of a latent."""
+    """Run a program on some rows of a latent."""
     made = DeviceProgram(program, x.ndim, x.device)
     told: list[tuple[int, Tensor, Tensor]] = []
     noise = LatentNoise(tuple(x.shape), x.device, lambda draw: draw()[..., rows, :])
@@ -124,7 +124,7 @@ def start_latent(model_sampling: Any, sigmas: Tensor, batch: int) -> Tensor:
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
-    """Relative L2, infinite where one is not finite and the other is."""
+    """Return the relative L2 distance; infinite if only one of the tensors is finite."""
     if torch.equal(ours.isnan(), theirs.isnan()) and torch.equal(ours.nan_to_num(), theirs.nan_to_num()):
         return 0.0
     return float(torch.nan_to_num((ours - theirs).norm() / theirs.norm(), nan=torch.inf))

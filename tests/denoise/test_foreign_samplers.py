@@ -1,4 +1,6 @@
-"""Samplers of other packs: recorded where they treat every element for itself, else refused with the word; no trace is left."""
+"""Samplers of other packs are recorded if they treat every element separately, and else refused with the reason. No trace is
+left.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ SAMPLING = FlowSampling(3.0)
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    """Another pack, outside of this pack's folder."""
+    """Import another pack from a folder outside of this pack."""
     folder = tmp_path_factory.mktemp("pack")
     shutil.copytree(SOURCE, folder / "another_pack", ignore=shutil.ignore_patterns("__pycache__"))
     with pytest.MonkeyPatch.context() as patch:
@@ -57,7 +59,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 
 
 def names(table: str) -> list[str]:
-    """Those of the module's `LOCAL` or `REFUSED`, without another import of it here."""
+    """Return the names of the module's `LOCAL` or `REFUSED`, from another import of the module."""
     from tests.denoise import another_pack
 
     return list(getattr(another_pack, table))
@@ -70,7 +72,7 @@ def recorded(function: Any, verdicts: Any = None, cfg: float = 1.7, **options: A
 
 
 @pytest.mark.parametrize("name", names("LOCAL"))
-def test_what_is_local_gives_comfyuis_picture(pack: ModuleType, name: str) -> None:
+def test_a_recordable_sampler_gives_comfyuis_result(pack: ModuleType, name: str) -> None:
     function = pack.LOCAL[name]
     made = recorded(function)
     assert made.reason == ""
@@ -90,7 +92,9 @@ def test_what_is_local_gives_comfyuis_picture(pack: ModuleType, name: str) -> No
 
 
 @pytest.mark.parametrize("name", names("REFUSED"))
-def test_what_is_not_is_refused_with_the_word(pack: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_other_samplers_are_refused_with_the_reason_and_leave_no_state(
+    pack: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     function, word = pack.REFUSED[name]
     if "takes too long" in word:
         monkeypatch.setattr(recording("tape"), "SECONDS", 0.5)
@@ -110,8 +114,8 @@ def test_options_that_cannot_be_copied_are_not_recorded(pack: ModuleType) -> Non
     assert made.reason == "the sampler euler, which has an option that cannot be copied"
 
 
-def test_a_run_leaves_no_trace(pack: ModuleType) -> None:
-    """Of what is recorded and what is refused: generators, the guider, ComfyUI's names, the sigmas and the options."""
+def test_a_recording_leaves_no_trace(pack: ModuleType) -> None:
+    """Recorded and refused samplers leave generators, the guider, ComfyUI's names, sigmas and options unchanged."""
     state = pack.memory.State()
     for function, options in [
         (pack.LOCAL["names_bound_at_import"], {}),
@@ -148,7 +152,7 @@ def test_a_function_is_tried_once_for_each_set_of_options(pack: ModuleType, monk
     for options in ({}, {}, {"unknown": 1}, {"unknown": 1}):
         recorded(function, verdicts=verdicts, **options)
     recorded(comfy.samplers.sampler_object("euler").sampler_function, verdicts=verdicts)
-    assert tried == [{}]  # an option that a step does not take raises before it is tried
+    assert tried == [{}]  # an option that a step does not accept raises an error before the trial
     assert recorded(function, verdicts=verdicts).program is not None
 
 
@@ -159,8 +163,8 @@ def test_cancel_ends_a_recording(pack: ModuleType) -> None:
     assert recorded(pack.LOCAL["euler"]).program is not None
 
 
-def test_one_is_recorded_at_a_time() -> None:
-    """Two at once would leave the compiler off: each puts back what it found."""
+def test_only_one_sampler_is_recorded_at_a_time() -> None:
+    """Two recordings at once would leave the compiler off, as each restores the state that it found."""
     inside, go_on = threading.Event(), threading.Event()
     running: list[int] = []
 
@@ -192,8 +196,8 @@ def test_one_is_recorded_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["reads_both_branches", "in_the_place_of_cfgpp_ud10_ab", "the_other_side_if_asked"])
-def test_which_sides_there_are_at_cfg_1(pack: ModuleType, name: str) -> None:
-    """As the function asks for them; where it does not, it is told that there is no negative."""
+def test_a_sampler_gets_the_branches_that_it_requests_at_cfg_1(pack: ModuleType, name: str) -> None:
+    """A function that does not request the negative prediction is told that there is none."""
     function = pack.LOCAL[name]
     made = recorded(function, cfg=1.0)
     assert made.reads_both_branches == (name != "the_other_side_if_asked")
@@ -215,8 +219,8 @@ def test_which_sides_there_are_at_cfg_1(pack: ModuleType, name: str) -> None:
     assert distance(result, expected) <= TOLERANCE
 
 
-def test_noise_is_comfyuis_where_its_module_was_loaded_anew(pack: ModuleType) -> None:
-    """As another pack does to have its samplers listed: what was imported before is ComfyUI's as well."""
+def test_noise_functions_are_recognised_after_comfyuis_module_was_reloaded(pack: ModuleType) -> None:
+    """Another pack reloads the module to list its samplers. Functions imported before are ComfyUI's as well."""
     module = comfy.k_diffusion.sampling
     before = dict(vars(module))
     try:
@@ -230,8 +234,8 @@ def test_noise_is_comfyuis_where_its_module_was_loaded_anew(pack: ModuleType) ->
         vars(module).update(before)
 
 
-def test_what_the_workers_do_not_replay_is_not_sent_to_them(pack: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of ComfyUI's own."""
+def test_a_program_that_workers_would_refuse_is_not_recorded(pack: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check also covers ComfyUI's own samplers."""
     checks = importlib.import_module("parallel_backend.denoise.well_formed")
     monkeypatch.setattr(checks, "ENTRIES_FOR_A_SIGMA", 2)
     for function in (pack.LOCAL["euler"], comfy.samplers.sampler_object("euler").sampler_function):

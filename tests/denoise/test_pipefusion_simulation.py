@@ -1,4 +1,4 @@
-"""The PipeFusion oracle itself: exact where it must be, stale where it must be, and able to tell wrong rules apart."""
+"""The PipeFusion oracle itself: exact or stale where it must be, and able to tell wrong rules apart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ import comfy.samplers  # isort: skip
 import comfy.sd  # isort: skip
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Should have t:UserWarning"),  # torchsde, for ComfyUI too
+    pytest.mark.filterwarnings("ignore:Should have t:UserWarning"),  # a warning of torchsde, for ComfyUI too
 ]
 
 STEPS = 5
@@ -109,7 +109,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "sampler", "size", "cfg", "batch"), CASES)
-def test_equals_ksampler_where_nothing_is_stale(
+def test_the_oracle_equals_ksampler_without_stale_patches(
     kind: str, sampler: str, size: tuple[int, int], cfg: float, batch: int, request: pytest.FixtureRequest
 ) -> None:
     case: Case = request.getfixturevalue(kind)
@@ -120,7 +120,7 @@ def test_equals_ksampler_where_nothing_is_stale(
         assert distance(result, expected) <= 1e-6
 
 
-def test_equals_ksampler_with_references_where_nothing_is_stale(dev: Case) -> None:
+def test_the_oracle_equals_ksampler_with_references_without_stale_patches(dev: Case) -> None:
     settings: dict[str, Any] = {"sampler": "euler", "size": ODD, "cfg": 2.0, "batch": 2, "references": REFERENCES}
     expected = dev.ksampler(**settings)
     for patches, warmup_steps in [(4, STEPS), (1, 1)]:
@@ -131,7 +131,9 @@ def test_equals_ksampler_with_references_where_nothing_is_stale(dev: Case) -> No
 
 @pytest.mark.parametrize("sampler", ["euler", "heun"])
 @pytest.mark.parametrize("size", [EVEN, ODD])
-def test_staleness_shows_and_fades_with_warm_up(schnell: Case, sampler: str, size: tuple[int, int]) -> None:
+def test_stale_patches_change_the_result_less_with_more_warm_up(
+    schnell: Case, sampler: str, size: tuple[int, int]
+) -> None:
     settings: dict[str, Any] = {"sampler": sampler, "size": size, "cfg": 2.0}
     exact = schnell.simulate(**settings, patches=1, warmup_steps=1)
     distances = [
@@ -142,13 +144,13 @@ def test_staleness_shows_and_fades_with_warm_up(schnell: Case, sampler: str, siz
 
 @pytest.mark.parametrize("size", [EVEN, ODD])
 @pytest.mark.parametrize("mutation", ["updates_cache", "own_keys_fresh", "text_once"])
-def test_other_rules_are_told_apart(schnell: Case, mutation: str, size: tuple[int, int]) -> None:
+def test_other_rules_give_another_result(schnell: Case, mutation: str, size: tuple[int, int]) -> None:
     settings: dict[str, Any] = {"sampler": "euler", "size": size, "cfg": 2.0, "patches": 4, "warmup_steps": 1}
     mutant = schnell.simulate(**settings, rule=Rule(**{mutation: False}))
     assert distance(mutant, schnell.simulate(**settings)) > 1e-4  # the engine is compared at 1e-5
 
 
-def test_result_depends_on_patches(schnell: Case) -> None:
+def test_the_result_depends_on_the_number_of_patches(schnell: Case) -> None:
     two, four = (
         schnell.simulate(sampler="euler", size=EVEN, cfg=1.0, patches=patches, warmup_steps=1) for patches in (2, 4)
     )
@@ -156,8 +158,10 @@ def test_result_depends_on_patches(schnell: Case) -> None:
 
 
 @pytest.mark.parametrize("changed", range(3))
-def test_what_a_patch_sees(schnell: Case, changed: int) -> None:
-    """A patch sees this call's latent of the patches up to itself, and the later ones' of the call before."""
+def test_a_patch_sees_earlier_patches_of_this_call_and_later_ones_of_the_previous_call(
+    schnell: Case, changed: int
+) -> None:
+    """A change of one patch's latent shows at once in that patch and later ones, and in all patches at the next call."""
     rows = [slice(2 * run.start, 2 * run.stop) for run in patch_rows(8, 3)]
     before, now = (draw(1, CHANNELS, *EVEN, seed=seed) for seed in (10, 11))
     other = now.clone()
@@ -175,9 +179,9 @@ def test_what_a_patch_sees(schnell: Case, changed: int) -> None:
         assert not torch.equal(*second)  # the change is in the keys of the call before
 
 
-def test_first_stale_call_by_hand(schnell: Case) -> None:
+def test_a_stale_call_at_the_same_latent_and_sigma_is_exact(schnell: Case) -> None:
     """At the same sigma and latent as the warm-up, the stale keys are right, so the second call is exact."""
-    sigmas = torch.tensor([0.8, 0.8, 0.0])  # a step of no length: the latent stays
+    sigmas = torch.tensor([0.8, 0.8, 0.0])  # a step of no length keeps the latent
     settings: dict[str, Any] = {
         "model": schnell.model,
         "noise": draw(1, CHANNELS, *EVEN, seed=SEED),
@@ -212,7 +216,7 @@ def test_patches_are_runs_of_rows() -> None:
     assert patch_rows(9, 4) == [range(2), range(2, 4), range(4, 6), range(6, 9)]
 
 
-def test_refusals(schnell: Case) -> None:
+def test_impossible_simulations_are_refused(schnell: Case) -> None:
     with pytest.raises(ValueError, match="warmup_steps"):
         schnell.simulate(sampler="euler", size=EVEN, cfg=1.0, patches=2, warmup_steps=0)
     with pytest.raises(ValueError, match="which step"):

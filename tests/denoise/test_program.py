@@ -1,4 +1,4 @@
-"""Programs as they come over the wire: what is not well-formed is refused, in one sentence, before anything of it runs."""
+"""Malformed programs that arrive at a worker are refused, in one sentence, before any of their entries runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 def made(*entries: ProgramEntry, result: int = 1, **others: Any) -> Program:
-    """With one model call in front."""
+    """Return a program that begins with one model call."""
     return Program("made", (ModelEvaluation(0, 1.0), *entries), result, **others)  # type: ignore[arg-type]
 
 
@@ -82,7 +82,7 @@ BROKEN: dict[str, Program] = {
 
 
 @pytest.mark.parametrize("program", BROKEN.values(), ids=BROKEN)
-def test_what_is_not_well_formed_is_refused(program: Program) -> None:
+def test_a_malformed_program_is_refused(program: Program) -> None:
     with pytest.raises(
         Refused, match=r"^the program of the sampler made (is not well-formed|cannot be run) \(.+\): use "
     ):
@@ -98,12 +98,12 @@ def test_what_is_not_well_formed_is_refused(program: Program) -> None:
         msgspec.msgpack.encode({"name": "x", "entries": [], "result": 0, "more": 1}),
     ],
 )
-def test_what_cannot_be_read_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_program_are_refused(data: bytes) -> None:
     with pytest.raises(Refused, match="the sampler's program cannot be read"):
         read(torch.tensor(list(data), dtype=torch.uint8))
 
 
-def test_bytes_that_change_on_the_way_are_refused_or_another_program() -> None:
+def test_changed_bytes_are_refused_or_give_another_program() -> None:
     chance = random.Random(4)
     sent = bytearray(encoded(program_of("sa_solver", SIGMAS, torch.empty(1, 4, 6, 5))).numpy().tobytes())
     refused = 0
@@ -127,7 +127,7 @@ def answered(steps: Steps) -> Tensor:
         return result
 
 
-def test_values_are_let_go_when_they_are_used_no_more() -> None:
+def test_values_are_freed_after_their_last_use() -> None:
     script = read(program_of("dpmpp_2m", SIGMAS, torch.empty(1, 4, 6, 5)))
     used = [number for step in script._steps for number in step.last_used]
     assert len(used) == len({*used})
@@ -151,7 +151,7 @@ def test_values_are_let_go_when_they_are_used_no_more() -> None:
         ([None, 0, 1], [(0, False), (0, True), (1, True)]),
     ],
 )
-def test_steps_are_those_that_are_told_or_counted(told: list[int | None], opening: list[tuple[int, bool]]) -> None:
+def test_calls_belong_to_reported_or_counted_steps(told: list[int | None], opening: list[tuple[int, bool]]) -> None:
     entries: list[ProgramEntry] = []
     for number, step in enumerate(told):
         entries.append(ModelEvaluation(number, 1.0 - number / 4))
@@ -162,8 +162,8 @@ def test_steps_are_those_that_are_told_or_counted(told: list[int | None], openin
     assert program.shows_steps == any(step is not None for step in told)
 
 
-def test_the_sides_stay_where_a_step_cache_answers() -> None:
-    """And without a negative the other side is zeros."""
+def test_branches_of_the_last_model_call_stay_when_a_step_cache_answers() -> None:
+    """Without a negative prompt the other branch is zeros."""
     entries = [ModelEvaluation(0, 1.0, True), ModelEvaluation(1, 0.5, True), Operation("add", (Ref(5), Ref(6)))]
     script = read(Program("made", tuple(entries), 7))
     x = torch.full((1, 1, 2, 2), 2.0)

@@ -1,4 +1,4 @@
-"""Which prompts take part in a step: as ComfyUI decides it, also where a range ends on the step's own sigma."""
+"""The prompts that take part in a step are those that ComfyUI chooses, also if a range ends on the step's own sigma."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def takes_part_in_comfyui(entry: dict[str, Any], sigma: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("process", [Schnell, Dev])
-def test_ranges_begin_and_end_where_they_do_in_comfyui(process: type[Any]) -> None:
+def test_ranges_of_prompts_begin_and_end_as_in_comfyui(process: type[Any]) -> None:
     sampling, wrong = process(), []
     for steps in (2, 4, 5, 10):
         sigmas = comfy.samplers.calculate_sigmas(sampling, "simple", steps)

@@ -81,11 +81,11 @@ NAMED = {
 
 
 ODD_SCHEDULES = [(0.0, 0.0), (0.3, 0.6, 0.9), (0.9, 0.5, 0.5, 0.0), (0.9, 0.5, 0.7, 0.0), (1.0, -0.5)]
-"""They stand still, rise, or go below 0."""
+"""Schedules that stand still, rise, or go below 0."""
 
 
 class FluxSampling(comfy.model_sampling.ModelSamplingFlux, comfy.model_sampling.CONST):
-    """As ComfyUI builds it for FLUX: shift 1.15."""
+    """FLUX's noise process as ComfyUI builds it, with shift 1.15."""
 
 
 SAMPLINGS = {
@@ -97,7 +97,11 @@ SAMPLINGS = {
 
 
 def denoise(x: Tensor, sigma: Tensor) -> Tensor:
-    """A smooth nonlinear element-wise model; `sigma` one a batch item. Above sigma 1 it sees a latent of unit size."""
+    """Compute a smooth nonlinear element-wise model. Above sigma 1, it sees a latent of unit size.
+
+    Args:
+        sigma: one value for each batch item.
+    """
     sigma = sigma.view(-1, *[1] * (x.ndim - 1))
     x, sigma = x / sigma.clamp(min=1), sigma.clamp(max=1)
     return 0.8 * torch.tanh((1.2 - sigma) * x) + 0.3 * torch.sin(2.5 * x + 3 * sigma)
@@ -106,7 +110,7 @@ def denoise(x: Tensor, sigma: Tensor) -> Tensor:
 def comfy_run(
     name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor, model: Model = denoise
 ) -> Run:
-    """Writes to the sigmas what the function does."""
+    """Run ComfyUI's sampler. Sigmas change in place if the function changes them."""
     recording, sampler = RecordingModel(model_sampling, sigmas, model), sampler_of(name, options)
     with torch.inference_mode():
         result = sampler.sampler_function(
@@ -124,7 +128,7 @@ def comfy_run(
 def our_run(
     name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor, model: Model = denoise
 ) -> Run:
-    """Writes to the sigmas what the function does."""
+    """Run the replayed sampler. Sigmas change in place as ComfyUI's function changes them."""
     made, written = script(name, options, model_sampling, x, sigmas)
     sigmas.copy_(written)
     told: list[tuple[int, Tensor, Tensor]] = []
@@ -133,12 +137,12 @@ def our_run(
 
 
 def schedules(model_sampling: Any, scheduler: str) -> Iterator[tuple[str, Tensor]]:
-    """Whole schedules, those of img2img (the end of a longer one), of dpm_2, and ones that stop early."""
+    """Yield complete schedules, those of img2img (the end of a longer one), of dpm_2, and schedules that stop early."""
     for count in STEP_COUNTS:
         whole = comfy.samplers.calculate_sigmas(model_sampling, scheduler, count)
         yield f"{count} steps", whole
         yield f"the first of {count} steps", whole[: (count + 1) // 2 + 1]
-        if count < 20 or scheduler == "simple":  # Brownian paths take their time
+        if count < 20 or scheduler == "simple":  # Brownian paths are slow
             longer = comfy.samplers.calculate_sigmas(model_sampling, scheduler, int(count / 0.6))
             yield f"{count} steps, denoise 0.6", longer[-(count + 1) :]
     one_more = comfy.samplers.calculate_sigmas(model_sampling, scheduler, 6)
@@ -146,7 +150,7 @@ def schedules(model_sampling: Any, scheduler: str) -> Iterator[tuple[str, Tensor
 
 
 def worst(ours: Run, theirs: Run) -> float:
-    """The largest distance anywhere in two runs; their calls must be for the same steps in the same order."""
+    """Return the largest distance anywhere in two runs. Their calls must be for the same steps in the same order."""
     assert [call.step for call in ours.calls] == [call.step for call in theirs.calls]
     assert [told[0] for told in ours.told] == [told[0] for told in theirs.told]
     distances = [distance(ours.result, theirs.result)]
@@ -158,7 +162,9 @@ def worst(ours: Run, theirs: Run) -> float:
 
 
 @product(sampling=SAMPLINGS.keys(), scheduler=SCHEDULERS, sampler=NAMED)
-def test_equals_comfyui_at_every_call(sampler: tuple[str, dict[str, Any]], scheduler: str, sampling: str) -> None:
+def test_a_replayed_sampler_equals_comfyuis_at_every_call(
+    sampler: tuple[str, dict[str, Any]], scheduler: str, sampling: str
+) -> None:
     name, options = sampler
     model_sampling = SAMPLINGS[sampling]
     for case, sigmas in schedules(model_sampling, scheduler):
@@ -166,7 +172,7 @@ def test_equals_comfyui_at_every_call(sampler: tuple[str, dict[str, Any]], sched
         ours, theirs = sigmas.clone(), sigmas.clone()
         try:
             expected = comfy_run(name, options, model_sampling, x, theirs)
-        except (AssertionError, IndexError):  # ComfyUI's own takes no such schedule
+        except (AssertionError, IndexError):  # ComfyUI's own function does not accept such a schedule
             continue
         error = worst(our_run(name, options, model_sampling, x, ours), expected)
         assert error <= TOLERANCE, f"{case}: {error:.1e}"
@@ -174,13 +180,13 @@ def test_equals_comfyui_at_every_call(sampler: tuple[str, dict[str, Any]], sched
 
 
 @product(sampling=["flux", "velocity"], sigmas=ODD_SCHEDULES)
-def test_odd_schedules_give_a_latent_where_comfyuis_do(sampling: str, sigmas: tuple[float, ...]) -> None:
-    """Where ComfyUI's gives NaN or raises, nothing is asked of ours; what is not recorded runs as ComfyUI's own."""
+def test_odd_schedules_give_comfyuis_latent(sampling: str, sigmas: tuple[float, ...]) -> None:
+    """Cases in which ComfyUI's gives NaN or raises are skipped. Unrecorded samplers run as ComfyUI's own."""
     model_sampling, schedule = SAMPLINGS[sampling], torch.tensor(sigmas)
     x = start_latent(model_sampling, schedule, batch=1)
     compared = 0
     for name in LOCAL:
-        if "dpmpp_sde" in name and min(sigmas) < 0:  # ComfyUI's never ends
+        if "dpmpp_sde" in name and min(sigmas) < 0:  # ComfyUI's function never ends
             continue
         try:
             theirs = comfy_run(name, {}, model_sampling, x, schedule.clone())
@@ -198,7 +204,7 @@ def test_odd_schedules_give_a_latent_where_comfyuis_do(sampling: str, sigmas: tu
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS, ids=NAMED)
-def test_patches_make_up_the_whole(name: str, options: dict[str, Any]) -> None:
+def test_results_of_patches_join_to_that_of_the_whole_latent(name: str, options: dict[str, Any]) -> None:
     model_sampling = SAMPLINGS["shifted"]
     sigmas = comfy.samplers.calculate_sigmas(model_sampling, "simple", 6)
     x = start_latent(model_sampling, sigmas, batch=2)
@@ -217,8 +223,8 @@ def test_patches_make_up_the_whole(name: str, options: dict[str, Any]) -> None:
 
 
 @product(shape=[(2, 1, 40), (1, 4, 3, 6, 5)], name=LOCAL)
-def test_latents_of_three_and_five_dimensions(name: str, shape: tuple[int, ...]) -> None:
-    """Video with sound in one, and video."""
+def test_latents_of_three_and_five_dimensions_give_comfyuis_result(name: str, shape: tuple[int, ...]) -> None:
+    """Three dimensions are video packed with sound, five are video."""
     model_sampling = SAMPLINGS["shifted"]
     sigmas = comfy.samplers.calculate_sigmas(model_sampling, "simple", 4)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(SEED))
@@ -233,8 +239,8 @@ def process_of(model_sampling: Any) -> NoiseProcess:
 
 
 @product(sampling=["shifted", "velocity"], name=LOCAL)
-def test_masks(name: str, sampling: str) -> None:
-    """Around the model as ComfyUI puts it there; the sides of CFG++ are those before the mask."""
+def test_a_masked_denoise_gives_comfyuis_result(name: str, sampling: str) -> None:
+    """The mask is applied around the model as in ComfyUI. CFG++ uses the branches before the mask."""
     model_sampling = SAMPLINGS[sampling]
     sigmas = comfy.samplers.calculate_sigmas(model_sampling, "simple", 5)
     x, noise, latent = (start_latent(model_sampling, sigmas, batch=2) * scale for scale in (1.0, 0.6, 0.3))
@@ -260,12 +266,12 @@ def test_masks(name: str, sampling: str) -> None:
     assert distance(ours.result, expected) <= TOLERANCE
 
 
-def test_the_list_is_ksamplers() -> None:
+def test_ksamplers_list_contains_all_tested_samplers() -> None:
     named = {name for name in comfy.samplers.KSampler.SAMPLERS if not name.startswith("cogvideox")}
     assert named >= {*LOCAL, *NOT_LOCAL}
 
 
-def test_what_is_not_local_is_refused_with_the_word() -> None:
+def test_dpm_adaptive_is_refused_with_the_reason() -> None:
     x, sigmas = torch.zeros(1, 4, 6, 5), torch.tensor([1.0, 0.5, 0.0])
     recorded = recording("record").recorded(run_of(sampler_of("dpm_adaptive", {}), SAMPLINGS["flux"], sigmas, x))
     assert recorded.reason == "the sampler dpm_adaptive, which takes a norm of the latent"

@@ -1,4 +1,4 @@
-"""Noise of samplers over real ranks: one draws for all, so that ranks whose generators differ agree."""
+"""Noise of samplers over real ranks: one rank draws for all, so that ranks whose generators differ agree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def program(name: str, seed: int) -> Program:
 
 
 def run(program: Program, x: Tensor, share: Share) -> Tensor:
-    """A sampler's result with a model that works on each element alone."""
+    """Return a sampler's result with a model that works on each element separately."""
     with torch.inference_mode():
         steps = DeviceProgram(program, x.ndim, x.device).replay(x, LatentNoise(SHAPE, x.device, share))
         try:
@@ -54,8 +54,8 @@ def run(program: Program, x: Tensor, share: Share) -> Tensor:
     ],
     ids=lambda value: value.degrees if isinstance(value, ResolvedPlan) else f"rank {value} draws",
 )
-def test_ranks_with_other_generators_agree(plan: ResolvedPlan, drawing: int) -> None:
-    """A seed of its own stands for the generator of another kind of card."""
+def test_ranks_with_different_generators_agree(plan: ResolvedPlan, drawing: int) -> None:
+    """Different seeds stand for the generators of different kinds of cards."""
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
     runs, patches = cut(SHAPE[0], plan.data), Picture(SHAPE, (2, 2)).regions(plan.patches)
 
@@ -84,8 +84,6 @@ def test_ranks_with_other_generators_agree(plan: ResolvedPlan, drawing: int) -> 
     for data, results, _ in answers:
         parts = [patch.of(latent[runs[data]]) for latent in expected for patch in patches]
         assert all(torch.equal(*pair) for pair in zip(results, parts, strict=True))
-    received = (
-        sum(x[runs[data]].nbytes for data, *_ in answers) - x[runs[0]].nbytes
-    )  # what was drawn stays for one rank
+    received = sum(x[runs[data]].nbytes for data, *_ in answers) - x[runs[0]].nbytes  # one rank keeps its own draw
     sent = sum((Counter(sent) for *_, sent in answers), Counter())
     assert sent == ({"noise": len(draws) * received} if received else {})

@@ -1,4 +1,4 @@
-"""Jobs and plans for the model of costs."""
+"""Jobs and plans for tests of the cost model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to change in a plan whose worker ran out of memory."""
+"""Advice on a plan whose worker ran out of memory."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from parallel_backend.plan.resolve import in_rows
 from tests.support.plans import cpu_plan
 
 
-def test_a_vae_is_not_sharded() -> None:
+def test_advice_for_a_vae_does_not_name_sharded_weights() -> None:
     plan = in_rows(ParallelPlan(), ("cuda:0", "cuda:1"))
     advice = memory_advice(plan, part=400_000_000, other_models=0, missing=1)
     assert advice.startswith("use more devices, a smaller picture or fewer frames, or tiles, which are approximate")
 
 
-def test_workers_on_one_gpu_do_not_shard() -> None:
+def test_advice_for_workers_on_one_gpu_does_not_name_sharded_weights() -> None:
     plan = cpu_plan(ulysses=2)
     assert memory_advice(plan, 400_000_000, 0, 10**8).startswith("use weights sharded")
     shared = msgspec.structs.replace(plan, devices=("cuda:0", "cuda:0"))
     assert memory_advice(shared, 400_000_000, 0, 10**8).startswith("use pipefusion 2 in")
 
 
-def test_blocks_stream_where_nothing_else_fits_these_devices() -> None:
+def test_streamed_weights_are_advised_if_no_other_plan_fits() -> None:
     alone = cpu_plan(blocks=10)
     assert memory_advice(alone, 400_000_000, 0, 10**8).startswith(
         "use weights streamed in Parallel Plan, which needs about 80 MB of weights on each worker instead of 400 MB"
@@ -34,7 +34,7 @@ def test_blocks_stream_where_nothing_else_fits_these_devices() -> None:
     assert memory_advice(streamed, 80_000_000, 0, 10**7).startswith("use more devices, an fp8 weight_dtype")
 
 
-def test_other_models_make_way_first() -> None:
+def test_releasing_other_models_is_advised_first() -> None:
     plan = in_rows(ParallelPlan(), ("cuda:0", "cuda:1"))
     assert "so that the workers release other models (9.00 GB)" in memory_advice(
         plan, 400_000_000, 9_000_000_000, 10**9

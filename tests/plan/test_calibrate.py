@@ -1,4 +1,4 @@
-"""The file of cards, and the command that writes a card's profile from what a visit to the card measured."""
+"""The file of cards, and the command that writes a card's profile from a visit's measurements on the card."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_second_visit_changes_only_what_it_measured(tmp_path: Path) -> None:
     assert (found["h100"].matmul, found["4090"].attention) == (6e14, 1.5e14)
 
 
-def test_the_folder_of_a_report_and_its_archive_say_the_same(tmp_path: Path) -> None:
+def test_a_report_its_folder_and_its_archive_give_the_same_profile(tmp_path: Path) -> None:
     folder = tmp_path / "gpu-report"
     folder.mkdir()
     file = report(folder)
@@ -88,7 +88,7 @@ def test_the_folder_of_a_report_and_its_archive_say_the_same(tmp_path: Path) -> 
     assert len(written) == 3 and len({*written}) == 1
 
 
-def test_a_rehearsal_on_the_cpu_is_for_the_card_that_one_names(tmp_path: Path) -> None:
+def test_a_rehearsal_on_the_cpu_counts_for_the_named_card(tmp_path: Path) -> None:
     file, into = report(tmp_path, (begun("cpu"), said(device="cpu", matmul=1e11))), tmp_path / "cards.json"
     assert main([str(file), "--card", "l4", "--into", str(into)]) == 0
     assert read_cards(into)["l4"].measured == {"matmul": "cpu, torch 2.11.0, 2026-11-27"}
@@ -147,7 +147,7 @@ def test_a_report_that_was_cut_off_is_refused(tmp_path: Path, capsys: Capture) -
 
 
 def planted(card: str, **change: Any) -> bytes:
-    """The file of cards with fields of one changed; None takes a field away."""
+    """Return the file of cards with fields of one card changed; None removes a field."""
     found = json.loads(CARDS.read_text(encoding="utf-8"))
     found[card] = {name: value for name, value in (found[card] | change).items() if value is not None}
     return json.dumps(found).encode()
@@ -180,7 +180,7 @@ def test_each_card_has_all_figures_an_origin_and_a_machine() -> None:
 
 
 def test_the_file_is_as_the_command_writes_it(tmp_path: Path) -> None:
-    """A calibration therefore changes the lines of its card alone."""
+    """A calibration therefore changes only the lines of its card."""
     write_cards(tmp_path / "cards.json", cards())
     assert (tmp_path / "cards.json").read_bytes() == CARDS.read_bytes()
 

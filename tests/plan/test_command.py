@@ -1,4 +1,4 @@
-"""`python -m parallel_backend.plan`: what a buyer reads."""
+"""`python -m parallel_backend.plan`, the command that buyers read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def printed(capsys: Capture, *arguments: str) -> str:
 
 
 def rows(text: str) -> dict[int, list[str]]:
-    """The first table: what follows the number of GPUs."""
+    """Return the first table: the cells after each number of GPUs."""
     found: dict[int, list[str]] = {}
     for line in text.splitlines():
         number, *cells = line.split() or [""]
@@ -35,7 +35,7 @@ def rows(text: str) -> dict[int, list[str]]:
     return found
 
 
-def test_it_says_what_it_assumes(capsys: Capture) -> None:
+def test_the_command_lists_its_assumptions(capsys: Capture) -> None:
     said = printed(capsys)
     assert (
         "Assumed: --model flux-dev --size 1024x1024 --steps 20 --dtype bf16 --card 4090 --memory 24GB --cfg 1\n" in said
@@ -47,20 +47,20 @@ def test_it_says_what_it_assumes(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("card", profile_names())
-def test_cards(card: str, capsys: Capture) -> None:
+def test_more_gpus_are_faster_for_every_card(card: str, capsys: Capture) -> None:
     table = rows(printed(capsys, "--card", card, "--dtype", "fp8", "--size", "2048x2048"))
     seconds = [float(table[gpus][0]) for gpus in (1, 2, 4, 8)]
     assert seconds == sorted(seconds, reverse=True)
 
 
 @pytest.mark.parametrize("name", model_names())
-def test_models_at_their_usual_size(name: str, capsys: Capture) -> None:
+def test_every_model_fits_a_large_card_at_its_usual_size(name: str, capsys: Capture) -> None:
     table = rows(printed(capsys, "--model", name, "--card", "b200"))
     assert all(re.fullmatch(r"[\d.]+", table[gpus][0]) for gpus in (1, 2, 4, 8))
     assert re.fullmatch(r"[\d.]+x", table[8][1])
 
 
-def test_more_bandwidth_and_memory_of_ones_own(capsys: Capture) -> None:
+def test_bandwidth_and_memory_can_be_given(capsys: Capture) -> None:
     slow, fast = (
         float(rows(printed(capsys, "--dtype", "fp8", "--bandwidth", bandwidth))[4][0]) for bandwidth in ("2GB", "50GB")
     )
@@ -68,7 +68,7 @@ def test_more_bandwidth_and_memory_of_ones_own(capsys: Capture) -> None:
     assert rows(printed(capsys, "--memory", "32GB"))[1][2] == "replicated"
 
 
-def test_the_choices_when_it_does_not_fit_whole(capsys: Capture) -> None:
+def test_a_model_that_does_not_fit_one_gpu_gets_a_table_of_choices(capsys: Capture) -> None:
     said = printed(capsys, "--card", "4090")
     assert "flux-dev in bf16 does not fit into one GPU. The choices, in seconds:" in said
     heads, *lines = said.split("The choices, in seconds:\n")[1].splitlines()
@@ -82,7 +82,7 @@ def test_the_choices_when_it_does_not_fit_whole(capsys: Capture) -> None:
     assert "The choices" not in printed(capsys, "--card", "h100")
 
 
-def test_every_plan_for_a_number_of_gpus(capsys: Capture) -> None:
+def test_all_plans_for_a_number_of_gpus_are_listed(capsys: Capture) -> None:
     said = printed(capsys, "--devices", "4", "--card", "l40")
     assert "4 patches: changes the picture" in said and "weights sharded" in said
     assert re.search(r"^Chosen: ulysses 4, weights replicated\.", said, re.MULTILINE)
@@ -95,7 +95,7 @@ def test_compiled_blocks_take_less_time(capsys: Capture) -> None:
     assert all(float(compiled[gpus][0]) < 0.9 * float(eager[gpus][0]) for gpus in (1, 2, 4, 8))
 
 
-def test_refusals(capsys: Capture) -> None:
+def test_impossible_plans_and_wrong_arguments_are_refused(capsys: Capture) -> None:
     assert main(["--memory", "8GB", "--devices", "2", "--weights", "replicated"]) == 2
     error = capsys.readouterr().err
     assert "8.00 GB" in error and "The choices on 2 GPUs" in error
@@ -106,7 +106,7 @@ def test_refusals(capsys: Capture) -> None:
     assert (size("640x480").frames, size("640x480x9").frames) == (1, 9)
 
 
-def test_the_documents_examples_are_what_the_command_says(capsys: Capture) -> None:
+def test_the_guides_examples_equal_the_commands_output(capsys: Capture) -> None:
     text = (ROOT / "docs" / "guide" / "plan-command.md").read_text(encoding="utf-8")
     examples = re.findall(r"```console\n\$ python -m parallel_backend\.plan (.+)\n((?s:.+?))```", text)
     assert len(examples) == 4
@@ -120,7 +120,7 @@ TABLES = re.findall(r"<!-- python -m parallel_backend\.plan (--recipe .+) -->\n(
 
 
 @pytest.mark.parametrize(("arguments", "table"), TABLES, ids=[arguments for arguments, _ in TABLES])
-def test_a_recipe_is_what_the_command_says(arguments: str, table: str, capsys: Capture) -> None:
+def test_a_recipe_on_the_page_equals_the_commands_output(arguments: str, table: str, capsys: Capture) -> None:
     assert printed(capsys, *arguments.split()) == table
 
 
@@ -131,14 +131,14 @@ def test_there_is_a_recipe_of_each_machine_that_the_page_names() -> None:
     assert [f"--recipe --card {card} --devices {number}" for number, card in cards] == [each for each, _ in TABLES]
 
 
-def test_a_recipe_says_what_does_not_pay_and_what_does_not_fit(capsys: Capture) -> None:
+def test_a_recipe_names_models_that_do_not_gain_or_do_not_fit(capsys: Capture) -> None:
     said = printed(capsys, "--recipe", "--card", "5090")
     assert re.search(r"^\| flux2-dev \| 38\.4 \| one GPU \(", said, re.MULTILINE)
     assert "does not fit" in said
 
 
-def test_the_command_needs_msgspec_alone(tmp_path: Path) -> None:
-    """As the README says: neither torch nor anything else that ComfyUI brings."""
+def test_the_command_needs_only_msgspec(tmp_path: Path) -> None:
+    """As the README says, the command needs neither torch nor another package that ComfyUI brings."""
     (tmp_path / "msgspec").symlink_to(Path(msgspec.__file__).parent)
     command = [sys.executable, "-S", "-m", "parallel_backend.plan", "--model", "wan2.2-14b", "--card", "3090"]
     ran = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
@@ -157,11 +157,11 @@ OF_README = {
         "flux-dev --size 1024x1024 --card 4090 --dtype fp8 --approximate"
     ),
 }
-"""What the command is asked for a row of the README's first table."""
+"""Arguments of the command for each row of the README's first table."""
 
 
 @pytest.mark.parametrize("row", OF_README)
-def test_the_readme_predicts_what_the_command_does(row: str, capsys: Capture) -> None:
+def test_the_readmes_predictions_equal_the_commands(row: str, capsys: Capture) -> None:
     (line,) = (each for each in (ROOT / "README.md").read_text().splitlines() if each.startswith(f"| {row} |"))
     table = rows(printed(capsys, "--model", *OF_README[row].split()))
     assert [cell.strip() for cell in line.split("|")[2:6]] == [table[gpus][0] for gpus in (1, 2, 4, 8)]

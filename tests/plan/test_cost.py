@@ -1,4 +1,4 @@
-"""The cost model: bytes, monotonicity, uneven cuts, memory, the table and the command line."""
+"""The cost model: bytes, monotonicity, uneven cuts, memory, the table and its refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def faster_links(base: Profile, factor: float) -> Profile:
     return replace(base, levels=tuple(replace(level, bandwidth=level.bandwidth * factor) for level in base.levels))
 
 
-def test_bytes_follow_the_formulas() -> None:
+def test_bytes_of_ulysses_and_ring_follow_the_formulas() -> None:
     tokens, hidden, blocks = 4608, 3072, 57
     whole = tokens * hidden * blocks * 2
     assert ulysses_bytes(tokens, hidden, blocks, 2, ring=1, ulysses=4) == 4 * (3 / 4) * whole / 4
@@ -47,7 +47,7 @@ def test_even_plans_take_as_long_as_their_bytes(axis: str, formula: object) -> N
     assert seconds == pytest.approx(formula(4608, 3072, 57, 2, **degrees) / 1e9)
 
 
-def test_transfers_share_the_ports_above_them() -> None:
+def test_transfers_share_the_bandwidth_of_the_levels_that_they_cross() -> None:
     levels = (Level(2, 10.0, 0.5), Level(4, 10.0, 1.0))
     assert transfer_seconds([(0, 1, 20.0), (1, 0, 20.0)], levels) == 2.5
     assert transfer_seconds([(0, 2, 20.0), (1, 3, 20.0)], levels) == 5.0
@@ -56,7 +56,7 @@ def test_transfers_share_the_ports_above_them() -> None:
 
 
 @pytest.mark.parametrize("name", profile_names())
-def test_more_of_anything_is_never_slower(name: str) -> None:
+def test_a_better_machine_or_a_smaller_job_is_never_slower(name: str) -> None:
     machine = profile(name)
     device = machine.device
     better = [
@@ -78,7 +78,7 @@ def test_more_of_anything_is_never_slower(name: str) -> None:
         )  # equal where the host is slower
 
 
-def test_uneven_cuts_cost_what_the_slowest_rank_costs() -> None:
+def test_an_uneven_cut_costs_the_time_of_its_slowest_rank() -> None:
     machine = faster_links(profile("h100"), 1e9)
     fast = replace(machine, device=replace(machine.device, launch=0.0))
     cog = known_model("cogvideox-2b").shape
@@ -110,7 +110,7 @@ def test_a_pipeline_in_patches_is_idle_only_while_it_fills() -> None:
     assert piped.fill * job.steps == pytest.approx(alone.device + 3 / 4 * alone.device / 4)
 
 
-def test_streamed_weights_take_what_is_there_and_are_copied_behind_compute() -> None:
+def test_streamed_weights_use_the_free_memory_and_are_copied_during_compute() -> None:
     streamed, machine = plan(ulysses=2, weights="streamed"), profile("4090")
     largest, others = 2 * FLUX.double_weights, 2 * FLUX.other_weights
     found = [cost(streamed, FLUX, JOB, with_memory(machine, memory)) for memory in (3e9, 6e9, 40e9)]
@@ -134,7 +134,7 @@ def test_streamed_weights_are_proposed_where_nothing_else_fits() -> None:
         best(plans(2, pipefusion=1), FLUX, JOB, with_memory(machine, 20e9), alternatives=others)
 
 
-def test_sharded_weights_are_gathered_behind_compute_where_links_allow() -> None:
+def test_sharded_weights_are_gathered_during_compute_if_links_are_fast() -> None:
     machine = profile("h100")
     sharded, whole = plan(ulysses=8, weights="sharded"), plan(ulysses=8)
     job = DenoiseJob(image_tokens=16384, text_tokens=512)
@@ -143,10 +143,10 @@ def test_sharded_weights_are_gathered_behind_compute_where_links_allow() -> None
     assert fast.gather < 0.1 * fast.seconds < slow.gather
 
 
-def test_heads_in_chunks_hide_the_exchange_that_attention_is_long_enough_for() -> None:
+def test_chunks_of_heads_hide_the_exchange_behind_attention() -> None:
     free = replace(profile("h100"), levels=(Level(8, 1e11, 0.0),))
     free = replace(free, device=replace(free.device, launch=0.0, wave=1))
-    job = DenoiseJob(image_tokens=100_000, text_tokens=0)  # whose attention takes longer
+    job = DenoiseJob(image_tokens=100_000, text_tokens=0)  # attention takes longer than the exchange
     whole = plan(ulysses=4)
     for chunks in (2, 3):
         alone, cut = (
@@ -154,13 +154,13 @@ def test_heads_in_chunks_hide_the_exchange_that_attention_is_long_enough_for() -
         )
         assert cut.ulysses == pytest.approx(alone.ulysses / chunks)
         assert cut.device == pytest.approx(alone.device)
-    slow = replace(free, levels=(Level(8, 1e6, 0.0),))  # whose links take longer
+    slow = replace(free, levels=(Level(8, 1e6, 0.0),))  # the exchange takes longer than attention
     alone, cut = (cost(each, FLUX, job, slow) for each in (whole, msgspec.structs.replace(whole, head_chunks=2)))
     own = replace(slow, device=replace(slow.device, matmul=1e30, bandwidth=1e30))
     assert alone.ulysses - cut.ulysses == pytest.approx(cost(whole, FLUX, job, own).device)
 
 
-def test_chunks_are_chosen_where_they_pay() -> None:
+def test_chunks_are_chosen_if_they_are_faster() -> None:
     def chosen(found: ResolvedPlan, machine: Profile, job: DenoiseJob = JOB) -> ResolvedPlan:
         (entry,) = rank([found], FLUX, job, machine)
         assert entry.breakdown == cost(entry.plan, FLUX, job, machine)
@@ -169,10 +169,10 @@ def test_chunks_are_chosen_where_they_pay() -> None:
     video, slow = DenoiseJob(image_tokens=50_000, text_tokens=512), profile("l40")
     assert chosen(plan(ulysses=4), slow, video).head_chunks == 4
     assert "heads exchanged in 4 chunks" in chosen(plan(ulysses=4), slow, video).describe()
-    assert chosen(plan(ulysses=4), profile("h100")).head_chunks == 1  # few heads of a picture do not fill it
+    assert chosen(plan(ulysses=4), profile("h100")).head_chunks == 1  # a picture's few heads do not fill the device
     two_heads = replace(FLUX, kv_heads=2)
     (entry,) = rank([plan(ulysses=2)], two_heads, video, slow)
-    assert entry.plan.head_chunks == 1  # a rank has one group
+    assert entry.plan.head_chunks == 1  # each rank has one group of heads
     for kept in (plan(ring=2, ulysses=2), plan(ring=4), plan(ulysses=2, pipefusion=2), plan()):
         assert chosen(kept, slow, video) == kept
 
@@ -191,7 +191,7 @@ def test_an_exchange_in_fp8_sends_half_and_packs(axis: str) -> None:
     assert "fp8" not in alone.describe() and cost(alone, FLUX, JOB, machine) == cost(plan(), FLUX, JOB, machine)
 
 
-def test_what_compiled_blocks_would_take_is_said_beside_each_plan_and_recommended_from_a_third_on() -> None:
+def test_the_time_with_compiled_blocks_is_shown_and_compile_recommended_from_30_percent_gain() -> None:
     machine = profile("h100")
     small, large = JOB, replace(JOB, image_tokens=65536)
     for job, recommended in ((small, True), (large, False)):
@@ -208,7 +208,7 @@ def test_what_compiled_blocks_would_take_is_said_beside_each_plan_and_recommende
 
 def test_a_kernel_with_few_heads_takes_as_long_as_one_that_fills_the_device() -> None:
     machine = profile("h100")
-    whole = plan(ulysses=8)  # three heads of 4608 queries: not quite what it works on at once
+    whole = plan(ulysses=8)  # three heads of 4608 queries are not quite enough to fill the device
     found = [cost(msgspec.structs.replace(whole, head_chunks=chunks), FLUX, JOB, machine) for chunks in (1, 3)]
     attention = 4 * 4608**2 * 3 * FLUX.head_dim / machine.device.attention * FLUX.blocks
     assert found[1].device - found[0].device == pytest.approx(2 * attention)
@@ -222,7 +222,7 @@ def test_cfg_over_ranks_halves_the_batch_for_one_exchange() -> None:
     assert 0 < split.cfg < 0.01 * split.device
 
 
-def test_flux_has_twelve_billion_parameters_and_others_what_their_names_say() -> None:
+def test_known_models_have_as_many_parameters_as_their_names_say() -> None:
     billions = {
         name: (m.weights(0, m.blocks) + m.other_weights) / 1e9
         for name in model_names()
@@ -267,7 +267,7 @@ def test_plans_that_change_the_picture_are_ranked_but_not_chosen() -> None:
     assert all(is_approximate(each) for each in patches_alone)
 
 
-def test_it_says_when_one_device_is_faster() -> None:
+def test_the_reason_says_when_one_device_is_faster() -> None:
     slow = faster_links(profile("4090"), 0.05)
     choice = best(plans(2, pipefusion=1), FLUX, JOB, with_memory(slow, 48e9))
     assert choice.single.seconds < choice.ranking[0].seconds
@@ -279,7 +279,7 @@ def test_it_says_when_one_device_is_faster() -> None:
     assert "one device cannot hold the job" in cannot.why
 
 
-def test_ulysses_wins_inside_a_node_and_crosses_slow_networks_last() -> None:
+def test_ulysses_wins_in_a_node_and_cfg_across_slow_networks() -> None:
     inside = best(plans(8), FLUX, JOB, profile("h100"))
     assert inside.plan.ulysses == 8
     across = best(plans(16, has_uncond=True), FLUX, replace(JOB, has_uncond=True), profile("a100-10gbit"))

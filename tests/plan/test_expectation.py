@@ -1,4 +1,4 @@
-"""What a run should come to, before any worker runs: by the same prediction that chooses the plan once there are workers."""
+"""The estimate of a run before any worker runs is the prediction that later chooses the plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def two(name: str = "NVIDIA GeForce RTX 4090", free: float | None = TOTAL) -> li
 
 
 @pytest.mark.parametrize("requested_plan", [{}, {"ring": 2}, {"weights": "sharded"}, {"devices": "0"}])
-def test_it_is_what_the_planner_chooses_on_the_measured_machine(requested_plan: dict[str, object]) -> None:
+def test_the_estimate_equals_the_planners_choice_on_the_measured_machine(requested_plan: dict[str, object]) -> None:
     asked = question(**requested_plan)
     times = BlockTimes(((1.0, 1.0),) * 2, (FLUX.double_blocks, FLUX.single_blocks))
     each = (TOTAL,) * (1 if requested_plan.get("devices") else 2)
@@ -48,15 +48,15 @@ def test_it_is_what_the_planner_chooses_on_the_measured_machine(requested_plan: 
     assert expected.gain == ((predicted_gain(choice),) * 2 if len(each) > 1 else None)
 
 
-def test_without_a_measurement_the_cards_are_known_by_their_name() -> None:
+def test_without_a_measurement_a_card_is_known_by_its_name() -> None:
     expected = expect(question(), two(), lambda _: None)
     assert expected.gain is not None and 1.0 < expected.gain[0] == expected.gain[1] <= 2.0
     unknown = expect(question(), two("A card of next year"), lambda _: None)
     assert unknown.gain is None and unknown.memory == pytest.approx(expected.memory)
 
 
-def test_what_is_not_known_of_a_job_makes_a_range() -> None:
-    """A picture of few tokens is sooner spread with a long text than with a short one."""
+def test_an_unknown_text_length_gives_a_range() -> None:
+    """A picture of few tokens gains more from several devices with a long text than with a short one."""
     long, short = (
         expect(question(DenoiseJob(image_tokens=64, text_tokens=text)), two(), lambda _: MEASURED) for text in (512, 16)
     )
@@ -66,7 +66,7 @@ def test_what_is_not_known_of_a_job_makes_a_range() -> None:
     assert long.or_else(replace(short, gain=None)).gain is None
 
 
-def test_what_does_not_fit_is_refused_before_the_run_as_it_would_be_in_it() -> None:
+def test_a_plan_that_cannot_run_is_refused_before_the_run() -> None:
     with pytest.raises(PlanRefused, match=r"Not enough GPU memory: .* and each has 10\.00 GB free"):
         expect(question(), two(free=1e10), lambda _: MEASURED)
     with pytest.raises(PlanRefused, match=r"each may use 5\.00 GB \(memory_limit 5\)"):
@@ -123,7 +123,7 @@ def test_a_card_is_known_by_the_drivers_name(name: str, card: str) -> None:
         "",
     ],
 )
-def test_another_card_is_taken_for_none(name: str) -> None:
+def test_a_similar_name_is_no_known_card(name: str) -> None:
     assert card_of(name) is None
 
 
@@ -139,7 +139,7 @@ def test_another_card_is_taken_for_none(name: str) -> None:
         (("cpu",), None, "1 worker: 21.6 GB"),
     ],
 )
-def test_it_is_a_line_that_the_page_knows(
+def test_the_estimate_is_a_line_that_the_page_can_translate(
     devices: tuple[str, ...], gain: tuple[float, float] | None, line: str
 ) -> None:
     assert in_words(Expected(devices, gain, 21.6e9)) == line
@@ -148,7 +148,7 @@ def test_it_is_a_line_that_the_page_knows(
         assert known(f"{line}; {before_workers}", "sentences")
 
 
-def test_a_model_that_runs_whole_says_its_weights_alone() -> None:
-    """What a forward takes is measured by workers."""
+def test_the_estimate_of_an_unsharded_model_has_only_its_weights() -> None:
+    """Workers measure the memory of a forward."""
     asked = replace(question(), shape=replace(FLUX, unsharded=True), workload=Workload(2, False, 1))
     assert expect(asked, two(), lambda _: MEASURED) == Expected(("cuda:0", "cuda:1"), None, 2.0 * FLUX.parameters)

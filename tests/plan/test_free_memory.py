@@ -1,4 +1,4 @@
-"""Plans are judged by what is free when they are made, with what workers take besides the model."""
+"""Plans are judged by the memory that is free when they are made, with the workers' own use besides the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOTAL = 25.3e9
 """Bytes of a card of 24 GB."""
 
 TAKEN = 1.4e9
-"""By a desktop and ComfyUI's context."""
+"""Bytes that a desktop and ComfyUI's context use."""
 
 CARD = msgspec.structs.replace(MEASURED, connection=3e7)
 
@@ -39,7 +39,7 @@ def question(**requested_plan: object) -> PlanRequest:
 
 
 def choose(planner: Planner, free: float | Sequence[float], asked: PlanRequest) -> ResolvedPlan:
-    """On two cards of which every block takes as long as any other."""
+    """Return the plan chosen for cards on which every block takes equally long; two equal cards if `free` is one number."""
     each = (free, free) if isinstance(free, float) else free
     times = BlockTimes(((1.0, 1.0),) * 2, (FLUX.double_blocks, FLUX.single_blocks))
     return planner.choose(asked, lambda plan: each, lambda plan: CARD, lambda plan: times).choice.plan
@@ -56,7 +56,7 @@ def test_flux_in_bf16_fits_a_whole_card_of_24_gb_and_not_one_that_is_in_use():
         choose(Planner(), TOTAL - TAKEN, question())
 
 
-def test_what_is_free_is_asked_for_each_time():
+def test_free_memory_is_asked_for_each_time():
     planner, asked = Planner(), question()
     choose(planner, TOTAL, asked)
     with pytest.raises(Refused, match=r"each has 23\.90 GB free"):
@@ -64,31 +64,31 @@ def test_what_is_free_is_asked_for_each_time():
     assert choose(planner, TOTAL, asked).ulysses == 2
 
 
-def test_the_same_plan_is_not_told_twice(caplog):
+def test_the_same_plan_is_logged_once(caplog):
     caplog.set_level(logging.INFO)
     planner, asked = Planner(), question()
     needed = cost(gpu_plan(ulysses=2), FLUX, JOB, measured_profile(CARD, (TOTAL,), gpus=True)).memory
     plan = choose(planner, needed, asked)
     caplog.clear()
-    assert choose(planner, needed - 0.9 * SLACK, asked) == plan  # the kernels that its first run has loaded
+    assert choose(planner, needed - 0.9 * SLACK, asked) == plan  # the first run has loaded kernels
     assert not caplog.text
-    assert choose(planner, 30e9, asked) == plan  # now one GPU would do, which is told
+    assert choose(planner, 30e9, asked) == plan  # now one GPU would be enough, which is logged
     caplog.clear()
     assert choose(planner, 80e9, asked) == plan
     assert not caplog.text
 
 
-def test_what_the_user_allows_is_less_than_what_is_free():
+def test_a_memory_limit_below_the_free_memory_is_obeyed():
     with pytest.raises(Refused, match=r"each may use 20\.00 GB \(memory_limit 20\)"):
         choose(Planner(), TOTAL, question(memory_limit=20.0))
 
 
 def test_communicators_take_memory_for_each_pair_of_gpus():
-    assert connections(gpu_plan(ulysses=8)) == 7  # the axis, which is the sequence too
+    assert connections(gpu_plan(ulysses=8)) == 7  # the axis is also the sequence
     assert connections(gpu_plan(ring=2, ulysses=4)) == 1 + 3 + 7
-    assert connections(gpu_plan(pipefusion=4, cfg=2)) == 3 + 3 + 1  # there and back, and the other side
+    assert connections(gpu_plan(pipefusion=4, cfg=2)) == 3 + 3 + 1  # both directions, and the other branch
     assert connections(cpu_plan(ulysses=8)) == rows_connections(cpu_plan(ulysses=8)) == 0
-    assert rows_connections(gpu_plan(ring=2, ulysses=4)) == 7  # so that a decode finds room for its own
+    assert rows_connections(gpu_plan(ring=2, ulysses=4)) == 7  # a decode then finds memory for its own
     profile = measured_profile(CARD, (TOTAL,), gpus=True)
     free = measured_profile(msgspec.structs.replace(CARD, connection=0.0), (TOTAL,), gpus=True)
     plan = gpu_plan(ulysses=8)
@@ -100,17 +100,17 @@ def on(plan: ResolvedPlan, free: tuple[float, ...], model: ModelShape = FLUX, jo
     return cost(plan, model, job, measured_profile(CARD, free, gpus=True))
 
 
-def test_each_rank_is_judged_by_what_it_needs_and_what_is_free_to_it():
+def test_each_rank_is_judged_by_its_own_need_and_free_memory():
     uneven = msgspec.structs.replace(gpu_plan(pipefusion=2), stages=(40, 17))
     needed = on(uneven, (TOTAL, TOTAL)).needed
     assert needed[0] > 2 * needed[1]
-    enough = (needed[0] + 1, needed[1] + 1)  # less than the fullest needs, for the other one
+    enough = (needed[0] + 1, needed[1] + 1)  # the second rank has less than the first one needs
     assert on(uneven, enough).fits and not on(uneven, enough[::-1]).fits
     short = on(uneven, (needed[0] + 5e9, needed[1] - 1e9))
     assert (short.tightest, short.memory, short.allowance, short.fits) == (1, needed[1], needed[1] - 1e9, False)
 
 
-def test_blocks_are_cut_by_what_is_free_on_each_card():
+def test_blocks_are_cut_by_the_free_memory_of_each_card():
     asked = question(pipefusion=2)
     even = choose(Planner(), (TOTAL, TOTAL), asked).stages
     assert sorted(even) == [28, 29]
@@ -121,19 +121,19 @@ def test_blocks_are_cut_by_what_is_free_on_each_card():
         assert (plan.stages[0] > even[0]) == (free[0] > free[1])
 
 
-def test_blocks_that_no_cut_has_room_for_are_refused_with_the_figures_of_the_card_that_lacks_most():
+def test_a_refusal_names_the_card_that_lacks_most_if_no_cut_fits():
     with pytest.raises(Refused, match=r"pipefusion 2, needs 1\d\.\d\d GB on cuda:1 .* cuda:1 has 8\.00 GB free"):
         choose(Planner(), (12e9, 8e9), question(pipefusion=2))
 
 
-def test_a_plan_is_named_whose_blocks_are_cut_by_what_is_free():
+def test_a_refusal_suggests_a_plan_cut_by_free_memory():
     with pytest.raises(
         Refused, match=r"needs 24\.\d\d GB on cuda:0 .* cuda:0 has 16\.00 GB free: use pipefusion 2, which"
     ):
         choose(Planner(), (16e9, 24e9), question())
 
 
-def test_tokens_leave_a_card_that_lacks_memory_for_them():
+def test_a_card_that_lacks_memory_gets_fewer_tokens():
     wan = known_model("wan2.2-14b").shape
     job = DenoiseJob(image_tokens=75_600, text_tokens=512, weight_element=1)
     even = msgspec.structs.replace(gpu_plan(ulysses=2), stages=(40,))
@@ -145,12 +145,12 @@ def test_tokens_leave_a_card_that_lacks_memory_for_them():
 
     plan = shared(free)
     assert plan.shares[0] > plan.shares[1] and on(plan, free, wan, job).fits
-    assert shared((needed, needed)) == even  # there is room
-    assert shared((needed - 1, needed - 1)) == even  # nobody has any left
+    assert shared((needed, needed)) == even  # both have enough memory
+    assert shared((needed - 1, needed - 1)) == even  # no card has spare memory
     assert shared((needed + 9e9, needed - 9e9)) == even  # the weights alone are too large
 
 
-def test_compiled_blocks_are_predicted_as_such():
+def test_compiled_blocks_are_predicted_to_be_faster():
     by = {
         compiler: cost(
             gpu_plan(ulysses=2), FLUX, JOB, measured_profile(CARD, (TOTAL,) * 2, gpus=True, compiler=compiler)
@@ -175,7 +175,7 @@ def blocks(plan: ResolvedPlan) -> BlockTimes:
     raise AssertionError("no stages here")
 
 
-def test_weights_that_are_expanded_where_they_are_used_cost_their_bytes_in_every_pass_and_patch():
+def test_expanding_weights_costs_their_bytes_in_every_pass_and_patch():
     plan, patched = gpu_plan(ulysses=2), gpu_plan(ulysses=2, patches=4)
     expanded = dataclasses.replace(JOB, weight_element=1, expansion=3)
     each = 3 * FLUX.weights(0, 57) / CARD.bandwidth
@@ -184,8 +184,8 @@ def test_weights_that_are_expanded_where_they_are_used_cost_their_bytes_in_every
         assert more - whole == pytest.approx(passes * each)
 
 
-def test_a_model_whose_rows_meet_takes_one_of_automatic_devices():
-    """And where the devices are said, the refusal stands."""
+def test_a_model_that_couples_rows_takes_one_of_the_automatic_devices():
+    """If the user names the devices, the refusal stands."""
     shape = unsharded_shape("Whole", 10**9, 4)
     whole = dataclasses.replace(
         question(), shape=shape, workload=Workload(1, True, 1), job=DenoiseJob(64, 8, has_uncond=True)

@@ -1,4 +1,4 @@
-"""The sizes of the models one can ask about are those of ComfyUI's own classes."""
+"""Known models have the sizes of ComfyUI's own classes."""
 
 from __future__ import annotations
 
@@ -161,16 +161,18 @@ MODELS: dict[str, tuple[str, Callable[[], Any], int, int]] = {
     "minimax-h3": ("MiniMaxH3", minimax, 24, 3),
     "ltx-2.3": ("LTXAV", ltx, 128, 3),
 }
-"""By name: ComfyUI's class, its module, and its latents' channels and dimensions with the batch left out."""
+"""For each known model: ComfyUI's class, a function that makes its module, and its latents' channels and dimensions without the
+batch.
+"""
 
 
-def test_others_are_diffusers_or_the_same_as_one_of_these() -> None:
+def test_other_known_models_are_of_diffusers_or_equal_to_one_of_these() -> None:
     others = {name for name in model_names() if not name.startswith(("cogvideox", "pixart"))} - MODELS.keys()
     assert others == {"flux-schnell", "wan2.1-14b", "z-image", "sdxl"}
 
 
-def test_what_runs_whole_has_its_weights_and_its_arithmetic() -> None:
-    """Of the latter as torch counts it, on tensors without data."""
+def test_an_unsharded_model_has_the_parameters_and_operations_of_its_class() -> None:
+    """Operations are counted by torch, on tensors without data."""
     comfy_on_path()
     unet, known = sdxl(), known_model("sdxl")
     assert known.shape.parameters == sum(parameter.numel() for parameter in unet.parameters())
@@ -183,13 +185,13 @@ def test_what_runs_whole_has_its_weights_and_its_arithmetic() -> None:
 
 
 def attention(_: Any, q: Tensor, k: Tensor, v: Tensor, heads: int, **__: Any) -> Tensor:
-    """As torch has it: ComfyUI's asks how much memory is free, and nothing is on the meta device."""
+    """Return torch's attention. ComfyUI's asks for the free memory, which the meta device does not have."""
     q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_sizes_are_those_of_comfyuis_class(name: str) -> None:
+def test_sizes_equal_those_of_comfyuis_class(name: str) -> None:
     comfy_on_path()
     kind, make, channels, dims = MODELS[name]
     module, declaration = make(), DECLARATIONS[kind]

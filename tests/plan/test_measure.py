@@ -1,4 +1,4 @@
-"""What workers measure of a machine, and what is kept of it."""
+"""Measurements of a machine by its workers, and the files that keep them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_all_ranks_get_the_same_measurements() -> None:
     assert machine.ranks == 3
     assert machine.kinds == ("a CPU",) * 3
     assert all(getattr(machine, field) > 0 for field in Machine.__struct_fields__ if field != "kinds")
-    assert machine.connection == 2  # the most that any rank found
+    assert machine.connection == 2  # the largest of all ranks
     found = measured_profile(machine, (8e9, 9e9, 8e9), gpus=False)
     assert (found.device.memory, found.device.context, found.device.connection) == (8e9, 0, 2)
     (level,) = found.levels

@@ -12,7 +12,7 @@ from parallel_backend.plan.plan import AUTOMATIC, PRESETS, SLOW_LINKS, SMALLEST,
 ZEROS = ParallelPlan(pipefusion=0, warmup_steps=0)
 
 
-def test_zero_everywhere_is_the_plan_that_is_left_alone() -> None:
+def test_zero_everywhere_is_the_default_plan() -> None:
     assert with_preset(AUTOMATIC, ZEROS) == ParallelPlan()
 
 
@@ -28,13 +28,13 @@ def test_no_preset_compiles(preset: str) -> None:
     assert with_preset(preset, ParallelPlan(compile="on")).compiler == "inductor"
 
 
-def test_presets_choose_what_is_left_to_them() -> None:
+def test_presets_choose_automatic_values() -> None:
     assert with_preset(SMALLEST, ZEROS) == ParallelPlan(weights="streamed")
     assert with_preset(SLOW_LINKS, ZEROS) == ParallelPlan(pipefusion=0)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_what_is_set_counts_beside_every_preset(preset: str) -> None:
+def test_values_that_the_user_sets_win_over_every_preset(preset: str) -> None:
     mine = ParallelPlan(
         devices="0,1",
         cfg=1,
@@ -59,18 +59,18 @@ def test_what_is_set_counts_beside_every_preset(preset: str) -> None:
         ("cuda:1 - cuda:2", ("cuda:1", "cuda:2")),
     ],
 )
-def test_ranges_of_gpus(text: str, devices: tuple[str, ...]) -> None:
+def test_ranges_of_gpus_are_understood(text: str, devices: tuple[str, ...]) -> None:
     assert named_devices(text, 4) == devices
     assert named_devices("all", 0) == ("cpu",)
 
 
 @pytest.mark.parametrize("text", ["1-", "-1", "2-1", "0-1-2", "0-x", "-"])
-def test_what_is_no_range(text: str) -> None:
+def test_a_malformed_range_is_refused(text: str) -> None:
     with pytest.raises(Refused, match="is not understood"):
         named_devices(text, 4)
 
 
-def test_a_range_beyond_the_machine() -> None:
+def test_a_range_beyond_the_machine_is_refused() -> None:
     with pytest.raises(Refused, match=r"devices '2-5' asks for GPU 4, 5, but GPUs 0 to 3 are visible: use 0,1,2,3"):
         named_devices("2-5", 4)
     with pytest.raises(Refused, match="asks for GPU"):

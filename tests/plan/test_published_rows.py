@@ -1,4 +1,4 @@
-"""The page of others' times says what the command predicts today."""
+"""The page of published times shows the command's current predictions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.published_rows import ROWS, least, lines, predicted
 PAGE = Path(__file__).parents[2] / "docs" / "measured" / "published-rows.md"
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_the_page_of_published_times_is_up_to_date() -> None:
     found = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     assert len(ROWS) > 10 and len(found) > len(ROWS)
     assert found == lines()

@@ -1,4 +1,4 @@
-"""Plans: every wish either resolves to one that can run, or is refused with one that does."""
+"""Every requested plan either resolves to one that can run, or is refused with one that does."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_plan_that_can_work_resolves(requested_plan, gpus, limits, devices, ri
     ("devices", "gpus", "transport"),
     [("0,1", 2, "nccl"), ("0", 1, "nccl"), ("0,0", 1, "gloo"), ("0,1,0", 2, "gloo"), ("cpu:2", 2, "gloo")],
 )
-def test_ranks_that_share_a_gpu_or_have_none_talk_through_gloo(devices, gpus, transport):
+def test_ranks_that_share_a_gpu_or_have_none_use_gloo(devices, gpus, transport):
     assert resolve(ParallelPlan(devices=devices), gpus, FLUX).transport == transport
 
 
@@ -171,7 +171,7 @@ LIMITS = st.builds(
 
 
 @given(requested_plan=WISHES, gpus=GPUS, limits=LIMITS)
-def test_what_resolves_can_run_and_what_does_not_names_a_plan_that_does(requested_plan, gpus, limits):
+def test_a_resolved_plan_can_run_and_a_refusal_suggests_one_that_can(requested_plan, gpus, limits):
     try:
         plan = resolve(requested_plan, gpus, limits, TWO_SIDED)
     except Refused as refused:
@@ -191,7 +191,7 @@ def test_what_resolves_can_run_and_what_does_not_names_a_plan_that_does(requeste
 
 
 def suggestions(message: str, requested_plan: ParallelPlan, limits: ModelLimits) -> list[tuple[str, int, int]]:
-    """The plans (devices, ring, ulysses) that a refusal suggests; 0 where it leaves the choice."""
+    """Return the plans (devices, ring, ulysses) that a refusal suggests; 0 if it leaves the choice."""
     found = []
     if match := re.search(r"use ring (\d+) x ulysses (\d+)", message):
         found.append((requested_plan.devices, int(match[1]), int(match[2])))
@@ -240,12 +240,12 @@ def test_a_refusal_is_one_sentence(requested_plan, gpus, limits):
         ),
     ],
 )
-def test_every_parallel_form_is_refused_where_it_cannot_work(requested_plan, job, message):
+def test_each_axis_is_refused_where_it_cannot_work(requested_plan, job, message):
     with pytest.raises(Refused, match=re.escape(message)):
         resolve(ParallelPlan(devices="cpu:4", **requested_plan), 0, FOUR_HEADS, job)
 
 
-def test_shards_want_a_gpu_for_each_worker():
+def test_sharded_weights_need_a_gpu_for_each_worker():
     message = "devices '1,0,1' puts several on one: use weights replicated, or name each GPU once."
     with pytest.raises(Refused, match=re.escape(message)):
         resolve(ParallelPlan(devices="1,0,1", weights="sharded"), 2, FLUX)
@@ -258,18 +258,18 @@ def test_automatic_uses_cfg_only_where_there_is_a_negative():
     assert resolve(ParallelPlan(devices="cpu:4"), 0, FOUR_HEADS, ONE_SIDED).degrees == "ulysses 4"
 
 
-def test_a_plan_for_two_of_four_gpus_simply_works():
+def test_a_plan_may_use_two_of_four_gpus():
     assert resolve(ParallelPlan(devices="0,1"), 4, FLUX).devices == ("cuda:0", "cuda:1")
     assert resolve(ParallelPlan(ulysses=2, ring=1), 4, FLUX).devices == ("cuda:0", "cuda:1")
 
 
 @pytest.mark.parametrize(("rows", "patches"), [(64, 3), (2, 2), (1, 1)])
-def test_automatic_patches_are_as_many_as_stages_or_rows(rows, patches):
+def test_automatic_patches_equal_the_smaller_of_stages_and_rows(rows, patches):
     requested_plan = ParallelPlan(devices="cpu:3", pipefusion=3)
     assert resolve(requested_plan, 0, FOUR_HEADS, replace(ONE_SIDED, token_rows=rows)).patches == patches
 
 
-def test_every_rank_has_its_place():
+def test_ranks_and_mesh_coordinates_map_to_each_other():
     plan = resolve(ParallelPlan(devices="cpu:24", cfg=2, pipefusion=3, ring=1, ulysses=4), 0, FOUR_HEADS, TWO_SIDED)
     places = [plan.place(rank) for rank in range(plan.world_size)]
     assert places == list(product(*map(range, plan.mesh_shape)))

@@ -1,4 +1,4 @@
-"""Which GPUs `auto` takes of machines with several kinds, and what it says of the others."""
+"""The GPUs that `auto` takes on machines with several kinds, and the note on the others."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def shown(gpu: Gpu) -> Gpu:
         ([shown(RTX_4090), RTX_4090], (0, 1)),  # a desktop costs less than half of the speed
         ([GT_1030, RTX_4090, RTX_4090], (1, 2)),
         ([RTX_4090, RTX_3090], (0, 1)),
-        ([RTX_4090, TITAN_RTX], (0,)),  # 36 against 128
-        ([RTX_4090, RTX_4090, RTX_3090], (0, 1, 2)),  # it gets fewer tokens
+        ([RTX_4090, TITAN_RTX], (0,)),  # 72 multiprocessors of an older generation against 128
+        ([RTX_4090, RTX_4090, RTX_3090], (0, 1, 2)),  # the slower card gets fewer tokens
         ([A100, A100, Gpu("NVIDIA L40", 48e9, None, (8, 9), 142, True)], (0, 1, 2)),
         ([A100, A100, A100_40], (0, 1)),  # 42 GB are less than half of 85
-        ([RTX_3090, RTX_3080], (0,)),  # and 10 GB less than half of 25
+        ([RTX_3090, RTX_3080], (0,)),  # 10 GB are less than half of 25
         ([RTX_3090, RTX_3090, RTX_A4500], (0, 1, 2)),
         ([RTX_3090, RTX_3090, shown(RTX_A4500)], (0, 1, 2)),
     ],
@@ -46,7 +46,7 @@ def test_a_card_that_makes_all_slower_is_left_out(gpus, used):
     assert select_gpus(gpus) == used
 
 
-def test_what_is_left_out_is_said_with_the_way_to_use_it():
+def test_a_note_names_gpus_that_are_left_out_and_the_way_to_use_them():
     assert selection_note([shown(GT_1030), RTX_4090, RTX_4090], (1, 2)) == (
         "devices auto leaves out GPU 0 (NVIDIA GeForce GT 1030, 3 multiprocessors, 2.1 GB, with a display): a GPU that "
         "is less than a third as fast as the fastest, or has less than half of the largest one's memory, would hold up GPUs 1, "
@@ -55,7 +55,7 @@ def test_what_is_left_out_is_said_with_the_way_to_use_it():
 
 
 @pytest.mark.parametrize(("degrees", "devices"), [({}, ("cuda:1", "cuda:2")), ({"ulysses": 1, "ring": 1}, ("cuda:1",))])
-def test_automatic_devices_among_some_gpus(degrees, devices):
+def test_automatic_devices_are_chosen_among_the_named_gpus(degrees, devices):
     requested_plan = ParallelPlan(devices="auto:1,2", **degrees)
     assert is_automatic(requested_plan)
     assert resolve(requested_plan, 3, ModelLimits(24, 128, 57), Workload(1, False, 64)).devices == devices

@@ -1,4 +1,4 @@
-"""Tokens are shared by how fast ranks are, and plans are judged by it."""
+"""Tokens are shared by the speed of ranks, and plans are judged with these shares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLUX = known_model("flux-dev").shape
 JOB = DenoiseJob(image_tokens=4096, text_tokens=512)
 
 
-def test_a_pace_is_that_of_all_blocks_in_units_of_the_slowest_rank():
+def test_a_pace_covers_all_blocks_in_units_of_the_slowest_rank():
     times = BlockTimes(((1.0, 1.0), (2.0, 2.0), (1.0, 2.5)), (19, 38))
     assert paces_by(times) == pytest.approx((2.0, 1.0, 2.0 * 57 / (19 + 2.5 * 38)))
 
@@ -28,18 +28,18 @@ def test_a_pace_is_that_of_all_blocks_in_units_of_the_slowest_rank():
     [
         ({"ulysses": 2}, (2.0, 1.0), (100, 50)),
         ({"ring": 3}, (1.0, 1.56, 1.04), (64, 100, 67)),
-        ({"ulysses": 2}, (1.04, 1.0), (1, 1)),  # as good as equal
-        ({"cfg": 2, "ulysses": 2}, (2.0, 2.0, 1.0, 1.0), (1, 1)),  # the slow ones are one branch
+        ({"ulysses": 2}, (1.04, 1.0), (1, 1)),  # nearly equal
+        ({"cfg": 2, "ulysses": 2}, (2.0, 2.0, 1.0, 1.0), (1, 1)),  # the slow ranks are one branch
         ({"cfg": 2, "ulysses": 2}, (2.0, 1.0, 2.0, 1.5), (100, 50)),
         ({"pipefusion": 2, "ring": 2}, (3.0, 1.0, 3.0, 2.0), (100, 33)),
         ({"cfg": 2}, (2.0, 1.0), (1,)),
     ],
 )
-def test_a_place_gets_what_suits_the_slowest_rank_there(degrees, paces, shares):
+def test_a_share_of_tokens_follows_the_slowest_rank_that_computes_it(degrees, paces, shares):
     assert share_by(paces, cpu_plan(**degrees)).shares == shares
 
 
-def test_a_cut_by_speed_is_predicted_to_be_faster_than_an_even_one_and_than_the_fast_card_alone():
+def test_a_cut_by_speed_is_predicted_faster_than_an_even_cut_or_one_card():
     even = cpu_plan(ulysses=2, blocks=57)
     paces = (2.0, 1.0)
     machine = dataclasses.replace(profile("h100"), paces=paces)

@@ -1,4 +1,4 @@
-"""Stages are cut by what blocks cost, not by their number."""
+"""Stages are cut by the cost of blocks, not by their number."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_no_other_cut_has_a_faster_slowest_stage(data: st.DataObject, stages: in
 
 
 @given(st.data(), st.integers(1, 4), st.integers(4, 9))
-def test_the_fastest_cut_that_has_room_is_taken_and_if_none_has_one_that_lacks_least(
+def test_the_fastest_cut_that_fits_is_taken_or_else_the_one_that_lacks_least(
     data: st.DataObject, stages: int, blocks: int
 ) -> None:
     row = st.lists(st.integers(1, 9).map(float), min_size=blocks, max_size=blocks)
@@ -72,6 +72,6 @@ def test_a_slow_card_gets_fewer_blocks() -> None:
     assert cut_by_time(plan, BlockTimes((fast, slow, fast, fast), (30,)), roomy) == (10, 20)
 
 
-def test_the_ranks_of_a_stage_are_in_every_cfg_branch() -> None:
+def test_a_stage_has_ranks_in_every_cfg_branch() -> None:
     plan = cpu_plan(cfg=2, pipefusion=2, ring=2)
     assert [plan.stage_ranks(stage) for stage in range(2)] == [[0, 1, 4, 5], [2, 3, 6, 7]]

@@ -1,4 +1,4 @@
-"""Plans of models whose forward is not spread: who has what to do, what it costs, and what is refused."""
+"""Plans of models whose forward runs whole on each rank: the ranks' work, costs and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def profile(*forwards: ForwardTime, memory: float = 80e9) -> Profile:
     return dataclasses.replace(measured_profile(MEASURED, (memory,) * len(forwards), gpus=True), forwards=forwards)
 
 
-def test_automatic_devices_are_as_many_as_have_something_to_do() -> None:
+def test_automatic_devices_are_only_those_that_have_work() -> None:
     assert degrees(ParallelPlan(), 1, has_uncond=True, gpus=8) == [(2, 1, 2)]
     assert degrees(ParallelPlan(), 1, has_uncond=False, gpus=8) == [(1, 1, 1)]
     assert degrees(ParallelPlan(), 3, has_uncond=True, gpus=8) == [(6, 3, 2)]
@@ -55,7 +55,7 @@ def test_a_plan_is_checked_before_a_job_is_known() -> None:
 def test_times_of_a_forward_follow_from_two_of_them() -> None:
     first, second = forward_times(BlockTimes(((3.0, 5.0), (4.0, 4.0)), (1, 2)))
     assert first == ForwardTime(start=1.0, item=2.0)
-    assert second == ForwardTime(start=4.0, item=4.0)  # what takes no longer counts as one that does: never as nothing
+    assert second == ForwardTime(start=4.0, item=4.0)  # two items that take no longer count as twice one, never as none
 
 
 def test_a_batch_is_cut_by_pace() -> None:
@@ -66,10 +66,10 @@ def test_a_batch_is_cut_by_pace() -> None:
     assert [length(part) for part in uneven.parts(2)] == [1, 1]
     assert "the batch 100 : 33 by speed" in uneven.describe()
     both = share_batch([ForwardTime(0, 1.0), ForwardTime(0, 3.0)] * 2, cpu_plan(data=2, cfg=2))
-    assert both.batch_shares == ()  # each part waits for its slower side
+    assert both.batch_shares == ()  # each part waits for its slower branch
 
 
-def test_rows_of_one_call_go_to_every_group() -> None:
+def test_rows_of_one_call_are_divided_over_all_groups_by_pace() -> None:
     plan = share_batch([ForwardTime(0, 1.0)] * 2 + [ForwardTime(0, 3.0)] * 2, cpu_plan(data=2, cfg=2))
     groups = plan.groups(16)
     assert [length(part) for part in groups] == [6, 6, 2, 2]
@@ -77,7 +77,7 @@ def test_rows_of_one_call_go_to_every_group() -> None:
     assert all(map(length, plan.groups(4)))
 
 
-def test_the_faster_plan_is_chosen_and_one_gpu_named_where_it_is_as_good() -> None:
+def test_the_faster_plan_is_chosen_and_one_gpu_suggested_if_equally_fast() -> None:
     def chosen(start: float, item: float) -> tuple[ResolvedPlan, bool]:
         requested_plan = feasible(ParallelPlan(), 2, SDXL.limits, Workload(1, True, 1))
         choice = best(requested_plan, SDXL, JOB, profile(ForwardTime(start, item), ForwardTime(start, item)))
@@ -85,11 +85,11 @@ def test_the_faster_plan_is_chosen_and_one_gpu_named_where_it_is_as_good() -> No
 
     plan, alone = chosen(0.01, 0.2)
     assert (plan.cfg, alone) == (2, False)
-    _, alone = chosen(0.2, 1e-7)  # both prompts at once take no longer than one, and there is the exchange
+    _, alone = chosen(0.2, 1e-7)  # both prompts together take no longer than one, and the exchange takes time
     assert alone
 
 
-def test_memory_is_what_comfyui_takes_a_forward_to_need() -> None:
+def test_memory_is_comfyuis_estimate_for_a_forward() -> None:
     requested_plan = feasible(ParallelPlan(), 2, SDXL.limits, Workload(1, True, 1))
     time = ForwardTime(0.0, 0.1)
     choice = best(requested_plan, SDXL, JOB, profile(time, time))

@@ -1,4 +1,4 @@
-"""Samplers that another pack might have. `LOCAL` are those whose programs give ComfyUI's result, `REFUSED` says of others why."""
+"""Samplers that another pack might have. Programs of `LOCAL` give ComfyUI's result; `REFUSED` has the others' reasons."""
 
 from . import elementwise, ends, memory, model_calls, noise, whole
 

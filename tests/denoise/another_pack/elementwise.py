@@ -1,4 +1,4 @@
-"""They treat every element of the latent for itself."""
+"""Samplers that treat every element of the latent separately."""
 
 import copy
 
@@ -21,7 +21,7 @@ def reads_sizes(i, x, denoised, sigma, sigma_next):
 def detached_and_in_place(i, x, denoised, sigma, sigma_next):
     moving = x.detach()
     moving.sub_(denoised).mul_(sigma_next / sigma)
-    return x.add_(denoised)  # x has been moved too
+    return x.add_(denoised)  # x itself has changed too
 
 
 def copied_and_in_place(i, x, denoised, sigma, sigma_next):

@@ -1,4 +1,4 @@
-"""How they tell their steps, and end, if they do."""
+"""Samplers that report steps in other ways, fail, or never end."""
 
 import torch
 

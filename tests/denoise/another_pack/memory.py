@@ -1,4 +1,4 @@
-"""They remember something, in a run or between runs."""
+"""Samplers that keep state, within a run or between runs."""
 
 import io
 import itertools
@@ -51,7 +51,7 @@ def counter():
 
 
 class State:
-    """What an option may keep between runs."""
+    """State that an option may keep between runs."""
 
     def __init__(self):
         self.count = 0
@@ -63,7 +63,7 @@ def counts_in_an_option(model, x, sigmas, extra_args=None, callback=None, disabl
 
 
 class Counter:
-    """Counts in an object, and in its class."""
+    """A counter in an object and in its class."""
 
     made = 0
 
@@ -81,7 +81,7 @@ class Counter:
 
 
 class Slotted:
-    """Counts where there is no dict."""
+    """A counter in an object without `__dict__`."""
 
     __slots__ = ("count",)
 
@@ -91,7 +91,7 @@ class Slotted:
 
 
 class Nested:
-    """Counts in an object of an object."""
+    """A counter in an object of an object."""
 
     def __init__(self):
         self.inner = Counter()
@@ -157,7 +157,7 @@ def next_in_file():
 
 
 def times(name, number):
-    """A sampler that multiplies the latent by a number, which grows from run to run."""
+    """Return a sampler that multiplies the latent by a number, which grows from run to run."""
 
     def sample(model, x, sigmas, extra_args=None, callback=None, disable=None):
         return along(euler)(model, x * number(), sigmas, extra_args, callback)
@@ -192,7 +192,7 @@ GOES_ON = {
 
 
 def remembered():
-    """All that these samplers remember, as words."""
+    """Return all state that these samplers keep, as strings."""
     return [
         *(repr(vars(each)) for each in (OBJECT, NESTED.inner, SPACE, LOCALS, next_in_attribute)),
         *(repr(each) for each in (QUEUE, SEEN, ARRAY, TENSOR, Counter.made, next_in_default.__defaults__)),

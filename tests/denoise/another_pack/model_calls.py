@@ -1,4 +1,4 @@
-"""What they ask of the model, and how."""
+"""Samplers that call the model in various ways."""
 
 import itertools
 
@@ -84,8 +84,10 @@ def returns_another(model, x, sigmas, extra_args=None, callback=None, disable=No
 
 
 def in_the_place_of_cfgpp_ud10_ab(both):
-    """For ComfyUI 0.35's sampler of this name, by what is known of it: CFG++ whose derivatives have a history and which goes on
-    to sigma 0 along a line. It takes the positive where the negative is not asked for; by `both` it asks for that at cfg 1 too.
+    """Return a stand-in for ComfyUI 0.35's sampler of this name, by what is known of it.
+
+    It is CFG++ whose derivatives have a history, and goes on to sigma 0 along a line. It uses the positive prediction if the
+    negative one is not requested; with `both` it requests that at cfg 1 too.
     """
 
     def sample(model, x, sigmas, extra_args=None, callback=None, disable=None):

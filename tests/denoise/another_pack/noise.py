@@ -1,4 +1,4 @@
-"""They draw noise, or numbers."""
+"""Samplers that draw noise or numbers."""
 
 import functools
 import random
@@ -52,7 +52,7 @@ def no_seed(model, x, sigmas, extra_args=None, callback=None, disable=None):
 
 
 def clamps_by(deviations):
-    """Fresh noise, clamped by what `deviations` makes of it."""
+    """Return a sampler that adds fresh noise, clamped to the limit that `deviations` computes from it."""
 
     def sample(model, x, sigmas, extra_args=None, callback=None, disable=None):
         denoised = model(x, sigmas[0] * torch.ones(len(x)), **extra_args)
@@ -84,11 +84,11 @@ def transformed(model, x, sigmas, extra_args=None, callback=None, disable=None):
 
 
 def seeds_all(model, x, sigmas, extra_args=None, callback=None, disable=None):
-    """What it draws is known by the run's seed."""
+    """Draw only numbers that follow from the run's seed."""
     random.seed(extra_args["seed"])
     torch.manual_seed(extra_args["seed"])
     scale = 0.9 + 0.1 * random.random() + 0.01 * torch.rand(1)
-    torch.randn_like(x)  # so that what follows is other noise
+    torch.randn_like(x)  # so that later draws are other noise
 
     def step(i, x, denoised, sigma, sigma_next):
         return denoised * scale + (x - denoised) * (sigma_next / sigma)
@@ -124,7 +124,7 @@ def draws_behind_noise(model, x, sigmas, extra_args=None, callback=None, disable
 
 
 def looks_before_it_seeds(model, x, sigmas, extra_args=None, callback=None, disable=None):
-    """It hardly ever uses what it sees."""
+    """Draw a number before seeding, and hardly ever use it."""
     scale = 0.9 if random.random() < 1e-9 else 1.0
     return model(x, sigmas[0] * torch.ones(len(x)), **extra_args) * scale
 

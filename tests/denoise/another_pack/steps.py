@@ -1,8 +1,8 @@
-"""How most of them go from step to step."""
+"""The loop over steps that most of these samplers share."""
 
 
 def steps(model, x, sigmas, extra_args, callback):
-    """Euler's, as a generator that is sent what x becomes."""
+    """Yield each step's values, as in Euler's loop, and receive the new x."""
     ones = x.new_ones([x.shape[0]])
     for i in range(len(sigmas) - 1):
         denoised = model(x, sigmas[i] * ones, **extra_args)
@@ -12,7 +12,7 @@ def steps(model, x, sigmas, extra_args, callback):
 
 
 def along(step):
-    """A sampler of a step: (i, x, denoised, sigma, sigma_next) -> x."""
+    """Return a sampler that applies a step: (i, x, denoised, sigma, sigma_next) -> x."""
 
     def sample(model, x, sigmas, extra_args=None, callback=None, disable=None, **options):
         running = steps(model, x, sigmas, extra_args, callback)

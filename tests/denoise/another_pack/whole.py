@@ -1,4 +1,4 @@
-"""They look at the latent as a whole, or take it apart."""
+"""Samplers that use statistics of the whole latent, or take it apart."""
 
 import numpy as np
 import torch
