@@ -1,4 +1,4 @@
-"""Communicators of a plan: their names, and that axes with the same ranks share connections, which take memory of a GPU."""
+"""Communicators of a plan have distinct names, and axes with the same ranks share connections, which take GPU memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PAIRS = {
     "cfg 2 x ulysses 2": (cpu_plan(cfg=2, ulysses=2), 1 + 1),
     "pipefusion 2": (cpu_plan(pipefusion=2), 1 + 1),
 }
-"""And between how many pairs a rank's communicators keep buffers on a GPU."""
+"""Plans, each with the number of pairs for which a rank's communicators keep buffers on a GPU."""
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_ranks_are_connected_once_for_all_that_spans_them(name: str) -> None:
+def test_axes_with_the_same_ranks_share_one_connection(name: str) -> None:
     plan, pairs = PAIRS[name]
     on_gpus = msgspec.structs.replace(plan, devices=tuple(f"cuda:{rank}" for rank in range(plan.world_size)))
     assert connections(on_gpus) == pairs

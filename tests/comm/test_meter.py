@@ -13,7 +13,7 @@ from parallel_backend.comm.meter import Meter
 SECONDS = 0.05
 
 
-def test_waiting_is_what_blocks_and_nothing_else() -> None:
+def test_only_time_in_wait_counts_as_waiting() -> None:
     meter = Meter()
     started = time.perf_counter()
     for _ in range(2):
@@ -26,15 +26,15 @@ def test_waiting_is_what_blocks_and_nothing_else() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_stream_that_waits_for_another_is_counted_though_the_host_goes_on() -> None:
+def test_a_wait_of_a_stream_counts_although_the_host_continues() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     meter, other = Meter(device=device), torch.cuda.Stream(device)
-    torch.cuda._sleep(1)  # its kernel is loaded
+    torch.cuda._sleep(1)  # loads its kernel
     torch.cuda.synchronize(device)
     meter.reset()
     started = time.perf_counter()
     with torch.cuda.stream(other):
-        torch.cuda._sleep(200_000_000)  # as NCCL would be busy
+        torch.cuda._sleep(200_000_000)  # stands for a busy NCCL
     with meter.wait("ulysses"):
         torch.cuda.current_stream(device).wait_stream(other)
     on_host = time.perf_counter() - started
@@ -47,7 +47,7 @@ def test_a_stream_that_waits_for_another_is_counted_though_the_host_goes_on() ->
     )  # it is where it was, not where the host was asked
 
 
-def test_moments_are_seconds_from_the_first_and_are_forgotten_once_taken() -> None:
+def test_recorded_events_are_seconds_from_the_first_and_are_cleared_when_read() -> None:
     moments = DeviceEvents(torch.device("cpu"))
     for _ in range(2):
         assert moments.pop_seconds() == []
@@ -60,10 +60,10 @@ def test_moments_are_seconds_from_the_first_and_are_forgotten_once_taken() -> No
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_moments_of_a_gpu_are_when_it_gets_there() -> None:
+def test_events_of_a_gpu_have_the_time_when_the_gpu_reaches_them() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     moments = DeviceEvents(device)
-    torch.cuda._sleep(1)  # its kernel is loaded
+    torch.cuda._sleep(1)  # loads its kernel
     started = time.perf_counter()
     moments.record()
     torch.cuda._sleep(200_000_000)

@@ -1,4 +1,4 @@
-"""The ranks' timelines on one scale: what is sending, what is waiting, and what a rank with other bins told."""
+"""The ranks' timelines on one scale: the time spent sending and waiting, and ranks with bins of other widths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def report(rank: int, seconds: float, width: float, waiting: dict[str, list[int]
     )
 
 
-def test_the_least_that_any_rank_spent_on_an_exchange_is_sending_and_the_rest_is_waiting() -> None:
+def test_the_shortest_time_of_an_exchange_is_sending_and_the_rest_is_waiting() -> None:
     reports = [
         report(1, 1.0, 0.25, {"ulysses": [100_000, 0, 250_000, 50_000]}),
         report(0, 0.9, 0.125, {"ulysses": [10_000, 30_000, 0, 20_000, 125_000, 125_000, 0, 0]}),
@@ -30,7 +30,7 @@ def test_the_least_that_any_rank_spent_on_an_exchange_is_sending_and_the_rest_is
     assert (second.rank, second.sending, second.waiting) == (1, [160, 0, 1000, 0], [240, 0, 0, 200])
 
 
-def test_a_stage_that_waits_for_another_waits_and_is_compared_with_its_own_stage_alone() -> None:
+def test_a_wait_for_another_stage_is_waiting_and_ranks_are_compared_within_a_stage() -> None:
     reports = [
         report(0, 1.0, 0.5, {"ulysses": [100_000, 100_000]}),
         report(1, 1.0, 0.5, {"ulysses": [100_000, 100_000]}),
@@ -49,7 +49,7 @@ def test_bins_fit_the_slowest_rank() -> None:
     assert all(len(rank.waiting) == timeline.bins for rank in timeline.ranks)
 
 
-def test_calls_one_behind_the_other_are_one_timeline_with_the_time_between_them_as_waiting() -> None:
+def test_successive_calls_join_to_one_timeline_with_gaps_as_waiting() -> None:
     first = [
         report(0, 1.0, 0.25, {"ulysses": [0, 0, 0, 100_000]}),
         report(1, 1.0, 0.25, {"ulysses": [0, 0, 0, 50_000]}),
@@ -67,7 +67,7 @@ def test_calls_one_behind_the_other_are_one_timeline_with_the_time_between_them_
     assert all(rank.phases == [("sampling", 0.0)] for rank in timeline.ranks)
 
 
-def test_what_was_spent_is_kept_however_many_calls_there_are() -> None:
+def test_joining_many_calls_keeps_the_total_times() -> None:
     call = report(0, 3.0, 0.0078125, {"ulysses": [300] * 384})
     whole = joined([(number * 3.25, call) for number in range(41)])
     assert whole.times.seconds == pytest.approx(41 * 3 + 40 * 0.25)
@@ -77,7 +77,7 @@ def test_what_was_spent_is_kept_however_many_calls_there_are() -> None:
     assert len(timeline_of(cpu_plan(ulysses=1), [whole]).ranks[0].waiting) <= 256
 
 
-def test_a_calls_bins_are_kept_in_sixteen_at_most() -> None:
+def test_a_call_keeps_at_most_sixteen_bins() -> None:
     kept = coarse(report(0, 1.0, 0.0078125, {"ulysses": list(range(128))}).times)
     assert (kept.width, len(kept.waiting["ulysses"])) == (0.0625, 16)
     assert kept.waiting["ulysses"][0] == sum(range(8))

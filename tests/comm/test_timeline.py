@@ -10,18 +10,18 @@ from parallel_backend.comm.meter import BINS, INITIAL_WIDTH, Meter, Timeline
 
 
 def seconds(timeline: Timeline, kind: str, begin: float, end: float) -> float:
-    """What was waited for between two moments, which are borders of bins."""
+    """Return the seconds waited between two times, which must be edges of bins."""
     first, last = round(begin / timeline.width), round(end / timeline.width)
     return sum(timeline.waiting[kind][first:last])
 
 
-def test_waits_are_counted_where_they_were_also_after_bins_have_grown() -> None:
+def test_waits_stay_at_their_times_after_bins_have_grown() -> None:
     timeline = Timeline()
     start = timeline.begun
     short = INITIAL_WIDTH / 4
     for at in range(100):
         timeline.add("ring", start + at * INITIAL_WIDTH + short, start + at * INITIAL_WIDTH + 2 * short)
-    timeline.add("ulysses", start + 10.0, start + 30.5)  # over many bins
+    timeline.add("ulysses", start + 10.0, start + 30.5)  # spans many bins
     assert timeline.width * BINS > 30.5
     assert timeline.width == 128 * INITIAL_WIDTH
     assert len(timeline.waiting["ring"]) == len(timeline.waiting["ulysses"]) == BINS
@@ -33,11 +33,11 @@ def test_waits_are_counted_where_they_were_also_after_bins_have_grown() -> None:
     assert max(timeline.waiting["ulysses"]) <= timeline.width + 1e-9
 
 
-def test_the_meter_begins_a_timeline_with_each_request_and_counts_go_on_by_themselves() -> None:
+def test_a_request_begins_a_new_timeline_and_a_reset_only_a_new_sum() -> None:
     meter = Meter()
     with meter.wait("loading"):
         time.sleep(0.01)
-    meter.reset()  # as before a denoise: what came before is on the timeline, and not in the sum
+    meter.reset()  # as before a denoise: earlier waits stay on the timeline, and leave the sum
     assert meter.waiting_seconds() == 0
     assert sum(meter.timeline.waiting["loading"]) >= 0.01
     meter.begin_request()

@@ -1,4 +1,4 @@
-"""Connections are tried with patterns: data that arrives changed is found before anything is computed with it."""
+"""Connections are tried with patterns, so that corrupted data is found before anything is computed with it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CPU = torch.device("cpu")
 
 
 class Swapping(Communicator):
-    """As over a connection on which one rank gets what another one should have."""
+    """A communicator over a connection on which one rank receives another rank's data."""
 
     def _incoming(self, tensor: Tensor) -> Tensor:
         return tensor.flip(0) if self.rank == 1 else tensor
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_data_that_arrives_changed_is_a_known_cause(ranks: int) -> None:
+def test_data_that_arrives_changed_is_reported_as_a_p2p_fault(ranks: int) -> None:
     def rank(_: int) -> str:
         Communicator("right", dist.group.WORLD, CPU, False, Meter()).warm_up()
         try:

@@ -33,7 +33,7 @@ def _gguf(kind: Type, path: Path, tensors: Tensors, metadata: Metadata) -> None:
 
 
 def save_checkpoint(path: Path, tensors: Tensors, metadata: Metadata) -> None:
-    """As if there were a text encoder and a VAE beside it."""
+    """Save the tensors with a checkpoint's prefix, as if a text encoder and a VAE were in the file too."""
     path.parent.mkdir(exist_ok=True)
     save_file({f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()}, path, dict(metadata))
 
@@ -48,11 +48,11 @@ FORMS: Mapping[str, Callable[[Path, Tensors, Metadata], None]] = {
     "q8_0.gguf": partial(_gguf, Type.Q8_0),
     "q4_k.gguf": partial(_gguf, Type.Q4_K),
 }
-"""How a file's name ends, and how it is written; beside GGUF a file of its values is."""
+"""For each ending of a file name, the function that writes the file. Next to a GGUF file lies a file of its values."""
 
 
 def save_forms(folder: Path, name: str) -> None:
-    """A model's file in each form, saying of itself what the plain one says, which is there."""
+    """Save a model's file in each form, with the metadata of the plain file, which exists already."""
     tensors, metadata = load_file(folder / f"{name}.safetensors"), TINY[name].metadata or {}
     for form, save in FORMS.items():
         save(folder / f"{name}-{form}", tensors, metadata)

@@ -1,4 +1,4 @@
-"""A declaration as it is derived, for what keeps, sends and shows one."""
+"""A derived declaration for tests that keep, send and show one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ FOUND = Declaration(
     whole_picture=True,
     references=frozenset({"ref_latents", "pose"}),
 )
-"""With every word that data has."""
+"""A declaration with every kind of data that a derived one can have."""
 
 
 def kind(text: int = 7, size: int = 8, frames: int = 3, /, **more: Tensor | Value) -> CallKind:

@@ -1,4 +1,4 @@
-"""What a derivation is asked, and how long it may take."""
+"""The inputs of a derivation request, and its time limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 120.0
 
 
 def prompt_of(file: Path, tokens: int, **more: Any) -> PromptExample:
-    """As ComfyUI makes a prompt's call of the file's class, in the tests' own size."""
+    """Return a prompt's call as ComfyUI makes it for the file's class, in the tests' own size."""
     import_comfyui()
     shape = TINY[NAME].latent
     given: Mapping[str, Any] = {"cross_attn": draw(1, tokens, TINY[NAME].text, seed=tokens), **more}

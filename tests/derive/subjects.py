@@ -15,7 +15,7 @@ from tests.support.tiny.models import draw
 
 
 def subject_of(case: Case) -> Subject:
-    """Latents and pictures of their size, and the text, are drawn anew where the size is another one."""
+    """Return the case as a subject. At another size, latents, pictures and text are drawn anew."""
     text = case.arguments["context"].shape[1]
     own = Sizes(tuple(case.x.shape[2:]), text)
 
@@ -30,7 +30,7 @@ def subject_of(case: Case) -> Subject:
 
 
 def _times(times: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
-    """One for each token, of one value, or for each frame, where there are so many."""
+    """Return times for another size, if there is one for each token (of one value) or for each frame."""
     if times.ndim == 3 and times.shape[1] == math.prod(own.picture):
         return torch.linspace(0, 0.9, math.prod(sizes.picture)).view(1, -1, 1)
     if times.ndim == 2 and times.shape[1] == own.picture[0]:
@@ -49,9 +49,10 @@ def _resized(name: str, value: Any, own: Sizes, sizes: Sizes) -> Any:
 
 
 def _tensor(tensor: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
-    """Its last dimensions, if they are the picture's or so many times as much; its second, if it is the text's.
+    """Return a tensor for another size.
 
-    Frames beside the picture's own stay as many.
+    The last dimensions change if they are the picture's or a multiple of them, the second one if it is the text's. Frames
+    besides the picture's own keep their number.
     """
     shape, dims = list(tensor.shape), len(own.picture)
     times = {size // was for size, was in zip(shape[-2:], own.picture[-2:], strict=True)} if len(shape) > 3 else {0}

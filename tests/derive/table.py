@@ -1,4 +1,4 @@
-"""Which of the tests' small models are derived and proved, as a table.
+"""Prints a table of the tests' small models that are derived and proved.
 
 python -m tests.derive.table [NAME …]
 """
@@ -31,11 +31,11 @@ SUBJECTS: Mapping[str, Callable[[], Subject]] = {
     **{name: partial(_declared, name) for name in SMALL if name not in {*SOUND, *lacking()}},
     **UNDECLARED,
 }
-"""All but those whose latent is packed with sound."""
+"""All small models but those whose latent is packed with sound."""
 
 
 def row(name: str) -> str:
-    """Its class, input, seconds of the processor, memory, and worst error or why it was not."""
+    """Return a table row: class, input, CPU seconds, memory, and the worst error or the reason for a refusal."""
     with torch.inference_mode():
         subject = SUBJECTS[name]()
     begun = _spent()

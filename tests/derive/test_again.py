@@ -1,4 +1,4 @@
-"""What failed for want of time, or for what may be another later, is tried again when it is asked for again."""
+"""A derivation that failed for lack of time, or for a reason that may pass, is tried again on a later request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.tiny.comfyui import save_tiny
 COMFYUI = os.environ["COMFYUI_PATH"]
 
 PATIENCE = 3600.0
-"""Seconds to derive in, on a machine that other tests share."""
+"""Seconds to wait for a derivation on a machine that other tests share."""
 
 
 def derivation(folder: Path, seconds: float, pause: float) -> Derivation:
@@ -27,8 +27,8 @@ def derivation(folder: Path, seconds: float, pause: float) -> Derivation:
     return Derivation("some class", NAME, file, COMFYUI, comfyui_version(COMFYUI), seconds, folder / "kept", pause)
 
 
-def test_what_took_too_long_is_tried_again_after_a_while(tmp_path: Path) -> None:
-    """Its sentence says when, and until then nothing is tried."""
+def test_a_derivation_that_took_too_long_is_tried_again_after_a_pause(tmp_path: Path) -> None:
+    """The message says when. Until then no derivation begins."""
     prompt = prompt_of(save_tiny(tmp_path, NAME), 7)
     tried = derivation(tmp_path, seconds=0.6, pause=1.5)
     tried.wait([prompt], lambda: False)
@@ -44,7 +44,7 @@ def test_what_took_too_long_is_tried_again_after_a_while(tmp_path: Path) -> None
 
 
 def test_a_derivation_has_nothing_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So nothing of a prompt stays there, however ComfyUI or the child ends."""
+    """No part of a prompt stays there, however ComfyUI or the child process ends."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -60,13 +60,13 @@ def test_a_derivation_has_nothing_in_the_temporary_folder(tmp_path: Path, monkey
 
 
 def ours(temporary: Path) -> list[Path]:
-    """What is not torch's own cache of kernels."""
+    """Return the entries that are not torch's own cache of kernels."""
     return [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
 
 @thorough
-def test_what_failed_is_found_once_its_reason_is_gone(tmp_path: Path) -> None:
-    """A file that could not be read."""
+def test_a_failed_derivation_succeeds_once_its_reason_is_gone(tmp_path: Path) -> None:
+    """The reason is a file that could not be read."""
     prompt = prompt_of(save_tiny(tmp_path, NAME), 7)
     path = tmp_path / f"{NAME}.safetensors"
     path.rename(tmp_path / "away.safetensors")

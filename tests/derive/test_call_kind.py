@@ -1,4 +1,4 @@
-"""Kinds of calls: what tells them apart, what does not, and what is kept of them."""
+"""Kinds of calls: the differences that matter, those that do not, and the records that are kept."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def proved(*kinds: CallKind) -> DeriveReply:
     return DeriveReply(40.0, DATA, kinds, "ulysses 2 1.0e-07")
 
 
-def test_a_declaration_is_found_for_calls_that_it_was_proved_for_alone() -> None:
+def test_a_declaration_is_found_only_for_calls_that_it_was_proved_for() -> None:
     kept = DeclarationRecord("Toy", "1.2").with_answer(proved(kind()))
     assert kept.found([kind()]) is not None
     assert kept.found([kind(), kind(flag=True)]) is None
@@ -61,7 +61,7 @@ def test_a_declaration_is_found_for_calls_that_it_was_proved_for_alone() -> None
     assert kept.found([kind(), kind(flag=True)]) is not None
 
 
-def test_why_there_is_none_holds_for_these_calls_alone() -> None:
+def test_a_failure_is_found_only_for_its_calls() -> None:
     kept = DeclarationRecord("Toy", "1.2").with_answer(proved(kind()))
     kept = kept.with_answer(DeriveReply(3.0, kinds=(kind(flag=True),), failure="it is not proved", lasting=True))
     assert kept.found([kind()]) is not None
@@ -71,7 +71,7 @@ def test_why_there_is_none_holds_for_these_calls_alone() -> None:
     assert failed.failure == "it is not proved"
 
 
-def test_no_more_kinds_are_kept_than_that() -> None:
+def test_a_record_keeps_the_most_recent_kinds_up_to_a_limit() -> None:
     kept = DeclarationRecord("Toy", "1.2")
     for number in range(2 * MOST_KINDS):
         kept = kept.with_answer(proved(kind(mode=str(number))))
@@ -86,12 +86,12 @@ EITHER = tuple(
 
 
 def keep_on(folder: Path, kept: DeclarationRecord) -> None:
-    """As one of two ComfyUIs with one cache folder."""
+    """Save a record repeatedly, as one of two ComfyUIs with one cache folder."""
     for _ in range(200):
         save("some class", kept, folder)
 
 
-def test_two_that_keep_at_once_leave_what_one_of_them_kept(tmp_path: Path) -> None:
+def test_two_concurrent_writers_leave_the_record_of_one_of_them(tmp_path: Path) -> None:
     writers = [multiprocessing.get_context("fork").Process(target=keep_on, args=(tmp_path, kept)) for kept in EITHER]
     for writer in writers:
         writer.start()
@@ -101,7 +101,7 @@ def test_two_that_keep_at_once_leave_what_one_of_them_kept(tmp_path: Path) -> No
     assert load("some class", tmp_path) in EITHER
 
 
-def test_what_is_kept_is_read_again_and_damage_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_records_are_read_again_and_damaged_ones_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert load("some class", tmp_path) is None
     kept = DeclarationRecord("Toy", "1.2").with_answer(proved(kind()))
     save("some class", kept, tmp_path)

@@ -1,4 +1,4 @@
-"""Declarations that are derived, with the written ones hidden, against ComfyUI's own forward; and what the proof catches."""
+"""Derived declarations, with the written ones hidden, against ComfyUI's own forward; and errors that the proof finds."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from tests.support.selection import thorough
 from tests.support.tiny.comfyui import save_tiny
 
 QUICK = ("hunyuan-dit",)
-"""A class that has no written declaration, whose blocks differ and call attention without options."""
+"""A class without a written declaration, whose blocks differ and call attention without options."""
 
 LIMIT = 60.0
 
 
 def read(name: str, source: str) -> Declaration:
-    """What a module says, as if it lay in `models/declared/`."""
+    """Return a declaration from its source, executed as a module of `models/declared/`."""
     package = "parallel_backend.models.declared"
     space: dict[str, Any] = {"__package__": package, "__name__": f"{package}.derived"}
     exec(compile(source, "<derived>", "exec", dont_inherit=True), space)
@@ -70,8 +70,8 @@ def derived(subject: Subject) -> Any:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name not in QUICK)) for name in SUBJECTS])
-def test_what_is_derived_gives_comfyuis_own_result(name: str) -> None:
-    """By a plan that the proof does not try, on the tests' own ranks; or it is refused in one sentence."""
+def test_a_derived_declaration_gives_comfyuis_own_result(name: str) -> None:
+    """The plan is not among those of the proof, and runs on the tests' own ranks. Some classes are refused in one sentence."""
     with torch.inference_mode():
         subject = SUBJECTS[name]()
     if name in REFUSED:
@@ -98,21 +98,21 @@ REFUSED: Mapping[str, str] = {
     "hidream, a picture to edit": "its forward fails on a small call",
     "ltxv, weighed guide": "is given an object of the class GuideAttentionMask",
 }
-"""What is not derived, and a word of why."""
+"""Cases that are not derived, with a part of the reason."""
 
 WITHOUT_PATCHES = ("chroma radiance",)
-"""What is proved for pictures that are not cut into patches alone: by its nature, as its written declaration says too."""
+"""Cases that are proved only without patches, as their written declarations say too."""
 
 
 def changed(declaration: Declaration, number: int = 0, **fields: Any) -> Declaration:
-    """With other fields of one of its groups."""
+    """Return the declaration with other fields of one of its groups."""
     groups = [*declaration.groups]
     groups[number] = redeclare(groups[number], **fields)
     return redeclare(declaration, groups=tuple(groups))
 
 
 def argued(declaration: Declaration, **arguments: Any) -> Declaration:
-    """With other arguments of the first group."""
+    """Return the declaration with other arguments of the first group."""
     return changed(declaration, arguments={**declaration.groups[0].arguments, **arguments})
 
 
@@ -172,7 +172,7 @@ def test_a_spoilt_declaration_is_not_proved(spoilt: str) -> None:
     assert {*proof.errors} | {*proof.failures} == {*WHOLE, *IN_PATCHES}
 
 
-def test_blocks_that_no_compiler_takes_are_not_proved_compiled() -> None:
+def test_blocks_that_cannot_be_compiled_are_not_proved_compiled() -> None:
     found = derived(toy())
     assert proved_compiled([toy()], found).holds
     failed = proved_compiled([toy("looking")], found)
@@ -180,15 +180,15 @@ def test_blocks_that_no_compiler_takes_are_not_proved_compiled() -> None:
     assert "not compiled" in failed.in_words()
 
 
-def test_what_is_not_known_between_blocks_gathers() -> None:
-    """Attention in halves of the picture has no name: each rank computes it for all tokens."""
+def test_unknown_layers_between_blocks_gather_the_tokens() -> None:
+    """Attention in halves of the picture is not declared, so that each rank computes it for all tokens."""
     found = derive([toy("between")], limit=10.0)  # stages wait for each other, and patches fail
     assert found.proof.holds and found.declaration.whole_picture
     assert found.declaration.between == ()
 
 
-def test_hints_that_take_turns_with_layers_and_hear_a_sound_are_derived() -> None:
-    """Their tokens are cut otherwise than those of the layers, whose sequence has text before the video."""
+def test_hints_that_alternate_with_layers_and_attend_to_sound_are_derived() -> None:
+    """The hints' tokens are divided differently from those of the layers, whose sequence has text before the video."""
     found = derived(unheard())
     assert found.proof.holds and not found.declaration.whole_picture
     assert found.declaration.units == InterleavedBlocks("layers", "hints", (0, 2, 4))
@@ -197,8 +197,8 @@ def test_hints_that_take_turns_with_layers_and_hear_a_sound_are_derived() -> Non
     assert hints.arguments["sound"] == PerFramePart("hint")
 
 
-def test_the_order_of_blocks_is_the_files() -> None:
-    """The small model has two layers and two hints of five and three, of which one runs; it is proved with three and two."""
+def test_the_order_of_blocks_is_that_of_the_file() -> None:
+    """The small model has two layers and two hints of five and three, and one hint runs. The proof uses three and two."""
     subject = unheard()
     subject = replace(subject, lengths=keep_some(subject.model, 2, 2))
     found = derived(subject)
@@ -208,7 +208,7 @@ def test_the_order_of_blocks_is_the_files() -> None:
 
 
 def test_a_class_that_takes_no_batch_is_derived() -> None:
-    """As some of HunyuanVideo's take none with a masked text."""
+    """Some calls of HunyuanVideo accept no batch with a masked text."""
     assert derived(toy("one row")).proof.holds
 
 
@@ -231,17 +231,17 @@ def test_a_class_that_nobody_has_seen_is_derived() -> None:
         ("failing", r"its forward fails on a small call \(ValueError: no picture of this size\)"),
     ],
 )
-def test_what_cannot_be_told_from_outside_is_refused(habit: str, why: str) -> None:
+def test_a_model_that_cannot_be_analysed_from_outside_is_refused(habit: str, why: str) -> None:
     with pytest.raises(Refused, match=f"^Toy cannot be derived, because ({why}).*: write its declaration by hand"):
         derived(toy(habit))
 
 
-def test_blocks_that_write_into_what_they_are_given_are_derived() -> None:
+def test_blocks_that_write_into_their_arguments_are_derived() -> None:
     assert derived(toy("in place")).proof.holds
 
 
-def test_what_fits_and_is_not_proved_is_refused() -> None:
-    """With the figures."""
+def test_a_declaration_that_fits_but_fails_the_proof_is_refused() -> None:
+    """The refusal has the errors of the proof."""
     with pytest.raises(Refused, match=r"because what fits it was not proved: ulysses 2 1\.0e-01, ring 3 1\.0e-01"):
         derived(toy("deceiving"))
 
@@ -276,7 +276,7 @@ def test_a_command_that_takes_too_long_is_ended(tmp_path: Path, capfd: pytest.Ca
 
 @thorough
 def test_the_command_prints_a_declaration_that_holds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Of a file's class, for the same class in another size, on the tests' own ranks."""
+    """The declaration is derived from a file, and holds for the same class in another size, on the tests' own ranks."""
     path = save_tiny(tmp_path, "wan")
     assert main([str(path), "--comfyui", os.environ["COMFYUI_PATH"]]) == 0
     out, error = capfd.readouterr()
@@ -291,17 +291,15 @@ def test_the_command_prints_a_declaration_that_holds(tmp_path: Path, capfd: pyte
 
 
 @thorough
-def test_the_command_prints_the_order_of_blocks_that_take_turns(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Of the file, which has four blocks, and control blocks behind the first and the third."""
+def test_the_command_prints_the_order_of_alternating_blocks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The order is that of the file, which has four blocks, and control blocks after the first and the third."""
     path = save_tiny(tmp_path, "vace")
     assert main([str(path), "--comfyui", os.environ["COMFYUI_PATH"]]) == 0
     assert read("WAN21_VACE", capfd.readouterr().out).units == InterleavedBlocks("blocks", "vace_blocks", (0, 2))
 
 
 @thorough
-def test_the_command_prints_nothing_of_a_class_that_is_not_derived(
+def test_the_command_prints_no_declaration_of_a_class_that_is_not_derived(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = save_tiny(tmp_path, "boogu")

@@ -1,4 +1,4 @@
-"""Quantised files, and a checkpoint, of a class that nobody declared: what is derived of them is what is of the plain file."""
+"""Quantised files, and a checkpoint, of a class that nobody declared give the same derivation as the plain file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_another_files_small_model_is_the_plain_files(form: str, folder: Path) -> None:
-    """And what is kept of one is found for the other."""
+def test_the_small_model_of_each_form_equals_the_plain_files(form: str, folder: Path) -> None:
+    """Both have the same cache key, so that a record of one is found for the other."""
     import_comfyui()
     plain, small = (small_of(folder / f"causal_wan{end}", 4e9) for end in (".safetensors", f"-{form}"))
     assert small.kind == plain.kind

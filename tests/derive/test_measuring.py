@@ -1,4 +1,4 @@
-"""What blocks cost, measured on small models, against counts by hand; and which latents become tokens."""
+"""Costs of blocks, measured on small models, against counts by hand; and the latents that become tokens."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def costs(path: Path) -> tuple[Small, Declaration]:
         return small, with_costs(small, [subject], proved(next(candidates(subject)))).declaration
 
 
-def test_a_block_costs_what_is_counted_by_hand() -> None:
-    """Each token is multiplied by all weights of two layers. At its peak a block holds it, its q, k and v, what attention gave,
-    and that in the order of the layers."""
+def test_a_blocks_cost_equals_the_count_by_hand() -> None:
+    """All weights of two layers multiply each token. At its peak a block holds the tokens, q, k, v, attention's output, and a
+    reordered copy of that output.
+    """
     model, tokens = toy().model, 11
     block = model.get_submodule("blocks.0")
     cost = cost_of(ModuleCall("blocks.0", block, {"x": torch.ones(1, tokens, WIDTH)}, {}, None))
@@ -53,8 +54,8 @@ def test_a_block_costs_what_is_counted_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["longcat", "wan", pytest.param("wide_qwen", marks=thorough)])
-def test_a_blocks_operations_are_as_many_as_the_dry_run_counts(name: str, tmp_path: Path) -> None:
-    """Within a tenth: devices have some more."""
+def test_a_blocks_operations_are_within_a_tenth_of_the_dry_runs(name: str, tmp_path: Path) -> None:
+    """Devices launch some kernels more."""
     save = save_unread if name.startswith("wide") else save_tiny
     small, found = costs(save(tmp_path, name))
     for group in found.groups:
@@ -63,8 +64,8 @@ def test_a_blocks_operations_are_as_many_as_the_dry_run_counts(name: str, tmp_pa
         assert abs(group.kernels - counted) <= counted / 10
 
 
-def test_plans_go_by_the_written_declarations_figures(tmp_path: Path) -> None:
-    """Where the formulas hold: in blocks whose every layer is for the tokens of the sequence."""
+def test_measured_costs_agree_with_the_formulas_of_the_written_declaration(tmp_path: Path) -> None:
+    """The formulas hold for blocks whose every layer works on the tokens of the sequence."""
     small, found = costs(save_tiny(tmp_path, "longcat"))
     model = small.base.diffusion_model
     ours, its = (
@@ -74,8 +75,8 @@ def test_plans_go_by_the_written_declarations_figures(tmp_path: Path) -> None:
     assert ours.copies == pytest.approx(its.copies, rel=0.35)
 
 
-def test_layers_that_are_for_the_text_do_not_count(tmp_path: Path) -> None:
-    """Of attention to text the picture's tokens are multiplied for the queries and what comes out."""
+def test_layers_of_the_text_do_not_count(tmp_path: Path) -> None:
+    """In attention to text, only the query and output layers multiply the picture's tokens."""
     path = save_tiny(tmp_path, "causal_wan")
     small, found = costs(path)
     block: Any = small.base.diffusion_model.get_submodule("blocks.0")
@@ -88,14 +89,14 @@ def test_layers_that_are_for_the_text_do_not_count(tmp_path: Path) -> None:
     assert config.shape.copies == group.activation_copies
 
 
-def test_what_cannot_be_measured_is_left_to_formulas(tmp_path: Path) -> None:
-    """As where the class cannot be made on the meta device."""
+def test_blocks_that_cannot_be_measured_keep_the_formulas(tmp_path: Path) -> None:
+    """The class cannot be built on the meta device here."""
     import_comfyui()
     small = small_of(save_tiny(tmp_path, "wan"), 8e9)
     with torch.inference_mode():
         subject = next(subjects_of(small))
         found = proved(next(candidates(subject)))
-        small.described.unet_config["patch_size"] = (1, 2, -2)  # of which no model can be made
+        small.described.unet_config["patch_size"] = (1, 2, -2)  # no model can be built with this size
         assert with_costs(small, [subject], found) == found
 
 
@@ -116,7 +117,7 @@ def test_latents_that_become_tokens_are_found(name: str, references: set[str]) -
         assert {*references_of(subject, blocks, found)} == references
 
 
-def test_those_of_a_name_that_nobody_knows_count_too() -> None:
+def test_reference_latents_of_unknown_names_are_found() -> None:
     subject = toy_with_a_scene()
     found = derive([subject])
     with torch.inference_mode():
@@ -126,6 +127,6 @@ def test_those_of_a_name_that_nobody_knows_count_too() -> None:
     assert reference_tokens(latents, (2, 2), frozenset(names)) == 15
 
 
-def test_a_frame_by_itself_beside_a_video_counts_as_one() -> None:
+def test_a_single_reference_frame_of_a_video_counts_as_one_frame() -> None:
     frame = {"reference_latent": draw(1, 16, 8, 10, seed=1)}
     assert reference_tokens(frame, (1, 2, 2)) == reference_tokens(frame, (2, 2)) == 20

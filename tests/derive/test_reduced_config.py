@@ -1,4 +1,4 @@
-"""Models of many heads are looked at with a few, and what is found is what is found with all."""
+"""Models of many heads are derived with fewer heads, with the same result as with all heads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADS = 8
 
 
 def wan(folder: Path, **sizes: Any) -> Small:
-    """Wan's small model, of twice as many heads as one needs that is looked at."""
+    """Return Wan's small model, with twice as many heads as the derivation needs."""
     import_comfyui()
     import comfy.ops
     from comfy.ldm.wan.model import WanModel
@@ -46,7 +46,7 @@ def first(small: Small) -> list[Subject]:
         return [next(subjects_of(small))]
 
 
-def test_the_configuration_has_fewer_heads_and_what_goes_with_them(tmp_path: Path) -> None:
+def test_a_reduced_configuration_has_fewer_heads_and_matching_sizes(tmp_path: Path) -> None:
     small = wan(tmp_path, ffn_dim=1500)
     tried = [*reduced_configs(small, first(small)[0])]
     assert [each.changes for each in tried] == [
@@ -57,12 +57,12 @@ def test_the_configuration_has_fewer_heads_and_what_goes_with_them(tmp_path: Pat
 
 
 @pytest.mark.parametrize("heads", [3, 5, 7])
-def test_a_model_whose_heads_do_not_divide_is_looked_at_as_it_is(heads: int, tmp_path: Path) -> None:
+def test_a_model_with_a_prime_number_of_heads_is_not_reduced(heads: int, tmp_path: Path) -> None:
     small = wan(tmp_path, dim=heads * 128, num_heads=heads)
     assert not [*reduced_configs(small, first(small)[0])]
 
 
-def test_what_is_found_with_fewer_heads_holds_for_all(tmp_path: Path) -> None:
+def test_a_declaration_derived_with_fewer_heads_holds_for_all(tmp_path: Path) -> None:
     small = wan(tmp_path)
     looked_at: list[Small] = []
 
@@ -79,15 +79,15 @@ def test_what_is_found_with_fewer_heads_holds_for_all(tmp_path: Path) -> None:
     assert narrow.kind == small.kind
 
 
-def test_what_does_not_hold_for_all_heads_is_not_taken(tmp_path: Path) -> None:
-    """As if the class were another one where it is narrow; and one that is quickly looked at is not narrowed."""
+def test_a_declaration_that_does_not_hold_for_all_heads_is_rejected(tmp_path: Path) -> None:
+    """The narrow class acts as another class. A class that is quickly derived is not reduced at all."""
     small = wan(tmp_path)
     assert derived_reduced(small, first(small), lambda narrow: [toy()], least=0) is None
     assert derived_reduced(small, first(small), lambda narrow: [], least=0) is None
     assert derived_reduced(small, first(small), first) is None
 
 
-def test_a_declaration_is_widened_in_all_that_counts_heads() -> None:
+def test_a_widened_declaration_has_more_heads_everywhere() -> None:
     wide = widened(FOUND, 5)
     assert wide.attention_heads == d.Constant((5 * 24, 128))
     chosen = wide.groups[0].attentions
@@ -98,8 +98,8 @@ def test_a_declaration_is_widened_in_all_that_counts_heads() -> None:
 
 @thorough
 @pytest.mark.parametrize(("name", "sizes"), [("wide_qwen", {"blocks": 2}), ("wide_z_image", {}), ("wide_chroma", {})])
-def test_at_real_widths_the_same_is_found_as_with_all_heads(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
-    """But for what a token costs, in parts of what the model has."""
+def test_at_real_widths_fewer_heads_give_the_same_declaration(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
+    """Only the costs of a token, as fractions of the model's, may differ a little."""
     import_comfyui()
     with torch.inference_mode():
         small = small_of(save_unread(tmp_path, name, **sizes), 8e9)

@@ -1,4 +1,4 @@
-"""What the process answers that derives for a graph: of a file and the graph's own prompts."""
+"""The reply of the process that derives for a graph, from a file and the graph's own prompts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def answered(folder: Path, file: Path, *prompts: PromptExample, known: DeriveRep
 
 
 @thorough
-def test_a_graphs_own_call_is_derived_and_another_kind_is_tried_with_what_is_known(tmp_path: Path) -> None:
+def test_a_graphs_own_call_is_derived_and_a_known_declaration_tried_for_another_kind(tmp_path: Path) -> None:
     file = save_tiny(tmp_path, NAME)
     first = answered(tmp_path, file, prompt_of(file, 7), prompt_of(file, 4))
     assert first.failure == ""
@@ -56,7 +56,7 @@ def _conditioning(prompt: PromptExample) -> Any:
 
 
 @pytest.mark.parametrize("size", [1e3])
-def test_a_class_that_is_too_large_is_no_lasting_answer(tmp_path: Path, size: float) -> None:
+def test_a_failure_for_size_is_not_lasting(tmp_path: Path, size: float) -> None:
     file = save_tiny(tmp_path, NAME)
     asked = tmp_path / "request_bytes"
     asked.write_bytes(request_bytes(str(file), [prompt_of(file, 7)], [], size, SECONDS))

@@ -1,4 +1,4 @@
-"""The small model of a file: which lists are made shorter; and what a prompt holds that is no tensor."""
+"""The small model of a file, with shorter lists of blocks; and entries of a prompt that are not tensors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Block(nn.Module):
         self.net = nn.ModuleList([nn.Linear(4, 4), nn.GELU(), nn.Dropout(), nn.Linear(4, 4)])
 
 
-def test_lists_of_blocks_alone_are_made_shorter() -> None:
-    """Those within blocks, and those of a layer each, are counted by the code around them."""
+def test_only_lists_of_blocks_are_shortened() -> None:
+    """The surrounding code depends on the length of lists within blocks, and of lists of single layers."""
     model = nn.Module()
     model.blocks = nn.ModuleList(Block() for _ in range(5))
     model.norms = nn.ModuleList(nn.LayerNorm(4) for _ in range(4))
@@ -34,7 +34,7 @@ def test_lists_of_blocks_alone_are_made_shorter() -> None:
 
 
 class Seen:
-    """As ComfyUI's vision models give it."""
+    """An output of a vision model, as ComfyUI gives it."""
 
     def __init__(self) -> None:
         self.hidden = torch.ones(1, 5, 8, dtype=torch.bfloat16)
@@ -58,13 +58,13 @@ def test_objects_of_a_prompt_and_the_mask_reach_the_class(tmp_path: Path) -> Non
     assert given["denoise_mask"].shape == (1, 1, 5, 4, 6)
 
 
-def test_frames_of_another_height_are_as_many_as_the_latents() -> None:
-    """A first frame that ComfyUI's class scales to the latent."""
+def test_frames_of_another_height_follow_the_latents_size() -> None:
+    """The entry is a first frame that ComfyUI's class scales to the latent."""
     prompt = PromptExample({"concat_latent_image": torch.ones(1, 16, 3, 8, 10)}, (1, 16, 3, 9, 10), kind())
     assert prompt.at(Sizes((5, 4, 6), 9))["concat_latent_image"].shape == (1, 16, 5, 8, 10)
 
 
-def test_what_the_class_itself_adds_to_a_call_is_of_no_other_kind() -> None:
+def test_options_that_the_class_itself_adds_make_no_other_kind() -> None:
     called = CallKind(kind().tensors, (*kind().values, ("transformer_options.rope_options.shift_t", "a number")))
     assert "shift_t in the conditioning" in kind().difference(called)
     known = kind().with_options({"rope_options": {"shift_t": 1.0}, "function": len})

@@ -1,5 +1,6 @@
-"""Models that nobody has seen: one of two blocks, with one habit that cannot be told from outside or none; one that takes another
-picture, and one with hints."""
+"""Models that nobody has seen: one with two blocks and at most one habit that cannot be told from outside, one that takes
+another picture, and one with hints.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Block(nn.Module):
             x = x + torch.randn_like(x)
         if self.habit == "mixing":
             x = x + x.mean(dim=1, keepdim=True)
-        if self.habit == "looking" and float(x.sum()) > 1e9:  # no compiler takes that
+        if self.habit == "looking" and float(x.sum()) > 1e9:  # no compiler accepts this branch
             x = -x
         if self.habit == "in place":
             x.mul_(1.5)
@@ -56,7 +57,7 @@ class Between(nn.Module):
 
 
 class Halves(nn.Module):
-    """Attention over what it is given."""
+    """Attention over its own input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ class Halves(nn.Module):
 
 
 class Toy(nn.Module):
-    """Its tokens are 2 x 2 latent values."""
+    """A model whose tokens are 2 x 2 latent values."""
 
     def __init__(self, habit: str = "") -> None:
         super().__init__()
@@ -100,7 +101,7 @@ class Toy(nn.Module):
 
 
 def toy(habit: str = "") -> Subject:
-    """It and its calls."""
+    """Return the model and its calls."""
 
     def call(sizes: Sizes) -> ModelCall:
         latent, text = draw(sizes.rows, 4, *sizes.picture, seed=1), draw(sizes.rows, sizes.text, 8, seed=2)
@@ -110,7 +111,7 @@ def toy(habit: str = "") -> Subject:
 
 
 def toy_with_a_scene() -> Subject:
-    """Another picture's tokens lie behind the latent's, by a name that this pack does not know."""
+    """Return a model whose sequence has another picture's tokens after the latent's, by a name unknown to this pack."""
     alone = toy()
 
     def call(sizes: Sizes) -> ModelCall:
@@ -122,7 +123,7 @@ def toy_with_a_scene() -> Subject:
 
 
 def unheard() -> Subject:
-    """The class that a copy of ComfyUI gets by hand (tests/support/unheard), and its calls."""
+    """Return the class that a test adds to a copy of ComfyUI (tests/support/unheard), and its calls."""
     from tests.support.unheard.model import Unheard
 
     def call(sizes: Sizes) -> ModelCall:

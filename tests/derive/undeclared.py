@@ -1,4 +1,4 @@
-"""ComfyUI's classes that no declaration is written for, with random weights, and one call of each; see tests/models."""
+"""ComfyUI's classes without a written declaration, with random weights, and one call of each; see tests/models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.tiny.models import draw, randomise
 model_of = Builder().model
 
 More = Callable[[int], Mapping[str, Any]]
-"""What a model is given besides its text of so many tokens."""
+"""The model's inputs besides its text, for a number of text tokens."""
 
 
 def _subject(model: Any, channels: int, sizes: Sizes, given: More = lambda tokens: {}) -> Subject:
@@ -28,7 +28,7 @@ def _subject(model: Any, channels: int, sizes: Sizes, given: More = lambda token
 
 
 def _hunyuan_dit() -> Subject:
-    """Its later blocks take what its earlier ones gave. The text of its second encoder is one token longer."""
+    """Return HunyuanDiT, whose later blocks take the output of earlier ones. The second encoder's text is one token longer."""
     model = model_of(
         "hydit.models.HunYuanDiT",
         hidden_size=WIDTH, depth=4, num_heads=HEADS, text_states_dim=TEXT, text_states_dim_t5=64, text_len=4, text_len_t5=6,

@@ -1,4 +1,4 @@
-"""What each written declaration says beyond those that are derived of its class, as a table.
+"""Prints a table of the facts in each written declaration that no derivation finds.
 
 python -m tests.derive.written
 """
@@ -20,11 +20,13 @@ from tests.derive.table import SUBJECTS
 from tests.support.comfy_oracle import comfy_on_path
 
 FOR_ANY_WIDTH = ("attention_heads", "text_width", "patch_size")
-"""Functions of the model where they are written, numbers of one file where they are derived."""
+"""Functions of the model in written declarations, and numbers of one file in derived ones."""
 
 
 def rows() -> Iterator[str]:
-    """A class, its inputs, the declarations that are derived for these, and what the written one says more."""
+    """Yield a row for each class: the number of inputs, the number of distinct declarations derived, and the written one's
+    further facts.
+    """
     said: dict[str, set[str]] = {}
     found: dict[str, list[Declaration | None]] = defaultdict(list)
     for name in SMALL:
@@ -39,7 +41,7 @@ def rows() -> Iterator[str]:
             continue
         found[case.kind].append(declaration)
         more = {*_more(case.declaration, declaration)}
-        said[case.kind] = said.get(case.kind, more) & more  # what no input shows
+        said[case.kind] = said.get(case.kind, more) & more  # facts that no input shows
     for kind, each in sorted(found.items()):
         words = ", ".join(sorted(said.get(kind, {"all of it"}))) or "nothing"
         yield f"| {kind} | {len(each)} | {len({*each} - {None})} | {words} |"

@@ -1,4 +1,4 @@
-"""Injecting one fault after another into real workers, and looking at what is left of each."""
+"""Injects faults into real workers, one after another, and checks that each leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ PHASES = {
     "sampling, last step": STEPS,
     "decoding": None,
 }
-"""The phases of a denoise, and the decoding of its result, with the step at which a fault strikes in them (0: there are none, and
-the workers have just been started)."""
+"""The phases of a denoise and the decoding of its result, with the step at which a fault strikes.
+
+0 stands for a phase without steps, of workers that have just been started.
+"""
 
 DEATHS = {
     "kill": "was killed by SIGKILL",
@@ -52,16 +54,16 @@ DEATHS = {
     "exit0": "ended with exit code 0",
     "exit3": "ended with exit code 3",
 }
-"""Ways in which a process ends, and what the message says of each."""
+"""Ways in which a process ends, and the message's words for each."""
 
 BOUND = 5
 """Seconds from a death, or an exception, to the error; about one on a quiet machine."""
 
 CANCEL_BOUND = LATE_SECONDS + 3
-"""Seconds from the moment when a worker is held up, and Cancel pressed, to the end: it leaves with the model call."""
+"""Seconds from the moment when a worker is delayed, and Cancel pressed, to the end: the worker leaves with the model call."""
 
 ERROR = "one error"
-"""An outcome in the table: a message with rank, phase and step, and all that `Bench.assert_recovered` looks at."""
+"""An outcome in the table: a message with rank, phase and step, followed by the checks of `Bench.assert_recovered`."""
 
 LATENT = torch.linspace(-1, 1, 16 * 8 * 8).view(1, 16, 1, 8, 8)
 
@@ -72,7 +74,7 @@ PLANS = {2: cpu_plan(ulysses=2), 4: cpu_plan(pipefusion=2, ulysses=2, patches=1)
 
 @dataclass(frozen=True)
 class Case:
-    """One fault."""
+    """A fault of one rank in one phase."""
 
     workers: int
     rank: int
@@ -81,29 +83,29 @@ class Case:
 
     @property
     def plan(self) -> ResolvedPlan:
-        """What it happens to."""
+        """Return the plan under which the fault strikes."""
         return PLANS[self.workers]
 
     @property
     def worker(self) -> str:
-        """How messages name the rank."""
+        """Return the rank's name in messages."""
         return f"Worker {self.rank} of {self.workers} (cpu)"
 
     @property
     def place(self) -> str:
-        """How messages name the phase and step."""
+        """Return the words of messages for the phase and step."""
         phase, step = self.phase.partition(",")[0], PHASES[self.phase]
         return f"{phase}, step {step}" if step else phase
 
     @property
     def text(self) -> str:
-        """As the worker reads it."""
+        """Return the fault's text as the worker reads it."""
         phase = self.phase.partition(",")[0]
         return f"rank={self.rank},phase={phase},step={PHASES[self.phase] or 0},kind={self.kind}"
 
     @property
     def fresh(self) -> bool:
-        """Whether the phase is one of workers that have just been started."""
+        """Return True if the phase is one of workers that have just been started."""
         return PHASES[self.phase] == 0
 
     def __str__(self) -> str:
@@ -111,7 +113,7 @@ class Case:
 
 
 class Bench:
-    """A backend in a folder of its own, and the right result under each plan."""
+    """A backend in a folder of its own, and the expected result under each plan."""
 
     def __init__(self, folder: Path, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -131,13 +133,13 @@ class Bench:
         self._shared_memory = set(os.listdir("/dev/shm"))
 
     def close(self) -> None:
-        """End the workers and take back what was set."""
+        """Stop the workers and restore the settings."""
         self.run.close()
         tempfile.tempdir = None
         del os.environ[FAULT_FILE]
 
     def workers(self) -> list[psutil.Process]:
-        """The live workers by rank."""
+        """Return the live workers, sorted by rank."""
         ranks: dict[tuple[str, int], psutil.Process] = {}
         for server in psutil.Process().children():
             with contextlib.suppress(psutil.Error):
@@ -146,9 +148,9 @@ class Bench:
         return [ranks[key] for key in sorted(ranks)]
 
     def end_workers(self) -> None:
-        """As if nothing had ever been run."""
+        """Kill all workers, as if nothing had ever run."""
         for worker in self.workers():
-            with contextlib.suppress(psutil.NoSuchProcess):  # the group ends the others when one is dead
+            with contextlib.suppress(psutil.NoSuchProcess):  # the group stops its other workers when one dies
                 worker.kill()
         deadline = time.monotonic() + 10
         while self.workers():
@@ -162,7 +164,7 @@ class Bench:
         latent: Tensor = LATENT,
         pieces: list[Tensor] | None = None,
     ) -> Tensor:
-        """A latent's frames, `[3, frames, height, width]`; those that have come are in `pieces` at any time."""
+        """Return a latent's frames, `[3, frames, height, width]`. `pieces` collects the frames that have arrived."""
         pieces = [] if pieces is None else pieces
         self.backend.decode(
             self.vae,
@@ -175,14 +177,14 @@ class Bench:
         return torch.cat(pieces, dim=1)
 
     def assert_result(self, case: Case, is_cancelled: Callable[[], bool]) -> None:
-        """Do what the case is about; its result, if there is one, is as before."""
+        """Run the case's denoise or decode. Its result, if there is one, equals the earlier one."""
         if case.phase == "decoding":
             assert torch.equal(self.decode(case.workers, is_cancelled), self.picture[case.workers])
         else:
             assert torch.equal(self.run(self.job, case.plan, is_cancelled=is_cancelled), self.right[case.workers])
 
     def prepare(self, case: Case) -> None:
-        """Arm a fault: workers that have the model, or none."""
+        """Arm a fault for workers that have the model, or for workers that are still to start."""
         if case.fresh:
             self.end_workers()
         else:
@@ -190,7 +192,7 @@ class Bench:
         self.fault.arm(case.text)
 
     def outcome(self, case: Case, is_cancelled: Callable[[], bool] = lambda: False) -> tuple[str, float]:
-        """What a run with this fault ends in ("" for a result), and how many seconds after the fault struck."""
+        """Return the message of a run with this fault ("" for a result), and the seconds since the fault struck."""
         self.prepare(case)
         try:
             self.assert_result(case, is_cancelled)
@@ -205,17 +207,19 @@ class Bench:
         return message, self.fault.seconds()
 
     def assert_nothing_left(self, others: int = 0) -> None:
-        """No worker but `others` of another backend, no folder with socket and logs, no shared memory."""
+        """Assert that no worker but `others` of another backend, no folder with socket and logs, and no shared
+        memory is left.
+        """
         assert len(self.workers()) == others
         assert len(list(self.temporary.glob("comfyui-parallel-*"))) == bool(others)
         assert set(os.listdir("/dev/shm")) <= self._shared_memory
 
     def assert_right(self, workers: int) -> None:
-        """An ordinary run gives the very same latent as before."""
+        """Assert that an ordinary run gives the same latent as before."""
         assert torch.equal(self.run(self.job, PLANS[workers]), self.right[workers])
 
     def assert_recovered(self, workers: int, others: int = 0) -> None:
-        """Nothing is left of a failed run, and the next one is right."""
+        """Assert that nothing is left of a failed run, and that the next run is right."""
         self.assert_nothing_left(others)
         self.assert_right(workers)
 
@@ -224,7 +228,7 @@ class Bench:
         self._ledger.held("backend", fault, outcome, seconds, bound)
 
     def assert_dies(self, case: Case, others: int = 0) -> None:
-        """A death is one clear error, nothing is left, and the next run is right."""
+        """Assert that a death gives one clear error, leaves nothing behind, and that the next run is right."""
         message, seconds = self.outcome(case)
         said = f"{case.worker} {DEATHS[case.kind]} while {case.place}. "
         assert message.startswith(said), f"{message!r} instead of {said!r}"
@@ -234,9 +238,9 @@ class Bench:
 
 
 def deaths(sizes: Iterable[int], quick: Collection[str] = tuple(PHASES)) -> list[pytest.ParameterSet]:
-    """Deaths of every rank in every phase, of every kind; the quick run has one in each of some phases.
+    """Return deaths of every rank in every phase, of every kind. The quick run has one in each of some phases.
 
-    In these the ranks and the kinds take turns.
+    In the quick run's cases the ranks and the kinds take turns.
     """
     kinds = list(DEATHS)
     cases = []

@@ -7,27 +7,27 @@ from pathlib import Path
 
 
 class FaultFile:
-    """Armed with one fault at a time. `path` is for the workers' environment."""
+    """A file that is armed with one fault at a time. `path` is for the workers' environment."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "fault"
         self._struck = folder / "fault.struck"
 
     def arm(self, text: str) -> None:
-        """Have the fault strike; its text is as parallel_backend/worker/process/faults.py reads it."""
+        """Arm the file with a fault. Its text is as parallel_backend/worker/process/faults.py reads it."""
         self._struck.unlink(missing_ok=True)
         whole = self.path.with_suffix(".new")
         whole.write_text(text)
-        whole.rename(self.path)  # a worker that is still at its last job must not read half a fault
+        whole.rename(self.path)  # a worker that is still at its previous job must not read half a fault
 
     def disarm(self) -> None:
-        """Take the fault back if it has not struck."""
+        """Remove the fault if it has not struck."""
         self.path.unlink(missing_ok=True)
 
     def struck(self) -> bool:
-        """Whether the fault has struck."""
+        """Return True if the fault has struck."""
         return self._struck.exists()
 
     def seconds(self) -> float:
-        """Since it struck."""
+        """Return the seconds since the fault struck."""
         return time.time() - self._struck.stat().st_ctime

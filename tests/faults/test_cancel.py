@@ -13,7 +13,7 @@ PATIENCE = 3
 
 
 def once_struck(bench: Bench, seconds: float = 0.3) -> Callable[[], bool]:
-    """The user presses Cancel a moment after the fault has struck."""
+    """Return a function that presses Cancel a moment after the fault has struck."""
     at: list[float] = []
 
     def is_cancelled() -> bool:
@@ -25,7 +25,7 @@ def once_struck(bench: Bench, seconds: float = 0.3) -> Callable[[], bool]:
 
 
 @product(phase=PHASES.keys(), workers=[2, 4])
-def test_cancel_in_every_phase_and_twice_in_a_row(bench, workers, phase):
+def test_cancel_in_every_phase_and_twice_in_a_row_leaves_the_next_run_right(bench, workers, phase):
     took = []
     for rank in (0, workers - 1):
         case = Case(workers, rank, phase, "late")
@@ -38,7 +38,7 @@ def test_cancel_in_every_phase_and_twice_in_a_row(bench, workers, phase):
 
 
 @product(phase=["joining the other workers", "loading the model", "sampling, first step"], kind=DEATHS.keys())
-def test_cancel_together_with_a_death(bench, phase, kind):
+def test_cancel_together_with_a_death_leaves_the_next_run_right(bench, phase, kind):
     case = Case(2, 1, phase, kind)
     ended, seconds = bench.outcome(case, once_struck(bench, 0))
     assert ended == "cancelled" or AFTERWARDS in ended

@@ -117,13 +117,13 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("name", "text"), TEXTS)
-def test_a_real_text_is_known(name, text):
+def test_a_real_error_text_has_its_known_cause(name, text):
     cause = known_cause(f"Traceback (most recent call last):\n  ...\n{text}\n")
     assert cause is not None
     assert cause.name == name
 
 
-def test_every_cause_has_a_text():
+def test_every_cause_has_an_error_text():
     assert {cause.name for cause in CAUSES} == {name for name, _ in TEXTS}
 
 
@@ -135,7 +135,7 @@ def test_every_cause_has_a_text():
         "KeyError: 'double_blocks.0.img_attn.qkv.weight'",
     ],
 )
-def test_other_texts_are_not(text):
+def test_other_error_texts_have_no_known_cause(text):
     assert known_cause(text) is None
 
 
@@ -148,7 +148,7 @@ def test_other_texts_are_not(text):
         "[Errno 32] Broken pipe",
     ],
 )
-def test_a_lost_peer_is_no_cause(text):
+def test_lost_connections_are_recognised(text):
     assert LOST_PEER.search(text)
 
 
@@ -177,17 +177,17 @@ class Group:
 LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:1"
 
 
-def test_a_signal_comes_before_what_others_say_of_it():
+def test_a_signal_comes_before_reports_of_other_ranks():
     group = Group({1: -signal.SIGSEGV, 2: -signal.SIGABRT}, {0: LOST}, {1: "Fatal Python error: Segmentation fault"})
     assert re.match(r"Worker 1 of 3 \(cuda:1\) was killed by SIGSEGV while sampling, step 4\.", group.message())
     assert "Fatal Python error" in group.message()
 
 
-def test_an_exit_without_a_word_comes_before_lost_connections():
+def test_an_exit_without_a_report_comes_before_lost_connections():
     assert Group({2: 0}, {0: LOST, 1: LOST}, {}).message().startswith("Worker 2 of 3 (cuda:2) ended with exit code 0")
 
 
-def test_an_exception_comes_before_the_abort_of_those_who_lost_it():
+def test_an_exception_comes_before_aborts_of_ranks_that_lost_the_peer():
     group = Group({0: -signal.SIGABRT}, {2: LOST, 1: "ValueError: this one"}, {})
     assert group.message().startswith("Worker 1 of 3 (cuda:1) failed while sampling, step 4: ValueError: this one.")
 
@@ -197,7 +197,7 @@ def test_an_abort_comes_before_lost_connections():
     assert group.message().startswith("Worker 0 of 3 (cuda:0) was killed by SIGABRT while sampling, step 4. The memory")
 
 
-def test_a_report_gets_the_remedy_that_its_log_asks_for():
+def test_a_report_gets_the_remedy_for_the_cause_in_its_log():
     log = "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-KWfVyt (size 5967872)"
     message = Group({}, {1: "DistBackendError: NCCL error, unhandled system error"}, {1: log}).message()
     assert "start the container with --shm-size=1g" in message
@@ -212,8 +212,8 @@ def test_a_report_gets_the_remedy_that_its_log_asks_for():
         ("cpu", "connecting the workers", ""),
     ],
 )
-def test_gpus_that_hang_in_their_first_exchange_have_p2p_that_does_not_work(device, phase, remedy):
-    """All of them wait in a synchronisation with their GPU, so that none is known to wait for another."""
+def test_a_hang_of_gpus_in_their_first_exchange_is_blamed_on_p2p(device, phase, remedy):
+    """All workers wait in a synchronisation with their GPU, so that no worker is known to wait for another."""
     devices = [f"{device}:{rank}" for rank in range(2)]
     heard = {rank: Heard(HeartbeatReply(phase, 0, 5, False), 0, 0) for rank in range(2)}
     message = str(diagnosis.stalled(devices, heard, 300))
@@ -223,7 +223,7 @@ def test_gpus_that_hang_in_their_first_exchange_have_p2p_that_does_not_work(devi
     assert remedy in message and message.endswith(diagnosis.AFTERWARDS)
 
 
-def test_the_table_is_the_only_place_of_remedies():
+def test_only_the_table_contains_remedies():
     text = Path(diagnosis.__file__).read_text()
     assert len(CAUSES) > 10 and "def stalled(" in text
     assert not any(cause.remedy[:30] in text for cause in CAUSES)

@@ -38,7 +38,7 @@ def test_an_exception_is_named_with_rank_phase_and_step(bench, place, phase):
         (DECODING, "Set memory_limit"),
     ],
 )
-def test_out_of_memory_is_what_comfyui_knows_as_such(bench, phase, advice):
+def test_out_of_memory_is_the_error_that_comfyui_knows(bench, phase, advice):
     case = Case(2, 1, phase, "oom")
     bench.prepare(case)
     said = rf"^Worker 1 of 2 \(cpu\) ran out of memory while {case.place}: it asked for .*{advice}"
@@ -50,7 +50,7 @@ def test_out_of_memory_is_what_comfyui_knows_as_such(bench, phase, advice):
 
 
 @thorough
-def test_twenty_random_deaths_in_a_row(bench):
+def test_after_each_of_twenty_random_deaths_the_next_run_is_right(bench):
     draw = random.Random(20)
     for _ in range(20):
         workers = draw.choice(list(PLANS))

@@ -1,4 +1,4 @@
-"""One request's data raises on all ranks alike: that request fails, and the workers go on. Where ranks differ, they end."""
+"""A request whose data raises the same error on all ranks fails alone, and the workers continue. If ranks differ, they end."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PLANS = {
     "data": cpu_plan(data=2),
     "one worker": cpu_plan(),
 }
-"""Sharded weights are gathered by all ranks; the sides of CFG have texts of two lengths."""
+"""All ranks gather sharded weights; the branches of CFG have texts of two lengths."""
 
 TEXT = (21, 13)
-"""Tokens of the positive and the negative prompt."""
+"""Token counts of the positive and the negative prompt."""
 
 
 def zeros(*shape: int) -> Tensor:
@@ -64,7 +64,7 @@ TENSORS: Mapping[str, Mapping[str, Tensor]] = MappingProxyType(
         },
     }
 )
-"""What raises in the forward or in the sampler, by the message's tensors."""
+"""Tensors of the message that raise in the forward or in the sampler."""
 
 ADAPTERS: Mapping[str, tuple[str, Mapping[str, Tensor]]] = MappingProxyType(
     {
@@ -73,7 +73,7 @@ ADAPTERS: Mapping[str, tuple[str, Mapping[str, Tensor]]] = MappingProxyType(
         "adapter: a LoRA of another width": ("lora", {"up": zeros(256, 4), "down": zeros(4, 9)}),
     }
 )
-"""What raises while the weight of `txt_in` is changed; that of `img_in` has been changed by then."""
+"""Adapters that raise while the weight of `txt_in` is changed; that of `img_in` has been changed by then."""
 
 VAE: Mapping[str, Callable[[Bench], object]] = MappingProxyType(
     {
@@ -102,7 +102,7 @@ def job(bench: Bench) -> Job:
 
 
 def assert_request_fails(bench: Bench, job: Job, plan: ResolvedPlan, fails: Callable[[], object]) -> str:
-    """The request fails in one sentence, the same processes live, and the next request's result is as before."""
+    """Assert that the request fails in one sentence, the same processes live, and the next request's result is as before."""
     right = bench.run(job, plan)
     before = bench.run.workers()
     with pytest.raises(RequestFailed) as failure:
@@ -123,14 +123,14 @@ def test_data_that_raises_in_forward_or_sampler_fails_its_request(bench, job, ca
 
 
 @thorough
-def test_texts_that_no_stage_takes_fail_their_request(bench, job):
+def test_texts_that_no_stage_accepts_fail_their_request(bench, job):
     """Every pipeline stage embeds the text, so all ranks raise the same error."""
     plan, texts = cpu_plan(pipefusion=2), TENSORS["forward: texts of another width"]
     assert_request_fails(bench, job, plan, lambda: bench.run(job, plan, replaced=texts))
 
 
 @pairwise(case=list(ADAPTERS), plan={name: PLANS[name] for name in ("ulysses", "sharded", "cfg")})
-def test_adapters_that_raise_leave_no_weights_changed_by_half(bench, job, case, plan):
+def test_adapters_that_raise_leave_the_weights_unchanged(bench, job, case, plan):
     said = assert_request_fails(bench, job, plan, lambda: bench.run(job, plan, adapters=broken(case)))
     assert "while applying adapters: " in said
 
@@ -160,7 +160,7 @@ SIGMAS = {
 
 @pairwise(sigmas=SIGMAS, plan={"ulysses": PLANS["ulysses"], "stages": cpu_plan(pipefusion=2, patches=2)})
 def test_noise_that_torchsde_cannot_draw_is_refused(bench, job, plan, sigmas):
-    """ComfyUI's own sampler ends in a RecursionError, which one rank alone would raise: it draws for the others."""
+    """ComfyUI's own sampler ends in a RecursionError. Here only one rank would raise it, as it draws for the others."""
     right = bench.run(job, plan)
     before = bench.run.workers()
     said = r"^the sampler needs noise from sigma 0\S* to 0\S*, but noise can only be drawn for steps "
@@ -183,8 +183,8 @@ UNEQUAL = {
     ("plan", "side"),
     [pytest.param(*case, id=name, marks=() if "sharded" in name else thorough) for name, case in UNEQUAL.items()],
 )
-def test_what_only_some_ranks_raise_ends_the_workers(bench, job, plan, side):
-    """The others wait for them. The next run starts new workers."""
+def test_an_error_of_only_some_ranks_ends_the_workers(bench, job, plan, side):
+    """Other ranks wait for the failed ones. The next run starts new workers."""
     right = bench.run(job, plan)
     with pytest.raises(
         WorkerFailed, match=rf"^Worker \d of {plan.world_size} \(cpu\) failed while sampling, step 1: RuntimeError: "
@@ -221,6 +221,6 @@ DIFFERENT: Mapping[str, list[FailedReply]] = {
 
 
 @pytest.mark.parametrize("reports", DIFFERENT.values(), ids=DIFFERENT)
-def test_ranks_whose_accounts_differ_do_not_go_on(reports):
+def test_ranks_whose_reports_differ_do_not_continue(reports):
     assert raised_equal_errors([report(0, BOTH, PAIR, OWN), report(1, BOTH, PAIR)], 2)
     assert not raised_equal_errors(reports, 2)

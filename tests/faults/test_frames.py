@@ -1,4 +1,4 @@
-"""A worker dies, or the user cancels, while the frames of a clip come."""
+"""A worker dies, or the user cancels, while the frames of a video arrive."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.support.selection import thorough
 
 CLIP = torch.linspace(-1, 1, 16 * 33 * 4 * 4).view(1, 16, 33, 4, 4)
 FIRST, PIECES = 9, 16
-"""Frames that come first, and how many times frames come."""
+"""Number of frames that arrive first, and the number of times that frames arrive."""
 
 
 @thorough
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_death_after_the_first_frames_is_one_error(bench, rank):
-    """These have come: the rank is held up before it decodes the next ones."""
+    """The first frames have arrived: the fault delays the rank before it decodes the next ones."""
     whole, pieces = bench.decode(2, latent=CLIP), list[Tensor]()
     bench.fault.arm(f"rank={rank},phase=decoding,step=1,kind=kill")
     said = rf"^Worker {rank} of 2 \(cpu\) was killed by SIGKILL while decoding, step 1\. "
@@ -33,8 +33,8 @@ def test_a_death_after_the_first_frames_is_one_error(bench, rank):
 
 
 @thorough
-def test_cancel_after_the_first_frames(bench):
-    """The workers do not get as far as the last ones."""
+def test_cancel_after_the_first_frames_leaves_the_workers_right(bench):
+    """The workers do not reach the last frames."""
     whole, pieces = bench.decode(2, latent=CLIP), list[Tensor]()
     assert whole.shape[1] == 129
     bench.fault.arm(f"rank=0,phase=decoding,step={PIECES},kind=late")

@@ -1,4 +1,4 @@
-"""What the machine around the workers does to them: full disks, removed sockets, a second ComfyUI, a killed fork server."""
+"""Faults of the machine around the workers: full disks, removed sockets, a second ComfyUI, a killed fork server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.selection import thorough
 REPO = Path(__file__).parents[2]
 RESULT = "the result"
 IMPORT_BOUND = 120
-"""Seconds to a result where torch and diffusers are imported again first."""
+"""Seconds to a result if torch and diffusers are first imported again."""
 
 ON_A_SMALL_DISK = """
 import sys, tempfile, time
@@ -73,7 +73,8 @@ REFUSED = """
 def on_a_small_disk(bench, mount: str, temporary: str, middle: str) -> tuple[str, float]:
     """Run a script in a mount namespace of its own in which a folder is a disk of 1 MB, which gets full.
 
-    Returns what it printed, and the seconds that `middle` took.
+    Returns:
+        The script's output, and the seconds that `middle` took.
     """
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("namespaces are not permitted here")
@@ -90,25 +91,25 @@ def on_a_small_disk(bench, mount: str, temporary: str, middle: str) -> tuple[str
     return ran.stdout, float(ran.stdout.splitlines()[-1])
 
 
-@thorough  # test_causes.py has the texts that it is known by
-def test_a_full_disk(bench, tmp_path):
+@thorough  # test_causes.py has the error texts of this cause
+def test_a_full_disk_is_one_error_and_the_next_run_is_right(bench, tmp_path):
     said, seconds = on_a_small_disk(bench, str(tmp_path), str(tmp_path), REFUSED)
     assert "No space left on device" in said
     assert "The disk with the temporary folder is full" in said
     bench.held("a full disk", ERROR, seconds, BOUND)
 
 
-@thorough  # it imports torch again
-def test_a_full_shared_memory(bench, tmp_path):
-    """Sampling does not need it."""
+@thorough  # the test imports torch again
+def test_a_full_shared_memory_does_not_disturb_sampling(bench, tmp_path):
+    """Sampling uses no files in /dev/shm."""
     again = "assert (run(job, PLANS[2]) == first).all()"
     _, seconds = on_a_small_disk(bench, "/dev/shm", str(tmp_path), again)
     bench.held("a full /dev/shm", RESULT, seconds, BOUND)
 
 
-def test_no_room_for_another_thread(bench):
+def test_a_worker_that_cannot_start_a_thread_is_one_error(bench):
     bench.run.end_workers()
-    bench.run(bench.job, cpu_plan(cfg=2))  # with fewer connections than the next plan
+    bench.run(bench.job, cpu_plan(cfg=2))  # this plan has fewer connections than the next one
     victim = bench.workers()[1]
     room = victim.memory_info().vms
     victim.rlimit(psutil.RLIMIT_AS, (room, room))
@@ -116,14 +117,14 @@ def test_no_room_for_another_thread(bench):
     with pytest.raises(
         WorkerFailed, match=r"Worker 1 of 2 .* A limit keeps a worker from starting another thread"
     ) as raised:
-        bench.run(bench.job, cpu_plan(pipefusion=2))  # connections have threads of their own
+        bench.run(bench.job, cpu_plan(pipefusion=2))  # each connection has threads of its own
     seconds = time.monotonic() - started
     assert AFTERWARDS in str(raised.value)
     bench.assert_recovered(2)
     bench.held("no room for another thread", ERROR, seconds, BOUND)
 
 
-def test_the_socket_removed_under_running_workers(bench):
+def test_a_socket_removed_under_running_workers_disturbs_no_run(bench):
     bench.assert_right(2)
     (directory,) = bench.temporary.glob("comfyui-parallel-*")
     (directory / "socket").unlink()
@@ -132,7 +133,7 @@ def test_the_socket_removed_under_running_workers(bench):
     bench.held("the socket is removed under running workers", RESULT, time.monotonic() - started, BOUND)
 
 
-def test_the_socket_removed_while_workers_start(bench):
+def test_a_socket_removed_while_workers_start_is_one_error(bench):
     bench.end_workers()
     case = Case(2, 1, "starting", "late")
     bench.prepare(case)
@@ -153,7 +154,7 @@ def test_the_socket_removed_while_workers_start(bench):
     bench.held("the socket is removed while workers start", ERROR, seconds, BOUND)
 
 
-def test_two_backends_side_by_side(bench):
+def test_two_backends_do_not_disturb_each_other(bench):
     other = Runner(Backend())
     try:
         results = []
@@ -169,8 +170,8 @@ def test_two_backends_side_by_side(bench):
     bench.assert_right(2)
 
 
-@thorough  # it imports torch again
-def test_a_killed_fork_server(bench):
+@thorough  # the test imports torch again
+def test_a_killed_fork_server_is_replaced_in_the_next_run(bench):
     bench.assert_right(2)
     (server,) = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
     workers = bench.workers()
@@ -182,9 +183,9 @@ def test_a_killed_fork_server(bench):
     bench.held("the fork server is killed", RESULT, time.monotonic() - started, IMPORT_BOUND)
 
 
-@thorough  # it imports torch again
-def test_a_stopped_fork_server(bench, monkeypatch):
-    """Another one takes its place within the same prompt."""
+@thorough  # the test imports torch again
+def test_a_stopped_fork_server_is_replaced_within_the_same_run(bench, monkeypatch):
+    """Another fork server replaces the stopped one within the same prompt."""
     bench.run.end_workers()
     (server,) = [child for child in psutil.Process().children() if "forkserver" in " ".join(child.cmdline())]
     monkeypatch.setattr(bench.backend, "deadlines", Deadlines(silence=6))
@@ -195,8 +196,8 @@ def test_a_stopped_fork_server(bench, monkeypatch):
     bench.held("the fork server is stopped (patience 6 s)", RESULT, time.monotonic() - started, 6 + IMPORT_BOUND)
 
 
-def test_a_fork_server_that_forks_nothing_is_found(tmp_path):
-    """A server that imports modules, from a slow disk too, is active; so is a server without a request."""
+def test_a_fork_server_that_is_stuck_is_detected(tmp_path):
+    """A server that imports modules, also from a slow disk, is active; so is a server without a request."""
     (tmp_path / "slow_import.py").write_text("import time\nfor _ in range(30):\n    time.sleep(0.1)")
     server = ForkServer(worker_environment() | {"PYTHONPATH": f"{REPO}:{tmp_path}"})
     death_read, death_write = os.pipe()
@@ -229,8 +230,10 @@ def check_until(server: ForkServer, done: Callable[[], bool], patience: float, w
         time.sleep(0.05)
 
 
-def test_an_odd_environment(bench, tmp_path, monkeypatch):
-    """Names and values that are no text, more of them than a packet holds, and settings of workers elsewhere."""
+def test_workers_start_in_an_odd_environment(bench, tmp_path, monkeypatch):
+    """The environment has names and values that are not text, more bytes than a packet holds, and settings of workers
+    elsewhere.
+    """
     monkeypatch.setitem(os.environb, b"NAME\xff", b"value\xff")
     for number in range(3):
         monkeypatch.setenv(f"LARGE{number}", "x" * 100_000)
@@ -242,7 +245,7 @@ def test_an_odd_environment(bench, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["x" * 80, "\udcff"], ids=["too long for a socket", "not UTF-8"])
-def test_a_temporary_folder_in_which_no_socket_can_be(bench, tmp_path, monkeypatch, name):
+def test_the_runtime_folder_is_used_if_the_temporary_folder_cannot_hold_a_socket(bench, tmp_path, monkeypatch, name):
     usual, short = tmp_path / name, tmp_path.parent
     usual.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(usual))
@@ -256,7 +259,7 @@ def test_a_temporary_folder_in_which_no_socket_can_be(bench, tmp_path, monkeypat
     assert not directory.exists()
 
 
-def test_an_interface_that_is_not_there(bench, monkeypatch):
+def test_a_missing_network_interface_is_refused(bench, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
     bench.end_workers()
     with pytest.raises(Refused, match=r"^GLOO_SOCKET_IFNAME is 'none0' and this machine's network interfaces are .*lo"):
@@ -266,8 +269,8 @@ def test_an_interface_that_is_not_there(bench, monkeypatch):
 
 
 @pytest.mark.parametrize("files", [3, 5, 6])
-def test_no_room_for_another_open_file(bench, files):
-    """Wherever in the start it is that the limit is reached."""
+def test_a_limit_of_open_files_is_one_error(bench, files):
+    """The number of files decides where in the start the limit is reached."""
     bench.run.end_workers()
     free = (number for number in itertools.count() if not Path(f"/proc/self/fd/{number}").exists())
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -280,14 +283,14 @@ def test_no_room_for_another_open_file(bench, files):
     bench.assert_recovered(2)
 
 
-def test_no_temporary_folder(bench):
+def test_a_missing_temporary_folder_is_one_error(bench):
     bench.end_workers()
     ordinary, tempfile.tempdir = tempfile.tempdir, "/missing"  # a longer path would hold no socket
     try:
         with pytest.raises(WorkerFailed, match=r"could not be started: the temporary folder /missing is not") as raised:
             bench.run(bench.job, PLANS[2])
         assert "TMPDIR" in str(raised.value)
-        assert "ueue" not in str(raised.value)  # which would not help
+        assert "ueue" not in str(raised.value)  # queueing again would not help
     finally:
         tempfile.tempdir = ordinary
     bench.assert_recovered(2)

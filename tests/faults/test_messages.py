@@ -1,4 +1,4 @@
-"""Whatever a message holds, the workers live on, or say why not."""
+"""The workers survive any message, or say why they end."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ UNREADABLE = {
 
 
 def send(bench, data: bytes):
-    """Send bytes to rank 0 of the running workers; returns their group."""
+    """Send bytes to rank 0 of the running workers, and return their group."""
     bench.assert_right(2)
     (group,) = bench.backend._groups.values()
     group._channel._connections[0].sendall(data)
     return group
 
 
-def test_what_the_workers_cannot_read_is_refused_before_it_is_sent(bench):
+def test_a_request_that_the_workers_cannot_read_is_refused_before_it_is_sent(bench):
     bench.assert_right(2)
     before = bench.workers()
     job = dataclasses.replace(bench.job, sigmas=bench.job.sigmas.double())
@@ -56,8 +56,8 @@ def test_a_request_that_cannot_be_read_is_declined_and_the_workers_stay(bench):
 
 
 @pytest.mark.parametrize("data", UNREADABLE.values(), ids=UNREADABLE)
-def test_anything_else_that_cannot_be_read_is_a_failure_with_its_cause(bench, data, caplog):
-    """The next run raises it, or logs it where the workers had ended before that began."""
+def test_other_unreadable_bytes_are_a_failure_with_its_cause(bench, data, caplog):
+    """The next run raises the failure, or logs it if the workers ended before the run began."""
     send(bench, data)
     try:
         bench.run(bench.job, PLANS[2])

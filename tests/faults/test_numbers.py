@@ -1,4 +1,4 @@
-"""NaN is reported with its step, and the workers go on."""
+"""NaN is reported with its step, and the workers continue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUTCOME = "one error with the step; the workers stay"
 
 
 @pytest.mark.parametrize("workers", [2, 4])
-def test_nan_in_the_weights(bench, tmp_path, workers):
+def test_nan_in_the_weights_is_one_error_and_the_workers_stay(bench, tmp_path, workers):
     tensors = load_file(bench.job.path)
     tensors["final_layer.linear.bias"][0] = torch.nan
     save_file(tensors, tmp_path / "damaged.safetensors")
@@ -41,12 +41,12 @@ def test_sigmas_that_a_sampler_divides_by_are_named(bench):
         NotFinite, match=r"^Step 1 of 1: the sampler's step .* because of the sigmas, which go from 0 to 0: "
     ):
         bench.run(job, PLANS[2])
-    assert bench.run(dataclasses.replace(job, sampler="lcm"), PLANS[2]).isfinite().all()  # as ComfyUI's does
+    assert bench.run(dataclasses.replace(job, sampler="lcm"), PLANS[2]).isfinite().all()  # as with ComfyUI's
     assert bench.workers() == before
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_nan_from_a_later_step(bench, step):
+def test_nan_from_a_later_step_is_reported_with_the_step(bench, step):
     broken = sigmas(STEPS)
     broken[step] = torch.nan
     job = dataclasses.replace(bench.job, sigmas=broken)

@@ -1,4 +1,4 @@
-"""Workers that do not die but do not answer either: stopped, stuck, late, never there."""
+"""Workers that do not die and do not answer: stopped, stuck, late, or never started."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BEFORE_JOINING = list(PHASES)[:2]
 
 
 def places(quick: int) -> pytest.MarkDecorator:
-    """Each place, of which the quick run takes one: patience is waited for."""
+    """Parametrise a test with each place. The quick run has one, as each waits until patience ends."""
     return pytest.mark.parametrize(
         "place", [pytest.param(each, marks=[thorough] * (at != quick)) for at, each in enumerate(PLACES)], ids=str
     )
@@ -39,7 +39,7 @@ def places(quick: int) -> pytest.MarkDecorator:
 
 @pytest.fixture(autouse=True)
 def patience(bench: Bench) -> Iterator[None]:
-    """Workers of these tests are given up soon."""
+    """Give up workers soon in these tests."""
     bench.end_workers()
     ordinary, bench.backend.deadlines = bench.backend.deadlines, PATIENCE
     yield
@@ -62,7 +62,7 @@ def test_a_stopped_worker_is_named(bench, place):
     held(bench, case, said, "a worker is stopped by SIGSTOP", PATIENCE.silence)
 
 
-@thorough  # in the quick run host/test_injected_faults has one
+@thorough  # the quick run has one such case in host/test_injected_faults
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_a_worker_that_joins_no_collective_is_named(bench, place):
     case = Case(*place, "hang")
@@ -93,8 +93,8 @@ def test_a_worker_that_starts_late_is_waited_for(bench, phase):
     bench.held("a worker starts late", "the result", seconds, BOUND)
 
 
-def test_a_stopped_worker_that_does_not_read_its_request(bench):
-    """The request is too large for the socket's buffer, so that sending waits."""
+def test_a_stopped_worker_that_does_not_read_its_request_is_named(bench):
+    """The request is larger than the socket's buffer, so that sending waits."""
     bench.decode(2)
     bench.workers()[0].suspend()
     started = time.monotonic()
@@ -107,7 +107,7 @@ def test_a_stopped_worker_that_does_not_read_its_request(bench):
 
 
 def test_a_paused_host_blames_no_worker(bench):
-    """The workers end their work meanwhile, and nobody reads their heartbeats."""
+    """The workers finish their work during the pause, and no one reads their heartbeats."""
     bench.backend.deadlines = Deadlines(silence=2, stall=3)
     case = Case(2, 0, "sampling, last step", "late")
     bench.prepare(case)
@@ -125,8 +125,8 @@ def test_a_paused_host_blames_no_worker(bench):
 
 
 @thorough
-def test_silence_lasts_longer_while_connections_are_opened(bench):
-    """NCCL may keep Python from running meanwhile."""
+def test_silence_is_allowed_longer_while_connections_are_opened(bench):
+    """NCCL may stop Python from running meanwhile."""
     bench.backend.deadlines = Deadlines(start=30, silence=3, stall=60)
     message, _ = bench.outcome(Case(2, 1, "connecting the workers", "stop"))
     said = re.match(r"Worker 1 of 2 \(cpu\) has not answered for (\d+) s while connecting the workers\. ", message)

@@ -1,4 +1,4 @@
-"""The checks for machines with GPUs, on the CPU: whoever gets a card must not find that they end at their first line."""
+"""The checks for machines with GPUs, run on the CPU, so that they do not fail at their first line on a rented card."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ PASSED = {
     },
     "pipeline": {"pipefusion 2, 4 patches"},
 }
-"""What a CPU can answer: the results are ComfyUI's, or one rank's, to 1e-5 or to the last bit."""
+"""Checks that a CPU can pass: results equal ComfyUI's, or one rank's, to 1e-5 or to the last bit."""
 
 TOLD = {
     "ready": {"the card", "comfy-kitchen"},
@@ -127,7 +127,7 @@ TOLD = {
         "PipeFusion's hops overlap with computing",
     },
 }
-"""Some of what only a GPU can."""
+"""Some of the checks that only a GPU can pass or fail."""
 
 
 REHEARSED = ("prompts", "formats")
@@ -139,7 +139,7 @@ BROUGHT_ALONG = "simpleeval"
 
 @thorough
 @pytest.mark.parametrize("checks", sorted(PASSED.keys() - {"ready", *REHEARSED}))
-def test_the_checks_for_gpus_run(checks: str) -> None:
+def test_the_checks_for_gpus_pass_on_the_cpu(checks: str) -> None:
     environment = os.environ | {FOLDER: os.environ["COMFYUI_PATH"], "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command_of(checks, 0, "cpu"), cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -155,7 +155,7 @@ def passes(checks: str, output: str) -> None:
 
 
 def bare_python(folder: Path, without: Collection[str]) -> Path:
-    """Return a Python of its own with links to this one's packages, but for some: a machine that lacks these."""
+    """Return a Python with links to this one's packages except some, as on a machine that lacks those."""
     venv.create(folder)
     (packages,) = folder.glob("lib/python*/site-packages")
     for found in metadata.distributions():
@@ -177,7 +177,7 @@ def wheel_of(name: str, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that gpu_prepare.sh makes, here without a network: one wheel, ComfyUI and this pack as it is."""
+    """Return the folder that gpu_prepare.sh makes, here without a network: one wheel, ComfyUI and this pack as it is."""
     gpu = tmp_path_factory.mktemp("visit") / ".gpu"
     (gpu / "wheels").mkdir(parents=True)
     wheel_of(BROUGHT_ALONG, gpu / "wheels")
@@ -194,13 +194,15 @@ def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a card's machine: it lacks the stand-ins' packages, the tests' and the one that the visit brings along."""
+    """Return the Python of a card's machine. It lacks the packages of the stand-ins, of the tests, and the one that the visit
+    brings along.
+    """
     lacking = (*STAND_INS, "pytest", "hypothesis", "playwright", BROUGHT_ALONG)
     return bare_python(tmp_path_factory.mktemp("machine"), lacking)
 
 
 def visit(gpu: Path, python: Path, out: Path, *lists: str) -> subprocess.CompletedProcess[str]:
-    """Run gpu_on_card.sh where nothing is set that a developer's machine has set, and the home is empty."""
+    """Run gpu_on_card.sh with an empty home and without the variables of a developer's machine."""
     home = out.with_name(f"{out.name}-home")
     home.mkdir()
     environment = {
@@ -255,7 +257,7 @@ def test_a_visit_ends_at_once_where_a_package_is_missing(carried: Path, machine:
     assert "GGUF" not in done.stdout
 
 
-def test_a_visit_is_refused_where_nothing_was_gathered(tmp_path: Path) -> None:
+def test_a_visit_is_refused_if_nothing_was_prepared(tmp_path: Path) -> None:
     shutil.copy(ROOT / "scripts" / "gpu_on_card.sh", tmp_path)
     command = ["bash", str(tmp_path / "gpu_on_card.sh")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -297,7 +299,7 @@ def test_the_page_of_a_visit_has_the_lists_of_one_card_and_their_seconds() -> No
 
 
 @pytest.mark.parametrize("order", [ONE_CARD, ONE_CARD_AGAIN, SEVERAL_CARDS])
-def test_lists_that_hang_leave_each_other_list_its_time(order: tuple[str, ...]) -> None:
+def test_lists_that_hang_leave_the_other_lists_their_time(order: tuple[str, ...]) -> None:
     left: float = LIMIT - INSTALLATION - ENDING
     for place, name in enumerate(order):
         seconds = seconds_for(name, order[place + 1 :], left)
@@ -320,7 +322,7 @@ def test_a_list_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None
     assert time.monotonic() - begun < 30
     started = int(log.read_text())
     while psutil.pid_exists(started) and psutil.Process(started).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() - begun < 40  # its own end comes after 60
+        assert time.monotonic() - begun < 40  # the child ends by itself after 60 seconds
         time.sleep(0.1)
 
 
@@ -332,7 +334,7 @@ def test_a_lists_exit_status_and_variables_are_its_own(tmp_path: Path) -> None:
 
 def test_stand_ins_take_the_place_of_packages_that_are_not_installed(tmp_path: Path) -> None:
     requirements = Path(os.environ["COMFYUI_PATH"], "requirements.txt")
-    assert write_stand_ins(requirements.read_text(), tmp_path) == []  # they are installed here
+    assert write_stand_ins(requirements.read_text(), tmp_path) == []  # the packages are installed here
     code = f"""
 import sys
 from importlib import import_module, metadata
@@ -362,11 +364,11 @@ def kernel(generation: int, body: bytes) -> bytes:
 
 
 def kernels(*entries: bytes) -> bytes:
-    """Return a set of kernels behind its header."""
+    """Return a set of kernels after its header."""
     return FATBIN + struct.pack("<Q", sum(map(len, entries))) + b"".join(entries)
 
 
-def test_of_a_librarys_kernels_those_for_hopper_stay() -> None:
+def test_only_the_kernels_for_hopper_stay_in_a_library() -> None:
     old, new, next_one = kernel(80, b"a" * 40), kernel(90, b"b" * 24), kernel(100, b"c" * 8)
     library = b"code" + kernels(old, new, next_one) + b"more" + kernels(old) + b"end"
     found = only_hopper(library)
@@ -376,12 +378,12 @@ def test_of_a_librarys_kernels_those_for_hopper_stay() -> None:
         only_hopper(kernels(old))
 
 
-def test_every_list_has_what_it_is_to_pass() -> None:
+def test_every_list_has_its_expected_checks() -> None:
     assert LISTS.keys() == PASSED.keys() == TOLD.keys()
 
 
 class Tries(Report):
-    """A list of one figure, one failure, and if it is told so, a crash."""
+    """A list of checks with one figure and one failure; with `broken`, it crashes."""
 
     broken = False
 
@@ -417,8 +419,8 @@ def test_a_lists_lines_become_a_profile_and_a_row(tmp_path: Path, monkeypatch: p
     assert [line.verdict for line in lines_of(file)][-4:] == ["FAIL", "PASS", "FAIL", "INFO"]
 
 
-def test_transports_are_counted_from_what_nccl_logs() -> None:
-    """Lines of NCCL 2.28 on cards without P2P, and on two that have it."""
+def test_transports_are_counted_in_nccls_log() -> None:
+    """The lines are of NCCL 2.28 on cards without P2P, and on two that have it."""
     told = """
 host:71:90 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct
 host:71:90 [0] NCCL INFO Channel 01 : 0[0] -> 1[1] via SHM/direct/direct
@@ -429,7 +431,7 @@ host:71:90 [0] NCCL INFO Connected all rings
     assert transports(told) == {"SHM/direct/direct": 2, "P2P/CUMEM": 1, "NET/Socket/0": 1}
 
 
-def test_what_is_missing_of_comfyuis_requirements_is_named() -> None:
+def test_missing_requirements_of_comfyui_are_named() -> None:
     requirements = "torch\nsafetensors>=0.4.2\nno-such-package==1.2\n\n#non essential dependencies:\nnor-this~=2.0\n"
     assert missing(requirements) == ["no-such-package"]
     assert missing((Path(os.environ["COMFYUI_PATH"]) / "requirements.txt").read_text()) == []

@@ -1,4 +1,4 @@
-"""Commands on pages that no machine here can run: they are read, and their options held against those that there are."""
+"""Commands on pages that no machine here can run: the tests parse them and compare their options with the existing ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["guide/wsl2.md", "guide/docker.md", "guide/kubernetes.md"])
-def test_a_page_of_what_was_not_run_says_so(page: str) -> None:
+def test_a_page_with_commands_that_were_not_run_says_so(page: str) -> None:
     assert text(page).split("\n\n")[1].startswith(NOT_RUN)
 
 
@@ -54,7 +54,7 @@ def unlisted(page: str) -> set[str]:
     return {name for name in needed if name not in page}
 
 
-def test_what_was_never_run_is_listed() -> None:
+def test_tests_and_versions_that_never_ran_are_listed() -> None:
     page = text("measured/not-tested.md")
     assert unlisted(page) == set()
     assert unlisted(page.replace("tests/worker/test_holder.py", "").replace("0.33.0", "")) == {
@@ -64,12 +64,12 @@ def test_what_was_never_run_is_listed() -> None:
 
 
 def options_of_workers(command: str) -> set[str]:
-    """What stands behind the worker's module."""
+    """Return the options that follow the worker's module in a command."""
     behind = command.partition("-m parallel_backend.worker")[2]
     return set(re.findall(r"(?<=\s)--[\w-]+", behind))
 
 
-def test_workers_are_started_with_options_that_they_have() -> None:
+def test_commands_start_workers_with_existing_options() -> None:
     commands = [
         *(block for block in blocks("guide/several-machines.md", "bash") if "parallel_backend.worker" in block),
         *blocks("guide/kubernetes.md", "yaml"),

@@ -1,4 +1,4 @@
-"""What is published: the registry's metadata, what it leaves out, and the words of every node in every language."""
+"""Published files: the registry's metadata, the files it leaves out, and the words of every node in every language."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_registry_gets_the_pack_and_no_tests() -> None:
     }
 
 
-def test_the_registry_knows_what_it_is() -> None:
+def test_the_metadata_is_complete_for_the_registry() -> None:
     text = (REPO / "pyproject.toml").read_text(encoding="utf-8")
     (name,) = re.findall(r'^name = "(.+)"$', text, re.MULTILINE)
     assert "comfyui" not in name and re.fullmatch(r"[a-z]([-_.]?[a-z0-9])*", name) and len(name) < 100
@@ -63,8 +63,8 @@ def test_the_registry_knows_what_it_is() -> None:
     assert set(json.loads(dependencies[1])) == listed
 
 
-def test_the_address_is_filled_in_once(tmp_path: Path) -> None:
-    """By a script, which is wherever it is needed; run again, it changes it."""
+def test_a_script_writes_the_address_into_all_files(tmp_path: Path) -> None:
+    """A second run of the script changes the address again."""
     files = ["pyproject.toml", "README.md", "scripts/address.sh"]
     for file in files:
         (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ HEADING = re.compile(r"^#+ .+$", re.MULTILINE)
 
 
 def is_complete(chinese: str, english: str) -> bool:
-    """Whether a page has each input, output and heading of the English one, and its words in the language."""
+    """Return True if a page has each input, output and heading of the English one, and all its lines are in Chinese."""
     lines = [line for line in chinese.splitlines() if line.strip() and not line.startswith("  - ")]
     slots, headings = ((each.findall(chinese), each.findall(english)) for each in (LISTED, HEADING))
     same = slots[0] == slots[1] and len(headings[0]) == len(headings[1])
@@ -111,7 +111,7 @@ def words(language: str, file: str) -> Any:
 
 
 def shape(words: Any) -> Any:
-    """The keys, in their order; which of a page's texts use which values is tested in tests/web."""
+    """Return the keys of these words, in their order. Tests in tests/web check that texts use the same values."""
     return [(key, shape(value)) for key, value in words.items()] if isinstance(words, dict) else None
 
 
@@ -145,7 +145,7 @@ BLUEPRINTS = sorted((REPO / "subgraphs").glob("*.json"))
 
 
 def test_a_blueprint_is_the_graph_of_a_template() -> None:
-    """The same nodes and links under a name of its own, and one node outside that stands for them."""
+    """A blueprint has the template's nodes and links under a name of its own, and one node outside that stands for them."""
     templates = [json.loads(each.read_text(encoding="utf-8")) for each in (REPO / "workflows").glob("*.json")]
     graphs = {each["id"]: each for page in templates for each in page.get("definitions", {}).get("subgraphs", ())}
     assert len(BLUEPRINTS) > 3
@@ -173,12 +173,12 @@ def test_every_error_sentence_is_quoted_by_a_test_or_excused() -> None:
 
 
 def dead_links(text: str, folder: Path) -> list[str]:
-    """The files of the repository that a page links to and that are not there."""
+    """Return the files that a page links to and that the repository lacks."""
     targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
     return [target for target in targets if not (folder / target).exists()]
 
 
-def test_what_a_page_links_to_is_there() -> None:
+def test_pages_link_to_existing_files() -> None:
     pages = [*REPO.glob("*.md"), *REPO.glob("docs/**/*.md"), REPO / "tests" / "README.md"]
     texts = {page: page.read_text(encoding="utf-8") for page in pages}
     assert len(texts) > 40 and "".join(texts.values()).count("](") > 200

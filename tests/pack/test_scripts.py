@@ -1,4 +1,4 @@
-"""What runs the tests: against which ComfyUI, torch and Python, by which workflows, and what is written of a run."""
+"""Scripts and workflows that run the tests: the choice of ComfyUI, torch and Python, and the record of a run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NO_NETWORK = {
     "PIP_FIND_LINKS": "",
     "PIP_RETRIES": "0",
 }
-"""An index that nobody answers at."""
+"""Settings of pip with an index that no server answers."""
 
 
 def script(name: str, *arguments: str, **environment: str) -> tuple[int, list[str]]:
-    """Run a script; what it ended with, and its lines."""
+    """Run a script, and return its exit status and its lines."""
     ran = subprocess.run(
         ["bash", f"scripts/{name}", *arguments],
         cwd=REPO,
@@ -42,7 +42,7 @@ def script(name: str, *arguments: str, **environment: str) -> tuple[int, list[st
 
 
 def comfyui(folder: Path) -> Path:
-    """What looks like a ComfyUI."""
+    """Make a folder that looks like a ComfyUI."""
     (folder / "comfy").mkdir(parents=True)
     (folder / "main.py").touch()
     (folder / "requirements.txt").write_text("torch\n")
@@ -63,7 +63,7 @@ def test_a_part_of_a_run_is_not_recorded() -> None:
 
 
 @thorough
-def test_without_a_network_a_run_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_run_without_a_network_names_the_environment_that_it_lacks(tmp_path: Path) -> None:
     other = comfyui(tmp_path / "ComfyUI")
     code, lines = script(
         "test.sh", "--comfyui", str(other), COMFYUI_PARALLEL_CACHE=str(tmp_path / "cache"), **NO_NETWORK
@@ -75,7 +75,7 @@ def test_without_a_network_a_run_says_what_it_lacks(tmp_path: Path) -> None:
 
 
 @thorough
-def test_without_a_network_a_newer_torch_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_run_without_a_network_leaves_out_a_newer_torch_and_says_so(tmp_path: Path) -> None:
     given = {"COMFYUI_PATH": str(comfyui(tmp_path / "ComfyUI")), "COMFYUI_PARALLEL_CACHE": str(tmp_path / "cache")}
     code, lines = script("newer_torch.sh", "2.99.1", **given, **NO_NETWORK)
     assert code == 0
@@ -102,7 +102,7 @@ def test_the_range_of_pythons_is_the_same_everywhere() -> None:
 
 
 def workflow(name: str) -> dict[Any, Any]:
-    """A workflow; YAML reads its `on` as true."""
+    """Return a workflow; YAML reads its `on` as True."""
     found: dict[Any, Any] = yaml.safe_load((REPO / ".github" / "workflows" / name).read_text(encoding="utf-8"))
     return found
 
@@ -129,7 +129,7 @@ def test_each_workflow_is_known() -> None:
     assert workflow("newest.yml")["permissions"]["issues"] == "write"
 
 
-def test_the_newest_comfyui_is_looked_at_every_day_first_by_its_sources() -> None:
+def test_the_newest_comfyui_is_checked_daily_first_by_its_sources() -> None:
     (when,) = workflow("newest.yml")[True]["schedule"]
     assert re.fullmatch(r"\d+ \d+ \* \* \*", when["cron"])
     text = (REPO / "scripts" / "newest.sh").read_text(encoding="utf-8")
@@ -146,7 +146,7 @@ def row(
 PAGE = f"before\n{tested.BEGIN}{tested.END}after\n"
 
 
-def test_a_run_takes_the_place_of_an_older_one_of_the_same() -> None:
+def test_a_run_replaces_an_older_run_with_the_same_versions() -> None:
     page = PAGE
     for each in (
         row(comfyui="0.33.0", day="1"),
@@ -164,7 +164,7 @@ def test_a_page_without_a_place_for_the_table_is_refused() -> None:
         tested.written("no table", row())
 
 
-def test_a_row_says_what_the_tests_came_to(tmp_path: Path) -> None:
+def test_a_row_has_the_versions_and_counts_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "comfyui_version.py").write_text('__version__ = "0.41.2"\n')
     counts = {"passed": 3, "failed": 1, "error": 0, "skipped": 2}
     found = tested.row(tested.versions(tmp_path, "2026-11-24"), "the quick run", counts)
@@ -175,7 +175,7 @@ def test_a_row_says_what_the_tests_came_to(tmp_path: Path) -> None:
     assert tested.comfyui_name(tmp_path) == "0.41.2, commit of 2026-02-03"
 
 
-def test_the_readmes_table_is_one() -> None:
+def test_the_readmes_table_can_be_read() -> None:
     rows = tested.rows_of(tested.README.read_text(encoding="utf-8"))
     assert rows
     for each in rows:
@@ -186,7 +186,7 @@ CARD = "NVIDIA H100 80GB HBM3"
 
 
 def listed(checks: str, *verdicts: str, device: str = CARD, ended: bool = True, **other: str) -> list[ReportLine]:
-    """The lines of a list of checks: its versions, its verdicts, and its end."""
+    """Return the lines of a list of checks: its versions, its verdicts, and its end."""
     versions = Versions(**{"comfyui": "0.30.0", "torch": "2.11.0", "python": "3.12", "day": "2026-11-27"} | other)
     lines = [ReportLine(checks, 0, device, "INFO", BEGINNING, "", versions=versions)]
     lines += [ReportLine(checks, 1, device, verdict, "a check", "") for verdict in verdicts]
@@ -207,7 +207,7 @@ def test_a_visit_becomes_a_row_of_the_table(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_list_that_never_ended_is_an_error_of_the_row() -> None:
-    """A list that crashes or hangs has no more lines, and would pass unseen."""
+    """A list that crashes or hangs writes no more lines, and would otherwise pass unnoticed."""
     lines = [*listed("prompts", "PASS"), *listed("many", "PASS", ended=False)]
     assert tested.row_of_report(lines).result == "2 passed, 1 error"
     failed = msgspec.structs.replace(lines[0], verdict="FAIL", versions=None)

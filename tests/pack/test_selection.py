@@ -1,4 +1,4 @@
-"""How cases are chosen."""
+"""The choice of cases for the quick run and the complete one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.selection import pairwise, product
 
 
 @pytest.mark.parametrize("lengths", [(27, 4, 2, 3), (2, 3, 3), (1, 4)], ids=str)
-def test_each_two_values_meet(lengths: tuple[int, ...]) -> None:
+def test_pairwise_cases_contain_every_two_values(lengths: tuple[int, ...]) -> None:
     values = {f"p{number}": range(length) for number, length in enumerate(lengths)}
     whole, some = ({case.values for case in mark(**values).args[1]} for mark in (product, pairwise))
     assert len(whole) >= len(some) and some <= whole
@@ -21,7 +21,7 @@ def test_each_two_values_meet(lengths: tuple[int, ...]) -> None:
     assert len(some) == max(one * other for one, other in itertools.combinations(lengths, 2)), "no more than it takes"
 
 
-def test_the_quick_run_takes_the_same_of_both() -> None:
+def test_the_quick_run_has_the_same_cases_of_product_and_pairwise() -> None:
     values = {"sampler": ("a", "b", "c"), "scheduler": {"one": 1, "two": 2}, "plan": (1, 2)}
     quick = [{case.id for case in mark(**values).args[1] if not case.marks} for mark in (product, pairwise)]
     assert quick[0] == quick[1] == {"a-one-1", "b-two-2", "c-one-1"}
@@ -37,7 +37,7 @@ def test_the_table_of_what_proves_what_names_every_module() -> None:
 
 
 def unnamed(page: str, modules: list[Path]) -> list[str]:
-    """The modules that have no row in the table of a page, nor their folder."""
+    """Return the modules that have no row in the table of a page, nor their folder."""
     named: set[str] = set()
     for line in page.splitlines():
         if row := re.match(r"\| (`[^`]+`(, `[^`]+`)*) \|", line):

@@ -1,4 +1,4 @@
-"""Every sentence that the page tells in ComfyUI's language has its place in locales/, word for word as the code says it."""
+"""Every sentence that the page shows in ComfyUI's language is in locales/, word for word as the code says it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ LEFT_OUT = [
         {"compiling": 74.2, "warnings": [NOT_COMPILED]},
     ],
 )
-def test_what_a_run_came_to(change: dict[str, object]) -> None:
+def test_lines_of_an_outcome_are_known(change: dict[str, object]) -> None:
     usual = Outcome(plan(cfg=2).describe(), "", 3.5, 20, 0.12, {"cpu": 1 << 30}, 0.2, 1 << 20, 0.6, "predicted", [])
     for line in in_words(msgspec.structs.replace(usual, **change)).splitlines():
         assert known(line, "lines"), line
 
 
-def test_bytes_are_said_as_the_tab_says_them() -> None:
-    """The same as tests/web/panel.test.js has of web/panel/units.js."""
+def test_bytes_are_written_as_in_the_tab() -> None:
+    """tests/web/panel.test.js has the same values for web/panel/units.js."""
     said = [amount(count) for count in (0, 999, 1234, 99960, 5e6, 6.13e9, 23.8e9, 999.6e9)]
     assert said == ["0 B", "999 B", "1.23 kB", "100 kB", "5.00 MB", "6.13 GB", "23.8 GB", "1.00 TB"]
 
@@ -58,17 +58,17 @@ def test_bytes_are_said_as_the_tab_says_them() -> None:
         {"pipefusion": 2},
     ],
 )
-def test_a_plan(degrees: dict[str, int | str]) -> None:
+def test_a_plans_description_is_known(degrees: dict[str, int | str]) -> None:
     text = plan(**degrees).describe()
     assert known(text, "lines"), text
 
 
-def test_a_plan_whose_heads_are_exchanged_in_chunks() -> None:
+def test_the_description_of_heads_in_chunks_is_known() -> None:
     text = msgspec.structs.replace(plan(ulysses=2), head_chunks=3).describe()
     assert known(text, "lines"), text
 
 
-def test_a_plan_whose_batch_is_cut_by_speed() -> None:
+def test_the_description_of_a_batch_cut_by_speed_is_known() -> None:
     text = msgspec.structs.replace(plan(cfg=2), batch_shares=(100, 33)).describe()
     assert known(text, "lines"), text
 
@@ -84,13 +84,15 @@ def test_a_plan_whose_batch_is_cut_by_speed() -> None:
 )
 @pytest.mark.parametrize("devices", [1, 2, 4])
 @pytest.mark.parametrize("approximate", [False, True])
-def test_why_a_plan_was_chosen(card: str, job: DenoiseJob, limit: float, devices: int, approximate: bool) -> None:
+def test_reasons_for_a_plan_are_known(
+    card: str, job: DenoiseJob, limit: float, devices: int, approximate: bool
+) -> None:
     requested_plan = plans(devices, **({"weights": "streamed"} if limit < 40e9 else {}))
     why = best(requested_plan, FLUX, job, with_memory(profile(card), limit), approximate).why
     assert known(why, "sentences"), why
 
 
-def test_the_doctors_lines_and_their_remedies() -> None:
+def test_the_doctors_lines_and_remedies_are_known() -> None:
     machines = [GOOD, *(dataclasses.replace(GOOD, **change) for change, *_ in FAULTS)]
     machines += [dataclasses.replace(GOOD, allocator="cudaMallocAsync"), dataclasses.replace(GOOD, open_files=-1)]
     machines.append(dataclasses.replace(GOOD, under_windows=True))

@@ -1,4 +1,4 @@
-"""The census of ComfyUI's templates: what it goes by is whole, and its page is of these templates."""
+"""The census of ComfyUI's templates: its tables are complete, and its page lists these templates."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ PAGE = REPO / "docs" / "guide" / "templates.md"
 
 @pytest.fixture(scope="module")
 def graphs() -> dict[str, dict[str, Node]]:
-    """Those of ComfyUI's templates that load a model."""
+    """Return ComfyUI's templates that load a model."""
     every = {path.stem: read(path) for path in template_files()}
     return {name: graph for name, graph in every.items() if any(node.kind in LOADERS for node in graph.values())}
 
 
 def of_no_class(graph: dict[str, Node]) -> set[str]:
-    """The files of a template that the table does not know."""
+    """Return the files of a template that the table does not know."""
     files = {file_of(node.widgets) for node in graph.values() if node.kind in LOADERS}
     return {file for file in files if class_of(file) is None}
 
 
-def test_every_file_is_of_a_class_of_comfyuis(graphs: dict[str, dict[str, Node]]) -> None:
+def test_every_file_belongs_to_a_class_of_comfyui(graphs: dict[str, dict[str, Node]]) -> None:
     comfy_on_path()
     from comfy.supported_models import models
 
@@ -70,13 +70,13 @@ def test_every_file_is_of_a_class_of_comfyuis(graphs: dict[str, dict[str, Node]]
     assert set(SIZES) <= set(CLASSES.values())
 
 
-def test_a_file_that_is_not_known_is_not_counted() -> None:
+def test_an_unknown_file_is_reported() -> None:
     assert class_of("a new model.safetensors") is None
     with pytest.raises(ValueError, match=r"a new model\.safetensors has no row"):
         loaded({"1": Node("UNETLoader", ["a new model.safetensors", "default"])})
 
 
-def test_a_sampler_of_a_template_with_subgraphs_is_reached(graphs: dict[str, dict[str, Node]]) -> None:
+def test_the_nodes_before_a_sampler_are_found_through_subgraphs(graphs: dict[str, dict[str, Node]]) -> None:
     graph = graphs["image_krea2_turbo_t2i"]
     (sampler,) = (node for node in graph.values() if node.kind == "KSampler")
     before, met = [sampler.links["model"]], set()
@@ -100,7 +100,7 @@ def test_a_class_without_a_declaration_is_refused_with_the_pages_reason() -> Non
     assert by_class(["SAM31"], said) == (OTHER, "SAM31: segmentation")
 
 
-def test_a_node_that_is_refused_settles_a_template_of_a_class_that_runs_whole(
+def test_a_refused_node_decides_a_template_of_an_unsharded_class(
     graphs: dict[str, dict[str, Node]],
 ) -> None:
     assert by_nodes(graphs["video_causal_forcing_i2v"], (WHOLE, "")) == (REFUSED, REFUSED_NODES["SamplerARVideo"])
@@ -109,7 +109,7 @@ def test_a_node_that_is_refused_settles_a_template_of_a_class_that_runs_whole(
 
 
 def test_the_page_has_each_of_these_templates(graphs: dict[str, dict[str, Node]]) -> None:
-    """Its part about a newer ComfyUI has those that only this one has."""
+    """The page's part about a newer ComfyUI has only the templates that the newer one adds."""
     listed, _, rest = PAGE.read_text(encoding="utf-8").partition(NEWER)
     rows = [*TEMPLATE.findall(listed), *TEMPLATE.findall(rest)]
     assert all(outcome in OUTCOMES for _, _, outcome, _ in rows)
@@ -141,7 +141,7 @@ def test_the_page_counts_its_rows_and_the_aims_are_met(graphs: dict[str, dict[st
     assert all(row.why for row in rows if row.outcome not in (RUNS, NOTED))
 
 
-def test_a_newer_comfyuis_part_has_what_differs() -> None:
+def test_a_newer_comfyuis_part_has_the_changed_and_new_templates() -> None:
     same, other, new = (Row(name, ("Flux",), RUNS, "", split=True) for name in ("same", "other", "new"))
     page = "\n".join([line(same), line(replace(other, outcome=NOTED)), line(replace(new, name="gone"))])
     part = newer("0.99.0", [same, other, new], page)
@@ -151,8 +151,8 @@ def test_a_newer_comfyuis_part_has_what_differs() -> None:
 
 
 @thorough
-def test_templates_are_run_as_far_as_the_workers() -> None:
-    """One that runs, whose model has layers of another library's, one whose node is refused, and one with a note."""
+def test_templates_run_until_their_request_to_the_workers() -> None:
+    """The three templates are one that runs, one whose model is refused for layers of another library, and one with a note."""
     templates = "image_anima_preview", "image_flux2_klein_9b_kv_image_edit", "image_longcat_text_to_image"
     command = [sys.executable, "-m", "benchmarks.templates", *templates]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=300, check=False)

@@ -1,4 +1,4 @@
-"""The troubleshooting page: what it quotes is what the code says."""
+"""The messages that the troubleshooting page quotes are those of the code."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ REPO = Path(__file__).parents[2]
 PAGE = (REPO / "docs" / "guide" / "troubleshooting.md").read_text(encoding="utf-8")
 QUOTES = [re.sub(r"\s+", " ", quote) for quote in re.findall(r'"([^"]{12,})"', PAGE)]
 BREAK = re.compile(r"[^A-Za-z' _-]+|\b[A-Z_]{3,}\b")
-"""Values, punctuation and names such as SIGKILL; what is between them are the message's own words."""
+"""Values, punctuation and names such as SIGKILL. The words between them are the message's own."""
 
 FEWEST = 4
-"""Words that tell; fewer may be a value's."""
+"""Number of words that identify a message; fewer may be part of a value."""
 
 
 def runs(text: str) -> list[str]:
-    """A text's words without a break."""
+    """Return the runs of words of a text without a break."""
     return [" ".join(part.split()).strip(" '") for part in BREAK.split(text)]
 
 
 @pytest.fixture(scope="module")
 def said() -> str:
-    """Everything that the code may say."""
+    """Return all texts of the code."""
     texts: list[str] = []
     for folder in ("parallel_backend", "nodes"):
         for path in sorted((REPO / folder).rglob("*.py")):
@@ -43,7 +43,7 @@ def said() -> str:
 
 
 def unsaid(quote: str, said: str) -> list[str]:
-    """The words of a quotation that the code does not say, where enough stand together to tell."""
+    """Return a quotation's runs of at least FEWEST words that the code does not contain."""
     return [run for run in runs(quote) if len(run.split()) >= FEWEST and run not in said]
 
 
@@ -69,7 +69,7 @@ def test_each_message_and_title_of_the_page_is_found_at_its_own_entry(monkeypatc
 
 
 TITLES = ("error.", "outcome.slow")
-"""The keys of the page's texts that are titles of messages and marks."""
+"""Beginnings of the keys of the page's texts that are titles of messages and marks."""
 
 
 def test_the_titles_that_users_see_are_entries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_the_page_has_every_entry_as_html_with_its_id(monkeypatch: pytest.Monkey
 
 
 def test_every_sentence_that_the_browser_shows_of_plans_has_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ComfyUI's server says them, with their numbers."""
+    """The sentences are those of ComfyUI's server, with their numbers."""
     page = nodes_module("troubleshooting", monkeypatch)
     assert len(PLANS) > 5
     assert [sentence for _, sentence in PLANS.values() if not page.entry_of(sentence)] == []

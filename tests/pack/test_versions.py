@@ -1,4 +1,4 @@
-"""The supported torch and diffusers: stated once, the same in every list, and said in one sentence where it is another."""
+"""The supported versions of torch and diffusers are the same in every list, and other versions are refused in one sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FACTS = RankFacts("machine-a", "cuda:0", "2.11.0", "0.42.1", code_digest())
 
 
 def requirements() -> dict[str, str]:
-    """diffusers' requirement in pyproject.toml and in requirements.txt."""
+    """Return diffusers' requirement in pyproject.toml and in requirements.txt."""
     project = re.search(r'"(diffusers[^"]*)"', (REPO / "pyproject.toml").read_text())
     listed = re.search(r"^diffusers.*$", (REPO / "requirements.txt").read_text(), re.MULTILINE)
     assert project and listed
@@ -48,7 +48,7 @@ def test_the_readme_states_the_range() -> None:
 
 
 @pytest.mark.parametrize("found", ["2.6.0+cu126", "2.11.0", "2.12.0.dev20260101", "3.0.0"])
-def test_a_torch_that_has_what_the_workers_import_is_taken(found: str) -> None:
+def test_a_torch_in_the_range_is_accepted(found: str) -> None:
     versions.check_torch(found)
 
 
@@ -60,7 +60,7 @@ def test_an_older_torch_is_refused_in_one_sentence(found: str) -> None:
 
 
 def test_this_process_imports_nothing_that_an_older_torch_lacks() -> None:
-    """So that ComfyUI comes up and the sentence can be said."""
+    """ComfyUI therefore starts with an older torch, and can show the sentence."""
     code = (
         "import sys, parallel_backend.host, parallel_backend.doctor; sys.exit('torch.distributed.fsdp' in sys.modules)"
     )
@@ -68,13 +68,15 @@ def test_this_process_imports_nothing_that_an_older_torch_lacks() -> None:
 
 
 @pytest.mark.parametrize("found", ["0.35.0", "0.35.2", "0.42.1", "0.42.0.dev0"])
-def test_versions_in_the_range_are_taken(see: Callable[[str], None], found: str) -> None:
+def test_versions_of_diffusers_in_the_range_are_accepted(see: Callable[[str], None], found: str) -> None:
     see(found)
     diffusers_family.check_diffusers()
 
 
 @pytest.mark.parametrize("found", ["0.34.0", "0.43.0", "1.0", ""])
-def test_another_version_or_none_is_refused_in_one_sentence(see: Callable[[str], None], found: str) -> None:
+def test_another_version_of_diffusers_or_none_is_refused_in_one_sentence(
+    see: Callable[[str], None], found: str
+) -> None:
     see(found)
     message = f"{diffusers_family.NEEDED}, and {found or 'none'} is installed: run pip install -r requirements.txt in the pack's"
     with pytest.raises(Refused, match=f"^{re.escape(message)}"):
@@ -83,7 +85,7 @@ def test_another_version_or_none_is_refused_in_one_sentence(see: Callable[[str],
 
 @pytest.fixture
 def see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """Has this process see another diffusers among what is installed, or nothing else at all."""
+    """Return a function that makes this process see another version of diffusers, or no packages at all."""
 
     def installed_is(found: str) -> None:
         if found:
@@ -108,11 +110,11 @@ def test_a_rank_that_differs_is_named_with_its_host(what: str, value: str, named
         versions.check_members([FACTS, FACTS, other])
 
 
-def test_ranks_that_load_no_model_of_diffusers_may_have_any() -> None:
+def test_ranks_may_have_any_diffusers_if_no_model_needs_it() -> None:
     versions.check_members([FACTS, *(msgspec.structs.replace(FACTS, diffusers=found) for found in ("", "0.43.0"))])
 
 
-def test_a_rank_with_another_diffusers_is_named_where_a_model_needs_it() -> None:
+def test_a_rank_with_another_diffusers_is_named_if_a_model_needs_it() -> None:
     other = msgspec.structs.replace(FACTS, host="machine-b", diffusers="0.35.0")
     named = (
         r"^worker 2 on machine-b has diffusers 0\.35\.0 and worker 0 on machine-a 0\.42\.1: install the same version"
@@ -122,7 +124,7 @@ def test_a_rank_with_another_diffusers_is_named_where_a_model_needs_it() -> None
 
 
 @pytest.mark.parametrize("found", ["0.34.0", ""])
-def test_ranks_that_agree_on_a_version_out_of_range_are_refused_where_a_model_needs_it(found: str) -> None:
+def test_ranks_with_an_unsupported_diffusers_are_refused_if_a_model_needs_it(found: str) -> None:
     old = msgspec.structs.replace(FACTS, diffusers=found)
     said = re.escape(
         f"{diffusers_family.NEEDED}, and the workers on machine-a have {found or 'none'}: run pip install -r"
@@ -149,7 +151,7 @@ def test_workers_with_other_code_than_comfyui_are_refused() -> None:
 
 @pytest.fixture
 def comfyui(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a ComfyUI of one file, which this process has imported."""
+    """Return the folder of a ComfyUI of one file, which this process has imported."""
     file = tmp_path / "comfy" / "sampling.py"
     file.parent.mkdir()
     file.write_text("def step():\n    return 1\n")
@@ -167,7 +169,7 @@ def told_of(folder: Path) -> RankFacts:
     return msgspec.structs.replace(FACTS, comfyui="0.46.0", comfyui_files=files.own_files(str(folder)))
 
 
-def test_ranks_with_comfyuis_own_files_are_taken(comfyui: Path) -> None:
+def test_ranks_with_comfyuis_own_files_are_accepted(comfyui: Path) -> None:
     versions.check_members([told_of(comfyui), told_of(comfyui)])
 
 

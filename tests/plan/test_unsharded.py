@@ -55,7 +55,7 @@ def test_a_plan_is_checked_before_a_job_is_known() -> None:
 def test_times_of_a_forward_follow_from_two_of_them() -> None:
     first, second = forward_times(BlockTimes(((3.0, 5.0), (4.0, 4.0)), (1, 2)))
     assert first == ForwardTime(start=1.0, item=2.0)
-    assert second == ForwardTime(start=4.0, item=4.0)  # two items that take no longer count as twice one, never as none
+    assert second == ForwardTime(start=4.0, item=4.0)  # an item that adds no time counts as a whole forward
 
 
 def test_a_batch_is_cut_by_pace() -> None:

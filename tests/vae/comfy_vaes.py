@@ -1,4 +1,4 @@
-"""ComfyUI's own autoencoders, small and random, as its `comfy.sd.VAE` puts them together."""
+"""ComfyUI's own autoencoders, small and random, as its `comfy.sd.VAE` builds them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ TWICE = {"residual": True, "multiplier": 2}
 
 @dataclass(frozen=True)
 class Kind:
-    """How one is made, and the shape of its latent; `scale` and `frames` are the pixels and frames of a value of it."""
+    """Settings of an autoencoder and the shape of its latent.
+
+    `scale` and `frames` are the pixels and the frames for each value of the latent.
+    """
 
     scale: int
     latent: tuple[int, ...]
@@ -43,17 +46,17 @@ class Kind:
     frames: int = 4
 
     def of(self, frames: int) -> Kind:
-        """The same with a clip of so many latent frames."""
+        """Return the same kind with a video of this many latent frames."""
         batch, channels, _, *size = self.latent
         return replace(self, latent=(batch, channels, frames, *size))
 
     def sized(self, height: int, width: int) -> Kind:
-        """Return the same kind with a latent of this size, and of two frames if it is a clip's."""
+        """Return the same kind with a latent of this size, and of two frames if it is a video's."""
         batch, channels, *frames, _, _ = self.latent
         return replace(self, latent=(batch, channels, *[2 for _ in frames], height, width))
 
     def pixels(self) -> tuple[int, ...]:
-        """The shape of what the latent decodes to."""
+        """Return the shape of the pixels that the latent decodes to."""
         batch, _, *frames, height, width = self.latent
         count = [self.frames * (frames[0] - 1) + 1] if frames else []
         return (batch, 3, *count, height * self.scale, width * self.scale)
@@ -125,11 +128,11 @@ KINDS = {
         frames=8,
     ),
 }
-"""By the name in tests."""
+"""Kinds of autoencoders, by their names in tests."""
 
 
 OF_A_FILE = {"ch": 128, "num_res_blocks": 2}
-"""Settings that ComfyUI takes the encoder of every picture's file to have."""
+"""Settings that ComfyUI assumes for the encoder of every image VAE's file."""
 
 NOISE_INSIDE: dict[str, Any] = {
     "decoder_blocks": [
@@ -137,13 +140,13 @@ NOISE_INSIDE: dict[str, Any] = {
         ["res_x", {"num_layers": 1, "inject_noise": True}],
     ]
 }
-"""Settings of `ltx095` that make it one of version 0.9.1, whose decoder adds noise in its layers."""
+"""Settings of `ltx095` that make it a VAE of version 0.9.1, whose decoder adds noise in its layers."""
 
 
 def save_comfy_vae(path: Path, name: str, **settings: Any) -> None:
     """Write one of `KINDS` to a file, with other settings of its code if given.
 
-    LTX-Video's files say what they are; the sizes of others are for a ComfyUI that looks for them (families/conftest).
+    LTX-Video's files contain their settings. Sizes of other files are for a ComfyUI that reads them (families/conftest).
     """
     tensors = {key: tensor.clone() for key, tensor in build(name, **settings).state_dict().items()}
     sizes = {**KINDS[name].settings, **settings}
@@ -159,7 +162,7 @@ def save_image_vae(path: Path, dtype: torch.dtype = torch.float32, name: str = "
 
 
 def build(kind: str, **settings: Any) -> nn.Module:
-    """One of `KINDS` with random weights and statistics."""
+    """Return one of `KINDS` with random weights and statistics."""
     comfy_on_path()
     module = _made(kind, {**KINDS[kind].settings, **settings}).eval()
     module.load_state_dict(random_weights(module, seed=0), strict=False)
@@ -172,7 +175,7 @@ def build(kind: str, **settings: Any) -> nn.Module:
 
 
 def inputs(name: str, frames: int = 0) -> tuple[Tensor, Tensor]:
-    """A latent and pixels from -1 to 1; of a clip of so many latent frames, if it is said."""
+    """Return a latent and pixels from -1 to 1; of a video of this many latent frames, if `frames` is set."""
     return drawn(KINDS[name].of(frames) if frames else KINDS[name])
 
 

@@ -1,4 +1,4 @@
-"""ComfyUI's own autoencoders over the rows of several ranks, against the same modules on one."""
+"""ComfyUI's own autoencoders over the rows of several ranks, against the same modules on one rank."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ TOLERANCE = 1e-5
 SEED = 11
 
 GATHERS = {"flux2": 1}
-"""Pictures that are gathered whole, of one decode and one encode: FLUX.2 normalises its finished latent."""
+"""Numbers of pictures that one decode and one encode gather whole: FLUX.2 normalises its finished latent."""
 
 CLIPS = ("wan", "wan22", "hunyuan", "hunyuan15")
-"""Kinds that make more frames of a latent's later frames than of its first one, and LTX-Video in a test of its own."""
+"""Kinds that make more frames of a latent's later frames than of its first one. LTX-Video has a test of its own."""
 
 SMALL = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)]
 """Heights and widths of latents that have fewer rows than ranks, or a dimension of size 1."""
@@ -45,7 +45,7 @@ SMALL = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)]
 Results = dict[str, tuple[Tensor, Tensor, int]]
 
 Outcome = Tensor | str
-"""What a function made, or what it raised."""
+"""A function's result, or the message that it raised."""
 
 
 def _axis(ranks: int) -> Communicator:
@@ -53,7 +53,7 @@ def _axis(ranks: int) -> Communicator:
 
 
 def mixed(module: nn.Module, latent: Tensor) -> Tensor:
-    """With the noise that ComfyUI's own would draw."""
+    """Return the latent with the noise that ComfyUI's own decoder would draw."""
     torch.manual_seed(SEED)
     scale = noise_scale(module)
     return with_noise(latent, scale) if scale else latent
@@ -61,14 +61,14 @@ def mixed(module: nn.Module, latent: Tensor) -> Tensor:
 
 @cache
 def over_ranks(ranks: int, frames: int = 0) -> Results:
-    """What the first rank decoded and encoded of each kind, and how many pictures were gathered.
+    """Return the first rank's decoded and encoded tensors of each kind, and the number of gathered pictures.
 
     Args:
-        frames: of the latent of each of `CLIPS`, which are then all there are.
+        frames: latent frames; if set, only the kinds of `CLIPS` are computed.
     """
     modules = {
         name: build(name) for name in (CLIPS if frames else KINDS)
-    }  # before the ranks are forked, which then need no import
+    }  # built before the ranks fork, so that they need no import
 
     def work(rank: int) -> Results:
         axis, gathered = _axis(ranks), [0]
@@ -104,8 +104,8 @@ def oracle(name: str, frames: int = 0) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=thorough) for ranks in (2, 4, 6))])
 @pytest.mark.parametrize("name", KINDS)
-def test_equals_comfyuis(name: str, ranks: int) -> None:
-    """Uneven rows; a latent with fewer rows than ranks stays whole."""
+def test_decodes_and_encodes_over_ranks_equal_comfyuis(name: str, ranks: int) -> None:
+    """Rows are uneven; a latent with fewer rows than ranks stays whole."""
     check(name, ranks)
 
 
@@ -113,15 +113,15 @@ def test_equals_comfyuis(name: str, ranks: int) -> None:
 @pytest.mark.parametrize("frames", [1, 2])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("name", CLIPS)
-def test_clips_of_few_frames_equal_comfyuis(name: str, ranks: int, frames: int) -> None:
-    """A picture, and a clip that ends with the first frames that are made of more than one."""
+def test_videos_of_few_frames_equal_comfyuis(name: str, ranks: int, frames: int) -> None:
+    """The inputs are a picture, and a video that ends with the first frames made of more than one latent frame."""
     check(name, ranks, frames)
 
 
 @pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=thorough)])
 @pytest.mark.parametrize("name", KINDS)
 def test_latents_of_a_few_rows_equal_comfyuis(name: str, ranks: int) -> None:
-    """Also of one row, and with more ranks than rows. Where ComfyUI's own code raises, all ranks raise the same."""
+    """Some latents have one row, or fewer rows than ranks. If ComfyUI's own code raises, all ranks raise the same."""
     module, kind = build(name), KINDS[name]
     small = [drawn(kind.sized(*size)) for size in SMALL]
 
@@ -154,7 +154,7 @@ def test_latents_of_a_few_rows_equal_comfyuis(name: str, ranks: int) -> None:
 
 
 def outcome(function: Callable[[Tensor], Tensor], values: Tensor) -> Outcome:
-    """Return what a function makes of a tensor, or the first line of what it raises."""
+    """Return a function's result for a tensor, or the first line of its error."""
     try:
         with torch.inference_mode():
             return function(values)
@@ -182,7 +182,7 @@ def test_one_rank_gives_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["wan", "flux", pytest.param("hunyuan15", marks=thorough)])
-def test_peak_falls_with_the_ranks(name: str) -> None:
+def test_peak_memory_falls_with_the_number_of_ranks(name: str) -> None:
     _, channels, *frames, _, width = KINDS[name].latent
     height = 16
     latent, module = torch.randn(1, channels, *frames, height, width), build(name)
@@ -197,17 +197,17 @@ def test_peak_falls_with_the_ranks(name: str) -> None:
         return max(run_ranks(ranks, work))
 
     rows = height // 2
-    assert peak(2) <= peak(1) / 2 * (rows + 2) / rows  # and a latent's row on either side, the narrowest there are
+    assert peak(2) <= peak(1) / 2 * (rows + 2) / rows  # a halo of one latent row on either side is the smallest
 
 
 @pytest.mark.parametrize(
     "name",
     ["wan", *(pytest.param(name, marks=thorough) for name in ("wan22", "hunyuan", "hunyuan15", "ltx", "ltx095"))],
 )
-def test_frames_come_while_the_rest_is_decoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clip of twice the frames takes no more memory. Whoever ends a decode after its first frames spoils no other."""
+def test_frames_arrive_while_later_ones_are_decoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A video of twice the frames takes no more memory. Ending a decode after its first frames does not spoil the next one."""
     module, kind = build(name), KINDS[name]
-    for limit in ("MIN_CHUNK_SIZE", "MAX_CHUNK_SIZE"):  # LTX-Video's, which makes small clips at once
+    for limit in ("MIN_CHUNK_SIZE", "MAX_CHUNK_SIZE"):  # of LTX-Video, which decodes small videos at once
         monkeypatch.setattr(sys.modules[type(module).__module__], limit, 1 << 16, raising=False)
     ours, layers = ComfyAutoencoder(module, kind.scale), 0
     come: list[tuple[int, Tensor]] = []
@@ -240,7 +240,7 @@ def test_frames_come_while_the_rest_is_decoded(name: str, monkeypatch: pytest.Mo
     assert growth < theirs[:, :, : 4 * kind.frames].nbytes / 4
 
 
-def test_what_draws_random_numbers_is_refused() -> None:
+def test_random_numbers_for_a_distributed_tensor_are_refused() -> None:
     with torch.inference_mode():
         picture = RowTensor.of(slab_of(torch.zeros(1, 3, 4, 4), _axis(1)), RULES)
         with pytest.raises(AssertionError, match="random"):
@@ -249,8 +249,8 @@ def test_what_draws_random_numbers_is_refused() -> None:
 
 @pytest.mark.parametrize("frames", [1, 4])
 @pytest.mark.parametrize("name", ["ltx095", pytest.param("ltx", marks=thorough), pytest.param("ltx2", marks=thorough)])
-def test_ltx_in_small_pieces(name: str, frames: int) -> None:
-    """A few frames go through the rest of the decoder at a time. Ranks of other memory agree on how many."""
+def test_ltx_decoded_in_small_pieces_equals_comfyuis(name: str, frames: int) -> None:
+    """A few frames at a time pass the rest of the decoder. Ranks with different memory agree on their number."""
     module, kind = build(name), KINDS[name]
     code = sys.modules[type(module).__module__]
     latent = torch.randn(1, 128, frames, 5, 2, generator=torch.Generator().manual_seed(frames))

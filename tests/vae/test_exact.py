@@ -1,4 +1,4 @@
-"""CogVideoX over ranks against diffusers' and ComfyUI's own autoencoders, on the same random weights."""
+"""CogVideoX's autoencoder over ranks against diffusers' and ComfyUI's own, on the same random weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOLERANCE = 1e-5
 RANKS = (1, 2, 3, 4)
 
 CLIPS = {1: (1, 5, 3), 9: (3, 3, 3), 17: (5, 2, 3), 8: (2, 7, 2), 5: (2, 1, 1)}
-"""Frames -> latent frames, height and width; four ranks are more than some have rows, and get uneven runs of others."""
+"""For each number of frames: latent frames, height and width. Some have fewer rows than four ranks, others divide unevenly."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def no_gradients():
 
 
 def over_ranks(autoencoder: Autoencoder, ranks: int, latents: list[Tensor], pixels: list[Tensor], schedule: str):
-    """All latents decoded and all pixels encoded, by one group of ranks."""
+    """Return all latents decoded and all pixels encoded by one group of ranks."""
 
     def work(rank: int) -> tuple[list[Tensor], list[Tensor]]:
         torch.set_grad_enabled(False)
@@ -60,7 +60,7 @@ def clips() -> tuple[list[Tensor], list[Tensor]]:
 
 @cache
 def cogvideox_oracle(schedule: str) -> tuple[list[Tensor], list[Tensor]]:
-    """What diffusers (original) and ComfyUI make of the clips."""
+    """Return the videos decoded and encoded by diffusers ("original") or by ComfyUI."""
     latents, pixels = clips()
     if schedule == "original":
         from diffusers import AutoencoderKLCogVideoX
@@ -77,7 +77,7 @@ def cogvideox_oracle(schedule: str) -> tuple[list[Tensor], list[Tensor]]:
 
 
 @product(ranks=RANKS, schedule=["original", "comfyui"])
-def test_cogvideox(schedule: str, ranks: int) -> None:
+def test_cogvideox_over_ranks_equals_diffusers_or_comfyuis(schedule: str, ranks: int) -> None:
     ours = CogVideoXAutoencoder(CogVideoXAutoencoderConfig(SMALL, 1, 16))
     ours.module.to_empty(device=CPU).load_state_dict(cogvideox_vae_tensors())
     results = over_ranks(ours, ranks, *clips(), schedule)
@@ -87,12 +87,12 @@ def test_cogvideox(schedule: str, ranks: int) -> None:
 
 
 def test_the_schedules_differ() -> None:
-    """So that a schedule that is not followed cannot pass."""
+    """A schedule that is not followed can therefore not pass the other tests."""
     for original, comfyui in zip(cogvideox_oracle("original")[0][1:], cogvideox_oracle("comfyui")[0][1:], strict=True):
         assert relative_error(comfyui, original) > 0.01
 
 
-def test_sizes_between_multiples_encode_as_diffusers_does() -> None:
+def test_sizes_between_multiples_encode_as_in_diffusers() -> None:
     from diffusers import AutoencoderKLCogVideoX
 
     theirs = AutoencoderKLCogVideoX(block_out_channels=SMALL, layers_per_block=1, latent_channels=16)
@@ -105,7 +105,7 @@ def test_sizes_between_multiples_encode_as_diffusers_does() -> None:
 
 
 def relative_error(result: Tensor, reference: Tensor) -> float:
-    """Relative L2 error; NaN counts as infinite."""
+    """Return the relative L2 error; NaN counts as infinite."""
     assert result.shape == reference.shape
     error = ((result - reference).norm() / reference.norm()).item()
     return error if error == error else float("inf")

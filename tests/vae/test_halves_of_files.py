@@ -1,4 +1,4 @@
-"""VAE files of which ComfyUI makes less or more than usual: one that only decodes, and one whose decoder gives 12 channels."""
+"""Unusual VAE files: with only a decoder, with only an encoder, and with a decoder of 12 output channels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOLERANCE = 1e-5
 
 
 def kinds(folder: Path) -> Iterator[tuple[str, Path, tuple[int, ...]]]:
-    """Files of which every tensor is there, and the shape of a latent."""
+    """Yield complete files, each with its name and the shape of a latent."""
     flux = build("flux", **OF_A_FILE, decoder_ch=32).state_dict()
     save_file({name: tensor.contiguous() for name, tensor in flux.items()}, folder / "flux.safetensors")
     yield "flux", folder / "flux.safetensors", (1, 16, 5, 3)
@@ -39,7 +39,7 @@ def kinds(folder: Path) -> Iterator[tuple[str, Path, tuple[int, ...]]]:
 
 
 def over_ranks(path: Path, latent: Tensor) -> Tensor:
-    """The pixels that two ranks decode with the file's tensors."""
+    """Return the pixels that two ranks decode with the file's tensors."""
     name, part, config = recognise(read_header(path))
     family, tensors = AUTOENCODERS[name], load_file(path)
     keys = family.keys(config, part)
@@ -60,7 +60,7 @@ def over_ranks(path: Path, latent: Tensor) -> Tensor:
 
 
 def stock(path: Path, latent: Tensor) -> Tensor:
-    """What ComfyUI's own loader makes of the same file."""
+    """Return the pixels that ComfyUI's own loader decodes with the same file."""
     from comfy.utils import load_torch_file
 
     tensors, metadata = load_torch_file(str(path), return_metadata=True)
@@ -81,7 +81,7 @@ def compare(path: Path, shape: tuple[int, ...]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["flux", "ltx"])
-def test_a_file_with_a_decoder_alone_decodes(tmp_path: Path, name: str) -> None:
+def test_a_file_with_only_a_decoder_decodes(tmp_path: Path, name: str) -> None:
     path, shape = next((path, shape) for kind, path, shape in kinds(tmp_path) if kind == name)
     whole = recognise(read_header(path))
     assert AUTOENCODERS[whole[0]].missing(whole[2]) == ""
@@ -92,7 +92,7 @@ def test_a_file_with_a_decoder_alone_decodes(tmp_path: Path, name: str) -> None:
     compare(path, shape)
 
 
-def test_cogvideox_s_decoder_alone_is_the_same_decoder(tmp_path: Path) -> None:
+def test_a_file_with_only_cogvideox_decoder_has_the_same_configuration(tmp_path: Path) -> None:
     tensors = cogvideox_vae_tensors()
     save_file(tensors, tmp_path / "whole.safetensors")
     decoder = {name: each for name, each in tensors.items() if name.startswith("decoder.")}
@@ -104,7 +104,7 @@ def test_cogvideox_s_decoder_alone_is_the_same_decoder(tmp_path: Path) -> None:
 
 
 def test_a_file_without_its_decoder_is_refused(tmp_path: Path) -> None:
-    """ComfyUI finds no VAE in it."""
+    """ComfyUI finds no VAE in such a file."""
     _, path, _ = next(kinds(tmp_path))
     tensors = {key: each for key, each in load_file(path).items() if key.startswith("encoder.")}
     assert comfy.sd.VAE(sd=dict(tensors)).first_stage_model is None

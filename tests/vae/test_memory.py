@@ -1,4 +1,4 @@
-"""Activations fall as 1/N with the ranks, and low precision loses no more than the reference's."""
+"""Activations fall as 1/N with the number of ranks, and low precision loses no more than the reference's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_peak_falls_as_1_over_n(case: str) -> None:
+def test_peak_memory_falls_as_1_over_n(case: str) -> None:
     autoencoder, shape, schedule = CASES[case]
     autoencoder.module.to_empty(device=CPU).load_state_dict(random_weights(autoencoder.module, seed=0))
     latent = torch.randn(shape)
@@ -50,11 +50,11 @@ def test_peak_falls_as_1_over_n(case: str) -> None:
     (alone,), *shared = run_in_turn([on(ranks) for ranks in (1, 2, 4)])
     for peaks in shared:
         rows = shape[-2] // len(peaks)
-        halo = (rows + 2) / rows  # of latent rows, the narrowest there are
+        halo = (rows + 2) / rows  # in latent rows, the smallest halo
         assert max(peaks) <= alone / len(peaks) * halo
 
 
-def test_bf16_is_no_further_from_fp32_than_diffusers_is() -> None:
+def test_bf16_is_about_as_near_to_fp32_as_diffusers() -> None:
     from diffusers import AutoencoderKLCogVideoX
 
     ours = CogVideoXAutoencoder(CogVideoXAutoencoderConfig(SMALL, 1, 16))

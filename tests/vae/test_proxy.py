@@ -1,4 +1,4 @@
-"""The VAE that nodes see: its modules and statistics as ComfyUI's own has them, copies of it, and what is refused."""
+"""The VAE that nodes see: modules and statistics equal ComfyUI's own, copies share its weights, and changes are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.vae.comfy_vaes import save_comfy_vae, save_image_vae
 
 
 class Watched(Backend):
-    """Notes which models it is asked to release."""
+    """A backend that notes the models that it is asked to release."""
 
     released: list[ModelSpec]
 
@@ -48,7 +48,7 @@ def backend() -> Iterator[Watched]:
 @pytest.fixture
 def load(backend: Watched, monkeypatch: pytest.MonkeyPatch) -> Any:
     comfy_on_path()
-    server: Any = ModuleType("server")  # ComfyUI's, to which nothing here talks
+    server: Any = ModuleType("server")  # ComfyUI's server, which nothing here uses
     server.PromptServer = object
     monkeypatch.setitem(sys.modules, "server", server)
     module = nodes_module("vae.vae", monkeypatch)
@@ -104,7 +104,7 @@ def test_statistics_that_are_changed_in_place_are_refused(load: Any, tmp_path: P
 @pytest.mark.parametrize(
     "read", [lambda model: model.decoder.conv_in.weight + 1, lambda model: model.decoder(torch.zeros(1, 16, 2, 2))]
 )
-def test_weights_that_only_workers_have_are_not_read(load: Any, picture_file: Path, read: Any) -> None:
+def test_reading_weights_that_only_workers_have_is_refused(load: Any, picture_file: Path, read: Any) -> None:
     with pytest.raises(Refused, match=r"^Reading or changing the weights cannot be done with a parallel VAE"):
         read(load(picture_file).first_stage_model)
 
@@ -118,7 +118,7 @@ def test_another_autoencoder_in_its_place_is_refused(load: Any, picture_file: Pa
 
 
 def abandoned(backend: Watched) -> bool:
-    """Whether a model is released, waiting for the thread that would do so."""
+    """Return True if a model is released, after waiting for the thread that releases it."""
     gc.collect()
     end = time.monotonic() + 1.0
     while not backend.released and time.monotonic() < end:

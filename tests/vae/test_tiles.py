@@ -1,4 +1,4 @@
-"""MiniMax-H3's video autoencoder, whose tiles ranks share out, against ComfyUI's own module on one."""
+"""MiniMax-H3's video autoencoder, whose tiles are divided over ranks, against ComfyUI's own module on one rank."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def expected(name: str, buffered: bool) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("buffered", [False, True])
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=thorough) for ranks in (1, 3, 4))])
-def test_equals_comfyuis_bit_for_bit(ranks: int, buffered: bool) -> None:
+def test_decodes_and_encodes_equal_comfyuis_bit_for_bit(ranks: int, buffered: bool) -> None:
     module = autoencoder(buffered)
 
     def work(rank: int) -> tuple[list[tuple[Tensor, Tensor]], int]:
@@ -66,7 +66,7 @@ def test_equals_comfyuis_bit_for_bit(ranks: int, buffered: bool) -> None:
     assert max(counts) - min(counts) <= len(CLIPS)
 
 
-def test_what_no_file_holds_is_computed() -> None:
+def test_buffers_that_no_file_contains_are_computed() -> None:
     with torch.device("meta"):
         ours = made()
     compute_buffers(ours)
@@ -76,8 +76,8 @@ def test_what_no_file_holds_is_computed() -> None:
         assert torch.equal(ours.get_buffer(name), theirs.get_buffer(name)), name
 
 
-def test_a_file_is_recognised(tmp_path: Path) -> None:
-    """Of full size, its weights a hole in the file."""
+def test_a_minimax_file_is_recognised(tmp_path: Path) -> None:
+    """The file has full size; its weights are a hole."""
     comfy_on_path()
     import comfy.ldm.minimax.vae
 

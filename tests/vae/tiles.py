@@ -15,11 +15,11 @@ SETTINGS = {"ch": 32, "ch_mult": (1, 1, 1, 1, 1, 1), "num_res_blocks": 1, "tile_
 
 
 CLIPS = {"clip": ((1, 24, 9, 7, 5), 30), "picture": ((1, 24, 1, 4, 9), 1)}
-"""Latents of a clip in eight tiles and of a picture in three, and their frames."""
+"""Shapes of the latents of a video in eight tiles and of a picture in three, and their frames."""
 
 
 def made() -> Any:
-    """A small one, which ComfyUI's loader would take to be of full size, 2.6 billion weights."""
+    """Return a small autoencoder. ComfyUI's loader would build one of full size, with 2.6 billion weights."""
     comfy_on_path()
     import comfy.ldm.minimax.vae as code
 
@@ -30,9 +30,9 @@ def made() -> Any:
 
 @cache
 def autoencoder(buffered: bool = False) -> Any:
-    """With random weights; `buffered` is a stand-in for that of ComfyUI 0.33.
+    """Return the autoencoder with random weights; `buffered` is a stand-in for that of ComfyUI 0.33.
 
-    That one writes what it decodes into a buffer in host memory, in fp32 and from 0 to 1.
+    The stand-in writes decoded pixels into a buffer in host memory, in fp32 and from 0 to 1.
     """
     module = made()
     module.load_state_dict(random_weights(module, seed=0), strict=False)
@@ -52,7 +52,7 @@ def autoencoder(buffered: bool = False) -> Any:
 
 
 def inputs(name: str) -> tuple[Tensor, Tensor]:
-    """A latent, and pixels from -1 to 1."""
+    """Return a latent, and pixels from -1 to 1."""
     (latent, frames), generator = CLIPS[name], torch.Generator().manual_seed(3)
     height, width = (16 * size for size in latent[-2:])
     return torch.randn(latent, generator=generator), torch.rand(

@@ -1,4 +1,4 @@
-"""Headers and byte ranges of checkpoint files; files that are damaged, cut short or of no model are refused."""
+"""Headers and byte ranges of checkpoint files. Files that are damaged, truncated or of no model are refused."""
 
 import json
 import struct
@@ -38,7 +38,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def load(path: Path, stage: Stage, counted: list[int] | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A stage of a FLUX file, loaded by one rank; parameters that are not filled stay NaN."""
+    """Return a stage of a FLUX file, loaded by one rank; parameters that are not filled stay NaN."""
     family = ComfyFamily()
     part, config = family.inspect(read_header(path))
     keys = family.keys(config)
@@ -53,7 +53,7 @@ def load(path: Path, stage: Stage, counted: list[int] | None = None, dtype: torc
     return module
 
 
-def test_an_empty_buffer_is_a_mark_and_needs_no_values() -> None:
+def test_an_empty_buffer_is_a_marker_and_needs_no_values() -> None:
     module = nn.Module()
     module.register_buffer("__x0__", torch.tensor([]))
     module.register_buffer("positions", torch.ones(2))
@@ -63,7 +63,7 @@ def test_an_empty_buffer_is_a_mark_and_needs_no_values() -> None:
 
 
 def read(checkpoint: Checkpoint, rows_of: dict[str, slice]) -> tuple[dict[str, Tensor], list[int]]:
-    """Rows of tensors, and how many bytes each read had."""
+    """Return rows of tensors, and the number of bytes of each read."""
     found, counted, wants = {}, [], []
     for name, rows in rows_of.items():
         entry = checkpoint.entries[name]
@@ -99,10 +99,10 @@ def test_a_large_tensor_is_read_in_bounded_pieces(tmp_path: Path) -> None:
     ("way", "linked"),
     [(None, False), (None, True), *(pytest.param(way, way is Way.LINKED, marks=thorough) for way in Way)],
 )
-def test_ranks_that_want_the_same_bytes_get_them_from_one_reader_or_read_them_after_it(
+def test_bytes_that_several_ranks_need_are_sent_by_one_reader_or_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Way | None, linked: bool
 ) -> None:
-    """On two machines: ranks 0 to 2 of one want all or the end, 3 of the other the beginning."""
+    """Two machines take part: ranks 0 to 2 on one need all bytes or the last ones, rank 3 on the other the first ones."""
     monkeypatch.setattr(rounds, "CHUNK_BYTES", 1000)
     file = tmp_path / "bytes"
     whole = torch.randint(256, (20_500,), dtype=torch.uint8)
@@ -187,8 +187,8 @@ def test_a_file_that_ends_while_it_is_read_is_an_error(file: Path) -> None:
         read(checkpoint, {last: rows})
 
 
-def test_a_read_error_in_the_middle() -> None:
-    """This process's memory as a file: the kernel reads what is mapped and fails with EIO where nothing is."""
+def test_a_read_error_names_the_byte_and_keeps_what_was_read() -> None:
+    """This process's memory serves as the file: the kernel reads mapped addresses, and fails with EIO at unmapped ones."""
     held = torch.arange(64, dtype=torch.uint8)
     found = torch.zeros(64, dtype=torch.uint8)
     nowhere = 1 << 47

@@ -1,4 +1,4 @@
-"""GGUF's weights expanded by one kernel, with the bits of eager operations, and kept where there is room."""
+"""GGUF's weights expanded by one kernel, with the bits of eager operations, and kept if there is memory."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tests.support.tiny.formats import HALVES, random_blocks
 PATCHES = 3
 WIDTH = 512
 SIZES = (96, 1, 50, 7)
-"""Rows, of which one kernel is to take any number."""
+"""Numbers of rows: one kernel must accept all of them."""
 KERNELS = [
     *((kind, torch.bfloat16) for kind in HALVES),
     (Type.Q4_K, torch.float16),
     *((kind, torch.float32) for kind in (Type.Q4_K, Type.Q6_K)),
 ]
-"""From blocks of a type to values of a type."""
+"""Pairs of a GGUF type and the dtype of the expanded values."""
 PATIENCE = 600
-"""Seconds for a compiler on a busy machine."""
+"""Seconds to wait for a compiler on a busy machine."""
 
 
 class Counting(Expansion):
-    """How often each weight is expanded."""
+    """An expansion that counts the expansions of each weight."""
 
     def __init__(self, fused: bool = False) -> None:
         super().__init__(fused)
@@ -49,14 +49,14 @@ class Counting(Expansion):
 
 
 class Doubled(nn.Module):
-    """What an adapter does to a weight's values."""
+    """A stand-in for an adapter's change of a weight's values."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight.mul_(2)
 
 
 def hold(layer: nn.Linear, rows: Tensor, kind: Type) -> None:
-    """Have a layer's weight in these rows of blocks."""
+    """Make a layer hold its weight as these rows of blocks."""
     pack(layer, BLOCK_TYPES[kind], scaled=False)
     layer.weight = nn.Parameter(rows, requires_grad=False)
 
@@ -68,7 +68,7 @@ def layers_of(kinds: Sequence[Type]) -> nn.ModuleList:
     return layers
 
 
-def test_weights_are_kept_while_there_is_room_and_only_inside() -> None:
+def test_expanded_weights_are_kept_within_the_context_as_far_as_room_allows() -> None:
     layers, expansion, x = layers_of([Type.Q8_0, Type.Q4_K, Type.Q6_K]), Counting(), torch.ones(2, WIDTH)
     expected = [layer(x) for layer in layers]
     expand_by(layers, expansion)
@@ -78,7 +78,7 @@ def test_weights_are_kept_while_there_is_room_and_only_inside() -> None:
             for _ in range(3):
                 assert all(torch.equal(layer(x), given) for layer, given in zip(layers, expected, strict=True))
         assert sorted(expansion.times.values()) == [*[times] * 2, 3], "room is for two of them"
-    layers[0].change = Doubled()  # as adapters come between requests
+    layers[0].change = Doubled()  # adapters change between requests
     with expansion.keeping(1 << 30):
         for _ in range(2):
             assert torch.equal(layers[0](x), 2 * expected[0])
@@ -89,7 +89,7 @@ def test_weights_are_kept_while_there_is_room_and_only_inside() -> None:
 
 
 def test_patches_of_stages_expand_each_weight_once() -> None:
-    """The result is ComfyUI's forward's with the expanded values, and has the same bits with and without room."""
+    """The result equals that of ComfyUI's forward on the expanded values, with the same bits with and without room."""
     with torch.no_grad():
         case = small("flux")
         stored: dict[str, Tensor] = {}
@@ -129,7 +129,9 @@ def test_patches_of_stages_expand_each_weight_once() -> None:
 
 @torch.inference_mode()
 def compiled(_: int) -> list[tuple[str, torch.dtype, bool, int, int]]:
-    """Of each kernel: what it is of, whether its bits are those of eager operations, kernels and graphs."""
+    """Return for each kernel: its type and dtype, True if its bits equal those of eager operations, and numbers of kernels and
+    graphs.
+    """
     from torch._dynamo.utils import counters
     from torch._inductor import metrics
 
@@ -156,15 +158,13 @@ def test_one_kernel_of_each_type_has_the_bits_of_eager_operations_for_any_size()
     (found,) = run_ranks(1, compiled, PATIENCE)
     assert [each[:3] for each in found] == [(kind.name, dtype, True) for kind, dtype in KERNELS]
     for name, dtype, _, kernels, graphs in found:
-        most = (
-            2 if dtype == torch.float32 else 1
-        )  # the compiler for CPUs copies Q4_K's fp32 once more, that for GPUs does not
+        most = 2 if dtype == torch.float32 else 1  # on CPUs the compiler copies Q4_K's fp32 once more
         assert kernels <= most, name
         assert graphs == 1, name
 
 
 @thorough
-def test_without_a_compiler_eager_operations_expand_which_is_said_once(
+def test_without_a_compiler_eager_operations_expand_and_one_warning_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")

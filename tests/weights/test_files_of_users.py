@@ -1,4 +1,4 @@
-"""Files as converters and splitters make them: folded tensors, lost ones, parts, and tensors of types that nobody knows."""
+"""Files as converters and splitters write them: folded tensors, lost dimensions, parts, and tensors of unknown types."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SHAPES = {
     "conv.weight": (64, 48, 3, 3),
     "conv.bias": (64,),
 }
-"""Of these, rows of 320 values are one block and a quarter of most types, and rows of 3 none."""
+"""Shapes in which rows of 320 values are one block and a quarter of most types, and rows of 3 no block."""
 
 
 def layers() -> nn.Module:
@@ -70,8 +70,8 @@ def write(
     """Write a GGUF file.
 
     Args:
-        kinds: types of those tensors that are not fp32.
-        shapes: those in fields of the header, as city96's converter writes them for tensors that it folds.
+        kinds: types of the tensors that are not fp32.
+        shapes: shapes to write into fields of the header, as city96's converter does for tensors that it folds.
 
     Returns:
         The values that the gguf package itself expands.
@@ -148,10 +148,8 @@ def test_folded_tensors_have_the_values_that_the_gguf_package_expands(
 
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (31, 2), (32, 64), (100, 333), (0, 2880), (2879, 1)])
 @pytest.mark.parametrize("pieces", [1, 3])
-def test_any_run_of_values_is_had_of_the_blocks_that_have_them(
-    tmp_path: Path, first: int, count: int, pieces: int
-) -> None:
-    """As a rank that holds a part of a convolution's weight reads it, in pieces that tear blocks apart."""
+def test_any_range_of_values_is_read_from_blocks(tmp_path: Path, first: int, count: int, pieces: int) -> None:
+    """A rank that holds a part of a convolution's weight reads it so, in pieces that split blocks."""
     values = write(tmp_path / "x.gguf", {"x": torch.randn(9, 320)}, {"x": Type.Q8_0}, {"x": (10, 32, 3, 3)})["x"]
     (entry,) = read_header(tmp_path / "x.gguf").entries.values()
     into = torch.empty(count)
@@ -164,8 +162,8 @@ def test_any_run_of_values_is_had_of_the_blocks_that_have_them(
     assert torch.equal(into, values.flatten()[first : first + count])
 
 
-def test_layers_around_attention_that_are_written_as_convolutions(tmp_path: Path) -> None:
-    """As stable-diffusion.cpp writes SDXL's."""
+def test_projections_written_as_convolutions_have_the_shapes_of_layers(tmp_path: Path) -> None:
+    """stable-diffusion.cpp writes SDXL's projections so."""
     plain = save_tiny(tmp_path, "sdxl")
     tensors = load_file(plain)
     layers = [name for name in tensors if name.endswith((".proj_in.weight", ".proj_out.weight"))]
@@ -175,8 +173,8 @@ def test_layers_around_attention_that_are_written_as_convolutions(tmp_path: Path
     assert all(part.entries[name].shape == tuple(tensors[name].shape) for name in layers)
 
 
-def test_a_folded_sdxl_is_known_as_its_class(tmp_path: Path) -> None:
-    """As city96's converter writes it: whatever has rows that are no multiple of 256 values."""
+def test_a_folded_sdxl_is_detected_as_its_class(tmp_path: Path) -> None:
+    """city96's converter folds tensors whose rows are no multiple of 256 values."""
     plain = save_tiny(tmp_path, "sdxl")
     tensors = load_file(plain)
     odd = [n for n, t in tensors.items() if t.ndim > 1 and t.shape[-1] % FOLD and t.numel() % FOLD == 0]
@@ -189,8 +187,8 @@ def test_a_folded_sdxl_is_known_as_its_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["sd3", "wan"])
-def test_sizes_of_one_that_a_converter_lost_are_the_class_s(tmp_path: Path, family: str) -> None:
-    """Stable Diffusion 3's positions, of which ComfyUI reads a size off the shape, and Wan's modulation."""
+def test_dimensions_of_size_one_that_a_converter_dropped_are_restored(tmp_path: Path, family: str) -> None:
+    """Two cases: Stable Diffusion 3's positions, from whose shape ComfyUI reads a size, and Wan's modulation."""
     plain = save_tiny(tmp_path, family)
     tensors = load_file(plain)
     lost = {
@@ -208,7 +206,7 @@ def test_sizes_of_one_that_a_converter_lost_are_the_class_s(tmp_path: Path, fami
     assert found.described.unet_config == expected.described.unet_config
 
 
-def test_a_z_image_of_lost_sizes_has_the_shapes_of_its_class(tmp_path: Path) -> None:
+def test_a_z_image_with_dropped_dimensions_has_the_shapes_of_its_class(tmp_path: Path) -> None:
     """Most converters drop the leading dimension of size 1 of its pad tokens."""
     import_comfyui()
     import comfy.ops
@@ -226,8 +224,8 @@ def test_a_z_image_of_lost_sizes_has_the_shapes_of_its_class(tmp_path: Path) -> 
     assert found.described.unet_config == expected.described.unet_config
 
 
-def test_a_safetensors_file_with_such_shapes_is_refused(tmp_path: Path) -> None:
-    """As ComfyUI fails on it."""
+def test_a_safetensors_file_with_dropped_dimensions_is_refused(tmp_path: Path) -> None:
+    """ComfyUI itself fails on such a file."""
     plain = save_tiny(tmp_path, "wan")
     tensors = {name: t.squeeze(0) if name.endswith("modulation") else t for name, t in load_file(plain).items()}
     save_file(tensors, plain)
@@ -236,7 +234,7 @@ def test_a_safetensors_file_with_such_shapes_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("beside", [(), (0, 2)])
-def test_a_part_of_a_model_names_the_others(tmp_path: Path, beside: tuple[int, ...]) -> None:
+def test_a_part_of_a_model_is_refused_with_the_names_of_the_others(tmp_path: Path, beside: tuple[int, ...]) -> None:
     names = [f"model-{number + 1:05d}-of-00003.gguf" for number in range(3)]
     for number in {1, *beside}:
         write(tmp_path / names[number], {"x": torch.zeros(64)}, {}, numbers={"split.no": number, "split.count": 3})
@@ -257,7 +255,7 @@ UNKNOWN: Mapping[str, dict[str, Any]] = {
 
 
 def with_tensor(path: Path, name: str, tensor: dict[str, Any]) -> Path:
-    """Write a safetensors file once more with a tensor behind the others."""
+    """Write a safetensors file again with one more tensor after the others."""
     data = path.read_bytes()
     length = struct.unpack("<Q", data[:8])[0]
     header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
@@ -269,14 +267,14 @@ def with_tensor(path: Path, name: str, tensor: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("what", UNKNOWN)
-def test_a_tensor_that_no_module_uses_blocks_no_file(tmp_path: Path, what: str) -> None:
+def test_an_unused_tensor_of_an_unknown_type_is_ignored(tmp_path: Path, what: str) -> None:
     save_file(flux_tensors(heads=1), tmp_path / "x.safetensors")
     path = with_tensor(tmp_path / "x.safetensors", "nobody.uses.this", UNKNOWN[what])
     part, config = ComfyFamily().inspect(read_header(path))
     assert config.kind == "FluxSchnell" and "nobody.uses.this" not in part.entries
 
 
-def test_one_that_a_module_uses_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_used_tensor_of_an_unknown_type_is_refused_by_name(tmp_path: Path) -> None:
     tensors = flux_tensors(heads=1)
     name = "double_blocks.0.img_mod.lin.bias"
     shape = list(tensors.pop(name).shape)
@@ -290,7 +288,7 @@ def test_one_that_a_module_uses_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_types_of_gguf_that_are_not_supported(tmp_path: Path, used: bool) -> None:
+def test_an_unsupported_gguf_type_is_refused_only_if_a_module_uses_it(tmp_path: Path, used: bool) -> None:
     tensors = flux_tensors(heads=1)
     name = "double_blocks.0.img_mod.lin.bias"
     odd = torch.zeros(tensors.pop(name).shape) if used else torch.zeros(256)

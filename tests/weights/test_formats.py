@@ -1,4 +1,4 @@
-"""Formats: blocks as the gguf package expands them, and damaged or unsupported checkpoints refused by name."""
+"""Formats: blocks expand as in the gguf package, and damaged or unsupported checkpoints are refused by name."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ comfy_on_path()
 SHAPE = {"heads": 1, "single_blocks": 1}
 QUICK_CASES, ALL_CASES = 1050, 2100
 STORED = {storage.name: storage.nbytes for storage in PLAIN.values()}
-"""Bytes of a value by its type in safetensors."""
+"""Bytes of a value, by its dtype's name in safetensors."""
 
 ROOM = 256 << 20
 SECONDS = 5.0
-"""Of a CPU."""
+"""Seconds of a CPU."""
 
 
 def refusal(path: Path, family: str = "comfyui") -> str:
@@ -69,7 +69,7 @@ def test_the_block_types_are_all_supported() -> None:
     assert set(BLOCK_TYPES) == set(HALVES)
 
 
-def test_what_is_expanded_where_it_is_used_is_known_from_the_header(tmp_path: Path) -> None:
+def test_bytes_expanded_in_each_forward_are_known_from_the_header(tmp_path: Path) -> None:
     def expanded(path: Path, dtype: torch.dtype, fast: bool = False) -> float:
         part, _ = FAMILIES["comfyui"].inspect(read_header(path))
         return expanded_bytes(part, dtype, 2, fast).moved
@@ -80,15 +80,15 @@ def test_what_is_expanded_where_it_is_used_is_known_from_the_header(tmp_path: Pa
     assert expanded(plain, torch.bfloat16) == 0
     assert expanded(plain, torch.float8_e4m3fn) == 3 * sum(t.numel() for t in matrices)
     assert expanded(plain, torch.float8_e4m3fn, fast=True) == 0
-    assert expanded(save_scaled(tmp_path / "marks.safetensors", "marks", **SHAPE), torch.bfloat16) == 0  # by ComfyUI's
+    assert expanded(save_scaled(tmp_path / "marks.safetensors", "marks", **SHAPE), torch.bfloat16) == 0  # by ComfyUI
     blocks = save_gguf(tmp_path / "x.gguf", tmp_path / "values.safetensors", Type.Q8_0, **SHAPE)
     assert expanded(blocks, torch.bfloat16) == (34 / 32 + 2 + UNPACKING) * sum(t.numel() for t in inside)
 
 
-# -- what is not supported is named, with what is
+# -- unsupported formats are named
 
 
-def test_a_gguf_type_that_is_not_supported_is_known_by_name(tmp_path: Path) -> None:
+def test_an_unsupported_gguf_type_is_known_by_name(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "flux")
     writer.add_tensor("a", np.zeros((4, 136), dtype=np.uint8), raw_dtype=Type.IQ4_XS)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
@@ -99,7 +99,7 @@ def test_a_gguf_type_that_is_not_supported_is_known_by_name(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("form", ["nvfp4", "mxfp8", "int8_tensorwise"])
 @pytest.mark.parametrize("place", ["marks", "metadata"])
-def test_a_quantised_layout_that_is_not_supported_is_named(tmp_path: Path, place: str, form: str) -> None:
+def test_an_unsupported_quantised_layout_is_named(tmp_path: Path, place: str, form: str) -> None:
     path, layer = tmp_path / "x.safetensors", "transformer_blocks.0.ff.net.0.proj"
     tensors, settings = dict(pixart().state_dict()), {"format": form}
     if place == "marks":
@@ -111,12 +111,12 @@ def test_a_quantised_layout_that_is_not_supported_is_named(tmp_path: Path, place
     assert "(float8_e4m3fn, float8_e5m2 are)" in refusal(path, "pixart")
 
 
-def test_a_pickle_is_named(tmp_path: Path) -> None:
+def test_a_pickle_is_refused_by_name(tmp_path: Path) -> None:
     torch.save(flux_tensors(**SHAPE), tmp_path / "x.pt")
     assert "x.pt is a PyTorch pickle, which is not supported" in refusal(tmp_path / "x.pt")
 
 
-def test_other_files_are_named(tmp_path: Path) -> None:
+def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
     for content in (b"", b"x", b"GGUF", b"not a model at all, but long enough"):
         (tmp_path / "x.safetensors").write_bytes(content)
         assert "x.safetensors" in refusal(tmp_path / "x.safetensors")
@@ -136,7 +136,7 @@ def test_a_truncated_gguf_file_is_refused_with_the_numbers(tmp_path: Path) -> No
         assert str(size) in refusal(path)
 
 
-def test_an_index_that_names_a_missing_shard(tmp_path: Path) -> None:
+def test_an_index_with_a_missing_or_outside_shard_is_refused(tmp_path: Path) -> None:
     folder = save_diffusers(tmp_path / "flux", tmp_path / "single.safetensors", heads=2)
     shards = sorted(folder.glob("*.safetensors"))
     assert len(shards) > 1
@@ -155,7 +155,7 @@ def test_an_index_that_names_a_missing_shard(tmp_path: Path) -> None:
     assert "is damaged" in refusal(folder)
 
 
-def test_a_missing_and_a_misshapen_tensor_of_a_diffusers_file(tmp_path: Path) -> None:
+def test_a_missing_or_misshapen_tensor_of_a_diffusers_file_is_named(tmp_path: Path) -> None:
     save_diffusers(tmp_path / "flux", tmp_path / "x.safetensors", heads=1)
     tensors = load_file(tmp_path / "x.safetensors")
     name = "transformer_blocks.0.attn.to_k.weight"
@@ -167,7 +167,7 @@ def test_a_missing_and_a_misshapen_tensor_of_a_diffusers_file(tmp_path: Path) ->
         assert name in message or "double_blocks.0.img_attn.qkv.weight" in message
 
 
-def test_scales_that_do_not_fit(tmp_path: Path) -> None:
+def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path = write_scaled(tmp_path / "x.safetensors", pixart().state_dict(), "marks")
     tensors = load_file(path)
     layer = "transformer_blocks.0.ff.net.0.proj"
@@ -185,7 +185,10 @@ def test_scales_that_do_not_fit(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Sample:
-    """A checkpoint whose header is to be mutated: `write` makes a whole one of a header. Some have a `table` in it."""
+    """A checkpoint whose header is to be mutated.
+
+    `write` makes a complete file with a given header. `table` is True for safetensors headers.
+    """
 
     family: str
     header: bytes
@@ -194,7 +197,7 @@ class Sample:
 
 
 def mutate(head: bytes, generator: random.Random) -> bytes:
-    """Bytes changed, put in, taken out, or an integer made extreme."""
+    """Return the bytes with some changed, inserted, removed, or an integer made extreme."""
     data = bytearray(head)
     for _ in range(generator.choice((1, 1, 1, 2, 5))):
         place, kind = generator.randrange(len(data)), generator.randrange(5)
@@ -215,7 +218,7 @@ def mutate(head: bytes, generator: random.Random) -> bytes:
 
 
 def mutate_table(head: bytes, generator: random.Random) -> bytes:
-    """A safetensors header that can be read, with tensors of other shapes, types and names than a model's."""
+    """Return a readable safetensors header, with tensors of other shapes, dtypes and names than a model's."""
     table = json.loads(head[8:])
     for name in generator.sample([name for name in table if name != "__metadata__"], generator.choice((1, 1, 2))):
         tensor, kind = table[name], generator.randrange(7)
@@ -246,7 +249,7 @@ def mutate_table(head: bytes, generator: random.Random) -> bytes:
 
 
 def samples(folder: Path) -> list[Sample]:
-    """One of each kind. The tensors are holes of zeros, but where they say how others are stored."""
+    """Return one sample of each kind. Tensors are holes of zeros, except those that say how others are stored."""
     quantised = save_gguf(folder / "x.gguf", folder / "values.safetensors", Type.Q8_0, **SHAPE)
     shards = save_diffusers(folder / "shards", folder / "single.safetensors", heads=1, shard="2MB")
     (index,) = shards.glob("*.index.json")
@@ -280,7 +283,7 @@ def samples(folder: Path) -> list[Sample]:
 
 
 def prepare(name: str, path: Path) -> None:
-    """All that is done with a header before any tensor is read."""
+    """Do everything with a header that happens before any tensor is read."""
     family = FAMILIES[name]
     part, config = family.inspect(read_header(path))
     resident_bytes(part, torch.float32)
@@ -290,7 +293,7 @@ def prepare(name: str, path: Path) -> None:
 
 
 def read_mutated(folder: Path, cases: int, pipe: multiprocessing.connection.Connection) -> None:
-    """Reads so many checkpoints with little room for memory; tells what came of them."""
+    """Read this many mutated checkpoints with little memory, and send the outcomes."""
     torch.set_num_threads(1)
     made = samples(folder)
     size = 1024 * int(Path("/proc/self/status").read_text().split("VmSize:")[1].split()[0])
@@ -303,7 +306,7 @@ def read_mutated(folder: Path, cases: int, pipe: multiprocessing.connection.Conn
         sample = made[case % len(made)]
         change = mutate_table if sample.table and generator.random() < 0.7 else mutate
         path = sample.write(change(sample.header, generator))
-        started = time.process_time()  # what others do on the machine is not the file's
+        started = time.process_time()  # CPU time, as other processes may use the machine
         try:
             prepare(sample.family, path)
             outcomes["read"] += 1

@@ -1,4 +1,4 @@
-"""Weights off their devices: one copy for ranks that hold the same to the last bit, and a copy each for others."""
+"""Weights off their devices: one copy for ranks that hold the same bits, and a separate copy for ranks that differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.weights.tiny import CPU, bits, tiny
 
 
 def model() -> nn.Module:
-    """Tensors of every kind, of other order in memory, and of no memory of their own."""
+    """Return a model with tensors of every kind, with another memory order, and without memory of their own."""
     module = tiny("cpu")
     module.register_parameter("turned", nn.Parameter(torch.arange(35.0).view(5, 7).T))
     module.register_buffer("repeated", torch.tensor([[1.0], [2.0]]).expand(2, 3))
@@ -46,11 +46,11 @@ def expect_the_same(module: nn.Module, expected: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("unlike", [False, True])
-def test_weights_of_every_kind_leave_into_one_copy_and_come_back_bit_by_bit(unlike: bool) -> None:
+def test_weights_of_every_kind_leave_into_one_copy_and_return_with_the_same_bits(unlike: bool) -> None:
     def rank(number: int) -> Any:
         module = model()
         if unlike:
-            module.blocks[4].exact.data[10].add_(number * 1e-16)  # the last of the last block's
+            module.blocks[4].exact.data[10].add_(number * 1e-16)  # the last element of the last block
         expected = {name: tensor.clone() for name, tensor in tensors(module).items()}
         whole = ReplicatedStore(module, Communicator("subgroup", dist.group.WORLD, CPU, False, Meter()))
         taken = []
@@ -59,7 +59,7 @@ def test_weights_of_every_kind_leave_into_one_copy_and_come_back_bit_by_bit(unli
             whole.leave(number in leavers)
             dist.barrier()
             if leavers == {0, 1, 2} and number == 1:
-                module.turned.data.add_(1)  # which all see, if it is one copy
+                module.turned.data.add_(1)  # all ranks see the change if there is one copy
             dist.barrier()
             seen = torch.equal(module.turned, expected["turned"] + 1)
             dist.barrier()
@@ -72,7 +72,7 @@ def test_weights_of_every_kind_leave_into_one_copy_and_come_back_bit_by_bit(unli
                 whole.come_back()
                 whole.stay()
                 dist.barrier()
-                module.blocks[number].weight.data.zero_()  # its own, as the others' are
+                module.blocks[number].weight.data.zero_()  # each rank again has weights of its own
                 dist.barrier()
                 assert all(module.blocks[other].weight.data.any() for other in range(3) if other != number)
                 module.blocks[number].weight.data.copy_(expected[f"blocks.{number}.weight"])
@@ -86,14 +86,14 @@ def test_weights_of_every_kind_leave_into_one_copy_and_come_back_bit_by_bit(unli
 
 
 class Keeping(ReplicatedStore):
-    """Keeps the memory of its copy, as where it is pinned for a GPU."""
+    """A store that keeps the memory of its copy, as for copies pinned for a GPU."""
 
     def stay(self) -> None:
         self._idle = self._copy or self._idle
         super().stay()
 
 
-def test_memory_that_is_kept_takes_what_the_weights_are_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_memory_receives_the_current_weights_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def rank(number: int) -> Any:
         taken: list[int] = []
 
@@ -107,7 +107,7 @@ def test_memory_that_is_kept_takes_what_the_weights_are_the_next_time(monkeypatc
         counts = []
         for unlike in (False, False, True, False):
             for block in module.blocks:
-                block.weight.data.add_(1)  # as adapters do
+                block.weight.data.add_(1)  # adapters change weights so
             module.blocks[2].weight.data[0, 0] = number if unlike else 7
             expected = {name: tensor.clone() for name, tensor in tensors(module).items()}
             here = number == 0 or not unlike
@@ -122,10 +122,10 @@ def test_memory_that_is_kept_takes_what_the_weights_are_the_next_time(monkeypatc
         whole.give_up()
         return counts
 
-    assert run_ranks(2, rank) == [[1, 1, 1, 2]] * 2  # those that differ stay where they are: this is host memory
+    assert run_ranks(2, rank) == [[1, 1, 1, 2]] * 2  # weights that differ stay in place, as this is host memory
 
 
-def test_a_digest_tells_bits_places_shapes_and_types_apart() -> None:
+def test_a_digest_depends_on_bits_order_shapes_and_dtypes() -> None:
     base = torch.arange(8 * WORDS + 5, dtype=torch.float64).view(torch.uint8)[:-3]
     last, swapped = base.clone(), base.clone()
     last[-1] ^= 1
@@ -135,4 +135,4 @@ def test_a_digest_tells_bits_places_shapes_and_types_apart() -> None:
     found = [digest(case, CPU) for case in cases]
     assert len(set(found)) == len(cases)
     assert found == [digest(case, CPU) for case in cases]
-    assert digest([base[3:]], CPU) == digest([base[3:].clone()], CPU)  # wherever it begins in memory
+    assert digest([base[3:]], CPU) == digest([base[3:].clone()], CPU)  # the digest does not depend on the address

@@ -1,4 +1,6 @@
-"""Blocks as bytes: any type, shared out over ranks that no size divides, come back bit by bit; two are whole at most."""
+"""Sharded blocks: tensors of any dtype, over any number of ranks, return bit by bit; at most two blocks are
+gathered at once.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.weights.tiny import BLOCKS, CPU, HELD, bits, tiny
 
 
 def filled(meter: Meter, most: Callable[[int], int] = int, mark: Callable[[], object] = lambda: None) -> Any:
-    """Such a model, sharded over all ranks, its weights, and the same model whole."""
+    """Return the model sharded over all ranks, its store, and the same model unsharded."""
     model, expected = tiny("meta"), tiny("cpu")
     everyone = Communicator("weights", dist.group.WORLD, CPU, False, meter)
     sharded = Sharded(model, list(model.blocks), everyone, most, mark)
@@ -33,7 +35,7 @@ def filled(meter: Meter, most: Callable[[int], int] = int, mark: Callable[[], ob
 
 
 def check(model: nn.Module, expected: nn.Module, index: int) -> None:
-    """The block's bits."""
+    """Assert that the block has the expected bits."""
     for name, value in expected.blocks[index].named_parameters():
         assert torch.equal(bits(getattr(model.blocks[index], name)), bits(value)), (index, name)
 
@@ -45,7 +47,7 @@ def most_of_all(number: int) -> int:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_blocks_come_back_bit_by_bit_and_two_are_whole_at_most(ranks: int) -> None:
+def test_blocks_return_bit_by_bit_and_at_most_two_are_gathered(ranks: int) -> None:
     expected = tiny("cpu")
 
     def rank(number: int) -> Any:
@@ -88,12 +90,12 @@ FORWARDS: list[list[list[int]]] = [
     [],
     [[3], [0, 1]],
 ]
-"""By rank, the blocks of each forward of a model call: all, some again at once, some left out, none at all."""
+"""For each rank, the blocks of each forward of a model call: all, some repeated at once, some left out, or none."""
 
 
-def test_ranks_that_compute_different_things_keep_step() -> None:
+def test_ranks_with_different_forwards_issue_matching_collectives() -> None:
     def rank(number: int) -> Any:
-        meter, marks = Meter(trace=Trace("", number)), []  # whose gathers carry numbers
+        meter, marks = Meter(trace=Trace("", number)), []  # a trace adds numbers to gathers
         model, sharded, expected = filled(meter, most_of_all, functools.partial(marks.append, number))
         for _ in range(2):
             with sharded.model_call(len(FORWARDS[number])):
@@ -110,7 +112,7 @@ def test_ranks_that_compute_different_things_keep_step() -> None:
     assert found[0][1] == 2 * max(map(len, FORWARDS)) * BLOCKS, "signs of progress wherever a block has come"
 
 
-def test_a_block_behind_a_later_one_is_refused() -> None:
+def test_a_block_that_runs_after_a_later_one_is_refused() -> None:
     def rank(_: int) -> str:
         _, sharded, _ = filled(Meter())
         with pytest.raises(Refused) as refused, sharded.forward(), sharded.block(3), sharded.block(1):
@@ -127,8 +129,8 @@ def test_a_block_behind_a_later_one_is_refused() -> None:
     )
 
 
-def test_ranks_that_gather_different_blocks_say_so_at_once() -> None:
-    """As a fault in the pack would make them; a debug run, such as a traced one, has a number with each gather."""
+def test_ranks_that_gather_different_blocks_raise_at_once() -> None:
+    """Only a fault in the pack would cause this. A debug run, such as a traced one, sends a number with each gather."""
 
     def rank(number: int) -> str:
         _, sharded, _ = filled(Meter(trace=Trace("", number)))

@@ -1,4 +1,4 @@
-"""Blocks in host memory that ranks share: what the device has of them, what is copied, and that it is right bit by bit."""
+"""Streamed blocks in host memory that ranks share: the device's part, the copies, and equal bits."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.weights.tiny import BLOCKS, CPU, HELD, bits, tiny
 comfy_on_path()
 
 
-def test_blocks_that_stay_are_spread_evenly_and_fit() -> None:
+def test_blocks_that_stay_on_the_device_are_evenly_spaced_and_fit() -> None:
     assert staying([1] * 6, 0) == frozenset()
     assert staying([1] * 6, 3) == {0, 2, 4}
     assert staying([1] * 6, 2) == {0, 3}
     assert staying([1] * 6, 6) == set(range(6))
-    assert staying([4, 4, 1, 1, 1, 1], 7) == {0, 2, 3, 5}  # by their bytes
+    assert staying([4, 4, 1, 1, 1, 1], 7) == {0, 2, 3, 5}  # blocks count by their bytes
     for room in range(20):
         sizes = [5, 1, 3, 2, 4]
         assert sum(sizes[block] for block in staying(sizes, room)) <= room
@@ -38,8 +38,8 @@ def test_blocks_that_stay_are_spread_evenly_and_fit() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("room", [0, 2, 3])
-def test_the_device_has_a_window_and_what_it_lacks_is_copied_each_time(ranks: int, room: int) -> None:
-    """With room for three blocks more than the two that come and go, all stay."""
+def test_the_device_has_a_window_and_other_blocks_are_copied_each_time(ranks: int, room: int) -> None:
+    """With memory for three more blocks than the window of two, all blocks stay."""
     expected = tiny("cpu")
 
     def rank(number: int) -> Any:
@@ -88,7 +88,7 @@ def test_the_device_has_a_window_and_what_it_lacks_is_copied_each_time(ranks: in
         assert at_last == 0
 
 
-def test_blocks_in_another_order_never_take_more_than_the_window() -> None:
+def test_blocks_in_any_order_take_no_more_than_the_window() -> None:
     def rank(number: int) -> Any:
         model, meter = tiny("meta"), Meter()
         streamed = Streamed(model, list(model.blocks), Communicator("subgroup", None, CPU, False, meter), CPU, meter)
@@ -122,7 +122,7 @@ def test_a_block_that_runs_twice_in_a_row_is_copied_once() -> None:
     assert run_ranks(1, rank) == [(BLOCKS, 0)]
 
 
-def test_a_forward_takes_the_window_and_its_activations_and_no_more() -> None:
+def test_a_forward_takes_only_the_window_and_its_activations() -> None:
     case = small("wan, text")
 
     def rank(number: int) -> Any:
@@ -161,7 +161,7 @@ def test_a_forward_takes_the_window_and_its_activations_and_no_more() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_blocks_come_bit_by_bit_and_leave_nothing() -> None:
+def test_on_a_gpu_blocks_arrive_bit_by_bit_and_leave_no_memory() -> None:
     nothing = torch.cuda.memory_allocated()
     device, expected, model = torch.device("cuda", 0), tiny("cpu"), tiny("meta")
     alone = Communicator("subgroup", None, CPU, False, Meter())

@@ -1,4 +1,4 @@
-"""Which VAE a file holds: both namings, prefixes of full checkpoints, and what is refused."""
+"""The kind of VAE in a file: both namings, prefixes of full checkpoints, and refused files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def header(path: Path, tensors: dict[str, Tensor], prefix: str = ""):
 
 
 @pytest.mark.parametrize("prefix", ["", "first_stage_model.", "vae."])
-def test_kinds(tmp_path: Path, prefix: str) -> None:
+def test_the_kind_of_a_vae_file_is_found_under_each_prefix(tmp_path: Path, prefix: str) -> None:
     name, _, config = recognise(header(tmp_path, cogvideox_vae_tensors(), prefix))
     assert (name, config) == ("cogvideox vae", CogVideoXAutoencoderConfig(SMALL, 1, 16))
     name, _, config = recognise(header(tmp_path, build("sd", **OF_A_FILE, decoder_ch=32).state_dict(), prefix))
@@ -33,7 +33,7 @@ def test_kinds(tmp_path: Path, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_diffusers_names(tmp_path: Path, older: bool) -> None:
+def test_diffusers_names_map_to_comfyuis(tmp_path: Path, older: bool) -> None:
     from diffusers import AutoencoderKL
 
     theirs = AutoencoderKL(
@@ -77,13 +77,13 @@ def test_other_files_are_refused(tmp_path: Path, words: str) -> None:
     assert str(refusal.value).startswith("vae.safetensors ") and str(refusal.value).endswith(".")
 
 
-def test_one_tensor_of_another_shape(tmp_path: Path) -> None:
+def test_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
     tensors = cogvideox_vae_tensors() | {"decoder.norm_out.norm_layer.weight": torch.zeros(7)}
     with pytest.raises(Refused, match=r"with the shape \[7\] where \[32\] is needed"):
         recognise(header(tmp_path, tensors))
 
 
-def test_integers_are_no_weights(tmp_path: Path) -> None:
+def test_integer_tensors_are_refused(tmp_path: Path) -> None:
     tensors = cogvideox_vae_tensors() | {"decoder.norm_out.norm_layer.weight": torch.zeros(32, dtype=torch.int8)}
     with pytest.raises(Refused, match="choose a VAE file in fp32, fp16 or bf16"):
         recognise(header(tmp_path, tensors))

@@ -21,7 +21,7 @@ HELD = sum(-(-torch.Size(shape).numel() * dtype.itemsize // ALIGNMENT) * ALIGNME
 
 
 def tiny(device: str) -> nn.Module:
-    """Blocks with tensors of every kind, and one outside of them; of random bytes."""
+    """Return a model of random bytes: blocks with tensors of every kind, and one tensor outside of them."""
     model = nn.Module()
     model.blocks = nn.ModuleList(nn.Module() for _ in range(BLOCKS))
     generator = torch.Generator().manual_seed(0)
