@@ -1,4 +1,4 @@
-"""What is kept on disk: nothing of a file that could not be written whole stays."""
+"""The disk cache keeps nothing of a file that could not be written completely."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from parallel_backend.cache import DiskCache, write_whole
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One that is kept."""
+    """A value to be kept."""
 
     text: str
 
 
 @pytest.mark.parametrize("room", [0, 100])
-def test_a_full_disk_leaves_what_was_kept_and_nothing_else(tmp_path: Path, room: int) -> None:
-    """Files are limited to so many bytes, as a full disk does it."""
+def test_a_full_disk_leaves_only_the_earlier_file(tmp_path: Path, room: int) -> None:
+    """A limit of file sizes acts as a full disk."""
     store = DiskCache("machine", Sample, tmp_path)
     store.write("key", Sample("before"))
     (kept,) = tmp_path.iterdir()

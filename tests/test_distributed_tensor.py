@@ -1,4 +1,4 @@
-"""What runs on the whole of a tensor that ranks hold in parts."""
+"""Operations that run on all of a tensor whose parts are on several ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parallel_backend.distributed_tensor import DispatchRules, DistributedTensor
 
 
 class OnOneRank(DistributedTensor):
-    """Its part is the whole, of which every operation asks."""
+    """A distributed tensor whose part is the whole; every operation requests the whole."""
 
     @classmethod
     def rules(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> DispatchRules:
@@ -22,8 +22,8 @@ class OnOneRank(DistributedTensor):
         return self.local
 
 
-def test_a_slice_of_a_batch_is_reshaped() -> None:
-    """As the pixel decoder of Z-Image's does with its picture's tokens: torch takes a part for contiguous, and so views it."""
+def test_a_slice_of_a_batch_can_be_reshaped() -> None:
+    """Z-Image's pixel decoder reshapes its picture's tokens so. torch treats the part as contiguous, and so calls view."""
     tokens = torch.arange(24.0).view(2, 4, 3)[:, 1:]
     part = OnOneRank.of_part(tokens, 1, (3,), torch.device("cpu"))
     assert torch.equal(part.reshape(6, 3), tokens.reshape(6, 3))

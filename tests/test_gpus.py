@@ -1,4 +1,4 @@
-"""What the driver tells of GPUs, read from answers of its tool."""
+"""Facts about GPUs, read from outputs of the driver's tool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GPU-8d3f2c5e-6f0b-2f7b-63c1-1f2f1b0b7c11, 23420, Enabled, 97, 71
 GPU-1b9c1f60-0f55-9a7c-2d5e-0c5b5a1f2e22, 24117, Disabled, 0, 38
 GPU-77f1d8f5-7a2b-3d64-8a9f-9b0f6c1d3e33, [N/A], [N/A], [N/A], [N/A]
 """
-"""In the tool's form; the last as it answers for what a GPU does not have."""
+"""An output in the tool's form. The last line has the tool's answers for features that a GPU lacks."""
 
 
 def test_memory_display_load_and_temperature_are_read_by_uuid():
@@ -48,7 +48,7 @@ UUID = "GPU-2ac434d3-1aca-57a0-597d-1d2effdba9f3"
         pytest.param("0, Disabled, 0, 0", DriverReport(0, False, 0, 0), id="nothing free"),
     ],
 )
-def test_what_the_driver_does_not_say_is_not_known(fields: str, report: DriverReport) -> None:
+def test_values_that_the_driver_does_not_report_are_none(fields: str, report: DriverReport) -> None:
     assert parse(f"{UUID}, {fields}\n") == parse(f"{UUID},{fields.replace(', ', ',')}\r\n") == {UUID: report}
 
 
@@ -65,11 +65,11 @@ def test_what_the_driver_does_not_say_is_not_known(fields: str, report: DriverRe
         "",
     ],
 )
-def test_a_line_that_something_is_wrong_leaves_the_other_gpus(line: str) -> None:
+def test_an_error_line_does_not_affect_other_gpus(line: str) -> None:
     assert parse(f"{line}\n") == {}
     assert parse(f"{ANSWER}{line}\n") == parse(f"{line}\n{ANSWER}") == parse(ANSWER)
 
 
-def test_without_a_driver_nothing_is_told(tmp_path):
+def test_without_a_driver_there_are_no_reports(tmp_path):
     assert ask_driver((str(tmp_path / "nvidia-smi"),)) == {}
     assert ask_driver(("false",)) == {}

@@ -1,4 +1,4 @@
-"""Which tokens each rank and patch holds."""
+"""The tokens and heads of each rank and patch."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -35,7 +35,7 @@ def test_cut_by_shares_covers_everything_once_and_in_proportion(total: int, shar
 
 
 @given(text=numbers, image=numbers, heads=st.integers(8, 40), ring=degrees, ulysses=degrees, drawn=st.data())
-def test_what_ring_and_ulysses_ranks_hold_adds_up(
+def test_tokens_and_heads_of_ring_and_ulysses_ranks_add_up(
     text: int, image: int, heads: int, ring: int, ulysses: int, drawn: st.DataObject
 ) -> None:
     shares = tuple(drawn.draw(st.lists(st.integers(1, 100), min_size=ring * ulysses, max_size=ring * ulysses)))
@@ -49,17 +49,17 @@ def test_what_ring_and_ulysses_ranks_hold_adds_up(
 
 
 @pytest.mark.parametrize(("text", "image"), [(6572 - 6336, 6336), (6592 - 6336, 6336)])
-def test_the_token_counts_that_fail_elsewhere_are_ordinary(text: int, image: int) -> None:
+def test_token_counts_that_fail_in_other_packs_divide_evenly(text: int, image: int) -> None:
     assert SequenceSplit.of((text, image), 24, 2, 2, (1,) * 4).tokens == ((text + image) // 4,) * 4
 
 
-def test_heads_of_equal_ranks_differ_by_at_most_one_and_those_of_a_faster_one_are_more() -> None:
+def test_equal_ranks_differ_by_at_most_one_head_and_a_faster_rank_has_more() -> None:
     assert SequenceSplit.of((100,), 30, 1, 4, (1,) * 4).head_counts() == [7, 8, 7, 8]
     assert SequenceSplit.of((100,), 24, 1, 2, (100, 50)).head_counts() == [15, 9]
 
 
 @given(group=st.integers(1, 8), groups=st.integers(1, 12), ulysses=degrees, drawn=st.data())
-def test_a_rank_gets_the_heads_of_keys_that_its_own_share(
+def test_a_rank_gets_the_key_heads_of_its_query_heads(
     group: int, groups: int, ulysses: int, drawn: st.DataObject
 ) -> None:
     shares = tuple(drawn.draw(st.lists(st.integers(1, 100), min_size=ulysses, max_size=ulysses)))
@@ -73,7 +73,7 @@ some = st.integers(0, 50)
 
 
 @given(text=some, rows=st.integers(1, 300), references=some, patches=st.integers(1, 8), ring=degrees, ulysses=degrees)
-def test_patches_cut_the_picture_once_and_their_slots_cut_the_cache_once(
+def test_patches_partition_the_picture_and_their_slots_the_cache(
     text: int, rows: int, references: int, patches: int, ring: int, ulysses: int
 ) -> None:
     layout = TokenLayout((1,) * (ring * ulysses), Picture((1, 4, rows, 1), (1, 1)), patches, None)
@@ -92,7 +92,7 @@ def test_patches_cut_the_picture_once_and_their_slots_cut_the_cache_once(
 
 
 def in_order(placements: Sequence[Placement], ranks: Sequence[int]) -> Tensor:
-    """What ranks hold, one after the other: text, image; each token as the number of its stream and its own."""
+    """Return the ranks' tokens in order, text before image; each token as the number of its stream and its own."""
     held = [
         torch.stack([torch.full_like(placement.ranks[rank], stream), placement.ranks[rank]], dim=1)
         for rank in ranks

@@ -1,4 +1,4 @@
-"""Temporary files and folders: nothing stays of a process that was killed, and nothing else is removed."""
+"""Temporary files and folders of killed processes are removed, and other files stay."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_a_killed_owners_folder_is_swept_and_a_living_ones_is_not(tmp_path: Path
     assert (elsewhere / "file").exists()
 
 
-def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
-    """Files, links, folders of other names, and folders that others may read."""
+def test_files_and_folders_of_others_stay(tmp_path: Path) -> None:
+    """Files, links, folders of other names, and folders that others may read stay."""
     other, link, file, open_to_all = (tmp_path / name for name in ("tmp1234", f"{PREFIX}a", f"{PREFIX}b", f"{PREFIX}c"))
     other.mkdir(mode=0o700)
     link.symlink_to(other)
@@ -70,7 +70,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_ranks_that_are_cut_leave_no_file(tmp_path: Path, number: signal.Signals) -> None:
+def test_killed_ranks_leave_no_file(tmp_path: Path, number: signal.Signals) -> None:
     """The proof of a class, and a derivation, fork such ranks."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The fp8 codec of attention's exchanges: bytes, errors, and that only values which are sent are rounded."""
+"""The fp8 codec of attention's exchanges: bytes and errors. Only values that are sent are rounded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ TOKENS, HEADS, HEAD_DIM = 41, 6, 32
 
 
 def rounded(x: Tensor) -> Tensor:
-    """By plain arithmetic: the nearest of torch's e4m3 after the least power of two by which the largest fits."""
+    """Round by plain arithmetic: to torch's nearest e4m3 value, after division by the least power of two with which the largest
+    fits.
+    """
     largest = x.double().abs().amax(-1, keepdim=True)
     scale = torch.tensor([[2.0 ** math.ceil(math.log2(one / 448))] for one in largest.flatten().tolist()])
     scale = scale.double().view(largest.shape)
@@ -45,7 +47,7 @@ def test_a_row_is_its_values_in_e4m3_and_their_scale(dtype: torch.dtype) -> None
     assert ((found - x).double().norm() / x.double().norm()).item() < 0.03
 
 
-def test_nothing_that_is_wrong_is_hidden() -> None:
+def test_nan_and_infinity_are_not_hidden_by_rounding() -> None:
     zero, bad = torch.zeros(1, 1, 1, 8), torch.ones(1, 1, 1, 8)
     assert torch.equal(FP8.decode(FP8.encode(zero), zero.dtype), zero)
     for value in (torch.nan, torch.inf):
@@ -106,7 +108,7 @@ def over_ranks(
 @pytest.mark.parametrize(
     ("ring", "ulysses", "chunks", "patches"), [(1, 2, 1, 1), (1, 2, 3, 1), (2, 1, 1, 1), (2, 2, 1, 1), (2, 2, 1, 2)]
 )
-def test_attention_rounds_only_what_is_sent(ring: int, ulysses: int, chunks: int, patches: int) -> None:
+def test_attention_rounds_only_values_that_are_sent(ring: int, ulysses: int, chunks: int, patches: int) -> None:
     """Compare with attention of rounded operands whose result is rounded. Few values differ, by one rounding."""
     inputs = torch.randn(3, 2, TOKENS, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(3))
     found, sent = over_ranks(inputs, ring, ulysses, FP8, chunks, patches)

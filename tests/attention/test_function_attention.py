@@ -24,8 +24,10 @@ TEXT, PICTURE, WIDTH = 7, 30, 8
     [(30, 30, 4, 1), (30, 30, 4, 3), (12, 4, 2, 2), (12, 3, 4, 2), (3, 3, 4, 1)],
 )
 @pytest.mark.parametrize("replicated_keys", [False, True], ids=["keys spread", "keys on every rank"])
-def test_uneven_tokens_and_heads(heads: int, kv_heads: int, ranks: int, chunks: int, replicated_keys: bool) -> None:
-    """Of patches in rows, which a rank has bits of everywhere; each head has a window of its own."""
+def test_uneven_tokens_and_heads_give_the_functions_own_result(
+    heads: int, kv_heads: int, ranks: int, chunks: int, replicated_keys: bool
+) -> None:
+    """The picture has patches in rows, of which each rank has parts. Each head has a window of its own."""
     generator = torch.Generator().manual_seed(heads * ranks)
     keys = 11 if replicated_keys else TEXT + PICTURE
     q = torch.randn(2, TEXT + PICTURE, heads, WIDTH, generator=generator)
@@ -57,6 +59,6 @@ def test_uneven_tokens_and_heads(heads: int, kv_heads: int, ranks: int, chunks: 
 
 
 def indices(streams: list[Placement], rank: int) -> Tensor:
-    """The tokens of a rank, streams one behind the other."""
+    """Return the positions of a rank's tokens, stream after stream."""
     first, second = streams
     return torch.cat([first.ranks[rank], second.ranks[rank] + first.length])

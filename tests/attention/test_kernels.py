@@ -1,4 +1,4 @@
-"""Attention of packages that a user installs, with wheels of the kinds that users meet and the errors that theirs gave."""
+"""Attention packages that a user installs, with the kinds of wheels that users meet and the errors that these gave."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ CASES = {
         "    assert tensor_layout == 'NHD' and return_lse\n    return attention(q, k, v)",
     ),
 }
-"""What each package is called for, computed by torch."""
+"""Functions of each package as they are called, computed by torch."""
 
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Installs a package of this text."""
+    """Provide a function that installs a package with this source."""
 
     def install(package, text: str) -> None:
         (tmp_path / f"{package.module}.py").write_text(text)
@@ -78,7 +78,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(("text", "said"), WHEELS.values(), ids=WHEELS)
-def test_a_wheel_that_fails_is_passed_over_under_auto_and_refused_where_asked_for(wheel, text, said):
+def test_a_failing_wheel_is_skipped_under_auto_and_refused_if_requested(wheel, text, said):
     wheel(FLASH_ATTN, text)
     fault = FLASH_ATTN.failure(CPU)
     assert fault.startswith(f"flash-attn does not work on cpu ({said}")
@@ -91,7 +91,7 @@ def test_a_wheel_that_fails_is_passed_over_under_auto_and_refused_where_asked_fo
 
 
 @pytest.mark.parametrize(("package", "function"), CASES.values(), ids=CASES)
-def test_a_wheel_that_works_has_no_fault_and_one_with_another_lse_has(wheel, package, function):
+def test_a_working_wheel_has_no_failure_and_one_with_another_lse_has_one(wheel, package, function):
     wheel(package, COMPUTE + function)
     assert package.failure(CPU) == ""
     sys.modules.pop(package.module)
@@ -110,7 +110,7 @@ def test_a_worker_without_a_gpu_calls_no_package(wheel):
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch):
-    """A GPU of this compute capability, on which cuDNN fails in this way, or works."""
+    """Provide a function that fakes a GPU with this compute capability, on which cuDNN works or fails with this message."""
 
     def made(capability: tuple[int, int], fault: str = "") -> None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
@@ -133,16 +133,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
         ("auto", (7, 5), torch.float16, 128, "_sdpa_efficient"),
     ],
 )
-def test_cudnn_is_chosen_where_it_is_the_fastest_and_takes_the_heads(
-    gpu, choice, capability, dtype, head_dim, expected
-):
+def test_cudnn_is_chosen_if_it_is_fastest_and_supports_the_heads(gpu, choice, capability, dtype, head_dim, expected):
     gpu(capability)
     kernel = choose_kernel(choice, GPU, dtype, head_dim)
     assert expected in (kernel.name, kernel.attend.__name__)
     assert (kernel.name == "cudnn") == (expected == "cudnn")
 
 
-def test_cudnn_that_fails_is_named_and_passed_over(gpu, wheel):
+def test_failing_cudnn_is_named_and_skipped(gpu, wheel):
     fault = kernel_failure("cuDNN's attention", kernels._sdpa_cudnn, CPU)
     assert fault.startswith("cuDNN's attention does not work on cpu (NotImplementedError: Could not run")
     gpu((9, 0), fault)
@@ -160,7 +158,7 @@ def test_cudnn_that_fails_is_named_and_passed_over(gpu, wheel):
 
 
 @pytest.mark.parametrize(("queries", "keys", "expected"), [(2, 2, "cudnn"), (1, 2, "flash"), (2, 1, "flash")])
-def test_what_cudnn_does_not_take_goes_to_flash_attention(queries, keys, expected):
+def test_shapes_that_cudnn_does_not_support_run_in_flash_attention(queries, keys, expected):
     class Called(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             called.append(func._schema.name)
@@ -191,7 +189,7 @@ def test_the_installed_wheel_is_chosen_if_and_only_if_it_works():
     )
 
 
-def test_a_plan_says_of_its_attention_that_it_is_approximate() -> None:
+def test_a_plans_description_marks_approximate_attention() -> None:
     plans = {choice: msgspec.structs.replace(cpu_plan(weights="sharded"), attention=choice) for choice in CHOICES}
     said = {choice: describe(plan) for choice, plan in plans.items() if "(approximate)" in describe(plan)}
     assert said == {"sage": "1 worker (cpu), attention sage (approximate), weights sharded"}

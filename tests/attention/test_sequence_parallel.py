@@ -43,10 +43,10 @@ def attend_over_ranks(
     group: int = 1,
     head_chunks: int = 1,
 ) -> Tensor:
-    """The whole result, each rank's tokens put back where they belong.
+    """Return the attention of all tokens, with each rank's tokens in their positions.
 
-    With several patches each chunk is computed against a cache that was filled with the same keys and values. Of keys and
-    values the first head of each `group` counts.
+    With several patches, each chunk is computed with a cache that was filled with the same keys and values. Only the first head
+    of each `group` of keys and values counts.
     """
     tokens, heads = inputs.shape[2:4]
     ranks = ring * ulysses
@@ -89,7 +89,7 @@ def attend_over_ranks(
 
 
 def indices(placements: Sequence[Placement], rank: int) -> Tensor:
-    """Where in the whole sequence (text first) a rank's tokens are."""
+    """Return the positions of a rank's tokens in the whole sequence (text first)."""
     text, image = placements
     return torch.cat([text.ranks[rank], text.length + image.ranks[rank]])
 
@@ -110,7 +110,7 @@ def indices(placements: Sequence[Placement], rank: int) -> Tensor:
         (1, 7, 56, 3, 50, 1),
     ],
 )
-def test_ring_x_ulysses_is_attention_for_any_tokens_and_heads(
+def test_ring_and_ulysses_equal_attention_for_any_tokens_and_heads(
     ring: int, ulysses: int, heads: int, text: int, image: int, batch: int
 ) -> None:
     inputs = qkv(text + image, heads, batch)
@@ -124,7 +124,9 @@ def test_ring_x_ulysses_is_attention_for_any_tokens_and_heads(
     ("ring", "ulysses", "shares"),
     [(1, 2, (100, 53)), (2, 1, (30, 100)), (2, 2, (100, 70, 40, 10)), (1, 3, (100, 1, 1)), (3, 1, (100, 1, 50))],
 )
-def test_ranks_with_unequal_shares(ring: int, ulysses: int, shares: tuple[int, ...], patches: int) -> None:
+def test_ranks_with_unequal_shares_equal_attention(
+    ring: int, ulysses: int, shares: tuple[int, ...], patches: int
+) -> None:
     inputs = qkv(7 + 45, heads=5)
     found = attend_over_ranks(inputs, 7, ring, ulysses, patches, shares)
     torch.testing.assert_close(found.double(), torch_attention(inputs), rtol=1e-5, atol=1e-5)
@@ -133,13 +135,13 @@ def test_ranks_with_unequal_shares(ring: int, ulysses: int, shares: tuple[int, .
 @pytest.mark.parametrize(
     ("ring", "ulysses", "heads", "group", "shares"),
     [
-        (1, 2, 8, 1, ()),  # two, three and four heads of a rank at a time
+        (1, 2, 8, 1, ()),  # chunks of two, three and four heads
         (1, 4, 30, 1, ()),
         (2, 2, 5, 1, ()),
         (1, 2, 10, 1, (100, 41)),
-        (1, 2, 24, 6, ()),  # a rank has two groups
-        (1, 3, 24, 6, ()),  # and here one, or parts of two
-        (1, 4, 3, 1, ()),  # a rank has no head
+        (1, 2, 24, 6, ()),  # each rank has two groups
+        (1, 3, 24, 6, ()),  # each rank has one group, or parts of two
+        (1, 4, 3, 1, ()),  # one rank has no head
     ],
 )
 def test_heads_in_chunks_give_the_same_bits(
@@ -151,7 +153,7 @@ def test_heads_in_chunks_give_the_same_bits(
     for head_chunks in (2, 3):
         found = attend_over_ranks(inputs, 7, ring, ulysses, 1, shares, group, head_chunks)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-        assert ring > 1 or torch.equal(found, expected)  # merging vectorises otherwise where other heads are beside it
+        assert ring > 1 or torch.equal(found, expected)  # the merge's vectorisation depends on the number of heads
 
 
 @thorough
@@ -166,10 +168,10 @@ def test_heads_in_chunks_give_the_same_bits(
         (1, 2, 2, (100, 41)),
     ],
 )
-def test_heads_of_queries_that_share_those_of_keys(
+def test_query_heads_that_share_key_heads_equal_attention(
     ring: int, ulysses: int, kv_heads: int, shares: tuple[int, ...], patches: int
 ) -> None:
-    """Groups of six heads that lie on one rank, or on several."""
+    """Groups of six heads lie on one rank, or on several."""
     inputs = qkv(7 + 45, heads=6, batch=2)
     found = attend_over_ranks(inputs, 7, ring, ulysses, patches, shares, 6 // kv_heads)
     torch.testing.assert_close(found.double(), torch_attention(inputs, 6 // kv_heads), rtol=1e-5, atol=1e-5)
@@ -186,7 +188,7 @@ def test_heads_of_queries_that_share_those_of_keys(
         (2, 4, 5, 3, 7, 7),
     ],
 )
-def test_patches_against_a_cache_of_the_same_call_are_attention_over_the_whole(
+def test_patches_with_a_cache_of_the_same_call_equal_attention(
     ring: int, ulysses: int, heads: int, text: int, image: int, patches: int
 ) -> None:
     inputs = qkv(text + image, heads)
@@ -195,7 +197,7 @@ def test_patches_against_a_cache_of_the_same_call_are_attention_over_the_whole(
     )
 
 
-def test_merging_blocks_of_keys_is_attention_over_all_of_them() -> None:
+def test_merged_blocks_of_keys_equal_attention_over_all_keys() -> None:
     q, k, v = inputs = qkv(50, 2)
     attend = choose_kernel("sdpa", CPU, torch.float32, 16).attend
     partial = OnlineSoftmax(q)

@@ -1,4 +1,4 @@
-"""What ComfyUI's functions consist of, by content: what changes a digest, what does not, and what is another pack's."""
+"""Digests of ComfyUI's functions by their source: changes that count, changes that do not, and other packs' functions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ assert recording
 
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copied:
-    """ComfyUI's sampling file, edited, as a module of a folder of its own."""
+    """Return a function that imports ComfyUI's sampling file, edited, as a module of a folder of its own."""
 
     def make(edit: Edit) -> SourceDigestCheck:
         folder = tmp_path / f"{len([*tmp_path.iterdir()])}"
@@ -62,7 +62,7 @@ def replaced(before: str, after: str) -> Edit:
 
 
 HELPER = "def add_area_dims(area, num_dims):"
-"""Of what `_calc_cond_batch` calls, which `get_area_and_mult` calls."""
+"""A helper that `get_area_and_mult` calls, which `_calc_cond_batch` calls."""
 
 
 def commented(text: str) -> str:
@@ -87,7 +87,9 @@ def test_comments_docstrings_annotations_and_positions_change_no_digest(copied: 
         (replaced("strength = 1.0", "strength = 0.5"), "get_area_and_mult"),
     ],
 )
-def test_what_changes_a_result_changes_the_digest_and_is_named(copied: Copied, edit: Edit, function: str) -> None:
+def test_an_edit_that_changes_results_changes_the_digest_and_is_named(
+    copied: Copied, edit: Edit, function: str
+) -> None:
     before, after = copied(str).digests(CALLS), copied(edit).digests(CALLS)
     assert before.digest != after.digest
     changed = {each for each, digest in after.functions.items() if before.functions[each] != digest}
@@ -99,7 +101,7 @@ def test_code_that_a_function_does_not_call_changes_no_digest(copied: Copied) ->
     assert copied(str).digests(CALLS) == copied(edit).digests(CALLS)
 
 
-def test_constant_of_a_module_changes_the_digest(copied: Copied) -> None:
+def test_a_constant_of_the_module_changes_the_digest(copied: Copied) -> None:
     used = replaced("* 1e-37)", "* _LEAST)")
     first, second = (
         copied(lambda text, n=n: used(text) + f"\n_LEAST = {n}\n").digests(CALLS) for n in ("1e-37", "1e-36")
@@ -107,7 +109,7 @@ def test_constant_of_a_module_changes_the_digest(copied: Copied) -> None:
     assert first.functions == second.functions and first.digest != second.digest
 
 
-def test_missing_function_reaches_no_functions(copied: Copied) -> None:
+def test_a_missing_function_reaches_no_functions(copied: Copied) -> None:
     content = copied(replaced("def _calc_cond_batch(", "def _calc_conds("))
     assert content.digests(CALLS).functions == {}
 
@@ -117,7 +119,7 @@ def test_another_packs_function_two_calls_down_is_named(monkeypatch: pytest.Monk
 
     def foreign(*_: object) -> None: ...
 
-    foreign.__globals__["__name__"]  # of a file that is none of ComfyUI's
+    foreign.__globals__["__name__"]  # its file is none of ComfyUI's
     monkeypatch.setattr(comfy.samplers, "add_area_dims", foreign)
     (found,) = content.unknown(("guidance",))
     assert (str(found.replaced), found.function) == ("comfy.samplers._calc_cond_batch", "comfy.samplers.add_area_dims")
@@ -126,7 +128,7 @@ def test_another_packs_function_two_calls_down_is_named(monkeypatch: pytest.Monk
     assert content.unknown(("guidance",)) == []
 
 
-def test_all_of_a_tested_comfyui_is_known_by_its_files_and_by_its_syntax() -> None:
+def test_every_replaced_function_of_a_tested_comfyui_is_known_by_file_and_by_syntax() -> None:
     kinds = {function.kind for function in REPLACED_FUNCTIONS}
     loaded = {
         name for name in {function.module for function in REPLACED_FUNCTIONS} if FunctionWalk(FOLDER).module(name)
@@ -151,7 +153,7 @@ def test_without_tables_everything_is_unknown_and_has_a_digest() -> None:
     assert all(each.digest for each in unknown)
 
 
-def test_a_file_that_another_place_has_otherwise_is_named(tmp_path: Path) -> None:
+def test_a_file_that_differs_on_another_machine_is_named(tmp_path: Path) -> None:
     (tmp_path / "comfy").mkdir()
     one, other = (tmp_path / "comfy" / f"{each}.py" for each in ("one", "other"))
     one.write_text("a = 1\n")
@@ -167,7 +169,7 @@ def test_a_file_that_another_place_has_otherwise_is_named(tmp_path: Path) -> Non
     assert file_digest(tmp_path / "none.py") == ""
 
 
-def test_a_file_that_was_changed_under_a_running_process_is_found(copied: Copied, tmp_path: Path) -> None:
+def test_a_file_that_changed_since_its_import_is_found(copied: Copied, tmp_path: Path) -> None:
     copied(str)
     folder, module = tmp_path / "0", sys.modules[COPY]
     ours = {"comfy/samplers_copy.py": module}

@@ -1,4 +1,4 @@
-"""Functions that models and autoencoders reach: ComfyUI's own are known as its own, and any that is replaced is found by name."""
+"""Functions that models and autoencoders reach: ComfyUI's own are known, and any replaced one is found by name."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ LAYERS, MATH = (import_module(f"comfy.ldm.flux.{name}") for name in ("layers", "
 FOLDER = Path(LAYERS.__file__ or "").parents[3]
 
 FEWEST = 350
-"""Names that the simplest of ComfyUI's models and autoencoders reaches, rounded down."""
+"""Number of names that the simplest of ComfyUI's models and autoencoders reaches, rounded down."""
 
 
 @functools.cache
 def of_model(name: str) -> frozenset[type] | None:
-    """The classes of a small model; None if this ComfyUI has none such."""
+    """Return the classes of a small model; None if this ComfyUI lacks the model."""
     try:
         return classes_of(small_model(name, Builder(device="meta")))
     except (ImportError, AttributeError):
@@ -61,7 +61,7 @@ def test_no_function_of_any_class_of_comfyuis_models_is_taken_for_a_replaced_one
     looked: set[str] = set()
     for file in FOLDER.glob("comfy/ldm/**/*.py"):
         name = ".".join(file.relative_to(FOLDER).with_suffix("").parts).removesuffix(".__init__")
-        with contextlib.suppress(ImportError):  # it needs a package that ComfyUI does not require
+        with contextlib.suppress(ImportError):  # some modules need packages that ComfyUI does not require
             looked.add(import_module(name).__name__)
     classes = {
         value
@@ -99,7 +99,7 @@ def test_no_function_of_comfyuis_own_autoencoders_is_taken_for_a_replaced_one(ki
 
 
 def around(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One that only passes on, and says that it is the function itself."""
+    """Return a wrapper that only calls the function, and claims to be the function itself."""
 
     @functools.wraps(function)
     def passes_on(*args: Any, **kwargs: Any) -> Any:
@@ -131,7 +131,7 @@ BY_NAME = {
 
 
 def owner_of(name: str) -> tuple[Any, str]:
-    """The module or class in which a dotted name is, and the name there."""
+    """Return the module or class that contains a dotted name, and the last part of the name."""
     path, _, last = name.rpartition(".")
     module = path
     while module not in sys.modules:
@@ -141,7 +141,7 @@ def owner_of(name: str) -> tuple[Any, str]:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_wrapper_that_only_passes_on_is_found_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrapper_that_only_calls_the_function_is_found_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code = BY_NAME[name]()
     assert code.replaced() is None
     owner, last = owner_of(name)
@@ -153,14 +153,14 @@ def test_a_wrapper_that_only_passes_on_is_found_by_name(name: str, monkeypatch: 
     assert code.replaced() is None
 
 
-def test_whatever_function_is_replaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all that a model reaches, one in twenty, by a function of another kind each time."""
+def test_any_replaced_function_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test replaces one in twenty of the functions that a model reaches, with different kinds of functions."""
     code, tried = flux(), 0
     assert code.replaced() is None
     for name in sorted(code.names())[::20]:
         try:
             owner, last = owner_of(name)
-        except AttributeError:  # of a class that its module has under another name
+        except AttributeError:  # the module has the class under another name
             continue
         value = vars(owner)[last]
         if isinstance(value, type) or not [*layers_of(value)]:
@@ -173,7 +173,7 @@ def test_whatever_function_is_replaced_is_found(monkeypatch: pytest.MonkeyPatch)
     assert tried > 10
 
 
-def test_one_function_of_comfyuis_in_anothers_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_replaced_by_another_one_of_comfyui_or_torch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LAYERS, "attention", MATH.apply_rope)
     found = flux().replaced()
     assert found is not None and found.name == "comfy.ldm.flux.layers.attention"
@@ -183,7 +183,7 @@ def test_one_function_of_comfyuis_in_anothers_place_is_found(monkeypatch: pytest
     assert found is not None and found.name == "torch.nn.functional.gelu"
 
 
-def test_code_exchanged_within_a_function_and_names_in_front_of_pythons_own_are_found(
+def test_exchanged_code_and_names_that_hide_builtins_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     code, function = flux(), LAYERS.timestep_embedding
@@ -196,7 +196,7 @@ def test_code_exchanged_within_a_function_and_names_in_front_of_pythons_own_are_
     found = code.replaced()
     assert found is not None and found.name == "comfy.ldm.flux.model.timestep_embedding"
     monkeypatch.undo()
-    monkeypatch.setattr(LAYERS, "range", around(range), raising=False)  # in front of Python's own
+    monkeypatch.setattr(LAYERS, "range", around(range), raising=False)  # hides Python's own
     found = code.replaced()
     assert found is not None and found.name == "comfy.ldm.flux.layers.range"
 
@@ -209,8 +209,8 @@ def test_a_method_that_hides_an_inherited_one_is_found(monkeypatch: pytest.Monke
     assert found is not None and found.name == "comfy.ldm.flux.layers.SingleStreamBlock.__call__"
 
 
-def test_what_torch_compile_puts_into_modules_is_torchs_own() -> None:
-    """It does so when it first compiles in a process, for good."""
+def test_functions_that_torch_compile_installs_count_as_torchs_own() -> None:
+    """torch installs them when it first compiles in a process, for good."""
     mutation_guard.install_generation_tagging_init()
     assert torch.nn.Module.__init__.__module__ == "torch._dynamo.mutation_guard"
     assert flux().replaced() is None
@@ -218,15 +218,15 @@ def test_what_torch_compile_puts_into_modules_is_torchs_own() -> None:
 
 
 def test_flags_that_comfyui_sets_from_outside_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `main.py` and the layers do where ComfyUI manages a GPU's memory itself."""
+    """`main.py` and the layers set such flags if ComfyUI manages a GPU's memory itself."""
     code = flux()
     monkeypatch.setattr(import_module("comfy.memory_management"), "aimdo_enabled", True)
     monkeypatch.setattr(import_module("comfy.model_management"), "LARGEST_AIMDO_CASTED_WEIGHT", (None, 1))
     assert code.replaced() is None
 
 
-def test_a_name_that_the_model_does_not_reach_may_be_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FLUX's blocks have the function of their own module, which took it when it was imported."""
+def test_a_replaced_function_that_the_model_does_not_reach_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLUX's blocks use the function of their own module, which imported it before."""
     code = flux()
     assert code.replaced() is None
     monkeypatch.setattr(MATH, "attention", around(MATH.attention))
@@ -235,14 +235,14 @@ def test_a_name_that_the_model_does_not_reach_may_be_anything(monkeypatch: pytes
     assert code.replaced() is None
 
 
-def test_attention_that_comfyuis_own_options_choose_is_comfyuis_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_functions_that_comfyuis_options_choose_count_as_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = import_module("comfy.ldm.modules.attention")
     for chosen in ("attention_basic", "attention_split", "attention_pytorch"):
         monkeypatch.setattr(MATH, "optimized_attention", getattr(attention, chosen))
         assert flux().replaced() is None, chosen
 
 
-def test_a_second_look_takes_milliseconds() -> None:
+def test_a_second_check_takes_milliseconds() -> None:
     code = flux()
     assert code.replaced() is None
     times = []
@@ -253,7 +253,7 @@ def test_a_second_look_takes_milliseconds() -> None:
     assert min(times) < 0.005
 
 
-def test_what_a_source_binds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_a_source_binds_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bound_there.py").write_text("def far():\n    pass\nNUMBER = 3\n")
     (tmp_path / "bound_here.py").write_text(
         "import bound_there as there\n"

@@ -1,4 +1,4 @@
-"""What the pack uses of ComfyUI, read from both sources: all of it binds in this ComfyUI, and what would not is found."""
+"""Uses of ComfyUI by the pack, read from both sources: all bind in this ComfyUI, and planted wrong uses are found."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scripts.still_binds import Tree, main, report, uses_of_pack
 
 FOLDER = Path(os.environ["COMFYUI_PATH"]).resolve()
 LEAST = {"name": 750, "call": 185, "super": 10, "override": 40, "replaced": 60}
-"""Uses of the pack by kind, rounded down."""
+"""Numbers of uses by the pack for each kind, rounded down."""
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +22,11 @@ def uses() -> list[Use]:
 
 
 def faults(source: str, folder: Path = FOLDER) -> set[str]:
-    """Return what of a source does not bind and is not optional."""
+    """Return the faults of a source's uses that do not bind and are not optional."""
     return {fault for use in uses_in(source, "planted.py") if not use.optional and (fault := Tree(folder).fault(use))}
 
 
-def test_all_that_the_pack_uses_binds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_use_of_the_pack_binds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["still_binds", str(FOLDER)])
     ended = main()
     page = capsys.readouterr().out
@@ -79,7 +79,7 @@ def test_all_kinds_of_uses_are_found(uses: list[Use]) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_bind_is_found(source: str, fault: str) -> None:
+def test_a_use_that_does_not_bind_is_found(source: str, fault: str) -> None:
     assert faults(source) == {fault}
 
 
@@ -93,7 +93,7 @@ def test_what_does_not_bind_is_found(source: str, fault: str) -> None:
         "NAMES = ('comfy.ldm.gone.Model',)",
     ],
 )
-def test_what_the_pack_does_without_is_optional(source: str) -> None:
+def test_a_guarded_use_is_optional(source: str) -> None:
     uses = uses_in(source, "planted.py")
     missing = [use for use in uses if Tree(FOLDER).fault(use)]
     assert missing and all(use.optional for use in missing)
@@ -109,7 +109,7 @@ def test_what_the_pack_does_without_is_optional(source: str) -> None:
         "import comfy.samplers\ncomfy.samplers.__file__",
     ],
 )
-def test_what_is_not_comfyuis_or_cannot_be_told_is_no_fault(source: str) -> None:
+def test_uses_of_other_objects_and_unclear_calls_are_no_faults(source: str) -> None:
     assert not faults(source)
 
 
@@ -134,7 +134,7 @@ def edited(folder: Path, file: str, before: str, after: str) -> Path:
         ("def unpack_latents(", "def unpack_latents(key, ", "comfy.utils.unpack_latents", "needs latent_shapes"),
     ],
 )
-def test_a_comfyui_that_changed_is_found(
+def test_a_changed_function_of_comfyui_is_found(
     before: str, after: str, name: str, fault: str, uses: list[Use], tmp_path: Path
 ) -> None:
     some = [use for use in uses if use.name.startswith("comfy.utils.")]
@@ -146,7 +146,7 @@ def test_a_comfyui_that_changed_is_found(
     assert ".py" in line, "it says where the pack has it"
 
 
-def test_a_function_that_no_tested_version_has_is_told(tmp_path: Path) -> None:
+def test_a_function_that_no_tested_version_has_is_reported(tmp_path: Path) -> None:
     text = "## Differs from every tested version"
     page, missing = report(edited(tmp_path, "samplers.py", "strength = 1.0", "strength = 0.5"), [])
     assert text in page and "`comfy.samplers.get_area_and_mult`" in page and not missing

@@ -1,4 +1,4 @@
-"""What is not known is tried: ComfyUI's own loop and the workers' on small numbers agree, and a changed function is found."""
+"""Trials of unknown functions: ComfyUI's loop and the workers' agree on small numbers, and a changed function is found."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def adapters_equal(kind: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", sampling.CASES)
-def test_comfyuis_own_and_the_workers_agree(kind: str) -> None:
+def test_comfyuis_loop_and_the_workers_agree(kind: str) -> None:
     assert sampling_equal(kind)
 
 
 @pytest.mark.parametrize("cache", sampling.CACHES)
-def test_a_step_cache_has_something_to_skip_there(cache: str) -> None:
+def test_a_step_cache_skips_a_step_in_the_trial(cache: str) -> None:
     case = sampling.TrialCase(cache=cache)
     with trials.isolated():
         ours, cached = sampling.SamplingTrial(case, caches).results()
@@ -69,14 +69,14 @@ def scaled(function: Any) -> Any:
     def edited(*args: Any, **given: Any) -> Any:
         return function(*args, **given) * 1.001
 
-    # of the same module, as where ComfyUI's own file is edited
+    # the module stays the same, as if ComfyUI's own file were edited
     return FunctionType(edited.__code__, function.__globals__, closure=edited.__closure__)
 
 
 def edited_inpaint(
     self: Any, x: Any, sigma: Any, denoise_mask: Any, model_options: Any = None, seed: Any = None
 ) -> Any:
-    """What is outside of the mask is not put back behind the model."""
+    """Call the model without restoring the latent outside of the mask afterwards."""
     if denoise_mask is not None:
         shown = self.inner_model.inner_model.scale_latent_inpaint(
             x=x, sigma=sigma, noise=self.noise, latent_image=self.latent_image, denoise_mask=denoise_mask
@@ -111,7 +111,7 @@ def test_a_changed_function_is_found(
     monkeypatch: pytest.MonkeyPatch, kind: str, place: Any, name: str, edit: Callable[[Any], Any]
 ) -> None:
     own = getattr(place, name)
-    if kind == "sampler driver":  # both go through it, so that it is told by what it gives the sampler
+    if kind == "sampler driver":  # both loops call it, so that only the sampler's result can differ
 
         def edit(f: Any) -> Any:
             def inner(self: Any, noise: Any, latent: Any, device: Any, sampler: Any, *rest: Any, **given: Any) -> Any:
@@ -134,8 +134,8 @@ def test_a_changed_function_is_found(
     assert not sampling_equal(kind)
 
 
-def test_a_loop_that_leaves_the_wrappers_out_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its wrapper the workers' loop is not reached, and both results would be ComfyUI's."""
+def test_a_loop_that_skips_the_wrappers_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its wrapper the workers' loop would not run, and both results would be ComfyUI's."""
 
     def unwrapped(self: Any, noise: Any, latent: Any, device: Any, sampler: Any, *rest: Any, **given: Any) -> Any:
         return noise
@@ -145,7 +145,7 @@ def test_a_loop_that_leaves_the_wrappers_out_is_not_trusted(monkeypatch: pytest.
         sampling_equal("sampler driver")
 
 
-def test_a_function_that_is_written_otherwise_and_does_the_same_is_found_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewritten_function_with_equal_results_passes_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     own = comfy.samplers.cfg_function
 
     def cfg_function(model: Any, cond_pred: Any, uncond_pred: Any, cond_scale: float, *rest: Any, **given: Any) -> Any:
@@ -164,7 +164,7 @@ def test_a_function_that_is_written_otherwise_and_does_the_same_is_found_equal(m
 
 
 @pytest.mark.parametrize("kind", [*lora.ADAPTERS, "diff", "set"])
-def test_comfyuis_adapters_and_the_workers_agree(kind: str) -> None:
+def test_comfyuis_adapters_and_the_workers_adapters_agree(kind: str) -> None:
     assert adapters_equal(kind)
 
 
@@ -183,7 +183,7 @@ def test_a_changed_adapter_is_found_and_refused_by_name(
         assert found is None if each != kind else f"comfy.weight_adapter.{kind}" in found
 
 
-def test_a_verdict_is_kept_and_told_once(tmp_path: Path) -> None:
+def test_a_verdict_is_cached_and_reported_once(tmp_path: Path) -> None:
     attempts = []
 
     def attempt() -> list[tuple[Tensor, Tensor]]:
@@ -214,7 +214,7 @@ def test_a_trial_compares_shapes_and_numbers() -> None:
         trials.all_equal(list)
 
 
-def test_what_fails_where_it_is_tried_is_not_kept(tmp_path: Path) -> None:
+def test_a_trial_that_raises_is_not_cached(tmp_path: Path) -> None:
     def attempt() -> list[tuple[Tensor, Tensor]]:
         raise TypeError("missing 1 argument")
 
@@ -232,7 +232,7 @@ def test_another_packs_function_is_not_tried(monkeypatch: pytest.MonkeyPatch, tm
 
 
 class Patched:
-    """A MODEL on which nodes put their functions."""
+    """A stand-in for a MODEL on which nodes put their functions."""
 
     model = SimpleNamespace(model_config=SimpleNamespace(unet_config={"model_channels": 16}))
 
@@ -240,7 +240,7 @@ class Patched:
         return self
 
     def disable_model_cfg1_optimization(self) -> None:
-        """Ask for both branches, which a trial has anyway."""
+        """Ask for both branches, which a trial always has."""
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("set_model_"):
@@ -285,7 +285,7 @@ def test_functions_of_nodes_are_tried_as_workers_run_them(name: str) -> None:
     assert all(places.recipes_at(each, [function], CHANNELS) is None for each in elsewhere)
 
 
-def test_a_function_of_a_guidance_node_that_looks_at_the_whole_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guidance_function_that_reads_the_whole_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     own = nodes_cfg.optimized_scale
     function = function_of(nodes_cfg.CFGZeroStar)
     recipe = recipes.RecipeReader().read(function)
@@ -300,7 +300,7 @@ def test_a_function_of_a_guidance_node_that_looks_at_the_whole_batch_is_found(mo
     assert places.recipes_at(places.GUIDANCE, [function]) is None
 
 
-def test_a_function_of_a_node_that_needs_all_rows_or_the_model_runs_in_comfyui() -> None:
+def test_a_nodes_function_that_needs_all_rows_or_the_model_is_not_sent_to_workers() -> None:
     function = function_of(nodes_mahiro.Mahiro)
     found = places.mismatch_at(places.GUIDANCE, function)
     assert found is not None and found.startswith(
@@ -358,7 +358,7 @@ class NewNodes:
 
 @pytest.fixture(scope="module")
 def new_nodes() -> Iterator[Any]:
-    """A module of comfy_extras that no tested ComfyUI has."""
+    """Provide a node of a comfy_extras module that no tested ComfyUI has."""
     file = FOLDER / "comfy_extras" / "nodes_new_at_known_places.py"
     module = ModuleType(f"comfy_extras.{file.stem}")
     module.__file__ = str(file)
@@ -390,7 +390,7 @@ def test_a_new_nodes_function_that_draws_is_found(new_nodes: Any) -> None:
     assert not tried(new_nodes.drawing())
 
 
-def test_plain_values_travel_as_they_are() -> None:
+def test_plain_values_are_packed_and_unpacked_unchanged() -> None:
     value = {"a": (1, 2.5, None), 3: [True, {4, 5}], "b": float("inf"), (1, "c"): frozenset({"d"}), "empty": {}}
     assert unpacked(msgspec.json.decode(msgspec.json.encode(packed(value)))) == value
     with pytest.raises(TypeError, match="Tensor is no plain value"):

@@ -1,4 +1,6 @@
-"""What of ComfyUI's classes their proofs reach: arguments of the forward, and lines; a section of docs/measured/proof-reach.md.
+"""Measures the arguments of ComfyUI's forwards, and the lines, that the proofs of classes reach.
+
+Prints a section of docs/measured/proof-reach.md.
 
 python -m tests.proof.reach [KIND …]
 """
@@ -27,20 +29,20 @@ comfy_on_path()
 
 LDM = Path(FOLDER, "comfy", "ldm")
 MAKES = ("__", "_init_", "init_", "reset_", "build_")
-"""How functions begin that make a model and do not run in its forward."""
+"""Beginnings of the names of functions that build a model and do not run in its forward."""
 
 OF_EVERY_CALL = frozenset({"self", "x", "timestep", "timesteps", "t", "transformer_options", "kwargs", "control"})
-"""Arguments that no prompt decides."""
+"""Arguments that do not depend on a prompt."""
 
 
 @dataclass
 class Reach:
-    """What the calls of one class reach.
+    """The code that the calls of one class reach.
 
     Attributes:
-        arguments: of its forward, each with whether a call gives it.
-        lines: of the functions of its modules, by file and number, each with whether a call runs it.
-        names: the function that a line lies in.
+        arguments: arguments of its forward, each with True if a call gives it.
+        lines: lines of the functions of its modules, by file and number, each with True if a call runs it.
+        names: the function that contains each line.
     """
 
     arguments: dict[str, bool] = field(default_factory=dict)
@@ -58,7 +60,7 @@ class Reach:
 
 
 def reach_of(kind: str, cases: Sequence[str]) -> Reach:
-    """Return what some calls of a class reach.
+    """Return the code that some calls of a class reach.
 
     Args:
         kind: the class in comfy.supported_models.
@@ -108,7 +110,7 @@ def _functions(model: Any) -> Mapping[str, list[tuple[str, int]]]:
 
 @cache
 def _lines(file: str) -> Sequence[tuple[str, int]]:
-    """Return the lines of statements in the methods of a file, each behind the method's name."""
+    """Return the lines of statements in the methods of a file, each after the method's name."""
     found = []
     for kind in ast.parse(Path(file).read_text("utf-8")).body:
         if not isinstance(kind, ast.ClassDef):
@@ -122,7 +124,7 @@ def _lines(file: str) -> Sequence[tuple[str, int]]:
 
 
 def _says_nothing(node: ast.stmt) -> bool:
-    """Return whether a statement is no code that is run: a docstring, or a function inside another one."""
+    """Return True if a statement runs no code: a docstring, or a function inside another one."""
     text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return text or isinstance(node, ast.FunctionDef | ast.Global | ast.Nonlocal)
 
@@ -151,7 +153,7 @@ def heading() -> str:
 
 
 def section(kinds: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of the table, and of what no call reaches."""
+    """Yield the lines of the table, and of the list of lines that no call reaches."""
     yield "| class | arguments that a call gives | others of the forward | lines reached |"
     yield "| --- | --- | --- | --- |"
     lost: dict[str, list[str]] = {}

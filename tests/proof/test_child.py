@@ -1,4 +1,4 @@
-"""The child that proves: a process of its own with limits, which leaves nothing behind."""
+"""The child process that proves classes: it has limits, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tests.support.selection import thorough
 FOLDER = os.environ["COMFYUI_PATH"]
 WAN = ProofRequest("WAN21_T2V", "wan, text")
 PATIENCE = 600.0
-"""Seconds for what the child does at low priority beside other tests."""
+"""Seconds to wait for the child, which has low priority next to other tests."""
 
 
 def children() -> set[int]:
-    """Compared by `<=`: one that an earlier test is just ending may go meanwhile."""
+    """Return the ids of this process's descendants. Compare with `<=`, as one of an earlier test may still be ending."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_a_class_and_one_that_is_not_there_are_answered_and_nothing_is_left() -> None:
+def test_existing_and_missing_classes_are_answered_and_no_process_is_left() -> None:
     before = children()
     other = ProofRequest("WAN21_T2V", "wan, text", "comfy.ldm.wan.model.AnotherModel")
     gone = ProofRequest("NoSuchModel", "wan, text")
@@ -58,19 +58,19 @@ def test_a_child_over_a_limit_is_ended(limits: dict[str, float], failure: str) -
     assert children() <= before
 
 
-def test_a_child_that_fails_says_so() -> None:
+def test_a_failing_child_reports_its_exit_code() -> None:
     (watched,) = Prover("/no/such/folder", [WAN], seconds=PATIENCE).answers()
     assert watched.answer.failure == "its process ended with code 1"
 
 
-def test_a_child_is_ended_when_it_is_no_longer_wanted() -> None:
+def test_a_cancelled_child_is_ended() -> None:
     before = children()
     assert [*Prover(FOLDER, [WAN], seconds=PATIENCE).answers(lambda: True)] == []
     assert children() <= before
 
 
-def test_a_pause_of_the_asker_costs_the_child_no_time() -> None:
-    """The child answers after it; the limit is shorter than the pause."""
+def test_a_pause_of_the_parent_costs_the_child_no_time() -> None:
+    """The child answers after the parent's pause, which is longer than the limit."""
     child = Child(FOLDER, ["timeit", "-n", "1", "-r", "1", "-s", "import time", "time.sleep(5)"], 1, 3.5, 2 << 30)
     subprocess.Popen(["sh", "-c", 'sleep 0.3; kill -STOP "$0"; sleep 4; kill -CONT "$0"', str(os.getpid())])
     (line,) = child.lines()
@@ -79,8 +79,8 @@ def test_a_pause_of_the_asker_costs_the_child_no_time() -> None:
 
 
 @thorough
-def test_a_child_ends_with_whoever_asked_it() -> None:
-    """However that ends."""
+def test_a_child_ends_with_its_parent() -> None:
+    """The parent is killed by SIGKILL."""
     asks = (
         "import sys, time; from parallel_backend.host.proofs import Prover; from parallel_backend.models.comfyui.proof.request "
         "import Asked; prover = Prover(sys.argv[1], [Asked('WAN21_T2V', 'wan, text')] * 99, 600.0); "
@@ -102,8 +102,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=thorough) for kind in KINDS])
-def test_every_declared_class_is_right(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all its inputs, by the doctor, within the limits."""
+def test_the_doctor_proves_every_declared_class(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All inputs of the class are tried, within the limits."""
     (finding,) = diagnose_models(FOLDER, kinds=[kind])
     print(f"{finding.name}: {finding.text}")
     assert finding.status is FindingStatus.OK, finding

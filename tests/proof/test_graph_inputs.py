@@ -1,4 +1,4 @@
-"""Kept conditioning is put together until ComfyUI makes of it what a graph gives."""
+"""Small prompts of a class are combined until ComfyUI makes from them the inputs that a graph gives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT: GraphInputs = {"context": None}
 
 
 def given_by(kind: str, name: str) -> GraphInputs:
-    """Return what ComfyUI's class makes of a kept prompt."""
+    """Return the inputs that ComfyUI's class makes from a small prompt."""
     example = SMALL[name](Builder())
     base = own_class(kind, example.model, {})
     with torch.inference_mode():
@@ -31,7 +31,7 @@ def given_by(kind: str, name: str) -> GraphInputs:
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[thorough] * (kind not in QUICK)) for kind in KINDS])
-def test_each_kept_call_is_found_again(kind: str) -> None:
+def test_each_small_call_is_found_by_its_inputs(kind: str) -> None:
     only_where_declared(kind)
     names = cases_of(kind, {})
     for name in names:
@@ -45,7 +45,7 @@ def test_each_kept_call_is_found_again(kind: str) -> None:
         assert torch.isfinite(case.stock()).all()
 
 
-def test_inputs_of_several_kept_calls_are_put_together() -> None:
+def test_inputs_of_several_small_calls_are_combined() -> None:
     names = cases_of("WAN21_T2V", {})
     both = {**TEXT, "time_dim_concat": None, "context_latents": None}
     one = {**TEXT, "context_latents": None}
@@ -54,7 +54,7 @@ def test_inputs_of_several_kept_calls_are_put_together() -> None:
         assert {name for name, value in case.arguments.items() if value is not None} == given.keys()
 
 
-def test_a_graphs_mask_and_words_are_its_own() -> None:
+def test_a_graphs_mask_and_text_values_are_used() -> None:
     masked = small_with_inputs(cases_of("WAN22_T2V", {}), Builder(), "WAN22_T2V", {**TEXT, "denoise_mask": None})
     assert masked.timestep.shape == (1, 3)
     flux = given_by("Flux", "flux, references")
@@ -63,11 +63,11 @@ def test_a_graphs_mask_and_words_are_its_own() -> None:
     assert chosen.arguments["ref_latents_method"] == "uxo"
 
 
-def test_how_workers_prepare_the_text_is_no_input() -> None:
+def test_the_workers_text_preparation_is_no_input() -> None:
     prepared = {"c_crossattn": torch.ones(1), TEXT_PREPARATION: {"asked": True}, "c_concat": torch.ones(1), "y": None}
     assert graph_inputs_of(prepared) == TEXT
 
 
-def test_an_input_that_nothing_kept_makes_is_named() -> None:
+def test_an_input_of_no_small_call_is_named() -> None:
     with pytest.raises(Refused, match="keeps no small call with new_input as"):
         small_with_inputs(cases_of("Flux", {}), Builder(), "Flux", {**given_by("Flux", "flux"), "new_input": None})

@@ -1,4 +1,4 @@
-"""When a class is proved, what is kept of it, and what a node says: with the real child."""
+"""Proofs of a class on a node: when they run, the verdicts they keep, and the messages; with the real child."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ proofs = nodes_module("model.proofs", ForGood())
 spawned = proofs.Prover
 FOLDER = Path(os.environ["COMFYUI_PATH"])
 TEXT: dict[str, bool | str | None] = {"context": None}
-"""What a graph with nothing but a text gives."""
+"""The inputs of a graph that gives only a text."""
 EQUAL = "No tested ComfyUI has WAN21_T2V like this one: tried here, and equal to the workers'."
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """A Wan's configuration, and its diffusion model on the meta device."""
+    """Return a Wan's configuration, and its diffusion model on the meta device."""
     _, config = ComfyFamily().inspect(read_header(str(save_tiny(tmp_path_factory.mktemp("wan"), "wan"))))
     return config, config.base(torch.float32).diffusion_model
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[ProofRequest]]:
-    """What children are asked, which are real and have time enough beside other tests."""
+    """Return the list of requests to children. The children are real, and have enough time next to other tests."""
     asked: list[list[ProofRequest]] = []
 
     def start(folder: str, questions: Any, seconds: float) -> Any:
@@ -57,7 +57,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[ProofRequest]]:
 
 @pytest.fixture
 def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if no version had been tested."""
+    """Treat this ComfyUI as one that was never tested."""
     monkeypatch.setattr(proofs, "same_files", lambda files, tables: False)
 
 
@@ -67,7 +67,7 @@ def not_cancelled() -> Iterator[None]:
     comfy.model_management.interrupt_current_processing(False)
 
 
-def test_of_a_tested_comfyui_nothing_runs(loaded: Any, started: list[list[ProofRequest]], tmp_path: Path) -> None:
+def test_no_proof_runs_for_a_tested_comfyui(loaded: Any, started: list[list[ProofRequest]], tmp_path: Path) -> None:
     mine = proofs.Proofs(FOLDER, tmp_path)
     mine.begin(*loaded)
     began = time.monotonic()
@@ -77,13 +77,15 @@ def test_of_a_tested_comfyui_nothing_runs(loaded: Any, started: list[list[ProofR
 
 
 @pytest.mark.usefixtures("unknown", "not_cancelled")
-def test_it_is_proved_once_told_once_and_kept(loaded: Any, started: list[list[ProofRequest]], tmp_path: Path) -> None:
+def test_a_class_is_proved_once_reported_once_and_kept(
+    loaded: Any, started: list[list[ProofRequest]], tmp_path: Path
+) -> None:
     mine = proofs.Proofs(FOLDER, tmp_path)
     began = time.monotonic()
     mine.begin(*loaded)
     assert time.monotonic() - began < 2, "loading waits for nothing"
     comfy.model_management.interrupt_current_processing(True)
-    with pytest.raises(comfy.model_management.InterruptProcessingException):  # ComfyUI's Cancel; the proof goes on
+    with pytest.raises(comfy.model_management.InterruptProcessingException):  # ComfyUI's Cancel; the proof continues
         mine.check(*loaded, [TEXT], said)
     TOLD.clear()
     assert mine.check(*loaded, [TEXT], said) == [EQUAL]
@@ -102,7 +104,7 @@ def test_it_is_proved_once_told_once_and_kept(loaded: Any, started: list[list[Pr
 
 @thorough
 @pytest.mark.usefixtures("unknown")
-def test_of_a_graph_only_what_is_new_is_proved(loaded: Any, started: list[list[ProofRequest]], tmp_path: Path) -> None:
+def test_only_new_inputs_of_a_graph_are_proved(loaded: Any, started: list[list[ProofRequest]], tmp_path: Path) -> None:
     behind = {**TEXT, "time_dim_concat": None}
     assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, [TEXT], said) == [EQUAL]
     assert proofs.Proofs(FOLDER, tmp_path).check(*loaded, [TEXT, behind], said) == [EQUAL]
@@ -110,14 +112,14 @@ def test_of_a_graph_only_what_is_new_is_proved(loaded: Any, started: list[list[P
 
 
 @pytest.mark.usefixtures("unknown")
-def test_unknown_graph_input_is_named_on_the_node(loaded: Any, started: list[Any], tmp_path: Path) -> None:
+def test_an_unknown_graph_input_is_named_on_the_node(loaded: Any, started: list[Any], tmp_path: Path) -> None:
     (equal, sentence) = proofs.Proofs(FOLDER, tmp_path).check(*loaded, [{**TEXT, "new_input": None}], said)
     assert equal == EQUAL and len(started) == 1
     assert "could not be checked here (this pack keeps no small call with new_input as this graph has it)" in sentence
 
 
 @pytest.mark.usefixtures("unknown")
-def test_what_is_kept_as_wrong_is_refused_with_the_figure(loaded: Any, started: Any, tmp_path: Path) -> None:
+def test_a_class_with_a_kept_mismatch_is_refused_with_the_error(loaded: Any, started: Any, tmp_path: Path) -> None:
     config, model = loaded
     asked = ProofRequest(
         config.kind, "wan, text", proofs.class_name(type(model)), proofs.chosen(config.described.unet_config)
@@ -141,14 +143,14 @@ def test_what_is_kept_as_wrong_is_refused_with_the_figure(loaded: Any, started: 
 @pytest.mark.parametrize(
     ("errors", "split"), [({"ring 3": None}, "ring 3"), ({"cfg 2": 2e-5, "data 2": 1e-6}, "cfg 2")]
 )
-def test_a_number_over_the_limit_or_none_is_a_fault(errors: dict[str, float | None], split: str) -> None:
+def test_an_error_over_the_limit_or_a_missing_one_is_a_mismatch(errors: dict[str, float | None], split: str) -> None:
     verdict: TrialVerdict = proofs.verdict_of(ProofRequest("Flux", "flux"), ProofReply(errors, 1.0), "")
     assert f"under {split}," in verdict.mismatch
     assert not proofs.verdict_of(ProofRequest("Flux", "flux"), ProofReply({"ring 3": 1e-5}, 1.0), "").mismatch
 
 
 @pytest.mark.usefixtures("unknown")
-def test_what_cannot_be_proved_is_said_once_and_tried_again_after_a_restart(
+def test_a_failed_proof_is_reported_once_and_not_kept(
     loaded: Any, started: list[list[ProofRequest]], tmp_path: Path
 ) -> None:
     config, model = loaded
@@ -161,6 +163,6 @@ def test_what_cannot_be_proved_is_said_once_and_tried_again_after_a_restart(
     assert len(started) == 1 and verdict_cache(tmp_path).all() == ()
 
 
-def test_a_model_whose_forward_is_not_spread_needs_none(started: list[list[ProofRequest]]) -> None:
+def test_an_unsharded_model_needs_no_proof(started: list[list[ProofRequest]]) -> None:
     assert proofs.Proofs(FOLDER).check(object(), object(), [], said) == []
     assert started == []

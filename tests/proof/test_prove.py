@@ -1,4 +1,4 @@
-"""A model's class is proved on a small model: the plain call, Ulysses, Ring, patches, rows and prompts apart."""
+"""A model's class is proved on a small model: the plain call, Ulysses, Ring, patches, and rows and prompts separately."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_a_small_model_has_the_declaration_of_its_class(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_files_of_a_class_are_known_in_a_tested_comfyui(kind: str) -> None:
-    """So nothing runs there; with any of them changed it is not known."""
+def test_the_files_of_a_class_are_known_only_unchanged_in_a_tested_comfyui(kind: str) -> None:
+    """A class whose files are known needs no proof. With any file changed it does."""
     only_where_small(all_cases(kind)[0])
     model = small_model(all_cases(kind)[0], Builder(device="meta"))
     sources = sources_of(model, FOLDER)
@@ -62,14 +62,14 @@ def test_the_files_of_a_class_are_known_in_a_tested_comfyui(kind: str) -> None:
         assert not same_files([*sources[:index], (path, "0" * 12), *sources[index + 1 :]], tables())
 
 
-def test_kept_calls_go_by_what_the_file_is() -> None:
+def test_small_calls_are_chosen_by_the_files_configuration() -> None:
     assert cases_of("Flux", {}) == ("flux", "flux, references", "flux, references by index")
     assert cases_of("WAN22_T2V", {}) == ("wan, text", "wan 2.2, a timestep a frame")
     assert cases_of("LTXAV", {"caption_proj_before_connector": True})[0] == "ltx-2.3"
     assert cases_of("LTXAV", {})[0] == "ltx-2"
 
 
-def test_what_chooses_code_comes_from_the_file_and_no_sizes() -> None:
+def test_settings_that_choose_code_come_from_the_file_and_sizes_do_not() -> None:
     file = {
         "guidance_embed": False,
         "hidden_size": 3072,
@@ -85,14 +85,14 @@ def test_what_chooses_code_comes_from_the_file_and_no_sizes() -> None:
 @pytest.mark.parametrize(
     "case", ["wan, text", *(pytest.param(case, marks=thorough) for case in ("flux", "ltx-2", "sd 3"))]
 )
-def test_comfyuis_own_classes_are_right(case: str) -> None:
+def test_comfyuis_own_classes_pass_the_proof(case: str) -> None:
     errors = prove(small(case))
     assert SPLITS - {"pipefusion 3, patches 2"} <= errors.keys()
     assert max(errors.values()) <= TOLERANCE, errors
 
 
 def less_the_mean(of: Any) -> Any:
-    """What mixes the tokens of a stream, behind a class's own method: alike wherever all of them are."""
+    """Return a method that also mixes the tokens of a stream: equal results wherever all tokens are present."""
 
     @functools.wraps(of)
     def edited(*args: Any, **given: Any) -> Any:
@@ -104,7 +104,7 @@ def less_the_mean(of: Any) -> Any:
 
 
 def less_the_batchs_mean(of: Any) -> Any:
-    """What mixes the items of a batch."""
+    """Return a method that also mixes the items of a batch."""
 
     @functools.wraps(of)
     def edited(*args: Any, **given: Any) -> Any:
@@ -126,14 +126,14 @@ QUICK = ("a block", "items of a batch")
 
 
 @pytest.mark.parametrize("edit", [pytest.param(edit, marks=[thorough] * (edit not in QUICK)) for edit in EDITS])
-def test_a_class_that_is_edited_is_found_wrong(edit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_class_fails_the_proof(edit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, kind, name, change, splits = EDITS[edit]
     monkeypatch.setattr(kind, name, change(getattr(kind, name)))
     errors = prove(small(case))
     assert {split for split, error in errors.items() if error > 1e-4} >= splits, errors
 
 
-def test_a_class_that_is_written_otherwise_and_does_the_same_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewritten_class_with_equal_results_passes_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(of: Any) -> Any:
         @functools.wraps(of)
         def edited(*args: Any, **given: Any) -> Any:
@@ -145,8 +145,8 @@ def test_a_class_that_is_written_otherwise_and_does_the_same_is_right(monkeypatc
     assert max(prove(small("wan, text")).values()) <= TOLERANCE
 
 
-def test_what_comfyuis_class_adds_to_a_call_is_proved_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An argument that no test of ours knows of, and code of the model that runs with it alone."""
+def test_an_argument_that_comfyuis_class_adds_is_part_of_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test gives this argument, and the model has code that runs only with it."""
     forward, conditioning = wan.WanModel.forward, model_base.WAN21.extra_conds
 
     @functools.wraps(forward)
@@ -162,8 +162,8 @@ def test_what_comfyuis_class_adds_to_a_call_is_proved_with_it(monkeypatch: pytes
     assert {split for split, error in errors.items() if error > 1e-4} == {"data 2", "cfg 2"}, errors
 
 
-def test_what_is_no_number_is_the_largest_error() -> None:
-    """Whichever rank it comes from, and whatever stands before it."""
+def test_nan_is_the_largest_error() -> None:
+    """The rank and the errors before it do not matter."""
     right, expected = torch.ones(2, 3), torch.ones(2, 3)
     assert (
         worst([errors_of([right], expected), errors_of([right * math.nan], expected), errors_of([right], expected)])

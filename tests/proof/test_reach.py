@@ -1,4 +1,4 @@
-"""What the proofs of ComfyUI's classes reach is on the page, and a call that is missing shows."""
+"""The page has the code that the proofs of ComfyUI's classes reach, and a missing call changes the result."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def recorded() -> list[str]:
 
 
 @pytest.mark.parametrize("kind", QUICK)
-def test_the_page_says_what_is_reached(kind: str, recorded: list[str]) -> None:
+def test_the_page_equals_the_measured_reach(kind: str, recorded: list[str]) -> None:
     assert row(kind, reach_of(kind, all_cases(kind))) in recorded
 
 
 @thorough
-def test_the_page_says_what_is_reached_of_all(recorded: list[str]) -> None:
+def test_the_page_equals_the_measured_reach_of_all_classes(recorded: list[str]) -> None:
     assert [*section(tuple(KINDS))] == recorded
 
 

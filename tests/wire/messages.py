@@ -1,4 +1,4 @@
-"""Messages with tensors, as they travel and damaged."""
+"""Messages with tensors, as sent and damaged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ EXTREMES = (
 
 
 def mutated(frame: bytes, draw: random.Random) -> bytes:
-    """A frame with bytes changed, cut, doubled, put in or taken out; its prefix often says what is not so."""
+    """Return a frame with bytes changed, cut, doubled, inserted or removed. Its prefix is often wrong."""
     data = bytearray(frame)
     for _ in range(draw.randint(1, 4)):
         at = draw.randrange(len(data))

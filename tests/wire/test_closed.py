@@ -1,4 +1,4 @@
-"""What keeps the channel closed: nothing unpickles or evaluates, files are the user's alone."""
+"""Security of the channel: no code unpickles or evaluates data, and files belong to the user alone."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def imported(tree: ast.Module) -> set[str]:
 
 
 def called(tree: ast.Module) -> set[str]:
-    """Functions called by a bare name, as an attribute of one of OWNERS, or imported from one of them."""
+    """Return the functions called by a bare name, as an attribute of one of OWNERS, or imported from one of them."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not node.level:
             package, _, owner = (node.module or "").rpartition(".")
-            if owner in OWNERS and package != "safetensors":  # whose files hold numbers only
+            if owner in OWNERS and package != "safetensors":  # safetensors files hold only numbers
                 names |= {alias.name for alias in node.names}
         if isinstance(node, ast.Call):
             match node.func:
@@ -73,7 +73,7 @@ def called(tree: ast.Module) -> set[str]:
 
 
 def unpickling(tree: ast.Module) -> set[str]:
-    """What of a file unpickles or evaluates."""
+    """Return the names in a file that unpickle or evaluate."""
     return (imported(tree) & UNPICKLING_MODULES) | (called(tree) & UNPICKLING_CALLS)
 
 
@@ -84,7 +84,7 @@ def test_nothing_unpickles_or_evaluates() -> None:
     assert {path: names for path, tree in found.items() if (names := unpickling(tree))} == {}
 
 
-def test_the_check_would_find_it() -> None:
+def test_planted_unpickling_is_found() -> None:
     for text in ("import pickle", "import multiprocessing.pool", "import dill as d", "from pickle import loads"):
         assert unpickling(ast.parse(text))
     for text in (
@@ -119,7 +119,7 @@ def test_the_socket_is_the_users_alone_whatever_the_umask() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o700 | 0o001])
-def test_a_secret_that_others_can_read_is_none(tmp_path: Path, mode: int) -> None:
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "secret"
     path.write_text("a secret of more than 16 bytes")
     path.chmod(mode)

@@ -1,4 +1,4 @@
-"""Frames: what is sent arrives bit for bit, and what is too large or malformed is refused."""
+"""Frames arrive bit for bit, and frames that are too large or malformed are refused."""
 
 import math
 from typing import get_args
@@ -57,12 +57,12 @@ def test_a_frame_arrives_as_it_was_sent_however_the_stream_is_cut(piece: int) ->
         (encode(CancelRequest(3), {"x": torch.zeros(3)}).replace(b"float32", b"float99"), "dtype"),
     ],
 )
-def test_what_is_no_frame_is_refused(data: bytes, complaint: str) -> None:
+def test_malformed_frames_are_refused(data: bytes, complaint: str) -> None:
     with pytest.raises(BadFrame, match=complaint):
         worker_decoder().feed(data)
 
 
-def test_a_huge_tensor_is_refused_before_anything_is_kept() -> None:
+def test_a_huge_tensor_is_refused_before_any_memory_is_used() -> None:
     prefix = PREFIX.pack(b"PDIT", PROTOCOL, 0, 4, MAX_TENSOR_BYTES + 1)
     with pytest.raises(BadFrame, match=rf"a frame with {MAX_TENSOR_BYTES + 1} bytes of tensors is over the limit"):
         worker_decoder().feed(prefix)
@@ -117,14 +117,14 @@ def prompts(count: int) -> SampleRequest:
         ),
     ],
 )
-def test_what_the_other_side_would_not_take_is_not_sent(
+def test_a_message_that_the_other_side_would_refuse_is_not_sent(
     message: SampleRequest, tensors: Tensors, complaint: str
 ) -> None:
     with pytest.raises(Refused, match=complaint):
         encode(message, tensors)
 
 
-def test_of_a_request_whose_tensors_cannot_be_read_the_number_is_known() -> None:
+def test_the_number_of_a_request_with_unreadable_tensors_is_known() -> None:
     with pytest.raises(BadFrame) as raised:
         worker_decoder().feed(encode(SAMPLE, TENSORS).replace(b"bfloat16", b"float128"))
     assert raised.value.request == SAMPLE.request

@@ -1,4 +1,4 @@
-"""Mutated frames by the thousand: each is refused or is a frame, and none costs more memory than it has bytes."""
+"""Thousands of mutated frames: each is refused or is a frame, and none takes more memory than its bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from parallel_backend.wire.to_worker import CancelRequest
 from tests.wire.messages import SAMPLE, TENSORS, mutated
 
 CASES = 6_000
-"""In each direction."""
+"""Number of frames in each direction."""
 
 GENERATION = 1
 FACTS = RankFacts("host", "cpu", "2", "0.42", "abc")
@@ -51,7 +51,7 @@ CASES_OF = {
 
 
 def framed(frame: bytes, draw: random.Random) -> bytes:
-    """A mutated header in a prefix that fits it, so that the schema has to refuse it."""
+    """Return a frame with a mutated header and a fitting prefix, so that only the schema can refuse it."""
     *start, length, size = PREFIX.unpack_from(frame)
     header = mutated(frame[PREFIX.size : PREFIX.size + length], draw)
     return PREFIX.pack(*start, len(header), size) + header + frame[PREFIX.size + length :]
@@ -71,12 +71,12 @@ def test_mutated_frames_are_refused_or_are_frames(direction: str) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert refused > CASES // 3  # what is left waits for more bytes, or is a frame with another number in it
+    assert refused > CASES // 3  # others wait for more bytes, or are frames with another number
     assert peak < 16 << 20
 
 
 def survives(decoder: FrameDecoder, data: bytes, draw: random.Random) -> bool:
-    """Whether the decoder takes the bytes, in pieces as a socket hands them out; only BadFrame may come out."""
+    """Return True if the decoder accepts the bytes, in pieces as from a socket. Only BadFrame may be raised."""
     try:
         for start in range(0, len(data), piece := draw.choice((7, 64, 1 << 20))):
             decoder.feed(data[start : start + piece])
@@ -91,8 +91,8 @@ def test_deeply_nested_and_endless_headers_are_refused() -> None:
             worker_decoder().feed(PREFIX.pack(MAGIC, PROTOCOL, 0, len(header), 0) + header)
 
 
-def test_mutated_frames_of_a_worker_end_its_connection_alone(tmp_path: Path) -> None:
-    """At a live channel of the host, whose one thread must outlive them all."""
+def test_mutated_frames_of_a_worker_end_only_its_connection(tmp_path: Path) -> None:
+    """A live channel of the host receives the frames, and its one thread must survive them all."""
     draw = random.Random(3)
     _, frames = CASES_OF["to the host"]
     hello = encode(ConnectReply(GENERATION, FACTS), rank=0)
@@ -120,6 +120,6 @@ def test_mutated_frames_of_a_worker_end_its_connection_alone(tmp_path: Path) -> 
 
 def worker(path: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(str(path))  # waits while the host is behind with accepting
+    connection.connect(str(path))  # waits while the host is slow to accept
     connection.settimeout(20)
     return connection

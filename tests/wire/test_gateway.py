@@ -1,4 +1,4 @@
-"""A live listener, as strangers and clients out of their minds meet it: it closes their connections and serves the next."""
+"""A live listener closes the connections of strangers and faulty clients, and serves the next client."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Listener:
         return socket.create_connection((self.address.host, self.address.port), timeout=20)
 
     def client(self) -> socket.socket:
-        """A connection that has shown the secret and received its WelcomeReply."""
+        """Return a connection that has proved the secret and received its WelcomeReply."""
         connection = self.connect()
         present(connection, self.secret, CLIENT)
         connection.settimeout(20)
@@ -70,7 +70,7 @@ class Listener:
 
 
 def receive(connection: socket.socket, kind: type = object) -> object:
-    """The next message of a kind."""
+    """Return the next message of a kind."""
     decoder = host_decoder()
     while data := connection.recv(1 << 16):
         for frame in decoder.feed(data):
@@ -80,7 +80,7 @@ def receive(connection: socket.socket, kind: type = object) -> object:
 
 
 def closed(connection: socket.socket) -> bool:
-    """Whether the other side closes, whatever it says before."""
+    """Return True once the other side closes, after any number of bytes."""
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
         while connection.recv(1 << 16):
             pass
@@ -120,12 +120,12 @@ def listener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listener]:
         process.wait()
 
 
-def test_it_listens_where_it_was_told_and_nowhere_else(listener: Listener) -> None:
+def test_the_listener_has_only_the_given_address(listener: Listener) -> None:
     ours = [c.laddr for c in listener.process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert {address.ip for address in ours if address.port == listener.address.port} == {"127.0.0.1"}
 
 
-def test_mutated_frames_of_a_client_end_its_connection_alone(listener: Listener) -> None:
+def test_mutated_frames_of_a_client_end_only_its_connection(listener: Listener) -> None:
     draw = random.Random(1)
     frames = [
         encode(SAMPLE, TENSORS),
@@ -139,7 +139,7 @@ def test_mutated_frames_of_a_client_end_its_connection_alone(listener: Listener)
     while sent < 1000:
         data = mutated(draw.choice(frames), draw)
         if not refused(data):
-            continue  # a frame that asks for something else, or waits for the rest of it
+            continue  # a valid frame, or one that waits for more bytes
         with listener.client() as connection:
             with contextlib.suppress(ConnectionResetError, BrokenPipeError):
                 connection.sendall(data)
@@ -157,14 +157,14 @@ def refused(data: bytes) -> bool:
     return False
 
 
-def test_mutated_handshakes_end_their_connection_alone(listener: Listener) -> None:
+def test_mutated_handshakes_end_only_their_connection(listener: Listener) -> None:
     draw = random.Random(2)
     good = ANSWER.pack(MAGIC, PROTOCOL, CLIENT, bytes(32), bytes(32))
     before = resources(listener)
     for case in range(300):
         data = mutated(good, draw) if case % 2 else draw.randbytes(draw.randint(0, 4096))
         with listener.connect() as connection:
-            with contextlib.suppress(OSError):  # it may have closed already: the send or the shutdown says so
+            with contextlib.suppress(OSError):  # the listener may have closed the connection already
                 connection.sendall(data)
                 connection.shutdown(socket.SHUT_WR)
             assert closed(connection)
@@ -172,8 +172,8 @@ def test_mutated_handshakes_end_their_connection_alone(listener: Listener) -> No
     assert_no_growth(before, listener)
 
 
-def test_a_proof_is_of_no_use_a_second_time(listener: Listener) -> None:
-    """What a client says to one connection is said again to another, which has drawn another number."""
+def test_a_proof_of_the_secret_cannot_be_replayed(listener: Listener) -> None:
+    """The test repeats a client's answer on a second connection, for which the listener has drawn another number."""
     ours, theirs = socket.socketpair()
     with ours, theirs, listener.connect() as first, ThreadPoolExecutor() as pool:
         theirs.sendall(first.recv(GREETING.size, socket.MSG_WAITALL))
@@ -189,7 +189,7 @@ def test_a_proof_is_of_no_use_a_second_time(listener: Listener) -> None:
         assert second.recv(RESULT.size, socket.MSG_WAITALL)[0] == HandshakeVerdict.WRONG_SECRET
 
 
-def test_strangers_do_not_pile_up(listener: Listener) -> None:
+def test_connections_of_strangers_take_few_resources(listener: Listener) -> None:
     before = resources(listener)
     with contextlib.ExitStack() as stack:
         for _ in range(200):
@@ -202,7 +202,9 @@ def test_strangers_do_not_pile_up(listener: Listener) -> None:
 
 
 def test_silent_strangers_keep_no_client_out(listener: Listener) -> None:
-    """As many as there may be, and some more: the oldest are told why they are closed, and the client is served at once."""
+    """More connections than allowed are opened. The oldest ones are told why they are closed, and a client is
+    served at once.
+    """
     before = resources(listener)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(listener.connect()) for _ in range(STRANGERS + 3)]
@@ -216,7 +218,7 @@ def test_silent_strangers_keep_no_client_out(listener: Listener) -> None:
     assert_no_growth(before, listener)
 
 
-def test_strangers_that_come_again_and_again_keep_no_client_out(listener: Listener) -> None:
+def test_strangers_that_reconnect_repeatedly_keep_no_client_out(listener: Listener) -> None:
     over = threading.Event()
 
     def come_again() -> None:
@@ -242,13 +244,13 @@ def test_strangers_that_come_again_and_again_keep_no_client_out(listener: Listen
 
 
 def resources(listener: Listener) -> tuple[int, int, int]:
-    """Bytes of memory, threads and open files."""
+    """Return bytes of memory, and numbers of threads and open files."""
     process = listener.process
     return process.memory_info().rss, process.num_threads(), process.num_fds()
 
 
 def assert_no_growth(before: tuple[int, int, int], listener: Listener) -> None:
-    until = time.monotonic() + 15  # a thread may be in its handshake still
+    until = time.monotonic() + 15  # a thread may still be in its handshake
     while True:
         memory, threads, files = resources(listener)
         if threads <= before[1] + 2 and files <= before[2] + 2:

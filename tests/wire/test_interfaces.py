@@ -1,4 +1,4 @@
-"""Network interfaces are looked for as gloo and NCCL look for them."""
+"""Network interfaces are looked up by the rules of gloo and NCCL."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from parallel_backend.wire.address import GLOO, NCCL, check_interfaces
 
 
 def interfaces() -> list[str]:
-    """Those that are there now: tests of several machines make others and remove them."""
+    """Return the current interfaces. Tests of several machines add and remove others."""
     return [name for _, name in socket.if_nameindex()]
 
 
 ALL = ",".join(string.ascii_letters)
-"""What every name begins with."""
+"""First letters of all possible names."""
 
 
 @pytest.mark.parametrize("names", ["lo", ",".join(interfaces()), "", "x"])
-def test_what_gloo_finds(names: str) -> None:
+def test_interfaces_that_gloo_finds_are_accepted(names: str) -> None:
     check_interfaces({GLOO: names}, nccl=True)
 
 
 @pytest.mark.parametrize("names", ["lo", "l", "=lo", "^none", "^=l", "none,lo", "=lo:0", ""])
-def test_what_nccl_finds(names: str) -> None:
+def test_interfaces_that_nccl_finds_are_accepted(names: str) -> None:
     check_interfaces({NCCL: names}, nccl=True)
 
 
@@ -35,7 +35,7 @@ def test_what_nccl_finds(names: str) -> None:
     ("variable", "names"),
     [(GLOO, "none0"), (GLOO, "lo,none0"), (NCCL, "none"), (NCCL, "=l"), (NCCL, f"^{ALL}")],
 )
-def test_what_is_not_there_is_refused_with_what_is(variable: str, names: str) -> None:
+def test_a_missing_interface_is_refused_with_the_existing_ones(variable: str, names: str) -> None:
     before = interfaces()
     with pytest.raises(Refused) as raised:
         check_interfaces({variable: names}, nccl=True)
@@ -45,5 +45,5 @@ def test_what_is_not_there_is_refused_with_what_is(variable: str, names: str) ->
     assert said[2].split(", ") in (before, interfaces())
 
 
-def test_nccl_is_not_asked_where_it_is_not_used() -> None:
+def test_nccls_variable_is_ignored_without_nccl() -> None:
     check_interfaces({NCCL: "none"}, nccl=False)

@@ -16,7 +16,7 @@ def open_files() -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(3, 2, 5, 7), (0, 4), ()])
-def test_round_trip(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_a_shared_tensor_arrives_unchanged_and_leaves_no_open_file(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     before = open_files()
     tensor = torch.randn(shape).to(dtype)
     received = mapped(share(tensor), dtype, shape)
@@ -25,15 +25,15 @@ def test_round_trip(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert open_files() == before
 
 
-def test_more_than_containers_have_of_dev_shm() -> None:
+def test_a_tensor_may_be_larger_than_dev_shm_in_containers() -> None:
     tensor = torch.arange(20 << 20, dtype=torch.float32)  # 80 MB
     received = mapped(share(tensor), torch.float32, tensor.shape)
     assert received[-1] == tensor[-1]
-    received += 1  # it is ours to write to, and no copy of the sender's
+    received += 1  # the receiver may write to its tensor, and the sender's stays
     assert tensor[0] == 0
 
 
-def test_another_size_than_announced() -> None:
+def test_another_size_than_announced_is_refused() -> None:
     before = open_files()
     with pytest.raises(ValueError, match="40 bytes of shared memory were handed over instead of 44"):
         mapped(share(torch.zeros(10)), torch.float32, (11,))

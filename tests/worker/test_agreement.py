@@ -1,4 +1,4 @@
-"""Ranks that were asked for different things say so before any of them begins."""
+"""Ranks that received different requests report so before any of them begins."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NEWER = msgspec.structs.replace(MODEL, modified=3)
     ],
     ids=["the same", "another model", "another plan"],
 )
-def test_a_rank_that_was_asked_for_something_else_is_named(
+def test_a_rank_that_received_another_plan_or_model_is_named(
     tmp_path: Path, asked: list[tuple[ResolvedPlan, ModelSpec]], rank: int | None
 ) -> None:
     def problems(rank: int) -> list[str]:
@@ -53,7 +53,7 @@ def test_a_rank_that_was_asked_for_something_else_is_named(
         assert second == ""
 
 
-def test_a_rank_whose_flash_attn_fails_declines_a_plan_that_asks_for_it(tmp_path: Path) -> None:
+def test_a_rank_whose_flash_attn_fails_declines_a_plan_with_flash(tmp_path: Path) -> None:
     refused = "attention flash cannot be used: flash-attn does not work on cuda:1; use auto or sdpa."
 
     def problems(rank: int) -> list[str]:

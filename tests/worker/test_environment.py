@@ -1,4 +1,4 @@
-"""What workers get of ComfyUI's environment."""
+"""Environment variables that workers inherit from ComfyUI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.plans import cpu_plan
     ],
 )
 def test_the_users_allocator_settings_stay_and_comfyuis_backend_does_not(monkeypatch, name, ours, theirs):
-    """ComfyUI appends its backend to what the user has set."""
+    """ComfyUI appends its backend to the user's settings."""
     monkeypatch.setenv(name, ours)
     assert worker_environment().get(name, "") == theirs
 
@@ -32,16 +32,16 @@ def test_the_users_allocator_settings_stay_and_comfyuis_backend_does_not(monkeyp
     [
         ("cuda:0 cuda:1", {"pipefusion": 2}, True),
         ("cuda:0 cuda:1", {"ulysses": 2}, False),
-        ("cuda:0 cuda:0", {"pipefusion": 2}, False),  # gloo, whose sends are not on the GPU
+        ("cuda:0 cuda:0", {"pipefusion": 2}, False),  # gloo's sends do not use the GPU
         ("cpu cpu", {"pipefusion": 2}, False),
     ],
 )
-def test_stages_on_gpus_of_their_own_load_their_kernels_when_they_start(devices, degrees, early):
+def test_stages_on_separate_gpus_load_kernels_at_start(devices, degrees, early):
     plan = msgspec.structs.replace(cpu_plan(**degrees), devices=tuple(devices.split()))
     assert wants_kernels_early(plan) == early
 
 
-def test_kernels_are_loaded_early_unless_the_user_says_otherwise(monkeypatch):
+def test_kernels_are_loaded_early_unless_the_user_sets_the_variable(monkeypatch):
     monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
     assert "CUDA_MODULE_LOADING" not in group_environment(2, kernels_early=False)
     assert group_environment(2, kernels_early=True)["CUDA_MODULE_LOADING"] == "EAGER"

@@ -1,4 +1,4 @@
-"""ComfyUI as the fork server imports it for all workers, beside ComfyUI as a process of its own does."""
+"""The fork server: ComfyUI's settings in forked workers, early imports, and the server's start and end."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ for early in (False, True):
 """
 
 
-@thorough  # it imports ComfyUI twice; what the quick run computes on forked workers is compared with ComfyUI everywhere
-def test_workers_have_comfyuis_switches_as_a_process_of_their_own_has_them():
+@thorough  # the test imports ComfyUI twice; the quick run compares results of forked workers with ComfyUI everywhere
+def test_forked_workers_have_the_switches_of_a_separate_comfyui_process():
     given = ["--cpu", "--fp32-unet", "--use-split-cross-attention", "--fast", "fp16_accumulation"]
     environment = os.environ | {FOLDER: os.environ["COMFYUI_PATH"], ARGUMENTS: json.dumps(given)}
     ran = subprocess.run(
@@ -60,14 +60,14 @@ def test_workers_have_comfyuis_switches_as_a_process_of_their_own_has_them():
     assert alone["diffusers"] is False, "it takes seconds, and none of ComfyUI's own models needs it"
 
 
-def test_a_module_that_cannot_be_imported_is_left_to_the_workers_to_tell(monkeypatch):
+def test_an_early_import_that_fails_is_skipped(monkeypatch):
     monkeypatch.delitem(sys.modules, "wave", raising=False)
     forkserver.import_once(["no.such.module", "wave"])
     assert "wave" in sys.modules
 
 
 @pytest.mark.parametrize("name", [FOLDER, ARGUMENTS])
-def test_workers_of_another_comfyui_start_from_nothing(monkeypatch, name):
+def test_workers_of_another_comfyui_do_not_reuse_the_imported_one(monkeypatch, name):
     monkeypatch.setitem(sys.modules, "comfy", sys)
     for each in (FOLDER, ARGUMENTS):
         monkeypatch.setenv(each, "this")
@@ -78,12 +78,12 @@ def test_workers_of_another_comfyui_start_from_nothing(monkeypatch, name):
 
 
 def fork_servers():
-    """Those that this process has."""
+    """Return the process ids of this process's fork servers."""
     mine = psutil.Process().children()
     return {each.pid for each in mine if "parallel_backend.worker.forkserver" in each.cmdline()}
 
 
-def test_it_is_started_before_the_first_run_once_and_ends_with_the_backend():
+def test_the_fork_server_starts_once_in_advance_and_ends_with_the_backend():
     before, backend = fork_servers(), Backend(Deadlines(leave=0))
     backend.prepare()
     (started,) = fork_servers() - before

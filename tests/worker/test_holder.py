@@ -1,4 +1,4 @@
-"""The Holder on real ranks: what stays, what leaves first, and that all ranks do the same."""
+"""The holder on real ranks: models that stay, the order in which they leave, and equal decisions of all ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ PLENTY = Allowance(limit=1 << 30)
 
 
 class Rows:
-    """A part of so many times ROW bytes, filled with a value; may be sharded over all ranks, or be the same on all."""
+    """A part of `rows` times ROW bytes, filled with a value. It is sharded over all ranks, shared between equal ranks, or
+    neither.
+    """
 
     def __init__(self, rows: int, value: float = 1.0, sharded: bool = False, sharers: Communicator = ALONE) -> None:
         self.value = value
@@ -85,7 +87,7 @@ def test_several_models_stay_while_they_fit_and_the_least_recently_used_goes_fir
     assert on_host(held) == {"a": 2}
 
 
-def test_what_is_needed_to_compute_makes_others_leave_but_not_the_one_in_use():
+def test_activations_make_other_models_leave_but_not_the_one_in_use():
     held = holder()
     held.hold(A, "whole", lambda: Rows(2), PLENTY)
     held.hold(B, "whole", lambda: Rows(2), PLENTY)
@@ -105,7 +107,7 @@ def test_without_room_on_the_host_a_part_is_dropped_and_loaded_again():
     assert held.restored == 0
 
 
-def test_another_arrangement_takes_the_place_of_the_old():
+def test_another_arrangement_replaces_the_old_one():
     held = holder()
     held.hold(A, "whole", lambda: Rows(4), PLENTY)
     held.hold(A, "half", lambda: Rows(2), PLENTY)
@@ -131,17 +133,17 @@ def test_freed_memory_leaves_the_process():
     small = [torch.ones(64 << 8) for _ in range(1600)]  # 64 KiB each, which the C library takes from its heap
     taken = resident().rss - before
     assert taken > 90 << 20
-    last = small[-1]  # at the heap's end, so that it cannot shrink
+    last = small[-1]  # lies at the heap's end, so that the heap cannot shrink
     del small
     RankMemory(CPU, 1).give_back()
     assert resident().rss - before < taken / 10
     assert last.sum() == last.numel()
 
 
-def test_ranks_with_different_room_hold_and_drop_the_same():
+def test_ranks_with_different_free_memory_hold_and_drop_the_same_models():
     def rank(number: int) -> Any:
-        held = holder(host_reserve=(1 << 60) * number)  # rank 1 has no room on the host
-        limit = Allowance(limit=(3 + 2 * number) * ROW)  # rank 0 has none for both
+        held = holder(host_reserve=(1 << 60) * number)  # rank 1 has no memory on the host
+        limit = Allowance(limit=(3 + 2 * number) * ROW)  # rank 0 has no memory for both models
         held.hold(A, "whole", lambda: Rows(2), limit)
         held.hold(B, "whole", lambda: Rows(2), limit)
         before = on_device(held), on_host(held)
@@ -152,13 +154,13 @@ def test_ranks_with_different_room_hold_and_drop_the_same():
     assert first == second == (({"b": 2}, {}), {}, {})
 
 
-def test_only_the_rank_whose_device_is_asked_for_gives_way():
+def test_a_release_of_one_device_frees_only_its_rank():
     def rank(number: int) -> Any:
         held = holder()
         part = held.hold(A, "whole", lambda: Rows(2), PLENTY)
         held.release(A, here=number == 0)
         away = on_device(held), on_host(held)
-        held.hold(B, "whole", lambda: Rows(2), Allowance(limit=3 * ROW))  # so that A leaves rank 1 too
+        held.hold(B, "whole", lambda: Rows(2), Allowance(limit=3 * ROW))  # A then leaves rank 1 too
         between = on_device(held), on_host(held)
         assert held.hold(A, "whole", pytest.fail, PLENTY) is part
         return away, between, on_device(held), held.restored // ROW, part.fills
@@ -172,7 +174,7 @@ def all_ranks() -> Communicator:
     return Communicator("subgroup", dist.group.WORLD, CPU, False, Meter())
 
 
-def test_ranks_that_hold_the_same_keep_one_copy_of_it_whoever_leaves_when():
+def test_ranks_with_equal_weights_keep_one_copy_in_whatever_order_they_leave():
     def rank(number: int) -> Any:
         held, limit = holder(), Allowance(limit=3 * ROW)
         part = held.hold(A, "whole", lambda: Rows(2, value=0.1, sharers=all_ranks()), PLENTY)
@@ -186,7 +188,7 @@ def test_ranks_that_hold_the_same_keep_one_copy_of_it_whoever_leaves_when():
         held.hold(B, "whole", lambda: Rows(2), limit)
         assert held.hold(A, "whole", pytest.fail, limit) is part
         back = torch.equal(part.module.weight, before), mappings()
-        part.module.weight.data.fill_(number)  # its own again
+        part.module.weight.data.fill_(number)  # each rank again has weights of its own
         all_true(True)
         return first, counted, here, back, part.module.weight.mean().item(), on_host(held)
 
@@ -197,7 +199,7 @@ def test_ranks_that_hold_the_same_keep_one_copy_of_it_whoever_leaves_when():
 
 
 class Keeping(ReplicatedStore):
-    """Keeps the memory of its copy, as where it is pinned for a GPU."""
+    """A store that keeps the memory of its copy, as for copies pinned for a GPU."""
 
     def stay(self) -> None:
         self._idle = self._copy or self._idle
@@ -205,7 +207,7 @@ class Keeping(ReplicatedStore):
 
 
 class Room(RankMemory):
-    """So many bytes of host memory, of which weights that are held take theirs."""
+    """A rank memory with `room` bytes on the host, of which released weights use some."""
 
     held: ModelHolder
     room = 1 << 40
@@ -214,7 +216,7 @@ class Room(RankMemory):
         return nbytes + sum(self.held.on_host().values()) <= self.room
 
 
-def test_memory_that_weights_have_left_is_kept_until_it_is_wanted():
+def test_the_memory_of_a_host_copy_is_kept_until_other_weights_need_it():
     def rank(number: int) -> Any:
         memory = Room(CPU, 1)
         memory.held = held = ModelHolder(memory, all_true, RankProgress())
@@ -235,7 +237,7 @@ def test_memory_that_weights_have_left_is_kept_until_it_is_wanted():
         held.hold(A, "whole", pytest.fail, PLENTY)
         memory.room = 2 * ROW
         held.hold(B, "whole", pytest.fail, PLENTY)
-        enough = on_host(held), mappings()  # as much again is free beside it
+        enough = on_host(held), mappings()  # besides it, as much memory again is free
         held.release(B)
         wanted = on_host(held), mappings()
         held.hold(B, "whole", pytest.fail, PLENTY)
@@ -245,16 +247,16 @@ def test_memory_that_weights_have_left_is_kept_until_it_is_wanted():
         held.hold(A, "whole", pytest.fail, PLENTY)
         return away, kept, again, enough, wanted, (on_host(held), mappings())
 
-    half = ({"a": 1}, 1)  # of the ranks' one copy
+    half = ({"a": 1}, 1)  # this rank's half of the ranks' one copy
     assert run_ranks(2, rank) == [({"a": 1}, half, half, half, ({"b": 2}, 0), ({}, 0))] * 2
 
 
 def mappings() -> int:
-    """How many copies of weights this process sees."""
+    """Return the number of copies of weights that this process maps."""
     return Path("/proc/self/maps").read_text().count("memfd:parallel weights")
 
 
-def test_sharded_weights_count_as_shards_and_come_back_bit_equal():
+def test_sharded_weights_count_as_shards_and_return_bit_equal():
     def rank(number: int) -> Any:
         held = holder()
         part = held.hold(A, "sharded", lambda: Rows(2, value=0.1, sharded=True), PLENTY)

@@ -1,4 +1,4 @@
-"""Timing a model's blocks: signs of progress while it lasts, however long one forward is."""
+"""Timing a model's blocks gives signs of progress, however long one forward is."""
 
 from __future__ import annotations
 

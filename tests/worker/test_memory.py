@@ -1,4 +1,4 @@
-"""Every form in which memory runs out is recognised: as CUDA, its libraries, NCCL and torch report it."""
+"""Every form of an out-of-memory error is recognised, as CUDA, its libraries, NCCL and torch report it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from parallel_backend.worker.memory.rank_memory import OutOfMemory, RankMemory, 
 
 ASYNCHRONOUS = "CUDA kernel errors might be asynchronously reported at some other API call"
 AcceleratorError = getattr(torch, "AcceleratorError", RuntimeError)
-"""torch's own since 2.8, a RuntimeError too."""
+"""torch's own error class since 2.8, also a RuntimeError."""
 
 
 def accelerator_error(text: str) -> BaseException:
-    """Only torch gives it its error code."""
+    """Return torch's own error without its error code, which only torch can set."""
     error = AcceleratorError.__new__(AcceleratorError, text)
     error.args = (text,)
     return error
@@ -76,11 +76,11 @@ def test_memory_that_ran_out_is_recognised(error):
     ],
     ids=str,
 )
-def test_other_failures_are_not(error):
+def test_other_failures_are_not_out_of_memory(error):
     assert not is_out_of_memory(error)
 
 
-def test_a_real_allocation_says_how_much_was_asked_for():
+def test_the_bytes_of_a_real_failed_allocation_are_known():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
@@ -88,10 +88,10 @@ def test_a_real_allocation_says_how_much_was_asked_for():
 
 
 @pytest.mark.parametrize(("free", "returned"), [(5 << 30, False), (3 << 30, True)])
-def test_what_torch_keeps_is_returned_where_it_is_a_good_part_of_what_is_free(
+def test_torchs_cached_memory_is_returned_if_it_is_much_of_the_free_memory(
     monkeypatch: pytest.MonkeyPatch, free: int, returned: bool
 ) -> None:
-    """By the numbers of a GPU of which 8 GB are in use and 1 GB is kept."""
+    """The numbers are those of a GPU with 8 GB in use and 1 GB cached."""
     emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 9 << 30)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 8 << 30)
@@ -102,20 +102,20 @@ def test_what_torch_keeps_is_returned_where_it_is_a_good_part_of_what_is_free(
 
 
 class DeadGpu:
-    """A rank whose device answers nothing any more."""
+    """A rank whose device no longer answers."""
 
     def shortage(self, error: BaseException) -> MemoryShortage:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-def test_a_shortage_is_told_of_a_gpu_that_answers_no_more() -> None:
+def test_a_shortage_is_reported_for_a_gpu_that_no_longer_answers() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 54.00 MiB.")
     dead: Any = DeadGpu()
     assert _shortage(error, dead) == MemoryShortage(54 << 20, free_bytes=0, model_bytes=0, models_on_device=[])
 
 
 @pytest.mark.parametrize(("windows", "kept"), [(True, 2_000_000_000), (False, 0)])
-def test_what_windows_does_not_give_is_not_counted_as_free(
+def test_memory_that_windows_keeps_does_not_count_as_free(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, windows: bool, kept: int
 ) -> None:
     (tmp_path / "dxg").touch()

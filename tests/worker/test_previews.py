@@ -1,4 +1,4 @@
-"""What a step shows is sent by a thread, in order, and nothing is lost or left behind."""
+"""Previews of steps are sent by a thread, in order, and no preview is lost or left behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Host:
-    """Takes messages; `reads` says whether it does so now."""
+    """A host that takes messages while `reads` is set."""
 
     def __init__(self) -> None:
         self.got: list[tuple[int, float]] = []
@@ -45,13 +45,13 @@ def test_the_loop_goes_on_while_the_host_does_not_read_and_all_arrive_in_order(d
 
 
 def shown_then(host: Host, error: BaseException) -> None:
-    """A run that shows one step and ends with an error."""
+    """Run a loop that shows one step and ends with an error."""
     with Previews(CPU, host.take) as previews:
         previews.show(SampleStepReply(1, 0), {"x": torch.zeros(())})
         raise error
 
 
-def test_a_cancelled_run_has_sent_all_before_it_is_answered() -> None:
+def test_a_cancelled_run_sends_all_previews_before_it_ends() -> None:
     host = Host()
     with pytest.raises(Cancelled):
         shown_then(host, Cancelled())

@@ -1,4 +1,4 @@
-"""What a rank's heartbeats say of it while its main thread compiles, and while a request comes."""
+"""A rank's heartbeats while its main thread compiles, and while a request arrives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from parallel_backend.worker.process.status import RankProgress
 
 
 def heartbeat(status: RankProgress) -> int:
-    """The marks, as the link's thread sends them."""
+    """Mark progress as the link's thread does, and return the number of marks."""
     thread = threading.Thread(target=status.mark_compiling)
     thread.start()
     thread.join()
@@ -29,7 +29,7 @@ def heartbeat(status: RankProgress) -> int:
 
 
 @pytest.mark.parametrize(("longest", "moved"), [(module.LONGEST_COMPILE, [1, 2]), (0.0, [0, 0])])
-def test_a_long_compile_counts_as_getting_on_but_not_for_ever(
+def test_a_long_compile_counts_as_progress_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch, longest: float, moved: list[int]
 ) -> None:
     monkeypatch.setattr(module, "LONGEST_COMPILE", longest)
@@ -51,8 +51,8 @@ def test_a_long_compile_counts_as_getting_on_but_not_for_ever(
     assert heartbeat(status) == moved[1]
 
 
-def test_an_idle_rank_says_that_it_reads_while_a_long_request_comes() -> None:
-    """From the first byte until the main thread has done with it."""
+def test_an_idle_rank_reports_reading_while_a_long_request_arrives() -> None:
+    """The phase lasts from the first byte until the main thread has taken the request."""
     status = RankProgress(phase=module.IDLE)
     ours, theirs = socket.socketpair()
     theirs.settimeout(20)
@@ -80,7 +80,7 @@ def test_an_idle_rank_says_that_it_reads_while_a_long_request_comes() -> None:
 
 
 def phases_of(connection: socket.socket, status: RankProgress) -> Iterator[str]:
-    """The phases that heartbeats name, as fast as they can be sent."""
+    """Yield the phases in heartbeats, as fast as they can be sent."""
     decoder = host_decoder()
     while True:
         status.changed.set()
