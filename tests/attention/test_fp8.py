@@ -35,7 +35,7 @@ def rounded(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_row_is_its_values_in_e4m3_and_their_scale(dtype: torch.dtype) -> None:
+def test_an_encoded_row_has_e4m3_values_and_their_scale(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(2, 5, 3, 64, generator=generator) * torch.logspace(-3, 3, 30).view(2, 5, 3, 1)
     x = x.to(dtype)

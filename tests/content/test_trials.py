@@ -386,7 +386,7 @@ def test_a_new_nodes_function_that_workers_cannot_run_is_found(new_nodes: Any, m
         tried(getattr(new_nodes, method)())
 
 
-def test_a_new_nodes_function_that_draws_is_found(new_nodes: Any) -> None:
+def test_a_new_nodes_function_that_draws_noise_fails_the_trial(new_nodes: Any) -> None:
     assert not tried(new_nodes.drawing())
 
 

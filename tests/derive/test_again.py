@@ -43,7 +43,7 @@ def test_a_derivation_that_took_too_long_is_tried_again_after_a_pause(tmp_path: 
     assert tried.found([prompt.kind]) is None
 
 
-def test_a_derivation_has_nothing_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_derivation_leaves_nothing_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No part of a prompt stays there, however ComfyUI or the child process ends."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -42,7 +42,7 @@ def test_another_size_is_the_same_kind_once_the_sizes_are_known() -> None:
         (kind(tokens=None), "conditioning without tokens"),
     ],
 )
-def test_another_kind_is_named(other: CallKind, what: str) -> None:
+def test_the_difference_of_another_kind_of_call_is_named(other: CallKind, what: str) -> None:
     known = kind().with_sizes([kind(9, 12)])
     assert re.fullmatch(f"{what}.*", known.difference(other))
     assert difference([known], [known, other]) == difference([known], [other])

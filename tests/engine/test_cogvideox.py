@@ -231,7 +231,7 @@ def test_the_oldest_diffusers_in_workers_equals_the_installed_one_here(
 
 
 @pytest.mark.parametrize("size", [(1, 6, 10), (5, 4, 4), (13, 4, 6)])
-def test_5b_positions_fit_every_shape(original: Original, ours: Ours, size: tuple[int, int, int]) -> None:
+def test_5b_equals_diffusers_at_unusual_sizes(original: Original, ours: Ours, size: tuple[int, int, int]) -> None:
     job = Video("5b", frames=size[0], height=size[1], width=size[2], text=3)
     assert relative_error(ours(job, cpu_plan()), original(job)) <= TOLERANCE
 

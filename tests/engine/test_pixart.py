@@ -163,7 +163,7 @@ def test_quantised_files_equal_diffusers(original: Original, ours: Ours, form: s
 
 @pytest.mark.exactness
 @pytest.mark.parametrize("workers", [2])
-def test_other_jobs_equal_diffusers(original: Original, ours: Ours, workers: int) -> None:
+def test_other_samplers_files_and_sizes_equal_diffusers(original: Original, ours: Ours, workers: int) -> None:
     jobs = [
         Picture(sampler="euler"),
         Picture(micro_conditions=False),

@@ -70,7 +70,7 @@ def test_a_value_is_read_from_the_file(path: Path, question: str, inference: boo
     assert answer == ask(NUMBERS)
 
 
-def test_other_tensors_are_not_read(path: Path, tmp_path: Path) -> None:
+def test_tensors_that_are_not_asked_for_are_not_read(path: Path, tmp_path: Path) -> None:
     checkpoint = read_header(path)
     cut = tmp_path / path.name
     cut.write_bytes(path.read_bytes())

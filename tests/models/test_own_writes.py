@@ -103,7 +103,7 @@ def test_writes_of_a_pack_are_refused(path: str, name: str, value: Any, monkeypa
         refuse_changes(model, snapshot)
 
 
-def test_a_packs_callback_before_the_run_is_not_comfyuis_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_by_a_packs_callback_before_the_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, patcher, snapshot = built(monkeypatch)
     patcher.add_callback("on_pre_run", lambda running: setattr(running.model.diffusion_model, "enabled", False))
     patcher.pre_run()

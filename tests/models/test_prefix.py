@@ -303,7 +303,7 @@ def test_one_rank_gives_the_same_bits(keeps: bool) -> None:
     case.model.kept.clear()
 
 
-def test_only_the_pictures_tokens_travel() -> None:
+def test_only_the_pictures_tokens_are_exchanged() -> None:
     """Exchanges hold no text and no references: as many bytes travel with references as without."""
 
     def sent(references: bool) -> int:

@@ -117,7 +117,7 @@ def test_every_product_gives_the_models_own_result(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BEFORE)
-def test_weights_shared_out_over_ranks_give_the_models_own_result(name: str) -> None:
+def test_sharded_weights_give_the_models_own_result(name: str) -> None:
     case = case_of(name)
     with torch.no_grad():
         expected = case.stock()
@@ -256,7 +256,7 @@ PATCHED = ({}, {"pipefusion": 2}, {"ring": 2, "ulysses": 2}, {"pipefusion": 2, "
 
 @pytest.mark.parametrize("patches", [2, 3])
 @pytest.mark.parametrize("name", BEFORE)
-def test_stale_patches_depend_on_their_number_alone(name: str, patches: int) -> None:
+def test_results_of_stale_patches_depend_only_on_their_number(name: str, patches: int) -> None:
     """A whole call and two calls by patches, of other latents and times, agree on one rank and on several."""
     first = case_of(name)
     times = (1.0, 0.8, 0.5)

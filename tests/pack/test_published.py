@@ -130,7 +130,7 @@ def test_every_phase_of_a_worker_has_a_name_in_the_page() -> None:
     assert phases | set(KINDS.values()) <= words("en", "main.json")["parallel"]["names"].keys()
 
 
-def test_chinese_words_are_chinese() -> None:
+def test_descriptions_and_tooltips_in_chinese_have_chinese_characters() -> None:
     nodes = words("zh", "nodeDefs.json")
     assert set(nodes) == {page.stem for page in HELP}
     for name, node in nodes.items():

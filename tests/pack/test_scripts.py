@@ -124,7 +124,7 @@ def test_a_workflow_calls_a_script_and_nothing_else(name: str, when: set[str], c
     assert (REPO / called).exists()
 
 
-def test_each_workflow_is_known() -> None:
+def test_only_the_known_workflows_exist() -> None:
     assert {path.name for path in (REPO / ".github" / "workflows").iterdir()} == {"quick.yml", "newest.yml"}
     assert workflow("newest.yml")["permissions"]["issues"] == "write"
 

@@ -27,7 +27,7 @@ def test_the_quick_run_has_the_same_cases_of_product_and_pairwise() -> None:
     assert quick[0] == quick[1] == {"a-one-1", "b-two-2", "c-one-1"}
 
 
-def test_the_table_of_what_proves_what_names_every_module() -> None:
+def test_the_readmes_table_names_every_test_module() -> None:
     tests = Path(__file__).parents[1]
     page = (tests / "README.md").read_text()
     modules = [path.relative_to(tests).with_suffix("") for path in tests.rglob("test_*.py")]

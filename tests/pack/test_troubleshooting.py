@@ -72,7 +72,7 @@ TITLES = ("error.", "outcome.slow")
 """Beginnings of the keys of the page's texts that are titles of messages and marks."""
 
 
-def test_the_titles_that_users_see_are_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_titles_that_users_see_have_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     page = nodes_module("troubleshooting", monkeypatch)
     texts = json.loads((REPO / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]["texts"]
     titles = [text for key, text in texts.items() if key.startswith(TITLES)]

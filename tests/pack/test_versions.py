@@ -35,7 +35,7 @@ def requirements() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("file", ["pyproject.toml", "requirements.txt"])
-def test_the_range_is_the_same_everywhere(file: str) -> None:
+def test_the_range_of_diffusers_is_the_same_everywhere(file: str) -> None:
     allowed = Requirement(requirements()[file]).specifier
     (major, minor), (newest_major, newest_minor) = diffusers_family.OLDEST, diffusers_family.NEWEST
     assert {str(each) for each in allowed} == {f">={major}.{minor}", f"<{newest_major}.{newest_minor + 1}"}

@@ -179,7 +179,7 @@ def test_each_card_has_all_figures_an_origin_and_a_machine() -> None:
         }
 
 
-def test_the_file_is_as_the_command_writes_it(tmp_path: Path) -> None:
+def test_the_file_of_cards_equals_the_commands_output(tmp_path: Path) -> None:
     """A calibration therefore changes only the lines of its card."""
     write_cards(tmp_path / "cards.json", cards())
     assert (tmp_path / "cards.json").read_bytes() == CARDS.read_bytes()
@@ -188,5 +188,5 @@ def test_the_file_is_as_the_command_writes_it(tmp_path: Path) -> None:
 PREFIXES = {"T": 1e12, "G": 1e9, "µ": 1e-6}
 
 
-def test_the_units_of_the_table_are_their_names() -> None:
+def test_units_of_the_table_match_their_prefixes() -> None:
     assert all(PREFIXES[word[0]] == unit for unit, word in UNITS.values())

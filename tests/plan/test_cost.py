@@ -234,7 +234,7 @@ def test_known_models_have_as_many_parameters_as_their_names_say() -> None:
     assert billions["pixart-alpha"] == pytest.approx(0.61, rel=0.02)
 
 
-def test_tokens_of_pictures_and_videos() -> None:
+def test_pictures_and_videos_have_the_expected_numbers_of_tokens() -> None:
     assert FLUX.image_tokens(1024, 1024) == 4096
     assert FLUX.image_tokens(1000, 1000) == 63 * 63
     assert known_model("cogvideox-5b").shape.image_tokens(720, 480, 49) == 13 * 45 * 30
@@ -299,7 +299,7 @@ def test_the_ranking_is_a_table() -> None:
     assert not any(line.endswith(" ") for line in lines)
 
 
-def test_unknown_names_are_refused() -> None:
+def test_unknown_cards_and_models_are_refused() -> None:
     with pytest.raises(Refused, match="h100"):
         profile("tpu")
     with pytest.raises(Refused, match="flux-dev"):

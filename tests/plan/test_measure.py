@@ -72,6 +72,6 @@ def test_a_damaged_file_is_measured_again_and_a_read_only_folder_does_no_harm(tm
     assert cached("cards", Machine, lambda: MEASURED, blocked / "below") == MEASURED
 
 
-def test_other_devices_have_another_key() -> None:
+def test_other_devices_or_kernels_have_another_cache_key() -> None:
     assert machine_key(["cpu", "cpu"], "auto") != machine_key(["cpu"], "auto")
     assert machine_key(["cpu"], "sage") != machine_key(["cpu"], "auto")

@@ -52,7 +52,7 @@ def test_a_plan_is_checked_before_a_job_is_known() -> None:
         check(ParallelPlan(devices="cpu:4", ring=2), 0, SDXL.limits)
 
 
-def test_times_of_a_forward_follow_from_two_of_them() -> None:
+def test_start_and_item_times_follow_from_two_measured_forwards() -> None:
     first, second = forward_times(BlockTimes(((3.0, 5.0), (4.0, 4.0)), (1, 2)))
     assert first == ForwardTime(start=1.0, item=2.0)
     assert second == ForwardTime(start=4.0, item=4.0)  # an item that adds no time counts as a whole forward

@@ -86,7 +86,7 @@ def test_cogvideox_over_ranks_equals_diffusers_or_comfyuis(schedule: str, ranks:
             assert relative_error(ours_one, theirs_one) < TOLERANCE
 
 
-def test_the_schedules_differ() -> None:
+def test_the_two_schedules_of_cogvideox_differ() -> None:
     """A schedule that is not followed can therefore not pass the other tests."""
     for original, comfyui in zip(cogvideox_oracle("original")[0][1:], cogvideox_oracle("comfyui")[0][1:], strict=True):
         assert relative_error(comfyui, original) > 0.01

@@ -71,7 +71,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_other_files_are_refused(tmp_path: Path, words: str) -> None:
+def test_files_without_a_fitting_vae_are_refused(tmp_path: Path, words: str) -> None:
     with pytest.raises(Refused, match=words) as refusal:
         recognise(header(tmp_path, REFUSED[words]))
     assert str(refusal.value).startswith("vae.safetensors ") and str(refusal.value).endswith(".")

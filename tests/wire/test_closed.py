@@ -102,7 +102,7 @@ def test_planted_unpickling_is_found() -> None:
     assert not unpickling(ast.parse("from safetensors.torch import save"))
 
 
-def test_the_socket_is_the_users_alone_whatever_the_umask() -> None:
+def test_only_the_user_can_open_the_socket_under_any_umask() -> None:
     before = os.umask(0)
     try:
         folder = make_folder()

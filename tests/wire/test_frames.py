@@ -132,7 +132,7 @@ def test_the_number_of_a_request_with_unreadable_tensors_is_known() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_mutated_frames_never_do_more_than_be_refused(data: st.DataObject) -> None:
+def test_mutated_frames_raise_no_other_error_than_bad_frame(data: st.DataObject) -> None:
     frame = bytearray(encode(SAMPLE, TENSORS))
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))

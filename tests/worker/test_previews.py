@@ -33,7 +33,7 @@ class Host:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU"))])  # fmt: skip
-def test_the_loop_goes_on_while_the_host_does_not_read_and_all_arrive_in_order(device: str) -> None:
+def test_the_loop_continues_while_the_host_does_not_read_and_previews_arrive_in_order(device: str) -> None:
     host = Host()
     host.reads.clear()
     with Previews(torch.device(device), host.take) as previews:
