@@ -85,7 +85,7 @@ def _diffsynth(name: str) -> Patched:
 
 
 def _zimage(name: str, **settings: Any) -> Patched:
-    """Return a network with more blocks than the case has, so that the network runs to its end."""
+    """Return a case whose network has more blocks than the model, so that the network runs to its end."""
     from comfy.ldm.lumina.controlnet import ZImage_Control
     from comfy_extras.nodes_model_patch import ZImageControlPatch
 

@@ -21,8 +21,8 @@ from tests.support.tiny.models import draw
 
 ALONE = (
     "flux 2, zero-timestep reference",  # its guidance is for one row
-    "hunyuan video, masked text",  # its mask has a single row
-    "hunyuan video, first frame and reference",  # it writes its frame into all rows in one operation
+    "hunyuan video, masked text",  # the class makes a mask of a single row
+    "hunyuan video, first frame and reference",  # the same mask, into which it writes those of all rows
 )
 """Cases that ComfyUI's own class accepts with one row only."""
 
