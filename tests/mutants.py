@@ -120,6 +120,7 @@ MODELS = ("tests/models/test_sequence_parallel.py",)
 SAMPLERS = ("tests/denoise/test_samplers.py",)
 PRODUCTS = ("tests/engine/test_products.py",)
 PROMPTS = ("tests/denoise/test_prompts.py",)
+STOCK_NODES = ("tests/features/test_stock_nodes_on_flux.py",)
 PARITY = ("tests/features/test_flux_parity.py",)
 
 MUTANTS = (
@@ -226,7 +227,7 @@ MUTANTS = (
         "parallel_backend/denoise/guidance.py",
         "weights[branch] += strength",
         "weights[branch] += 1.0",
-        PARITY,
+        STOCK_NODES,
     ),
     Mutant(
         "a rank takes its own branch for both",
