@@ -1,4 +1,4 @@
-"""The prompts that take part in a step are those that ComfyUI chooses, also if a range ends on the step's own sigma."""
+"""The prompts of a model call, and their batches: ComfyUI's choice, also if a range ends on the step's own sigma."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.support.comfy_oracle import comfy_on_path
 
 comfy_on_path()
 
+import comfy.conds  # noqa: E402
 import comfy.model_sampling  # noqa: E402
 import comfy.samplers  # noqa: E402
 
@@ -52,3 +53,46 @@ def test_ranges_of_prompts_begin_and_end_as_in_comfyui(process: type[Any]) -> No
                     if bool(prompts.taking_part(sigma)) != takes_part_in_comfyui(entry, sigma)
                 ]
     assert not wrong
+
+
+def prompts_of(count: int, masks: tuple[torch.Tensor, ...] = ()) -> Prompts:
+    """Return prompts of one branch, whose texts have equal shapes and the values 0, 1, ..."""
+    tensors = {f"text {number}": torch.full((1, 2, 3), float(number)) for number in range(count)}
+    tensors |= {f"mask {number}": mask for number, mask in enumerate(masks)}
+    names = [
+        {"context": f"text {number}"} | ({"attention_mask": f"mask {number}"} if masks else {})
+        for number in range(count)
+    ]
+    return Prompts({0: [PromptSpec(each) for each in names]}, [0], tensors, torch.float32, 1, slice(0, 1))
+
+
+def test_a_batch_has_the_prompts_in_comfyuis_order() -> None:
+    texts: list[torch.Tensor] = []
+
+    def apply_model(x: torch.Tensor, _: torch.Tensor, c_crossattn: torch.Tensor, **__: Any) -> torch.Tensor:
+        texts.append(c_crossattn[:, 0, 0])
+        return x
+
+    patcher = SimpleNamespace(
+        get_free_memory=lambda _: 1 << 40, prepare_state=lambda *_: None, apply_hooks=lambda hooks: {}
+    )
+    model = SimpleNamespace(current_patcher=patcher, apply_model=apply_model, memory_required=lambda *_, **__: 1)
+    entries = [
+        {
+            "model_conds": {"c_crossattn": comfy.conds.CONDCrossAttn(torch.full((1, 2, 3), float(number)))},
+            "uuid": number,
+        }
+        for number in range(3)
+    ]
+    latent = torch.zeros(1, 1, 1, 1)
+    comfy.samplers.calc_cond_batch(model, [entries], latent, torch.ones(1), {})
+    (batch,) = prompts_of(3).at(torch.tensor(1.0))
+    (expected,) = texts
+    assert torch.equal(batch.conditioning["context"][:, 0, 0], expected)
+    assert batch.key == tuple(expected.int().tolist())
+
+
+def test_prompts_share_a_batch_only_if_their_text_masks_are_equal() -> None:
+    """A text mask drops tokens, so one mask stands for all rows of a batch."""
+    hides, shows = torch.tensor([[1, 0]]), torch.tensor([[1, 1]])
+    assert [batch.key for batch in prompts_of(3, (hides, shows, hides)).at(torch.tensor(1.0))] == [(2, 0), (1,)]

@@ -83,7 +83,7 @@ def test_a_child_ends_with_its_parent() -> None:
     """The parent is killed by SIGKILL."""
     asks = (
         "import sys, time; from parallel_backend.host.proofs import Prover; from parallel_backend.models.comfyui.proof.request "
-        "import Asked; prover = Prover(sys.argv[1], [Asked('WAN21_T2V', 'wan, text')] * 99, 600.0); "
+        "import ProofRequest; prover = Prover(sys.argv[1], [ProofRequest('WAN21_T2V', 'wan, text')] * 99, 600.0); "
         "print(prover._process.pid, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", asks, FOLDER], stdout=subprocess.PIPE, text=True) as asker:

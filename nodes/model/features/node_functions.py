@@ -162,7 +162,7 @@ def _after_unet_block(function: Any, rebuilt: Any, channels: Sequence[int]) -> I
     """Yield the results of a function after a UNet's block, with the features of each width divided by rows."""
     for width in channels:
         features = [random(seed, (2, width, 4, 4)) for seed in range(2)]
-        yield from _by_rows(lambda called, given: called(*given, {}), function, rebuilt, features)
+        yield from _by_rows(lambda called, arguments: called(*arguments, {}), function, rebuilt, features)
 
 
 def _skipped(function: Any, rebuilt: Any, _: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:

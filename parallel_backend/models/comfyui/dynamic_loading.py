@@ -29,7 +29,7 @@ def file_dtypes(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap) -> dict
         checkpoint: the model's file.
         keys: the rows of the file's tensors that each parameter consists of.
     """
-    found: dict[str, torch.dtype] = {}
+    dtypes: dict[str, torch.dtype] = {}
     for name, layer in module.named_modules():
         own = dict(layer.named_parameters(prefix=name, recurse=False))
         if not hasattr(layer, "comfy_cast_weights") or len(own) < len(list(layer.parameters())):
@@ -37,8 +37,8 @@ def file_dtypes(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap) -> dict
         entries = {key: first_entry(checkpoint, keys[key]) for key in own}
         size = sum(own[key].numel() * entry.storage.nbytes // entry.storage.values for key, entry in entries.items())
         for key, entry in entries.items():
-            kept = size <= SMALL_MODULE or key.rpartition(".")[2] not in ("weight", "bias")
+            keeps_dtype = size <= SMALL_MODULE or key.rpartition(".")[2] not in ("weight", "bias")
             dtype = entry.dtype
-            if kept and dtype is not None and dtype.is_floating_point and dtype not in FLOAT8:
-                found[key] = dtype
-    return found
+            if keeps_dtype and dtype is not None and dtype.is_floating_point and dtype not in FLOAT8:
+                dtypes[key] = dtype
+    return dtypes
