@@ -187,11 +187,11 @@ def test_unsupported_inputs_are_refused_in_one_sentence(comfyui: ComfyUI) -> Non
         "flux-for-families.safetensors has no CogVideoX tensors: choose a CogVideoX 2b, 5b or 1.5-5B file."
     )
     assert refused(comfyui, video("5b-i2v")).startswith(
-        "this CogVideoX model turns an image into a video and was given none: put InstructPixToPixConditioning"
+        "this CogVideoX model turns an image into a video and was given no image: put InstructPixToPixConditioning"
     )
     assert (
-        "has 3 frames (of 4 video frames each, the first of 1) and CogVideoX 1.5 computes them by twos: use 4 (a length of 13"
-        in refused(comfyui, video("1.5", length=9))
+        "has 3 frames (of 4 video frames each, the first of 1) and CogVideoX 1.5 computes them in pairs: use 4 (a "
+        "length of 13" in refused(comfyui, video("1.5", length=9))
     )
     graph = video("2b")
     graph["positive"]["inputs"]["conditioning"] = "video-wide.safetensors"

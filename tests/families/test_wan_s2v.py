@@ -67,8 +67,8 @@ def test_sound_that_is_too_short_is_refused_where_frames_are_divided(comfyui: Co
         run = comfyui.queue(spread(graph, **plan), timeout=300)
         assert run.error is not None
         assert run.error.exception_message.strip() == (
-            "audio_emb of the model's AudioInjector_WAN has 2 parts for 3 of the latent, which is not supported with a parallel "
-            "MODEL: remove the node that sets it, or use Load Diffusion Model."
+            "audio_emb of the model's AudioInjector_WAN has 2 entries for 3 parts of the latent, which is not "
+            "supported with a parallel MODEL: remove the node that sets it, or use Load Diffusion Model."
         )
     # PipeFusion keeps all frames together here
     assert relative_error(latent_of(spread(graph, **PLANS[1])), latent_of(graph)) <= TOLERANCE

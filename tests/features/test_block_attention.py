@@ -97,8 +97,8 @@ def test_block_attention_with_ring_or_pipefusion_is_refused_by_name(plan: dict[s
 @pytest.mark.parametrize(
     ("kind", "what"),
     [
-        ("patch_that_scales", "looks at more of its tokens than how many they are"),
-        ("patch_of_another_output", "gives something else than the block does"),
+        ("patch_that_scales", "reads the values of the tokens"),
+        ("patch_of_another_output", "returns another result than the block"),
     ],
 )
 def test_block_attention_that_reads_tokens_or_changes_the_output_is_refused(
@@ -141,4 +141,4 @@ def test_only_blocks_without_injected_attention_are_compiled(comfyui: ComfyUI, s
     run = comfyui.queue(spread(graph, **SPLITS["ulysses 2, streamed"]), timeout=600).check()
     latents = [saved_latent(comfyui, run, name) for name in ("save", "save sound")]
     assert max(relative_error(*pair) for pair in zip(latents, stock(sparse()), strict=True)) <= TOLERANCE
-    assert any("a node hands it attention of its own, which is not compiled" in text.text for text in run.texts)
+    assert any("a node replaces its attention, which cannot be compiled" in text.text for text in run.texts)

@@ -132,13 +132,13 @@ def test_a_block_replacement_passes_attention_to_the_block() -> None:
 @pytest.mark.parametrize(
     ("function", "what"),
     [
-        (lambda given, more: more["original_block"]({**given, "t_emb": 2}), "changes t_emb of its arguments"),
-        (lambda given, more: more["original_block"]({**given, "more": 2}), "changes more of its arguments"),
-        (lambda given, more: [more["original_block"](given) for _ in range(2)], "runs it twice"),
-        (lambda given, more: dict(more["original_block"](given)), "gives something else than the block does"),
-        (lambda given, more: given, "gives something else than the block does"),
-        (lambda given, more: given["img"].mean(), "looks at mean of its tokens"),
-        (lambda given, more: given["img"] * 2, "looks at more of its tokens than how many they are"),
+        (lambda given, more: more["original_block"]({**given, "t_emb": 2}), "changes the block's arguments t_emb"),
+        (lambda given, more: more["original_block"]({**given, "more": 2}), "changes the block's arguments more"),
+        (lambda given, more: [more["original_block"](given) for _ in range(2)], "runs the block twice"),
+        (lambda given, more: dict(more["original_block"](given)), "returns another result than the block"),
+        (lambda given, more: given, "returns another result than the block"),
+        (lambda given, more: given["img"].mean(), "reads mean of the tokens"),
+        (lambda given, more: given["img"] * 2, "reads the values of the tokens"),
     ],
 )
 def test_any_other_change_by_a_block_replacement_is_refused(function: Any, what: str) -> None:

@@ -97,7 +97,7 @@ def test_an_unknown_argument_of_attention_runs_only_with_comfyuis_own_kernel(
     attends_with(monkeypatch, tone=3)
     assert torch.equal(on_ranks(found)[0][0], expected)
     rank = ProofRank(found, plan_for(found, patches=2))
-    with pytest.raises(Refused, match="the model's attention is given tone, which this pack does not know"):
+    with pytest.raises(Refused, match="the model's attention was given tone, which this pack does not support"):
         rank.run()
 
 

@@ -370,7 +370,7 @@ def other_prefix(model: Model) -> None:
     ("change", "begins"),
     [
         (other_queries, "the model's Other attends with "),
-        (other_prefix, "the model's block of transformer_blocks.1 is given 5 tokens as a prefix where every GPU has 6"),
+        (other_prefix, "the model's block transformer_blocks.1 was given a prefix of 5 tokens and expects 6"),
     ],
 )
 def test_a_model_with_other_queries_or_another_prefix_is_refused(change: Callable[[Model], None], begins: str) -> None:

@@ -249,11 +249,11 @@ def test_quantised_tensors_with_wrong_shapes_or_marks_are_refused(file: Callable
     scale = torch.zeros(4, 4, dtype=torch.float8_e4m3fn)
     assert "(scales of the shape [4, 4] where [128, 12] is needed)" in refusal(file("nvfp4"), weight_scale=scale)
     mark = torch.tensor(list(b'{"format": "int3"}'), dtype=torch.uint8)
-    assert "x.safetensors holds blocks.0.weight as int3, which this ComfyUI does not know (float8_e4m3fn," in refusal(
-        file("int8"), comfy_quant=mark
-    )
+    assert (
+        "x.safetensors holds blocks.0.weight as int3, which this ComfyUI does not support (it supports float8_e4m3fn,"
+    ) in refusal(file("int8"), comfy_quant=mark)
     damaged = torch.tensor(list(b'{"form'), dtype=torch.uint8)
-    assert "x.safetensors has damaged marks of quantisation (" in refusal(file("int8"), comfy_quant=damaged)
+    assert "x.safetensors has damaged quantisation settings (" in refusal(file("int8"), comfy_quant=damaged)
 
 
 def test_a_format_unknown_to_this_pack_gives_comfyuis_bits(

@@ -270,7 +270,7 @@ def test_heads_of_keys_shared_otherwise_than_declared_are_refused(name: str, kv_
     rank = ProofRank(
         found, plan_for(found, patches=2), redeclare(found.declaration, groups=(other, *found.declaration.groups[1:]))
     )
-    with refused("shares keys and values among heads otherwise than this pack knows"):
+    with refused(f"and this pack expects {kv_heads} of keys and values, or repetitions of them"):
         rank.run()
 
 
@@ -281,7 +281,7 @@ def test_a_declared_attention_that_the_block_does_not_call_is_refused(case: Any)
         group, attentions=(*group.attentions(found.model.blocks[0]), group.attentions(found.model.blocks[0])[0])
     )
     rank = run_alone(found, redeclare(found.declaration, groups=(more,)))
-    with refused("called attention 2 times where this pack knows of 3"):
+    with refused("called attention 2 times and this pack expects 3"):
         rank.run()
 
 
@@ -306,8 +306,8 @@ def test_vectors_for_each_frame_are_refused_where_one_set_is_declared(case: Any)
     assert worst([results], expected) <= TOLERANCE
     framed, _ = case("wan 2.2, a timestep a frame")
     with refused(
-        r"^e of the model's WanAttentionBlock has the shape \[1, 3, 6, 96\] and not vectors, 6 for each of a batch of 1, which "
-        "is not supported with a parallel MODEL: "
+        r"^e of the model's WanAttentionBlock has the shape \[1, 3, 6, 96\], and only 6 vectors for each of a "
+        "batch of 1 are supported with a parallel MODEL: "
     ):
         run_alone(framed, declaration).run()
 
@@ -361,7 +361,7 @@ def test_an_attention_mask_is_refused(case: Any) -> None:
 def test_a_text_mask_that_weighs_tokens_is_refused(case: Any) -> None:
     found, _ = case("qwen-image")
     rank = run_alone(found, found.declaration)
-    with refused("weighs tokens, or differs inside a batch"):
+    with refused("has weights for tokens, or differs within a batch"):
         rank.run(attention_mask=torch.linspace(-1, 0, 7)[None])
 
 

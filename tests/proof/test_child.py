@@ -38,7 +38,7 @@ def test_existing_and_missing_classes_are_answered_and_no_process_is_left() -> N
     right, unlike, missing = (watched.answer for watched in answers)
     assert right.failure == "" and right.worst[1] <= 1e-5
     assert 50 << 20 < answers[0].memory < 2 << 30
-    assert unlike.failure == "this pack has no small comfy.ldm.wan.model.AnotherModel"
+    assert unlike.failure == "this pack has no test model of comfy.ldm.wan.model.AnotherModel"
     assert missing.failure.startswith("AttributeError:")
     assert children() <= before
 

@@ -69,5 +69,5 @@ def test_the_workers_text_preparation_is_no_input() -> None:
 
 
 def test_an_input_of_no_small_call_is_named() -> None:
-    with pytest.raises(Refused, match="keeps no small call with new_input as"):
+    with pytest.raises(Refused, match="has no test call with new_input as in this graph"):
         small_with_inputs(cases_of("Flux", {}), Builder(), "Flux", {**given_by("Flux", "flux"), "new_input": None})

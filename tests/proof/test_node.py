@@ -115,7 +115,7 @@ def test_only_new_inputs_of_a_graph_are_proved(loaded: Any, started: list[list[P
 def test_an_unknown_graph_input_is_named_on_the_node(loaded: Any, started: list[Any], tmp_path: Path) -> None:
     (equal, sentence) = proofs.Proofs(FOLDER, tmp_path).check(*loaded, [{**TEXT, "new_input": None}], said)
     assert equal == EQUAL and len(started) == 1
-    assert "could not be checked here (this pack keeps no small call with new_input as this graph has it)" in sentence
+    assert "could not be checked here (this pack has no test call with new_input as in this graph)" in sentence
 
 
 @pytest.mark.usefixtures("unknown")

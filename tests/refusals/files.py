@@ -81,13 +81,14 @@ def marked(server: ComfyUI) -> Refusals:
     int8 = load_file(save_quantised(folder / "int8.safetensors", flux, "int8"))
     layer = "single_blocks.0.linear2"
     for name, changed, said in (
-        ("torn", {f"{layer}.comfy_quant": words('{"form')}, "has damaged marks of quantisation ("),
-        ("no size", {f"{layer}.comfy_quant": torch.zeros(1 << 17, dtype=torch.uint8)}, "has damaged marks of quantisation"),
+        ("torn", {f"{layer}.comfy_quant": words('{"form')}, "has damaged quantisation settings ("),
+        ("no size", {f"{layer}.comfy_quant": torch.zeros(1 << 17, dtype=torch.uint8)},
+            "has damaged quantisation settings"),
         ("int3", {f"{layer}.comfy_quant": words('{"format": "int3"}')}, f"holds {layer}.weight as int3, which this ComfyUI"),
         ("a norm", {"single_blocks.0.norm.query_norm.comfy_quant": words('{"format": "int8_tensorwise"}')},
          "holds single_blocks.0.norm.query_norm quantised, which is supported for linear layers only"),
         ("narrow", {f"{layer}.weight": torch.zeros(128, 10, dtype=torch.int8)},
-         f"holds {layer}.weight as int8_tensorwise in a way that ComfyUI does not take ("),
+         f"holds {layer}.weight as int8_tensorwise in a form that ComfyUI cannot load ("),
     ):  # fmt: skip
         save_file(int8 | changed, folder / f"{name}.safetensors")
         yield on_one_worker(small(name)), f"{name}.safetensors {literally(said)}"
@@ -137,7 +138,7 @@ def of_diffusers(server: ComfyUI) -> Refusals:
             video | marks,
             f"holds {layer}.weight as nvfp4, which is not supported (float8_e4m3fn, float8_e5m2 are): choose another file.",
         ),
-        ("torn marks", video | {f"{layer}.comfy_quant": words('{"form')}, "has damaged marks of quantisation ("),
+        ("torn marks", video | {f"{layer}.comfy_quant": words('{"form')}, "has damaged quantisation settings ("),
         (
             "scaled",
             video | {f"{layer}.weight_scale": torch.ones(())},

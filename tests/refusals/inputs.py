@@ -162,7 +162,7 @@ def videos_and_pictures(server: ComfyUI) -> Refusals:
     yield video(prompt="other"), "the conditioning's text has the shape .1, 7, 33. and this model takes .batch, tokens"
     yield (
         video("1.5-i2v", frames=13),
-        "this CogVideoX model turns an image into a video and was given none: put Instruct",
+        "this CogVideoX model turns an image into a video and was given no image: put Instruct",
     )
     image = {"concat_latent_image": draw(1, 16, 3, 6, 10, seed=3)}
     yield (
@@ -275,7 +275,8 @@ def sound(server: ComfyUI) -> Refusals:
     first = {"concat_latent_image": draw(1, 48, 3, 8, 10, seed=22)}
     yield (
         spread(with_tensors(server, graph_of("hunyuan_i2v"), "refused-first", first)),
-        "the picture beside the latent, such as a first frame, has 49 channels with its mask and HunyuanVideoI2V takes 17: enc",
+        "the picture that is added to the latent, such as a first frame, has 49 channels with its mask and "
+        "HunyuanVideoI2V takes 17: enc",
     )
     graph = on_one_worker(small()) | {"objects": node("PackObjects")}
     style = {"style_model": ["objects", 2], "clip_vision_output": ["objects", 1], "strength": 0.5}
@@ -392,7 +393,7 @@ def computed(server: ComfyUI) -> Refusals:
     for side in TOKENS:
         graph[side]["inputs"]["conditioning"] = f"refused-hunyuan-{side}.safetensors"
     weighed = {"attention_mask": torch.full((1, 7), 0.5)}
-    said = ".* weighs tokens, or differs inside a batch, which is not supported with a parallel MODEL: "
+    said = ".* has weights for tokens, or differs within a batch, which is not supported with a parallel MODEL: "
     # one branch per call: ComfyUI's own model does not support a mask of fractions for both branches at once
     yield spread(with_tensors(server, graph, "refused-weighed", weighed), cfg=2), said
     longer = {"attention_mask": (torch.arange(9) < 5)[None].long()}
@@ -402,12 +403,15 @@ def computed(server: ComfyUI) -> Refusals:
         spread(
             _reduced_guide(server, with_tensors(server, graph, "refused-plain", {"attention_mask": torch.ones(1, 7)}))
         ),
-        "the guides leave 12 of the latent's 80 tokens out, as those of an IC-LoRA",
+        "the guides leave out 12 of the latent's 80 tokens, as an IC-LoRA",
     )
     save_families(server, "humo")
     save_latent(server, "humo", 1, 16, 3, 8, 10)
     sound = {"audio_embed": draw(1, 5, 8, 5, 1280, seed=29)}  # sound of five frames
-    said = "audio of the model's WanAttentionBlockAudio has 5 parts for 3 of the latent, which is not supported with a"
+    said = (
+        "audio of the model's WanAttentionBlockAudio has 5 entries for 3 parts of the latent, which is not supported "
+        "with a"
+    )
     yield spread(with_tensors(server, graph_of("humo"), "refused-sound", sound), ring=2), said
     save_unread(folder, "wide_qwen", blocks=psutil.virtual_memory().total // 300_000_000)  # each block has 340 MB
     save_file({"cond": draw(1, 7, 3584, seed=7)}, server.input_dir / "refused-large.safetensors")

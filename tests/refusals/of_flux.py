@@ -201,7 +201,8 @@ FILES: dict[str, tuple[bytes, str]] = {
     ),
     "a matrix as a scalar": (
         with_tensor("txt_in.weight", torch.zeros(())),
-        "has tensors of which ComfyUI can make no model (IndexError: tuple index out of range): choose another file.",
+        "has tensors from which ComfyUI cannot make a model (IndexError: tuple index out of range): choose another "
+        "file.",
     ),
     "features that are no multiple of a head": (
         with_tensor("img_in.weight", torch.zeros(100, 64)),

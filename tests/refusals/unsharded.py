@@ -72,7 +72,7 @@ def other_text() -> tuple[Graph, str]:
     """Return a graph with the text of another model."""
     graph = graph_of("sd15")
     graph["positive"]["inputs"]["conditioning"] = "hunyuan3d21-positive.safetensors"
-    return spread(graph), "the conditioning's text is of the shape [1, 7, 1024] and SD15 takes one 768 wide"
+    return spread(graph), "the conditioning's text is of the shape [1, 7, 1024] and SD15 takes a width of 768"
 
 
 def swapped() -> tuple[Graph, str]:

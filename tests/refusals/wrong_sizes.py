@@ -16,7 +16,7 @@ ODD = (
     "takes whole tokens only, and the latent ({}) is not a multiple of 1 x 2 x 2: the nearest size that works has a latent "
     "of {}."
 )
-FOR = "in the conditioning is for a latent of {} and the one to sample is of {}: use the latent that the node gives"
+FOR = "in the conditioning is for a latent of {} and the one to sample is of {}: use the latent output of the node"
 CONTROL = {
     "vace_frames": draw(2, 1, 32, 3, 8, 10, seed=31),
     "vace_mask": (draw(2, 1, 64, 3, 8, 10, seed=32) > 0).float(),
@@ -44,19 +44,22 @@ CASES: Mapping[str, tuple[str, tuple[int, ...], Mapping[str, Tensor], str]] = {
         "fun_control",
         (1, 16, 5, 8, 10),
         {"concat_latent_image": draw(1, 32, 3, 8, 10, seed=30)},
-        "what lies beside the latent, such as a first frame or a control video, is of 3 x 8 x 10 and the latent to sample of 5 x",
+        "the picture or video that is added to the latent, such as a first frame or a control video, is of 3 x 8 x 10 "
+        "and the latent to sample is of 5 x",
     ),
     "animate, smaller": (
         "animate",
         (1, 16, 3, 6, 8),
         {"pose_video_latent": draw(1, 16, 2, 8, 10, seed=26)},
-        "pose_latents in the conditioning has the shape [1, 16, 2, 8, 10] and the latent to sample frames of 6 x 8: encode the",
+        "pose_latents in the conditioning has the shape [1, 16, 2, 8, 10] and the latent to sample has frames of 6 x "
+        "8: encode the",
     ),
     "kandinsky, a larger first frame": (
         "kandinsky",
         (1, 16, 3, 6, 8),
         {"time_dim_replace": draw(1, 16, 1, 8, 10, seed=28)},
-        "time_dim_replace in the conditioning has the shape [1, 16, 1, 8, 10] and the latent to sample frames of 6 x 8: encode",
+        "time_dim_replace in the conditioning has the shape [1, 16, 1, 8, 10] and the latent to sample has frames of "
+        "6 x 8: encode",
     ),
 }
 """The family, the latent's shape, further tensors of the prompts, and the beginning of the refusal."""
@@ -77,6 +80,7 @@ def wrong_sizes(server: ComfyUI) -> Iterator[tuple[str, Graph, str]]:
     graph = with_guides(server, graph_of("ltxv"), "latent")
     graph["sampler"]["inputs"]["latent_image"] = ["latent", 0]
     said = (
-        r"the prompt has guides of \d+ tokens and the latent to sample \(3 x 4 x 5\) none behind its frames: sample the"
+        "the prompt has guides of \\d+ tokens and the latent to sample \\(3 x 4 x 5\\) has none after its frames: "
+        "sample the"
     )
     yield "ltx-video, guides that are not there", graph, said

@@ -177,7 +177,7 @@ def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     save_file(tensors | {name: torch.ones(tensors[name].shape)}, path)
     assert f"holds {name} as F32 with a scale" in refusal(path, "pixart")
     save_file(tensors | {f"{layer}.comfy_quant": torch.zeros(9, dtype=torch.uint8)}, path)
-    assert "damaged marks of quantisation" in refusal(path, "pixart")
+    assert "damaged quantisation settings" in refusal(path, "pixart")
 
 
 # -- mutated headers

@@ -116,7 +116,8 @@ def on_meta(checkpoint: Checkpoint) -> Iterator[dict[str, Tensor]]:
         raise Refused(f"{file} lacks the tensor {missing}: choose a complete VAE file.") from None
     except ValueUnknown as error:
         raise Refused(
-            f"{file} holds a VAE whose class looks into values while it is made ({error}), which is not supported: use Load VAE."
+            f"{file} holds a VAE whose class reads values of tensors during its construction ({error}), which is not "
+            "supported: use Load VAE."
         ) from None
     except RuntimeError as error:
         raise Refused(

@@ -60,8 +60,8 @@ class ComfyFamily:
         compute_buffers(module, described, detected.tensors, detected.entries)
         if missing := missing_buffers(module):
             raise Refused(
-                f"{part.path.name} is a {kind} model, whose {missing[0]} is computed when the model is made, which this pack "
-                "does not do yet: use Load Diffusion Model."
+                f"{part.path.name} is a {kind} model, whose {missing[0]} is not in the file and cannot be computed by "
+                "this pack yet: use Load Diffusion Model."
             )
         dims, channels = base.latent_format.latent_dimensions, base.latent_format.latent_channels
         if declaration is None:

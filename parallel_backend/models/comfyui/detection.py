@@ -84,11 +84,11 @@ def unmakable(part: Checkpoint, error: Exception) -> Refused:
         return error
     if isinstance(error, ValueUnknown):
         return Refused(
-            f"{part.path.name} is of a class that looks into values while it is made ({error}), which is not supported: use Load "
-            "Diffusion Model."
+            f"{part.path.name} is of a class that reads values of tensors during its construction ({error}), which is "
+            "not supported: use Load Diffusion Model."
         )
     first = str(error).strip().partition("\n")[0].rstrip(".")
     return Refused(
-        f"{part.path.name} has tensors of which ComfyUI can make no model ({type(error).__name__}: {first}): choose "
-        "another file."
+        f"{part.path.name} has tensors from which ComfyUI cannot make a model ({type(error).__name__}: {first}): "
+        "choose another file."
     )

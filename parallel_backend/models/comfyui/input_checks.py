@@ -58,8 +58,8 @@ def check_unsharded(config: ComfyConfig, latent: Tensor, conditioning: Condition
         actual = "missing" if tensor is None else f"of the shape {list(tensor.shape)}"
         what = "text" if name == "context" else "pooled text"
         raise Refused(
-            f"the conditioning's {what} is {actual} and {config.kind} takes one {width} wide: use the text encoder that "
-            "belongs to this model."
+            f"the conditioning's {what} is {actual} and {config.kind} takes a width of {width}: use the text encoder "
+            "that belongs to this model."
         )
 
 
@@ -116,8 +116,9 @@ def check_declared(
     concat = conditioning.get("concat")
     if concat is not None and concat.shape[1] != config.concat_channels:
         raise Refused(
-            f"the picture beside the latent, such as a first frame, has {concat.shape[1]} channels with its mask and "
-            f"{config.kind} takes {config.concat_channels}: encode it with the VAE that belongs to this model."
+            f"the picture that is added to the latent, such as a first frame, has {concat.shape[1]} channels with its "
+            f"mask and {config.kind} takes {config.concat_channels}: encode it with the VAE that belongs to this "
+            "model."
         )
     for name, tensor in conditioning.items():
         base = name.split(".")[0]
@@ -128,8 +129,9 @@ def check_declared(
             )
         if base == declaration.concatenated_latent and tensor.shape[2:-1] != latent.shape[2:-1]:
             raise Refused(
-                f"the picture to edit is a latent {tensor.shape[-2]} high and the latent to sample is {latent.shape[-2]} "
-                "high: use the latent that the node gives which adds the picture (InstructPixToPixConditioning)."
+                f"the picture to edit is a latent {tensor.shape[-2]} high and the latent to sample is "
+                f"{latent.shape[-2]} high: use the latent output of the node that adds the picture "
+                "(InstructPixToPixConditioning)."
             )
         if base in declaration.unsupported_conditioning:
             raise Refused(
@@ -153,8 +155,8 @@ def _check_sound(config: ComfyConfig, declaration: Declaration, shapes: Sequence
     """
     if not shapes and not declaration.sound_optional:
         raise Refused(
-            f"the latent holds a video alone and {config.kind} takes a video and its sound: use the empty latent for both that "
-            "belongs to this model."
+            f"the latent holds a video alone and {config.kind} takes a video and its sound: use this model's empty "
+            "latent for video and sound."
         )
     if shapes and not _fits(shapes[1:], config.sound):
         actual = " and ".join(str(list(shape)) for shape in shapes[1:])
@@ -201,8 +203,9 @@ def _check_sizes(kind: str, declaration: Declaration, picture: Picture, conditio
             _check_sized(kind, base, tensor, picture, declaration.per_token_conditioning[base])
         if base == CONCATENATED and tensor.shape[2:] != picture.shape[2:]:
             raise Refused(
-                f"what lies beside the latent, such as a first frame or a control video, is of {by(tensor.shape[2:])} and the "
-                f"latent to sample of {by(picture.shape[2:])}: use the latent that the node gives which makes it."
+                "the picture or video that is added to the latent, such as a first frame or a control video, is of "
+                f"{by(tensor.shape[2:])} and the latent to sample is of {by(picture.shape[2:])}: use the latent "
+                "output of the node that adds it."
             )
         if base in declaration.per_frame_conditioning:
             _check_frames(base, tensor, picture)
@@ -222,8 +225,9 @@ def _check_sized(kind: str, name: str, tensor: Tensor, picture: Picture, values:
     if sizes == picture.shape[2:]:
         raise _not_whole(kind, picture)
     raise Refused(
-        f"{name} in the conditioning is for a latent of {by(sizes)} and the one to sample is of {by(picture.shape[2:])}: use the "
-        "latent that the node gives which makes that conditioning, or the same width, height and length in both."
+        f"{name} in the conditioning is for a latent of {by(sizes)} and the one to sample is of "
+        f"{by(picture.shape[2:])}: use the latent output of the node that makes that conditioning, or the same width, "
+        "height and length in both."
     )
 
 
@@ -236,8 +240,8 @@ def _check_frames(name: str, tensor: Tensor, picture: Picture) -> None:
     ):
         return
     raise Refused(
-        f"{name} in the conditioning has the shape {list(tensor.shape)} and the latent to sample frames of {by(sizes)}: encode "
-        "the picture at the width and height of that latent."
+        f"{name} in the conditioning has the shape {list(tensor.shape)} and the latent to sample has frames of "
+        f"{by(sizes)}: encode the picture at the width and height of that latent."
     )
 
 
@@ -247,13 +251,14 @@ def _check_guides(picture: Picture, conditioning: Mapping[str, Tensor]) -> None:
         return
     if mask is None or guides.shape[2] >= picture.tokens:
         raise Refused(
-            f"the prompt has guides of {guides.shape[2]} tokens and the latent to sample ({by(picture.shape[2:])}) none behind "
-            "its frames: sample the latent that LTXVAddGuide gives with the prompt."
+            f"the prompt has guides of {guides.shape[2]} tokens and the latent to sample ({by(picture.shape[2:])}) "
+            "has none after its frames: sample the latent output of LTXVAddGuide together with its prompts."
         )
     if left_out := int((mask < 0).flatten(2).any(dim=1)[0].sum()):
         raise Refused(
-            f"the guides leave {left_out} of the latent's {picture.tokens} tokens out, as those of an IC-LoRA with a "
-            "reference_downscale_factor above 1 do, which is not supported with a parallel MODEL: use Load Diffusion Model."
+            f"the guides leave out {left_out} of the latent's {picture.tokens} tokens, as an IC-LoRA with a "
+            "reference_downscale_factor above 1 does, which is not supported with a parallel MODEL: use Load "
+            "Diffusion Model."
         )
 
 

@@ -48,7 +48,7 @@ PICTURE_ENDS = 2
 AROUND = ("context", "control", "transformer_options")
 """The keywords of a model's forward that ComfyUI's process_timestep does not get."""
 
-NOT_COMPILED = "this model is not compiled: it runs whole, and blocks alone are compiled."
+NOT_COMPILED = "this model is not compiled: each GPU runs it unsharded, and only parallelised blocks are compiled."
 
 
 class ComfyModel:

@@ -79,7 +79,7 @@ class Opened:
         name, _ = self.origins[id(tensor)]
         entry = self.checkpoint.entries[name]
         if entry.nbytes > MAX_BYTES or entry.dtype is None:
-            raise damaged(self.checkpoint, f"one of {entry.nbytes} bytes as {entry.storage.name}")
+            raise damaged(self.checkpoint, f"{entry.nbytes} bytes as {entry.storage.name}")
         return values_of(entry)
 
 
@@ -113,7 +113,7 @@ def settings_of(checkpoint: Checkpoint, layer: str, comfy_quant: Tensor) -> Mapp
     try:
         settings = json.loads(comfy_quant.numpy().tobytes())
         if not isinstance(settings, dict) or not isinstance(settings["format"], str):
-            raise ValueError(f"that of {layer} names no format")
+            raise ValueError(f"the settings of {layer} name no format")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged(checkpoint, error) from None
     return settings
@@ -121,4 +121,4 @@ def settings_of(checkpoint: Checkpoint, layer: str, comfy_quant: Tensor) -> Mapp
 
 def damaged(checkpoint: Checkpoint, reason: object) -> Refused:
     """Return the error for a file whose marks of quantisation ComfyUI cannot read."""
-    return Refused(f"{checkpoint.path.name} has damaged marks of quantisation ({reason}); download it again.")
+    return Refused(f"{checkpoint.path.name} has damaged quantisation settings ({reason}); download it again.")

@@ -161,8 +161,8 @@ def _load(kind: type[OfParts], module: nn.Module, checkpoint: Checkpoint, layer:
     settings = settings_of(checkpoint, layer, comfy_quant)
     if settings["format"] not in QUANT_ALGOS:
         raise Refused(
-            f"{path} holds {layer}.weight as {settings['format']}, which this ComfyUI does not know ({', '.join(QUANT_ALGOS)} "
-            "it does): update ComfyUI, or choose another file."
+            f"{path} holds {layer}.weight as {settings['format']}, which this ComfyUI does not support (it supports "
+            f"{', '.join(QUANT_ALGOS)}): update ComfyUI, or choose another file."
         )
     try:
         old = module.get_submodule(layer)
@@ -186,8 +186,8 @@ def _load(kind: type[OfParts], module: nn.Module, checkpoint: Checkpoint, layer:
         _check_shapes(layer_module, settings)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise Refused(
-            f"{path} holds {layer}.weight as {settings['format']} in a way that ComfyUI does not take ({error}): choose another "
-            "file."
+            f"{path} holds {layer}.weight as {settings['format']} in a form that ComfyUI cannot load ({error}): "
+            "choose another file."
         ) from None
     return layer_module
 

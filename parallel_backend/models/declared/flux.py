@@ -39,7 +39,7 @@ SINGLE = BlockGroup(
     returns=("x",),
 )
 CONTROL = {"input": DOUBLE.path, "output": SINGLE.path}
-MASK = {"attention_mask": "in Apply Style Model, which makes one, set strength_type to multiply"}
+MASK = {"attention_mask": "set strength_type to multiply in Apply Style Model, which adds it"}
 
 
 def _heads(model: Any) -> tuple[int, int]:

@@ -73,8 +73,8 @@ class _Answered(TorchFunctionMode):
     ) -> Tensor:
         if unknown := sorted(name for name, value in keywords.items() if value):
             raise Refused(
-                f"diffusers' attention is given {', '.join(unknown)}, which this pack does not know: update the pack, or install "
-                "an older diffusers."
+                f"diffusers' attention was given {', '.join(unknown)}, which this pack does not support: update the "
+                "pack, or install an older diffusers."
             )
         return self._answer(query, key, value, attn_mask)
 

@@ -175,8 +175,8 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
             frames = latent.shape[2]
             fewer = f" or {frames - 1}" if frames > 1 else ""
             raise Refused(
-                f"the latent has {frames} frames (of 4 video frames each, the first of 1) and CogVideoX 1.5 computes them "
-                f"by twos: use {frames + 1} (a length of {4 * frames + 1} in EmptyHunyuanLatentVideo){fewer}."
+                f"the latent has {frames} frames (of 4 video frames each, the first of 1) and CogVideoX 1.5 computes "
+                f"them in pairs: use {frames + 1} (a length of {4 * frames + 1} in EmptyHunyuanLatentVideo){fewer}."
             )
         text = conditioning["context"]
         if text.ndim != 3 or text.shape[1] == 0 or text.shape[2] != config.text_width:
@@ -202,8 +202,9 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
                 )
         elif image is None:
             raise Refused(
-                "this CogVideoX model turns an image into a video and was given none: put InstructPixToPixConditioning "
-                "with the image and the VAE between the prompts and the sampler, or choose a text-to-video model."
+                "this CogVideoX model turns an image into a video and was given no image: put "
+                "InstructPixToPixConditioning with the image and the VAE between the prompts and the sampler, or "
+                "choose a text-to-video model."
             )
         elif image.shape[1:] != (config.image_channels, *latent.shape[2:]):
             raise Refused(

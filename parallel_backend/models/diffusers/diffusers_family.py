@@ -108,8 +108,8 @@ class DiffusersFamily(ABC, Generic[C]):
         actual = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
         if differing := sorted(name for name in known.keys() | actual.keys() if known.get(name) != actual.get(name)):
             raise Refused(
-                f"diffusers {version('diffusers')} has a {type(module).__name__} of other weights than this pack knows "
-                f"({differing[0]}): update the pack, or install an older diffusers."
+                f"diffusers {version('diffusers')} has a {type(module).__name__} with other weights than this pack "
+                f"supports ({differing[0]}): update the pack, or install an older diffusers."
             )
 
 

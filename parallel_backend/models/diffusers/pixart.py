@@ -102,7 +102,8 @@ class PixArtFamily(DiffusersFamily[PixArtConfig]):
             raise Refused(f"{name} lacks the PixArt tensor {missing}: choose a complete PixArt file.") from None
         if config.hidden % HEADS:
             raise Refused(
-                f"{name} has {config.hidden} features, which {HEADS} attention heads do not share: choose another PixArt file."
+                f"{name} has {config.hidden} features, which is not a multiple of its {HEADS} attention heads: choose "
+                "another PixArt file."
             )
         if not original:
             part = under_map_names(part, self.keys(config))

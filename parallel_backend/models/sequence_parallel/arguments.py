@@ -142,7 +142,7 @@ class Arguments:
         hidden = rows < MASKED if rows.is_floating_point() else rows == 0
         plain = not rows.is_floating_point() or bool(((rows == 0) | hidden).all())
         if not plain or bool((hidden != hidden[:1]).any()):
-            raise self._refused(name, "weighs tokens, or differs inside a batch, which is not supported")
+            raise self._refused(name, "has weights for tokens, or differs within a batch, which is not supported")
         text = hidden[0, start : start + length]
         if int(hidden[0].sum()) > int(text.sum()):
             raise self._refused(name, "hides tokens of the picture, which is not supported")
@@ -188,7 +188,7 @@ class Arguments:
                 def along(tensor: Tensor) -> Tensor:
                     if tensor.shape[dim] != total:
                         raise self._refused(
-                            name, f"has {tensor.shape[dim]} places for {total} tokens, which is not supported"
+                            name, f"has {tensor.shape[dim]} entries for {total} tokens, which is not supported"
                         )
                     return chosen(tensor, dim)
 
@@ -215,10 +215,10 @@ class Arguments:
             case Replicated(rows):
                 for tensor in self._whole(name, value):
                     if rows and not _are_vectors(tensor.shape, rows, batch):
-                        expected = f"{' or '.join(map(str, rows))} for each of a batch of {batch}"
+                        expected = f"{' or '.join(map(str, rows))} vectors for each of a batch of {batch}"
                         raise self._refused(
                             name,
-                            f"has the shape {list(tensor.shape)} and not vectors, {expected}, which is not supported",
+                            f"has the shape {list(tensor.shape)}, and only {expected} are supported",
                         )
                 return value
             case InjectedAttention():
@@ -256,7 +256,7 @@ class Arguments:
                 return tensor
             if tensor.shape[0] != end - begin:
                 raise self._refused(
-                    name, f"has {tensor.shape[0]} places for {end - begin} tokens, which is not supported"
+                    name, f"has {tensor.shape[0]} entries for {end - begin} tokens, which is not supported"
                 )
             return tensor.index_select(0, to_device(run[first:last] - begin, tensor.device))
 
@@ -279,7 +279,7 @@ class Arguments:
         part, run = call.layout.part_of(kind)
         count, expected = value.shape[1] // rows_per_part, (placement.length if whole else call.layout.tokens) // part
         if count != expected:  # the block would divide the entries evenly, and not at the ends of a frame's parts
-            raise self._refused(name, f"has {count} parts for {expected} of the latent, which is not supported")
+            raise self._refused(name, f"has {count} entries for {expected} parts of the latent, which is not supported")
 
         def parts() -> Tensor:
             own = positions[positions < count * part]

@@ -79,8 +79,8 @@ def unknown(arguments: Mapping[str, Any]) -> list[str]:
 def attention_refused(names: Sequence[str]) -> Refused:
     """Return the error for arguments of the model's attention that our kernels do not support."""
     return Refused(
-        f"the model's attention is given {', '.join(names)}, which this pack does not know: update the pack, or use Load "
-        "Diffusion Model."
+        f"the model's attention was given {', '.join(names)}, which this pack does not support: update the pack, or "
+        "use Load Diffusion Model."
     )
 
 
@@ -212,7 +212,7 @@ class BlockCall:
         """Raise Refused if the block made fewer calls of attention than declared."""
         if self.done != len(self.attentions):
             raise Refused(
-                f"the model's {self.name} called attention {self.done} times where this pack knows of "
+                f"the model's {self.name} called attention {self.done} times and this pack expects "
                 f"{len(self.attentions)}: update the pack, or use Load Diffusion Model."
             )
 
@@ -283,7 +283,7 @@ class Attentions:
         if isinstance(attention, HeadParallelAttention):
             assert block is not None
             raise Refused(
-                f"the model's {block.name} calls attention where this pack knows of {attention.method} of its "
+                f"the model's {block.name} calls attention and this pack expects {attention.method} of its "
                 f"{attention.module}: update the pack, or use Load Diffusion Model."
             )
         if self.overriding is not None and (block is None or block.passes_options):
@@ -365,8 +365,8 @@ class Attentions:
         )
         if operands.q.shape[2] != queries or operands.k.shape[2] != max(1, keys):
             raise Refused(
-                f"the model's {block.name} attends with {operands.q.shape[2]} queries to {operands.k.shape[2]} keys where this "
-                f"pack knows of {queries} and {max(1, keys)}: update the pack, or use Load Diffusion Model."
+                f"the model's {block.name} attends with {operands.q.shape[2]} queries to {operands.k.shape[2]} keys "
+                f"and this pack expects {queries} and {max(1, keys)}: update the pack, or use Load Diffusion Model."
             )
         q, k, v = (x.transpose(1, 2) for x in (operands.q, operands.k[:, :, :keys], operands.v[:, :, :keys]))
         return replicated_query_attention(self._mesh.sequence, self.kernel(q, operands.exact), q, k, v)
@@ -377,8 +377,8 @@ class Attentions:
         padded_counts = [max(1, placement.counts[self._call.rank]) for placement in placements]
         if not operands.q.shape[2] == operands.k.shape[2] == sum(padded_counts):
             raise Refused(
-                f"the model's {block.name} attends with {operands.q.shape[2]} queries to {operands.k.shape[2]} keys where this "
-                f"pack knows of {sum(padded_counts)}: update the pack, or use Load Diffusion Model."
+                f"the model's {block.name} attends with {operands.q.shape[2]} queries to {operands.k.shape[2]} keys "
+                f"and this pack expects {sum(padded_counts)}: update the pack, or use Load Diffusion Model."
             )
         return self._exchanged(block, placements, padded_counts, operands, exactly)
 
@@ -470,8 +470,9 @@ def without_prefix(
     length = operands.k.shape[2] - queries
     if queries != padded_count or length < 0 or stream.replicated not in (0, length):
         raise Refused(
-            f"the model's {block.name} attends with {queries} queries to {operands.k.shape[2]} keys where this pack knows of "
-            f"{padded_count} and {stream.replicated + padded_count}: update the pack, or use Load Diffusion Model."
+            f"the model's {block.name} attends with {queries} queries to {operands.k.shape[2]} keys and this pack "
+            f"expects {padded_count} and {stream.replicated + padded_count}: update the pack, or use Load Diffusion "
+            "Model."
         )
     prefix = torch.stack([x[:, :, :length].transpose(1, 2) for x in (operands.k, operands.v)])
     return replace(operands, k=operands.k[:, :, length:], v=operands.v[:, :, length:]), prefix, placement
@@ -496,8 +497,9 @@ def shared_heads(layout: TokenLayout, block: BlockCall, kv_heads: int, operands:
 
     if not layout.once(("repeated", block.number, block.turn, block.done), repeated):
         raise Refused(
-            f"the model's {block.name} shares keys and values among heads otherwise than this pack knows: update the pack, "
-            "or use Load Diffusion Model."
+            f"the model's {block.name} has {operands.q.shape[1]} heads of queries, {operands.k.shape[1]} of keys and "
+            f"{operands.v.shape[1]} of values, and this pack expects {kv_heads} of keys and values, or repetitions of "
+            "them: update the pack, or use Load Diffusion Model."
         )
     return once
 

@@ -438,7 +438,7 @@ def _streams(
             value = now.call.stream(value, kind, now.once_a_run((path, name), (value,), find), prefix=prefix)
         elif isinstance(kind, PrefixedTokens) and value.placement.replicated != prefix:
             raise Refused(
-                f"the model's block of {path} is given {prefix} tokens as a prefix where every GPU has "
+                f"the model's block {path} was given a prefix of {prefix} tokens and expects "
                 f"{value.placement.replicated}: update the pack, or use Load Diffusion Model."
             )
         streams[name] = value
@@ -451,8 +451,8 @@ def _returned(group: BlockGroup, out: Any, streams: Mapping[str, Stream]) -> Any
     values = list(out) if several else [out]
     if len(values) != len(group.returns):
         raise Refused(
-            f"the model's block of {group.path} returns {len(values)} values where this pack knows of {len(group.returns)}: "
-            "update the pack, or use Load Diffusion Model."
+            f"a block of the model's {group.path} returned {len(values)} values and this pack expects "
+            f"{len(group.returns)}: update the pack, or use Load Diffusion Model."
         )
     wrapped = [
         None if value is None else _as_stream(value, streams[name])
@@ -468,7 +468,7 @@ def _as_stream(value: Tensor, stream: Stream) -> Stream:
         value = value.narrow(stream.along, 0, 0)
     if value.shape[stream.along] != count:
         raise Refused(
-            f"a block of the model returned {value.shape[stream.along]} tokens where it was given {count}: update the pack, or "
-            "use Load Diffusion Model."
+            f"a block of the model was given {count} tokens and returned {value.shape[stream.along]}: update the "
+            "pack, or use Load Diffusion Model."
         )
     return stream.like(value)

@@ -141,9 +141,9 @@ class CompiledBlocks:
         variant = (method,) if method != "forward" else tuple(injected)
         if variant and (type(module), variant) not in self._kinds:
             self._kinds[type(module), variant] = None
-            reason = "a node hands it attention of its own, which is not compiled"
+            reason = "a node replaces its attention, which cannot be compiled"
             if method != "forward":
-                reason = f"ComfyUI calls its {method}, and only what a block's forward does is compiled"
+                reason = f"ComfyUI calls its {method}, and only a block's forward is compiled"
             self._give_up(module, reason)
         return not variant
 
@@ -201,9 +201,11 @@ class CompiledBlocks:
         if self._backend == RECORDS and attentions.device.type != "cpu":
             self._give_up(module, f"{RECORDS} cannot record the exchanges between GPUs; choose inductor")
         elif attentions.block.prefix is not None:
-            self._give_up(module, "ComfyUI hands it attention as a function made for each call")
+            self._give_up(module, "ComfyUI passes it a new attention function in each call")
         elif exchanging > 1:
-            self._give_up(module, f"it has {exchanging} attentions over all tokens, whose order must stay")
+            self._give_up(
+                module, f"it calls attention over all tokens {exchanging} times, and a compiler may change their order"
+            )
         elif self._entry.options and self._entry.options not in local:
             self._give_up(module, "its attention cannot be replaced")
         else:

@@ -105,8 +105,8 @@ class FunctionOverride:
         expected = sum(max(1, placement.counts[self._call.rank]) for placement in queries)
         if prefix is None and q.shape[1] != expected:
             raise Refused(
-                f"the model's {block.name} attends with {q.shape[1]} queries where this pack knows of {expected}: update the "
-                "pack, or use Load Diffusion Model."
+                f"the model's {block.name} attends with {q.shape[1]} queries and this pack expects {expected}: update "
+                "the pack, or use Load Diffusion Model."
             )
         codec = EXACT if q.shape[3] % SCALE_BYTES else self._codec
         replicated = isinstance(attention, ReplicatedKeys)
@@ -124,24 +124,24 @@ class FunctionOverride:
         """Return the placements of an attention's queries; none if the rank computes the attention without other ranks."""
         if isinstance(attention, DistributedAttention):
             if attention.biased and mask is not None:
-                raise _refused(block, "weighs its attention")
+                raise _refused(block, "adds a bias to its attention")
             return [block.placements[name] for name in attention.streams]
         if isinstance(attention, PrefixedAttention):
             if mask is not None:
-                raise _refused(block, "masks queries one by one")
+                raise _refused(block, "has a different mask for each query")
             return [block.placements[attention.stream]]
         assert not isinstance(attention, HeadParallelAttention), "its module is in its place"
         if self._mesh.sequence.size == 1:
             return []
         if any(isinstance(each, ReplicatedQueries) for each in block.attentions):
-            raise _refused(block, "merges attention of several ranks")
+            raise _refused(block, "merges attention of several workers")
         name = attention.queries if isinstance(attention, ReplicatedQueries) else attention.source
         queries = [block.placements[name]] if name in block.placements else [*block.placements.values()]
         spread = [placement for placement in queries if not placement.everywhere]
         if len(spread) > 1:
             raise _refused(block, "has several streams of tokens")
         if spread and mask is not None and mask.ndim > 2 and max(mask.shape[1:-1]) > 1:
-            raise _refused(block, "masks queries one by one")
+            raise _refused(block, "has a different mask for each query")
         return spread
 
     def _here(self, placement: Placement) -> bool:
@@ -151,6 +151,6 @@ class FunctionOverride:
 
 def _refused(block: BlockCall, what: str) -> Refused:
     return Refused(
-        f"the model's {block.name} {what}, and an attention override cannot answer that on several devices: choose one in "
-        "Parallel Plan, or remove the node that adds the override."
+        f"the model's {block.name} {what}, which an attention override cannot compute on several devices: choose one "
+        "device in Parallel Plan, or remove the node that adds the override."
     )

@@ -105,8 +105,8 @@ class HeadParallelMethod:
         assert block is not None
         if block.next() is not declared:
             raise Refused(
-                f"the model's {block.name} calls {declared.method} where this pack knows of another attention: update the pack, "
-                "or use Load Diffusion Model."
+                f"the model's {block.name} calls {declared.method} and this pack expects another call of attention: "
+                "update the pack, or use Load Diffusion Model."
             )
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()

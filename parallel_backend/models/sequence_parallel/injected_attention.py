@@ -60,7 +60,7 @@ class InjectedFunction:
                 raise _looks_at(f"{error.name} of the model's layers") from error
             if not isinstance(output, _Out):
                 raise Refused(
-                    f"attention that a node hands to the model's blocks does not end in {self._declared.output_layer}: {WAY_OUT}."
+                    f"a node's attention function does not end with the layer {self._declared.output_layer}: {WAY_OUT}."
                 )
             return output.rows.view(1, every.shape[1], length(run), head_dim)
 
@@ -76,7 +76,9 @@ class InjectedFunction:
             if (layer := getattr(self._inside, name)) is None:
                 continue
             if getattr(layer, "bias", None) is not None:
-                raise Refused(f"the model's {name} has a bias, which attention of a node's cannot be given: {WAY_OUT}.")
+                raise Refused(
+                    f"the model's {name} has a bias, which a node's attention function does not support: {WAY_OUT}."
+                )
             projected[name] = layer(tokens).unflatten(1, (-1, heads, head_dim)).transpose(1, 2).flatten(2)
         return projected
 
@@ -103,7 +105,7 @@ class Rows:
 
     def __mul__(self, weights: Tensor) -> Rows:
         if weights.shape != (self.shape[0], 1):
-            raise _looks_at("more of tokens than which they are")
+            raise _looks_at("single values of the tokens")
         return self._each(lambda rows: rows * weights)
 
     def new_empty(self, *sizes: Any, **settings: Any) -> Tensor:
@@ -118,11 +120,11 @@ class Rows:
         changed = {name: change(rows) for name, rows in self._projected.items()}
         (count,) = {rows.shape[0] for rows in changed.values()}
         if any(rows.shape[1:] != self._projected[name].shape[1:] for name, rows in changed.items()):
-            raise _looks_at("more of tokens than which they are")
+            raise _looks_at("single values of the tokens")
         return Rows(changed, (count, self.shape[1]), self._like)
 
     def __getattr__(self, name: str) -> Any:
-        raise _looks_at(f"{name} of tokens")
+        raise _looks_at(f"{name} of the tokens")
 
 
 class SomeHeads:
@@ -168,6 +170,4 @@ class BlockOfSomeHeads:
 
 
 def _looks_at(what: str) -> Refused:
-    return Refused(
-        f"attention that a node hands to the model's blocks looks at {what}, which no worker has: {WAY_OUT}."
-    )
+    return Refused(f"a node's attention function reads {what}, which no worker has in full: {WAY_OUT}.")

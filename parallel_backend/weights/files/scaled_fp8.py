@@ -83,14 +83,14 @@ def _formats(checkpoint: Checkpoint, prefix: str) -> Mapping[str, str]:
                 formats[layer] = str(_read_settings(entry)["format"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(
-            f"{checkpoint.path.name} has damaged marks of quantisation ({error}); download it again."
+            f"{checkpoint.path.name} has damaged quantisation settings ({error}); download it again."
         ) from None
     return formats
 
 
 def _read_settings(entry: TensorEntry) -> Mapping[str, Any]:
     if entry.nbytes > MAX_MARKER_BYTES:
-        raise ValueError(f"one of {entry.nbytes} bytes")
+        raise ValueError(f"{entry.nbytes} bytes")
     descriptor = os.open(entry.file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         settings: Mapping[str, Any] = json.loads(os.pread(descriptor, entry.nbytes, entry.offset))

@@ -23,11 +23,9 @@ def main() -> None:
     """Import the ComfyUI of a folder, and write the table of its replaced functions."""
     parser = argparse.ArgumentParser(prog="python -m parallel_backend.models.comfyui.content", description=__doc__)
     parser.add_argument("folder", type=Path, help="a ComfyUI that the tests ran against")
+    parser.add_argument("--version", default="", help="the name of the table (default: the version in the folder)")
     parser.add_argument(
-        "--version", default="", help="what the table is called; by default the version that the folder says"
-    )
-    parser.add_argument(
-        "--read", action="store_true", help="no test ran against it: it was judged by reading what changed"
+        "--read", action="store_true", help="no test ran against this version; someone read the changes instead"
     )
     options = parser.parse_args()
     folder = options.folder.resolve()
@@ -41,7 +39,7 @@ def main() -> None:
         content_table, files=dict(sorted({**content_table.files, **_sources(folder)}.items()))
     )
     counts = len(table.replaced), len(table.functions), len(table.files)
-    print(f"{write(table)}: {counts[0]} replaced functions, which reach {counts[1]} functions; {counts[2]} files")
+    print(f"{write(table)}: {counts[0]} replaced functions, which call {counts[1]} functions; {counts[2]} files")
 
 
 def _sources(folder: Path) -> dict[str, str]:

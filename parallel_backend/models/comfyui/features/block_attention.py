@@ -77,9 +77,9 @@ def injecting_attention(replacement: Replacement) -> Replacement:
                 name for name in {*visible, *changed} - {ATTENTION} if changed.get(name) is not visible.get(name)
             )
             if changed_names:
-                raise _refused(f"changes {' and '.join(changed_names)} of its arguments")
+                raise _refused(f"changes the block's arguments {' and '.join(changed_names)}")
             if outputs:
-                raise _refused("runs it twice")
+                raise _refused("runs the block twice")
             outputs.append(block({**changed, TOKENS: tokens}))
             return outputs[0]
 
@@ -88,9 +88,9 @@ def injecting_attention(replacement: Replacement) -> Replacement:
         except TypeError as error:
             if began:
                 raise
-            raise _refused("looks at more of its tokens than how many they are") from error
+            raise _refused("reads the values of the tokens") from error
         if not outputs or output is not outputs[0]:
-            raise _refused("gives something else than the block does")
+            raise _refused("returns another result than the block")
         return output
 
     return checked
@@ -105,11 +105,11 @@ class _Shape:
     device: torch.device
 
     def __getattr__(self, name: str) -> Any:
-        raise _refused(f"looks at {name} of its tokens")
+        raise _refused(f"reads {name} of the tokens")
 
 
 def _refused(what: str) -> Refused:
     return Refused(
-        f"what a node puts in the place of the model's blocks {what}, where this pack knows of attention alone: remove that "
-        "node, or use Load Diffusion Model."
+        f"a node's replacement of the model's blocks {what}, and only a replacement of their attention is supported: "
+        "remove that node, or use Load Diffusion Model."
     )

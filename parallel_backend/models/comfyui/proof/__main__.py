@@ -49,7 +49,7 @@ def _answer(request: ProofRequest) -> ProofReply:
         else:
             case = small_with_inputs(cases_of(request.kind, configuration), builder, request.kind, request.inputs)
         if request.model and request.model != class_name(type(case.model)):
-            return ProofReply({}, 0.0, f"this pack has no small {request.model}")
+            return ProofReply({}, 0.0, f"this pack has no test model of {request.model}")
         errors = prove(case)
     except RankFailed as error:
         kind, _, message = error.line.partition(": ")

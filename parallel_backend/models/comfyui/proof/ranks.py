@@ -111,7 +111,7 @@ def _answers(forks: Sequence[_Fork], seconds: float) -> Mapping[int, _RankResult
     """Return the result of each rank, once all ranks have sent theirs or the time is over."""
     waiting = {fork.pipe: rank for rank, fork in enumerate(forks)}
     read = {pipe: bytearray() for pipe in waiting}
-    answers = {rank: _RankResult([], f"no end within {seconds:.0f} s") for rank in waiting.values()}
+    answers = {rank: _RankResult([], f"it did not end within {seconds:.0f} s") for rank in waiting.values()}
     end = time.monotonic() + seconds
     while waiting and (ready := select.select([*waiting], [], [], max(0.0, end - time.monotonic()))[0]):
         for pipe in ready:

@@ -75,7 +75,7 @@ def case_with_inputs(
             switches = ({entry: chosen} for entry, value in best.prompt.items() if type(value) is type(chosen))
             best.take(next((entry for entry in switches if best.of(entry).get(name) == chosen), {}))
     if strange := sorted(name for name, _ in best.inputs.items() ^ inputs.items()):
-        raise Refused(f"this pack keeps no small call with {strange[0]} as this graph has it")
+        raise Refused(f"this pack has no test call with {strange[0]} as in this graph")
     return replace(best.example, prompt=best.prompt).case(kind, configuration)
 
 
