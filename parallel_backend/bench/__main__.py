@@ -49,13 +49,13 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     line.add_argument(
-        "--graph", type=Path, help="the job, with the stock loaders or this pack's (default: a small one)"
+        "--graph", type=Path, help="the graph to measure, with ComfyUI's or this pack's loaders (default: a small one)"
     )
     line.add_argument(
         "--model", default="", help="another file for the graph's diffusion model, as its loader lists it"
     )
     line.add_argument("--size", type=size, help="WIDTHxHEIGHT or WIDTHxHEIGHTxFRAMES (default: the graph's)")
-    line.add_argument("--steps", type=positive, default=0, help="default: the graph's")
+    line.add_argument("--steps", type=positive, default=0, help="the number of steps (default: the graph's)")
     line.add_argument(
         "--devices",
         nargs="+",
@@ -63,8 +63,10 @@ def parser() -> argparse.ArgumentParser:
         "without one)",
     )
     line.add_argument("--comfyui", type=Path, default=Path(comfyui()), help="ComfyUI's folder (default: %(default)s)")
-    line.add_argument("--out", type=Path, default=Path(), help="the folder for the result (default: this one)")
-    line.add_argument("arguments", nargs="*", help="behind --: what ComfyUI is started with, such as -- --fast")
+    line.add_argument(
+        "--out", type=Path, default=Path(), help="the folder for the result (default: the current folder)"
+    )
+    line.add_argument("arguments", nargs="*", help="ComfyUI's own arguments, after --, such as -- --fast")
     return line
 
 
@@ -104,7 +106,7 @@ def bench_of(options: argparse.Namespace) -> Bench:
     if not (options.comfyui / "main.py").is_file():
         raise NotMeasured(f"{options.comfyui} is not ComfyUI's folder: name it with --comfyui.")
     if not options.out.is_dir():
-        raise NotMeasured(f"{options.out} is no folder: make it, or name another with --out.")
+        raise NotMeasured(f"{options.out} is not a folder: create it, or name another with --out.")
     shape = (options.size.width, options.size.height, options.size.frames) if options.size else None
     path = options.graph or GRAPH
     graph = changed(stock(read_graph(path)), model=options.model, size=shape, steps=options.steps)
@@ -150,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"python -m parallel_backend.bench: {error}", file=sys.stderr)
         ended = 1
     except KeyboardInterrupt:
-        _say("interrupted: what was done before is kept.")
+        _say("interrupted: the finished measurements are kept.")
         ended = 130
     if record is not None:
         ended = ended or int(all(side.failed for side in record.sides))

@@ -99,7 +99,7 @@ def stock(graph: Graph) -> Graph:
             node["inputs"].pop("weight_dtype", None)
     if not model_files(graph):
         raise NotMeasured(
-            "The graph has no Load Diffusion Model and no Load Checkpoint: choose one that loads its model so."
+            "The graph has no Load Diffusion Model and no Load Checkpoint: choose a graph with one of these loaders."
         )
     last_sampler(graph)
     return graph
@@ -127,7 +127,10 @@ def loaders(graph: Graph) -> Iterator[tuple[str, str, str]]:
         if node["class_type"] in LOADERS:
             file = next((node["inputs"][key] for key in (*FILES, "vae_name") if key in node["inputs"]), None)
             if not isinstance(file, str):
-                raise NotMeasured(f"{node['class_type']} of the graph does not name its file: choose the file on it.")
+                raise NotMeasured(
+                    f"{node['class_type']} of the graph gets its file from another node: choose the file in the "
+                    "loader itself."
+                )
             yield name, node["class_type"], file
 
 
@@ -140,7 +143,7 @@ def samplers(graph: Graph) -> list[str]:
     """Return the ids of the nodes that denoise. Raises NotMeasured if there is none."""
     ids = [name for name, node in graph.items() if node["class_type"] in SAMPLERS]
     if not ids:
-        raise NotMeasured(f"The graph has none of {', '.join(SAMPLERS)}: choose one that samples by one of them.")
+        raise NotMeasured(f"The graph has none of {', '.join(SAMPLERS)}: choose a graph with one of these samplers.")
     return ids
 
 
@@ -149,7 +152,7 @@ def last_sampler(graph: Graph) -> str:
     ids = samplers(graph)
     last = [name for name in ids if not any(name in _before(graph, later) for later in ids)]
     if len(last) != 1:
-        raise NotMeasured(f"The graph has {len(last)} samplers behind which there is no other: leave it with one.")
+        raise NotMeasured(f"The graph ends with {len(last)} samplers, and one is needed: remove the others.")
     return last[0]
 
 
@@ -282,5 +285,5 @@ def staying(graph: Graph, ask: Ask) -> dict[str, str]:
     stays = {name: why for (name, _, _), why in zip(entries, whys, strict=True) if why}
     models = [name for name, kind, _ in entries if kind != "VAELoader"]
     if refused := [stays[name] for name in models if name in stays]:
-        raise NotMeasured(f"This pack has to leave the graph's model to one GPU: {refused[0]}")
+        raise NotMeasured(f"The graph's model cannot run on several GPUs: {refused[0]}")
     return stays

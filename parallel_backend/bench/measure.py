@@ -73,7 +73,9 @@ def measure(
     latent = load_file(file)["latent_tensor"].double()
     error = error_of(latent, reference) if devices and reference is not None else None
     if error is not None and not math.isfinite(error):
-        raise ComfyUIError(f"{name}: the latent has another shape than stock ComfyUI's, or holds what is no number")
+        raise ComfyUIError(
+            f"{name}: the latent has another shape than stock ComfyUI's, or holds NaN or infinite values"
+        )
     outcomes = _outcomes(client, then, names)
     side = Side(
         name=name,

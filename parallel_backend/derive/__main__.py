@@ -30,8 +30,15 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("file", type=Path, help="a .safetensors or .gguf file, or a diffusers folder")
     line.add_argument("--comfyui", default=os.environ.get(FOLDER, ""), help=f"ComfyUI's folder (default: ${FOLDER})")
-    line.add_argument("--memory", type=memory, default=MEMORY, help="for the small model's weights (default: 8GiB)")
-    line.add_argument("--minutes", type=float, default=MINUTES, help=f"after which it is ended (default: {MINUTES:g})")
+    line.add_argument(
+        "--memory",
+        type=memory,
+        default=MEMORY,
+        help="limit of the memory for the small model's weights (default: 8GiB)",
+    )
+    line.add_argument(
+        "--minutes", type=float, default=MINUTES, help=f"limit of the time in minutes (default: {MINUTES:g})"
+    )
     return line
 
 
@@ -45,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = child.wait(options.minutes * 60)
         except subprocess.TimeoutExpired:
             print(
-                f"{options.file.name} was not derived within {options.minutes:g} minutes: give it more (--minutes), or write its "
-                "declaration by hand (docs/develop/adding-a-model.md).",
+                f"{options.file.name} was not derived within {options.minutes:g} minutes: raise --minutes, or write "
+                "its declaration by hand (docs/develop/adding-a-model.md).",
                 file=sys.stderr,
             )
             code = 1
@@ -54,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _end(child)
     if code not in (0, 1):
         print(
-            f"{options.file.name} was not derived, because the process that tried ended with {code}: see above, or give it less "
-            "memory (--memory).",
+            f"{options.file.name} was not derived, because its process ended with exit code {code}: see the output "
+            "above, or lower --memory.",
             file=sys.stderr,
         )
     return 1 if code else 0

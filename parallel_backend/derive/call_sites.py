@@ -56,7 +56,7 @@ def find_parts(model: nn.Module, call: ModelCall) -> ModelParts:
     seen = trace(model, call)
     plain = call.of(model)
     if not float((seen.out - plain).norm() / plain.norm()) > LEAST:
-        raise Undescribed("attention hardly changes what it gives with random weights")
+        raise Undescribed("attention hardly changes its output with random weights")
     if not all(each.within for each in seen.attentions):
         raise Undescribed("the model calls attention outside of its blocks")
     lists = {path for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
@@ -77,7 +77,7 @@ def look_closely(model: nn.Module, call: ModelCall, parts: ModelParts) -> Sites:
     """
     base = first_runs(model, call, parts.every)
     if any(bool(each.any()) for each in changed_locations(base, first_runs(model, call, parts.every)).values()):
-        raise Undescribed("its blocks are given something else each time, as if it drew random numbers")
+        raise Undescribed("its blocks get other inputs in each call, as if it drew random numbers")
     tokens = _tokens(model, call, parts, base, "")
     for of in call.pictured:
         with suppress(Undescribed):  # an argument that controls the model's branches, such as a mask, has no tokens
@@ -164,7 +164,7 @@ def changed_locations(base: Mapping[str, ModuleCall], runs: Mapping[str, ModuleC
         for name, value in run.values.items():
             were, are = tensors_in(value), tensors_in(runs[path].values.get(name))
             if [each.shape for each in were] != [each.shape for each in are]:
-                raise Undescribed(f"what {path} is given as {name} has another shape for other values of the latent")
+                raise Undescribed(f"{name} of {path} has another shape for other values of the latent")
             for number, (was, now) in enumerate(zip(were, are, strict=True)):
                 changed[path, (name, number)] = differs(was, now)
     return changed

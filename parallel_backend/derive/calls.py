@@ -183,5 +183,5 @@ class ByClass:
         sigma = float(self._base.model_sampling.sigma_max) * STRENGTH
         class_call = own_call(self._base, [self.latent(sizes)], prompt, sigma)
         if not isinstance(class_call.latent, Tensor):
-            raise TypeError("its latent is several ones packed together")
+            raise TypeError("its latent packs several latents in one")
         return ModelCall(class_call.latent, class_call.timestep, class_call.arguments, class_call.options)

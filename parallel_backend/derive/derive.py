@@ -77,7 +77,7 @@ def first_proved(subjects: Sequence[Subject], limit: float = LIMIT) -> Derived:
     if whole is not None:
         return whole
     assert failed is not None, "some declaration fits, or the reason was raised"
-    raise Unproved(f"what fits it was not proved: {failed.in_words()}")
+    raise Unproved(f"the declaration that fits it was not proved: {failed.in_words()}")
 
 
 def _proved(

@@ -50,9 +50,7 @@ def candidates(subject: Subject) -> Iterator[d.Declaration]:
     }
     heads = next((block.heads for members in blocks.values() for block in members if block.heads), None)
     if heads is None:
-        raise Undescribed(
-            "no attention of it goes over tokens that rows, columns and frames of the latent can be told from"
-        )
+        raise Undescribed("no attention of it has tokens that follow the latent's rows, columns and frames")
     step = _step(first)
     named: dict[str, Any] = {} if _names(model, step) else {"patch_size": Constant(step)}
     if not _pads(subject, sizes[0], step):
@@ -88,7 +86,9 @@ def _cut_equally(groups: Sequence[d.BlockGroup | None]) -> list[d.BlockGroup]:
     kinds = [kind for group in present for kind in group.streams.values() if isinstance(kind, d.LatentTokens)]
     parts = {kind.parts_per_frame for kind in kinds if kind.parts_per_frame}
     if len(parts) > 1:
-        raise Undescribed(f"its blocks have something of parts of several sizes ({', '.join(map(str, sorted(parts)))})")
+        raise Undescribed(
+            f"its blocks divide frames into parts of several sizes ({', '.join(map(str, sorted(parts)))})"
+        )
     return [replace(group, streams=cut_by(group.streams, *parts)) for group in present] if parts else present
 
 

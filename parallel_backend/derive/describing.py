@@ -126,7 +126,7 @@ class Description:
             fits = [name for name in self.streams if is_run(self._follows[name].returned[number], self.length(name))]
             if not fits:
                 raise Undescribed(
-                    f"value {len(streams) + 1} that {self.path} returns has not the tokens of what it is given"
+                    f"value {len(streams) + 1} that {self.path} returns has other tokens than its arguments"
                 )
             streams.append(next((name for name in fits if name not in streams), fits[0]))
         remaining = iter([name for name in self.streams if name not in streams])
@@ -157,7 +157,9 @@ class Description:
         tokens = [each for each in seen if each is not None]
         first = tokens[0]
         if len(tokens) < len(seen) or any((each.dim, each.step) != (first.dim, first.step) for each in tokens):
-            raise Undescribed(f"where {self.path} has the picture's tokens in {name} changes with the latent's size")
+            raise Undescribed(
+                f"the position of the picture's tokens in {name} of {self.path} changes with the latent's size"
+            )
         placed = d.LatentTokens(grid=first.grid, dim=first.dim)
         for rule in starts([(each.length, each.count, each.start) for each in tokens]):
             if rule == placed.start:
@@ -228,7 +230,7 @@ class Description:
         ]
         if any(bool((positions != NOTHING).any()) for positions in reached):
             raise Undescribed(
-                f"attention {number + 1} of {self.path} has keys of the picture that are not laid as its queries"
+                f"attention {number + 1} of {self.path} has keys of the picture in another layout than its queries"
             )
         self.attentions.append(d.ReplicatedKeys())
         self.queries.append(self._laid(queries))

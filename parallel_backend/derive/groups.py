@@ -50,7 +50,7 @@ def members_of(model: nn.Module, group: str) -> list[str]:
 
 def not_apart(group: str) -> Undescribed:
     """Return the reason for a list of which only some blocks are known."""
-    return Undescribed(f"its blocks of {group} do not all get the picture's tokens apart, one after the other")
+    return Undescribed(f"its blocks of {group} do not all get the picture's tokens separately, one after the other")
 
 
 def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) -> Iterator[d.BlockGroup]:
@@ -75,9 +75,7 @@ def fitting_groups(model: nn.Module, path: str, members: Sequence[Description]) 
                 fitting = argument_kinds(member, name)
                 arguments[name] = [kind for kind in arguments.get(name, fitting) if kind in fitting]
                 if not arguments[name]:
-                    raise Undescribed(
-                        f"what its blocks of {path} are given as {name} goes with nothing that has a name"
-                    )
+                    raise Undescribed(f"the argument {name} of its blocks of {path} is of no known kind")
     returns = max((member.returns for member in members), key=lambda names: len({*names}))
     if any(len(member.returns) != len(returns) for member in members):
         raise Undescribed(f"its blocks of {path} return different numbers of values")
@@ -156,4 +154,4 @@ def _attentions(
         marks = set.intersection(*own) - set.union(*other_modules)
         if marks and len(kinds) == 2:
             return AttentionsBySubmodule(min(marks, key=lambda name: (len(name), name)), first, second)
-    raise Undescribed(f"its blocks of {path} call attention in ways that their modules do not tell apart")
+    raise Undescribed(f"its blocks of {path} call attention in several ways, which no submodule distinguishes")

@@ -74,7 +74,7 @@ def _order(subject: Subject, call: ModelCall, blocks: Mapping[str, Sequence[Desc
         try:
             call.of(subject.model)
         except FAILS as error:
-            raise Undescribed(f"its forward fails on a small call with all blocks ({in_a_line(error)})") from error
+            raise Undescribed(f"its forward fails on a test call with all blocks ({in_a_line(error)})") from error
     return [*dict.fromkeys(seen)]
 
 

@@ -24,7 +24,7 @@ def argument_kinds(block: Description, name: str) -> list[d.Argument]:
     """
     count = len(block.probe.tensors(name))
     if any(len(tensors_in(site.run.values.get(name))) != count for site in block.sites):
-        raise Undescribed(f"how many tensors {block.path} is given as {name} changes with the latent's size")
+        raise Undescribed(f"the number of tensors in {name} of {block.path} changes with the latent's size")
     if runs := [*_runs(block, name)]:
         return [*runs]
     if not count:

@@ -47,9 +47,9 @@ class Probe:
         self._base = _observed(returned, self.attentions)
         again = self._changed(lambda name, number, tensor: tensor)
         if any(bool(each.any()) for each in again):
-            raise Undescribed(f"{run.path} gives something else each time, as if it drew random numbers")
+            raise Undescribed(f"{run.path} returns another result in each call, as if it drew random numbers")
         if not all(bool(torch.isfinite(each).all()) for each in self._base):
-            raise Undescribed(f"{run.path} gives what is no number with random weights")
+            raise Undescribed(f"{run.path} returns NaN or infinite values with random weights")
 
     def tensors(self, name: str) -> list[Tensor]:
         """Return the tensors in an argument."""
@@ -109,7 +109,7 @@ class Probe:
             a.shape == b.shape for a, b in zip(observed, self._base, strict=True)
         )
         if not same_shapes:
-            raise Undescribed(f"what {self.run.path} computes depends on the values that it is given")
+            raise Undescribed(f"the operations of {self.run.path} depend on the values of its arguments")
         return [_changed_tokens(differs(a, b)) for a, b in zip(self._base, observed, strict=True)]
 
     def _apart(self, positions: Sequence[Tensor]) -> Followed:

@@ -81,9 +81,9 @@ def subject_of_prompt(small: Small, prompt: PromptExample) -> tuple[Subject, Cal
                 continue
             kind = kinds[0].with_sizes(kinds[1:]).with_options(sample_call.options)
             if strange := kind.difference(prompt.kind):
-                raise Undescribed(f"no small call has {strange}")
+                raise Undescribed(f"no test call has {strange}")
             return Subject(model, call, sizes, batches=True, lengths=small.lengths), kind
-    raise Undescribed(f"its forward fails on every small call of this prompt ({failed})")
+    raise Undescribed(f"its forward fails on every test call of this prompt ({failed})")
 
 
 def _kind(by_class: ByClass, prompt: PromptExample, sizes: Sizes) -> CallKind:

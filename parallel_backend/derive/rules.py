@@ -86,5 +86,5 @@ def not_derived(kind: str, reason: str) -> Refused:
     """Return the refusal of a class for which no declaration is proved."""
     return Refused(
         f"{kind} cannot be derived, because {reason}: write its declaration by hand (docs/develop/adding-a-model.md), "
-        "or run it whole."
+        "or run it unsharded."
     )

@@ -92,8 +92,8 @@ def small_of(
     size = sum(tensor.numel() for tensor in model.state_dict().values()) * 4
     if size > limit:
         raise Refused(
-            f"{kind} is too large to derive: with {members_per_list[0]} blocks of a kind it has {size / 2**30:.1f} GiB of "
-            f"weights and {limit / 2**30:.1f} GiB are free for it; raise --memory, or close what takes memory."
+            f"{kind} is too large to derive: with {members_per_list[0]} blocks of each kind it has {size / 2**30:.1f} "
+            f"GiB of weights and {limit / 2**30:.1f} GiB are available; raise --memory, or close other programs."
         )
     randomise(model, 0, tensors)
     return Small(path, members_per_list, tensors, part.entries, kind, described, base, lengths)
@@ -137,7 +137,7 @@ def subjects_of(small: Small) -> Iterator[Subject]:
             yield Subject(model, make, sizes, batches=True, lengths=small.lengths)
             break
     if not count:
-        raise not_derived(small.kind, f"its forward fails on every small call that was made up for it ({tried})")
+        raise not_derived(small.kind, f"its forward fails on every test call that was made up for it ({tried})")
 
 
 def _call(by_class: ByClass, sizes: Sizes, text: int, pooled: int) -> ModelCall:

@@ -123,7 +123,7 @@ def trace(model: nn.Module, call: ModelCall, recorded: Sequence[str] = ()) -> Fo
         try:
             seen.out = call.of(model, {OVERRIDE: _AttentionRecorder(seen, "")})
         except FAILS as error:
-            raise Undescribed(f"its forward fails on a small call ({in_a_line(error)})") from error
+            raise Undescribed(f"its forward fails on a test call ({in_a_line(error)})") from error
     return seen
 
 

@@ -89,7 +89,7 @@ class Derivation:
             remaining = self._again_at - time.monotonic()
             if self._trouble is None or remaining <= 0 or difference(self._trouble.kinds, kinds):
                 return ""
-            why = f"{self._trouble.failure}; a prompt in {math.ceil(remaining / 60)} min tries again"
+            why = f"{self._trouble.failure}; queue again in {math.ceil(remaining / 60)} min for another try"
             return f"working out how to split it failed ({why})"
 
     def new_answers(self) -> list[DeriveReply]:

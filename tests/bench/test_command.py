@@ -29,7 +29,7 @@ TOLERANCE = 1e-5
     ("arguments", "said"),
     [
         (("--comfyui", os.devnull), "/dev/null is not ComfyUI's folder: name it with --comfyui."),
-        (("--comfyui", COMFYUI, "--out", "/no such folder"), "/no such folder is no folder"),
+        (("--comfyui", COMFYUI, "--out", "/no such folder"), "/no such folder is not a folder"),
         (("--comfyui", COMFYUI, "--graph", "/none.json"), "/none.json holds no graph"),
         (("--comfyui", COMFYUI, "--devices", "9"), "asks for GPU 9"),
         (("--comfyui", COMFYUI, "--devices", "tcp://10.0.0.1:29600"), "are other machines' devices"),
@@ -59,10 +59,10 @@ LINKED = {"1": {"class_type": "UNETLoader", "inputs": {"unet_name": ["2", 0]}}}
         ),
         (
             NO_LOADER,
-            "The graph has no Load Diffusion Model and no Load Checkpoint: choose one that loads its model so.",
+            "The graph has no Load Diffusion Model and no Load Checkpoint: choose a graph with one of these loaders.",
         ),
         (NO_SAMPLER, "The graph has none of KSampler, "),
-        (LINKED, "UNETLoader of the graph does not name its file: choose the file on it."),
+        (LINKED, "UNETLoader of the graph gets its file from another node: choose the file in the loader itself."),
     ],
 )
 def test_a_graph_that_cannot_be_measured_is_refused_before_anything_starts(
@@ -115,7 +115,7 @@ def test_an_interrupted_benchmark_keeps_its_results_and_leaves_no_processes(tmp_
         said, _ = command.communicate(timeout=120)
     assert command.returncode == 130, said
     assert [side.name for side in record_in(tmp_path).sides] == [STOCK]
-    assert "interrupted: what was done before is kept." in said
+    assert "interrupted: the finished measurements are kept." in said
     assert not psutil.wait_procs(below, timeout=30)[1]
 
 

@@ -33,7 +33,7 @@ def test_a_derivation_that_took_too_long_is_tried_again_after_a_pause(tmp_path: 
     tried = derivation(tmp_path, seconds=0.6, pause=1.5)
     tried.wait([prompt], lambda: False)
     assert tried.failed([prompt.kind]) == (
-        "working out how to split it failed (it took longer than 1 s; a prompt in 1 min tries again)"
+        "working out how to split it failed (it took longer than 1 s; queue again in 1 min for another try)"
     )
     time.sleep(1.6)
     assert tried.failed([prompt.kind]) == ""

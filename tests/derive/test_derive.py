@@ -95,7 +95,7 @@ def test_a_derived_declaration_gives_comfyuis_own_result(name: str) -> None:
 
 
 REFUSED: Mapping[str, str] = {
-    "hidream, a picture to edit": "its forward fails on a small call",
+    "hidream, a picture to edit": "its forward fails on a test call",
     "ltxv, weighed guide": "is given an object of the class GuideAttentionMask",
 }
 """Cases that are not derived, with a part of the reason."""
@@ -222,13 +222,13 @@ def test_a_class_that_nobody_has_seen_is_derived() -> None:
 @pytest.mark.parametrize(
     ("habit", "why"),
     [
-        ("random", r"its blocks are given something else each time, as if it drew random numbers"),
+        ("random", "its blocks get other inputs in each call, as if it drew random numbers"),
         (
             "branch",
-            r"its blocks of blocks do not all get the picture's tokens apart|what blocks\.0 computes depends on the values",
+            r"its blocks of blocks do not all get the picture's tokens separately|the operations of blocks\.0 depend on the",
         ),
-        ("mixing", r"its blocks of blocks do not all get the picture's tokens apart, one after the other"),
-        ("failing", r"its forward fails on a small call \(ValueError: no picture of this size\)"),
+        ("mixing", "its blocks of blocks do not all get the picture's tokens separately, one after the other"),
+        ("failing", "its forward fails on a test call \\(ValueError: no picture of this size\\)"),
     ],
 )
 def test_a_model_that_cannot_be_analysed_from_outside_is_refused(habit: str, why: str) -> None:
@@ -242,14 +242,16 @@ def test_blocks_that_write_into_their_arguments_are_derived() -> None:
 
 def test_a_declaration_that_fits_but_fails_the_proof_is_refused() -> None:
     """The refusal has the errors of the proof."""
-    with pytest.raises(Refused, match=r"because what fits it was not proved: ulysses 2 1\.0e-01, ring 3 1\.0e-01"):
+    with pytest.raises(
+        Refused, match=r"because the declaration that fits it was not proved: ulysses 2 1\.0e-01, ring 3 1\.0e-01"
+    ):
         derived(toy("deceiving"))
 
 
 def test_a_class_too_large_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = save_tiny(tmp_path, "auraflow")
     with pytest.raises(
-        Refused, match=r"^AuraFlow is too large to derive: with 2 blocks of a kind it has .* raise --memory"
+        Refused, match=r"^AuraFlow is too large to derive: with 2 blocks of each kind it has .* raise --memory"
     ):
         small_of(path, 1e3)
     assert child.main(path, 1e3) == 1
@@ -269,7 +271,7 @@ def test_a_command_that_takes_too_long_is_ended(tmp_path: Path, capfd: pytest.Ca
     assert main([str(tmp_path / "large.safetensors"), "--minutes", "0.0001"]) == 1
     assert capfd.readouterr() == (
         "",
-        "large.safetensors was not derived within 0.0001 minutes: give it more (--minutes), or write its declaration by hand "
+        "large.safetensors was not derived within 0.0001 minutes: raise --minutes, or write its declaration by hand "
         "(docs/develop/adding-a-model.md).\n",
     )
 

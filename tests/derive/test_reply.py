@@ -46,7 +46,7 @@ def test_a_kind_of_call_that_cannot_be_made_small_is_named(tmp_path: Path) -> No
     found = answered(tmp_path, file, strange)
     assert found.declaration is None
     assert found.lasting
-    assert found.failure.startswith("no small call has x in the conditioning")
+    assert found.failure.startswith("no test call has x in the conditioning")
 
 
 def _conditioning(prompt: PromptExample) -> Any:

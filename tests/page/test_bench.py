@@ -64,7 +64,7 @@ def without_sampler() -> Graph:
         (without_sampler(), "has none of KSampler"),
         (
             {**job(1), "model": {"class_type": "UNETLoader", "inputs": {"unet_name": "none.safetensors"}}},
-            "has to leave the graph's model to one GPU: ",
+            "The graph's model cannot run on several GPUs: ",
         ),
     ],
 )
