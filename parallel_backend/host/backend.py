@@ -546,7 +546,7 @@ class Backend:
             try:
                 group = start()
             except ForkServerStuck:
-                log.warning("Parallel: the process that starts the workers does nothing; another one takes its place")
+                log.warning("Parallel: the process that starts the workers is stuck; a new one replaces it")
                 self._end_fork_server()
                 group = start()
         except WorkerFailed as failure:

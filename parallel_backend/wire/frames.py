@@ -284,9 +284,7 @@ def mapped(descriptor: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tenso
     try:
         size = torch.Size(shape).numel() * dtype.itemsize
         if os.fstat(descriptor).st_size != size:
-            raise ValueError(
-                f"{os.fstat(descriptor).st_size} bytes of shared memory were handed over instead of {size}"
-            )
+            raise ValueError(f"{os.fstat(descriptor).st_size} bytes of shared memory were received instead of {size}")
         if not size:
             return torch.empty(shape, dtype=dtype)
         memory = mmap.mmap(descriptor, size)

@@ -104,7 +104,7 @@ class Stranger:
         """
         magic, protocol, role, theirs, proof = ANSWER.unpack(self._answer)
         if magic != MAGIC:
-            raise HandshakeFailed("it does not speak this protocol")
+            raise HandshakeFailed("it does not use this protocol")
         if protocol != PROTOCOL:
             verdict = HandshakeVerdict.WRONG_PROTOCOL
         elif not hmac.compare_digest(proof, _caller_proof(secret, role, self._nonce, theirs)):
@@ -139,26 +139,26 @@ def present(connection: socket.socket, secret: bytes, role: int) -> int:
     connection.settimeout(SECONDS)
     magic, protocol, theirs = GREETING.unpack(_receive(connection, GREETING.size, until))
     if magic != MAGIC:
-        raise HandshakeFailed("what listens there is no worker of this pack")
+        raise HandshakeFailed("the program at that address is not a worker of this pack")
     ours = secrets.token_bytes(32)
     proof = _caller_proof(secret, role, theirs, ours) if protocol == PROTOCOL else bytes(32)
     connection.sendall(ANSWER.pack(MAGIC, PROTOCOL, role, ours, proof))
     if protocol != PROTOCOL:
         raise HandshakeFailed(
-            f"it speaks protocol {protocol} and this side {PROTOCOL}: install the same version of the pack on both",
+            f"it uses protocol {protocol} and this side uses {PROTOCOL}: install the same version of the pack on both",
             HandshakeVerdict.WRONG_PROTOCOL,
         )
     number, generation, proof = RESULT.unpack(_receive(connection, RESULT.size, until))
     if number == HandshakeVerdict.WRONG_SECRET:
         raise HandshakeFailed(
-            "its secret is another one: use the same secret file on all machines", HandshakeVerdict.WRONG_SECRET
+            "the secrets differ: use the same secret file on all machines", HandshakeVerdict.WRONG_SECRET
         )
     if number == HandshakeVerdict.CROWDED:
-        raise Crowded("it holds more connections than it can that show no secret, and closed this one to make room")
+        raise Crowded("it has too many open connections that have not shown the secret, and closed this one")
     if number != HandshakeVerdict.ADMITTED:
-        raise HandshakeFailed("it expects nobody else in this role", HandshakeVerdict.UNEXPECTED)
+        raise HandshakeFailed("it expects no worker with this rank", HandshakeVerdict.UNEXPECTED)
     if not hmac.compare_digest(proof, _listener_proof(secret, HandshakeVerdict.ADMITTED, generation, theirs, ours)):
-        raise HandshakeFailed("what listens there does not hold the secret", HandshakeVerdict.WRONG_SECRET)
+        raise HandshakeFailed("the program at that address does not have the secret", HandshakeVerdict.WRONG_SECRET)
     make_ready(connection)
     return int(generation)
 
@@ -222,11 +222,14 @@ def read_secret(path: Path) -> bytes:
             text = file.read(MAX_BYTES + 1).strip()
     except OSError as error:
         raise Refused(
-            f"the secret of the workers on other machines cannot be read from {path} ({error.strerror}): copy the file "
-            f"there that the workers were started with, or name it in {VARIABLE}."
+            f"the secret of the workers on other machines cannot be read from {path} ({error.strerror}): copy the "
+            f"workers' secret file there, or set {VARIABLE} to its path."
         ) from None
     if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid != os.geteuid():
-        raise Refused(f"{path} holds a secret and is not its owner's alone: run chmod 600 on it, and own it.")
+        raise Refused(
+            f"{path} holds a secret, and other users can read it or own it: run chmod 600 on it, and chown it to the "
+            "current user."
+        )
     if not MIN_BYTES <= len(text) <= MAX_BYTES:
         raise Refused(
             f"{path} holds {len(text)} bytes and a secret has {MIN_BYTES} to {MAX_BYTES}: make one with "

@@ -217,7 +217,7 @@ def test_a_hang_of_gpus_in_their_first_exchange_is_blamed_on_p2p(device, phase, 
     devices = [f"{device}:{rank}" for rank in range(2)]
     heard = {rank: Heard(HeartbeatReply(phase, 0, 5, False), 0, 0) for rank in range(2)}
     message = str(diagnosis.stalled(devices, heard, 300))
-    start = f"No worker made progress for 300 s; the furthest behind is worker 0 of 2 ({device}:0) while {phase}. "
+    start = f"No worker made progress for 300 s; the slowest is worker 0 of 2 ({device}:0) while {phase}. "
     assert message.startswith(start)
     assert ("NCCL_P2P_DISABLE" in message) == bool(remedy)
     assert remedy in message and message.endswith(diagnosis.AFTERWARDS)

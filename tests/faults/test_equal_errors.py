@@ -110,7 +110,7 @@ def assert_request_fails(bench: Bench, job: Job, plan: ResolvedPlan, fails: Call
     said = str(failure.value)
     who = f"All {plan.world_size} workers" if plan.world_size > 1 else "The worker"
     assert said.startswith(f"{who} raised the same error while "), said
-    assert said.endswith("Change what the nodes give to the model and queue again; the workers go on.")
+    assert said.endswith("Change the inputs to the model and queue again; the workers keep running.")
     assert "\n" not in said and AFTERWARDS not in said
     assert torch.equal(bench.run(job, plan), right)
     assert bench.run.workers() == before

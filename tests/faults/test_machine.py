@@ -210,7 +210,7 @@ def test_a_fork_server_that_is_stuck_is_detected(tmp_path):
         check_until(server, lambda: first.poll() is not None or first.pid is not None, patience=1.5, within=60)
         psutil.Process(server._server.pid).suspend()
         (second,) = server.start(2, tmp_path, {}, [{}], [], death_read)
-        with pytest.raises(ForkServerStuck, match=r"^The process that starts the workers has done nothing for 1 s"):
+        with pytest.raises(ForkServerStuck, match=r"^The process that starts the workers was stuck for 1 s"):
             check_until(server, lambda: second.poll() is not None, patience=1, within=20)
         assert server.waited_for()
     finally:

@@ -49,7 +49,7 @@ def test_a_request_that_cannot_be_read_is_declined_and_the_workers_stay(bench):
     before = bench.workers()
     event = group._channel.events.get(timeout=20)
     assert isinstance(event, Received)
-    said = "the workers cannot read what they are asked for: tensor 'x' has the dtype 'float99'."
+    said = "the workers cannot read the request: tensor 'x' has the dtype 'float99'."
     assert event.frame.message == DeclinedReply(17, said)
     bench.assert_right(2)
     assert bench.workers() == before

@@ -114,7 +114,9 @@ def test_attention_that_looks_at_weights_is_refused(comfyui: ComfyUI, stock: Sto
     graph = spread(sparse(kind="patch_that_looks_at_weights"), **SPLITS["ulysses 2, streamed"])
     error = comfyui.queue(graph, timeout=600).error
     assert error is not None
-    assert "looks at weight of the model's layers, which no worker has: remove that node" in error.exception_message
+    assert (
+        "reads weight of the model's layers, which no worker has in full: remove that node" in error.exception_message
+    )
     graph = sparse(seed=9)
     assert_same(comfyui, spread(graph, **SPLITS["ulysses 2, streamed"]), stock(graph))
 

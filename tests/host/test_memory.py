@@ -24,7 +24,7 @@ from tests.support.selection import thorough
 from tests.support.tiny.formats import save_sparse
 
 RELEASED = re.compile(
-    r"Parallel: (\S+) released; the workers hold (\S+) MiB on their devices and keep (\S+) MiB in host"
+    "Parallel: (\\S+) released; the workers now use (\\S+) MiB on their devices and (\\S+) MiB of host"
 )
 MODELS = ("tiny-schnell", "tiny-3-heads")
 MEBIBYTE = 1 << 20

@@ -145,21 +145,23 @@ def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_client_with_another_secret_is_refused(
     group: Machines, plan: ResolvedPlan, run: Runner, small: Job, another: Path
 ) -> None:
-    with pytest.raises(
-        Refused, match=f"{group.address} refused the connection: its secret is another one: use the same"
-    ):
+    with pytest.raises(Refused, match=f"{group.address} refused the connection: the secrets differ: use the same"):
         run(small, plan)
 
 
 def test_a_client_without_a_secret_is_refused(plan: ResolvedPlan, run: Runner, small: Job, another: Path) -> None:
     another.unlink()
-    with pytest.raises(Refused, match=rf"cannot be read from {another} \(No such file or directory\): copy the file"):
+    with pytest.raises(
+        Refused, match=rf"cannot be read from {another} \(No such file or directory\): copy the workers"
+    ):
         run(small, plan)
 
 
 def test_a_secret_that_others_can_read_is_refused(plan: ResolvedPlan, run: Runner, small: Job, another: Path) -> None:
     another.chmod(0o640)
-    with pytest.raises(Refused, match=rf"{another} holds a secret and is not its owner's alone: run chmod 600"):
+    with pytest.raises(
+        Refused, match=rf"{another} holds a secret, and other users can read it or own it: run chmod 600"
+    ):
         run(small, plan)
 
 
@@ -234,9 +236,7 @@ def test_a_file_that_a_machine_lacks_is_named_with_the_machine(
     (group.models[0] / other.name).write_bytes(other.read_bytes())
     wrong = group.models[1] / other.name
     wrong.write_bytes(b"another file of this name")
-    message = (
-        rf"^Worker 2 of 4: {other.name} is not on {group.names[1]} \({wrong} has its name and other contents\): copy"
-    )
+    message = rf"^Worker 2 of 4: {other.name} is not on {group.names[1]} \({wrong} has the same name and other contents\): copy"
     with pytest.raises(Refused, match=message):
         run(dataclasses.replace(small, path=other), plan)
     assert_right(run, small, plan, references)

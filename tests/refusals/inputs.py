@@ -123,9 +123,12 @@ def places_and_machines(server: ComfyUI) -> Refusals:
     yield elsewhere, ".* holds 5 bytes and a secret has "
     secret.write_text(secrets.token_urlsafe(32))
     secret.chmod(0o644)
-    yield elsewhere, ".* holds a secret and is not its owner's alone: run chmod 600 on it, and own it"
+    yield elsewhere, ".* holds a secret, and other users can read it or own it: run chmod 600 on it, and chown it"
     secret.chmod(0o600)
-    yield elsewhere, "the workers at tcp://.* refused the connection: what listens there is no worker of this pack"
+    yield (
+        elsewhere,
+        ("the workers at tcp://.* refused the connection: the program at that address is not a worker of this pack"),
+    )
     stranger.close()
     yield parallel(small(), "tcp://nowhere.invalid:9"), "no workers answer at tcp://nowhere.invalid:9 "
     secret.unlink()
@@ -237,7 +240,7 @@ def sound(server: ComfyUI) -> Refusals:
     }.items():  # fmt: skip
         save_latent(server, name, *shape)
     graph = graph_of("minimax") | {"latent": node("LoadLatent", latent="refused-silent.latent")}
-    yield spread(graph), "the latent holds a video alone and .* takes a video and its sound: use the empty latent"
+    yield spread(graph), "the latent holds a video alone and .* takes a video and its sound: use this model's empty"
     two = {name: node("LoadLatent", latent=f"refused-{name}.latent") for name in ("two", "two-sounds")}
     packed = node("LTXVConcatAVLatent", video_latent=["two", 0], audio_latent=["two-sounds", 0])
     yield spread(graph | two | {"latent": packed}), "the latent is a batch of 2 and .* makes one video at a time: use b"

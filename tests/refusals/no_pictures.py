@@ -55,10 +55,10 @@ NO_PICTURE = {
         with_guidance("1e38"),
         r"the guidance is 1e.38, which overflows in float32: set it to a number such as 3.5 in FluxGuidance",
     ),
-    "0, 0": (with_sigmas("0, 0"), "Step 1 of 1: the sampler's step gives .* the sigmas, which go from 0 to 0"),
+    "0, 0": (with_sigmas("0, 0"), "Step 1 of 1: the sampler's step gives .* the sigmas go from 0 to 0"),
     "step by step": (
         insert_after_model(with_sigmas("0, 0"), "RescaleCFG", multiplier=0.7),
-        "After the last step: .* the sigmas, which go from 0 to 0",
+        "After the last step: .* the sigmas go from 0 to 0",
     ),
     "to 1": (with_sigmas("0.5, 1"), "the sigmas end at 1, where this model's latent is noise alone"),
     "a shift of 0": (SHIFT, r"sigma 1 of \d is nan: .* the shift of a ModelSampling node"),

@@ -243,7 +243,7 @@ def test_a_part_of_a_model_is_refused_with_the_names_of_the_others(tmp_path: Pat
     said = str(refusal.value)
     assert said.startswith(f"{names[1]} is part 2 of 3 of a model (the others are {names[0]}, {names[2]}; ")
     assert "complete" not in said
-    assert ("not beside it" in said) is not beside
+    assert ("missing in its folder" in said) is not beside
 
 
 UNKNOWN: Mapping[str, dict[str, Any]] = {

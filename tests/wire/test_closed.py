@@ -123,7 +123,7 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> 
     path = tmp_path / "secret"
     path.write_text("a secret of more than 16 bytes")
     path.chmod(mode)
-    with pytest.raises(Refused, match="is not its owner's alone: run chmod 600 on it"):
+    with pytest.raises(Refused, match="other users can read it or own it: run chmod 600 on it"):
         read_secret(path)
     path.chmod(0o600)
     assert read_secret(path) == b"a secret of more than 16 bytes"

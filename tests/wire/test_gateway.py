@@ -212,7 +212,7 @@ def test_silent_strangers_keep_no_client_out(listener: Listener) -> None:
         listener.assert_serves()
         assert time.monotonic() - started < 5
         for oldest in silent[:3]:
-            with pytest.raises(Crowded, match="closed this one to make room"):
+            with pytest.raises(Crowded, match="have not shown the secret, and closed this one"):
                 present(oldest, listener.secret, CLIENT)
         assert present(silent[-1], listener.secret, CLIENT)
     assert_no_growth(before, listener)

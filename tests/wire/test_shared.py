@@ -35,6 +35,6 @@ def test_a_tensor_may_be_larger_than_dev_shm_in_containers() -> None:
 
 def test_another_size_than_announced_is_refused() -> None:
     before = open_files()
-    with pytest.raises(ValueError, match="40 bytes of shared memory were handed over instead of 44"):
+    with pytest.raises(ValueError, match="40 bytes of shared memory were received instead of 44"):
         mapped(share(torch.zeros(10)), torch.float32, (11,))
     assert open_files() == before

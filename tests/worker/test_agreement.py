@@ -45,7 +45,7 @@ def test_a_rank_that_received_another_plan_or_model_is_named(
         return [agreement.problem(*asked[rank]), agreement.problem(PLAN, NEWER)]
 
     host = re.escape(socket.gethostname())
-    said = rf"Worker {rank} of 3 on {host} was asked for plan and model \w{{16}} and worker 0 on {host} for \w{{16}}: "
+    said = rf"Worker {rank} of 3 on {host} received plan and model \w{{16}} and worker 0 on {host} received \w{{16}}: "
     answers = run_ranks(3, problems, joined=False)
     assert len({first for first, _ in answers}) == 1
     for first, second in answers:

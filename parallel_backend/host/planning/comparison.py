@@ -96,9 +96,7 @@ def compare(
         )
     of = len(denoise.tensors["sigmas"]) - 1
     if of < 2:
-        raise Refused(
-            "the last run had one step, and a step is timed from the end of another: run a graph of two steps."
-        )
+        raise Refused("the last run had one step, and a comparison needs two: run a graph of two steps.")
     steps = min(of, STEPS + 1 + (plan.warmup_steps if plan.patches > 1 else 0))
 
     def timed(plan: ResolvedPlan, working_bytes: int) -> float:

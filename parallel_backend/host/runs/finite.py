@@ -44,14 +44,12 @@ def check_sampled(latent: Tensor, when: str, sigmas: Tensor, compute_dtype: str)
     if wrong == 0:
         return
     if problem := odd_sigmas(sigmas):
-        cause = (
-            f"the sigmas, which {problem}: this sampler needs sigmas that fall with every step and end at 0 or above it"
-        )
+        cause = f"the sigmas {problem}: this sampler needs sigmas that fall with every step and end at 0 or above it"
     else:
-        cause = f"that {_model_cause(compute_dtype)}; a setting of the sampler too large does it too"
+        cause = f"{_model_cause(compute_dtype)}; or a setting of the sampler is too large"
     raise NotFinite(
         f"{when}: the sampler's step gives {wrong} values of {latent.numel()} that are NaN or infinite",
-        f", likely because of {cause}.",
+        f", likely because {cause}.",
     )
 
 
@@ -91,8 +89,8 @@ def caused_by_pipefusion(error: NotFinite, plan: ResolvedPlan) -> NotFinite:
     """
     return NotFinite(
         error.finding,
-        f", under {plan.degrees} and not under {plan.without_pipefusion().degrees}: PipeFusion does not go with this model "
-        "and these inputs; set pipefusion to 1, and report it with the workflow.",
+        f", under {plan.degrees} and not under {plan.without_pipefusion().degrees}: PipeFusion does not work with "
+        "this model and these inputs; set pipefusion to 1, and report the workflow.",
     )
 
 

@@ -123,9 +123,9 @@ def in_words(result: Outcome) -> str:
     if result.gain is not None:
         lines.insert(1, f"{result.gain:.2f}x as fast as one device ({result.gain_is}).")
     if result.starting >= 1:
-        lines.append(f"{result.starting:.0f} s starting workers, once.")
+        lines.append(f"Starting the workers took {result.starting:.0f} s more, once.")
     if result.compiling >= 1:
-        lines.append(f"{result.compiling:.0f} s of it compiling blocks, once.")
+        lines.append(f"Compiling the blocks took {result.compiling:.0f} s of the run, once.")
     return "\n".join([*lines, *(f"⚠ {warning}" for warning in result.warnings)])
 
 

@@ -29,7 +29,7 @@ def table(reports: Sequence[RankCostReply], devices: Sequence[str]) -> str:
 def compiled(reports: Sequence[RankCostReply]) -> str:
     """Return the time that compiling took on the slowest rank, in words, or an empty string if nothing was compiled."""
     seconds = max(report.compiling for report in reports)
-    return f"blocks compiled in {seconds:.1f} s; what they became is kept for later starts" if seconds else ""
+    return f"blocks compiled in {seconds:.1f} s; the compiled code is cached for later starts" if seconds else ""
 
 
 def restored(model: ModelSpec, reports: Sequence[RankCostReply]) -> str:
@@ -43,8 +43,8 @@ def released(model: ModelSpec, reports: Sequence[RankCostReply]) -> str:
     on_device = sum(entry.nbytes for report in reports for entry in report.models_on_device)
     on_host = sum(report.on_host for report in reports)
     return (
-        f"{Path(model.path).name} released; the workers hold {_mebibytes(on_device)} on their devices and keep "
-        f"{_mebibytes(on_host)} in host memory"
+        f"{Path(model.path).name} released; the workers now use {_mebibytes(on_device)} on their devices and "
+        f"{_mebibytes(on_host)} of host memory"
     )
 
 

@@ -28,8 +28,9 @@ CAUSES = (
     Cause(
         "locked memory",
         r"ibv_\w+ failed[^\n]*Cannot allocate memory",
-        "InfiniBand may not lock enough memory: raise that limit with `ulimit -l unlimited` before starting the workers, in "
-        "Docker with --ulimit memlock=-1, or set NCCL_IB_DISABLE=1, with which they talk over the network's ordinary sockets.",
+        "InfiniBand is not allowed to lock enough memory: raise the limit with `ulimit -l unlimited` before starting the "
+        "workers, in Docker with --ulimit memlock=-1, or set NCCL_IB_DISABLE=1, which makes the workers use ordinary "
+        "network sockets.",
     ),
     Cause(
         "P2P",
@@ -54,8 +55,8 @@ CAUSES = (
     Cause(
         "NCCL missing",
         r"libnccl\.so[^\n]*cannot open shared object|doesn't have NCCL built in|without NCCL|No module named .*nccl",
-        "This torch has no NCCL, through which GPUs talk: install torch for CUDA in ComfyUI's Python, or put two workers on one "
-        'GPU (devices "0,0"), which need none.',
+        "This torch has no NCCL, which GPUs need to exchange data: install torch for CUDA in ComfyUI's Python, or put "
+        'two workers on one GPU (devices "0,0"), which do not need NCCL.',
     ),
     Cause(
         "cudaMallocAsync",
@@ -84,17 +85,19 @@ CAUSES = (
     Cause(
         "GPU not supported by torch",
         r"no kernel image is available for execution|is not compatible with the current PyTorch installation",
-        "This torch was not built for this GPU: install a torch whose CUDA version knows it, or leave the GPU out of devices.",
+        "This torch was not built for this GPU: install a torch whose CUDA version supports it, or leave the GPU out "
+        "of devices.",
     ),
     Cause(
         "one GPU twice",
         r"Duplicate GPU detected",
-        "Two workers share a GPU where NCCL expects one each: look whether CUDA_VISIBLE_DEVICES lists a GPU twice.",
+        "Two workers share a GPU where NCCL expects one each: check whether CUDA_VISIBLE_DEVICES lists a GPU twice.",
     ),
     Cause(
         "GPU taken",
         r"CUDA-capable device\(s\) is/are busy or unavailable|all CUDA-capable devices are busy",
-        "Another program has this GPU for itself: end it, or set the GPU's compute mode to Default (nvidia-smi -c 0).",
+        "Another program uses this GPU exclusively: end it, or set the GPU's compute mode to Default "
+        "(nvidia-smi -c 0).",
     ),
     Cause(
         "GPU failed",
@@ -115,13 +118,13 @@ CAUSES = (
     Cause(
         "folder removed",
         r"No such file or directory[^\n]*comfyui-parallel-",
-        "The workers' folder in the temporary folder was removed while they started: exclude comfyui-parallel-* from whatever "
-        "cleans it, or set TMPDIR to another folder.",
+        "The workers' folder in the temporary folder was removed while they started: exclude comfyui-parallel-* from "
+        "the program that cleans it, or set TMPDIR to another folder.",
     ),
     Cause(
         "disk full",
         r"No space left on device|Disk quota exceeded|File too large",
-        "The disk with the temporary folder is full: free some space, or set TMPDIR to a folder that has some.",
+        "The disk with the temporary folder is full: free some space, or set TMPDIR to a folder on another disk.",
     ),
     Cause(
         "too many files",
@@ -132,8 +135,8 @@ CAUSES = (
         "too many threads",
         r"can't start new thread|(?:Thread creation|pthread_create) failed[^\n]*: Resource temporarily unavailable"
         r"|RuntimeError: Resource temporarily unavailable|cannot allocate memory for thread-local data",
-        "A limit keeps a worker from starting another thread: raise that of processes (`ulimit -u`, in Docker --pids-limit) "
-        "or of address space (`ulimit -v`) before starting ComfyUI.",
+        "A limit keeps a worker from starting another thread: raise the limit of processes (`ulimit -u`, in Docker "
+        "--pids-limit) or of address space (`ulimit -v`) before starting ComfyUI.",
     ),
     Cause(
         "host memory",
@@ -143,7 +146,8 @@ CAUSES = (
     Cause(
         "permission",
         r"Permission denied|Operation not permitted",
-        "ComfyUI's user may not open what the message names: give it the right, or set TMPDIR to a folder of its own.",
+        "ComfyUI's user has no permission for the file that the message names: grant it, or set TMPDIR to a folder of "
+        "this user.",
     ),
 )
 """Known causes in the order of the search: special causes before general ones."""

@@ -20,7 +20,9 @@ from .launcher import WorkerProcesses, folder
 from .remote import RemoteProcesses
 
 AFTERWARDS = "The workers were stopped; queue the prompt again and they start afresh."
-MEMORY_REMEDY = "The system does that when the machine's memory is full: close other programs or use fewer workers. "
+MEMORY_REMEDY = (
+    "The system kills processes when the machine's memory is full: close other programs or use fewer workers. "
+)
 
 
 def explain(
@@ -69,8 +71,9 @@ def unstartable(error: OSError) -> WorkerFailed:
         for temporary in (tempfile.gettempdir(), folder()):
             if not (os.path.isdir(temporary) and os.access(temporary, os.W_OK | os.X_OK)):
                 return WorkerFailed(
-                    f"The workers could not be started: the temporary folder {temporary} is not there, or ComfyUI may not "
-                    f"write to it ({error.strerror or error}). Make it again, or restart ComfyUI with TMPDIR set to another."
+                    f"The workers could not be started: the temporary folder {temporary} does not exist, or ComfyUI "
+                    f"cannot write to it ({error.strerror or error}). Create it, or restart ComfyUI with TMPDIR set "
+                    "to another folder."
                 )
     return WorkerFailed(f"The workers could not be started: {error}. {_remedy(str(error))}Queue the prompt again.")
 
@@ -87,7 +90,7 @@ def stalled(devices: Sequence[str], heard: Mapping[int, Heard], seconds: float) 
     furthest behind. GPUs that hang in their first exchange have P2P that their driver reports and that does not work.
     """
     rank = min(heard, key=lambda r: (heard[r].heartbeat.waiting, heard[r].heartbeat.step, heard[r].heartbeat.progress))
-    what = "the others wait for" if _all_wait_for(rank, heard) else "the furthest behind is"
+    what = "the others wait for" if _all_wait_for(rank, heard) else "the slowest is"
     return WorkerFailed(
         f"No worker made progress for {seconds:.0f} s; {what} {_who(rank, devices).lower()}{_doing(heard[rank])}. "
         f"{_unconnected(devices, heard[rank])}{AFTERWARDS}"
@@ -219,5 +222,6 @@ def request_error(reports: Sequence[FailedReply]) -> Exception:
     workers = f"All {len(reports)} workers" if len(reports) > 1 else "The worker"
     return RequestFailed(
         f"{workers} raised the same error while {first.phase}{step}: {reason}. "
-        f"{f'{cause.remedy} ' if cause else ''}Change what the nodes give to the model and queue again; the workers go on."
+        f"{f'{cause.remedy} ' if cause else ''}Change the inputs to the model and queue again; the workers keep "
+        "running."
     )

@@ -102,7 +102,8 @@ class Deadlines:
         except (ValueError, TypeError):
             names = ", ".join(field.name for field in fields(cls))
             raise Refused(
-                f"PARALLEL_DEADLINES={text!r} is not understood: write seconds as in stall=900,start=600; there are {names}."
+                f"PARALLEL_DEADLINES={text!r} is not understood: write seconds as in stall=900,start=600. The names "
+                f"are {names}."
             ) from None
 
 
@@ -438,7 +439,7 @@ class WorkerGroup:
                 raise diagnosis.late(self._launched, self.devices, sorted(ready), self._deadlines.start)
         check_members(self.members)
         for failure in dict.fromkeys(failure for member in self.members for failure in member.kernel_faults.values()):
-            log.warning("Parallel: %s; attention auto does without it there", failure)
+            log.warning("Parallel: %s; attention auto does not use it on that device", failure)
 
     def _end(self, state: State) -> None:
         self.state = state

@@ -148,8 +148,8 @@ class ForkServer:
             self._signs, self._alive_at = signs, now
         if now - self._alive_at > seconds:
             raise ForkServerStuck(
-                f"The process that starts the workers has done nothing for {seconds:.0f} s, and another one in its place "
-                "neither: look what stops processes on this machine, then queue the prompt again."
+                f"The process that starts the workers was stuck for {seconds:.0f} s, and so was its replacement: "
+                "check what stops processes on this machine, then queue the prompt again."
             )
 
     def _signs_of_life(self) -> tuple[float, ...]:

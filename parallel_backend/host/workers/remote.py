@@ -82,8 +82,8 @@ def _connect(
             if isinstance(error, socket.gaierror) or clock.now() > until:
                 if isinstance(error, Crowded):
                     raise PlanRefused(
-                        f"the workers at {address} let nobody in for {seconds:.0f} s ({error}): end what connects to that "
-                        "port again and again, such as a scanner, or close the port to it, and queue again."
+                        f"the workers at {address} accepted no connection for {seconds:.0f} s ({error}): stop the "
+                        "program that keeps connecting to that port, such as a scanner, or block it, and queue again."
                     ) from None
                 raise PlanRefused(
                     f"no workers answer at {address} ({error}): start them there with torchrun ... -m "
@@ -115,7 +115,7 @@ def _welcomed(
             if is_cancelled():
                 raise Cancelled from None
             if clock.now() > until:
-                raise TimeoutError(waiting or "they say nothing") from None
+                raise TimeoutError(waiting or "they sent no reply") from None
             continue
         if not data:
             raise ConnectionResetError("the group ended while it was starting")
@@ -123,7 +123,9 @@ def _welcomed(
             match frame.message:
                 case WaitingReply(missing=missing, rejection=rejection):
                     ranks = ", ".join(map(str, missing))
-                    waiting = f"rank {ranks} has not come yet" + (f"; refused was {rejection}" if rejection else "")
+                    waiting = f"rank {ranks} has not connected yet" + (
+                        f"; a connection was refused: {rejection}" if rejection else ""
+                    )
                 case WelcomeReply(members=members) if members:
                     connection.settimeout(None)
                     return members, decoder

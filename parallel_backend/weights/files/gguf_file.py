@@ -194,7 +194,7 @@ def _refuse_part(path: Path, number: object, count: object) -> None:
         f"{stem}-{each + 1:05d}-of-{count:05d}.gguf" for each in range(min(count, MAX_PARTS)) if each != number
     ]
     missing = [name for name in other_files if not (path.parent / name).is_file()]
-    where = f"not beside it: {', '.join(missing)}" if missing else "beside it"
+    where = f"missing in its folder: {', '.join(missing)}" if missing else "in its folder"
     raise Refused(
         f"{path.name} is part {number + 1} of {count} of a model (the others are {', '.join(other_files)}; {where}): join them "
         "with llama.cpp's llama-gguf-split --merge and choose the joined file."

@@ -52,7 +52,7 @@ class ModelFiles:
             except OSError:
                 continue  # the file does not exist, or cannot be read
             if candidate.name == requested.name:
-                same_name = f" ({candidate} has its name and other contents)"
+                same_name = f" ({candidate} has the same name and other contents)"
         where = " or ".join(map(str, self._folders)) or str(requested.parent)
         raise Refused(
             f"{requested.name} is not on {socket.gethostname()}{same_name}: copy ComfyUI's file into {where} there."

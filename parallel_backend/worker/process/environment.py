@@ -136,24 +136,30 @@ def _listening(listen: str, secret: str | None, variables: Mapping[str, str]) ->
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m parallel_backend.worker",
-        description="One worker of a group that ComfyUI reaches over the network; start it by torchrun, with the same "
-        "options on all machines. (Workers on ComfyUI's own machine are started by ComfyUI.)",
+        description=(
+            "Run one worker of a group that ComfyUI reaches over the network. Start it with torchrun, with the same "
+            "options on all machines. (Workers on ComfyUI's own machine are started by ComfyUI.)"
+        ),
     )
     parser.add_argument(
-        "--listen", metavar="HOST:PORT", help=f"where rank 0 listens, an address of its machine; or {LISTEN}"
+        "--listen",
+        metavar="HOST:PORT",
+        help=f"the address of rank 0's machine on which rank 0 listens (default: ${LISTEN})",
     )
-    parser.add_argument("--secret", metavar="FILE", help=f"the file with the shared secret; or {SECRET_FILE}")
-    parser.add_argument("--device", help=f"this rank's device; by default its GPU (LOCAL_RANK), or cpu; or {DEVICE}")
+    parser.add_argument("--secret", metavar="FILE", help=f"the file with the shared secret (default: ${SECRET_FILE})")
+    parser.add_argument(
+        "--device", help=f"this rank's device (default: ${DEVICE}, else the GPU of LOCAL_RANK, else cpu)"
+    )
     parser.add_argument(
         "--models",
         metavar="FOLDER",
         action="append",
-        help=f"a folder with this machine's model files; may be given several times; or {MODELS}",
+        help=f"a folder with this machine's model files; may be repeated (default: ${MODELS})",
     )
     parser.add_argument(
         "--comfyui",
         metavar="FOLDER",
-        help=f"this machine's ComfyUI, of the version that asks for pictures; or {COMFYUI}",
+        help=f"this machine's ComfyUI, of the same version as the ComfyUI that connects (default: ${COMFYUI})",
     )
     return parser
 

@@ -119,7 +119,7 @@ class Gateway:
         for fd, (_, stranger) in self._strangers.items():
             with contextlib.suppress(OSError):
                 stranger.tell(HandshakeVerdict.CROWDED)
-            crowd = f"{len(self._strangers)} connections show no secret, and this is the oldest"
+            crowd = f"{len(self._strangers)} connections have not shown the secret, and this is the oldest"
             self._turn_away(selector, fd, ConnectionError(crowd))
             return
 
@@ -153,7 +153,7 @@ class Gateway:
             came_twice = role in self._ranks
             self._ranks.setdefault(role, peer)
         if came_twice:  # the rank was restarted before its old connection is known to be dead
-            self._end(f"rank {role} came a second time, from {peer.name}")
+            self._end(f"rank {role} connected a second time, from {peer.name}")
         self._serve_rank(peer, role)
 
     def _expects(self, role: int) -> bool:
@@ -186,17 +186,17 @@ class Gateway:
         timeout = struct.pack("ll", SEND_SECONDS, 0)
         peer.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         peer.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SEND_SECONDS * 1000)  # it may be paused
-        reason = "it has left"
+        reason = "it disconnected"
         try:
             self._welcome(peer)
             for frame in peer.frames():
                 message = decoder.decode(frame).message
                 if isinstance(message, ShutdownRequest):
-                    self._end(f"the client {peer.name} has given the group up")
+                    self._end(f"the client {peer.name} has ended the group")
                 if isinstance(message, AbandonRequest) or (
                     self._client is not peer and not isinstance(message, JoinRequest)
                 ):
-                    raise BadFrame(f"{type(message).__name__} out of place")
+                    raise BadFrame(f"unexpected {type(message).__name__}")
                 if isinstance(message, JoinRequest) and not self._take(peer):
                     break
                 for rank in self._ranks.values() if isinstance(message, RecoverRequest) else [self._ranks[0]]:

@@ -134,7 +134,7 @@ class HostConnection:
         if error.request is None:
             self._inbox.put(error)
         else:
-            self.send(DeclinedReply(error.request, f"the workers cannot read what they are asked for: {error}."))
+            self.send(DeclinedReply(error.request, f"the workers cannot read the request: {error}."))
 
     def _give_up(self, frame_count: int) -> None:
         """End the worker if the request that ran when the client left does not end."""

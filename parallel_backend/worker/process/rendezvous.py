@@ -86,7 +86,11 @@ def _to_parent(launched: LaunchedWorker, world_size: int) -> Rendezvous:
 
 def _to_gateway(listening: ListeningWorker, environment: Environment) -> Rendezvous:
     def leave() -> NoReturn:
-        print("The group is over; torchrun starts it anew if it was told to.", file=sys.stderr, flush=True)
+        print(
+            "The group of workers has ended; torchrun restarts it if --max-restarts allows it.",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(1)
 
     check_interfaces(os.environ, nccl=environment.device.type == "cuda")
@@ -117,7 +121,7 @@ def _find(listening: ListeningWorker, rank: int) -> tuple[socket.socket, int]:
             connection = socket.create_connection((host, listening.address.port), timeout=5)
             return connection, present(connection, listening.secret, rank)
         except HandshakeFailed as error:
-            raise ConnectionError(f"rank 0 at {listening.address} does not take rank {rank}: {error}") from None
+            raise ConnectionError(f"rank 0 at {listening.address} refused rank {rank}: {error}") from None
         except OSError as error:  # rank 0 has not started yet, or is ending
             if clock.now() > until:
                 raise ConnectionError(f"rank 0 was not found at {listening.address}: {error}") from None

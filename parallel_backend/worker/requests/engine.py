@@ -168,8 +168,8 @@ class Agreement:
         for rank, (theirs, host, their_lack) in enumerate(entries):
             if theirs != expected:
                 return (
-                    f"Worker {rank} of {len(entries)} on {host} was asked for plan and model {theirs} and worker 0 on {first} "
-                    f"for {expected}: restart the workers."
+                    f"Worker {rank} of {len(entries)} on {host} received plan and model {theirs} and worker 0 on "
+                    f"{first} received {expected}: restart the workers."
                 )
             if their_lack:
                 return f"Worker {rank} of {len(entries)}: {their_lack}"
