@@ -13,8 +13,8 @@ from tests.support.graphs.flux import Graph, node
 from tests.support.tiny.models import draw
 
 ODD = (
-    "takes whole tokens only, and the latent ({}) is not a multiple of 1 x 2 x 2: the nearest size that works has a latent "
-    "of {}."
+    "does not pad latents, and the latent ({}) is not a multiple of 1 x 2 x 2: the nearest size that works has a "
+    "latent of {}."
 )
 FOR = "in the conditioning is for a latent of {} and the one to sample is of {}: use the latent output of the node"
 CONTROL = {

@@ -263,4 +263,4 @@ def _check_guides(picture: Picture, conditioning: Mapping[str, Tensor]) -> None:
 
 
 def _not_whole(kind: str, picture: Picture) -> Refused:
-    return Refused(f"{kind} takes whole tokens only, and {picture.not_whole()}")
+    return Refused(f"{kind} does not pad latents, and {picture.not_whole()}")

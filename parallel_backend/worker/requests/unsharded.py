@@ -74,8 +74,8 @@ def refuse_coupled_rows(family: Family, config: Any, example: ForwardExample) ->
         error = (alone - together[rows]).norm() / alone.norm()
         if not error <= ROW_TOLERANCE:  # also true for NaN
             raise Refused(
-                f"a {config.kind} model computes the rows of a batch together, so they cannot be computed apart: use devices "
-                "with one GPU in Parallel Plan, or Load Diffusion Model."
+                f"a {config.kind} model computes the rows of a batch together, so several workers cannot divide them: "
+                "use devices with one GPU in Parallel Plan, or Load Diffusion Model."
             )
 
 

@@ -49,7 +49,7 @@ class UnknownFunction:
     replaced: ReplacedFunction
     function: str
     digest: str
-    reason: str = "which no tested version has like this"
+    reason: str = "which differs from all tested versions"
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class SourceDigestCheck:
         name = str(replaced)
         modules = {path: module for path in self._paths(reached) if (module := self._module(path)) is not None}
         if changed := changed_since(modules, self._folder):
-            return UnknownFunction(replaced, name, "", f"of which {changed[0]} has changed since ComfyUI was started")
+            return UnknownFunction(replaced, name, "", f"whose file {changed[0]} has changed since ComfyUI was started")
         if modules and same_files([(path, self._file(path)) for path in modules], self._tables):
             return None
         measured = self.digests(replaced)
