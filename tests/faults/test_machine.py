@@ -287,7 +287,9 @@ def test_a_missing_temporary_folder_is_one_error(bench):
     bench.end_workers()
     ordinary, tempfile.tempdir = tempfile.tempdir, "/missing"  # a longer path would hold no socket
     try:
-        with pytest.raises(WorkerFailed, match=r"could not be started: the temporary folder /missing is not") as raised:
+        with pytest.raises(
+            WorkerFailed, match=r"could not be started: the temporary folder /missing does not exist"
+        ) as raised:
             bench.run(bench.job, PLANS[2])
         assert "TMPDIR" in str(raised.value)
         assert "ueue" not in str(raised.value)  # queueing again would not help

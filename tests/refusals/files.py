@@ -164,7 +164,7 @@ def of_diffusers(server: ComfyUI) -> Refusals:
         (
             "odd heads",
             picture | {"x_embedder.proj.weight": torch.zeros(190, 4, 2, 2)},
-            "has 190 features, which 16 atten",
+            "has 190 features, which is not a multiple of its 16 atten",
         ),
         ("no query", without(names, query), f"lacks the tensor {query}: choose a complete checkpoint."),
         (
