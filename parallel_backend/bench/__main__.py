@@ -59,8 +59,10 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--devices",
         nargs="+",
-        help="one or more plans' devices, such as 0 0,1 or cpu:2 (default: 1, 2, 4 and 8 GPUs, as there are; cpu:1 and cpu:2 "
-        "without one)",
+        help=(
+            "the devices of one or more plans, such as 0 0,1 or cpu:2 (default: 1, 2, 4 and 8 of this machine's GPUs; "
+            "without GPUs cpu:1 and cpu:2)"
+        ),
     )
     line.add_argument("--comfyui", type=Path, default=Path(comfyui()), help="ComfyUI's folder (default: %(default)s)")
     line.add_argument(
