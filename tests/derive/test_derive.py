@@ -228,7 +228,7 @@ def test_a_class_that_nobody_has_seen_is_derived() -> None:
             r"its blocks of blocks do not all get the picture's tokens separately|the operations of blocks\.0 depend on the",
         ),
         ("mixing", "its blocks of blocks do not all get the picture's tokens separately, one after the other"),
-        ("failing", "its forward fails on a test call \\(ValueError: no picture of this size\\)"),
+        ("failing", r"its forward fails on a test call \(ValueError: no picture of this size\)"),
     ],
 )
 def test_a_model_that_cannot_be_analysed_from_outside_is_refused(habit: str, why: str) -> None:

@@ -23,9 +23,7 @@ from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.formats import save_sparse
 
-RELEASED = re.compile(
-    "Parallel: (\\S+) released; the workers now use (\\S+) MiB on their devices and (\\S+) MiB of host"
-)
+RELEASED = re.compile(r"Parallel: (\S+) released; the workers now use (\S+) MiB on their devices and (\S+) MiB of host")
 MODELS = ("tiny-schnell", "tiny-3-heads")
 MEBIBYTE = 1 << 20
 

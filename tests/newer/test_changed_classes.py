@@ -183,9 +183,9 @@ def test_nan_that_only_pipefusion_gives_names_the_plan(tmp_path: Path) -> None:
         run, _ = queue_logged(server, spread(plain(), devices="cpu:3", pipefusion=3), timeout=600)
         assert run.error is not None
         assert re.fullmatch(
-            "Step 1 of 3: the model's output holds \\d+ values of \\d+ that are NaN or infinite, computed in float32, "
+            r"Step 1 of 3: the model's output holds \d+ values of \d+ that are NaN or infinite, computed in float32, "
             "under pipefusion 3 and not under ring 3: PipeFusion does not work with this model and these inputs; set "
-            "pipefusion to 1, and report the workflow\\.",
+            r"pipefusion to 1, and report the workflow\.",
             run.error.exception_message.strip(),
         )
         stock = saved_latent(server, server.queue(plain(), timeout=600).check())

@@ -80,7 +80,7 @@ def wrong_sizes(server: ComfyUI) -> Iterator[tuple[str, Graph, str]]:
     graph = with_guides(server, graph_of("ltxv"), "latent")
     graph["sampler"]["inputs"]["latent_image"] = ["latent", 0]
     said = (
-        "the prompt has guides of \\d+ tokens and the latent to sample \\(3 x 4 x 5\\) has none after its frames: "
+        r"the prompt has guides of \d+ tokens and the latent to sample \(3 x 4 x 5\) has none after its frames: "
         "sample the"
     )
     yield "ltx-video, guides that are not there", graph, said
