@@ -56,9 +56,11 @@ STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
         kind: (sampled(kind), reason)
         for kind, reason in {
             "a function that reads the latent": "the sampler reading, which reads values of the latent",
-            "a function that draws noise": "the sampler noisy, which computes with a tensor that is not made of the latent",
+            "a function that draws noise": "the sampler noisy, which combines the latent with a tensor that was not "
+            "computed from it",
             "a function that raises": "the sampler raising, which raises TypeError on a latent without data",
-            "a function that notes something": "the sampler noting, which changes the guider or the model's options on its way",
+            "a function that notes something": "the sampler noting, which changes the guider or the model's options "
+            "during the run",
         }.items()
     },
 }
@@ -215,4 +217,4 @@ def test_a_function_that_counts_its_runs_runs_as_often_as_with_the_stock_loader(
     stock = [latent for latent, _ in twice(dict)]
     for (ours, way), expected in zip(twice(parallel), stock, strict=True):
         assert relative_error(ours, expected) <= 1e-5
-        assert way == ["the sampler counting, which remembers what it has done"]
+        assert way == ["the sampler counting, which keeps state between runs"]

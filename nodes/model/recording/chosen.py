@@ -28,7 +28,7 @@ def recording_of(run: SamplerRun, verdicts: FunctionVerdicts) -> Recording:
     if set(sampler.inpaint_options) - {"random"}:
         return _without(run, "a sampler with inpaint options")
     if set(run.extra_args) != {"model_options", "seed"} or run.extra_args["seed"] is None:
-        return _without(run, "a sampler with arguments of its own")
+        return _without(run, "a sampler with additional arguments")
     recording = recorded(run)
     if recording.program is None:
         return recording
@@ -46,7 +46,7 @@ def _refused_by_workers(program: Program, run: SamplerRun) -> str:
     try:
         script_of(encoded(program), run.noise.ndim, len(run.sigmas), torch.device("cpu"))
     except (Refused, OverflowError):
-        return "does what the workers do not replay"
+        return "uses operations that the workers cannot replay"
     return ""
 
 

@@ -13,7 +13,7 @@ from ....parallel_backend.denoise.program import Argument, Ref, StackWeights
 from .latent import Deviation, Recorded, copied, number_of, spoilt, word_of
 from .tape import Cell, Tape
 
-NOT_OF_THE_LATENT = "computes with a tensor that is not made of the latent"
+NOT_OF_THE_LATENT = "combines the latent with a tensor that was not computed from it"
 
 
 def elementwise(tape: Tape, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Recorded:
@@ -24,11 +24,11 @@ def elementwise(tape: Tape, func: Any, name: str, args: Sequence[Any], kwargs: d
     like = latents[0]
     in_place = name.endswith("_")
     if any(latent.cell.count != like.cell.count or latent.cell.dim != like.cell.dim for latent in latents):
-        raise tape.refuse("computes with stacked latents and others")
+        raise tape.refuse("combines latents that are stacked differently")
     if in_place and args[0] is not like:
         raise tape.refuse(NOT_OF_THE_LATENT)
     if any(latent.shape != like.shape for latent in latents):
-        raise tape.refuse("computes with latents of several shapes")
+        raise tape.refuse("combines latents of different shapes")
     dtype = _dtype(tape, func, args, kwargs)
     reason = next((latent.cell.spoilt for latent in latents if latent.cell.spoilt), "")
     if reason:
@@ -72,7 +72,7 @@ class _Argument:
             return operand  # type: ignore[no-any-return]
         if isinstance(operand, np.generic):
             return operand.item()  # type: ignore[no-any-return]
-        raise tape.refuse("computes with the latent and something that is no number")
+        raise tape.refuse("combines the latent with an argument that is not a number")
 
     def _along(self, weights: Tensor) -> StackWeights:
         stack, ndim = self._like.cell, self._like.ndim

@@ -43,7 +43,7 @@ class FunctionStateSnapshot(StateSnapshot):
         super().__init__(roots)
         while self._waiting:
             if len(self._seen) > MAX_OBJECTS:
-                raise NotRecordable(f"reaches more than {MAX_OBJECTS} things in which it might remember something")
+                raise NotRecordable(f"can keep state in more than {MAX_OBJECTS} objects, which are too many to check")
             value = self._waiting.pop()
             if value is not None and not isinstance(value, bool | int | float | str):
                 super()._add(value)
@@ -81,7 +81,7 @@ class FunctionStateSnapshot(StateSnapshot):
                 self._saved.append(SavedState(read, functools.partial(_set_attribute, value, name), read()))
                 self._add(getattr(value, name, None))
         elif isinstance(value, Iterator):
-            raise NotRecordable(f"goes on with a {type(value).__name__}, which cannot be put back")
+            raise NotRecordable(f"reads from a {type(value).__name__}, whose position cannot be restored")
         else:
             super()._save(value)
 

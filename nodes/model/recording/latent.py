@@ -117,12 +117,12 @@ def value_of(latent: Any, what: str) -> int:
         NotRecordable: the latent is not recorded, has another shape, or must not be used.
     """
     if not isinstance(latent, Recorded):
-        raise NotRecordable(f"{what} what is not made of the latent")
+        raise NotRecordable(f"{what} a tensor that was not computed from the latent")
     tape, cell = latent.tape, latent.cell
     if cell.spoilt:
         raise tape.refuse(cell.spoilt)
     if latent.shape != tape.shape or cell.count:
-        raise tape.refuse(f"{what} a latent of another shape")
+        raise tape.refuse(f"{what} a latent of a different shape")
     return tape.cast(cell.value, latent.dtype, tape.dtype)
 
 
@@ -152,7 +152,7 @@ def tape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tape:
         for value in argument if isinstance(argument, list | tuple) else (argument,):
             if isinstance(value, Recorded | Deviation):
                 return value.tape
-    raise AssertionError("torch asks a recorded latent about others")
+    raise AssertionError("no argument is a recorded latent")
 
 
 def word_of(name: str) -> str:

@@ -33,10 +33,10 @@ def brownian_noise_sampler(
     """Replace ComfyUI's BrownianTreeNoiseSampler: record one path over the sigmas."""
     tape = _tape_of(x)
     if transform is not None:
-        raise tape.refuse("draws noise over a transformed schedule")
+        raise tape.refuse("draws noise over transformed sigmas")
     low, high = (_sigma(tape, limit) for limit in (sigma_min, sigma_max))
     if not low <= high:
-        raise tape.refuse("draws noise over a schedule that rises")
+        raise tape.refuse("draws noise over rising sigmas")
     return _source(tape, NoiseSource("brownian", _seed(tape, seed), low, high, bool(cpu)))
 
 
@@ -80,9 +80,9 @@ def _modules(package: str) -> Iterator[ModuleType]:
 
 def _tape_of(x: Any) -> Tape:
     if not isinstance(x, Recorded):
-        raise TypeError("noise for what is not the latent")
+        raise TypeError("the noise sampler was not given a recorded latent")
     if x.shape != x.tape.shape or x.dtype != x.tape.dtype or x.cell.count:
-        raise x.tape.refuse("draws noise of another shape or type than the latent's")
+        raise x.tape.refuse("draws noise whose shape or dtype differs from the latent's")
     return x.tape
 
 
@@ -96,7 +96,7 @@ def _seed(tape: Tape, seed: Any) -> int:
 def _sigma(tape: Tape, sigma: Any) -> float:
     number = number_of(sigma)
     if number is None or not math.isfinite(number):
-        raise tape.refuse("draws noise at a sigma that is no number")
+        raise tape.refuse("draws noise at a sigma that is not one finite number")
     return float(number)
 
 
@@ -108,7 +108,7 @@ def _source(tape: Tape, source: NoiseSource) -> NoiseSampler:
         brownian = source.kind == "brownian"
         start, end = (_sigma(tape, level) if brownian else 0.0 for level in (sigma, sigma_next))
         if brownian and start == end:
-            raise tape.refuse("draws noise for a step of no length")
+            raise tape.refuse("draws noise for a step between two equal sigmas")
         return Recorded(tape, tape.draw(number, start, end), tape.shape, tape.dtype)
 
     return sampler

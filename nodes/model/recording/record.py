@@ -96,7 +96,7 @@ def recorded(run: SamplerRun) -> Recording:
         same = again.program is not None and torch.equal(encoded(again.program), encoded(recording.program))
         if same and generators.seeded_like(reseeded):
             return recording
-        return without_program(recording, "draws numbers of its own")
+        return without_program(recording, "draws random numbers itself")
 
 
 def without_program(recording: Recording, clause: str) -> Recording:
@@ -116,8 +116,8 @@ def _recorded(run: SamplerRun, generators: Generators) -> Recording:
         stand_in = RecordingModel(
             run.guider, sigmas, extra_args, fixed, recorded_answers(tape, run.guider, masked is not None)
         )
-        stand_in.noise = spoilt(tape, "uses the noise")
-        stand_in.latent_image = spoilt(tape, "uses the latent before the noise")
+        stand_in.noise = spoilt(tape, "uses the initial noise")
+        stand_in.latent_image = spoilt(tape, "uses the latent without its initial noise")
         stand_in.denoise_mask = masked
         program, clause = None, ""
         try:
@@ -167,7 +167,7 @@ def left_alone(run: SamplerRun, fixed: StateSnapshot, generators: Generators) ->
     try:
         yield options
         if memory.changed:
-            raise NotRecordable("remembers what it has done")
+            raise NotRecordable("keeps state between runs")
         if fixed.changed:
             raise NotRecordable("changes the guider or the model")
     finally:
@@ -215,8 +215,8 @@ def _callback(tape: Tape) -> Callable[[Mapping[str, Any]], None]:
     def callback(event: Mapping[str, Any]) -> None:
         step = number_of(event["i"])
         if not isinstance(step, int) or not 0 <= step < 2**31:
-            raise tape.refuse("tells a step that is no number")
-        tape.show(step, value_of(event["x"], "tells"), value_of(event["denoised"], "tells"))
+            raise tape.refuse("reports a step whose number is not a whole number of at least 0")
+        tape.show(step, value_of(event["x"], "reports"), value_of(event["denoised"], "reports"))
 
     return callback
 

@@ -50,17 +50,17 @@ class RecordingModel(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
     def __call__(self, x: Any, sigma: Any, **extra_args: Any) -> Any:
         comfy.model_management.throw_exception_if_processing_interrupted()
         if self._snapshot.changed:
-            raise NotRecordable("changes the guider or the model's options on its way")
+            raise NotRecordable("changes the guider or the model's options during the run")
         if set(extra_args) != set(self._arguments):
-            raise NotRecordable("gives the model other arguments than it was given")
+            raise NotRecordable("passes the model different arguments than it received")
         for name, value in extra_args.items():
             if name != "model_options" and not _same_values(value, self._arguments[name]):
-                raise NotRecordable(f"gives the model another {name}")
+                raise NotRecordable(f"passes the model a different {name}")
         options = extra_args["model_options"]
         hooks = self._hooks(options)
         asks = bool(options.get(KEEPS_NEGATIVE, False))
         if self.reads_both_branches not in (None, asks):
-            raise NotRecordable("asks for both prompts in some model calls only")
+            raise NotRecordable("reads both prompts in only some of its model calls")
         self.reads_both_branches = asks
         return self._answering(x, sigma, options, hooks)
 
@@ -99,8 +99,8 @@ def recorded_answers(tape: Tape, guider: Any, masked: bool) -> Answering:
         tape.look()
         level = number_of(sigma) if isinstance(sigma, Tensor) and tuple(sigma.shape) == tape.shape[:1] else None
         if level is None:
-            raise tape.refuse("gives the model a sigma that differs by picture, or is made of the latent")
-        seen = value_of(x, "gives the model")
+            raise tape.refuse("passes the model a sigma that differs between pictures, or was computed from the latent")
+        seen = value_of(x, "passes the model")
         first = tape.call(seen, float(level), both_branches=bool(hooks))
 
         def latent(number: int) -> Recorded:
@@ -108,7 +108,7 @@ def recorded_answers(tape: Tape, guider: Any, masked: bool) -> Answering:
 
         denoised = latent(first)
         if hooks:
-            reason = "uses the latent inside of the mask" if masked else ""
+            reason = "uses the latent inside the mask" if masked else ""
             arguments = arguments_of_hook(guider, options, sigma) | {
                 "denoised": spoilt(tape, reason, dtype=x.dtype) if masked else denoised,
                 "cond_denoised": latent(first + 1),
@@ -127,7 +127,7 @@ def call_hooks(hooks: Hooks, arguments: dict[str, Any]) -> None:
     before = _state(denoised)
     for hook in hooks:
         if hook(dict(arguments)) is not denoised or _state(denoised) != before:
-            raise NotRecordable("changes what the guidance gives")
+            raise NotRecordable("changes the result of the guidance")
 
 
 def _state(denoised: Any) -> object:
@@ -158,7 +158,7 @@ def no_network(guider: Any) -> Iterator[None]:
     """Refuse calls of the model or the guider that bypass RecordingModel, inside this context."""
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise NotRecordable("calls the model past the way of samplers")
+        raise NotRecordable("calls the network directly instead of the model that it received")
 
     model = guider.inner_model
     closed = [

@@ -87,7 +87,7 @@ def _filled(tape: Tape, this: Recorded, name: str, args: Sequence[Any], kwargs: 
     shape = tuple(args[1]) if name.startswith("new") else tuple(this.shape)
     number = FILLED.get(name) if name in FILLED else 0.0
     if number is None and (number := plain_number(args[-1])) is None:
-        raise tape.refuse("fills a latent with what is no number")
+        raise tape.refuse("fills a latent with a value that is not a number")
     if shape != tuple(tape.shape):
         return torch.full(shape, number, dtype=dtype)
     return Recorded(
@@ -103,7 +103,7 @@ def _overwritten(tape: Tape, this: Recorded, source: Any) -> Recorded:
         value = tape.operation("full_like", (Ref(0), number))
         copy = Cell(tape.cast(value, tape.dtype, this.dtype))
     else:
-        raise tape.refuse("puts other values into the latent")
+        raise tape.refuse("writes values into the latent that were not computed from it")
     this.cell.__dict__.update(vars(copy))
     return this
 
@@ -118,5 +118,5 @@ def _clipped(tape: Tape, noise: Recorded, low: Any = None, high: Any = None) -> 
     if noise.cell.drawn is None:
         raise tape.refuse("clamps noise that it has changed")
     if not high.times > 0:
-        raise tape.refuse("clamps noise to nothing")
+        raise tape.refuse("clamps noise to a range without width")
     return Recorded(tape, tape.clip(noise.cell, high.times), noise.shape, noise.dtype)

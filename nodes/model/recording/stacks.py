@@ -15,12 +15,12 @@ from .tape import Cell, Tape
 def stacked(tape: Tape, parts: Sequence[Any], dim: int = 0) -> Recorded:
     """Record torch.stack of latents, and return its result."""
     if not all(isinstance(part, Recorded) and not part.cell.count for part in parts):
-        raise tape.refuse("stacks the latent with others")
+        raise tape.refuse("stacks the latent with other tensors")
     first = parts[0]
     dim %= first.ndim + 1
     shape = [*first.shape[:dim], len(parts), *first.shape[dim:]]
     if any(part.shape != tape.shape or part.dtype != first.dtype for part in parts):
-        raise tape.refuse("stacks latents of several shapes or types")
+        raise tape.refuse("stacks latents of different shapes or dtypes")
     if reason := next((part.cell.spoilt for part in parts if part.cell.spoilt), ""):
         return spoilt(tape, reason, shape, first.dtype)
     value = tape.operation("stack", [Ref(part.cell.value) for part in parts], {"dim": dim})

@@ -96,7 +96,8 @@ class Tape:
     def __post_init__(self) -> None:
         self._values = 1
         self._used: set[int] = set()
-        self._ends = time.monotonic() + SECONDS + SECONDS_FOR_A_SIGMA * self.sigmas
+        self._seconds = SECONDS + SECONDS_FOR_A_SIGMA * self.sigmas
+        self._ends = time.monotonic() + self._seconds
 
     def refuse(self, clause: str) -> NotRecordable:
         """Store the first refusal permanently, and return it."""
@@ -108,7 +109,7 @@ class Tape:
         if self.refused is not None:
             raise self.refused
         if time.monotonic() > self._ends:
-            raise self.refuse("takes too long on a latent without data")
+            raise self.refuse(f"runs for more than {self._seconds:g} s on a latent without data")
 
     def operation(self, name: str, arguments: Sequence[Argument], keywords: dict[str, Argument] | None = None) -> int:
         """Record an operation and return the number of its result."""
@@ -144,7 +145,7 @@ class Tape:
         draw = self.entries[noise.drawn]
         assert isinstance(draw, Draw)
         self.entries[noise.drawn] = msgspec.structs.replace(draw, clip=deviations)
-        noise.spoilt = "uses noise before and behind clamping it"
+        noise.spoilt = "uses noise both before and after it clamps it"
         return Cell(noise.value)
 
     def weigh(self, numbers: Sequence[float], dtype: torch.dtype) -> int:
@@ -170,7 +171,7 @@ class Tape:
     def _write(self, entry: Operation | Draw | ModelEvaluation | StepEvent, values: int) -> int:
         self.look()
         if len(self.entries) >= ENTRIES + ENTRIES_FOR_A_SIGMA * self.sigmas:
-            raise self.refuse(f"does more than {len(self.entries)} things to the latent")
+            raise self.refuse(f"uses more than {len(self.entries)} operations on the latent")
         self.entries.append(entry)
         first = self._values
         self._values += values

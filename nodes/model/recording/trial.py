@@ -60,11 +60,11 @@ def _tried(run: SamplerRun) -> str:
     try:
         whole, *parts = (_replayed(run, recording.program, x, columns) for columns in (slice(6), slice(2), slice(2, 6)))
     except (RuntimeError, TypeError):
-        return "does what the workers do not replay"
+        return "uses operations that the workers cannot replay"
     finite = plain.isfinite()
     for result in (whole, torch.cat(parts, dim=-1)):
         if not torch.equal(result.isfinite(), finite) or not equal(result[finite], plain[finite]):
-            return "gives another picture when its recording is replayed"
+            return "gives a different picture when its recorded operations are replayed"
     return ""
 
 
@@ -85,7 +85,7 @@ def _plain_answers(run: SamplerRun) -> Answering:
 
     def answer(x: Tensor, sigma: Tensor, options: Mapping[str, Any], hooks: Hooks) -> Tensor:
         if time.monotonic() > ends:
-            raise NotRecordable("takes too long")
+            raise NotRecordable(f"runs for more than {SECONDS:.0f} s in a trial")
         branches = _predictions(x, sigma)
         denoised = _guided(branches, cfg_of(run.guider))
         arguments = {"denoised": denoised, "cond_denoised": branches[0], "uncond_denoised": branches[1], "input": x}

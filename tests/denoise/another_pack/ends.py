@@ -47,8 +47,8 @@ REFUSED = {
     step.__name__: (along(step), word)
     for step, word in (
         (fails, "raises ZeroDivisionError on a latent without data"),
-        (never_ends, "does more than"),
-        (never_ends_on_numbers, "takes too long"),
+        (never_ends, "uses more than"),
+        (never_ends_on_numbers, "runs for more than"),
         (goes_on_whatever_is_raised, "takes a norm of the latent"),
     )
 }

@@ -209,6 +209,9 @@ def remembered():
 LOCAL = {"counts_in_a_run": counts_in_a_run}
 
 REFUSED = {
-    sample.__name__: (sample, "remembers what it has done")
+    sample.__name__: (sample, "keeps state between runs")
     for sample in (counts_runs, counts_calls, counter(), counts_in_an_option, *ELSEWHERE)
-} | {sample.__name__: (sample, f"goes on with a {kind}, which cannot be put back") for kind, sample in GOES_ON.items()}
+} | {
+    sample.__name__: (sample, f"reads from a {kind}, whose position cannot be restored")
+    for kind, sample in GOES_ON.items()
+}

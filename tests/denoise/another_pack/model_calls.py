@@ -127,14 +127,14 @@ REFUSED = {
     for sample, word in (
         (sets_cfg, "changes the guider or the model"),
         (sets_a_prompt, "changes the guider or the model"),
-        (goes_past, "calls the model past the way of samplers"),
-        (goes_past_further, "calls the model past the way of samplers"),
-        (each_its_sigma, "gives the model a sigma that differs by picture"),
-        (another_seed, "gives the model another seed"),
+        (goes_past, "calls the network directly instead of the model that it received"),
+        (goes_past_further, "calls the network directly instead of the model that it received"),
+        (each_its_sigma, "passes the model a sigma that differs between pictures"),
+        (another_seed, "passes the model a different seed"),
         (an_option, "changes the model option sampler_cfg_function"),
         (an_option_in_place, "changes the guider or the model"),
-        (another_guidance, "changes what the guidance gives"),
-        (the_noise, "uses the noise"),
-        (returns_another, "returns what is not made of the latent"),
+        (another_guidance, "changes the result of the guidance"),
+        (the_noise, "uses the initial noise"),
+        (returns_another, "returns a tensor that was not computed from the latent"),
     )
 }

@@ -146,9 +146,9 @@ REFUSED = {
         step.__name__: (along(step), word)
         for step, word in (
             (own_noise, "draws noise of its own"),
-            (own_noise_of_a_shape, "computes with a tensor that is not made of the latent"),
-            (own_noise_in_place, "computes with a tensor that is not made of the latent"),
-            (own_numbers, "draws numbers of its own"),
+            (own_noise_of_a_shape, "combines the latent with a tensor that was not computed from it"),
+            (own_noise_in_place, "combines the latent with a tensor that was not computed from it"),
+            (own_numbers, "draws random numbers itself"),
         )
     },
     **{
@@ -159,10 +159,10 @@ REFUSED = {
             (clamps_by(biased), "takes a statistic of the latent"),
             (clamps_by(changed_since), "clamps noise that it has changed"),
             (clamps_by(of_rows), "takes a statistic of the latent"),
-            (transformed, "draws noise over a transformed schedule"),
-            (draws_before_it_seeds, "draws numbers of its own"),
-            (looks_before_it_seeds, "draws numbers of its own"),
-            (draws_behind_noise, "gives another picture when its recording is replayed"),
+            (transformed, "draws noise over transformed sigmas"),
+            (draws_before_it_seeds, "draws random numbers itself"),
+            (looks_before_it_seeds, "draws random numbers itself"),
+            (draws_behind_noise, "gives a different picture when its recorded operations are replayed"),
         )
     },
 }

@@ -66,6 +66,6 @@ REFUSED = {
         (mirrored, "calls torch's flip on the latent"),
         (turned, "calls torch's transpose on the latent"),
         (other_pictures, "calls torch's roll on the latent"),
-        (knows_a_plain_tensor, "gives another picture when its recording is replayed"),
+        (knows_a_plain_tensor, "gives a different picture when its recorded operations are replayed"),
     )
 }
