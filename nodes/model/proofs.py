@@ -27,7 +27,7 @@ from ...parallel_backend.models.comfyui.content.model_code import sources_of
 from ...parallel_backend.models.comfyui.proof.request import ProofRequest, chosen, class_name
 from ...parallel_backend.models.comfyui.small.graph_inputs import GraphInputs
 from ...parallel_backend.models.comfyui.small.kinds import KINDS, cases_of
-from .trials import FOLDER
+from .trials import FOLDER, report_of_equal
 
 LOOK = 0.05
 """Seconds between two checks of ComfyUI's Cancel."""
@@ -186,7 +186,7 @@ class Proofs:
                 "picture with Load Diffusion Model's."
             )
         else:
-            yield f"No tested ComfyUI has {kind} like this one: tried here, and equal to the workers'."
+            yield report_of_equal([kind])
 
 
 @functools.cache

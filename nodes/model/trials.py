@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,17 @@ def all_equal(results: Callable[[], Results], tolerance: float = TOLERANCE) -> b
     with isolated():
         verdicts = [equal(ours.float(), theirs.float(), tolerance) for ours, theirs in results()]
     if not verdicts:
-        raise RuntimeError("there is nothing to compare")
+        raise RuntimeError("the trial has no results to compare")
     return all(verdicts)
+
+
+def report_of_equal(names: Sequence[str]) -> str:
+    """Return the report for the user about code that no tested ComfyUI has, and whose trial gave equal results."""
+    difference = "differs" if len(names) == 1 else "differ"
+    return (
+        f"{', '.join(names)} {difference} from all tested ComfyUI versions. A trial run on this machine gave the same result, "
+        "so the fast path stays on."
+    )
 
 
 class NotKnown(NotSupported):
@@ -163,14 +172,14 @@ class Verdicts:
                 verdict = TrialVerdict(kind, names, own_comfyui_version())
                 try:
                     if not attempt():
-                        reason = "which gives another result than the workers' where both were tried"
+                        reason = "whose result differs from the workers' in a trial run"
                         verdict = msgspec.structs.replace(verdict, mismatch=reason)
                     if reported:
                         self._cache.write(key, verdict)
                 except comfy.model_management.InterruptProcessingException:
                     raise
                 except Exception as error:  # not written to the cache: the next start tries again
-                    reason = f"which could not be tried ({type(error).__name__}: {error})"
+                    reason = f"whose trial run failed ({type(error).__name__}: {error})"
                     verdict = msgspec.structs.replace(verdict, mismatch=reason)
                 if reported:
                     self._report(verdict)
@@ -185,7 +194,7 @@ class Verdicts:
         if verdict.mismatch:
             log.warning("Parallel: ComfyUI's %s, %s", ", ".join(verdict.functions), verdict.mismatch)
             return
-        report = f"No tested ComfyUI has {', '.join(verdict.functions)} like this one: tried here, and equal to the workers'."
+        report = report_of_equal(verdict.functions)
         log.info("Parallel: %s", report)
         self._reports.append(report)
 

@@ -210,7 +210,7 @@ def test_a_trial_compares_shapes_and_numbers() -> None:
         trials.equal(ones + 1e-7, ones) and not trials.equal(ones + 1e-7, ones, 0.0) and trials.equal(ones, ones, 0.0)
     )
     assert not trials.equal(ones[:1], ones) and not trials.equal(ones * torch.nan, ones * torch.nan)
-    with pytest.raises(RuntimeError, match="nothing to compare"):
+    with pytest.raises(RuntimeError, match="no results to compare"):
         trials.all_equal(list)
 
 
@@ -220,7 +220,7 @@ def test_a_trial_that_raises_is_not_cached(tmp_path: Path) -> None:
 
     verdicts = trials.Verdicts(SourceDigestCheck(FOLDER, ()), tmp_path)
     told = verdicts.mismatch("mask", attempt)
-    assert told is not None and told.endswith("which could not be tried (TypeError: missing 1 argument)")
+    assert told is not None and told.endswith("whose trial run failed (TypeError: missing 1 argument)")
     assert verdict_cache(tmp_path).all() == () and verdicts.unverified("mask")
 
 
@@ -303,11 +303,9 @@ def test_a_guidance_function_that_reads_the_whole_batch_is_found(monkeypatch: py
 def test_a_nodes_function_that_needs_all_rows_or_the_model_is_not_sent_to_workers() -> None:
     function = function_of(nodes_mahiro.Mahiro)
     found = places.mismatch_at(places.GUIDANCE, function)
-    assert found is not None and found.startswith(
-        "comfy_extras.nodes_mahiro.Mahiro.execute, which gives another result"
-    )
+    assert found is not None and found.startswith("comfy_extras.nodes_mahiro.Mahiro.execute, whose result differs")
     found = places.mismatch_at(places.GUIDANCE, function_of(nodes_eps.TemporalScoreRescaling, 0.9, 1.0))
-    assert found is not None and "it reads current_patcher" not in found and "which the workers are not told" in found
+    assert found is not None and "it reads current_patcher" not in found and "which the workers do not receive" in found
 
 
 NEW_NODES = """
@@ -379,7 +377,7 @@ def test_a_new_nodes_function_is_rebuilt_after_a_trial(new_nodes: Any) -> None:
 
 @pytest.mark.parametrize(
     ("method", "reason"),
-    [("counting", "keeps something"), ("listing", "keeps something"), ("reading", "reads sigma, which the workers")],
+    [("counting", "keeps state"), ("listing", "keeps state"), ("reading", "reads sigma, which the workers")],
 )
 def test_a_new_nodes_function_that_workers_cannot_run_is_found(new_nodes: Any, method: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):

@@ -52,7 +52,7 @@ DERIVED = DeclarationRecord(
     ),
 )
 EQUAL = TrialVerdict("guidance", ("comfy.samplers.cfg_function",), "0.46.0")
-OTHER = msgspec.structs.replace(EQUAL, mismatch="which gives another result than the workers' where both were tried")
+OTHER = msgspec.structs.replace(EQUAL, mismatch="whose result differs from the workers' in a trial run")
 WRONG_MODEL = TrialVerdict(
     "WAN21_T2V", ("WAN21_T2V (wan, text)",), "0.46.0", "which is 2.3e-02 off under ring 3, where 1e-05 is allowed"
 )

@@ -259,7 +259,7 @@ def test_a_function_that_holds_an_object_as_block_sparse_attention_does_gives_th
 
 def test_a_function_that_keeps_something_from_call_to_call_is_refused(comfyui: ComfyUI) -> None:
     said = refused(comfyui, spread(sparse("flux2", counts=1), **SPLITS["two"]))
-    assert "because it keeps something from call to call (StandInSparse.seen)" in said
+    assert "because it keeps state between calls (StandInSparse.seen)" in said
 
 
 def test_an_attention_override_works_with_one_model_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
@@ -280,17 +280,17 @@ def test_an_attention_override_works_with_one_model_call_at_a_time(comfyui: Comf
 def test_ring_and_patches_are_refused_by_name(plan: dict[str, Any], names: str, comfyui: ComfyUI) -> None:
     said = refused(comfyui, spread(changed("flux2", "causal"), **plan))
     assert "an attention override (" in said and "StandInAttention.patch" in said
-    assert f"which it cannot with {names}: set {names.split()[0]} to 0 or 1 in Parallel Plan" in said
+    assert f"which is not possible with {names}: set {names.split()[0]} to 0 or 1 in Parallel Plan" in said
 
 
 def test_a_function_that_mixes_several_heads_is_refused(comfyui: ComfyUI) -> None:
     said = refused(comfyui, spread(changed("flux2", "mean of heads"), **SPLITS["two"]))
-    assert "because it gives something else for some of the heads than for all of them at once" in said
+    assert "because its result for a part of the heads differs from its result for all heads together" in said
 
 
 def test_a_function_that_reads_an_option_that_workers_do_not_receive_is_refused(comfyui: ComfyUI) -> None:
     said = refused(comfyui, spread(changed("flux2", "by sides"), **SPLITS["two"]))
-    assert "because it reads cond_or_uncond, which the workers are not told" in said
+    assert "because it reads cond_or_uncond, which the workers do not receive" in said
 
 
 def test_another_packs_function_is_refused_by_name(comfyui: ComfyUI) -> None:

@@ -91,7 +91,7 @@ def test_a_lora_with_block_attention_gives_the_same_latents(comfyui: ComfyUI, st
 def test_block_attention_with_ring_or_pipefusion_is_refused_by_name(plan: dict[str, int], comfyui: ComfyUI) -> None:
     said = refused(comfyui, spread(sparse(), devices="cpu:2", cfg=1, **plan))
     ((name, degree),) = plan.items()
-    assert f"which it cannot with {name} {degree}: set {name} to 0 or 1 in Parallel Plan" in said
+    assert f"which is not possible with {name} {degree}: set {name} to 0 or 1 in Parallel Plan" in said
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_block_attention_outside_the_workers_loop_is_refused(comfyui: ComfyUI) -
     """The attention's state from step to step would be lost."""
     graph = insert_after_model(sparse(), "RescaleCFG", multiplier=0.7)
     said = refused(comfyui, spread(graph, strict=False, **SPLITS["ulysses 2, streamed"]))
-    assert "is kept from step to step in the workers' loop, which does not support" in said
+    assert "keeps state between steps and needs the workers' loop, which does not support" in said
 
 
 def test_block_attention_on_another_model_class_is_refused_by_the_node(comfyui: ComfyUI) -> None:

@@ -60,6 +60,6 @@ def test_a_node_changes_the_video_as_it_does_with_the_stock_loader(kind: str, la
 def test_skipping_as_many_blocks_as_a_stage_has_is_refused(comfyui: ComfyUI) -> None:
     graph = insert_after_model(graph_of("wan"), "SkipLayerGuidanceDiT", **SKIPPING)
     assert refused(comfyui, spread(graph, strict=False, **PLANS[1])) == (
-        "the guidance leaves out 1 of the model's blocks and a PipeFusion stage of the plan has 1: choose pipefusion 1 in "
+        "the guidance skips 1 of the model's blocks and a PipeFusion stage of the plan has only 1: choose pipefusion 1 in "
         "Parallel Plan, or leave out fewer."
     )

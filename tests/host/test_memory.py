@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import psutil
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from parallel_backend.diffusion import ModelSpec
+from parallel_backend.errors import Refused
 from parallel_backend.host import Backend
 from scripts.comfyui import REPO, ComfyUI
 from tests.support.comfy_oracle import comfy_on_path
@@ -195,6 +197,14 @@ def test_a_worker_with_too_little_free_memory_is_refused_before_it_computes(comf
     assert float(found[1]) > float(found[2])
     victim.rlimit(psutil.RLIMIT_AS, unlimited)
     comfyui.queue(large, timeout=300).check()
+
+
+def test_models_are_not_released_while_another_request_runs():
+    backend = Backend()
+    with backend._lock, ThreadPoolExecutor() as other_thread:
+        released = other_thread.submit(backend.free)
+        with pytest.raises(Refused, match="the workers are busy: wait until they are done, or cancel the run"):
+            released.result()
 
 
 def test_comfyuis_models_leave_a_device_only_when_workers_need_its_memory():

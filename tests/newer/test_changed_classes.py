@@ -64,7 +64,7 @@ PATIENT = {"PARALLEL_DEADLINES": "proof=900"}
 DEADLINES = f"proof=900,derive={PATIENCE}"
 
 CHECKING = re.compile(r"Checking WAN21_T2V on ComfyUI \S+, once")
-EQUAL = "No tested ComfyUI has WAN21_T2V like this one"
+EQUAL = "WAN21_T2V differs from all tested ComfyUI versions"
 
 
 def verdicts(folder: Path) -> list[Path]:

@@ -32,7 +32,10 @@ spawned = proofs.Prover
 FOLDER = Path(os.environ["COMFYUI_PATH"])
 TEXT: dict[str, bool | str | None] = {"context": None}
 """The inputs of a graph that gives only a text."""
-EQUAL = "No tested ComfyUI has WAN21_T2V like this one: tried here, and equal to the workers'."
+EQUAL = (
+    "WAN21_T2V differs from all tested ComfyUI versions. A trial run on this machine gave the same result, so the fast path "
+    "stays on."
+)
 
 
 @pytest.fixture(scope="module")

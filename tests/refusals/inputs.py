@@ -220,7 +220,10 @@ def videos_and_pictures(server: ComfyUI) -> Refusals:
     save_file(oft, server.base_dir / "models" / "loras" / "refused-oft.safetensors")
     graph = picture(file="refused-pixart.gguf")
     graph = insert_after_model(graph, "LoraLoaderModelOnly", lora_name="refused-oft.safetensors", strength_model=1.0)
-    yield graph, "an adapter of the type oft mixes rows of blocks.0.attn.qkv.weight, of which the workers make several"
+    yield (
+        graph,
+        "an adapter of the type oft mixes rows of blocks.0.attn.qkv.weight, which the workers split into several",
+    )
     save_cogvideox_vae(
         server.base_dir / "models" / "vae" / "refused-video.safetensors", torch.float16, widths=REAL, layers=3
     )

@@ -98,8 +98,7 @@ LORAS: dict[str, tuple[dict[str, tuple[int, ...]], str]] = {
         {f"{LAYER}.hada_w{part}_a": (2, 512) for part in (1, 2)}
         | {f"{LAYER}.hada_w{part}_b": (2, 2560) for part in (1, 2)}
         | {f"{LAYER}.hada_t{part}": (2, 2, 1, 1) for part in (1, 2)},
-        "a Tucker-decomposed adapter, which is made for convolutions, cannot be applied to a parallel MODEL: "
-        f"{WAY_OUT}",
+        f"a Tucker-decomposed adapter (for convolutions) cannot be applied to a parallel MODEL: {WAY_OUT}",
     ),
 }
 SCHNELL = flux_tensors(heads=1, double_blocks=1, single_blocks=1)

@@ -30,7 +30,7 @@ VALUES = re.compile(r"\.\*|\\d\+|\{\w*\}")
 
 NO_TEST: Mapping[str, tuple[str, ...]] = {
     "only another version of ComfyUI, torch or diffusers causes it": (
-        "what this ComfyUI makes of … adapters",
+        "a node's function (…)",
         "A model patch cannot be used with this model",
         "the model's … has no …: this ComfyUI is",
         "the model's … has no …: this ComfyUI or diffusers is",

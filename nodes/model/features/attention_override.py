@@ -63,7 +63,7 @@ def refuse_split(function: Any, requested_plan: ParallelPlan, what: str = "an at
     degrees = {"ring": requested_plan.ring, "pipefusion": requested_plan.pipefusion, "patches": requested_plan.patches}
     if names := [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]:
         raise Refused(
-            f"{what} ({name_of(function)}) sees all tokens of some heads, which it cannot with "
+            f"{what} ({name_of(function)}) needs all tokens of its heads on one GPU, which is not possible with "
             f"{' and '.join(names)}: set {' and '.join(name for name, degree in degrees.items() if degree > 1)} to 0 or 1 in "
             "Parallel Plan, or remove the node that adds it."
         )
@@ -119,12 +119,12 @@ def _reason(recipe: FunctionRecipe, shape: ModelShape, dtype: torch.dtype) -> st
     try:
         equal = all_equal(results, TOLERANCES.get(dtype, ROUGH))
     except Exception as error:  # another pack's code may raise any error
-        return f"it cannot be tried ({type(error).__name__}: {error})"
+        return f"its trial run failed ({type(error).__name__}: {error})"
     if changed := [*_changed_attributes(recipe, objects)]:
-        return f"it keeps something from call to call ({', '.join(changed)})"
+        return f"it keeps state between calls ({', '.join(changed)})"
     if unsent := sorted(UNSENT & {*_strings_of(recipe)}):
-        return f"it reads {' and '.join(unsent)}, which the workers are not told"
-    return "" if equal else "it gives something else for some of the heads than for all of them at once"
+        return f"it reads {' and '.join(unsent)}, which the workers do not receive"
+    return "" if equal else "its result for a part of the heads differs from its result for all heads together"
 
 
 def _by_heads(
@@ -150,7 +150,7 @@ def _by_heads(
             transformer_options={"block_index": 0}, _inside_attn_wrapper=True,
         )  # fmt: skip
         if state_of(function) != before:
-            raise ValueError("it keeps something from call to call")
+            raise ValueError("it keeps state between calls")
         return out
 
     some = -(-heads // 3)

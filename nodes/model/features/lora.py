@@ -115,8 +115,8 @@ class AdapterReader:
         )
         if crosses_layers(adapter, tensors, self._packed.get(name, ())):
             raise Refused(
-                f"an adapter of the type {kind} mixes rows of {name}, of which the workers make several layers, and that "
-                "cannot be done while they stay quantised: use a file that is not quantised, or Load Diffusion Model."
+                f"an adapter of the type {kind} mixes rows of {name}, which the workers split into several quantised layers: "
+                "use a file that is not quantised, or Load Diffusion Model."
             )
         return adapter
 
@@ -155,7 +155,7 @@ def _refuse_unknown(kinds: Iterable[str]) -> None:
     """Raise Refused for kinds of adapter that this ComfyUI applies differently from the workers."""
     for kind in sorted(kinds):
         if what := verdicts().mismatch("adapter", functools.partial(adapter_results, kind), functions_of(kind)):
-            raise _refused(f"what this ComfyUI makes of {kind} adapters ({what})")
+            raise _refused(f"an adapter of the type {kind} ({what})")
 
 
 def functions_of(kind: str) -> frozenset[str]:
@@ -270,4 +270,4 @@ def _adapter_parts(
 
 def _refuse_tucker(*cores: Tensor | None) -> None:
     if any(core is not None for core in cores):
-        raise _refused("a Tucker-decomposed adapter, which is made for convolutions,")
+        raise _refused("a Tucker-decomposed adapter (for convolutions)")

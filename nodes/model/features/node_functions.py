@@ -111,11 +111,11 @@ def _results(place: FunctionPlace, function: Any, recipe: FunctionRecipe, channe
     """
     rebuilt = function_from(recipe)
     if unsent := {text for text in strings_in(function) if text.isidentifier()} - place.reads:
-        raise ValueError(f"it reads {' and '.join(sorted(unsent))}, which the workers are not told")
+        raise ValueError(f"it reads {' and '.join(sorted(unsent))}, which the workers do not receive")
     before = state_of(function), state_of(rebuilt)
     yield from place.results(function, rebuilt, channels)
     if (state_of(function), state_of(rebuilt)) != before:
-        raise ValueError("it keeps something from call to call")
+        raise ValueError("it keeps state between calls")
 
 
 def strings_in(function: Any) -> Iterator[str]:
@@ -238,7 +238,7 @@ def refuse_differing(transformer_options: Mapping[str, Any], model: nn.Module) -
     for place in patches if patches.keys() <= places else ():
         for function in patches[place]:
             if (what := mismatch_at(place, function, widths)) is not None:
-                raise Refused(f"What a node does by {what}, cannot be done with a parallel MODEL: {WAY_OUT}.")
+                raise Refused(f"a node's function ({what}) cannot be applied to a parallel MODEL: {WAY_OUT}.")
 
 
 def _patches(transformer_options: Mapping[str, Any], place: str) -> Sequence[Any]:
@@ -266,8 +266,8 @@ def _refuse_empty_stages(call: FeatureCall, plan: ResolvedPlan) -> None:
     """Raise Refused if a PipeFusion stage might have no block left, and so no output to send to the next stage."""
     if plan.pipefusion > 1 and len(skipped := skipped_in(call.options)) >= min(plan.stages):
         raise Refused(
-            f"the guidance leaves out {len(skipped)} of the model's blocks and a PipeFusion stage of the plan has "
-            f"{min(plan.stages)}: choose pipefusion 1 in Parallel Plan, or leave out fewer."
+            f"the guidance skips {len(skipped)} of the model's blocks and a PipeFusion stage of the plan has only "
+            f"{min(plan.stages)}: choose pipefusion 1 in Parallel Plan, or skip fewer blocks."
         )
 
 

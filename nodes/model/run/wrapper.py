@@ -133,8 +133,8 @@ def _accepted(reason: NotSupported, run: SamplerRun, checked: Checked) -> NotSup
     """
     if checked.injected is not None:
         raise Refused(
-            f"attention that a node hands to the model's blocks ({name_of(checked.injected)}) is kept from step to step in the "
-            f"workers' loop, which does not support {reason}: choose {reason.instead}, or remove the node that hands it."
+            f"attention that a node injects into the model's blocks ({name_of(checked.injected)}) keeps state between steps and "
+            f"needs the workers' loop, which does not support {reason}: choose {reason.instead}, or remove that node."
         )
     if run.transformer_options.get(STRICT):
         raise Refused(
