@@ -18,7 +18,7 @@ TRANSFORMER_OPTIONS = {
     "patches": "attention and block patches ({names})",
     "patches_replace": "replaced attention or blocks ({names})",
     "optimized_attention_override": "an attention override ({names})",
-    **{name: f"{what} that are no numbers" for name, what in NUMBERS.items()},
+    **{name: f"{what} that are not numbers" for name, what in NUMBERS.items()},
 }
 """Options that change the inside of the model, with their descriptions for the user."""
 

@@ -212,11 +212,9 @@ class RemoteModel:
     def coupling(self, call: Conditioning) -> str:
         """Return why the rows of a call influence one another, as the beginning of a sentence; empty if they do not."""
         if recipes := call.values.get(f"{OPTIONS}.{ATTENTION_GUIDANCE}"):
-            return f"{decoded(str(recipes))[0].node} compares both prompts in every attention"
+            return f"{decoded(str(recipes))[0].node} compares both prompts in every attention layer"
         if inputs := self.family.couples_rows(self.config, call.tensors):
-            return (
-                f"the {inputs} of this batch differ, and {self.config.kind} models compute such rows from one another"
-            )
+            return f"the {inputs} of this batch differ, and {self.config.kind} models then mix the rows of the batch"
         return ""
 
     def forward(

@@ -99,7 +99,7 @@ def _unknown_sides(guider: Any) -> Iterator[str]:
     if not guider.conds.get("positive"):
         yield "a guider without a positive prompt"
     if not guider.conds.get("negative") and guider.cfg != 1.0:
-        yield f"a guider with one side only and a cfg of {guider.cfg:g}"
+        yield f"a guider without a negative prompt at cfg {guider.cfg:g}"
 
 
 def _unknown_hooks(model_options: Mapping[str, Any], known: Collection[tuple[str, str]]) -> Iterator[str]:

@@ -141,7 +141,7 @@ def test_a_loop_that_skips_the_wrappers_raises(monkeypatch: pytest.MonkeyPatch) 
         return noise
 
     monkeypatch.setattr(comfy.samplers.CFGGuider, "inner_sample", unwrapped)
-    with pytest.raises(RuntimeError, match="runs samplers without the wrappers around them"):
+    with pytest.raises(RuntimeError, match="does not run the wrappers around a sampler"):
         sampling_equal("sampler driver")
 
 

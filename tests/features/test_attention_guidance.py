@@ -66,6 +66,6 @@ def test_texts_of_two_lengths_are_computed_separately_as_on_the_stock_loader(
 def test_a_plan_that_computes_the_prompts_separately_is_refused(comfyui: ComfyUI) -> None:
     guided = insert_after_model(ksampler_graph("tiny-schnell", cfg=2.0), "NAGuidance", **NAG)
     assert refused(comfyui, spread(guided, strict=False, cfg=2)) == (
-        "NAGuidance compares both prompts in every attention, so they cannot be computed apart, as cfg 2 and data 1 would: "
-        "choose cfg 1 and data 1 in Parallel Plan, and ulysses, ring or pipefusion."
+        "NAGuidance compares both prompts in every attention layer, but cfg 2 and data 1 would compute them on different GPUs: "
+        "choose cfg 1 and data 1 in Parallel Plan, and ulysses, ring or pipefusion instead."
     )

@@ -69,7 +69,7 @@ def test_only_the_bytes_of_controlnet_tensors_are_counted(costs: ModuleType) -> 
 def test_the_node_warns_if_a_controlnet_costs_more_than_the_second_device_saves(costs: ModuleType) -> None:
     found = costs.ControlCosts(sent=60_000_000)
     assert found.warning(20, 0.5, 0.25) == (
-        "To send the ControlNet's output (3.00 MB a step) takes 0.50 s a step, and cfg 2 saves 0.25 s: choose one device in "
+        "Sending the ControlNet's output (3.00 MB a step) takes 0.50 s a step and cfg 2 saves 0.25 s: choose one device in "
         "Parallel Plan."
     )
     assert "cfg 2 saves 0.00 s" in found.warning(20, 0.5, -0.25)

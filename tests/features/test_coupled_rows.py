@@ -93,9 +93,9 @@ def test_a_plan_that_computes_coupled_rows_separately_is_refused(comfyui: ComfyU
     for graph, what, kind in ((two_masks(), "noise masks", "LTXAV"), (two_guidances(), "guidance", "HunyuanVideoI2V")):
         degrees = {"cfg": 1, "data": 1} | APART[plan]
         assert refused(comfyui, spread(graph, "cpu:2", **APART[plan])) == (
-            f"the {what} of this batch differ, and {kind} models compute such rows from one another, so they cannot be computed "
-            f"apart, as cfg {degrees['cfg']} and data {degrees['data']} would: choose cfg 1 and data 1 in Parallel Plan, and "
-            "ulysses, ring or pipefusion."
+            f"the {what} of this batch differ, and {kind} models then mix the rows of the batch, but cfg {degrees['cfg']} and "
+            f"data {degrees['data']} would compute them on different GPUs: choose cfg 1 and data 1 in Parallel Plan, and "
+            "ulysses, ring or pipefusion instead."
         )
 
 

@@ -41,7 +41,7 @@ STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
             "a hook on the diffusion model": "a hook on the diffusion model",
         }.items()
     },
-    "one side": (guided("one side"), "a guider with one side only and a cfg of 2"),
+    "one side": (guided("one side"), "a guider without a negative prompt at cfg 2"),
     "predict_noise on the instance": (
         guided("predict_noise on the instance"),
         "a guider with its own predict_noise",
@@ -99,7 +99,7 @@ def test_a_sampler_function_without_callbacks_is_recorded_and_excludes_pipefusio
         ({"devices": "cpu:2", "cfg": 2}, "loop"),
         (
             {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
-            "the sampler silent, which tells no steps, with PipeFusion",
+            "the sampler silent, which reports no steps, with PipeFusion",
         ),
     ]:
         run, log = queue_logged(comfyui, parallel(graph, **plan))
@@ -173,7 +173,7 @@ def test_a_step_gives_the_stock_latent_for_any_batches_of_comfyuis_second_pass(c
     run, log = queue_logged(comfyui, parallel(graph, cfg=2))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
     assert ways(log) == ["the model option sampler_cfg_function"]
-    assert ("calls were computed in vain" in log) == (kind == "another formula of memory")
+    assert ("model calls that ComfyUI did not use" in log) == (kind == "another formula of memory")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,8 @@ def test_a_callback_that_changes_a_latent_ends_the_run_and_takes_effect_in_the_n
     message = run.error.exception_message
     assert "PackCallback.sample.<locals>.callback changed " in message
     assert (
-        f"changed {name} of step 1 of 3, which the workers' loop does not take back: queue the prompt again" in message
+        f"changed {name} of step 1 of 3, and the workers' loop cannot use the changed latent: queue the prompt again"
+        in message
     )
     run, log = queue_logged(comfyui, parallel(called_back(kind, turn=1)))
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(called_back(kind))) <= 1e-5

@@ -18,7 +18,7 @@ from tests.plan.jobs import FLUX, JOB, plan, plans, with_memory
 from tests.support.sentences import known
 
 ALONE = "One device alone would be faster for this job: choose devices 0 in Parallel Plan."
-NOT_COMPILED = "The blocks are not compiled: compile on is not for single model calls, nor for model patches."
+NOT_COMPILED = "The blocks are not compiled: compile on has no effect on single model calls or with model patches."
 SLOW = "Slower path: one model call at a time, because the workers do not support X. Choose Y for the fast path."
 
 LEFT_OUT = [

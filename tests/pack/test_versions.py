@@ -173,6 +173,16 @@ def test_ranks_with_comfyuis_own_files_are_accepted(comfyui: Path) -> None:
     versions.check_members([told_of(comfyui), told_of(comfyui)])
 
 
+def test_workers_with_another_comfyui_version_are_refused(comfyui: Path) -> None:
+    old = msgspec.structs.replace(told_of(comfyui), comfyui="0.45.0")
+    message = (
+        "the workers on machine-a have ComfyUI 0.45.0 and this one is 0.46.0: install the same version on all machines and "
+        "start the workers again."
+    )
+    with pytest.raises(Refused, match=f"^{re.escape(message)}$"):
+        versions.check_members([old, old])
+
+
 def test_another_checkout_of_the_same_version_is_named_by_its_file(comfyui: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
     (there / "comfy").mkdir(parents=True)

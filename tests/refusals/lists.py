@@ -159,7 +159,7 @@ def in_the_middle(server: ComfyUI) -> Refusals:
     skipping = insert_after_model(parallel(small(), pipefusion=2), "SkipLayerGuidanceDiT", **SKIPPING)
     yield skipping, "the guidance skips 1 of the model's blocks and a PipeFusion stage of the plan has only 1"
     compared = insert_after_model(parallel(small(), cfg=2), "NAGuidance", **NAG)
-    yield compared, "NAGuidance compares both prompts in every attention, so they cannot be computed apart, as cfg 2"
+    yield compared, "NAGuidance compares both prompts in every attention layer, but cfg 2 and data 1 would compute them"
     for graph, said in NO_PICTURE.values():
         yield parallel(graph), said
 

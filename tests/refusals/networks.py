@@ -34,11 +34,11 @@ def networks(server: ComfyUI) -> Refusals:
     yield with_network("wide_qwen", blocks=0), exactly(f"the model patch has 0 blocks and the model 1{fit}")
     yield (
         with_network("wide_z_image", blocks=2),
-        exactly(f"the model patch adds to block 15 and the model has 1{fit}"),
+        exactly(f"the model patch changes block 15 and the model has only 1{fit}"),
     )
     yield (
         with_network("wide_z_image", blocks=1, patches=2),
-        "Apply Z-Image Fun ControlNet cannot be used with pipefusion 1 and patches 2, as its own blocks see the whole pict",
+        "Apply Z-Image Fun ControlNet cannot be used with pipefusion 1 and patches 2, because its blocks need the whole pict",
     )
     save_talk(server)
     for changed, said in REFUSED:

@@ -60,6 +60,6 @@ NO_PICTURE = {
         insert_after_model(with_sigmas("0, 0"), "RescaleCFG", multiplier=0.7),
         "After the last step: .* the sigmas go from 0 to 0",
     ),
-    "to 1": (with_sigmas("0.5, 1"), "the sigmas end at 1, where this model's latent is noise alone"),
+    "to 1": (with_sigmas("0.5, 1"), "the sigmas end at 1, where this model's latent is pure noise"),
     "a shift of 0": (SHIFT, r"sigma 1 of \d is nan: .* the shift of a ModelSampling node"),
 }

@@ -62,10 +62,10 @@ class ControlCosts:
 
     def in_words(self, steps: int, sending: float, saved: float | None) -> str:
         """Return all costs in words, for the log."""
-        comparison = "" if saved is None else f", where the plan saves {saved:.3f} s a step (predicted)"
+        comparison = "" if saved is None else f"; the plan saves {saved:.3f} s a step (predicted)"
         return (
-            f"the ControlNet ran {self.forwards} times in ComfyUI's process, {self.making / steps:.3f} s a step; "
-            f"{amount(self.sent / steps)} a step went to the workers, {sending:.3f} s beside their work{comparison}"
+            f"the ControlNet ran {self.forwards} times in ComfyUI's process ({self.making / steps:.3f} s a step). Sending its "
+            f"output to the workers ({amount(self.sent / steps)} a step) took {sending:.3f} s a step{comparison}"
         )
 
     def warning(self, steps: int, sending: float, saved: float | None) -> str | None:
@@ -73,7 +73,7 @@ class ControlCosts:
         if saved is None or sending <= saved:
             return None
         return (
-            f"To send the ControlNet's output ({amount(self.sent / steps)} a step) takes {sending:.2f} s a step, and cfg 2 saves "
+            f"Sending the ControlNet's output ({amount(self.sent / steps)} a step) takes {sending:.2f} s a step and cfg 2 saves "
             f"{max(0.0, saved):.2f} s: choose one device in Parallel Plan."
         )
 

@@ -163,7 +163,8 @@ def _zimage(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Netw
     last, blocks = (module.n_control_layers - 1) * round(30 / module.n_control_layers), len(skeleton.layers)
     if last >= blocks:
         raise Refused(
-            f"the model patch adds to block {last} and the model has {blocks}: choose a patch that was made for this model."
+            f"the model patch changes block {last} and the model has only {blocks}: choose a patch that was made for this "
+            "model."
         )
     height, width = (size + size % skeleton.patch_size for size in shape[-2:])
     beyond = {"x": torch.empty(1, 1, height, width, device="meta"), "block_index": blocks}
@@ -197,13 +198,13 @@ def _infinitetalk(patches: PatchTable, skeleton: Any, shape: Sequence[int], name
     _check_blocks(len(blocks), len(skeleton.blocks))
     if speech.shape[1] != shape[2]:
         raise Refused(
-            f"the speech is for {speech.shape[1]} frames of the latent, which has {shape[2]}: use the latent that "
-            "WanInfiniteTalkToVideo gives."
+            f"the speech is for {speech.shape[1]} latent frames and the latent has {shape[2]}: use the latent of "
+            "WanInfiniteTalkToVideo."
         )
     if shape[0] != 1:
         raise Refused(
-            f"InfiniteTalk takes one video and one prompt in a model call, and this one has {shape[0]}: choose batch_size 1 and "
-            "cfg 1."
+            f"InfiniteTalk takes one video and one prompt in a model call, and this call has {shape[0]}: choose batch_size 1 "
+            "and cfg 1."
         )
     inputs = {"speech": name(speech)}
     for speakers in patches.get("attn1_patch", ()):
@@ -215,8 +216,8 @@ def refuse_stages(plan: ResolvedPlan, networks: Sequence[NetworkPatch]) -> None:
     """Raise Refused if a network needs the whole picture at once and the plan splits it into patches."""
     if plan.uses_pipefusion and any(network.kind == WHOLE for network in networks):
         raise Refused(
-            f"Apply Z-Image Fun ControlNet cannot be used with pipefusion {plan.pipefusion} and patches {plan.patches}, as its "
-            "own blocks see the whole picture at once: choose pipefusion 1 and patches 1 in Parallel Plan."
+            f"Apply Z-Image Fun ControlNet cannot be used with pipefusion {plan.pipefusion} and patches {plan.patches}, because "
+            "its blocks need the whole picture at once: choose pipefusion 1 and patches 1 in Parallel Plan."
         )
 
 
@@ -250,7 +251,7 @@ def _of_nodes(instance: Any, name: str) -> bool:
 def _weights(patch: Any, module: nn.Module, name: Name) -> dict[str, str]:
     patcher = patch.model_patch
     if patcher.patches or patcher.object_patches or next(_changed(patcher.model), None) is not None:
-        raise Refused(f"a model patch that is changed itself cannot be applied to a parallel MODEL: {WAY_OUT}.")
+        raise Refused(f"a model patch that another node has changed cannot be applied to a parallel MODEL: {WAY_OUT}.")
     refuse_replaced(frozenset(kind for kind in classes_of(module) if kind.__module__.startswith(OF_MODELS)))
     return {key: name(value) for key, value in module.state_dict(keep_vars=True).items()}
 
@@ -281,8 +282,8 @@ def _check_single(inputs: Any) -> None:
     for tensor in inputs:
         if tensor.shape[0] != 1:
             raise Refused(
-                f"the model patch is given a batch of {tensor.shape[0]} pictures and a parallel MODEL takes one: choose one, "
-                "or use Load Diffusion Model."
+                f"the model patch has a batch of {tensor.shape[0]} pictures and a parallel MODEL takes one: use one picture, or "
+                "Load Diffusion Model."
             )
 
 

@@ -93,7 +93,7 @@ def cache_of(transformer_options: Mapping[str, Any], latent: Tensor, model: Any)
     if holder.verbose:
         raise NotSupported(f"{holder.name} with verbose, which logs every call")
     if easy and not runs_wrappers(model):
-        raise NotSupported(f"EasyCache, which ComfyUI's {type(model).__name__} does not know")
+        raise NotSupported(f"EasyCache with ComfyUI's {type(model).__name__}, which does not run it")
     if latent.shape[1] > holder.output_channels or (easy and latent.shape[1] != holder.output_channels):
         raise NotSupported(f"{holder.name} with latents of {latent.shape[1]} channels")
     return CacheSettings(

@@ -19,11 +19,11 @@ from ..conditioning import NotSupported
 from ..own_code import name_of, own
 from .steps import Steps
 
-WITH_KSAMPLER = "use KSampler instead of Parallel Sampler for it"
+WITH_KSAMPLER = "use KSampler instead of Parallel Sampler"
 STEPS_BACK = 4
 """Number of steps whose latents are compared: the present step and the earlier ones that ComfyUI's multistep samplers use."""
 
-QUEUED_AGAIN = "queue the prompt again, and it runs one model call at a time, where such a change takes effect"
+QUEUED_AGAIN = "queue the prompt again to run one model call at a time, where the change takes effect"
 
 
 class ChangingCallbacks:
@@ -88,7 +88,7 @@ class WatchedSteps:
                 self._remember()
                 raise Refused(
                     f"The callback {name_of(_innermost(self._steps.callback))} changed {entry.name} of step {entry.step + 1} of "
-                    f"{total}, which the workers' loop does not take back: {self._way_out}."
+                    f"{total}, and the workers' loop cannot use the changed latent: {self._way_out}."
                 )
 
 

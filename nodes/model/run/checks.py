@@ -121,8 +121,8 @@ def refuse_split(requested_plan: ParallelPlan, coupling: str) -> None:
     cfg, data = max(1, requested_plan.cfg), max(1, requested_plan.data)
     if coupling and (cfg > 1 or data > 1):
         raise Refused(
-            f"{coupling}, so they cannot be computed apart, as cfg {cfg} and data {data} would: choose "
-            "cfg 1 and data 1 in Parallel Plan, and ulysses, ring or pipefusion."
+            f"{coupling}, but cfg {cfg} and data {data} would compute them on different GPUs: choose "
+            "cfg 1 and data 1 in Parallel Plan, and ulysses, ring or pipefusion instead."
         )
 
 
@@ -173,6 +173,6 @@ def refuse_sigmas(sigmas: Tensor, model_sampling: Any) -> None:
         )
     if not math.isfinite(model_sampling.inverse_noise_scaling(sigmas[-1].cpu(), torch.ones(1)).item()):
         raise Refused(
-            f"the sigmas end at {sigmas[-1].item():g}, where this model's latent is noise alone and cannot be scaled to a "
-            "picture's: let them end below that, at 0 for a finished picture."
+            f"the sigmas end at {sigmas[-1].item():g}, where this model's latent is pure noise and cannot be scaled to a "
+            "picture: use sigmas that end below that, at 0 for a finished picture."
         )

@@ -87,7 +87,7 @@ def whole_picture_only(fields: Mapping[str, Any], recording: Recording) -> str |
         return str(fields["cache"].kind)
     if fields["guidance_functions"]:
         return str(fields["guidance_functions"][0].node)
-    return None if recording.needed().shows_steps else f"the sampler {recording.name}, which tells no steps,"
+    return None if recording.needed().shows_steps else f"the sampler {recording.name}, which reports no steps,"
 
 
 def run_in_loop(

@@ -83,7 +83,7 @@ def fields_of(run: SamplerRun, recording: Recording) -> tuple[dict[str, Any], di
     sampling = sampling_of(model_sampling, tensors)
     cache = cache_of(run.transformer_options, run.noise, run.guider.inner_model.diffusion_model.skeleton)
     if cache is not None and not program.shows_steps:
-        raise NotSupported(f"{cache.kind} with the sampler {program.name}, which tells no steps")
+        raise NotSupported(f"{cache.kind} with the sampler {program.name}, which reports no steps")
     fields: dict[str, Any] = {
         "compute_dtype": dtype_name(run.guider.inner_model.get_dtype_inference()),
         "sampling": sampling,

@@ -213,7 +213,7 @@ class SamplingTrial:
         expected = self._run({})
         ours = self._run({WrappersMP.SAMPLER_SAMPLE: {"parallel": [self._in_workers]}})
         if not self._reached:
-            raise RuntimeError("this ComfyUI runs samplers without the wrappers around them")
+            raise RuntimeError("this ComfyUI does not run the wrappers around a sampler")
         return ours, expected
 
     def _run(self, wrappers: Mapping[str, Any]) -> Tensor:

@@ -24,11 +24,6 @@ log = logging.getLogger(__name__)
 SamplerLoop = Callable[[dict[str, Any], Any], Tensor]
 """ComfyUI's loop, with the wrappers of other packs around it, as a function of extra_args and the callback."""
 
-STAGES_IN_TURN = (
-    "Each model call goes through PipeFusion's stages one after the other, so that one stage works at a time: choose "
-    "pipefusion 1 for such a graph"
-)
-
 
 def run_by_calls(run: SamplerRun, reason: NotSupported, planned: PlannedRun, steps: Steps, loop: SamplerLoop) -> Tensor:
     """Run the loop one model call at a time, report the reason, and return the loop's result.
@@ -37,7 +32,7 @@ def run_by_calls(run: SamplerRun, reason: NotSupported, planned: PlannedRun, ste
         Refused: the result has NaN or infinite values.
     """
     log.info(
-        "Parallel: slower path: one forward per model call on %s (choose %s for the fast one), because the workers' "
+        "Parallel: slower path: one forward per model call on %s (choose %s for the fast path), because the workers' "
         "loop does not support %s",
         planned.where,
         reason.instead,
@@ -48,14 +43,19 @@ def run_by_calls(run: SamplerRun, reason: NotSupported, planned: PlannedRun, ste
         "for the fast path."
     )
     if planned.plan.pipefusion > 1:
-        log.info("Parallel: %s", STAGES_IN_TURN)
-        steps.run.warnings.append(f"{STAGES_IN_TURN}.")
+        idle_stages = (
+            f"Only 1 of the {planned.plan.pipefusion} PipeFusion stages works at a time, because the workers get one model "
+            "call at a time: choose pipefusion 1 in Parallel Plan."
+        )
+        log.info("Parallel: %s", idle_stages)
+        steps.run.warnings.append(idle_stages)
     by_step = StepByStep(planned.plan, planned.working)
     options = by_step.model_options(run.extra_args["model_options"])
     samples = loop({**run.extra_args, "model_options": options}, steps.show)
     if by_step.unused:
         log.warning(
-            "Parallel: ComfyUI made other model calls than it had said before in some steps; %d calls were computed in vain",
+            "Parallel: the workers computed %d model calls that ComfyUI did not use, because it changed its calls within a "
+            "step. The picture is right, but took longer",
             by_step.unused,
         )
     _tell_costs(by_step.costs, planned.plan, steps.run)

@@ -30,13 +30,11 @@ from .planned import PlannedRun
 from .single_calls import run_by_calls
 from .steps import Steps
 
-ROWS_MEET = "a model that computes the rows of a call together"
+ROWS_MEET = "a model whose rows of a batch depend on one another"
 
-NOT_COMPILED = "The blocks are not compiled: compile on is not for single model calls, nor for model patches."
+NOT_COMPILED = "The blocks are not compiled: compile on has no effect on single model calls or with model patches."
 
-RUN_WHOLE = (
-    "Z-Image's ControlNet runs whole on every GPU, which more GPUs do not make faster; the model itself is spread."
-)
+RUN_WHOLE = "Every GPU computes all of Z-Image's ControlNet, so more GPUs make only the model itself faster."
 
 
 def run_in_workers(
@@ -94,7 +92,7 @@ def run_in_workers(
         planned_for = replace(job, batch=1, has_uncond=False) if checked.coupling else job
         plan = remote.plan(planned_for, example, dtype, compiler, all_tokens=checked.overridden)
         if message is not None and ALONE not in example.values and remote.backend.couples_rows(remote.spec):
-            reason = _accepted(NotSupported(ROWS_MEET, "a model that does not"), run, checked)
+            reason = _accepted(NotSupported(ROWS_MEET, "another model"), run, checked)
         if message is not None and plan.uses_pipefusion:
             whole = whole_picture_only(message[0], recording)
             if whole is not None:
@@ -103,8 +101,8 @@ def run_in_workers(
                 )
         if isinstance(reason, NotKnown) and plan.pipefusion > 1:
             raise Refused(
-                f"The workers' loop does not run with {reason}, and one model call at a time leaves all of pipefusion "
-                f"{plan.pipefusion}'s stages but one without work: choose pipefusion 1 in Parallel Plan, or {reason.instead}."
+                f"The workers' loop does not support {reason}, and with one model call at a time only 1 of the "
+                f"{plan.pipefusion} PipeFusion stages works: choose pipefusion 1 in Parallel Plan, or {reason.instead}."
             )
         node_progress.warnings.extend(verdicts().reports())
         refuse_stages(plan, networks)

@@ -184,8 +184,8 @@ def test_a_controlnet_gives_the_stock_result_when_memory_changes_within_a_step(k
 
 
 COSTS = re.compile(
-    r"Parallel: the ControlNet ran (\d+) times in ComfyUI's process, \d+\.\d+ s a step; (\d.*B) a step went to the workers, "
-    r"(\d+\.\d+) s beside their work, where the plan saves (-?\d+\.\d+) s a step \(predicted\)"
+    r"Parallel: the ControlNet ran (\d+) times in ComfyUI's process \(\d+\.\d+ s a step\)\. Sending its output to the workers "
+    r"\((\d.*B) a step\) took (\d+\.\d+) s a step; the plan saves (-?\d+\.\d+) s a step \(predicted\)"
 )
 
 
@@ -202,10 +202,10 @@ def test_a_controlnet_runs_as_often_as_with_the_stock_loader(comfyui: ComfyUI) -
     )
     counts = [log.count("the network of a ControlNet runs") for log in logs]
     assert counts == [4, 4]
-    [(ran, sent, beside, saved)] = COSTS.findall(logs[1])
+    [(ran, sent, sending, saved)] = COSTS.findall(logs[1])
     assert (ran, sent) == ("4", CONTROL_BYTES)
-    told = [text.text for text in runs[1].texts if "To send the ControlNet's output" in text.text]
-    assert bool(told) == (float(beside) > float(saved))
+    told = [text.text for text in runs[1].texts if "Sending the ControlNet's output" in text.text]
+    assert bool(told) == (float(sending) > float(saved))
 
 
 def test_boxes_for_words_are_refused_by_name(comfyui: ComfyUI) -> None:

@@ -46,11 +46,11 @@ REFUSED: list[tuple[Graph, str]] = [
     ({"speech": node("PackSpeech", blocks=BLOCKS, width=320)}, "the model patch is made for a width of 320 and the"),
     (
         TWO,
-        "InfiniteTalk takes one video and one prompt in a model call, and this one has 2: choose batch_size 1 and cfg 1.",
+        "InfiniteTalk takes one video and one prompt in a model call, and this call has 2: choose batch_size 1 and cfg 1.",
     ),
     (
         LONGER,
-        "the speech is for 3 frames of the latent, which has 4: use the latent that WanInfiniteTalkToVideo gives.",
+        "the speech is for 3 latent frames and the latent has 4: use the latent of WanInfiniteTalkToVideo.",
     ),
 ]
 

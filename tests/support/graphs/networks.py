@@ -56,7 +56,7 @@ CHANGED: tuple[tuple[Graph, str], ...] = (
     ),
     (
         {"image": node("RepeatImageBatch", image=["first", 0], amount=2)},
-        "the model patch is given a batch of 2 pictures and a parallel MODEL takes one: ",
+        "the model patch has a batch of 2 pictures and a parallel MODEL takes one: ",
     ),
     (
         {"lllite": node("ModelPatchLoader", name="lllite-narrow.safetensors")},
@@ -64,7 +64,7 @@ CHANGED: tuple[tuple[Graph, str], ...] = (
     ),
     (
         {"lllite": node("PackChangedPatch", model_patch=["unchanged", 0])},
-        "a model patch that is changed itself cannot be applied to a parallel MODEL: ",
+        "a model patch that another node has changed cannot be applied to a parallel MODEL: ",
     ),
 )
 """Changes of a graph with networks, each with a part of the message that refuses it."""
