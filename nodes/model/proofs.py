@@ -171,19 +171,19 @@ class Proofs:
         if proof.verdict is not None and proof.verdict.mismatch:
             mismatch = proof.verdict.mismatch
             raise AnotherResult(
-                f"{kind} of {of} gives another result on several devices than on one, {mismatch}: use devices with one GPU in "
-                "Parallel Plan, on which it runs whole, Load Diffusion Model, or a ComfyUI that was tested "
-                f"({versions(self._tables)}).",
-                split=f"the split that this pack has for it gives another result with {of}, {mismatch}",
-                unsharded_reason=f"{kind} runs whole on one device: {of} gives another result of it on several, {mismatch}.",
+                f"{kind} of {of} gives a different result on several devices than on one, {mismatch}: use one GPU in Parallel "
+                f"Plan, Load Diffusion Model, or a tested ComfyUI ({versions(self._tables)}).",
+                split=f"this pack's split of the model gives a different result with {of}, {mismatch}",
+                unsharded_reason=f"{kind} runs unsharded on one device: with {of} it gives a different result on several "
+                f"devices, {mismatch}.",
             )
         if proof.reported:
             return
         proof.reported = True
         if proof.failure:
             yield (
-                f"Whether {kind} of {of} is right on several devices could not be checked here ({proof.failure}): compare a "
-                "picture with Load Diffusion Model's."
+                f"{kind} of {of} could not be checked on several devices ({proof.failure}): compare a picture with Load "
+                "Diffusion Model's."
             )
         else:
             yield report_of_equal([kind])

@@ -81,7 +81,7 @@ class NotKnown(NotSupported):
     """A function of this ComfyUI that no tested version has, and whose result differs from the workers' result."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(what, f"a ComfyUI that was tested ({versions(tables())})")
+        super().__init__(what, f"a tested ComfyUI ({versions(tables())})")
 
 
 class Verdicts:

@@ -55,7 +55,9 @@ OF_THE_SAMPLER = frozenset({*SAMPLING_KEYS, "model_conds", "uuid", "strength", "
 
 PREPARES_TEXT = "preprocess_text_embeds"
 
-MEANWHILE = "New model: this picture runs unsplit while the pack works out how to split it; queue again in a minute."
+MEANWHILE = (
+    "New model: this picture runs unsharded while the pack works out how to split the model; queue again in a minute."
+)
 
 WAY_OUT = "use a plan without ulysses, ring, pipefusion and sharded or streamed weights, or Load Diffusion Model"
 
@@ -117,28 +119,28 @@ class Undeclared:
         if not reason:
             answer, reason, note = self._derived(_prompts(run), wait=bool(needed))
         if answer is not None and not answer.compiled and compiler_of(run.model_options):
-            answer, reason = None, "its compiled blocks were not proved to give the same"
+            answer, reason = None, "its compiled blocks were not proved to give the same result"
         if answer is not None and answer.declaration is not None:
             remote, self._kinds = self._parallelise(answer.declaration, answer.compiled), answer.kinds
             took = [
-                f"New model: worked out how to split it ({derived.seconds:.0f} s, once)."
+                f"New model: worked out how to split the model ({derived.seconds:.0f} s, once)."
                 for derived in self._derivation.new_answers()
             ]
             if self.unsharded.requested_plan.compiler and not answer.compiled:
-                took.append(f"The blocks are not compiled: {name} was not proved so.")
+                took.append(f"The blocks are not compiled: compiled, {name} was not proved to give the same result.")
             return remote, took
         if needed:
             reason = f"{self._mismatch}, and {reason}" if self._mismatch else reason
             raise Refused(f"{name} cannot be run under this plan, because {reason}: {WAY_OUT}.")
         self._kinds = ()
-        return self.unsharded, [note or f"New model: this picture runs unsplit, because {reason}."]
+        return self.unsharded, [note or f"New model: this picture runs unsharded, because {reason}."]
 
     def check(self, latent: Tensor, conditioning: Conditioning) -> None:
         """Raise Refused for a call whose kind is not covered by the chosen declaration's proof."""
         if self._kinds and (strange := difference(self._kinds, [kind_of(latent, conditioning)])):
             raise Refused(
-                f"{self.unsharded.config.kind} was not proved to give the same on several workers with {strange}: remove the "
-                "node that adds it, or use Load Diffusion Model."
+                f"{self.unsharded.config.kind} was not proved to give the same result on several workers with {strange}: remove "
+                "the node that adds it, or use Load Diffusion Model."
             )
 
     def _derived(self, prompts: list[PromptExample], wait: bool) -> tuple[DeriveReply | None, str, str]:
@@ -149,7 +151,7 @@ class Undeclared:
             self._derivation.begin(prompts)
             return None, "", MEANWHILE
         if answer is None and not reason:
-            say("New model: working out how to split it, once")
+            say("New model: working out how to split the model, once")
             self._derivation.wait(prompts, comfy.model_management.processing_interrupted)
             comfy.model_management.throw_exception_if_processing_interrupted()
             answer, reason = self._derivation.found(kinds), self._derivation.failed(kinds)
@@ -176,17 +178,17 @@ def _unproved_feature(run: SamplerRun, config: ComfyConfig) -> str:
     options = run.transformer_options
     entries = [entry for entries in run.guider.conds.values() for entry in entries or ()]
     if run.noise.ndim != config.latent_dims + 2:
-        return "its latent is several ones packed together"
+        return "its latent packs several latents together"
     if any(CROSS_ATTENTION not in entry["model_conds"] for entry in entries):
         return "its prompts have no text"
     if any(map(is_constant_tensor, (value for entry in entries for value in entry["model_conds"].values()))):
-        return "its prompts hold a tensor for the whole batch"
+        return "its prompts have one tensor for the entire batch"
     if any(entry.get("control") is not None for entry in entries):
-        return "a ControlNet is for written declarations only"
+        return "a ControlNet needs a model class that this pack declares"
     if strange := [name for name in (PATCHES, REPLACED, OVERRIDE) if options.get(name)]:
-        return f"the option {strange[0]} of a node is for written declarations only"
+        return f"the option {strange[0]} of a node needs a model class that this pack declares"
     if strange := [*options_of(options)]:
-        return f"the option {strange[0].partition('.')[2]} of a node is for written declarations only"
+        return f"the option {strange[0].partition('.')[2]} of a node needs a model class that this pack declares"
     return ""
 
 
@@ -241,5 +243,5 @@ def unsharded_instead(
         return unsharded, None
     if not may_be_derived(config):
         raise mismatch
-    unsharded = replace(unsharded, unsharded_reason=f"{config.kind} runs whole for now: {mismatch.split}.")
+    unsharded = replace(unsharded, unsharded_reason=f"{config.kind} runs unsharded for now: {mismatch.split}.")
     return unsharded, Undeclared(unsharded, parallelise, mismatch.split)

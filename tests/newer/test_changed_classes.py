@@ -72,7 +72,7 @@ def verdicts(folder: Path) -> list[Path]:
 
 
 WRONG = (
-    r"the split that this pack has for it gives another result with ComfyUI \S+, which is \d\.\de-0[1-4] off under "
+    r"this pack's split of the model gives a different result with ComfyUI \S+, which is \d\.\de-0[1-4] off under "
     r"(ulysses|ring|pipefusion) .+, where 1e-05 is allowed"
 )
 
@@ -87,8 +87,8 @@ def test_a_class_with_a_changed_head_is_derived_again(tmp_path: Path) -> None:
             assert relative_error(saved_latent(server, run.check()), stock) <= TOLERANCE, plan
             assert ways(log) == ["loop"]
             told.append([text.text for text in run.texts])
-        assert any(re.search(f"WAN21_T2V runs whole for now: {WRONG}", text) for text in told[0])
-        assert any("New model: worked out how to split it" in text for text in told[1])
+        assert any(re.search(f"WAN21_T2V runs unsharded for now: {WRONG}", text) for text in told[0])
+        assert any("New model: worked out how to split the model" in text for text in told[1])
         assert len(FOUND.findall(server.log)) == 1
         assert "which needs the whole picture at once" in said(server, spread(plain(), **PLANS[1]))
 
@@ -103,7 +103,10 @@ def test_a_class_with_one_more_attention_in_its_blocks_is_derived_again(tmp_path
         assert len(FOUND.findall(server.log)) == 1
         whole = server.queue(spread(plain(), "cpu:1"), timeout=600).check()
         assert relative_error(saved_latent(server, whole), stock) <= TOLERANCE
-        why = "gives another result of it on several, or none, because the model's WanAttentionBlock calls attention more than"
+        why = (
+            "gives a different result on several devices, or none, because the model's WanAttentionBlock calls attention more "
+            "than"
+        )
         assert any(why in text.text for text in whole.texts)
 
 
@@ -132,7 +135,7 @@ def assert_whole_on_one(server: ComfyUI) -> None:
         run, log = queue_logged(server, spread(graph, "cpu:1", strict=strict), timeout=600)
         assert relative_error(saved_latent(server, run.check()), stock) <= TOLERANCE
         assert (ways(log) == ["loop"]) == strict
-        assert any("WAN21_T2V runs whole on one device: ComfyUI " in text.text for text in run.texts)
+        assert any("WAN21_T2V runs unsharded on one device: with ComfyUI " in text.text for text in run.texts)
 
 
 def test_an_equivalent_class_is_checked_once_and_gives_its_own_picture(tmp_path: Path) -> None:

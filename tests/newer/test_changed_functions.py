@@ -111,7 +111,7 @@ def test_a_changed_function_gives_comfyuis_own_picture(changed: tuple[ComfyUI, E
     assert way.endswith(f"{edit.function}, {OTHER}") and way.startswith("comfy")
     assert any(way in text.text for text in run.texts), "the node says it too"
     assert said(server, strict) == (
-        f"Parallel Sampler does not support {way}: choose a ComfyUI that was tested ({versions(tables())}), or KSampler, which "
+        f"Parallel Sampler does not support {way}: choose a tested ComfyUI ({versions(tables())}), or KSampler, which "
         "is slower (one model call at a time)."
     )
     stages = spread(graph, **PLANS[1], strict=False)

@@ -118,7 +118,7 @@ def test_only_new_inputs_of_a_graph_are_proved(loaded: Any, started: list[list[P
 def test_an_unknown_graph_input_is_named_on_the_node(loaded: Any, started: list[Any], tmp_path: Path) -> None:
     (equal, sentence) = proofs.Proofs(FOLDER, tmp_path).check(*loaded, [{**TEXT, "new_input": None}], said)
     assert equal == EQUAL and len(started) == 1
-    assert "could not be checked here (this pack has no test call with new_input as in this graph)" in sentence
+    assert "on several devices (this pack has no test call with new_input as in this graph)" in sentence
 
 
 @pytest.mark.usefixtures("unknown")
@@ -137,9 +137,8 @@ def test_a_class_with_a_kept_mismatch_is_refused_with_the_error(loaded: Any, sta
     assert started == []
     assert str(refused.value).startswith("WAN21_T2V of ComfyUI ")
     assert (
-        "gives another result on several devices than on one, which is 2.3e-02 off under ring 3, where 1e-05 is allowed: use "
-        "devices with one GPU in Parallel Plan, on which it runs whole, Load Diffusion Model, or a ComfyUI that was tested "
-        "(0.30.0, " in str(refused.value)
+        "gives a different result on several devices than on one, which is 2.3e-02 off under ring 3, where 1e-05 is allowed: "
+        "use one GPU in Parallel Plan, Load Diffusion Model, or a tested ComfyUI (0.30.0, " in str(refused.value)
     )
 
 
@@ -161,7 +160,7 @@ def test_a_failed_proof_is_reported_once_and_not_kept(
     mine._sources[proofs.class_name(type(model))] = (("comfy/ldm/wan/model.py", "other"),)
     mine._folder = tmp_path / "no ComfyUI"
     (sentence,) = mine.check(config, model, [], said)
-    assert "could not be checked here (its process ended with code 1): compare a picture with" in sentence
+    assert "could not be checked on several devices (its process ended with code 1): compare a picture with" in sentence
     assert mine.check(config, model, [], said) == []
     assert len(started) == 1 and verdict_cache(tmp_path).all() == ()
 

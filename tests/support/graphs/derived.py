@@ -9,7 +9,7 @@ PATIENCE = 3600.0
 """Seconds allowed for a derivation, on a machine that other tests share."""
 
 FOUND = re.compile(r"Parallel: new model (\w+): worked out how to split it \(\d+ s, once; (.*)\): queue again")
-FINDING = "New model: working out how to split it, once"
+FINDING = "New model: working out how to split the model, once"
 
 
 def own_cache(folder: Path) -> dict[str, str]:
