@@ -157,7 +157,7 @@ def settings(page: Page) -> None:
     """Show Settings > Parallel."""
     page.evaluate("app.extensionManager.command.execute('Comfy.ShowSettingsDialog')")
     press(page.get_by_role("dialog").get_by_text("Parallel", exact=True).first)
-    expect(page.get_by_role("dialog").get_by_text("GPUs while a run goes")).to_be_visible()
+    expect(page.get_by_role("dialog").get_by_text("GPUs during a run")).to_be_visible()
 
 
 def gpus(page: Page) -> None:

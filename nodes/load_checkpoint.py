@@ -27,9 +27,8 @@ class LoadParallelCheckpoint(io.ComfyNode):
             node_id="LoadParallelCheckpoint",
             display_name="Load Parallel Checkpoint",
             category=CATEGORY,
-            description="Takes the place of Load Checkpoint: the same MODEL, denoised on several GPUs, and the checkpoint's text "
-            "encoder and VAE as ComfyUI loads them. For Stable Diffusion, SDXL, FLUX, LTX and all others that come as "
-            "checkpoints.",
+            description="Takes the place of Load Checkpoint: the same MODEL, denoised on several GPUs, with the checkpoint's own "
+            "text encoder and VAE. For Stable Diffusion, SDXL, FLUX, LTX and all other models in checkpoints.",
             search_aliases=["multi gpu checkpoint", "sdxl", "stable diffusion", "load checkpoint", "checkpoint loader"],
             inputs=[
                 io.Combo.Input(
@@ -40,8 +39,8 @@ class LoadParallelCheckpoint(io.ComfyNode):
                 PlanType.Input(
                     "plan",
                     optional=True,
-                    tooltip="Which GPUs to use and how they share the work; without one, what Settings > Parallel says: unless "
-                    "changed, those that are faster together.",
+                    tooltip="Which GPUs to use and how they share the work. Without a plan, the devices and the preset of "
+                    "Settings > Parallel apply: by default the GPUs that are faster together.",
                 ),
                 without_plan.devices_input(),
                 without_plan.preset_input(),

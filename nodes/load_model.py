@@ -45,14 +45,14 @@ class LoadParallelModel(io.ComfyNode):
                 io.Combo.Input(
                     "weight_dtype",
                     options=list(WEIGHT_DTYPES),
-                    tooltip="The precision the weights are kept in; default does as ComfyUI's Load Diffusion Model. "
-                    "Weights that are quantised in the file stay as they are.",
+                    tooltip="The precision of the weights in memory. default chooses as ComfyUI's Load Diffusion Model does. "
+                    "Weights that are quantised in the file keep their format.",
                 ),
                 PlanType.Input(
                     "plan",
                     optional=True,
-                    tooltip="Which GPUs to use and how they share the work; without one, what Settings > Parallel says: unless "
-                    "changed, those that are faster together.",
+                    tooltip="Which GPUs to use and how they share the work. Without a plan, the devices and the preset of "
+                    "Settings > Parallel apply: by default the GPUs that are faster together.",
                 ),
                 without_plan.devices_input(),
                 without_plan.preset_input(),
@@ -123,7 +123,7 @@ class LoadParallelFlux(LoadParallelModel):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Declare the inputs of Load Diffusion Model and a plan, for FLUX files."""
-        models = "For FLUX.1 and FLUX.2 alone, which Load Parallel Diffusion Model takes too."
+        models = "For FLUX.1 and FLUX.2 only. Load Parallel Diffusion Model loads these models too."
         files = "A FLUX.1 model (dev, schnell, Krea, Kontext, Fill, Canny or Depth) or a FLUX.2 model (dev or klein)."
         return cls.schema("FLUX", models, files, ["multi gpu flux", "load flux", "parallel flux"])
 
@@ -136,7 +136,7 @@ class LoadParallelCogVideoX(LoadParallelModel):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Declare the inputs of Load Diffusion Model and a plan, for CogVideoX files."""
-        models = "For CogVideoX alone, as its authors' own code runs it."
+        models = "For CogVideoX only, with the same results as its authors' own code."
         files = "A CogVideoX 2b, 5b or 1.5-5B file, text or image to video, in models/diffusion_models."
         return cls.schema("CogVideoX", models, files, ["multi gpu video", "load cogvideox"])
 
@@ -149,6 +149,6 @@ class LoadParallelPixArt(LoadParallelModel):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Declare the inputs of Load Diffusion Model and a plan, for PixArt files."""
-        models = "For PixArt-alpha and PixArt-Sigma alone."
+        models = "For PixArt-alpha and PixArt-Sigma only."
         files = "A PixArt-alpha or PixArt-Sigma file in models/diffusion_models."
         return cls.schema("PixArt", models, files, ["multi gpu pixart", "load pixart"])

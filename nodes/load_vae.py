@@ -41,8 +41,8 @@ class LoadParallelVAE(io.ComfyNode):
                 PlanType.Input(
                     "plan",
                     optional=True,
-                    tooltip="Which devices to use, without one those of Settings > Parallel; its other settings do not matter "
-                    "to a VAE.",
+                    tooltip="Which devices to use; the plan's other settings do not matter to a VAE. Without a plan, the devices "
+                    "of Settings > Parallel apply.",
                 ),
                 io.Combo.Input(
                     "frame_batches",

@@ -91,8 +91,8 @@ class ParallelPlanNode(io.ComfyNode):
                     default=DEFAULT.patches,
                     min=0,
                     max=1024,
-                    tooltip="Patches that PipeFusion cuts the picture into. The result depends on patches and warmup_steps "
-                    "alone, not on the GPUs. 0 chooses: as many as pipefusion, or the picture's rows of tokens if fewer.",
+                    tooltip="Patches that PipeFusion cuts the picture into. The result depends only on patches and "
+                    "warmup_steps, not on the GPUs. 0 chooses: as many as pipefusion, or the picture's rows of tokens if fewer.",
                 ),
                 io.Int.Input(
                     "warmup_steps",
@@ -101,8 +101,9 @@ class ParallelPlanNode(io.ComfyNode):
                     default=0,
                     min=0,
                     max=10000,
-                    tooltip="First steps that PipeFusion computes whole and exactly. More steps, closer to the exact "
-                    f"picture; as many as the sampler's steps make it exact. 0 chooses: {DEFAULT.warmup_steps}.",
+                    tooltip="Number of first steps that PipeFusion computes exactly, without patches. The more, the closer to "
+                    "the exact picture; as many as the sampler's steps give the exact picture. "
+                    f"0 chooses: {DEFAULT.warmup_steps}.",
                 ),
                 io.Combo.Input(
                     "weights",
@@ -112,8 +113,8 @@ class ParallelPlanNode(io.ComfyNode):
                     default=DEFAULT.weights,
                     tooltip="replicated: every GPU holds all blocks of its stage. sharded: each GPU holds its share of every "
                     "block and gathers the next one while computing; for models too large for one GPU. streamed: the blocks "
-                    "lie in the computer's memory, once for all GPUs, and are copied one ahead; for models too large for all "
-                    "GPUs together.",
+                    "lie in the computer's memory, once for all GPUs, and each is copied to the GPUs before it is needed; for "
+                    "models too large for all GPUs together.",
                 ),
                 io.Combo.Input(
                     "attention",
@@ -142,8 +143,8 @@ class ParallelPlanNode(io.ComfyNode):
                     max=10000.0,
                     step=0.1,
                     round=False,
-                    tooltip="Gigabytes that the workers may use on each GPU. Models that were used before make way for the "
-                    "one in use, and a plan that needs more is refused. 0 chooses: all that is free.",
+                    tooltip="Gigabytes that the workers may use on each GPU. Models used earlier are unloaded for the "
+                    "current one, and a plan that needs more is refused. 0 chooses: all that is free.",
                 ),
                 io.Combo.Input(
                     "preset",
@@ -152,7 +153,7 @@ class ParallelPlanNode(io.ComfyNode):
                     default=AUTOMATIC,
                     tooltip="automatic: the fastest plan that gives the same picture. smallest memory: the weights lie in the "
                     "computer's memory (weights streamed). slow links: also PipeFusion, which sends the least and changes "
-                    "the picture slightly. What you set in the advanced inputs counts beside any of them.",
+                    "the picture slightly. The advanced inputs apply with every preset.",
                 ),
                 io.Combo.Input(
                     "exchange",
@@ -160,9 +161,9 @@ class ParallelPlanNode(io.ComfyNode):
                     optional=True,
                     advanced=True,
                     default=DEFAULT.exchange,
-                    tooltip="In which type the GPUs exchange what attention needs. exact: as it is computed. fp8: rounded to "
-                    "e4m3 with a scale for each token and head: half the bytes, for slow links. It is approximate: the picture "
-                    "differs slightly, and the node says so each time.",
+                    tooltip="The type in which the GPUs exchange the tensors of attention. exact: the type of the computation. "
+                    "fp8: rounded to e4m3 with a scale for each token and head, which halves the bytes, for slow links. fp8 is "
+                    "approximate: the picture differs slightly, and the node says so each time.",
                 ),
                 io.Combo.Input(
                     "compile",
@@ -171,7 +172,7 @@ class ParallelPlanNode(io.ComfyNode):
                     advanced=True,
                     default=DEFAULT.compile,
                     tooltip="on: the workers compile the model's blocks (torch.compile with inductor), which makes steps faster. "
-                    "The first run takes minutes for it. What TorchCompileModel on the MODEL asks for comes first.",
+                    "The first run takes minutes for it. A TorchCompileModel node on the MODEL overrides this input.",
                 ),
             ],
             outputs=[

@@ -51,8 +51,8 @@ class ParallelSampler(io.ComfyNode):
                 io.Combo.Input(
                     "sampler_name",
                     options=comfy.samplers.KSampler.SAMPLERS,
-                    tooltip="The algorithm of the denoise. All run in the workers but dpm_adaptive, which looks at the picture; "
-                    "KSampler runs that one model call at a time.",
+                    tooltip="The algorithm of the denoise. All but dpm_adaptive run in the workers; KSampler runs dpm_adaptive "
+                    "one model call at a time.",
                 ),
                 io.Combo.Input(
                     "scheduler",

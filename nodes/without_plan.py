@@ -31,7 +31,7 @@ def devices_input() -> io.String.Input:
         default=DEVICES,
         socketless=True,
         extra_dict=UNSEEN,
-        tooltip="Which devices work where no plan is connected; the page writes here what Settings > Parallel says.",
+        tooltip="The devices to use if no plan is connected. The page fills them in from Settings > Parallel.",
     )
 
 
@@ -44,7 +44,7 @@ def preset_input() -> io.Combo.Input:
         default=AUTOMATIC,
         socketless=True,
         extra_dict=UNSEEN,
-        tooltip="What is chosen where no plan is connected; the page writes here what Settings > Parallel says.",
+        tooltip="The preset to use if no plan is connected. The page fills it in from Settings > Parallel.",
     )
 
 

@@ -31,8 +31,8 @@ export function settings(changed) {
       category: ["Parallel", "Loaders without a Parallel Plan", "Devices"],
       name: "Devices",
       tooltip:
-        'Which GPUs work for loaders without a Parallel Plan: "auto" those that are faster together, "0,1" or "0-3" these, ' +
-        '"cpu:2" two workers on the CPU. It is written into what is queued and exported.',
+        'The GPUs for loaders without a Parallel Plan. "auto": the GPUs that are faster together; "0,1" or "0-3": these GPUs; ' +
+        '"cpu:2": two workers on the CPU. Queued and exported workflows contain the value.',
       type: "text",
       defaultValue: USUAL.devices,
       onChange: changed,
@@ -52,15 +52,15 @@ export function settings(changed) {
       id: MESSAGES,
       category: ["Parallel", "Runs", "Messages"],
       name: "Messages when a run fails",
-      tooltip: "Shows why as a message over the graph. The node is marked either way.",
+      tooltip: "Shows the reason as a message over the graph. The node is marked in any case.",
       type: "boolean",
       defaultValue: true,
     },
     {
       id: STRIP,
       category: ["Parallel", "Runs", "Strip"],
-      name: "GPUs while a run goes",
-      tooltip: "Shows each GPU's load, memory and temperature in a strip below the graph, where the driver tells them.",
+      name: "GPUs during a run",
+      tooltip: "Shows each GPU's load, memory and temperature in a strip below the graph, if the driver reports them.",
       type: "boolean",
       defaultValue: true,
     },
