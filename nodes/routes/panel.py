@@ -107,7 +107,7 @@ class Panel:
         return as_json(await asyncio.to_thread(self._backend().last_run))
 
     async def _free(self) -> web.Response:
-        return await self._answer_after(self._backend().free, "The models have left the devices.")
+        return await self._answer_after(self._backend().free, "The models were unloaded from the devices.")
 
     async def _stop(self) -> web.Response:
         return await self._answer_after(self._backend().stop, "The workers have ended; the next run starts new ones.")

@@ -218,15 +218,15 @@ def test_loaders_that_cannot_change_stay_and_the_message_gives_the_reason(page: 
     before = page.evaluate(STATE)
     text = swap(page, "Use all GPUs")
     for reason in (
-        "Load Diffusion Model stays: is-not-there.safetensors is in none of ComfyUI's model folders",
-        "Load Diffusion Model stays: it is muted or bypassed.",
-        "Load VAE stays: it is muted or bypassed.",
-        "Load VAE stays: taef1 is no file in models/vae",
-        "Load Checkpoint Image Only (img2vid model) stays: there is no such loader for several GPUs.",
-        "PackVae stays: there is no such loader for several GPUs.",
+        "Load Diffusion Model was not swapped: is-not-there.safetensors is in none of ComfyUI's model folders",
+        "Load Diffusion Model was not swapped: it is muted or bypassed.",
+        "Load VAE was not swapped: it is muted or bypassed.",
+        "Load VAE was not swapped: taef1 is no file in models/vae",
+        "Load Checkpoint Image Only (img2vid model) was not swapped: there is no such loader for several GPUs.",
+        "PackVae was not swapped: there is no such loader for several GPUs.",
     ):
         assert reason in text, text
-    assert "Load Checkpoint stays: " in text
+    assert "Load Checkpoint was not swapped: " in text
     assert page.evaluate(STATE)["nodes"] == before["nodes"], "they are as they were"
 
 
@@ -260,7 +260,7 @@ def test_loaders_in_a_muted_or_bypassed_subgraph_stay(page: Page, mode: int) -> 
     text = swap(page, "Use all GPUs")
     assert "No loader here can change to all GPUs." in text
     for title in ("Load Diffusion Model", "Load VAE"):
-        assert f"{title} stays: it is muted or bypassed." in text, text
+        assert f"{title} was not swapped: it is muted or bypassed." in text, text
     assert page.evaluate(STATE) == before
 
 
@@ -351,7 +351,7 @@ def there_and_back(page: Page, name: str, *, sized: bool) -> bool:
     loaders = {key for key, each in prompt.items() if each.get("class_type") in SWAPPED}  # a missing node has no type
     swapped = {key for key in loaders if queued[key]["class_type"] in SWAPPED.values()}
     stays = loaders - swapped
-    assert not stays or " stays: " in text, text
+    assert not stays or " was not swapped: " in text, text
     assert_swapped(page, prompt, swapped)
     assert page.evaluate(PROMOTED) == promoted
     assert page.evaluate(LOOSE) == loose
@@ -393,8 +393,8 @@ def test_a_linked_file_and_a_missing_node_stay_and_a_group_node_is_swapped(page:
     before, prompt = page.evaluate(STATE), page.evaluate(PROMPT)
     text = swap(page, "Use all GPUs")
     assert "1 VAE on all GPUs" in text, text
-    assert "Load Diffusion Model stays: its file comes over a link." in text, text
-    assert "Unet Loader (GGUF) stays: its node is not installed." in text, text
+    assert "Load Diffusion Model was not swapped: its file comes over a link." in text, text
+    assert "Unet Loader (GGUF) was not swapped: its node is not installed." in text, text
     changed = {name for name, each in prompt.items() if each.get("class_type") == "VAELoader"}
     assert len(changed) == 1
     assert_swapped(page, prompt, changed)

@@ -240,7 +240,7 @@ test("the message names each loader that changed and each that stays once, with 
   assert.equal(message.summary, "1 model on all GPUs");
   assert.deepEqual(message.detail.split("\n"), [
     "Load Diffusion Model is in a subgraph that is used 2 times, and changes in each.",
-    "VAELoader stays: it is muted or bypassed.",
+    "VAELoader was not swapped: it is muted or bypassed.",
     "Ctrl+Z undoes it.",
   ]);
   assert.equal(outcomeOf("all", [], [], ENGLISH).summary, "No loader here can change to all GPUs.");
