@@ -85,8 +85,8 @@ def refuse_another_class(checkpoint: Checkpoint, alone: Any) -> None:
         detected = type(comfy.model_detection.model_config_from_unet(every, prefix, metadata=metadata))
     if detected is not type(alone):
         raise Refused(
-            f"{checkpoint.path.name} is a {detected.__name__} checkpoint, whose diffusion model alone is a "
-            f"{type(alone).__name__}, which is not supported: use Load Checkpoint."
+            f"{checkpoint.path.name} is a {detected.__name__} checkpoint, but ComfyUI takes its diffusion model alone for a "
+            f"{type(alone).__name__}, so the workers cannot run it: use Load Checkpoint."
         )
 
 

@@ -106,7 +106,7 @@ def _tensors(conditioning: list[Any]) -> dict[str, Tensor]:
     lost = sorted(name for name, value in options.items() if name not in known and value is not None)
     if lost:
         raise Refused(
-            f"Save Conditioning keeps the text, {', '.join(known)}; this prompt also has {', '.join(lost)}: save it "
+            f"Save Conditioning saves the text, {', '.join(known)}; this prompt also has {', '.join(lost)}: save it "
             "before the nodes that add those."
         )
     tensors = {"cond": cond.contiguous()}

@@ -192,7 +192,9 @@ class Verdicts:
 
     def _report(self, verdict: TrialVerdict) -> None:
         if verdict.mismatch:
-            log.warning("Parallel: ComfyUI's %s, %s", ", ".join(verdict.functions), verdict.mismatch)
+            log.warning(
+                "Parallel: the workers cannot replace ComfyUI's %s, %s", ", ".join(verdict.functions), verdict.mismatch
+            )
             return
         report = report_of_equal(verdict.functions)
         log.info("Parallel: %s", report)

@@ -198,9 +198,9 @@ def bench_of(request: BenchRequest) -> Bench:
         NotMeasured, Refused, OSError: the graph cannot be measured.
     """
     if args.tls_keyfile:
-        raise NotMeasured("ComfyUI answers by TLS (--tls-keyfile): run python -m parallel_backend.bench instead.")
+        raise NotMeasured("ComfyUI was started with TLS (--tls-keyfile): run python -m parallel_backend.bench instead.")
     if not is_graph(request.graph):
-        raise NotMeasured("this is no graph in ComfyUI's API format: send one.")
+        raise NotMeasured("the body is not a graph in ComfyUI's API format: send one.")
     if not request.graph:
         copy_sprites()
     graph = put_aside(stock(request.graph or read_graph(GRAPH)))

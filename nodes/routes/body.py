@@ -123,7 +123,7 @@ async def read(request: web.Request, most: int) -> bytes:
     async for part in request.content.iter_any():
         content += part
         if len(content) > most:
-            message = f"The body has more than {most / 1e6:.1f} MB, which is all that this address takes: send less."
+            message = f"The body has more than {most / 1e6:.1f} MB, the limit of this address: send less."
             raise WrongBody(message, 413)
     return bytes(content)
 

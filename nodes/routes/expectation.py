@@ -52,7 +52,7 @@ class PlanInputs(ParallelPlan, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown preset."""
         if self.preset not in PRESETS:
-            raise ValueError(f"{self.preset!r} is no preset: use one of {', '.join(PRESETS)}")
+            raise ValueError(f"{self.preset!r} is not a preset: use one of {', '.join(PRESETS)}")
 
 
 class ExpectationRequest(msgspec.Struct, frozen=True):

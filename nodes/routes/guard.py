@@ -29,7 +29,7 @@ async def refusal_of(request: web.Request) -> str:
         )
     origin = request.headers.get("Origin")
     if allowed not in ("*", origin) and is_foreign(origin, request.headers.get("Sec-Fetch-Site"), request.host):
-        return f"A page of {origin or 'another site'} may not ask this; {PROXY}"
+        return f"A page of {origin or 'another site'} may not use this address; {PROXY}"
     return ""
 
 

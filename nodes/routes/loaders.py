@@ -52,10 +52,10 @@ def why_not(loader: Loader) -> str:
             case "VAELoader":
                 path = folder_paths.get_full_path(FOLDER, loader.file)
                 if path is None:
-                    return f"{loader.file} is no file in models/{FOLDER}: download it, or pick another."
+                    return f"{loader.file} is not a file in models/{FOLDER}: download it, or pick another."
                 recognise(read_header(path))
             case kind:
-                return f"{kind} is a loader that this pack does not know."
+                return f"this pack has no loader to replace {kind}."
     except Refused as refusal:
         return str(refusal)
     return ""

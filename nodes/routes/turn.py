@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-FAILED = "it has failed: ComfyUI's console says how."
+FAILED = "it failed: ComfyUI's console has the error."
 """Sentence on the page after a job with an unexpected error."""
 
 

@@ -113,7 +113,7 @@ class RemoteVAE:
         """
         if missing := self.family.missing(self.config):
             raise Refused(
-                f"{Path(self.spec.path).name} lacks the tensor {missing}, so that it decodes and cannot encode: choose a VAE "
+                f"{Path(self.spec.path).name} lacks the tensor {missing}, so it can decode but not encode: choose a VAE "
                 "file with an encoder."
             )
         with self._asking(working):

@@ -117,7 +117,7 @@ def test_options_that_the_file_cannot_hold_are_refused_by_name(comfyui, between,
     write(comfyui, WHOLE)
     between["inputs"]["conditioning"] = ["load", 0]
     assert error(comfyui.queue(round_trip("lossy", between))) == (
-        f"Save Conditioning keeps the text, pooled_output, attention_mask, guidance; this prompt also has {names}: "
+        f"Save Conditioning saves the text, pooled_output, attention_mask, guidance; this prompt also has {names}: "
         "save it before the nodes that add those."
     )
     assert not list(comfyui.input_dir.glob("*lossy*"))

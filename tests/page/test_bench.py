@@ -59,7 +59,7 @@ def without_sampler() -> Graph:
 @pytest.mark.parametrize(
     ("graph", "said"),
     [
-        ({"1": {"class_type": "KSampler"}}, "this is no graph in ComfyUI's API format: send one."),
+        ({"1": {"class_type": "KSampler"}}, "the body is not a graph in ComfyUI's API format: send one."),
         ({"1": {"class_type": "KSampler", "inputs": {}}}, "has no Load Diffusion Model and no Load Checkpoint"),
         (without_sampler(), "has none of KSampler"),
         (

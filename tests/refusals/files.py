@@ -194,7 +194,7 @@ def of_diffusers(server: ComfyUI) -> Refusals:
     graph["picture"] = node("EmptyImage", width=64, height=64, batch_size=1, color=0)
     graph["encoded"] = node("VAEEncode", pixels=["picture", 0], vae=["vae", 0])
     graph["save"] = node("SaveLatent", samples=["encoded", 0], filename_prefix="encoded")
-    yield graph, "decoder.safetensors lacks the tensor encoder.conv_in.conv.weight, so that it decodes and cannot enc"
+    yield graph, "decoder.safetensors lacks the tensor encoder.conv_in.conv.weight, so it can decode but not encode"
 
 
 def loading(file: str, family: str = "Flux") -> Graph:

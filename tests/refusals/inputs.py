@@ -52,7 +52,7 @@ def saved_prompts(server: ComfyUI) -> Refusals:
         "Save Conditioning writes one prompt and was given 2 combined ones: save each bef",
     )
     weaker = node("ConditioningSetAreaStrength", conditioning=["load", 0], strength=0.5)
-    yield round_trip("refused", weaker), "Save Conditioning keeps the text, .*; this prompt also has strength: save it"
+    yield round_trip("refused", weaker), "Save Conditioning saves the text, .*; this prompt also has strength: save it"
     yield round_trip("a" * 300), "a* could not be written to ComfyUI's input folder .*File name too long.*: make room"
     save_file({"img_in.weight": torch.zeros(2)}, server.input_dir / "no-prompt.safetensors")
     graph = round_trip("refused")

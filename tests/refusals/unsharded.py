@@ -99,8 +99,8 @@ def zero123() -> tuple[Graph, str]:
     graph = spread(graph_of("ip2p"))
     graph["model"] = node("LoadParallelCheckpoint", ckpt_name="refused-zero123.safetensors", plan=["plan", 0])
     return graph, (
-        "refused-zero123.safetensors is a Stable_Zero123 checkpoint, whose diffusion model alone is a SD15_instructpix2pix, "
-        "which is not supported: use Load Checkpoint."
+        "refused-zero123.safetensors is a Stable_Zero123 checkpoint, but ComfyUI takes its diffusion model alone for a "
+        "SD15_instructpix2pix, so the workers cannot run it: use Load Checkpoint."
     )
 
 

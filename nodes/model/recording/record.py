@@ -215,7 +215,7 @@ def _callback(tape: Tape) -> Callable[[Mapping[str, Any]], None]:
     def callback(event: Mapping[str, Any]) -> None:
         step = number_of(event["i"])
         if not isinstance(step, int) or not 0 <= step < 2**31:
-            raise tape.refuse("reports a step whose number is not a whole number of at least 0")
+            raise tape.refuse("reports a step number that is not an integer of at least 0")
         tape.show(step, value_of(event["x"], "reports"), value_of(event["denoised"], "reports"))
 
     return callback

@@ -32,7 +32,7 @@ def run_by_calls(run: SamplerRun, reason: NotSupported, planned: PlannedRun, ste
         Refused: the result has NaN or infinite values.
     """
     log.info(
-        "Parallel: slower path: one forward per model call on %s (choose %s for the fast path), because the workers' "
+        "Parallel: slower path: one forward per model call on %s (choose %s for the fast one), because the workers' "
         "loop does not support %s",
         planned.where,
         reason.instead,
