@@ -61,5 +61,5 @@ def test_skipping_as_many_blocks_as_a_stage_has_is_refused(comfyui: ComfyUI) -> 
     graph = insert_after_model(graph_of("wan"), "SkipLayerGuidanceDiT", **SKIPPING)
     assert refused(comfyui, spread(graph, strict=False, **PLANS[1])) == (
         "the guidance skips 1 of the model's blocks and a PipeFusion stage of the plan has only 1: choose pipefusion 1 in "
-        "Parallel Plan, or leave out fewer."
+        "Parallel Plan, or skip fewer blocks."
     )
