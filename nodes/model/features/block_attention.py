@@ -97,9 +97,7 @@ def _values(call: FeatureCall) -> dict[str, Value]:
     recipes = recipes_of(call.options, model) if declaration is not None and takes_attention(declaration) else []
     if not recipes:
         return {}
-    refuse_split(
-        function_in(call.options), remote.requested_plan, "attention that a node injects into the model's blocks"
-    )
+    refuse_split(function_in(call.options), remote.requested_plan, "a node's attention function")
     refuse_other(recipes, model)
     return {f"{OPTIONS}.{BLOCK_ATTENTION}": msgspec.json.encode(recipes).decode()}
 

@@ -131,8 +131,8 @@ def _accepted(reason: NotSupported, run: SamplerRun, checked: Checked) -> NotSup
     """
     if checked.injected is not None:
         raise Refused(
-            f"attention that a node injects into the model's blocks ({name_of(checked.injected)}) keeps state between steps and "
-            f"needs the workers' loop, which does not support {reason}: choose {reason.instead}, or remove that node."
+            f"a node's attention function ({name_of(checked.injected)}) keeps state between steps and needs the workers' loop, "
+            f"which does not support {reason}: choose {reason.instead}, or remove that node."
         )
     if run.transformer_options.get(STRICT):
         raise Refused(
