@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from parallel_backend.plan.__main__ import asked_for, parser
+from parallel_backend.plan.__main__ import parser, request_of
 from parallel_backend.plan.offers import offered
 
 WORKFLOWS = Path(__file__).parents[1] / "workflows"
@@ -83,7 +83,7 @@ def memory_of(card: Card) -> str:
 
     With two models, the larger one counts.
     """
-    asked, _, _ = asked_for(parser().parse_args(["--model", card.model, "--dtype", card.dtype, "--card", "h100"]))
+    asked, _, _ = request_of(parser().parse_args(["--model", card.model, "--dtype", card.dtype, "--card", "h100"]))
     if card.pruned:
         asked = replace(asked, model=replace(asked.model, single_weights=asked.model.token_weights))
     whole = next(offer for offer in offered(asked, 2) if offer.storage == "replicated")

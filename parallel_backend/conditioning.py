@@ -59,7 +59,7 @@ TEXT_PREPARATION = "text_preparation"
 ASKED = "asked"
 """A key that this dict always has, because there may be no arguments and an empty dict cannot be flattened."""
 
-SIDES = "cond_or_uncond"
+BRANCHES = "cond_or_uncond"
 """ComfyUI's option with the branch of each prompt in a call's batch: 0 for the positive branch."""
 
 CONSTANTS = "constants"

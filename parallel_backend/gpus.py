@@ -12,8 +12,8 @@ MEBIBYTE = 1 << 20
 SECONDS = 10
 """Seconds to wait for the driver's tool. It takes one or two on machines with many GPUs that nothing uses."""
 
-_ASKED = ("uuid", "memory.free", "display_active", "utilization.gpu", "temperature.gpu")
-QUERY = ("nvidia-smi", f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader,nounits")
+_GPU_FIELDS = ("uuid", "memory.free", "display_active", "utilization.gpu", "temperature.gpu")
+QUERY = ("nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def parse(text: str) -> dict[str, DriverReport]:
     reports = {}
     for line in text.splitlines():
         fields = [part.strip() for part in line.split(",")]
-        if len(fields) != len(_ASKED):  # for example an error message about a GPU that is lost
+        if len(fields) != len(_GPU_FIELDS):  # for example an error message about a GPU that is lost
             continue
         uuid, free, display, load, temperature = fields
         bytes_free = int(free) * MEBIBYTE if free.isdecimal() else None
@@ -114,8 +114,8 @@ def parse(text: str) -> dict[str, DriverReport]:
     return reports
 
 
-_HELD = ("gpu_uuid", "pid", "process_name", "used_memory")
-HOLDERS = ("nvidia-smi", f"--query-compute-apps={','.join(_HELD)}", "--format=csv,noheader,nounits")
+_PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_memory")
+HOLDERS = ("nvidia-smi", f"--query-compute-apps={','.join(_PROCESS_FIELDS)}", "--format=csv,noheader,nounits")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def ask_holders(query: Sequence[str] = HOLDERS) -> tuple[GpuProcess, ...]:
     processes = []
     for line in ran.stdout.splitlines():
         fields = [part.strip() for part in line.split(",")]
-        if len(fields) >= len(_HELD) and fields[1].isdecimal():
+        if len(fields) >= len(_PROCESS_FIELDS) and fields[1].isdecimal():
             uuid, process, *name, amount = fields
             number = _number(amount)
             processes.append(

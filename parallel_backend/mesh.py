@@ -13,7 +13,7 @@ import torch.distributed as dist
 from .comm.communicator import Communicator
 from .comm.meter import Meter
 from .mesh_axes import PLAN_AXES, SEQUENCE_AXES, MeshAxis
-from .plan import Place, ResolvedPlan
+from .plan import MeshCoordinates, ResolvedPlan
 
 NO_TIMEOUT = timedelta(days=365)
 """The timeout of collectives. Ranks wait in a collective while no prompt runs, and the host watches for hangs."""
@@ -126,9 +126,9 @@ def _process_group(plan: ResolvedPlan, axes: Sequence[MeshAxis], backend: str) -
     """Return the group of the ranks whose coordinates differ from this rank's along `axes` only; None for this rank alone."""
     if math.prod(getattr(plan, axis) for axis in axes) == 1:
         return None
-    ranks_by_position: dict[Place, list[int]] = {}
+    ranks_by_position: dict[MeshCoordinates, list[int]] = {}
     for rank in range(plan.world_size):
-        position = plan.place(rank)._replace(**{axis.value: 0 for axis in axes})
+        position = plan.coordinates(rank)._replace(**{axis.value: 0 for axis in axes})
         ranks_by_position.setdefault(position, []).append(rank)
     members = list(ranks_by_position.values())
     group, _ = dist.new_subgroups_by_enumeration(members, timeout=NO_TIMEOUT, backend=backend)

@@ -12,7 +12,7 @@ from torch import Tensor
 from parallel_backend.declaration import FirstPatchTokens, LatentTokens
 from parallel_backend.layout import SequenceSplit, cut, cut_by, length
 from parallel_backend.models.sequence_parallel.picture import Picture
-from parallel_backend.models.sequence_parallel.placement import Placement, slots_of, spread_by
+from parallel_backend.models.sequence_parallel.placement import Placement, by_shares, slots_of
 from parallel_backend.models.sequence_parallel.token_layout import TokenLayout
 
 numbers = st.integers(0, 5000)
@@ -127,7 +127,7 @@ def test_every_token_of_a_patch_is_on_one_rank_and_units_stay_together(
     runs: list[int], unit: int, shares: list[int]
 ) -> None:
     patches = list(torch.arange(sum(runs)).split(runs))
-    placement = spread_by(shares, sum(runs), patches, unit)
+    placement = by_shares(shares, sum(runs), patches, unit)
     assert sorted(torch.cat(placement.ranks).tolist()) == list(range(sum(runs)))
     for number, positions in enumerate(patches):
         for held, labels in zip(placement.ranks, placement.patches, strict=True):

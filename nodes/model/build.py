@@ -29,7 +29,7 @@ from ...parallel_backend.weights.files.keymap import tensor_sizes
 from ...parallel_backend.weights.layers.packing import expanded_bytes, packed_starts, resident_bytes
 from ..memory.loaded_models import Shares
 from .dtypes import dtype_name
-from .features.adapters_asked import loads_dynamically
+from .features.adapter_requests import loads_dynamically
 from .features.lora import AdapterReader
 from .patcher import ParallelModelPatcher
 from .proofs import proofs

@@ -12,12 +12,12 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import Tensor
 
 from ...parallel_backend.conditioning import (
+    BRANCHES,
     CONSTANTS,
     CROSS_ATTENTION,
     NAMES,
     OPTIONS,
     PREFIX_CACHE,
-    SIDES,
     SIGMAS,
     TOGETHER,
     Conditioning,
@@ -33,7 +33,7 @@ TEXT_MASK = "attention_mask"
 KINDS = (comfy.conds.CONDRegular, comfy.conds.CONDNoiseShape, comfy.conds.CONDConstant, comfy.conds.CONDList)
 """Kinds of conditioning whose tensors ComfyUI repeats to the batch size, and does not change otherwise."""
 
-MADE_AGAIN = frozenset({"minimax_payload.layout"})
+RECOMPUTED = frozenset({"minimax_payload.layout"})
 """Objects in the conditioning that are not sent, because the model in a worker makes them itself."""
 
 UNCAST = (torch.int32, torch.int64)
@@ -42,7 +42,7 @@ UNCAST = (torch.int32, torch.int64)
 STRICT = "parallel_strict"
 """The transformer option of a MODEL that refuses runs that the workers' loop does not support."""
 
-OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT, SIDES, "uuids"})
+OWN_OPTIONS = frozenset({"prefetch_dynamic_vbars", STRICT, BRANCHES, "uuids"})
 """Plain transformer_options that belong to ComfyUI or to this pack. They are not sent with a prompt."""
 
 NUMBERS = {"rope_options": "changed positions", "chroma_radiance_options": "Chroma Radiance options"}
@@ -166,7 +166,7 @@ def _sent(name: str, value: Any) -> Any:
     """Return a conditioning without the entries that the model makes itself."""
     if not isinstance(value, dict):
         return value
-    return {key: item for key, item in value.items() if item is not None and f"{name}.{key}" not in MADE_AGAIN} or None
+    return {key: item for key, item in value.items() if item is not None and f"{name}.{key}" not in RECOMPUTED} or None
 
 
 def is_plain(option: Any) -> bool:

@@ -16,7 +16,7 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 from ...parallel_backend.weights.adapters.lora import AdapterSet
 from ..memory.loaded_models import WorkerPatcher
 from .conditioning import STRICT
-from .features.adapters_asked import patched_keys
+from .features.adapter_requests import patched_keys
 from .refusals import refuse_weights
 from .remote_model import RemoteModel
 from .run.wrapper import run_in_workers

@@ -66,12 +66,12 @@ class Proofs:
 
     Args:
         folder: ComfyUI's folder.
-        kept_in: the folder for verdicts; None for the default cache folder.
+        cache_folder: the folder for verdicts; None for the default cache folder.
     """
 
-    def __init__(self, folder: Path, kept_in: Path | None = None) -> None:
+    def __init__(self, folder: Path, cache_folder: Path | None = None) -> None:
         self._seconds = Deadlines.read(os.environ).proof
-        self._folder, self._cache, self._tables = folder, verdict_cache(kept_in), tables()
+        self._folder, self._cache, self._tables = folder, verdict_cache(cache_folder), tables()
         self._sources: dict[str, Sources] = {}
         self._proofs: dict[str, ClassProof] = {}
         self._done = threading.Condition()

@@ -20,11 +20,11 @@ from ...parallel_backend.conditioning import (
     ALONE,
     ATTENTION_GUIDANCE,
     ATTENTION_OVERRIDE,
+    BRANCHES,
     CONCAT,
     NAMES,
     OPTIONS,
     SHAPES,
-    SIDES,
     TOGETHER,
     Conditioning,
     flatten,
@@ -78,7 +78,7 @@ class DiffusionProxy(nn.Module):
         self.remote = remote
         self.shares = shares
         self._undeclared, self._parallelise = undeclared, parallelise
-        self.asked_of_text: dict[str, Any] | None = None
+        self.text_arguments: dict[str, Any] | None = None
         self._control_shapes: dict[object, Shapes] = {}
         self._snapshot = SkeletonSnapshot(skeleton)
         self._own = {*vars(self), "_own"}
@@ -141,8 +141,8 @@ class DiffusionProxy(nn.Module):
             lists = {kind: list(tensors) for kind, tensors in control.items()}
             flatten(CONTROL, lists, conditioning.tensors, conditioning.values)
             control = None
-        if self.unsharded and SIDES in options_read_by(self.skeleton):
-            flatten(f"{OPTIONS}.{SIDES}", transformer_options[SIDES], {}, conditioning.values)
+        if self.unsharded and BRANCHES in options_read_by(self.skeleton):
+            flatten(f"{OPTIONS}.{BRANCHES}", transformer_options[BRANCHES], {}, conditioning.values)
             conditioning.values.update({TOGETHER: x.shape[0], ALONE: True})
         values = values_of(IN_A_SINGLE_CALL, features)
         compared, overriding = (f"{OPTIONS}.{name}" in values for name in (ATTENTION_GUIDANCE, ATTENTION_OVERRIDE))
@@ -187,7 +187,7 @@ class DiffusionProxy(nn.Module):
         The workers run this function, which needs the weights (`text.py`); record its arguments.
         """
         arguments = inspect.signature(self._skeleton[0].preprocess_text_embeds).bind(text, *args, **kwargs).arguments
-        self.asked_of_text = {name: value for name, value in list(arguments.items())[1:] if value is not None}
+        self.text_arguments = {name: value for name, value in list(arguments.items())[1:] if value is not None}
         return text
 
     def prove(self, calls: Sequence[GraphInputs]) -> list[str]:

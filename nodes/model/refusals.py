@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ...parallel_backend.conditioning import SIDES, SIGMAS
+from ...parallel_backend.conditioning import BRANCHES, SIGMAS
 from ...parallel_backend.errors import Refused
 from ...parallel_backend.models.comfyui.content.model_code import options_read_by
 from .conditioning import NUMBERS, is_plain, is_plain_dict_option
@@ -73,7 +73,7 @@ VAE = Guarded("VAE", "first_stage_model", "Load VAE")
 WAY_OUT = MODEL.way_out
 """The last part of each message about a MODEL, which says what the user can do."""
 
-HANDLED = frozenset({*TRANSFORMER_OPTIONS, *SIGMAS, SIDES, "wrappers"})
+HANDLED = frozenset({*TRANSFORMER_OPTIONS, *SIGMAS, BRANCHES, "wrappers"})
 """Options that models read and that this function does not refuse as unknown: they are sent, run or refused elsewhere."""
 
 

@@ -79,7 +79,7 @@ def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Ite
     if not plain_guider(guider):
         yield f"the guider {type(guider).__name__}"
     yield from foreign(guider, "guider")
-    yield from _unknown_sides(guider)
+    yield from _unknown_branches(guider)
     yield from foreign(sampler, "sampler")
     for options in (model_options, guider.model_options):
         known = {(WrappersMP.APPLY_MODEL, COMPILED)} if compiles(options) else set()
@@ -95,7 +95,7 @@ def _unknown(guider: Any, sampler: Any, model_options: Mapping[str, Any]) -> Ite
         yield from (f"{what} in {name}" for what in foreign_class(vars(module)[name]))
 
 
-def _unknown_sides(guider: Any) -> Iterator[str]:
+def _unknown_branches(guider: Any) -> Iterator[str]:
     if not guider.conds.get("positive"):
         yield "a guider without a positive prompt"
     if not guider.conds.get("negative") and guider.cfg != 1.0:

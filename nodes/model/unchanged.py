@@ -23,9 +23,10 @@ from .refusals import MODEL, VAE, Guarded
 VIEWS = {"data", "real", "imag", "T", "H", "mT", "mH"}
 """Attributes of a tensor that give its values."""
 
-ASKED = {"size", "dim", "numel", "nelement", "element_size", "stride", "is_contiguous", "is_floating_point", "is_complex"} | {
-    "__repr__", "__hash__", "__len__", "requires_grad_"
-}  # fmt: skip
+SHAPE_QUERIES = {
+    *("size", "dim", "numel", "nelement", "element_size", "stride", "is_contiguous", "is_floating_point", "is_complex"),
+    *("__repr__", "__hash__", "__len__", "requires_grad_"),
+}
 """Methods of a tensor that do not read its values."""
 
 
@@ -45,7 +46,7 @@ class RemoteWeight(nn.Parameter):
         if func is torch.Tensor.detach:  # state_dict calls it
             return args[0]
         attribute = getattr(getattr(func, "__self__", None), "__name__", None)  # of a descriptor's get or set
-        if func.__name__ not in ASKED and (attribute is None or attribute in VIEWS):
+        if func.__name__ not in SHAPE_QUERIES and (attribute is None or attribute in VIEWS):
             raise cls.guarded.refusal("Reading or changing the weights")
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))

@@ -19,7 +19,7 @@ import torch
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from torch import Tensor, nn
 
-from ...parallel_backend.conditioning import CROSS_ATTENTION, SIDES, Conditioning
+from ...parallel_backend.conditioning import BRANCHES, CROSS_ATTENTION, Conditioning
 from ...parallel_backend.declaration import Declaration
 from ...parallel_backend.derive.call_kind import CallKind, kind_of
 from ...parallel_backend.derive.declaration_cache import difference, key_of
@@ -74,7 +74,7 @@ def may_be_derived(config: Any) -> bool:
         lists
         and not isinstance(model, UNetModel)
         and not hasattr(model, PREPARES_TEXT)
-        and SIDES not in options_read_by(model)
+        and BRANCHES not in options_read_by(model)
     )
 
 

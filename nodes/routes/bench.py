@@ -24,7 +24,16 @@ from server import PromptServer
 
 from ...parallel_backend.bench.cards import check_free
 from ...parallel_backend.bench.client import ComfyUIError, Graph
-from ...parallel_backend.bench.graphs import FOLDER, JOBS, NotMeasured, is_graph, put_aside, read_graph, staying, stock
+from ...parallel_backend.bench.graphs import (
+    FOLDER,
+    JOBS,
+    NotMeasured,
+    is_graph,
+    read_graph,
+    staying,
+    stock,
+    with_own_outputs,
+)
 from ...parallel_backend.bench.measure import Steps
 from ...parallel_backend.bench.peaks import watched_gpus, watched_memory
 from ...parallel_backend.bench.record import Side, encoded, line
@@ -116,7 +125,7 @@ class BenchRoute:
         """Begin the benchmark of a request, and return the reason why it cannot be measured; empty if it has begun.
 
         Raises:
-            TurnTaken: another benchmark, a comparison or the doctor runs.
+            TurnOccupied: another benchmark, a comparison or the doctor runs.
         """
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turn.begin(lambda: self._run(request, begun))
@@ -203,7 +212,7 @@ def bench_of(request: BenchRequest) -> Bench:
         raise NotMeasured("the body is not a graph in ComfyUI's API format: send one.")
     if not request.graph:
         copy_sprites()
-    graph = put_aside(stock(request.graph or read_graph(GRAPH)))
+    graph = with_own_outputs(stock(request.graph or read_graph(GRAPH)))
     staying(graph, lambda loaders: [why_not(msgspec.convert(loader, Loader)) for loader in loaders])
     gpus = visible_gpus() if torch.cuda.is_available() and not args.cpu else ()
     return Bench(graph, request.name or GRAPH.stem, plans_of(usual_devices(len(gpus)), len(gpus)), gpus)

@@ -12,7 +12,7 @@ from ...parallel_backend.doctor import Finding, diagnose, diagnose_models
 from ..model.trials import FOLDER
 from .background import run_in_background
 from .route import as_json
-from .turn import Turn, TurnTaken
+from .turn import Turn, TurnOccupied
 
 Report = Callable[[str], None]
 Look = Callable[[Report], list[Finding]]
@@ -45,7 +45,7 @@ class DoctorRoute:
         """Return the task of the running doctor, or start it. By default it examines the machine.
 
         Raises:
-            TurnTaken: a benchmark or a comparison runs.
+            TurnOccupied: a benchmark or a comparison runs.
         """
         if self._running is None or self._running.done():
             self._running = self._turn.begin(lambda: self._run(look))
@@ -67,6 +67,6 @@ class DoctorRoute:
         """Reply with all findings, after measurements by the workers."""
         try:
             running = self.begin()
-        except TurnTaken:
+        except TurnOccupied:
             return as_json({"said": DISTURBING}, 409)
         return as_json(await asyncio.shield(running))

@@ -12,7 +12,7 @@ FAILED = "it failed: ComfyUI's console has the error."
 """Sentence on the page after a job with an unexpected error."""
 
 
-class TurnTaken(Exception):
+class TurnOccupied(Exception):
     """An error that says that another job has the turn."""
 
 
@@ -31,9 +31,9 @@ class Turn:
         return self._task is not None and not self._task.done()
 
     def begin(self, job: Callable[[], Coroutine[Any, Any, Result]]) -> asyncio.Task[Result]:
-        """Take the turn and start a job. Raise TurnTaken if another job runs."""
+        """Take the turn and start a job. Raise TurnOccupied if another job runs."""
         if self.is_running:
-            raise TurnTaken
+            raise TurnOccupied
         task = asyncio.create_task(job())
         self._task = task
         return task

@@ -216,9 +216,9 @@ class VAEProxy(nn.Module):
         self._to_decode, self._to_encode = to_decode, to_encode
         self.remote, self.shares = remote, shares
         self._output_dtype = output_dtype
-        self._stand_for(skeleton)
+        self._mirror(skeleton)
 
-    def _stand_for(self, skeleton: nn.Module) -> None:
+    def _mirror(self, skeleton: nn.Module) -> None:
         """Take the modules of an unchanged autoencoder, and record their state."""
         self._modules, self._parameters, self._buffers = skeleton._modules, skeleton._parameters, skeleton._buffers
         self._skeleton = (skeleton,)  # in a tuple, so that the skeleton does not become a submodule
@@ -247,7 +247,7 @@ class VAEProxy(nn.Module):
         """Return another user of the same weights, with modules of its own. Raise Refused if these modules were changed."""
         self.refuse_changes()
         copied = memo[id(self)] = self._blank()
-        copied._stand_for(copy.deepcopy(self._skeleton[0], memo))
+        copied._mirror(copy.deepcopy(self._skeleton[0], memo))
         return copied
 
     def _blank(self) -> VAEProxy:

@@ -162,7 +162,7 @@ def with_latent(graph: Graph) -> Graph:
     return graph | {LATENT: {"class_type": "SaveLatent", "inputs": saved}}
 
 
-def put_aside(graph: Graph) -> Graph:
+def with_own_outputs(graph: Graph) -> Graph:
     """Return a graph whose nodes save their files into a folder of benchmarks."""
     graph = copy.deepcopy(graph)
     for node in graph.values():

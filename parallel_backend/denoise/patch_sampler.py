@@ -58,7 +58,7 @@ class Inpaint:
         return denoised * self.mask + self.latent * (1.0 - self.mask)
 
 
-class Shown(NamedTuple):
+class StepLatents(NamedTuple):
     """A step event of a sampler, with its latents."""
 
     step: int
@@ -80,9 +80,9 @@ class PatchSampler:
     """
 
     def __init__(self, script: DeviceProgram, x: Tensor, noise: LatentNoise, inpaint: Inpaint | None) -> None:
-        self._steps: Steps = script.replay(x, noise, lambda *event: self._events.append(Shown(*event)))
+        self._steps: Steps = script.replay(x, noise, lambda *event: self._events.append(StepLatents(*event)))
         self._inpaint = inpaint
-        self._events: list[Shown] = []
+        self._events: list[StepLatents] = []
         self._call: ModelRequest | None = None
         self.result: Tensor | None = None
         self._step(lambda: next(self._steps))
@@ -100,7 +100,7 @@ class PatchSampler:
         answer = Prediction(self._inpaint.after(denoised) if self._inpaint else denoised, branches)
         self._step(lambda: self._steps.send(answer))
 
-    def take_events(self) -> list[Shown]:
+    def take_events(self) -> list[StepLatents]:
         """Return the step events since the last call of this method, and forget them."""
         events, self._events = self._events, []
         return events

@@ -21,7 +21,7 @@ from .tokens import NOTHING, Tokens
 from .tracing import ModuleCall
 from .values import tensors_in, unreadable
 
-Place = tuple[str, int]
+MeshCoordinates = tuple[str, int]
 """An argument's name, and the number of a tensor in it."""
 
 
@@ -39,8 +39,8 @@ class CallSite:
     """
 
     run: ModuleCall
-    tokens: Mapping[Place, Tokens]
-    text: frozenset[Place]
+    tokens: Mapping[MeshCoordinates, Tokens]
+    text: frozenset[MeshCoordinates]
     batch: int
     frames: int
     latents: Mapping[str, Sequence[tuple[int, ...]]]

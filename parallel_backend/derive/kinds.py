@@ -89,9 +89,7 @@ def _of_tensor(block: Description, name: str, number: int) -> Iterator[d.Argumen
     shapes = [tensors_in(site.run.values[name])[number].shape for site in block.sites]
     for dim in range(max(1, tensor.ndim - 1)):
         kind = _along(block, block.probe.follow(name, number, (dim,)), dim, tensor) if tensor.shape[dim] > 1 else None
-        if isinstance(kind, d.PerFrame) or (
-            isinstance(kind, d.PerToken) and _has_a_place_for_each(block, kind, shapes)
-        ):
+        if isinstance(kind, d.PerFrame) or (isinstance(kind, d.PerToken) and _has_entry_per_token(block, kind, shapes)):
             if isinstance(kind, d.PerFrame) and block.parts and (parts := _parts(block, name, number)):
                 yield parts  # a block whose tokens lie in parts gets all input of a frame by parts
             yield kind
@@ -152,7 +150,7 @@ def _parts(block: Description, name: str, number: int) -> d.PerFramePart | None:
     )
 
 
-def _has_a_place_for_each(block: Description, kind: d.PerToken, shapes: Sequence[Sequence[int]]) -> bool:
+def _has_entry_per_token(block: Description, kind: d.PerToken, shapes: Sequence[Sequence[int]]) -> bool:
     lengths = [sum(block.length(stream, site) for stream in kind.streams) for site in block.sites]
     return [shape[kind.dim] for shape in shapes] == lengths
 

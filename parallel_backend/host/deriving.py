@@ -50,7 +50,7 @@ class Derivation:
         folder: ComfyUI's folder.
         comfyui: ComfyUI's version.
         seconds: the time limit of a child.
-        kept_in: the folder of the cache; None for the default folder.
+        cache_folder: the folder of the cache; None for the default folder.
         pause: see PAUSE.
     """
 
@@ -62,13 +62,13 @@ class Derivation:
         folder: str,
         comfyui: str,
         seconds: float,
-        kept_in: Path | None = None,
+        cache_folder: Path | None = None,
         pause: float = PAUSE,
     ) -> None:
         self._seconds, self._pause = seconds, pause
-        self._key, self._file, self._folder, self._cache_folder = key, file, folder, kept_in
+        self._key, self._file, self._folder, self._cache_folder = key, file, folder, cache_folder
         self._kind = kind
-        self._record = load(key, kept_in) or DeclarationRecord(kind, comfyui)
+        self._record = load(key, cache_folder) or DeclarationRecord(kind, comfyui)
         self._trouble: DeriveReply | None = None
         self._again_at = 0.0
         self._running: tuple[CallKind, ...] = ()

@@ -104,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     return line
 
 
-def asked_for(options: argparse.Namespace) -> tuple[OfferRequest, KnownModel, list[str]]:
+def request_of(options: argparse.Namespace) -> tuple[OfferRequest, KnownModel, list[str]]:
     """Return the request of a command line, its model, and the values assumed for missing options, as options in text."""
     known = known_model(options.model or "flux-dev")
     shape = known.shape
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.recipe:
         print(recipe_table(options), end="")
         return 0
-    request, known, assumed = asked_for(options)
+    request, known, assumed = request_of(options)
     if assumed:
         print("Assumed:", " ".join(assumed))
     print(heading(request))
@@ -200,7 +200,7 @@ def recipe_table(options: argparse.Namespace) -> str:
     """Return a Markdown table of the choice for each model, with the model's usual size and steps."""
 
     def ask(model: str, dtype: str) -> OfferRequest:
-        return asked_for(argparse.Namespace(**{**vars(options), "model": model, "dtype": dtype}))[0]
+        return request_of(argparse.Namespace(**{**vars(options), "model": model, "dtype": dtype}))[0]
 
     return markdown.table(HEAD, recipe(ask, options.devices or 2))
 

@@ -17,7 +17,7 @@ from .predict.chunks import in_chunks
 from .predict.cost import DenoiseJob, StepCost
 from .predict.profiles import ModelShape, Profile
 
-ALIKE = 0.9
+EQUAL_MEMORY = 0.9
 """Messages treat all ranks as equal if the smallest free memory is more than this fraction of the largest."""
 
 COMPILING_PAYS = 1.3
@@ -218,7 +218,7 @@ def _available(least: Ranked) -> str:
 
 def _equal_memory(entry: Ranked) -> bool:
     """Return True if about the same memory is free to every rank."""
-    return min(entry.breakdown.free) > ALIKE * max(entry.breakdown.free)
+    return min(entry.breakdown.free) > EQUAL_MEMORY * max(entry.breakdown.free)
 
 
 def _tightest(entry: Ranked) -> str:

@@ -67,7 +67,7 @@ class ParallelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "" if self.compile == COMPILE[0] else COMPILER
 
 
-class Place(NamedTuple):
+class MeshCoordinates(NamedTuple):
     """The coordinates of a rank: its number along each axis, in the order of PLAN_AXES."""
 
     data: int
@@ -138,15 +138,15 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the size of each axis, in the order of PLAN_AXES."""
         return tuple(getattr(self, axis) for axis in PLAN_AXES)
 
-    def place(self, rank: int) -> Place:
+    def coordinates(self, rank: int) -> MeshCoordinates:
         """Return the mesh coordinates of a world rank. Neighbours along the last axis have neighbouring numbers."""
         along = []
         for degree in reversed(self.mesh_shape):
             rank, at = divmod(rank, degree)
             along.append(at)
-        return Place(*reversed(along))
+        return MeshCoordinates(*reversed(along))
 
-    def rank_at(self, coordinates: Place) -> int:
+    def rank_at(self, coordinates: MeshCoordinates) -> int:
         """Return the world rank at these mesh coordinates."""
         rank = 0
         for degree, at in zip(self.mesh_shape, coordinates, strict=True):
@@ -155,7 +155,7 @@ class ResolvedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def stage_ranks(self, stage: int) -> list[int]:
         """Return the world ranks of a pipeline stage."""
-        return [rank for rank in range(self.world_size) if self.place(rank).pipefusion == stage]
+        return [rank for rank in range(self.world_size) if self.coordinates(rank).pipefusion == stage]
 
     def without_pipefusion(self) -> ResolvedPlan:
         """Return this plan with its pipeline stages turned into Ring attention ranks.

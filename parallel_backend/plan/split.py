@@ -71,7 +71,7 @@ def _block_seconds(times: BlockTimes, ranks: Sequence[int]) -> list[float]:
 FASTEST = 100
 """The share of the fastest rank."""
 
-ALIKE = 1.05
+EQUAL_SPEED = 1.05
 """Ranks whose speeds differ by less than this factor get equal shares, because measuring cannot tell them apart."""
 
 
@@ -94,9 +94,9 @@ def share_batch(forwards: Sequence[ForwardTime], plan: ResolvedPlan) -> Resolved
     """Return the plan with its batch split by the speed of the slowest rank that computes each part."""
     slowest = [0.0] * plan.data
     for rank, time in enumerate(forwards[: plan.world_size]):
-        part = plan.place(rank).data
+        part = plan.coordinates(rank).data
         slowest[part] = max(slowest[part], time.item)
-    if max(slowest) < ALIKE * min(slowest):
+    if max(slowest) < EQUAL_SPEED * min(slowest):
         return plan
     shares = tuple(max(1, round(FASTEST * min(slowest) / seconds)) for seconds in slowest)
     return msgspec.structs.replace(plan, batch_shares=shares)
@@ -114,7 +114,7 @@ def share_by(paces: Sequence[float], plan: ResolvedPlan) -> ResolvedPlan:
     """
     ranks = len(plan.shares)
     slowest = [min(paces[rank::ranks]) for rank in range(ranks)]
-    if max(slowest) < ALIKE * min(slowest):
+    if max(slowest) < EQUAL_SPEED * min(slowest):
         return plan
     shares = tuple(max(1, round(FASTEST * pace / max(slowest))) for pace in slowest)
     return msgspec.structs.replace(plan, shares=shares)

@@ -18,7 +18,7 @@ from ..comm.meter import Meter, Trace
 from ..errors import Refused
 from ..wire.to_host import ConnectReply, FailedReply, IssuedOperations, JoinReply, MemoryShortage
 from ..wire.to_worker import JoinRequest, ShutdownRequest
-from .memory.rank_memory import asked_bytes, is_out_of_memory
+from .memory.rank_memory import failed_allocation_bytes, is_out_of_memory
 from .process.environment import Environment, own_facts
 from .process.faults import Faults
 from .process.host_connection import HostConnection
@@ -101,7 +101,7 @@ def _shortage(error: BaseException, rank: WorkerRank | None) -> MemoryShortage |
     if rank is not None:
         with contextlib.suppress(RuntimeError):  # a failed device does not respond
             return rank.shortage(error)
-    return MemoryShortage(asked_bytes(error), free_bytes=0, model_bytes=0, models_on_device=[])
+    return MemoryShortage(failed_allocation_bytes(error), free_bytes=0, model_bytes=0, models_on_device=[])
 
 
 def _meter(environment: Environment) -> Meter:

@@ -22,7 +22,7 @@ from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.weights.loading.reading import Neighbours, Want, Watch, read_wanted
+from parallel_backend.weights.loading.reading import Neighbours, WantedRange, Watch, read_ranges
 from parallel_backend.weights.loading.rounds import CHUNK_BYTES
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.wire.to_worker import SampleRequest
@@ -172,12 +172,12 @@ class Many(Ranks):
         def put(offset: int, data: Tensor) -> None:
             found[offset : offset + len(data)] = data
 
-        want, watch = Want(0, 0, len(found), put), Watch(lambda: False, lambda *_: None, lambda _: None)
+        want, watch = WantedRange(0, 0, len(found), put), Watch(lambda: False, lambda *_: None, lambda _: None)
         for way in neighbours.ways:
             found.zero_()
             everyone.barrier()
             start = time.perf_counter()
-            read_wanted([file], [want], neighbours, watch, way)
+            read_ranges([file], [want], neighbours, watch, way)
             self.wait()
             seconds = time.perf_counter() - start
             self.say(f"loading, {way.value}", torch.equal(found, expected), f"{len(found) / 1e9 / seconds:.1f} GB/s")

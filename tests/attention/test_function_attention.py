@@ -10,7 +10,7 @@ from parallel_backend.attention.function_attention import FunctionAttention
 from parallel_backend.comm.meter import Meter
 from parallel_backend.layout import SequenceSplit
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models.sequence_parallel.placement import Placement, order_of, spread_by
+from parallel_backend.models.sequence_parallel.placement import Placement, by_shares, order_of
 from tests.support.attention_functions import windowed
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
@@ -35,7 +35,7 @@ def test_uneven_tokens_and_heads_give_the_functions_own_result(
     of_heads = windowed([1 + head % 5 for head in range(heads)])
     rows = [torch.arange(start, PICTURE, 4) for start in range(4)]
     plan = cpu_plan(ulysses=ranks)
-    streams = [spread_by(plan.shares, TEXT, [torch.arange(TEXT)]), spread_by(plan.shares, PICTURE, rows)]
+    streams = [by_shares(plan.shares, TEXT, [torch.arange(TEXT)]), by_shares(plan.shares, PICTURE, rows)]
 
     def function(run: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))

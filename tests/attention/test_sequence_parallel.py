@@ -15,7 +15,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.layout import SequenceSplit, cut
 from parallel_backend.mesh import build_mesh
-from parallel_backend.models.sequence_parallel.placement import Placement, slots_of, spread_by
+from parallel_backend.models.sequence_parallel.placement import Placement, by_shares, slots_of
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
@@ -52,7 +52,7 @@ def attend_over_ranks(
     ranks = ring * ulysses
     runs = [torch.arange(tokens - text)[run] for run in cut(tokens - text, patches)]
     plan = cpu_plan(ring=ring, ulysses=ulysses, shares=shares)
-    streams = [spread_by(plan.shares, text, [torch.arange(text)]), spread_by(plan.shares, tokens - text, runs)]
+    streams = [by_shares(plan.shares, text, [torch.arange(text)]), by_shares(plan.shares, tokens - text, runs)]
     chunks = [[stream.only(patch) for stream in streams] for patch in range(patches)]
     attend = choose_kernel("auto", CPU, inputs.dtype, 16).attend
 

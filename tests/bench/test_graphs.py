@@ -18,13 +18,13 @@ from parallel_backend.bench.graphs import (
     described,
     model_files,
     ours,
-    put_aside,
     read_graph,
     reseeded,
     samplers,
     staying,
     stock,
     with_latent,
+    with_own_outputs,
 )
 from parallel_backend.bench.server import GRAPH
 
@@ -184,5 +184,5 @@ def test_inputs_that_are_lists_are_no_links() -> None:
 
 
 def test_the_files_of_a_benchmark_are_saved_in_a_separate_folder() -> None:
-    saved = {node["inputs"].get("filename_prefix") for node in put_aside(with_latent(graph())).values()}
+    saved = {node["inputs"].get("filename_prefix") for node in with_own_outputs(with_latent(graph())).values()}
     assert saved == {None, f"{JOBS}/saved"}

@@ -11,7 +11,7 @@ import torch
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.mesh_axes import PLAN_AXES, MeshAxis
-from parallel_backend.plan import ParallelPlan, Place, ResolvedPlan
+from parallel_backend.plan import MeshCoordinates, ParallelPlan, ResolvedPlan
 from parallel_backend.plan.predict.cost import connections
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
@@ -49,7 +49,7 @@ def test_axes_with_the_same_ranks_share_one_connection(name: str) -> None:
 
 def test_plans_and_meshes_have_the_axes_of_the_enum() -> None:
     plan_axes = tuple(axis.value for axis in PLAN_AXES)
-    assert Place._fields == plan_axes
+    assert MeshCoordinates._fields == plan_axes
     assert all({*plan_axes} <= {*plan.__struct_fields__} for plan in (ParallelPlan, ResolvedPlan))
     assert {field.name for field in dataclasses.fields(Mesh)} == {axis.value for axis in MeshAxis} | {"groups"}
     assert f"{MeshAxis.RING} {MeshAxis.RING!s}" == "ring ring"

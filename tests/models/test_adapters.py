@@ -26,7 +26,7 @@ from comfy.model_patcher import ModelPatcher  # isort: skip
 
 assert recording
 lora = nodes_module("model.features.lora", ForGood())
-asked = nodes_module("model.features.adapters_asked", ForGood())
+asked = nodes_module("model.features.adapter_requests", ForGood())
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-6

@@ -71,7 +71,7 @@ class Case:
         starts = packed_starts(part, self.family.keys(config), self.dtype, names)
         assert bool(starts) == (dtype not in FP8.values()), "where adapters are applied at each expansion"
         self.reader = nodes_module("model.features.lora", patch).AdapterReader(tensor_sizes(names), starts)
-        self.patched_keys = nodes_module("model.features.adapters_asked", patch).patched_keys
+        self.patched_keys = nodes_module("model.features.adapter_requests", patch).patched_keys
 
     def stock(self, stack: Stack) -> tuple[AdapterSet, dict[str, Tensor]]:
         """Return the adapters as ComfyUI records them, and its weights with the adapters applied."""

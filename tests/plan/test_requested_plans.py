@@ -271,6 +271,6 @@ def test_automatic_patches_equal_the_smaller_of_stages_and_rows(rows, patches):
 
 def test_ranks_and_mesh_coordinates_map_to_each_other():
     plan = resolve(ParallelPlan(devices="cpu:24", cfg=2, pipefusion=3, ring=1, ulysses=4), 0, FOUR_HEADS, TWO_SIDED)
-    places = [plan.place(rank) for rank in range(plan.world_size)]
+    places = [plan.coordinates(rank) for rank in range(plan.world_size)]
     assert places == list(product(*map(range, plan.mesh_shape)))
     assert [plan.rank_at(place) for place in places] == list(range(plan.world_size))

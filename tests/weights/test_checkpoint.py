@@ -21,7 +21,7 @@ from parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.layers.packing import shape_parameters
 from parallel_backend.weights.loading import rounds
 from parallel_backend.weights.loading.loader import WeightSource, load_weights, want_of
-from parallel_backend.weights.loading.reading import Neighbours, Want, Watch, read_wanted
+from parallel_backend.weights.loading.reading import Neighbours, WantedRange, Watch, read_ranges
 from parallel_backend.weights.loading.rounds import CHUNK_BYTES, Way
 from parallel_backend.weights.stores.replicated import ReplicatedStore
 from tests.support.comfy_oracle import comfy_on_path
@@ -71,7 +71,7 @@ def read(checkpoint: Checkpoint, rows_of: dict[str, slice]) -> tuple[dict[str, T
         width = found[name][0].numel()
         wants.append(want_of(entry, rows.start * width, found[name].view(-1), None, {entry.file: 0}))
     everyone = Communicator("loading", None, torch.device("cpu"), False, Meter())
-    read_wanted(
+    read_ranges(
         checkpoint.files, wants, Neighbours(everyone, (0,)), Watch(lambda: False, lambda *_: None, counted.append)
     )
     return found, counted
@@ -119,7 +119,7 @@ def test_bytes_that_several_ranks_need_are_sent_by_one_reader_or_read_again(
         everyone = Communicator("wants", dist.group.WORLD, torch.device("cpu"), False, meter)
         links = Communicator("links", dist.group.WORLD, torch.device("cpu"), False, meter) if linked else None
         watch = Watch(lambda: False, lambda *_: None, counted.append)
-        read_wanted([file], [Want(0, start, stop, put)], Neighbours(everyone, (0, 0, 0, 1), links), watch, way)
+        read_ranges([file], [WantedRange(0, start, stop, put)], Neighbours(everyone, (0, 0, 0, 1), links), watch, way)
         return torch.equal(found, whole[start:stop]), sum(counted), meter.sent["loading"]
 
     right, counted, sent = zip(*run_ranks(4, on), strict=True)
@@ -193,12 +193,12 @@ def test_a_read_error_names_the_byte_and_keeps_what_was_read() -> None:
     found = torch.zeros(64, dtype=torch.uint8)
     nowhere = 1 << 47
     wants = [
-        Want(0, held.data_ptr(), held.data_ptr() + 64, lambda offset, data: found.copy_(data)),
-        Want(0, nowhere, nowhere + 64, lambda offset, data: None),
+        WantedRange(0, held.data_ptr(), held.data_ptr() + 64, lambda offset, data: found.copy_(data)),
+        WantedRange(0, nowhere, nowhere + 64, lambda offset, data: None),
     ]
     neighbours = Neighbours(Communicator("loading", None, torch.device("cpu"), False, Meter()), (0,))
     with pytest.raises(Refused, match=rf"mem cannot be read at byte {nowhere} \(Input/output error\)"):
-        read_wanted([Path("/proc/self/mem")], wants, neighbours, Watch(lambda: False, lambda *_: None, lambda _: None))
+        read_ranges([Path("/proc/self/mem")], wants, neighbours, Watch(lambda: False, lambda *_: None, lambda _: None))
     assert torch.equal(found, held)
 
 

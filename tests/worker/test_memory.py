@@ -13,7 +13,12 @@ import torch.distributed as dist
 from parallel_backend.wire.to_host import MemoryShortage
 from parallel_backend.worker.__main__ import _shortage
 from parallel_backend.worker.memory import rank_memory
-from parallel_backend.worker.memory.rank_memory import OutOfMemory, RankMemory, asked_bytes, is_out_of_memory
+from parallel_backend.worker.memory.rank_memory import (
+    OutOfMemory,
+    RankMemory,
+    failed_allocation_bytes,
+    is_out_of_memory,
+)
 
 ASYNCHRONOUS = "CUDA kernel errors might be asynchronously reported at some other API call"
 AcceleratorError = getattr(torch, "AcceleratorError", RuntimeError)
@@ -84,7 +89,7 @@ def test_the_bytes_of_a_real_failed_allocation_are_known():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
-    assert asked_bytes(caught.value) == 1 << 60
+    assert failed_allocation_bytes(caught.value) == 1 << 60
 
 
 @pytest.mark.parametrize(("free", "returned"), [(5 << 30, False), (3 << 30, True)])

@@ -17,7 +17,7 @@ import torch
 from comfy.model_management import get_torch_device
 from torch import Tensor
 
-from ....parallel_backend.conditioning import ATTENTION_OVERRIDE, OPTIONS, SIDES
+from ....parallel_backend.conditioning import ATTENTION_OVERRIDE, BRANCHES, OPTIONS
 from ....parallel_backend.diffusion import FunctionRecipe, Value
 from ....parallel_backend.errors import Refused
 from ....parallel_backend.models.comfyui.comfy_family import ComfyFamily
@@ -41,7 +41,7 @@ from .recipe import RecipeReader, same, state_of
 OPTION = "optimized_attention_override"
 """The transformer option that holds the function."""
 
-UNSENT = {SIDES, "uuids", "callbacks", "wrappers"}
+UNSENT = {BRANCHES, "uuids", "callbacks", "wrappers"}
 """ComfyUI's options that are not sent to workers."""
 
 TOKENS, ROWS = 65, 2

@@ -19,7 +19,7 @@ from ....parallel_backend.weights.adapters.lora import Adapter, AdapterSet, Reci
 from ....parallel_backend.wire.frames import DTYPES
 from ..refusals import WAY_OUT
 from ..trials import random, verdicts
-from .adapters_asked import AdapterQuestions
+from .adapter_requests import AdapterRequests
 
 PREFIX = "diffusion_model."
 FUNCTION_NAMES: Mapping[Callable[..., Any], str] = {comfy.utils.swap_scale_shift: "swap_scale_shift"}
@@ -51,7 +51,7 @@ class AdapterReader:
         self._packed = packed
         self._ids = WeakIdKeyDictionary()
         self._last: tuple[object, AdapterSet] | None = None
-        self._questions = AdapterQuestions()
+        self._questions = AdapterRequests()
 
     def read(
         self, patches: Mapping[str, Sequence[WeightPatch]], version: object, patched: Callable[[], Collection[str]]

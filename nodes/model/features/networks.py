@@ -37,7 +37,7 @@ NODES = COMFYUI / "comfy_extras" / "nodes_model_patch.py"
 OF_MODELS = ("comfy.", "torch.")
 """Prefixes of modules whose classes are compared with their source. ComfyUI imports its nodes under names that are paths."""
 
-WHOLE: Literal["ZImageControl"] = "ZImageControl"
+UNSHARDED: Literal["ZImageControl"] = "ZImageControl"
 """The kind of network that sees the whole picture at once, on every rank."""
 
 PATCHES = "patches"
@@ -177,7 +177,7 @@ def _zimage(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Netw
         "n_kv_heads": block.attention.n_local_kv_heads,
         **{key: getattr(module, key) for key in ZIMAGE_SETTINGS},
     }
-    return NetworkPatch(WHOLE, _weights(patch, module, name), {"encoded": name(patch.encoded_image)}, values)
+    return NetworkPatch(UNSHARDED, _weights(patch, module, name), {"encoded": name(patch.encoded_image)}, values)
 
 
 def _all_infinitetalk(patches: PatchTable) -> bool:
@@ -214,7 +214,7 @@ def _infinitetalk(patches: PatchTable, skeleton: Any, shape: Sequence[int], name
 
 def refuse_stages(plan: ResolvedPlan, networks: Sequence[NetworkPatch]) -> None:
     """Raise Refused if a network needs the whole picture at once and the plan splits it into patches."""
-    if plan.uses_pipefusion and any(network.kind == WHOLE for network in networks):
+    if plan.uses_pipefusion and any(network.kind == UNSHARDED for network in networks):
         raise Refused(
             f"Apply Z-Image Fun ControlNet cannot be used with pipefusion {plan.pipefusion} and patches {plan.patches}, because "
             "its blocks need the whole picture at once: choose pipefusion 1 and patches 1 in Parallel Plan."

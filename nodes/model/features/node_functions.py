@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ....parallel_backend.conditioning import (
     ATTENTION_GUIDANCE,
+    BRANCHES,
     OPTIONS,
-    SIDES,
     SKIPPED_BLOCKS,
     UNET_FUNCTIONS,
     flatten,
@@ -150,7 +150,7 @@ def _after_guidance(function: Any, rebuilt: Any, _: Sequence[int]) -> Iterator[t
 
 def _after_attention(function: Any, rebuilt: Any, _: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the results of a function after attention, with the tokens in two parts: all of the picture, or text first."""
-    out, branches = random(0, (2, 8, 4)), {SIDES: [1, 0]}
+    out, branches = random(0, (2, 8, 4)), {BRANCHES: [1, 0]}
     for whole, parts in (({}, ({}, {})), ({PICTURE: [3, 8]}, ({PICTURE: [3, 4]}, {PICTURE: [0, 4]}))):
         output, again = (function(out.clone(), {**branches, **whole}) for _ in range(2))
         halves = zip((out[:, :4], out[:, 4:]), parts, strict=True)
@@ -176,7 +176,7 @@ def _skipped(function: Any, rebuilt: Any, _: Sequence[int]) -> Iterator[tuple[Te
 PLACES: Mapping[str, FunctionPlace] = MappingProxyType(
     {
         GUIDANCE: FunctionPlace(_after_guidance, frozenset({*LATENTS, SCALE})),
-        ATTENTION_OUTPUT: FunctionPlace(_after_attention, frozenset({SIDES, PICTURE})),
+        ATTENTION_OUTPUT: FunctionPlace(_after_attention, frozenset({BRANCHES, PICTURE})),
         UNET_OUTPUT: FunctionPlace(_after_unet_block),
         BLOCKS: FunctionPlace(_skipped, tolerance=0.0),
     }
@@ -217,7 +217,7 @@ def _attention_values(call: FeatureCall) -> dict[str, Value]:
     values: dict[str, Value] = {}
     if recipes := attention_guidance_functions(call.options):
         values[f"{OPTIONS}.{ATTENTION_GUIDANCE}"] = encoded(recipes)
-        flatten(f"{OPTIONS}.{SIDES}", call.options.get(SIDES), {}, values)
+        flatten(f"{OPTIONS}.{BRANCHES}", call.options.get(BRANCHES), {}, values)
     return values
 
 

@@ -17,10 +17,10 @@ class PreparedByWorkers:
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         """Return ComfyUI's conditions, with the arguments of that call if it took place."""
         proxy = self.diffusion_model
-        proxy.asked_of_text = None
+        proxy.text_arguments = None
         conds: dict[str, Any] = super().extra_conds(**kwargs)  # type: ignore[misc]
-        if proxy.asked_of_text is not None:
-            conds[TEXT_PREPARATION] = comfy.conds.CONDConstant({ASKED: True, **proxy.asked_of_text})
+        if proxy.text_arguments is not None:
+            conds[TEXT_PREPARATION] = comfy.conds.CONDConstant({ASKED: True, **proxy.text_arguments})
         return conds
 
 

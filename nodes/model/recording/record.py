@@ -113,17 +113,17 @@ def _recorded(run: SamplerRun, generators: Generators) -> Recording:
         masked = spoilt(tape, "uses the mask") if run.mask is not None else None
         extra_args = {**run.extra_args, "denoise_mask": masked}
         fixed = StateSnapshot(fixed_of(run))
-        stand_in = RecordingModel(
+        recorder = RecordingModel(
             run.guider, sigmas, extra_args, fixed, recorded_answers(tape, run.guider, masked is not None)
         )
-        stand_in.noise = spoilt(tape, "uses the initial noise")
-        stand_in.latent_image = spoilt(tape, "uses the latent without its initial noise")
-        stand_in.denoise_mask = masked
+        recorder.noise = spoilt(tape, "uses the initial noise")
+        recorder.latent_image = spoilt(tape, "uses the latent without its initial noise")
+        recorder.denoise_mask = masked
         program, clause = None, ""
         try:
-            with left_alone(run, fixed, generators) as options, _Watched(tape):
+            with without_side_effects(run, fixed, generators) as options, _Watched(tape):
                 x = Recorded(tape, Cell(0), tape.shape, tape.dtype)
-                result = call(function, stand_in, x, sigmas, extra_args, _callback(tape), options)
+                result = call(function, recorder, x, sigmas, extra_args, _callback(tape), options)
                 program = tape.program(name, value_of(result, "returns"))
         except (comfy.model_management.InterruptProcessingException, Refused):
             raise
@@ -134,7 +134,7 @@ def _recorded(run: SamplerRun, generators: Generators) -> Recording:
         if tape.refused is not None:
             clause = tape.refused.clause
     reason = _reason(name, clause) if clause else ""
-    return Recording(name, None if clause else program, reason, bool(stand_in.reads_both_branches), sigmas)
+    return Recording(name, None if clause else program, reason, bool(recorder.reads_both_branches), sigmas)
 
 
 def _reason(name: str, clause: str) -> str:
@@ -148,7 +148,7 @@ def fixed_of(run: SamplerRun) -> list[Any]:
 
 
 @contextlib.contextmanager
-def left_alone(run: SamplerRun, fixed: StateSnapshot, generators: Generators) -> Iterator[Mapping[str, Any]]:
+def without_side_effects(run: SamplerRun, fixed: StateSnapshot, generators: Generators) -> Iterator[Mapping[str, Any]]:
     """Provide copies of the options for a call of the run's function inside this context. Restore all state at the end.
 
     Args:

@@ -19,7 +19,7 @@ from ....parallel_backend.errors import Refused
 from ....parallel_backend.snapshot import Generators, StateSnapshot
 from ..sampler_run import SamplerRun
 from ..trials import FunctionVerdicts, equal, isolated, random
-from .record import call, fixed_of, left_alone, options_of, recorded
+from .record import call, fixed_of, options_of, recorded, without_side_effects
 from .recording_model import Answering, Hooks, RecordingModel, arguments_of_hook, call_hooks, cfg_of, no_network
 from .tape import NotRecordable
 
@@ -101,11 +101,11 @@ def _plain(run: SamplerRun, x: Tensor) -> Tensor:
         sigmas = run.sigmas.detach().to("cpu", copy=True)
         extra_args = {**run.extra_args, "denoise_mask": None}
         fixed = StateSnapshot(fixed_of(run))
-        stand_in = RecordingModel(run.guider, sigmas, extra_args, fixed, _plain_answers(run))
-        stand_in.noise, stand_in.latent_image, stand_in.denoise_mask = torch.zeros_like(x), torch.zeros_like(x), None
-        with left_alone(run, fixed, Generators()) as options:
+        recorder = RecordingModel(run.guider, sigmas, extra_args, fixed, _plain_answers(run))
+        recorder.noise, recorder.latent_image, recorder.denoise_mask = torch.zeros_like(x), torch.zeros_like(x), None
+        with without_side_effects(run, fixed, Generators()) as options:
             output: Tensor = call(
-                run.sampler.sampler_function, stand_in, x.clone(), sigmas, extra_args, _silent, options
+                run.sampler.sampler_function, recorder, x.clone(), sigmas, extra_args, _silent, options
             )
             result = output.to(x.dtype)
     return result

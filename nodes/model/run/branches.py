@@ -13,7 +13,7 @@ from comfy.patcher_extension import WrappersMP
 from comfy.samplers import cond_equal_size
 from torch import Tensor
 
-from ....parallel_backend.conditioning import ALONE, SIDES, TOGETHER
+from ....parallel_backend.conditioning import ALONE, BRANCHES, TOGETHER
 from ....parallel_backend.diffusion import Value
 from ....parallel_backend.models.comfyui.content.model_code import options_read_by
 from ..features.step_cache import known_wrappers
@@ -53,7 +53,7 @@ def rows_together(run: SamplerRun) -> dict[str, Value]:
     does.
     """
     proxy = run.guider.inner_model.diffusion_model
-    if not proxy.unsharded or SIDES not in options_read_by(proxy.skeleton):
+    if not proxy.unsharded or BRANCHES not in options_read_by(proxy.skeleton):
         return {}
     prompts = [entry["model_conds"] for entries in run.guider.conds.values() for entry in entries or ()]
     if any(cond_equal_size(*pair) for pair in itertools.combinations(prompts, 2)):

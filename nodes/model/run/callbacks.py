@@ -68,7 +68,7 @@ class WatchedSteps:
     def __init__(self, steps: Steps, device: torch.device, remember: Callable[[], None], way_out: str) -> None:
         self._steps, self._device = steps, device
         self._remember, self._way_out = remember, way_out
-        self._history: deque[_Shown] = deque(maxlen=2 * STEPS_BACK)
+        self._history: deque[_CallbackLatent] = deque(maxlen=2 * STEPS_BACK)
 
     def show(self, step: int, denoised: Tensor, x: Tensor, total: int) -> None:
         """Show a step, counted from 0, with its latents on the CPU.
@@ -81,7 +81,7 @@ class WatchedSteps:
             return
         copies = [tensor.to(self._device, copy=True) for tensor in (denoised, x)]
         for name, received, copy in zip(("x0", "x"), (denoised, x), copies, strict=True):
-            self._history.append(_Shown(name, step, received, weakref.ref(copy)))
+            self._history.append(_CallbackLatent(name, step, received, weakref.ref(copy)))
         self._steps.show(step, *copies, total)
         for entry in self._history:
             if entry.changed:
@@ -93,7 +93,7 @@ class WatchedSteps:
 
 
 @dataclass
-class _Shown:
+class _CallbackLatent:
     """A latent, with its name and step, and a weak reference to the copy that a callback got.
 
     The copy no longer exists unless the callback keeps it.

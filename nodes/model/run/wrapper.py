@@ -14,7 +14,7 @@ from ...runtime import progress
 from ..conditioning import STRICT, NotSupported
 from ..features.feature import refuse_plan
 from ..features.feature_list import IN_THE_LOOP
-from ..features.networks import WHOLE, refuse_stages
+from ..features.networks import UNSHARDED, refuse_stages
 from ..own_code import name_of
 from ..proxy import DiffusionProxy
 from ..recording.chosen import recording_of
@@ -34,7 +34,7 @@ ROWS_MEET = "a model whose rows of a batch depend on one another"
 
 NOT_COMPILED = "The blocks are not compiled: compile on has no effect on single model calls or with model patches."
 
-RUN_WHOLE = "Every GPU computes all of Z-Image's ControlNet, so more GPUs make only the model itself faster."
+RUN_UNSHARDED = "Every GPU computes all of Z-Image's ControlNet, so more GPUs make only the model itself faster."
 
 
 def run_in_workers(
@@ -107,8 +107,8 @@ def run_in_workers(
         node_progress.warnings.extend(verdicts().reports())
         refuse_stages(plan, networks)
         refuse_plan(IN_THE_LOOP, features_of(run), plan)
-        if plan.world_size > 1 and any(network.kind == WHOLE for network in networks):
-            node_progress.warnings.append(RUN_WHOLE)
+        if plan.world_size > 1 and any(network.kind == UNSHARDED for network in networks):
+            node_progress.warnings.append(RUN_UNSHARDED)
         if remote.requested_plan.compiler and (reason is not None or not compiler):
             node_progress.warnings.append(NOT_COMPILED)
         working = remote.free_memory(plan, job, checked.adapters)

@@ -70,8 +70,8 @@ def timeline_of(plan: ResolvedPlan, reports: Sequence[RankCostReply]) -> RunTime
     spent = {report.rank: _rebinned(report.times, width, bins) for report in ordered}
     ranks = []
     for report in ordered:
-        stage = plan.place(report.rank).pipefusion
-        peers = [spent[neighbour] for neighbour in spent if plan.place(neighbour).pipefusion == stage]
+        stage = plan.coordinates(report.rank).pipefusion
+        peers = [spent[neighbour] for neighbour in spent if plan.coordinates(neighbour).pipefusion == stage]
         sending = [0.0] * bins
         for kind in spent[report.rank]:
             if kind not in ONE_WAY and len(peers) > 1:

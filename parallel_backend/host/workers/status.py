@@ -12,7 +12,7 @@ from ...wire.to_host import RankCostReply
 from .channel import Heard
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldModel(msgspec.Struct, frozen=True):
     """A model's name and the bytes of its weights on a device."""
 
     model: str
@@ -34,7 +34,7 @@ class RankStatus(msgspec.Struct, frozen=True):
     phase: str
     step: int
     waiting: bool
-    held: list[Held]
+    held: list[HeldModel]
     on_host: int
 
 
@@ -96,6 +96,6 @@ def _rank_status(rank: int, device: str, heard: Heard | None, report: RankCostRe
         phase=heartbeat.phase if heartbeat else "starting",
         step=heartbeat.step if heartbeat else 0,
         waiting=heartbeat.waiting if heartbeat else False,
-        held=[Held(model_name(entry.model), entry.nbytes) for entry in report.models_on_device] if report else [],
+        held=[HeldModel(model_name(entry.model), entry.nbytes) for entry in report.models_on_device] if report else [],
         on_host=report.on_host if report else 0,
     )

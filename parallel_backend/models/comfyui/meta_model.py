@@ -133,7 +133,7 @@ def make_model(
         if "meta tensor" not in str(error):
             raise
         with file_values(named_values(tensors, entries)):
-            base = _made_without_weights(lambda: described.get_model(dict(tensors), "", device=CPU))
+            base = _without_weights(lambda: described.get_model(dict(tensors), "", device=CPU))
     load_buffers(base.diffusion_model, tensors)
     return base
 
@@ -214,7 +214,7 @@ def compute_buffers(
         setattr(module.get_submodule(owner), last, getattr(computed.get_submodule(owner), last))
 
 
-def _made_without_weights(make: Callable[[], Any]) -> Any:
+def _without_weights(make: Callable[[], Any]) -> Any:
     """Return ComfyUI's BaseModel on the meta device, for a class whose constructor reads values, such as ACE-Step 1.5's."""
     with _WithoutWeights():
         base = make()

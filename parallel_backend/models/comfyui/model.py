@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ...conditioning import (
     ALONE,
+    BRANCHES,
     CONSTANTS,
     OPTIONS,
     SHAPES,
-    SIDES,
     SIGMAS,
     TEXT_PREPARATION,
     TOGETHER,
@@ -190,7 +190,7 @@ class UnshardedModel:
         kwargs = {name: value for name, value in kwargs.items() if name not in (TOGETHER, ALONE)}
         context, options = kwargs.pop("context", None), kwargs.pop(OPTIONS, {})
         options |= _sigmas(inputs, options)
-        options.setdefault(SIDES, list(inputs.branches) or [0])  # an example has one branch
+        options.setdefault(BRANCHES, list(inputs.branches) or [0])  # an example has one branch
         apply(FEATURES, options, RankFeatureCall(inputs, latent.device, run_state))
         text = None if context is None else context.clone()  # a copy, as in ComfyUI: a model may write into it
         kwargs |= {"context": text, "control": kwargs.pop(CONTROL, None), "transformer_options": options}

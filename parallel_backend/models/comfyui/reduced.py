@@ -19,7 +19,7 @@ DRAWN = 1_000_003
 DEPTHS = ("depth", "layer", "block")
 """Parts of the names of attributes that hold the length of a list of blocks."""
 
-SPREAD = 0.03
+DEVIATION = 0.03
 """Standard deviation of the random numbers of vectors, such as biases."""
 
 SCALE, BIAS = 0, -1
@@ -87,7 +87,7 @@ def _numbers(dtype: torch.dtype, features: int, count: int, device: torch.device
         return torch.zeros(count, dtype=dtype, device=device)
     drawn = torch.randn(count, generator=torch.Generator(device).manual_seed(0), device=device)
     if features in (SCALE, BIAS):
-        return ((features == SCALE) + SPREAD * drawn).to(dtype)
+        return ((features == SCALE) + DEVIATION * drawn).to(dtype)
     return (drawn / features**0.5).to(dtype)
 
 

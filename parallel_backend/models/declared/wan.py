@@ -30,14 +30,14 @@ from ...declaration import (
 STEP = (1, 2, 2)
 """The latent values of one token in frames, height and width."""
 
-BEHIND = ("time_dim_concat", "context_latents")
+TRAILING_LATENTS = ("time_dim_concat", "context_latents")
 """Latents whose tokens follow the video's: Phantom's and Bernini's references."""
 
 
 LAST = AlignedToEnd()
 """The video's tokens are the last ones: a reference frame may precede them (Fun's `ref_conv`)."""
 
-VIDEO = LatentTokens(LAST, trailing=TokensOfLatents(BEHIND, STEP))
+VIDEO = LatentTokens(LAST, trailing=TokensOfLatents(TRAILING_LATENTS, STEP))
 
 
 def attentions(block: nn.Module) -> Sequence[Attention]:
@@ -101,5 +101,5 @@ WAN_VACE = replace(
     per_token_conditioning={**WAN.per_token_conditioning, "vace_context": (1, 1, 1)},
 )
 
-SCAIL = LatentTokens(LAST, trailing=TokensOfLatents((*BEHIND, "pose_latents"), STEP))
+SCAIL = LatentTokens(LAST, trailing=TokensOfLatents((*TRAILING_LATENTS, "pose_latents"), STEP))
 WAN_SCAIL = replace(WAN, groups=(replace(BLOCKS, streams={"x": SCAIL}),), references=frozenset({"pose_latents"}))

@@ -53,7 +53,7 @@ def _poses(block: nn.Module) -> Sequence[Attention]:
     return _with_text(block, DistributedAttention(("x",)))
 
 
-GIVEN: Mapping[str, Argument] = {
+ARGUMENTS: Mapping[str, Argument] = {
     "e": PerFrame("x", dims=4),
     "freqs": PerToken(("x",), dim=1),
     "context": ReplicatedContext(),
@@ -63,11 +63,11 @@ POSES = BlockGroup(
     "blocks",
     method="forward_pose",
     streams={"x": FirstPatchTokens()},
-    arguments=GIVEN,
+    arguments=ARGUMENTS,
     attentions=PythonFunction(_poses),
     returns=("x", "x", "x"),
 )
-KEPT = BlockGroup(
+CACHED_POSES = BlockGroup(
     "blocks",
     method="kv_from_input",
     streams={"x_pose": FirstPatchTokens()},
@@ -79,10 +79,10 @@ KEPT = BlockGroup(
 BLOCKS = BlockGroup(
     "blocks",
     method="forward_gen",
-    other_methods=(POSES, KEPT),
+    other_methods=(POSES, CACHED_POSES),
     streams={"x": VIDEO, "k_pose": FirstPatchTokens(), "v_pose": FirstPatchTokens()},
     arguments={
-        **GIVEN,
+        **ARGUMENTS,
         "f_gen": Replicated(),
         "hw": Replicated(),
         "ref_strength": Replicated(),

@@ -19,9 +19,9 @@ from ...declaration import (
     TokenPosition,
     TokensOfLatents,
 )
-from .wan import BEHIND, BLOCKS, HEAD, LAST, STEP, WAN, attentions
+from .wan import BLOCKS, HEAD, LAST, STEP, TRAILING_LATENTS, WAN, attentions
 
-FRAMES = LatentTokens(LAST, parts_per_frame=1, trailing=TokensOfLatents((*BEHIND, "reference_latent"), STEP))
+FRAMES = LatentTokens(LAST, parts_per_frame=1, trailing=TokensOfLatents((*TRAILING_LATENTS, "reference_latent"), STEP))
 """A video with sound or faces for each frame. References follow the video's tokens."""
 
 
@@ -62,7 +62,7 @@ WAN_S2V = replace(
     per_token_conditioning={**WAN.per_token_conditioning, "control_video": (1, 1, 1)},
 )
 
-EIGHTHS = LatentTokens(LAST, parts_per_frame=8, trailing=TokensOfLatents(BEHIND, STEP))
+EIGHTHS = LatentTokens(LAST, parts_per_frame=8, trailing=TokensOfLatents(TRAILING_LATENTS, STEP))
 """A video whose frames have eight parts, each with its own moment of music."""
 
 WAN_DANCER = replace(
@@ -71,7 +71,7 @@ WAN_DANCER = replace(
     output_layers=(HEAD, replace(HEAD, path="head_global")),
     between=(_injector("music_injector", EIGHTHS),),
 )
-WHOLE_FRAMES = LatentTokens(LAST, parts_per_frame=1, trailing=TokensOfLatents(BEHIND, STEP))
+WHOLE_FRAMES = LatentTokens(LAST, parts_per_frame=1, trailing=TokensOfLatents(TRAILING_LATENTS, STEP))
 WAN_ANIMATE = replace(
     WAN,
     per_frame_conditioning=WAN.per_frame_conditioning | {"pose_latents"},

@@ -179,10 +179,10 @@ class Arguments:
     ) -> Any:
         match argument:
             case PerToken(streams, dim):
-                along_which = [placements[stream] for stream in streams]
-                total = sum(placement.length for placement in along_which)
+                stream_placements = [placements[stream] for stream in streams]
+                total = sum(placement.length for placement in stream_placements)
                 chosen = call.selection(
-                    ("along", *along_which), lambda: _concatenated_positions(along_which, call.rank)
+                    ("along", *stream_placements), lambda: _concatenated_positions(stream_placements, call.rank)
                 )
 
                 def along(tensor: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class InjectedFunction:
             try:
                 output = self._function(rows, **arguments)
             except AttributeError as error:
-                raise _looks_at(f"{error.name} of the model's layers") from error
+                raise _refused_read(f"{error.name} of the model's layers") from error
             if not isinstance(output, _Out):
                 raise Refused(
                     f"a node's attention function does not end with the layer {self._declared.output_layer}: {WAY_OUT}."
@@ -105,7 +105,7 @@ class Rows:
 
     def __mul__(self, weights: Tensor) -> Rows:
         if weights.shape != (self.shape[0], 1):
-            raise _looks_at("single values of the tokens")
+            raise _refused_read("single values of the tokens")
         return self._each(lambda rows: rows * weights)
 
     def new_empty(self, *sizes: Any, **settings: Any) -> Tensor:
@@ -120,11 +120,11 @@ class Rows:
         changed = {name: change(rows) for name, rows in self._projected.items()}
         (count,) = {rows.shape[0] for rows in changed.values()}
         if any(rows.shape[1:] != self._projected[name].shape[1:] for name, rows in changed.items()):
-            raise _looks_at("single values of the tokens")
+            raise _refused_read("single values of the tokens")
         return Rows(changed, (count, self.shape[1]), self._like)
 
     def __getattr__(self, name: str) -> Any:
-        raise _looks_at(f"{name} of the tokens")
+        raise _refused_read(f"{name} of the tokens")
 
 
 class SomeHeads:
@@ -147,7 +147,7 @@ class SomeHeads:
             return _Out
         if name in declared.shared:
             return getattr(inside, name)
-        raise _looks_at(f"{name} of the model's {type(inside).__name__}")
+        raise _refused_read(f"{name} of the model's {type(inside).__name__}")
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,9 @@ class BlockOfSomeHeads:
 
     def __getattr__(self, name: str) -> SomeHeads:
         if name not in self._inside:
-            raise _looks_at(f"{name} of the model's block")
+            raise _refused_read(f"{name} of the model's block")
         return self._inside[name]
 
 
-def _looks_at(what: str) -> Refused:
+def _refused_read(what: str) -> Refused:
     return Refused(f"a node's attention function reads {what}, which no worker has in full: {WAY_OUT}.")

@@ -144,7 +144,7 @@ def joined(placements: Sequence[Placement]) -> Placement:
     )
 
 
-def spread_by(shares: Sequence[int], length: int, patches: Sequence[Tensor], unit: int = 1) -> Placement:
+def by_shares(shares: Sequence[int], length: int, patches: Sequence[Tensor], unit: int = 1) -> Placement:
     """Return the placement that cuts each patch's tokens into one run for each rank. A run may be empty.
 
     Args:

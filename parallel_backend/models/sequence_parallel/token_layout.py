@@ -12,7 +12,7 @@ from torch import Tensor
 from ...declaration import LatentTokens, PrefixedTokens, ReplicatedTokens, StreamKind
 from ...errors import Refused
 from .picture import Picture
-from .placement import Placement, after_prefix, everywhere, joined, spread_by
+from .placement import Placement, after_prefix, by_shares, everywhere, joined
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class TokenLayout:
                 whole = after_prefix(prefix, self.of(length - prefix, LatentTokens()))
             else:
                 unit = self.part_of(kind)[1]
-                whole = spread_by(self.shares, length, self._by_patch(length, kind, unmasked, trailing), unit)
+                whole = by_shares(self.shares, length, self._by_patch(length, kind, unmasked, trailing), unit)
             return whole if self.patch is None else whole.only(self.patch)
 
         return self.once((length, kind, None if unmasked is None else tuple(unmasked.tolist()), trailing, prefix), find)

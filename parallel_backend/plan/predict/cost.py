@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...layout import HeadSlices, SequenceSplit, cut, length
-from ..plan import Place, ResolvedPlan
+from ..plan import MeshCoordinates, ResolvedPlan
 from .profiles import FP8, FP8_TRAFFIC, Level, ModelShape, Profile
 
 EXCHANGED = 6
@@ -191,7 +191,7 @@ def needs_by_rank(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob) -> lis
     working = _working(plan, model, job)
     result = []
     for rank in range(plan.world_size):
-        stage, (activations, cache) = plan.place(rank).pipefusion, working[rank % len(working)]
+        stage, (activations, cache) = plan.coordinates(rank).pipefusion, working[rank % len(working)]
         result.append(Needs(*weights[stage], activations + cache * plan.stages[stage]))
     return result
 
@@ -310,7 +310,7 @@ def _unsharded_cost(plan: ResolvedPlan, model: ModelShape, job: DenoiseJob, prof
     """
     seconds = []
     for rank in range(plan.world_size):
-        time, rows = profile.forwards[rank], plan.parts(job.batch)[plan.place(rank).data]
+        time, rows = profile.forwards[rank], plan.parts(job.batch)[plan.coordinates(rank).data]
         seconds.append(time.start + time.item * length(rows) * branches_together(plan, job))
     latent = 4.0 * math.ceil(job.batch / plan.data) * job.image_tokens * model.channels
     flows = [(0, 1, latent), (1, 0, latent)] if plan.cfg > 1 else []
@@ -528,8 +528,8 @@ class _Estimate:
             exposed += hop_seconds - self.profile.overlap * min(hop_seconds, hidden) + self.profile.software.hop
         return exposed
 
-    def _coordinates(self) -> Iterator[tuple[int, Place]]:
-        return ((rank, self.plan.place(rank)) for rank in range(self.plan.world_size))
+    def _coordinates(self) -> Iterator[tuple[int, MeshCoordinates]]:
+        return ((rank, self.plan.coordinates(rank)) for rank in range(self.plan.world_size))
 
     def _stage_transfer(self, tokens: int) -> float:
         """Return the seconds to send a patch's tokens to the next stage, when all stages send at once."""

@@ -25,7 +25,7 @@ WIDE = torch.bfloat16
 """Dtype in which vectors are held if the weights are to be fp8. It is wide enough for every fp8 value."""
 
 
-def held_as(entry: TensorEntry, dtype: torch.dtype) -> Storage:
+def storage_of(entry: TensorEntry, dtype: torch.dtype) -> Storage:
     """Return the storage in which a tensor of a file is held if `dtype` is chosen for the weights.
 
     Quantised tensors stay as they are. A plain fp8 tensor may become the other fp8 type. Vectors are never held quantised, only
@@ -75,7 +75,7 @@ def resident_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     """Return the number of bytes of all tensors of a checkpoint once they are held."""
     total = 0
     for entry in checkpoint.entries.values():
-        storage = held_as(entry, dtype)
+        storage = storage_of(entry, dtype)
         if len(entry.shape) != 2 and storage.quantised and not entry.as_stored:
             storage = PLAIN[widened(dtype)]
         scales = 4 * entry.shape[0] if entry.scale else 0
@@ -104,7 +104,7 @@ def expanded_bytes(checkpoint: Checkpoint, dtype: torch.dtype, element: int, fas
     """
     moved, largest = 0.0, 0
     for entry in checkpoint.entries.values():
-        storage = held_as(entry, dtype)
+        storage = storage_of(entry, dtype)
         as_it_is = fast_fp8 and storage.dtype == torch.float8_e4m3fn and entry.scale is None
         if len(entry.shape) == 2 and storage.quantised and not entry.as_stored and not as_it_is:
             values = math.prod(entry.shape)
@@ -129,7 +129,7 @@ def packed_starts(checkpoint: Checkpoint, keys: KeyMap, dtype: torch.dtype, name
     starts: dict[str, list[int]] = {}
     for parameter, piece in keys.items():
         entry = first_entry(checkpoint, piece)
-        if len(entry.shape) == 2 and not is_merged(held_as(entry, dtype), entry.scale is not None, dtype):
+        if len(entry.shape) == 2 and not is_merged(storage_of(entry, dtype), entry.scale is not None, dtype):
             named = names[parameter]
             starts.setdefault(named.name, []).append(named.start)
     return starts
@@ -161,7 +161,7 @@ def shape_parameters(
                 continue
             piece = keys[full_name]
             entry = first_entry(checkpoint, piece)
-            storage = held_as(entry, dtype)
+            storage = storage_of(entry, dtype)
             if storage.quantised and isinstance(child, nn.Linear) and key == "weight":
                 pack(child, storage, entry.scale is not None)
                 continue

@@ -15,7 +15,7 @@ from ..formats import FLOAT8
 from ..layers.cast import PackedLinear
 from ..layers.quantised import QuantisedParts
 from ..stores.store import ParameterRun, WeightStore
-from .reading import Neighbours, Want, Watch, read_wanted
+from .reading import Neighbours, WantedRange, Watch, read_ranges
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ def load_weights(
         store: the store of the module's weights. This rank fills its runs of the parameters.
 
     Raises:
-        Refused, Cancelled: as `read_wanted` does.
+        Refused, Cancelled: as `read_ranges` does.
     """
     checkpoint, dtype = source.checkpoint, source.dtype
     files = {file: number for number, file in enumerate(checkpoint.files)}
-    wants: list[Want] = []
+    wants: list[WantedRange] = []
     for name, child in module.named_modules():
         for key, parameter in child.named_parameters(recurse=False):
             scale = isinstance(child, PackedLinear) and key == "weight_scale"
@@ -73,7 +73,7 @@ def load_weights(
                     wants.append(_scale(entry.scale, first, into, files))
                 else:
                     wants.append(want_of(entry, first, into, through, files))
-    read_wanted(checkpoint.files, [want for want in wants if want.stop > want.start], neighbours, watch)
+    read_ranges(checkpoint.files, [want for want in wants if want.stop > want.start], neighbours, watch)
 
 
 def _runs(
@@ -95,7 +95,7 @@ def _runs(
 
 def want_of(
     entry: TensorEntry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
-) -> Want:
+) -> WantedRange:
     """Return the want of as many elements of a tensor as `into`, which is flat, has, from element `first` on.
 
     Plain values are converted. If `through` is given, they are rounded to that dtype first. Blocks are expanded and converted
@@ -112,12 +112,12 @@ def want_of(
         target = into[begin : begin + values.numel()]
         target.copy_(values if through is None else values.to(target.device).to(through))
 
-    return Want(files[entry.file], start, start + into.numel() * kind.itemsize, put)
+    return WantedRange(files[entry.file], start, start + into.numel() * kind.itemsize, put)
 
 
 def _expanded(
     entry: TensorEntry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
-) -> Want:
+) -> WantedRange:
     """Return a want of values in blocks. It gathers the blocks and expands them when the last block has arrived."""
     storage = entry.storage
     begin, end = first // storage.values, -(-(first + into.numel()) // storage.values)
@@ -137,10 +137,10 @@ def _expanded(
             into.copy_(values if through is None else values.to(into.device).to(through))
 
     start = entry.offset + begin * storage.nbytes
-    return Want(files[entry.file], start, start + nbytes, put)
+    return WantedRange(files[entry.file], start, start + nbytes, put)
 
 
-def _scale(entry: TensorEntry, first: int, into: Tensor, files: Mapping[Path, int]) -> Want:
+def _scale(entry: TensorEntry, first: int, into: Tensor, files: Mapping[Path, int]) -> WantedRange:
     """Return a want of the factors of rows. The file has one factor for all rows, or one for each row."""
     assert entry.dtype is not None
     if entry.nbytes != entry.dtype.itemsize:
@@ -150,7 +150,7 @@ def _scale(entry: TensorEntry, first: int, into: Tensor, files: Mapping[Path, in
     def put(offset: int, data: Tensor) -> None:
         into.copy_(_aligned(data, kind).view(kind))
 
-    return Want(files[entry.file], entry.offset, entry.offset + kind.itemsize, put)
+    return WantedRange(files[entry.file], entry.offset, entry.offset + kind.itemsize, put)
 
 
 def _aligned(data: Tensor, kind: torch.dtype) -> Tensor:

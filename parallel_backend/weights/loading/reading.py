@@ -31,7 +31,7 @@ TRIALS = 2
 
 
 @dataclass(frozen=True)
-class Want:
+class WantedRange:
     """Bytes `start` to `stop` of a file, and the function that receives them.
 
     Attributes:
@@ -81,8 +81,8 @@ class Watch:
     read: Callable[[int], None]
 
 
-def read_wanted(
-    files: Sequence[Path], wants: Sequence[Want], neighbours: Neighbours, watch: Watch, way: Way | None = None
+def read_ranges(
+    files: Sequence[Path], wants: Sequence[WantedRange], neighbours: Neighbours, watch: Watch, way: Way | None = None
 ) -> None:
     """Read the bytes that this rank wants. This is a collective of all ranks, each with its own wants of the same files.
 
@@ -189,8 +189,8 @@ class _Reading:
 class _ByFile:
     """A rank's wants, to be found by the bytes that have arrived. Chunks arrive nearly in the file's order."""
 
-    def __init__(self, wants: Sequence[Want]) -> None:
-        self._wants: dict[int, list[Want]] = defaultdict(list)
+    def __init__(self, wants: Sequence[WantedRange]) -> None:
+        self._wants: dict[int, list[WantedRange]] = defaultdict(list)
         self._left = {id(want): want.stop - want.start for want in wants}
         for want in sorted(wants, key=lambda want: want.start):
             self._wants[want.file].append(want)
@@ -262,7 +262,7 @@ class _ChunkReader:
         return into
 
 
-def _wants_of_all(wants: Sequence[Want], everyone: Communicator) -> list[list[Range]]:
+def _wants_of_all(wants: Sequence[WantedRange], everyone: Communicator) -> list[list[Range]]:
     """Return every rank's wants as (file, start, stop). This is a collective."""
     ours = torch.tensor([(w.file, w.start, w.stop) for w in wants], dtype=torch.int64).view(1, -1, 3)
     counts = everyone.all_gather(torch.tensor([[[ours.shape[1]]]]), [1] * everyone.size).flatten().tolist()

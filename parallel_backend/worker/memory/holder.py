@@ -30,7 +30,7 @@ P = TypeVar("P", bound=Part)
 
 
 @dataclass
-class _Held:
+class _HeldPart:
     """A part that the rank holds, with the location of its weights."""
 
     part: Any
@@ -39,7 +39,7 @@ class _Held:
     on_device: bool = False
     somewhere: bool = False
     """True if the part is on the device of any rank."""
-    aside: int = 0
+    reserved_host_bytes: int = 0
     """Bytes of host memory that this rank accounts for since the part has left devices."""
 
     @property
@@ -54,7 +54,7 @@ class _Held:
     @property
     def on_host(self) -> int:
         """Return the bytes of host memory that the part takes now."""
-        return self.store.kept + self.aside + self.store.idle
+        return self.store.kept + self.reserved_host_bytes + self.store.idle
 
 
 class ModelHolder:
@@ -73,7 +73,7 @@ class ModelHolder:
         self._memory = memory
         self._all_true = all_true
         self._status = status
-        self._entries: dict[ModelSpec, _Held] = {}  # from the least to the most recently used
+        self._entries: dict[ModelSpec, _HeldPart] = {}  # from the least to the most recently used
         self._limit = 0
         self.requested_bytes = 0
         """Bytes of the part that was requested last, also if it did not fit."""
@@ -110,7 +110,7 @@ class ModelHolder:
             entry = None
             self._memory.give_back()
             part: P = build()
-            entry = _Held(part, arrangement)
+            entry = _HeldPart(part, arrangement)
             self._make_room(entry, allowance)
             self._make_host_room(part.store.kept)
             self._status.enter("loading the model")
@@ -123,7 +123,7 @@ class ModelHolder:
                 entry.store.come_back()
                 self.restored += entry.store.movable
             entry.store.stay()
-            entry.aside = 0
+            entry.reserved_host_bytes = 0
         entry.on_device = entry.somewhere = True
         self._entries[model] = entry
         self._keep_what_is_idle()
@@ -151,7 +151,7 @@ class ModelHolder:
         self._entries.pop(model, None)
         self._memory.give_back()
 
-    def _make_room(self, entry: _Held, allowance: Allowance) -> None:
+    def _make_room(self, entry: _HeldPart, allowance: Allowance) -> None:
         """Take other parts off the device, the least recently used first, until this part fits or no other part is left."""
         self._status.enter("making room for the model")
         self.requested_bytes = entry.store.nbytes
@@ -181,13 +181,13 @@ class ModelHolder:
             del self._entries[oldest]
             self._memory.give_back()
 
-    def _fits(self, entry: _Held, allowance: Allowance) -> bool:
+    def _fits(self, entry: _HeldPart, allowance: Allowance) -> bool:
         store, other_bytes = entry.store, self._other_bytes(entry)
         in_limit = not allowance.limit or other_bytes + store.nbytes + allowance.working <= allowance.limit
         needed = allowance.working + store.nbytes - entry.device_bytes
         return in_limit and needed <= self._memory.free_on_device() // allowance.sharers
 
-    def _spare(self, entry: _Held, allowance: Allowance) -> int:
+    def _spare(self, entry: _HeldPart, allowance: Allowance) -> int:
         """Return the bytes that remain beyond the smallest need of a part and its work."""
         least = entry.store.nbytes + allowance.working
         spare = self._memory.free_on_device() // allowance.sharers + entry.device_bytes - least
@@ -195,7 +195,7 @@ class ModelHolder:
             spare = min(spare, allowance.limit - self._other_bytes(entry) - least)
         return max(0, spare)
 
-    def _other_bytes(self, than: _Held) -> int:
+    def _other_bytes(self, than: _HeldPart) -> int:
         return sum(entry.device_bytes for entry in self._entries.values() if entry is not than)
 
     def _take_off(self, model: ModelSpec, here: bool = True) -> None:
@@ -217,7 +217,7 @@ class ModelHolder:
             if oldest == model:
                 return
         self._memory.to_host(entry.store, leaves)
-        entry.aside += needed
+        entry.reserved_host_bytes += needed
         entry.on_device = entry.on_device and not leaves
         entry.somewhere = not self._all_true(not entry.on_device)
 

@@ -64,7 +64,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and SHORTAGE.search(message) is not None and LOCKED.search(message) is None
 
 
-def asked_bytes(error: BaseException) -> int:
+def failed_allocation_bytes(error: BaseException) -> int:
     """Return the bytes requested when memory ran out; 0 if the error does not say."""
     match = ALLOCATION.search(str(error))
     return int(float(match[1]) * UNITS[match[2]]) if match else 0

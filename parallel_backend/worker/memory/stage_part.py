@@ -102,5 +102,5 @@ class StagePart:
 def stages(plan: ResolvedPlan) -> tuple[Stage, ...]:
     """Return the stage of each rank."""
     ends = list(accumulate(plan.stages))
-    numbers = (plan.place(rank).pipefusion for rank in range(plan.world_size))
+    numbers = (plan.coordinates(rank).pipefusion for rank in range(plan.world_size))
     return tuple(Stage(ends[number] - plan.stages[number], ends[number], ends[-1]) for number in numbers)

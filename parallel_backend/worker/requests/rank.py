@@ -35,7 +35,7 @@ from ...wire.to_worker import DecodeRequest, EncodeRequest, ForwardRequest, Meas
 from ..memory.adapter_store import AdapterStore
 from ..memory.files import ModelFiles
 from ..memory.holder import ModelHolder
-from ..memory.rank_memory import Allowance, RankMemory, asked_bytes
+from ..memory.rank_memory import Allowance, RankMemory, failed_allocation_bytes
 from ..memory.stage_part import Arrange, StagePart, stages
 from ..process.environment import Environment
 from ..process.host_connection import HostConnection
@@ -308,7 +308,7 @@ class WorkerRank:
     def shortage(self, error: BaseException) -> MemoryShortage:
         """Return the state of the device's memory after it ran out with this error."""
         return MemoryShortage(
-            asked_bytes(error), self.holder.free(), self.holder.requested_bytes, self._models_on_device()
+            failed_allocation_bytes(error), self.holder.free(), self.holder.requested_bytes, self._models_on_device()
         )
 
     def _models_on_device(self) -> list[ModelOnDevice]:

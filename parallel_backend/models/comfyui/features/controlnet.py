@@ -53,7 +53,7 @@ def shares(
     """
     parts = []
     for rank, stage in enumerate(stages):
-        coordinates = plan.place(rank)
+        coordinates = plan.coordinates(rank)
         group, sequence = (
             coordinates.data * plan.cfg + coordinates.cfg,
             coordinates.ring * plan.ulysses + coordinates.ulysses,

@@ -36,7 +36,7 @@ def patched_keys(patcher: Any) -> frozenset[str]:
     )
 
 
-class AdapterQuestions:
+class AdapterRequests:
     """Results of ComfyUI's `calculate_weight`, run on the meta device. Equal patches run only once."""
 
     def __init__(self) -> None:
