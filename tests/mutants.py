@@ -346,7 +346,7 @@ MUTANTS = (
         "parallel_backend/weights/files/scaled_fp8.py",
         "    return replace(entry, scale=scale)",
         "    return entry",
-        ("tests/weights/test_formats.py", "tests/models/test_quantised.py"),
+        ("tests/features/test_files_of_flux.py", "tests/features/test_quantised.py"),
     ),
     Mutant(
         "an autoencoder pads a picture with ones",
@@ -402,7 +402,7 @@ MUTANTS = (
         "nodes/model/recorded_answers.py",
         "torch.equal(first, second)",
         "first.shape == second.shape",
-        ("tests/features/test_controlnet_costs.py", "tests/features/test_guiders.py"),
+        ("tests/features/test_controlnet_on_flux.py", "tests/features/test_every_use.py"),
     ),
     Mutant(
         "a process without the secret is let in",
@@ -413,10 +413,10 @@ MUTANTS = (
     ),
     Mutant(
         "rows that change one another are computed apart",
-        "nodes/model/remote_model.py",
-        "couples_rows=any(map(self.coupling, parts)),",
-        "couples_rows=False,",
-        ("tests/features/test_coupled_rows.py", "tests/features/test_attention_guidance.py"),
+        "parallel_backend/worker/requests/single_forward.py",
+        " or message.couples_rows",
+        "",
+        PRODUCTS,
     ),
     Mutant(
         "a model's output with NaN passes for a picture",

@@ -113,11 +113,13 @@ class Runner:
         )
         return self.answer.frame.tensors["result"]
 
-    def forward(self, family: str, path: Path, calls: Sequence[dict[str, Tensor]], plan: ResolvedPlan) -> Tensor:
+    def forward(
+        self, family: str, path: Path, calls: Sequence[dict[str, Tensor]], plan: ResolvedPlan, **fields: Any
+    ) -> Tensor:
         """Return the outputs of one forward of any model for each call, in fp32, joined along the batch."""
         spec = spec_of(family, path)
         self.answer = self.backend.forward(
-            [*map(Conditioning, calls)], RequestContext(), model=spec, plan=plan, compute_dtype="float32"
+            [*map(Conditioning, calls)], RequestContext(), model=spec, plan=plan, compute_dtype="float32", **fields
         )
         return self.answer.frame.tensors["result"]
 

@@ -282,3 +282,20 @@ def test_calls_of_both_prompts_run_on_two_halves_of_the_ranks(
     assert run.answer is not None
     sent = {report.rank: report.sent.get("cfg", 0) for report in run.answer.reports}
     assert sent == {rank: job.noise.nbytes if rank in senders else 0 for rank in sent}
+
+
+@pytest.mark.parametrize("couples_rows", [False, True])
+def test_rows_of_a_call_that_change_one_another_stay_on_one_rank(
+    run: Runner, models: dict[int, Path], couples_rows: bool
+) -> None:
+    """The ranks of cfg 2 compute a row each and exchange the outputs, or each computes the whole call."""
+    job = job_of(models, 4)
+    context, pooled = (torch.cat([tensor, -tensor]) for tensor in job.prompts[0])
+    noise = torch.cat([job.noise] * 2)
+    call = {"x": noise, "timestep": torch.ones(2 * job.batch), "context": context, "y": pooled}
+    expected = run.forward("comfyui", job.path, [call], cpu_plan())
+    out = run.forward("comfyui", job.path, [call], cpu_plan(cfg=2), couples_rows=couples_rows)
+    assert relative_error(out, expected) <= TOLERANCE
+    assert run.answer is not None
+    sent = {report.sent.get("cfg", 0) for report in run.answer.reports}
+    assert sent == {0 if couples_rows else job.noise.nbytes}
