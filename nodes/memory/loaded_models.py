@@ -68,9 +68,9 @@ class DeviceShare(WorkerPatcher):
     """A model's weights on a device other than that of its MODEL or VAE."""
 
     def __init__(self, remote: Remote, device: torch.device) -> None:
-        recorder: Any = nn.Module()
-        recorder.remote = remote
-        super().__init__(recorder, load_device=device, offload_device=torch.device("cpu"))
+        placeholder: Any = nn.Module()
+        placeholder.remote = remote
+        super().__init__(placeholder, load_device=device, offload_device=torch.device("cpu"))
 
     def partially_load(self, *_: Any, **__: Any) -> int:
         """Load nothing: the workers load the weights at their first request."""

@@ -335,7 +335,7 @@ def _stand_ins(gpu: FakeGpu) -> Sequence[Any]:
         "cudart": lambda: SimpleNamespace(cudaHostRegister=gpu.register, cudaHostUnregister=lambda _: 0),
     }
     return [
-        *(mock.patch.object(torch.cuda, name, recorder) for name, recorder in cuda.items()),
+        *(mock.patch.object(torch.cuda, name, replacement) for name, replacement in cuda.items()),
         mock.patch.object(Tensor, "record_stream", return_value=None),
         mock.patch.object(communicator, "tensors_equal", _tensors_equal),
         mock.patch.object(dist, "new_subgroups_by_enumeration", fake_groups),

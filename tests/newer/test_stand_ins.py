@@ -160,9 +160,9 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     folder = tmp_path_factory.mktemp("newer")
     copy = folder / "ComfyUI"
     shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=shutil.ignore_patterns(".git", "__pycache__"))
-    for file, recorder in STAND_INS.items():
+    for file, source in STAND_INS.items():
         with (copy / file).open("a") as code:
-            code.write(recorder)
+            code.write(source)
     server = ComfyUI(copy, folder / "base", env={VARIABLE: str(folder / "secret")})
     save_families(server, "wan", "minimax", "ltxav")
     save_latent(server, "kept-video", 1, 24, 7, 8, 6)
