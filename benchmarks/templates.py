@@ -37,8 +37,8 @@ NEWER = "## With ComfyUI "
 """Beginning of the page's part about a newer ComfyUI."""
 
 RUNS, NOTED, REFUSED, OTHER = "runs", "runs, with a note", "refused", "not a picture or video transformer"
-WHOLE = "runs whole, by its class"
-OUTCOMES = (RUNS, NOTED, WHOLE, REFUSED, OTHER)
+UNSHARDED = "runs unsharded, by its class"
+OUTCOMES = (RUNS, NOTED, UNSHARDED, REFUSED, OTHER)
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,15 @@ def loaded(graph: Mapping[str, Node]) -> dict[str, str]:
 def by_class(models: Iterable[str], said: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the outcome and its reason if the models' classes alone decide it, else None."""
     kinds = dict.fromkeys(model.partition(" ")[0] for model in models)
-    whole = [kind for kind in kinds if said[kind].startswith("whole")]
-    others = [kind for kind in kinds if kind in OTHERS and kind not in whole]
-    lacking = [kind for kind in kinds if kind not in (*others, *whole) and kind not in DECLARATIONS]
+    unsharded = [kind for kind in kinds if said[kind].startswith("unsharded")]
+    others = [kind for kind in kinds if kind in OTHERS and kind not in unsharded]
+    lacking = [kind for kind in kinds if kind not in (*others, *unsharded) and kind not in DECLARATIONS]
     if lacking:
         return REFUSED, "; ".join(f"{kind}: {said[kind].removeprefix('no: ')}" for kind in lacking)
     if len(others) == len(kinds):
         return OTHER, "; ".join(f"{kind}: {OTHERS[kind]}" for kind in others)
-    if len(others) + len(whole) == len(kinds):
-        return WHOLE, "; ".join(f"{kind}: {brief(said[kind])}" for kind in whole)
+    if len(others) + len(unsharded) == len(kinds):
+        return UNSHARDED, "; ".join(f"{kind}: {brief(said[kind])}" for kind in unsharded)
     return None
 
 
@@ -100,7 +100,7 @@ def brief(said: str) -> str:
 def by_nodes(graph: Mapping[str, Node], settled: tuple[str, str] | None) -> tuple[str, str] | None:
     """Return the outcome, changed to a refusal if the classes alone decided it and the template has a refused node."""
     refused = dict.fromkeys(REFUSED_NODES[node.kind] for node in graph.values() if node.kind in REFUSED_NODES)
-    return (REFUSED, "; ".join(refused)) if refused and settled is not None and settled[0] == WHOLE else settled
+    return (REFUSED, "; ".join(refused)) if refused and settled is not None and settled[0] == UNSHARDED else settled
 
 
 def census(comfyui: Path, files: Sequence[Path]) -> list[Row]:
@@ -181,7 +181,7 @@ def totals(split: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     lines.append(f"| **templates** | {len(split)} | {len(rows)} |")
     shares = []
     for count in counts:
-        running = count[RUNS] + count[NOTED] + count[WHOLE]
+        running = count[RUNS] + count[NOTED] + count[UNSHARDED]
         of = running + count[REFUSED]
         shares.append(f"{running} of {of}, {100 * running / of:.1f} %" if of else "none")
     lines.append(f"| **of all but detection, segmentation and upscaling, run** | {' | '.join(shares)} |")
@@ -200,7 +200,7 @@ zeros of the right shapes. The class of a file is taken from its name. The worke
 compare it with ComfyUI's for every class. Loaders of other models in a template (UNets, depth, segmentation) are not
 swapped.
 
-- A template whose models [run whole](models.md) counts by its class and the names of its nodes, without being
+- A template whose models [run unsharded](models.md) counts by its class and the names of its nodes, without being
   executed.
 - One more template is not counted, because its Load Diffusion Model is bypassed.
 - ComfyUI 0.37 has five more for Qwen-Image 2.1, which nobody has executed here. What they need of the model runs; one

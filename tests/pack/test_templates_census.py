@@ -21,7 +21,7 @@ from benchmarks.templates import (
     RUNS,
     STOCK,
     TEMPLATE,
-    WHOLE,
+    UNSHARDED,
     Row,
     by_class,
     by_nodes,
@@ -95,16 +95,16 @@ def test_a_class_without_a_declaration_is_refused_with_the_pages_reason() -> Non
         f"Stable_Zero123: {said['Stable_Zero123'].removeprefix('no: ')}",
     )
     assert by_class(["QwenImage", "LotusD"], said) is None
-    assert by_class(["SDXL", "SAM31"], said) == (WHOLE, "SDXL: whole")
-    assert by_class(["ACEStep15"], said) == (WHOLE, "ACEStep15: whole: on one GPU")
+    assert by_class(["SDXL", "SAM31"], said) == (UNSHARDED, "SDXL: unsharded")
+    assert by_class(["ACEStep15"], said) == (UNSHARDED, "ACEStep15: unsharded: on one GPU")
     assert by_class(["SAM31"], said) == (OTHER, "SAM31: segmentation")
 
 
 def test_a_refused_node_decides_a_template_of_an_unsharded_class(
     graphs: dict[str, dict[str, Node]],
 ) -> None:
-    assert by_nodes(graphs["video_causal_forcing_i2v"], (WHOLE, "")) == (REFUSED, REFUSED_NODES["SamplerARVideo"])
-    assert by_nodes(graphs["sdxl_simple_example"], (WHOLE, "SDXL: whole")) == (WHOLE, "SDXL: whole")
+    assert by_nodes(graphs["video_causal_forcing_i2v"], (UNSHARDED, "")) == (REFUSED, REFUSED_NODES["SamplerARVideo"])
+    assert by_nodes(graphs["sdxl_simple_example"], (UNSHARDED, "SDXL: unsharded")) == (UNSHARDED, "SDXL: unsharded")
     assert by_nodes(graphs["flux_schnell"], None) is None
 
 

@@ -1,4 +1,4 @@
-"""Plans of models whose forward runs whole on each rank: the ranks' work, costs and refusals."""
+"""Plans of models whose forward runs unsharded on each rank: the ranks' work, costs and refusals."""
 
 from __future__ import annotations
 
