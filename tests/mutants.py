@@ -346,7 +346,7 @@ MUTANTS = (
         "parallel_backend/weights/files/scaled_fp8.py",
         "    return replace(entry, scale=scale)",
         "    return entry",
-        ("tests/features/test_files_of_flux.py", "tests/features/test_quantised.py"),
+        ("tests/weights/test_formats.py",),
     ),
     Mutant(
         "an autoencoder pads a picture with ones",
@@ -402,7 +402,7 @@ MUTANTS = (
         "nodes/model/recorded_answers.py",
         "torch.equal(first, second)",
         "first.shape == second.shape",
-        ("tests/features/test_controlnet_on_flux.py", "tests/features/test_every_use.py"),
+        ("tests/test_recorded_answers.py",),
     ),
     Mutant(
         "a process without the secret is let in",

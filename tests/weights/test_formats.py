@@ -167,6 +167,14 @@ def test_a_missing_or_misshapen_tensor_of_a_diffusers_file_is_named(tmp_path: Pa
         assert name in message or "double_blocks.0.img_attn.qkv.weight" in message
 
 
+def test_a_scaled_matrix_is_read_with_its_scale(tmp_path: Path) -> None:
+    path = write_scaled(tmp_path / "x.safetensors", pixart().state_dict(), "marks")
+    part, _ = FAMILIES["pixart"].inspect(read_header(path))
+    in_fp8 = {name for name, entry in part.entries.items() if entry.dtype == torch.float8_e4m3fn}
+    assert in_fp8
+    assert in_fp8 == {name for name, entry in part.entries.items() if entry.scale is not None}
+
+
 def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path = write_scaled(tmp_path / "x.safetensors", pixart().state_dict(), "marks")
     tensors = load_file(path)
