@@ -1,1 +1,1 @@
-"""The engine: plans, worker processes and the parallel denoise. Imports no ComfyUI module."""
+"""The engine: plans, worker processes and the parallel denoise. Only `models/comfyui/` imports ComfyUI."""

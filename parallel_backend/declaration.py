@@ -146,7 +146,8 @@ class LatentTokens(DeclarationPart, frozen=True):
         grid: the tokens have several dimensions (frames, height, width) instead of one. A block gets its tokens along the first
             dimension.
         dim: the tensor dimension of the tokens. It is 0 for a model without a batch dimension.
-        parts_per_frame: if not 0, each rank's range begins and ends at a row and at one of this many equal parts of a frame.
+        parts_per_frame: the number of equal parts of a frame that have their own values; see `PerFramePart`. If it is not 0,
+            ranks divide the tokens in short runs, of which none crosses the end of a row or of a part.
     """
 
     start: StartAt | AlignedToEnd = StartAt(0)
@@ -201,7 +202,10 @@ class TokenRanges(DeclarationPart, frozen=True):
 
 
 class TokenPosition(DeclarationPart, frozen=True):
-    """A position in a stream. A rank without tokens before the position does not call the module that has this argument."""
+    """A position in a stream. On each rank it becomes the number of the rank's tokens before the position.
+
+    If that number is 0 for an argument of a module in `Declaration.between`, the rank does not call the module.
+    """
 
     stream: Name
 
@@ -273,9 +277,9 @@ class AttentionBias(DeclarationPart, frozen=True):
 
     Attributes:
         stream: the stream.
-        log_weights: a function of the object that returns `[tokens, 2]`. The first column has the logarithm of a token's weight,
-            and 0 for tokens of the first kind. The second column is 1 for tokens of the second kind and 0 for the first. A
-            `DistributedAttention` with `biased` takes it as its mask.
+        log_weights: a function of the object that returns `[tokens, 2]`. The first column is 0 for tokens of the first kind, and
+            the logarithm of a token's weight for the second kind. The second column is 1 for tokens of the first kind and 0 for
+            the second kind. A `DistributedAttention` with `biased` takes it as its mask.
     """
 
     stream: Name

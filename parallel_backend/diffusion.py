@@ -18,7 +18,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         family: the name of the model family.
         path: the model file.
-        modified: the file's time of modification.
+        modified: the file's time of modification, in nanoseconds.
         size: bytes of the file.
         dtype: the dtype of weights that the file does not quantise.
         digest: the digest of the file's content (`weights/files/digest.py`), by which other machines find their copy.

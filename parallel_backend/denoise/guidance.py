@@ -20,7 +20,10 @@ NOTHING: Mapping[int, Tensor] = MappingProxyType({})
 
 
 GuidanceFunction = Callable[[Mapping[str, object]], Tensor]
-"""A function that changes the denoised latent, as ComfyUI's post-CFG functions do. Its dict has their arguments by name."""
+"""A function that changes the denoised latent, as ComfyUI's post-CFG functions do.
+
+Its dict has some of their arguments, by ComfyUI's names; see `Guidance.combined`.
+"""
 
 
 class Guidance:
@@ -28,7 +31,7 @@ class Guidance:
 
     Args:
         process: converts the model's outputs to denoised latents.
-        cfg: the guidance scale; used only if there are two branches.
+        cfg: the guidance scale, for two branches. `functions` get it in any case.
         branches: the branches that this rank computes.
         axis: the ranks that compute the other branches.
         functions: functions that follow the guidance. Each treats every latent of a batch separately.

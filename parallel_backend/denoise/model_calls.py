@@ -90,7 +90,7 @@ class ModelCalls:
             next_forward: returns the patch forward after a batch's own.
 
         Returns:
-            The output of each batch on the last stage, None for each on the other stages. Empty if a cache skipped the call.
+            The output of each batch on the last stage, None for each on the other stages. Empty if LazyCache skipped the call.
         """
         latent = self.process.model_input(x, sigma).to(self.dtype) if reads_latent else None
 

@@ -2,8 +2,8 @@
 
 Calls of the warm-up steps compute all tokens exactly and fill the caches. After them patches stream through the stages
 (PipeFusion, arXiv 2405.14430). The first stage begins a patch's next call as soon as that patch's update has come back, so
-the pipeline never drains between steps. With one stage and one patch, the same loop is the plain denoise. The result depends
-only on the number of patches and warm-up steps.
+the pipeline never drains between steps. With one stage and one patch, the same loop is the plain denoise. The number of
+patches and of warm-up steps changes the result; the number of stages does not.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Prediction(NamedTuple):
     denoised: Tensor
     """The prediction after guidance and, when inpainting, after the mask."""
     branches: Sequence[Tensor]
-    """The positive branch, and the negative if there is one; empty if a step cache answered the call."""
+    """The positive branch, and the negative if there is one; empty if LazyCache answered the call."""
 
 
 Steps = Generator[ModelRequest, Prediction, Tensor]

@@ -63,7 +63,7 @@ def positive(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line. Most options without an argument are None."""
+    """Return the parser of the command line. Most options that the user leaves out are None."""
     line = argparse.ArgumentParser(
         prog="python -m parallel_backend.plan",
         description=__doc__,

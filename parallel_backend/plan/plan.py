@@ -260,7 +260,10 @@ PRESETS = (AUTOMATIC, SMALLEST, SLOW_LINKS)
 
 
 def with_preset(preset: str, fields: ParallelPlan) -> ParallelPlan:
-    """Return the requested plan for a preset and the node's other fields, which override the preset unless they are 0.
+    """Return the requested plan for a preset and the node's other fields.
+
+    A `pipefusion` above 1, and `weights` other than replicated, override the preset's choice. A `warmup_steps` of 0 becomes
+    the default number.
 
     `automatic` allows exact plans only. `smallest memory` also streams the weights from host memory. `slow links` also
     allows PipeFusion, which changes the picture.

@@ -106,7 +106,7 @@ class AutoencoderFamily(Protocol):
 
 
 def without_encoder(model: nn.Module, name_in_file: Callable[[str], str], checkpoint: Checkpoint) -> str:
-    """Remove each submodule that only encodes from an autoencoder if the file lacks some of its tensors.
+    """Remove submodules that only encode from an autoencoder. A submodule stays if the file has all of its tensors.
 
     Returns:
         The file's name of the first missing tensor, or an empty string.
@@ -128,7 +128,7 @@ def whole_tensors(module: nn.Module, name_in_file: Callable[[str], str], checkpo
     Trailing sizes of 1 do not count, so a linear layer's weight fits a 1x1 convolution.
 
     Raises:
-        Refused: a tensor is missing or quantised, or has another shape.
+        Refused: a tensor is missing, is quantised or not floating-point, or has another shape.
     """
     keys = {}
     for name, parameter in module.named_parameters():

@@ -187,7 +187,7 @@ def _ends(x: RowTensor) -> tuple[int, int]:
 
 
 def enlarge(func: Any, x: RowTensor, size: Sequence[int], *scales: Any) -> Any:
-    """Enlarge to the nearest row. The height must grow by a whole number of times."""
+    """Enlarge by nearest-neighbour interpolation. The new height must be a multiple of the old height."""
     at, height = x.along - 2, x.shape[x.along]
     if at < 0 or size[at] % height:
         return NotImplemented
@@ -201,7 +201,7 @@ def enlarge(func: Any, x: RowTensor, size: Sequence[int], *scales: Any) -> Any:
 
 
 def enlarge_by(func: Any, x: RowTensor, size: Sequence[int] | None, scales: Sequence[float] | None) -> Any:
-    """Enlarge in the form in which `torch.nn.functional.interpolate` calls it, which torch would decompose otherwise."""
+    """Apply `enlarge` to the arguments that `torch.nn.functional.interpolate` passes. Without this rule, torch decomposes it."""
     if size is None:
         assert scales is not None
         size = [int(length * scale) for length, scale in zip(x.shape[2:], scales, strict=True)]

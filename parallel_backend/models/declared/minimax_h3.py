@@ -1,4 +1,4 @@
-"""MiniMax-H3: one sequence without a batch dimension: text, reference pictures and sounds, the sound, the video."""
+"""MiniMax-H3: one sequence without a batch dimension: text, keyframes, reference pictures and sounds, sound, video."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Arguments:
     """The arguments of the blocks of one group.
 
     Raises:
-        Refused: the block's method lacks a declared argument.
+        Refused: the block lacks the group's method, or the method lacks a declared argument.
     """
 
     def __init__(self, group: BlockGroup, block: nn.Module) -> None:
@@ -152,7 +152,7 @@ class Arguments:
         """Return the arguments of the block on this rank.
 
         Raises:
-            Refused: a value that must be the same on all ranks differs.
+            Refused: a value has a size that is not supported, or differs among ranks and must be the same.
         """
         local_values = dict(values)
         for name, stream in streams.items():

@@ -274,7 +274,8 @@ class Attentions:
         `extra_arguments`.
 
         Raises:
-            Refused: one of our kernels would have to compute, and `extra_arguments` holds one that it does not support.
+            Refused: the call differs from the block's declaration, or one of our kernels would have to compute and does not
+                support an argument.
         """
         block, dim = self.block, 2 if skip_reshape else 1
         if block is not None and block.in_prefix(q.shape[dim], k.shape[dim]):

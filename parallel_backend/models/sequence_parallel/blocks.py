@@ -129,7 +129,8 @@ class ParallelModel:
     """A model whose blocks run on the tokens of one rank.
 
     Args:
-        module: the model, on the meta device; blocks and heads of other stages are dropped from it.
+        module: the model, on the meta device. Blocks of other stages are dropped from it. Output layers are dropped too unless
+            this is the last stage.
         stage: the units that this rank's stage holds.
         entry: the function by which compiled blocks run.
 

@@ -34,7 +34,7 @@ class RankForward:
         mesh: this rank's communicators.
         arrivals: the streams that arrive from the previous stage.
         access: makes the weights of this rank's blocks usable while they run.
-        on_progress: called after each block.
+        on_progress: called after each unit, which is the blocks that one stage must hold together.
         cached: values that depend only on sizes and the prompt, kept for the whole run.
         modulations: modulations of the patches before this one of the same model call; None if they are not kept.
         compiled: runs the blocks, if they are to be compiled.

@@ -52,7 +52,7 @@ class Vector:
 
 
 def of_vectors(module: nn.Module) -> Callable[[Vector], Any]:
-    """Return the forward of a modulation module for a vector. If SiLU does not come first, it gets the plain tensor."""
+    """Return the forward of a modulation module for a vector. An `nn.Sequential` without SiLU in front gets the plain tensor."""
     if isinstance(module, nn.Sequential) and not isinstance(module[0], nn.SiLU):
         return lambda vector: module.forward(vector.tensor)
     return lambda vector: module.forward(vector)

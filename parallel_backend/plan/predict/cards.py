@@ -1,7 +1,7 @@
 """The cards that the cost model knows, from `cards.json`: one profile for each, with the origin of its figures.
 
 Figures from a data sheet (dense bf16 with fp32 sums, memory speed) are multiplied by the fraction that the fitted cards reach.
-That is 0.55 for the H100's kind, 0.9 for GeForce, and 0.7 or less for cards that their power limits.
+That is 0.55 for the H100's kind, 0.9 for GeForce, and 0.7 or less for cards whose power limit slows them.
 """
 
 from __future__ import annotations

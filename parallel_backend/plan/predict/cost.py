@@ -78,7 +78,7 @@ class StepCost:
         pipeline: waits of a pipeline stage for another stage.
         cfg: the exchange between the branches.
         gather: transfers of weights that do not overlap.
-        launch: the time by which the host is slower than all of the above.
+        launch: the time by which the host is slower than `device`, `ulysses`, `ring` and `gather` together.
         fill: the warm-up steps and the filling of the pipeline.
         rank_weights: bytes of weights on each rank.
         needed: bytes that each rank needs in total.
@@ -123,7 +123,7 @@ class StepCost:
         return self.fits_into(self.free)
 
     def fits_into(self, free: Sequence[float]) -> bool:
-        """Return True if every rank has enough memory when `free` bytes are free on each."""
+        """Return True if every rank has enough memory, given the free bytes of each rank."""
         return all(map(operator.le, self.needed, free))
 
     @property
@@ -569,7 +569,7 @@ class _Estimate:
         return transfer + (blocks - 1) * (transfer - self.profile.overlap * min(transfer, block_seconds))
 
     def _stream(self, stage_weights: float, seconds: float, stage: int) -> float:
-        """Return the seconds of copying the blocks that do not stay on the device, beyond the seconds of computing them all."""
+        """Return the seconds of copying the blocks that do not stay on the device, beyond the seconds of all blocks' compute."""
         device = self.profile.device
         largest = max(self.model.double_weights, self.model.single_weights) * self.job.weight_element
         spare = min(self.free[rank] - self.needed[rank] for rank in self.plan.stage_ranks(stage))

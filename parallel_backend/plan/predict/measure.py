@@ -77,8 +77,9 @@ class BlockTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The measured seconds of a model's blocks.
 
     Attributes:
-        seconds: seconds of one block of each kind on each rank, `[rank][kind]`.
-        counts: the number of blocks of each kind in the model.
+        seconds: seconds of one block of each kind on each rank, `[rank][kind]`. For an unsharded model, seconds of one forward
+            for each of two numbers of rows, `[rank][number]`.
+        counts: the number of blocks of each kind in the model. For an unsharded model, the two numbers of rows.
         together: an unsharded model computes the rows of a batch together.
     """
 
@@ -91,7 +92,7 @@ Measurement = TypeVar("Measurement", Machine, BlockTimes)
 
 
 class MeasuredRanks(Protocol):
-    """The methods of a Communicator that are measured."""
+    """The methods of a Communicator that a measurement uses."""
 
     @property
     def size(self) -> int:

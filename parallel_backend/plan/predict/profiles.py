@@ -194,7 +194,7 @@ HOST_BANDWIDTH = 20e9
 
 
 WAVE = 128 * 132
-"""Queries that an attention kernel computes at once: 128 on each of an H100's multiprocessors. Other cards have 82 to 170."""
+"""Queries that an attention kernel computes at once: 128 on each of an H100's 132 multiprocessors. Others have 82 to 170."""
 
 
 @dataclass(frozen=True)
