@@ -59,7 +59,7 @@ class MeshAxis(str, Enum):
 
 
 CONTROL = "control"
-"""The meter's name for flags that ranks exchange through their CPUs. They are not tensors of the model."""
+"""The meter's name for flags and counts that ranks exchange through their CPUs. They are not tensors of the model."""
 
 PLAN_AXES = (MeshAxis.DATA, MeshAxis.CFG, MeshAxis.PIPEFUSION, MeshAxis.RING, MeshAxis.ULYSSES)
 """The axes whose sizes a plan sets, from outermost to innermost."""
