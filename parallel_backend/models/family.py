@@ -59,7 +59,7 @@ class Execution:
         mesh: the rank's communicators.
         plan: the plan for which the communicators were opened.
         access: makes the weights of this rank's blocks usable while they run.
-        on_progress: called after each block, so that an observer sees the rank make progress.
+        on_progress: called after each unit of blocks, so that an observer sees the rank make progress.
         compiler: the backend of torch.compile for the blocks; empty for none.
     """
 

@@ -38,10 +38,10 @@ class DiffusersModel:
         self.module = module.eval().requires_grad_(False)
         self._patch_size = declaration.patch_size(module)
         self._call = call
-        self._spread = ParallelModel(module, declaration, stage, ENTRY)
-        self.block_modules: Sequence[nn.Module] = self._spread.blocks
-        self.unknown: Sequence[str] = self._spread.unknown
-        answer_attention(module, lambda: self._spread.now.attentions)
+        self._parallel = ParallelModel(module, declaration, stage, ENTRY)
+        self.block_modules: Sequence[nn.Module] = self._parallel.blocks
+        self.unknown: Sequence[str] = self._parallel.unknown
+        answer_attention(module, lambda: self._parallel.now.attentions)
 
     def patches(self, latent_shape: Sequence[int], count: int) -> tuple[Region, ...]:
         """Return each patch's region of the latent."""
@@ -53,11 +53,11 @@ class DiffusersModel:
 
     def forward_on(self, execution: Execution) -> DiffusersForward:
         """Return the forward of this stage under a plan."""
-        return DiffusersForward(self, self._spread, execution)
+        return DiffusersForward(self, self._parallel, execution)
 
     def compute(self, latent: Tensor, inputs: Inputs) -> Tensor:
         """Return the model's output for a latent in the compute dtype."""
-        return self._call(self._spread, latent, inputs)
+        return self._call(self._parallel, latent, inputs)
 
 
 class DiffusersForward(ParallelForward):

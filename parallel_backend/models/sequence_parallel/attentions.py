@@ -320,7 +320,7 @@ class Attentions:
         )
         width = operands.v.shape[3]
         exactly = operands.exact or weights is not None
-        out = self._spread(block, attention, operands if weights is None else operands.weighed(weights), exactly)[
+        out = self._distributed(block, attention, operands if weights is None else operands.weighed(weights), exactly)[
             ..., :width
         ]
         return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
@@ -372,7 +372,7 @@ class Attentions:
         q, k, v = (x.transpose(1, 2) for x in (operands.q, operands.k[:, :, :keys], operands.v[:, :, :keys]))
         return replicated_query_attention(self._mesh.sequence, self.kernel(q, operands.exact), q, k, v)
 
-    def _spread(self, block: BlockCall, attention: DistributedAttention, operands: Operands, exactly: bool) -> Tensor:
+    def _distributed(self, block: BlockCall, attention: DistributedAttention, operands: Operands, exactly: bool) -> Tensor:
         """Return `[batch, local tokens, heads, head_dim]`. `exactly` overrides the plan's codec. A collective."""
         placements = [block.placements[name] for name in attention.streams]
         padded_counts = [max(1, placement.counts[self._call.rank]) for placement in placements]

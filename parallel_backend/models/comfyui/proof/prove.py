@@ -63,7 +63,7 @@ def _splits(case: Case) -> Iterator[tuple[str, Split]]:
         plan = plan_for(case, **fields)
         yield (
             ", ".join(f"{axis} {degree}" for axis, degree in fields.items()),
-            Split(plan, _spread(case, plan), expected),
+            Split(plan, _divided(case, plan), expected),
         )
     if case.declaration.no_batches:
         return
@@ -76,7 +76,7 @@ def _splits(case: Case) -> Iterator[tuple[str, Split]]:
         yield f"{axis} 2", Split(plan, _apart(pair, plan), together, rows=True)
 
 
-def _spread(case: Case, plan: ResolvedPlan) -> OnRank:
+def _divided(case: Case, plan: ResolvedPlan) -> OnRank:
     def on_rank(_: int) -> list[Tensor]:
         rank = ProofRank(case, plan)
         return [out for out in (rank.run(), rank.by_patch()) if out is not None]
