@@ -105,8 +105,10 @@ class Description:
     @cached_property
     def streams(self) -> tuple[str, ...]:
         """Return the arguments that are streams: the picture's tokens, and text that these attend to or the block returns."""
-        spread = {name for each in self.attentions if isinstance(each, d.DistributedAttention) for name in each.streams}
-        carried = {name for name in self._dims if name in self.pictured or name in spread or self._is_carried(name)}
+        divided = {
+            name for each in self.attentions if isinstance(each, d.DistributedAttention) for name in each.streams
+        }
+        carried = {name for name in self._dims if name in self.pictured or name in divided or self._is_carried(name)}
         return tuple(name for name in self.sites[0].run.values if name in carried)
 
     @cached_property

@@ -299,7 +299,7 @@ class Attentions:
                 raise attention_refused(["mask"])
             out = self._after_prefix(block, attention, Operands.of(q, k, v, heads, skip_reshape, extra_arguments))
             return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
-        spread = isinstance(attention, DistributedAttention)
+        distributed = isinstance(attention, DistributedAttention)
         weights = mask if isinstance(attention, DistributedAttention) and attention.biased else None
         if isinstance(attention, ReplicatedQueries) and self._mesh.sequence.size > 1:
             assert block is not None
@@ -308,9 +308,9 @@ class Attentions:
             )
             out = self._merged(block, attention, operands)
             return out.transpose(1, 2) if skip_output_reshape else out.flatten(2)
-        if not spread or (alone and weights is None and not self._masked(attention)):
+        if not distributed or (alone and weights is None and not self._masked(attention)):
             return (kernel or self._product)(
-                q, k, v, heads, mask=None if spread else mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
+                q, k, v, heads, mask=None if distributed else mask, attn_precision=attn_precision, skip_reshape=skip_reshape,
                 skip_output_reshape=skip_output_reshape, **extra_arguments,
             )  # fmt: skip
         assert block is not None and isinstance(attention, DistributedAttention)
@@ -372,7 +372,9 @@ class Attentions:
         q, k, v = (x.transpose(1, 2) for x in (operands.q, operands.k[:, :, :keys], operands.v[:, :, :keys]))
         return replicated_query_attention(self._mesh.sequence, self.kernel(q, operands.exact), q, k, v)
 
-    def _distributed(self, block: BlockCall, attention: DistributedAttention, operands: Operands, exactly: bool) -> Tensor:
+    def _distributed(
+        self, block: BlockCall, attention: DistributedAttention, operands: Operands, exactly: bool
+    ) -> Tensor:
         """Return `[batch, local tokens, heads, head_dim]`. `exactly` overrides the plan's codec. A collective."""
         placements = [block.placements[name] for name in attention.streams]
         padded_counts = [max(1, placement.counts[self._call.rank]) for placement in placements]

@@ -137,12 +137,12 @@ class FunctionOverride:
             raise _refused(block, "merges attention of several workers")
         name = attention.queries if isinstance(attention, ReplicatedQueries) else attention.source
         queries = [block.placements[name]] if name in block.placements else [*block.placements.values()]
-        spread = [placement for placement in queries if not placement.everywhere]
-        if len(spread) > 1:
+        divided = [placement for placement in queries if not placement.everywhere]
+        if len(divided) > 1:
             raise _refused(block, "has several streams of tokens")
-        if spread and mask is not None and mask.ndim > 2 and max(mask.shape[1:-1]) > 1:
+        if divided and mask is not None and mask.ndim > 2 and max(mask.shape[1:-1]) > 1:
             raise _refused(block, "has a different mask for each query")
-        return spread
+        return divided
 
     def _here(self, placement: Placement) -> bool:
         """Return True if this rank has tokens of a stream. A rank without tokens has an idle token."""
