@@ -39,7 +39,7 @@ class TroubleshootingEntry:
     quoted: tuple[tuple[str, ...], ...]
 
     def fits(self, message: str) -> int:
-        """Return the most letters that a quotation shares with a message.
+        """Return the most letters that a quotation shares with a message; 0 if no quotation counts.
 
         A quotation counts only if the message has all its words.
         """

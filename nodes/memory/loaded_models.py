@@ -86,7 +86,7 @@ class DeviceShare(WorkerPatcher):
 class MainShare(WorkerPatcher):
     """A model's weights on the device of its VAE, in a module with the Shares.
 
-    ComfyUI lists and releases the shares with it.
+    Loading it adds the other devices' shares to ComfyUI's list. ComfyUI releases each share separately.
     """
 
     def partially_load(self, *_: Any, **__: Any) -> int:

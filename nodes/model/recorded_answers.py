@@ -1,4 +1,4 @@
-"""Model outputs of a step's first pass, which the second pass reads instead of computing them again."""
+"""Outputs of models and ControlNets in a step's first pass, which the second pass reads instead of computing them again."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ WAY_OUT = MODEL.way_out
 """The last part of each message about a MODEL, which says what the user can do."""
 
 HANDLED = frozenset({*TRANSFORMER_OPTIONS, *SIGMAS, BRANCHES, "wrappers"})
-"""Options that models read and that this function does not refuse as unknown: they are sent, run or refused elsewhere."""
+"""Options that `refuse_transformer_options` does not refuse as unknown: other code sends, runs or refuses them."""
 
 
 def refuse_transformer_options(options: Mapping[str, Any], model: nn.Module) -> None:

@@ -133,7 +133,9 @@ class RemoteModel:
         return self.family.shape(self.config)
 
     def attention(self, dtype: torch.dtype) -> str:
-        """Return the attention kernel of the workers and the reason for it, for the log; on another machine, the plan's choice.
+        """Return the workers' attention kernel and the reason for it, for the log.
+
+        For GPUs of another machine, return the plan's choice.
 
         Raises:
             Refused: the plan's choice cannot run here.

@@ -204,7 +204,7 @@ def bench_of(request: BenchRequest) -> Bench:
     """Return the benchmark of a request.
 
     Raises:
-        NotMeasured, Refused, OSError: the graph cannot be measured.
+        NotMeasured, Refused, OSError, msgspec.ValidationError: the graph cannot be measured.
     """
     if args.tls_keyfile:
         raise NotMeasured("ComfyUI was started with TLS (--tls-keyfile): run python -m parallel_backend.bench instead.")

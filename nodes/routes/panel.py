@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class ComparisonStatus(msgspec.Struct, frozen=True):
-    """The status of the comparison of plans.
+    """The status of the comparison of the last run's plan with one device.
 
     Attributes:
         doing: the present measurement; empty if no comparison runs.

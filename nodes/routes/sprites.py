@@ -25,7 +25,7 @@ def put_sprites() -> web.Response:
 
 
 def copy_sprites() -> int:
-    """Copy the missing files, and return their number. Never overwrite a file, nor leave a part of one.
+    """Copy the missing files, and return their number. Never overwrite a file. A file appears whole or not at all.
 
     Raises:
         OSError: a file cannot be written.

@@ -1,5 +1,5 @@
 // @ts-check
-/** A strip over the graph during a run, with each GPU's load, memory and temperature, as far as the driver reports them. */
+/** A strip below the graph during a run, with each GPU's load, memory and temperature, as far as the driver reports them. */
 
 /** @import { Api, App } from "../comfyui" */
 /** @import { DeviceMemory } from "../panel/state" */

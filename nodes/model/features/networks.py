@@ -168,7 +168,7 @@ def _zimage(patch: Any, skeleton: Any, shape: Sequence[int], name: Name) -> Netw
         )
     height, width = (size + size % skeleton.patch_size for size in shape[-2:])
     beyond = {"x": torch.empty(1, 1, height, width, device="meta"), "block_index": blocks}
-    patch(beyond | dict.fromkeys(("img", "txt")))  # after the last block, the patch only encodes the picture
+    patch(beyond | dict.fromkeys(("img", "txt")))  # after the last block, the patch at most encodes the picture
     _check_single([patch.encoded_image])
     values = {
         "strength": float(patch.strength),

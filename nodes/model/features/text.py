@@ -15,7 +15,7 @@ class PreparedByWorkers:
     diffusion_model: Any
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
-        """Return ComfyUI's conditions, with the arguments of that call if it took place."""
+        """Return ComfyUI's conditions, with the arguments of the text preparation if ComfyUI's class called it."""
         proxy = self.diffusion_model
         proxy.text_arguments = None
         conds: dict[str, Any] = super().extra_conds(**kwargs)  # type: ignore[misc]

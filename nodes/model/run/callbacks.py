@@ -30,7 +30,7 @@ class ChangingCallbacks:
     """The callbacks that have changed a latent in a run of the workers' loop.
 
     Packs make a callback anew for each run. A callback is therefore known by its code and by the strings and booleans in its
-    closure and arguments.
+    closure, arguments and defaults.
     """
 
     def __init__(self) -> None:

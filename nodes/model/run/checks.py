@@ -90,7 +90,7 @@ def check_run(run: SamplerRun, proxy: DiffusionProxy) -> Checked:
 
 
 def shared_calls(prompts: Sequence[Conditioning], values: Mapping[str, Value]) -> Iterator[Conditioning]:
-    """Yield the calls that ComfyUI can make of the prompts. Tensors with equal shapes are joined along the batch.
+    """Yield the calls that ComfyUI can make of the prompts. Prompts with equal shapes and values are joined along the batch.
 
     Args:
         prompts: the conditioning of each prompt.
