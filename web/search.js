@@ -21,7 +21,10 @@ const BEGINS = 1;
 const HAS = 2;
 const RESEMBLES = 9;
 
-/** ComfyUI's penalty, from 0 to 1, for a name without any letter of the words. The more letters a name has, the lower it is. */
+/**
+ * ComfyUI's penalty, added to a misfit of 0 to 1, for words that have none of a name's letters. The more of these letters the words
+ * have, the lower it is.
+ */
 const SHORT = 0.2;
 
 /** Largest score of an alias that equals the words. */
