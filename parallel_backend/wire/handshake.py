@@ -214,7 +214,7 @@ def read_secret(path: Path) -> bytes:
     """Return the secret in a file, without white space around the secret.
 
     Raises:
-        Refused: the file cannot be read, other users can read it, or the secret is too short or too long.
+        Refused: the file cannot be read, other users have access to it or own it, or the secret is too short or too long.
     """
     try:
         with path.open("rb") as file:

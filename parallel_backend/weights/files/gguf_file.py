@@ -165,7 +165,9 @@ def _tensor(fields: _Fields) -> _Tensor:
 
 
 def _storage(tensor: _Tensor, ends: Mapping[int, int]) -> Storage:
-    """Return the storage of a tensor's values. An unknown type covers all bytes up to the next tensor.
+    """Return the storage of a tensor's values.
+
+    The storage covers all bytes up to the next tensor if the type is unknown, or if its blocks do not divide the values.
 
     Args:
         ends: offset at which bytes begin -> offset at which they end.
@@ -226,7 +228,7 @@ class _Fields:
         return int(value)
 
     def count(self, code: str) -> int:
-        """Return the next integer, which is the number of items that follow."""
+        """Return the next integer, which is the number of items that follow. Raises ValueError above MAX_ITEMS."""
         value = self.integer(code)
         if value > MAX_ITEMS:
             raise ValueError(f"{value} items")
@@ -237,7 +239,11 @@ class _Fields:
         return self.take(self.integer("Q")).decode()
 
     def value(self, kind: GGUFValueType) -> object:
-        """Return the next value, or None for a value that says nothing about the tensors."""
+        """Return the next value, or None for a value that says nothing about the tensors.
+
+        Raises:
+            ValueError: the value is an array of arrays, or an array of more than MAX_ITEMS texts.
+        """
         if kind == GGUFValueType.STRING:
             return self.text()
         if kind in INTEGERS:

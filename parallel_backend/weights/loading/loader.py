@@ -96,7 +96,7 @@ def _runs(
 def want_of(
     entry: TensorEntry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
 ) -> WantedRange:
-    """Return the want of as many elements of a tensor as `into`, which is flat, has, from element `first` on.
+    """Return the WantedRange of the elements from `first` on of a tensor. They fill `into`, which is flat.
 
     Plain values are converted. If `through` is given, they are rounded to that dtype first. Blocks are expanded and converted
     if `into` has a float dtype. Otherwise the elements are bytes of the blocks, and are copied unchanged.
@@ -118,7 +118,7 @@ def want_of(
 def _expanded(
     entry: TensorEntry, first: int, into: Tensor, through: torch.dtype | None, files: Mapping[Path, int]
 ) -> WantedRange:
-    """Return a want of values in blocks. It gathers the blocks and expands them when the last block has arrived."""
+    """Return the WantedRange of values in blocks. It gathers the blocks and expands them when the last block has arrived."""
     storage = entry.storage
     begin, end = first // storage.values, -(-(first + into.numel()) // storage.values)
     skipped = first - begin * storage.values
@@ -141,7 +141,7 @@ def _expanded(
 
 
 def _scale(entry: TensorEntry, first: int, into: Tensor, files: Mapping[Path, int]) -> WantedRange:
-    """Return a want of the factors of rows. The file has one factor for all rows, or one for each row."""
+    """Return the WantedRange of the factors of rows. The file has one factor for all rows, or one for each row."""
     assert entry.dtype is not None
     if entry.nbytes != entry.dtype.itemsize:
         return want_of(entry, first, into, None, files)

@@ -73,7 +73,7 @@ class Watch:
     Attributes:
         is_cancelled: returns True if the user has cancelled, the same on all ranks.
         progress: called with the bytes that have arrived and the bytes that will arrive, of all ranks together.
-        read: called with the number of bytes that this rank has read from disk.
+        read: called with the number of bytes of each chunk that this rank reads from disk.
     """
 
     is_cancelled: Callable[[], bool]
@@ -132,7 +132,7 @@ class _Reading:
         return float(everyone.all_gather(elapsed, [1] * everyone.size).max()) / shared_bytes(turn)
 
     def read(self, turns: Sequence[Turn], way: Way) -> None:
-        """Read rounds. Each rank reads its own chunk first."""
+        """Read rounds. Each rank reads its own chunk first. Raises Refused and Cancelled as `read_ranges` does."""
         rank = self.neighbours.everyone.rank
         orders = [sorted(turn, key=lambda chunk: chunk.reader != rank) for turn in turns]
         chunks = (chunk for order in orders for chunk in order if rank in chunk.read_by(way))

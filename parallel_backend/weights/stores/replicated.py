@@ -65,7 +65,11 @@ class ReplicatedStore(WeightStore):
         return 0 if self._idle is None else self._idle.part()
 
     def leaving(self, here: bool) -> int:
-        """Return the bytes of this rank's weights, or of its part of the machine's copy, or 0 if there is a copy already."""
+        """Return the bytes of this rank's part of the copy that is about to be made.
+
+        They are 0 if there is a copy already, or if no sharer's weights leave. A rank whose weights differ from the others' has
+        a copy of its own, and so accounts for all of it.
+        """
         if self._copy is not None:
             return 0
         self._writers = tuple(rank for rank, (leaves,) in enumerate(self._gathered(int(here))) if leaves)
