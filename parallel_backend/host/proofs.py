@@ -30,7 +30,7 @@ LOOK = 0.5
 """Seconds between two checks of the child's memory."""
 
 LONGEST_LOOK = 1.0
-"""Seconds that a check may take. A longer check means that this process was paused, and does not count against the child."""
+"""Seconds that a check may take. A longer check means that this process was paused, and counts as this many for the child."""
 
 ALONE = {
     "OMP_NUM_THREADS": "1",

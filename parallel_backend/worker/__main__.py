@@ -30,7 +30,10 @@ from .requests.rank import WorkerRank
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one rank. Return 0, or 1 after a failure, which the host has been told."""
+    """Run one rank. Return 0, or 1 after a failure.
+
+    A failure before the connection to the host is printed to stderr. A later failure is also reported to the host.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for ComfyUI, which stops the workers
     faulthandler.enable()  # a crash leaves its stack in the log
     status = RankProgress()

@@ -162,7 +162,7 @@ def _closed(pipe: int) -> bool:
 
 
 def _device_touched() -> bool:
-    """Return True if an import has opened a GPU. A forked process cannot use it, so the worker starts without the fork."""
+    """Return True if an import has opened a GPU. A forked process cannot use it, so the worker starts Python anew."""
     for fd in os.listdir("/proc/self/fd"):
         try:
             if os.readlink(f"/proc/self/fd/{fd}").startswith(GPU_FILES):

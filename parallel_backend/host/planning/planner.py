@@ -93,8 +93,8 @@ class Planner:
         Args:
             measure_memory: returns the bytes that a job may use now on each rank's device of a plan.
             measure_machine: returns the speeds that the workers on a plan's devices measure.
-            measure_blocks: returns the times of the model's blocks there. Called for plans with stages, for models that are not
-                sharded, and if devices are of several kinds.
+            measure_blocks: returns the times of the model's blocks there. Called for plans with stages, for models that run
+                unsharded, and if devices are of several kinds.
 
         Raises:
             Refused: no plan can work. The message names one that does, or says what to change.
@@ -170,7 +170,10 @@ class Planner:
 
 
 def _on_one_device(question: PlanRequest) -> PlanRequest | None:
-    """Return the request for the first of several automatic devices, or None if it asks for more."""
+    """Return the request for the first of several automatic devices.
+
+    Return None if the request names its devices, has only one, or asks for a cfg or data degree above 1.
+    """
     requested_plan = question.requested_plan
     devices = feasible(requested_plan, question.gpus, question.shape.limits, question.workload)[0].devices
     if not is_automatic(requested_plan) or len(devices) < 2 or max(requested_plan.cfg, requested_plan.data) > 1:

@@ -208,7 +208,7 @@ class _WorkerConnection:
         self.descriptors: deque[int] = deque()
 
     def with_shared(self, frame: Frame) -> Frame:
-        """Return the frame with its tensor in shared memory, if the frame has one."""
+        """Return the frame with its tensor in shared memory, if the frame has one. Raises BadFrame if that memory is unusable."""
         message = frame.message
         if not isinstance(message, DecodedPixelsReply):
             return frame

@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
 
 SLOWER_TO_CONNECT = 3
-"""Factor of the silence that is allowed while communicators are opened."""
+"""Factor by which the allowed silence is longer while communicators are opened."""
 
 
 @dataclass(frozen=True)

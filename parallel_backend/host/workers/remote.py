@@ -32,7 +32,10 @@ ASK_SECONDS = 30.0
 TRY_SECONDS = 0.5
 
 LONGEST_TRY = 20.0
-"""Largest number of seconds between two tries, connecting and handshake included. A longer time is a pause of this process."""
+"""Largest number of seconds between two tries, connecting and handshake included.
+
+A longer time means that this process was paused, and counts as this many.
+"""
 
 
 def is_remote(device: str) -> bool:

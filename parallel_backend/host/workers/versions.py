@@ -66,7 +66,10 @@ def check_members(members: Sequence[RankFacts]) -> None:
 
 
 def _check_files(members: Sequence[RankFacts]) -> None:
-    """Raise Refused if ranks have other files of ComfyUI's than this process has imported. Equal versions may hide that."""
+    """Raise Refused if ranks have other files of ComfyUI's than this process has imported. Equal versions may hide that.
+
+    Raise Refused too if these files have changed on disk since this process imported them.
+    """
     module = sys.modules.get("comfyui_version")
     if module is None or not any(member.comfyui_files for member in members):
         return

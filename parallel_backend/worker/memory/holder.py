@@ -102,6 +102,7 @@ class ModelHolder:
 
         Raises:
             OutOfMemory: the part is larger than the allowance.
+            Refused: the host has too little memory for streamed weights.
         """
         self._limit = allowance.limit
         self._memory.limit(allowance.limit)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 HEARTBEAT_SECONDS = 0.2
-"""Seconds between the begin of a phase and a fault, so that the host knows the phase, as before most real faults."""
+"""Seconds from the start of a phase to its fault. The host then knows the phase, as it does before most real faults."""
 
 LATE_SECONDS = 1.5
 

@@ -27,7 +27,7 @@ FIND_SECONDS = 300.0
 """Seconds for which a rank tries to connect to rank 0's gateway."""
 
 LONGEST_TRY = 20.0
-"""Seconds that one try takes at most. A longer time means that this process was paused, and does not count."""
+"""Seconds that one try takes at most. A longer time means that this process was paused, and counts as this many."""
 
 ANY_INTERFACE = ("0.0.0.0", "::")
 

@@ -124,7 +124,9 @@ class Autoencoding:
         return send
 
     def _encode(self, message: EncodeRequest, pixels: Tensor, autoencoder: Autoencoder, axis: Communicator) -> Tensor:
-        """Return the means of the latent. A collective.
+        """Return the means of the latent on the first rank, and no rows on the others. A collective.
+
+        If the picture is too small to be cut, every rank has all means.
 
         Args:
             pixels: `[batch, 3, (frames,) height, width]` from -1 to 1.

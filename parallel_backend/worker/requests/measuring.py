@@ -59,7 +59,11 @@ def measure_memory(rank: WorkerRank, message: MeasureMemoryRequest) -> None:
 
 
 def measure_blocks(rank: WorkerRank, message: MeasureBlocksRequest, tensors: dict[str, Tensor]) -> None:
-    """Reply with every rank's time for a block of each kind. A collective."""
+    """Reply with every rank's time for a block of each kind. A collective.
+
+    For a model that runs unsharded, the times are those of `time_forward`. The request is declined if such a model couples the
+    rows of a batch and the plan has several ranks.
+    """
     mesh = rank.mesh(message.plan)
     rank.status.enter("timing the model's blocks")
     spec = rank.files.find(message.model)
