@@ -1,1 +1,4 @@
-"""ComfyUI's own model classes. This is the backend's only package that imports ComfyUI, and it does so only to read a model."""
+"""ComfyUI's own model classes.
+
+The backend imports ComfyUI only through this package, and only when a model is to be detected, built or run.
+"""

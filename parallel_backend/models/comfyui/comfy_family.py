@@ -115,7 +115,7 @@ class ComfyFamily:
         return Picture(tuple(latent_shape), config.patch_size).tokens
 
     def context_tokens(self, config: ComfyConfig, conditioning: Conditioning) -> int:
-        """Return the number of tokens of the text and of the reference latents in the conditioning."""
+        """Return the number of tokens of the text and, in a model with a declaration, of the reference latents."""
         text = conditioning.get("context")
         tokens = 0 if text is None or text.ndim < 2 else text.shape[1]
         if config.declaration is None:
@@ -130,7 +130,7 @@ class ComfyFamily:
     def item_bytes(
         self, config: ComfyConfig, latent_shape: Sequence[int], conditioning: Conditioning, dtype: torch.dtype
     ) -> float:
-        """Return ComfyUI's estimate of the memory of an unsharded forward for one batch item, in bytes."""
+        """Return ComfyUI's estimate of the bytes of an unsharded forward for one batch item; 0 for a model with a declaration."""
         if config.declaration is not None:
             return 0.0
         base, item_shape = config.base_model, [1, *latent_shape[1:]]

@@ -37,7 +37,7 @@ class ComfyConfig:
         quantisation: the file's tensor `comfy_quant` of each quantised layer.
         shape: the model's size and limits, for plans.
         keys: the key map of the parameters that ranks hold.
-        names: the key map of the unsharded weights that adapters change.
+        names: the key map in which each weight that adapters change is a single tensor.
         exact: the parameters that ComfyUI's class keeps in fp32, whichever dtype is chosen.
         latent_channels: the number of channels of the latent to sample.
         patch_size: the latent values of one token in (frames,) height and width; ones without a declaration.

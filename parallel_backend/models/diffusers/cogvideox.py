@@ -33,7 +33,10 @@ from .model import Call
 PREFIXES = ("", "model.diffusion_model.")
 CHANNELS = 16
 LARGE_HEADS = 48
-"""The number of heads of 5b and 1.5; 2b has 30. Files of the 1.0 models have no other mark of the size (nor has ComfyUI)."""
+"""The number of heads of 5b and 1.5; 2b has 30.
+
+Nothing else in files of the 1.0 models tells 2b from 5b, and ComfyUI does not tell them apart.
+"""
 
 SPATIAL_ALIGNMENT = 16
 """Sinusoidal absolute positions need a multiple of this number of features."""

@@ -14,7 +14,7 @@ PATCH = 2
 TIME_FEATURES = 256
 
 Source = tuple[str, int, int]
-"""The original tensor's name without `.weight`, and the first and last row that are taken from it."""
+"""The original tensor's name without `.weight`, the first row that is taken from it, and the row after the last."""
 
 
 def pixart_keys(

@@ -29,7 +29,7 @@ def merging_dtype(dynamic: bool, device: torch.device) -> torch.dtype:
 
 
 def rounded(values: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Round the values of an unsharded weight to an fp8 dtype, up or down at random.
+    """Round the values of a whole weight to an fp8 dtype, up or down at random.
 
     The random numbers are drawn on the weight's device, and the weight's name is the seed.
     """

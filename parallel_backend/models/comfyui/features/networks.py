@@ -249,7 +249,10 @@ class InfiniteTalk:
         return {"attn2_patch": [add]} | ({} if self._speakers is None else {"attn1_patch": [by_speaker]})
 
     def _by_speaker(self, local: Tensor | None, call: CallLayout, options: Any) -> tuple[Tensor, Tensor] | None:
-        """Return each token's attention to each speaker, and the maximum and minimum over all tokens, `[2, 2]`."""
+        """Return each token's attention to each speaker, `[2, tokens]`, and the maximum and minimum over all tokens, `[2, 2]`.
+
+        Return None without `local`, which is the case for a single speaker.
+        """
         if local is None:
             return None
         placement = _placement(call, options)

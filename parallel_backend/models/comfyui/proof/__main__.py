@@ -1,6 +1,6 @@
 """`python -m parallel_backend.models.comfyui.proof REQUESTS`: prove calls of small models, and print one reply a line.
 
-`parallel_backend.host.proofs` starts this separate process. It imports only ComfyUI, and ends when its input closes.
+`parallel_backend.host.proofs` starts this separate process. It imports ComfyUI without packs, and ends when its input closes.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _pair(first: Case, second: Case) -> Pair:
 
 
 def _each(function: Any, value: Any) -> Any:
-    """Return the value with each tensor of a batch replaced by the function. Dicts stay: ComfyUI shares them between items."""
+    """Apply a function to each tensor in a value, its lists and tuples. Dicts stay: ComfyUI shares them between items."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return type(value)(_each(function, each) for each in value)  # type: ignore[call-arg]
     return function(value)

@@ -1,4 +1,4 @@
-"""The proof of one call of a small model: run on one rank, and divided over three ranks."""
+"""The proof of one call of a small model: run on one rank, and divided over two or three ranks."""
 
 from __future__ import annotations
 

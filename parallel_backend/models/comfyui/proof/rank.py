@@ -80,7 +80,7 @@ class ProofRank:
         """Return the joined outputs of all patches, from a cache that holds the whole call.
 
         Returns:
-            None if the plan has one patch, and on ranks of other stages.
+            None if the plan has one patch, and on ranks of other stages than the last.
         """
         if self._plan.patches == 1:
             return None

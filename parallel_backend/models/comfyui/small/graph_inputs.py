@@ -21,7 +21,7 @@ A switch or a word has its value. All other arguments have None.
 """
 
 OTHERWISE = frozenset({"c_concat", LATENT_SHAPES, "control", "crossattn_controlnet", TEXT_PREPARATION})
-"""Conditioning that is no input here: parts of the latent, ControlNet data, and text preparation that a small call skips."""
+"""Conditioning that is no input here: parts of the latent, ControlNet data, and the preparation of the text."""
 
 
 def graph_inputs_of(conditioning: Mapping[str, Any]) -> GraphInputs:
