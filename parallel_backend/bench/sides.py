@@ -1,4 +1,4 @@
-"""The sides of a benchmark, one after the other: stock ComfyUI, then this pack's plans. Nothing else is loaded then."""
+"""The sides of a benchmark, in turn: stock ComfyUI, then this pack's plans. Each runs in a ComfyUI that has nothing loaded."""
 
 from __future__ import annotations
 

@@ -74,6 +74,9 @@ def look_closely(model: nn.Module, call: ModelCall, parts: ModelParts) -> Sites:
 
     The function disturbs each row, column and frame of the latent once, then of each argument that has the picture's axes, and
     then the text.
+
+    Raises:
+        Undescribed: the inputs of a module differ between equal calls, or a forward fails.
     """
     base = first_runs(model, call, parts.every)
     if any(bool(each.any()) for each in changed_locations(base, first_runs(model, call, parts.every)).values()):
@@ -158,7 +161,11 @@ def first_runs(model: nn.Module, call: ModelCall, paths: Sequence[str]) -> dict[
 
 
 def changed_locations(base: Mapping[str, ModuleCall], runs: Mapping[str, ModuleCall]) -> dict[Placed, Tensor]:
-    """Return a bool tensor of the changed elements for each tensor that a module receives, by location."""
+    """Return a bool tensor of the changed elements for each tensor that a module receives, by location.
+
+    Raises:
+        Undescribed: the shape of a tensor has changed.
+    """
     changed = {}
     for path, run in base.items():
         for name, value in run.values.items():

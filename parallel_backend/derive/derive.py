@@ -98,7 +98,8 @@ def _calls(subject: Subject, declaration: Declaration) -> list[ModelCall]:
     """Return the subject's own call and one larger call, of the first larger size that the model accepts.
 
     If the model pads its latents, the first larger size does not divide into tokens. The next size is twice as high and wide.
-    The larger call has two rows if the subject can make calls of several rows and the model accepts them.
+    The larger call has two rows if the subject can make calls of several rows and the model accepts them. If the model accepts
+    no larger call, the last one is returned anyway.
     """
     *frames, height, width = subject.sizes.picture
     *_, high, wide = as_patch_size(declaration.patch_size(subject.model), len(subject.sizes.picture) + 2)

@@ -113,7 +113,11 @@ class Description:
 
     @cached_property
     def returns(self) -> tuple[str, ...]:
-        """Return, for each returned value, the stream whose tokens the value has."""
+        """Return, for each returned value, the stream whose tokens the value has.
+
+        Raises:
+            Undescribed: a value has the tokens of no stream, or is not a tensor.
+        """
         returned = self.sites[0].run.returned
         values = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         if not all(value is None or isinstance(value, Tensor) for value in values):
@@ -136,7 +140,7 @@ class Description:
 
     @cached_property
     def attends_in(self) -> str:
-        """Return the module that calls attention without options."""
+        """Return the module that calls attention without options; empty if none does. Raises Undescribed if there are several."""
         within = {each.attends_in for each in self.probe.attentions}
         if len(within) > 1:
             raise Undescribed(f"{self.path} calls attention in several ways ({', '.join(sorted(within))})")
@@ -151,7 +155,11 @@ class Description:
         return None
 
     def kinds(self, name: str) -> Iterator[d.StreamKind]:
-        """Yield the stream kinds that fit a stream, the likeliest first."""
+        """Yield the stream kinds that fit a stream, the likeliest first.
+
+        Raises:
+            Undescribed: the position of the picture's tokens in the stream changes with the latent's size.
+        """
         if name not in self.pictured:
             yield d.FirstPatchTokens()
             return

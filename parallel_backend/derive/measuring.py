@@ -31,7 +31,7 @@ from .tracing import ModuleCall
 from .values import called, mapped, tensors_in
 
 SIZES = ((32, 32), (32, 64))
-"""Units of height and width, large enough that the memory per token exceeds the memory for all tokens together."""
+"""Units of height and width, large enough that the memory that grows with the tokens exceeds the memory that they share."""
 
 NOTHING = ("detach", "empty", "_unsafe_view", "_reshape_alias", "lift_fresh")
 """Beginnings of the names of operators that launch no kernel. Views do not launch kernels either."""

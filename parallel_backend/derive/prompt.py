@@ -100,8 +100,9 @@ def _other_sizes(sizes: Sizes) -> list[Sizes]:
 def _resized(tensor: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
     """Return a tensor resized from the sizes `own` to `sizes`, with new random values if the old values do not matter.
 
-    The last two dimensions change if both are the same whole multiple of the latent's. The second dimension changes if its
-    length is the text's or, in a tensor with more than three dimensions, the number of frames.
+    In a tensor with more than three dimensions, the last two change if both are the same whole multiple of the latent's. For a
+    video, the third dimension from the end or else the second changes if its length is the number of frames. In a tensor with
+    two or three dimensions, the second changes if its length is the text's.
     """
     shape, dims = list(tensor.shape), len(own.picture)
     high, wide = own.picture[-2:]

@@ -1,6 +1,6 @@
 """`python -m parallel_backend.derive.reply FILE`: derive a declaration for ComfyUI, and print the reply as one line.
 
-`parallel_backend.host.deriving` starts this separate process. It imports only ComfyUI, and ends when its input closes.
+`parallel_backend.host.deriving` starts this separate process. It imports ComfyUI without packs, and ends when its input closes.
 """
 
 from __future__ import annotations
