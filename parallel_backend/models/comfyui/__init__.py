@@ -1,4 +1,4 @@
 """ComfyUI's own model classes.
 
-The backend imports ComfyUI only through this package, and only when a model is to be detected, built or run.
+Only this package of the backend calls ComfyUI. It imports ComfyUI inside functions, because many processes do not need it.
 """

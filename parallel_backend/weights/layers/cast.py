@@ -20,8 +20,8 @@ from ..formats import Storage
 class CastLinear(nn.Linear):
     """A linear layer that casts its weight and bias to the input's dtype.
 
-    `full_weight` is the only way to the weight's values: code that changes the values for a time (LoRA) calls it too. In a
-    sharded store the weight is whole only inside `BlockAccess.block`.
+    `full_weight` is the only way to the weight's values, so that `PackedLinear` can apply adapters (LoRA) there. In a sharded
+    store the weight is whole only inside `BlockAccess.block`.
     """
 
     def full_weight(self, dtype: torch.dtype) -> Tensor:

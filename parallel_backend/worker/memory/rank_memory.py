@@ -121,7 +121,7 @@ class RankMemory:
         return torch.cuda.mem_get_info(self._device)[0] + unused - (KEPT_UNDER_WINDOWS if WINDOWS.exists() else 0)
 
     def has_host_room(self, nbytes: int) -> bool:
-        """Return True if the host has room for `nbytes` of each rank of this machine."""
+        """Return True if the host has room for `nbytes` of each rank of this machine, besides the reserve."""
         return nbytes * self._local_ranks <= available_on_host() - self._host_reserve
 
     def to_host(self, weights: WeightStore, here: bool) -> None:
