@@ -61,7 +61,7 @@ GPUS = [
 ]
 
 
-BRANCHES = [
+SIDES = [
     {
         "name": name,
         "plan": plan,
@@ -179,7 +179,7 @@ def gpus(page: Page) -> None:
 def bench(page: Page) -> None:
     """Show the benchmark of stock ComfyUI and the pack, half done, with a failed side."""
     file = "2026-11-25-4-x-nvidia-geforce-rtx-4090.json"
-    shown = {"doing": "0-3, first: step 7 of 20", "sides": BRANCHES, "row": ROW, "file": file, "said": ""}
+    shown = {"doing": "0-3, first: step 7 of 20", "sides": SIDES, "row": ROW, "file": file, "said": ""}
 
     def answer(route: Route) -> None:
         route.fulfill(json={**route.fetch().json(), "bench": shown})
@@ -191,7 +191,7 @@ def bench(page: Page) -> None:
     )
     open_tab(page)
     section = page.locator(".pp-on-bench")
-    expect(section.locator("tbody tr")).to_have_count(len(BRANCHES))
+    expect(section.locator("tbody tr")).to_have_count(len(SIDES))
     section.scroll_into_view_if_needed()
 
 

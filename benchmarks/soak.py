@@ -49,7 +49,7 @@ LOADERS = {"soak-pixart": "LoadParallelPixArt", "soak-video": "LoadParallelCogVi
 
 
 @dataclass(frozen=True)
-class HeldModel:
+class Resources:
     """The resources of ComfyUI's process, the fork server and the workers after a prompt.
 
     For the workers, each value is the maximum over them. `processes` counts processes beyond ComfyUI, the fork server and the
@@ -67,7 +67,7 @@ class HeldModel:
     rss_worker: float
 
 
-BOUNDS = HeldModel(
+BOUNDS = Resources(
     processes=0, files_comfyui=8, files_server=4, files_worker=8, shared=0, rss_comfyui=32, rss_server=8, rss_worker=64
 )
 """Largest allowed growth of each resource over its maximum in the first prompts."""
@@ -77,16 +77,16 @@ BOUNDS = HeldModel(
 class Report:
     """The results of a soak."""
 
-    held: list[HeldModel] = field(default_factory=list)
+    held: list[Resources] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     probes: list[float] = field(default_factory=list)
     plans: set[str] = field(default_factory=set)
     starts: int = 0
     seconds: float = 0.0
 
-    def growth(self, first: int) -> HeldModel:
+    def growth(self, first: int) -> Resources:
         """Return the growth of each maximum from the first `first` prompts to all later ones; negative for a decrease."""
-        return HeldModel(
+        return Resources(
             **{
                 name: max(getattr(held, name) for held in self.held[first:])
                 - max(getattr(held, name) for held in self.held[:first])
@@ -106,7 +106,7 @@ class Report:
         return self.failures + grown + wrong
 
 
-NAMES = tuple(entry.name for entry in fields(HeldModel))
+NAMES = tuple(entry.name for entry in fields(Resources))
 
 
 def fill_families(server: ComfyUI) -> None:
@@ -226,7 +226,7 @@ def described(graph: Graph) -> str:
     return f"{graph['model']['inputs']['unet_name']}, {plan}, {sampler['sampler_name']}, cfg {sampler['cfg']}"
 
 
-def held_by(server: ComfyUI, workers: int) -> HeldModel:
+def held_by(server: ComfyUI, workers: int) -> Resources:
     """Return the resources once the workers that had to end have ended."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while len(server.children()) > 1 + workers and time.monotonic() < deadline:
@@ -235,7 +235,7 @@ def held_by(server: ComfyUI, workers: int) -> HeldModel:
     children = server.children()
     ours = [child for child in children if child.ppid() != comfyui.pid]
     servers = [child for child in children if child.ppid() == comfyui.pid]
-    return HeldModel(
+    return Resources(
         processes=len(children) - 1 - workers,
         files_comfyui=comfyui.num_fds(),
         files_server=sum(process.num_fds() for process in servers),

@@ -65,7 +65,7 @@ class ParallelPlanNode(io.ComfyNode):
                     MAX_WORLD_SIZE,
                     "Pipeline stages: each GPU holds only its share of the model's blocks, and patches of the picture stream "
                     "through them. Sends the least, so it suits slow links. It is approximate: the picture differs slightly "
-                    "(see warmup_steps). 0 chooses, which is off unless preset is slow links; 1 is off.",
+                    "(see warmup_steps). 0 and 1 are off unless preset is slow links, which then chooses.",
                 ),
                 degree(
                     "ulysses",

@@ -32,6 +32,9 @@ from .trials import FOLDER, report_of_equal
 LOOK = 0.05
 """Seconds between two checks of ComfyUI's Cancel."""
 
+ONE_GPU = "one GPU in Parallel Plan, "
+"""The part of the advice of AnotherResult that holds only for models that can run unsharded."""
+
 log = logging.getLogger(__name__)
 
 
@@ -171,8 +174,8 @@ class Proofs:
         if proof.verdict is not None and proof.verdict.mismatch:
             mismatch = proof.verdict.mismatch
             raise AnotherResult(
-                f"{kind} of {of} gives a different result on several devices than on one, {mismatch}: use one GPU in Parallel "
-                f"Plan, Load Diffusion Model, or a tested ComfyUI ({versions(self._tables)}).",
+                f"{kind} of {of} gives a different result on several devices than on one, {mismatch}: use {ONE_GPU}Load "
+                f"Diffusion Model, or a tested ComfyUI ({versions(self._tables)}).",
                 split=f"this pack's split of the model gives a different result with {of}, {mismatch}",
                 unsharded_reason=f"{kind} runs unsharded on one device: with {of} it gives a different result on several "
                 f"devices, {mismatch}.",

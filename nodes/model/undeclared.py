@@ -42,7 +42,7 @@ from .conditioning import SAMPLING_KEYS, is_constant_tensor, of_prompt, options_
 from .features.attention_override import OPTION as OVERRIDE
 from .features.compile import compiler_of
 from .features.networks import PATCHES
-from .proofs import AnotherResult
+from .proofs import ONE_GPU, AnotherResult
 from .remote_model import RemoteModel
 from .sampler_run import SamplerRun
 from .trials import FOLDER
@@ -230,11 +230,11 @@ def unsharded_instead(
         mismatch: the verdict of the proof.
 
     Raises:
-        AnotherResult: the model cannot run unsharded. Either the class prepares its text by its weights, or the plan has
+        Refused: the model cannot run unsharded. Either the class prepares its text by its weights, or the plan has
             several workers and the class cannot be derived.
     """
     if hasattr(skeleton, PREPARES_TEXT):
-        raise mismatch
+        raise Refused(str(mismatch).replace(ONE_GPU, ""))
     family = FAMILIES[UNSHARDED]
     _, config = family.inspect(read_header(remote.spec.path))
     spec = msgspec.structs.replace(remote.spec, family=UNSHARDED)

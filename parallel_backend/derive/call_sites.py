@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .calls import ModelCall, noise_like
-from .describing import CallSite, MeshCoordinates
+from .describing import ArgumentTensor, CallSite
 from .rules import Undescribed
 from .tokens import Tokens, differs, find_tokens, moved
 from .tracing import ModuleCall, trace
@@ -22,7 +22,7 @@ LEAST = 1e-2
 Sites = Mapping[str, CallSite]
 """Call sites by the module's path."""
 
-Placed = tuple[str, MeshCoordinates]
+Placed = tuple[str, ArgumentTensor]
 """A module's path, and a tensor that this module receives."""
 
 

@@ -21,7 +21,7 @@ from .tokens import NOTHING, Tokens
 from .tracing import ModuleCall
 from .values import tensors_in, unreadable
 
-MeshCoordinates = tuple[str, int]
+ArgumentTensor = tuple[str, int]
 """An argument's name, and the number of a tensor in it."""
 
 
@@ -39,8 +39,8 @@ class CallSite:
     """
 
     run: ModuleCall
-    tokens: Mapping[MeshCoordinates, Tokens]
-    text: frozenset[MeshCoordinates]
+    tokens: Mapping[ArgumentTensor, Tokens]
+    text: frozenset[ArgumentTensor]
     batch: int
     frames: int
     latents: Mapping[str, Sequence[tuple[int, ...]]]

@@ -183,7 +183,7 @@ def _functions(facts: Observations) -> Iterator[Finding]:
             )
         else:
             text = (
-                f"{of}: {named}, which differs from every tested version; a trial on this machine gave the same result as "
+                f"{of}: {named}, not as in any tested version; a trial on this machine gave the same result as "
                 "the workers' code"
             )
             yield Finding(f"ComfyUI's {verdict.kind}", FindingStatus.OK, text)

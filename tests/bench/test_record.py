@@ -78,7 +78,7 @@ def record(*sides: Side) -> Record:
     return Record("2026-11-25", job, cards, "", 8, 1, None, 0, {"comfyui": "0.30.0", "torch": "2.11"}, "abc", [*sides])
 
 
-BRANCHES = (
+SIDES = (
     Side("stock ComfyUI", 0, "", 0.81, TIMES, TIMES, {"cuda:0": 12_000_000_000}),
     Side("0", 1, "1 worker", 0.8, TIMES, TIMES, {"cuda:0": 13_000_000_000}, 0, 2e-7),
     Side("0-1", 2, "ulysses 2", 0.45, TIMES, Phases(0, 0, 5, 1), {"cuda:0": 7_000_000_000}, 1_000_000, 3e-7),
@@ -87,7 +87,7 @@ BRANCHES = (
 
 
 def test_a_row_has_the_measured_values_and_marks_failed_sides() -> None:
-    found = dict(zip(HEAD, row(record(*BRANCHES)), strict=True))
+    found = dict(zip(HEAD, row(record(*SIDES)), strict=True))
     assert found["machine"] == "2 x RTX 4090, RTX 3090"
     assert [found[name] for name in ("stock", "on 1", "on 2", "on 4", "on 8")] == [
         "0.81 s",
@@ -102,18 +102,18 @@ def test_a_row_has_the_measured_values_and_marks_failed_sides() -> None:
 
 def test_a_record_with_only_the_first_side_has_a_row() -> None:
     """An interrupted benchmark leaves such a record."""
-    found = dict(zip(HEAD, row(record(BRANCHES[0])), strict=True))
+    found = dict(zip(HEAD, row(record(SIDES[0])), strict=True))
     assert (found["stock"], found["on 1"], found["whole job"], found["error"]) == ("0.81 s", "", "10.0 s", "")
 
 
 def test_a_table_has_one_line_for_each_side() -> None:
-    head, *lines = table(record(*BRANCHES)).splitlines()
-    assert "denoise" in head and len(lines) == len(BRANCHES)
+    head, *lines = table(record(*SIDES)).splitlines()
+    assert "denoise" in head and len(lines) == len(SIDES)
     assert lines[2].startswith("0-1 (ulysses 2)") and lines[3] == "0-3: out of memory"
 
 
 def test_a_record_comes_back_from_its_file() -> None:
-    whole = record(*BRANCHES)
+    whole = record(*SIDES)
     assert decoded(encoded(whole)) == whole
     with pytest.raises(msgspec.DecodeError):
         decoded(b"{}")

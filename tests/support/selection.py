@@ -13,7 +13,7 @@ import pytest
 
 thorough = pytest.mark.thorough
 
-MeshCoordinates = tuple[int, ...]
+Combination = tuple[int, ...]
 """A combination: for each parameter, the index of its value."""
 
 Pair = tuple[tuple[int, int], ...]
@@ -37,7 +37,7 @@ def pairwise(**values: Collection[object]) -> pytest.MarkDecorator:
     return _parametrise(values, _meetings([len(each) for each in values.values()]))
 
 
-def _parametrise(values: Mapping[str, Collection[object]], places: Iterable[MeshCoordinates]) -> pytest.MarkDecorator:
+def _parametrise(values: Mapping[str, Collection[object]], places: Iterable[Combination]) -> pytest.MarkDecorator:
     named = [
         list(each.items()) if isinstance(each, Mapping) else [(str(value), value) for value in each]
         for each in values.values()
@@ -50,7 +50,7 @@ def _parametrise(values: Mapping[str, Collection[object]], places: Iterable[Mesh
     return pytest.mark.parametrize(tuple(values), cases)
 
 
-def _diagonal(lengths: list[int]) -> list[MeshCoordinates]:
+def _diagonal(lengths: list[int]) -> list[Combination]:
     return [tuple(turn % length for length in lengths) for turn in range(max(lengths))]
 
 
@@ -59,7 +59,7 @@ def _pairs(place: Mapping[int, int]) -> set[Pair]:
     return set(itertools.combinations(sorted(place.items()), 2))
 
 
-def _meetings(lengths: list[int]) -> list[MeshCoordinates]:
+def _meetings(lengths: list[int]) -> list[Combination]:
     """Return the diagonal, then a combination for each pair that has not met, with as many other unmet pairs as possible."""
     places = _diagonal(lengths)
     met = set[Pair]().union(*(_pairs(dict(enumerate(place))) for place in places))
