@@ -17,7 +17,7 @@ from tests.support.comfy_oracle import comfy_on_path
 from tests.support.comfyuis import is_listed, tell_new
 
 DECLARED = re.compile(r"`(\w+)\.(\w+)`")
-NOT_BY_DECLARATION = re.compile(r"(no|whole): .+|whole|Load Parallel (CogVideoX|PixArt)")
+NOT_BY_DECLARATION = re.compile(r"(no|unsharded): .+|unsharded|Load Parallel (CogVideoX|PixArt)")
 
 
 @pytest.fixture(scope="module")
