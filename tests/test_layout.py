@@ -58,6 +58,11 @@ def test_equal_ranks_differ_by_at_most_one_head_and_a_faster_rank_has_more() -> 
     assert SequenceSplit.of((100,), 24, 1, 2, (100, 50)).head_counts() == [15, 9]
 
 
+def test_every_rank_has_a_head_if_there_are_enough_whatever_the_shares() -> None:
+    assert SequenceSplit.of((100,), 4, 1, 4, (1, 1, 1, 97)).head_counts() == [1, 1, 1, 1]
+    assert SequenceSplit.of((100,), 5, 1, 4, (1, 1, 1, 97)).head_counts() == [1, 1, 1, 2]
+
+
 @given(group=st.integers(1, 8), groups=st.integers(1, 12), ulysses=degrees, drawn=st.data())
 def test_a_rank_gets_the_key_heads_of_its_query_heads(
     group: int, groups: int, ulysses: int, drawn: st.DataObject
