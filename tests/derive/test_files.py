@@ -33,3 +33,22 @@ def test_the_small_model_of_each_form_equals_the_plain_files(form: str, folder: 
     assert [*ours] == [*theirs]
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert {tensor.dtype for tensor in ours.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("kind", "configuration", "sources"),
+    [
+        ("B", {"dim": 8}, (("model.py", "1"),)),
+        ("A", {"dim": 9}, (("model.py", "1"),)),
+        ("A", {"dim": 8}, (("model.py", "2"),)),
+        ("A", {"dim": 8}, (("model.py", "1"), ("layers.py", "1"))),
+    ],
+    ids=["class", "configuration", "source", "more sources"],
+)
+def test_a_cache_key_holds_for_one_class_configuration_and_source(
+    kind: str, configuration: dict[str, int], sources: tuple[tuple[str, str], ...]
+) -> None:
+    """A declaration that was derived for one version of a class is never used for another."""
+    key = key_of("A", {"dim": 8}, (("model.py", "1"),))
+    assert key == key_of("A", {"dim": 8, "dtype": torch.float32}, (("model.py", "1"),))
+    assert key != key_of(kind, configuration, sources)
