@@ -43,7 +43,7 @@ QUANTISED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "MXFP8": ("mxfp8", {}),
     "INT8": ("int8_tensorwise", {"per_channel": True}),
 }
-"""For each format: ComfyUI's name and the quantiser's arguments."""
+"""The quantised formats by name: ComfyUI's name of the format, and the arguments of its quantiser."""
 
 
 class Described:

@@ -48,7 +48,7 @@ FORMS: Mapping[str, Callable[[Path, Tensors, Metadata], None]] = {
     "q8_0.gguf": partial(_gguf, Type.Q8_0),
     "q4_k.gguf": partial(_gguf, Type.Q4_K),
 }
-"""For each ending of a file name, the function that writes the file. Next to a GGUF file lies a file of its values."""
+"""Writers of test files, by the ending of the file's name. The writer of a GGUF file also writes the file's values next to it."""
 
 
 def save_forms(folder: Path, name: str) -> None:

@@ -76,7 +76,7 @@ def test_measured_costs_agree_with_the_formulas_of_the_written_declaration(tmp_p
 
 
 def test_layers_of_the_text_do_not_count(tmp_path: Path) -> None:
-    """In attention to text, only the query and output layers multiply the picture's tokens."""
+    """The query and output layers of cross-attention multiply the picture's tokens; the others multiply only the text."""
     path = save_tiny(tmp_path, "causal_wan")
     small, found = costs(path)
     block: Any = small.base.diffusion_model.get_submodule("blocks.0")

@@ -83,8 +83,8 @@ MODULES: Mapping[str, tuple[Callable[[], Any], Callable[[], dict[str, Any]], tup
     "hunyuan-video": (_hunyuan, _hunyuan_inputs, ("transformer_blocks", "single_transformer_blocks")),
     "wan2.2-14b": (_wan, _wan_inputs, ("", "blocks")),
 }
-"""For each known model by name: a function that makes it with one block of each kind, its inputs, and the paths of double and
-single blocks.
+"""The known models by name: a function that makes the model with one block of each kind, the model's inputs, and the paths of
+its double and single blocks.
 """
 
 

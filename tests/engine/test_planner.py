@@ -146,7 +146,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_one_that_does(backend, models,
 def test_free_memory_is_measured_again_on_workers_that_loaded_all_kernels(
     run, backend, models, cache, monkeypatch: pytest.MonkeyPatch, workers
 ) -> None:
-    """As on linked GPUs, the first plans compared need no such workers, and the chosen plan does."""
+    """The planner first compares plans whose workers load no kernels early. It then chooses a plan whose workers do."""
     monkeypatch.setattr(host_backend, "wants_kernels_early", lambda plan: plan.pipefusion > 1)
     gigabytes = 4e-9 * question(models[4]).shape.parameters
     asked = question(models[4], text=29, devices="cpu:2", pipefusion=0, memory_limit=2 * 0.9 * gigabytes)

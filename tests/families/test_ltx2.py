@@ -172,7 +172,7 @@ def heard(graph: Graph, guided: bool = False) -> Graph:
 def test_a_reference_sound_gives_the_stock_latents(
     name: str, guided: bool, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock
 ) -> None:
-    """With the guidance, the graph runs one model call at a time."""
+    """The guidance makes the graph run one model call at a time."""
     plain = sound_graph(name, steps=2)
     graph = heard(plain, guided)
     expected = stock(graph)

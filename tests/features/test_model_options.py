@@ -26,7 +26,7 @@ NODES: dict[str, tuple[bool, dict[str, Any]]] = {
     "CFGOverride": (False, {"cfg": 1.0, "start_percent": 0.4, "end_percent": 1.0}),
     "DifferentialDiffusion": (False, {"strength": 1.0}),
 }
-"""By kind: true if the node runs in the workers' loop, and its inputs."""
+"""The nodes under test by class: True if the node runs in the workers' loop, and the node's inputs."""
 
 
 @pytest.fixture(scope="module", autouse=True)

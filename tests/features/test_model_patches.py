@@ -35,7 +35,7 @@ def anima(comfyui: ComfyUI) -> tuple[Graph, Graph]:
 def test_lllite_changes_anima_as_on_the_stock_loader(
     latent_of: LatentOf, anima: tuple[Graph, Graph], plan: str
 ) -> None:
-    """With cfg 2, the graph runs one model call at a time."""
+    """The degree cfg 2 makes the graph run one model call at a time."""
     patched, plain = anima
     strict = plan != "cfg 2"
     if not strict:

@@ -402,7 +402,7 @@ def test_timestep_ranges_that_end_on_a_steps_own_sigma_give_the_stock_latent(com
 
 @thorough  # in the quick run test_quantised compiles blocks, with the same node, against the same oracle
 def test_torch_compile_compiles_the_workers_blocks(comfyui, latent_of):
-    """On CPUs, cudagraphs runs the same graphs uncompiled, because there is no recorder; inductor takes minutes.
+    """The backend cudagraphs runs the same graphs uncompiled on CPUs, which have no recorder. Inductor takes minutes.
 
     One worker is enough, since all workers compile the same blocks; tests/models (`test_compiled`) tests divided blocks.
     """

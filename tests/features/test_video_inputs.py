@@ -39,7 +39,7 @@ def _files(comfyui: ComfyUI) -> None:
 
 @pytest.mark.parametrize("plan", [PLANS[1], *(pytest.param(PLANS[i], marks=thorough) for i in (0, 2))])
 def test_a_first_frame_by_a_mask_gives_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
-    """In Wan 2.2 5B, each frame has a timestep of its own."""
+    """Wan 2.2 5B has a timestep for each frame."""
     graph = masked(graph_of("wan22_5b"), 10, 8, 3)
     stock = latent_of(graph)
     assert relative_error(latent_of(graph_of("wan22_5b")), stock) > DIFFERENT

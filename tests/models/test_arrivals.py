@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 CALLS = 3
 PATCHES = 2
 TOKENS = torch.Size((1, 100_000, 8))
-"""So many values that gloo sends them only after the other side has begun to receive."""
+"""The number of values in a message so large that gloo sends it only after the receiver has begun to receive."""
 
 
 def tokens(call: int, patch: int) -> Tensor:

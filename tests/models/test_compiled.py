@@ -148,7 +148,7 @@ def test_a_batch_of_one_between_other_batches_adds_one_graph_for_each_kind() -> 
 
 @thorough
 def test_each_kind_is_compiled_once_for_each_dtype() -> None:
-    """In bf16, our result is as near to the fp32 result as ComfyUI's own."""
+    """The workers' result in bf16 is as near to the fp32 result as ComfyUI's own."""
     case = flux()
     exact = copy.deepcopy(case)
     rank = compiling(case)

@@ -50,7 +50,7 @@ BEFORE: Mapping[str, Mapping[int, int]] = {
     "z-image": {64: 0, 96: 32},
     "z-image, reference": {96: 32, 160: 96},
 }
-"""For each token count of an attention with a picture, the number of tokens before the picture's. Other attentions have no
+"""The number of tokens before the picture's tokens, by the token count of an attention. Attentions that are not listed have no
 picture.
 """
 

@@ -94,7 +94,7 @@ def test_a_class_with_a_changed_head_is_derived_again(tmp_path: Path) -> None:
 
 
 def test_a_class_with_one_more_attention_in_its_blocks_is_derived_again(tmp_path: Path) -> None:
-    """With the written declaration, the workers would refuse these blocks."""
+    """The workers would refuse these blocks under the written declaration."""
     with copied(tmp_path, FILE, *EDITS["one more attention"], **PATIENT | {"PARALLEL_DEADLINES": DEADLINES}) as server:
         stock = saved_latent(server, server.queue(plain(), timeout=600).check())
         for plan in PLANS:

@@ -75,7 +75,7 @@ TRIED: Mapping[str, tuple[str, Callable[[Graph], Graph]]] = {
     "LTXVDualCFGGuider": ("ltxav", by_a_guider("LTXVDualCFGGuider", video_cfg=3.0, audio_cfg=2.0)),
     "MiniMaxH3AddGuide": ("minimax", with_a_guide),
 }
-"""By node: its model, and the function that inserts the node into that model's graph."""
+"""The nodes under test by class: the node's model, and the function that inserts the node into that model's graph."""
 
 
 def both(server: ComfyUI, run: QueuedRun) -> tuple[Tensor, Tensor]:
@@ -104,7 +104,7 @@ def test_a_newer_node_on_a_model_that_reads_it_gives_the_listed_outcome(
 
 
 def test_a_shift_of_minimax_h3_gives_comfyuis_latents_or_its_error(comfyui: ComfyUI) -> None:
-    """From ComfyUI 0.32 on, its own model fails with this node; then a parallel model fails too."""
+    """The stock model fails with this node from ComfyUI 0.32 on. A parallel model then fails too."""
     graph = insert_after_model(sound_graph("minimax", steps=2), "ModelSamplingSD3", shift=9.0)
     own, stock = comfyui.queue(spread(graph, strict=False)), comfyui.queue(graph)
     if stock.error is None:

@@ -134,7 +134,7 @@ def test_a_latent_of_another_length_is_refused_with_the_numbers(comfyui: ComfyUI
 def test_the_cache_of_poses_gives_the_stock_result(
     kept: str, split: str, comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
-    """In int4 the poses are rounded token by token, as in ComfyUI's own run.
+    """Poses in int4 are rounded token by token, as in ComfyUI's own run.
 
     No case has int4 with cfg 2: the first forward of all uses poses before their rounding, and with cfg 2 each branch has a
     first forward.

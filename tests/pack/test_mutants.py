@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from scripts.comfyui import REPO
-from tests.mutants import MUTANTS, Mutant, copy_of_the_repository, run
+from tests.mutants import copy_of_the_repository, run
+from tests.planted_faults import MUTANTS
+from tests.support.mutant import Mutant
 from tests.support.selection import thorough
 
 

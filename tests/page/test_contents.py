@@ -155,7 +155,7 @@ def language(page: Page, request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.usefixtures("renderer")
 def test_templates_open_complete_and_readable_and_no_nodes_overlap(page: Page, language: str) -> None:
-    """At 1600 x 1000 pixels the zoom hides no text: the page would hide letters of 14 pixels drawn with less than 8."""
+    """No text is hidden at the zoom for 1600 x 1000 pixels. The page hides letters that it draws with less than 8 pixels."""
     wrong = {}
     for name in TEMPLATES:
         open_graph(page, name)

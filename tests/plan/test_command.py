@@ -138,7 +138,7 @@ def test_a_recipe_names_models_that_do_not_gain_or_do_not_fit(capsys: Capture) -
 
 
 def test_the_command_needs_only_msgspec(tmp_path: Path) -> None:
-    """As the README says, the command needs neither torch nor another package that ComfyUI brings."""
+    """The command needs neither torch nor another package that ComfyUI brings, as the README says."""
     (tmp_path / "msgspec").symlink_to(Path(msgspec.__file__).parent)
     command = [sys.executable, "-S", "-m", "parallel_backend.plan", "--model", "wan2.2-14b", "--card", "3090"]
     ran = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)

@@ -185,7 +185,7 @@ def test_expanding_weights_costs_their_bytes_in_every_pass_and_patch():
 
 
 def test_a_model_that_couples_rows_takes_one_of_the_automatic_devices():
-    """If the user names the devices, the refusal stands."""
+    """A plan for named devices is refused, because the devices are the user's choice."""
     shape = unsharded_shape("Whole", 10**9, 4)
     whole = dataclasses.replace(
         question(), shape=shape, workload=Workload(1, True, 1), job=DenoiseJob(64, 8, has_uncond=True)

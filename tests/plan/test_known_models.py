@@ -161,8 +161,8 @@ MODELS: dict[str, tuple[str, Callable[[], Any], int, int]] = {
     "minimax-h3": ("MiniMaxH3", minimax, 24, 3),
     "ltx-2.3": ("LTXAV", ltx, 128, 3),
 }
-"""For each known model: ComfyUI's class, a function that makes its module, and its latents' channels and dimensions without the
-batch.
+"""The known models by name: ComfyUI's class, a function that makes its module, and its latents' channels and dimensions without
+the batch.
 """
 
 

@@ -41,4 +41,4 @@ FROM_WITHIN: Mapping[str, tuple[str, dict[str, Any], str]] = {
         "applied to",
     ),
 }
-"""By kind of node: the model, the node's inputs, and the beginning of the refusal."""
+"""The refused nodes by class: the model, the node's inputs, and the beginning of the refusal."""

@@ -24,7 +24,7 @@ TOLERANCE = 1e-5
 RANKS = (1, 2, 3, 4)
 
 CLIPS = {1: (1, 5, 3), 9: (3, 3, 3), 17: (5, 2, 3), 8: (2, 7, 2), 5: (2, 1, 1)}
-"""For each number of frames: latent frames, height and width. Some have fewer rows than four ranks, others divide unevenly."""
+"""The latent's frames, height and width by the number of frames. Some have fewer rows than ranks, others divide unevenly."""
 
 
 @pytest.fixture(autouse=True)

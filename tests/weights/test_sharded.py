@@ -90,7 +90,7 @@ FORWARDS: list[list[list[int]]] = [
     [],
     [[3], [0, 1]],
 ]
-"""For each rank, the blocks of each forward of a model call: all, some repeated at once, some left out, or none."""
+"""The blocks of each forward of a model call, by rank: all blocks, some repeated at once, some left out, or none."""
 
 
 def test_ranks_with_different_forwards_issue_matching_collectives() -> None:

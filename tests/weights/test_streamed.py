@@ -39,7 +39,7 @@ def test_blocks_that_stay_on_the_device_are_evenly_spaced_and_fit() -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("room", [0, 2, 3])
 def test_the_device_has_a_window_and_other_blocks_are_copied_each_time(ranks: int, room: int) -> None:
-    """With memory for three more blocks than the window of two, all blocks stay."""
+    """Memory for three blocks beyond the window of two keeps all blocks on the device."""
     expected = tiny("cpu")
 
     def rank(number: int) -> Any:

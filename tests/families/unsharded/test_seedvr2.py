@@ -84,7 +84,7 @@ def test_prompts_that_share_a_call_give_the_stock_result_only_on_one_worker(
 
 @pytest.mark.parametrize("split", ["cfg 2", "one worker"])
 def test_one_model_call_at_a_time_gives_the_stock_result(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    """With a mask on a prompt, the workers make each call as ComfyUI makes it."""
+    """The workers make the same model calls as ComfyUI if a prompt has a mask."""
     shown = {"mask": ["where", 0], "strength": 1.0, "set_cond_area": "default"}
     graph = insert_after(upscaled(), "positive", "ConditioningSetMask", "conditioning", **shown)
     graph["where"] = node("SolidMask", value=0.6, width=80, height=64)

@@ -135,7 +135,7 @@ SCHEMES: Mapping[str, tuple[Callable[[str], str], Mapping[str, tuple[int, int]],
     "oft": (_kohya, BFL, _oft),
     "diff": (_bfl, BFL, _difference),
 }
-"""For each kind of adapter file: the function that names a layer, the layers, and the maker of a layer's tensors."""
+"""The kinds of adapter files by name: the function that names a layer, the layers, and the maker of a layer's tensors."""
 
 
 def adapter_tensors(scheme: str, seed: int = 0) -> dict[str, Tensor]:

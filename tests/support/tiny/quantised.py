@@ -40,7 +40,7 @@ FORMATS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     **({"w4a8": ("asym_w4a8_int8", {"convrot_groupsize": GROUP}, {"convrot_groupsize": GROUP})} if NEWER else {}),
     **({"nvfp4_smoothed": ("nvfp4", {}, {})} if "pre_quant_scale" in QUANT_ALGOS["nvfp4"]["parameters"] else {}),
 }
-"""For each form: ComfyUI's name of the format, the quantiser's arguments, and the mark's entries besides the name."""
+"""The quantised forms by name: ComfyUI's name of the format, the quantiser's arguments, and the mark's other entries."""
 
 
 def save_quantised(
