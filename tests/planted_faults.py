@@ -271,7 +271,7 @@ MUTANTS = (
         "parallel_backend/derive/declaration_cache.py",
         "(settings, tuple(sources), code_digest(),",
         "(settings, code_digest(),",
-        ("tests/derive/test_files.py", "tests/derive/test_again.py"),
+        ("tests/derive/test_files.py",),
     ),
     Mutant(
         "each rank adds a ControlNet's output for rank 0's tokens",

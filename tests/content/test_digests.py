@@ -119,7 +119,6 @@ def test_another_packs_function_two_calls_down_is_named(monkeypatch: pytest.Monk
 
     def foreign(*_: object) -> None: ...
 
-    foreign.__globals__["__name__"]  # its file is none of ComfyUI's
     monkeypatch.setattr(comfy.samplers, "add_area_dims", foreign)
     (found,) = content.unknown(("guidance",))
     assert (str(found.replaced), found.function) == ("comfy.samplers._calc_cond_batch", "comfy.samplers.add_area_dims")

@@ -7,7 +7,7 @@ import functools
 import operator
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -173,40 +173,43 @@ def test_any_replaced_function_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     assert tried > 10
 
 
-def test_a_function_replaced_by_another_one_of_comfyui_or_torch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LAYERS, "attention", MATH.apply_rope)
-    found = flux().replaced()
-    assert found is not None and found.name == "comfy.ldm.flux.layers.attention"
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.nn.functional, "gelu", torch.nn.functional.elu)
-    found = flux().replaced()
-    assert found is not None and found.name == "torch.nn.functional.gelu"
+def unscaled(t: Any, dim: Any, max_period: Any = 10000, time_factor: Any = 1000.0) -> Any:
+    """Return the timestep itself, where ComfyUI returns its embedding."""
+    return t
 
 
-def test_exchanged_code_and_names_that_hide_builtins_are_found(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("owner", "attribute", "value", "name"),
+    [
+        pytest.param(LAYERS, "attention", MATH.apply_rope, "comfy.ldm.flux.layers.attention", id="ComfyUI's own"),
+        pytest.param(
+            torch.nn.functional, "gelu", torch.nn.functional.elu, "torch.nn.functional.gelu", id="torch's own"
+        ),
+        pytest.param(
+            LAYERS.timestep_embedding,
+            "__code__",
+            unscaled.__code__,
+            "comfy.ldm.flux.model.timestep_embedding",
+            id="code",
+        ),
+        pytest.param(LAYERS, "range", around(range), "comfy.ldm.flux.layers.range", id="hides a builtin"),
+        pytest.param(
+            LAYERS.SingleStreamBlock,
+            "__call__",
+            around(torch.nn.Module.__call__),
+            "comfy.ldm.flux.layers.SingleStreamBlock.__call__",
+            id="hides an inherited method",
+        ),
+    ],
+)
+def test_a_replacement_of_any_origin_is_found_by_name(
+    owner: Any, attribute: str, value: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, function = flux(), LAYERS.timestep_embedding
-    assert code.replaced() is None
-
-    def other(t: Any, dim: Any, max_period: Any = 10000, time_factor: Any = 1000.0) -> Any:
-        return t
-
-    monkeypatch.setattr(function, "__code__", other.__code__)
-    found = code.replaced()
-    assert found is not None and found.name == "comfy.ldm.flux.model.timestep_embedding"
-    monkeypatch.undo()
-    monkeypatch.setattr(LAYERS, "range", around(range), raising=False)  # hides Python's own
-    found = code.replaced()
-    assert found is not None and found.name == "comfy.ldm.flux.layers.range"
-
-
-def test_a_method_that_hides_an_inherited_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     code = flux()
     assert code.replaced() is None
-    monkeypatch.setattr(LAYERS.SingleStreamBlock, "__call__", around(torch.nn.Module.__call__))
+    monkeypatch.setattr(owner, attribute, value, raising=attribute != "range")
     found = code.replaced()
-    assert found is not None and found.name == "comfy.ldm.flux.layers.SingleStreamBlock.__call__"
+    assert found is not None and found.name == name
 
 
 def test_functions_that_torch_compile_installs_count_as_torchs_own() -> None:
@@ -217,29 +220,41 @@ def test_functions_that_torch_compile_installs_count_as_torchs_own() -> None:
     assert image_vae().replaced() is None
 
 
-def test_flags_that_comfyui_sets_from_outside_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`main.py` and the layers set such flags if ComfyUI manages a GPU's memory itself."""
+ATTENTION, MANAGEMENT = (import_module(f"comfy.{name}") for name in ("ldm.modules.attention", "model_management"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(
+            (
+                (import_module("comfy.memory_management"), "aimdo_enabled", True),
+                (MANAGEMENT, "LARGEST_AIMDO_CASTED_WEIGHT", (None, 1)),
+            ),
+            id="flags that main.py and the layers set if ComfyUI manages a GPU's memory itself",
+        ),
+        pytest.param(
+            (
+                (MATH, "attention", around(MATH.attention)),  # FLUX's blocks use that of their module, imported before
+                (torch.nn.functional, "ctc_loss", around(torch.nn.functional.ctc_loss)),
+                (torch.Tensor, "__repr__", around(torch.Tensor.__repr__)),
+            ),
+            id="functions that the model does not reach",
+        ),
+        *(
+            pytest.param(((MATH, "optimized_attention", getattr(ATTENTION, name)),), id=name)
+            for name in ("attention_basic", "attention_split", "attention_pytorch")
+        ),
+    ],
+)
+def test_changes_that_are_comfyuis_own_or_out_of_reach_are_not_compared(
+    changes: Sequence[tuple[Any, str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     code = flux()
-    monkeypatch.setattr(import_module("comfy.memory_management"), "aimdo_enabled", True)
-    monkeypatch.setattr(import_module("comfy.model_management"), "LARGEST_AIMDO_CASTED_WEIGHT", (None, 1))
     assert code.replaced() is None
-
-
-def test_a_replaced_function_that_the_model_does_not_reach_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FLUX's blocks use the function of their own module, which imported it before."""
-    code = flux()
+    for owner, attribute, value in changes:
+        monkeypatch.setattr(owner, attribute, value)
     assert code.replaced() is None
-    monkeypatch.setattr(MATH, "attention", around(MATH.attention))
-    monkeypatch.setattr(torch.nn.functional, "ctc_loss", around(torch.nn.functional.ctc_loss))
-    monkeypatch.setattr(torch.Tensor, "__repr__", around(torch.Tensor.__repr__))
-    assert code.replaced() is None
-
-
-def test_attention_functions_that_comfyuis_options_choose_count_as_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = import_module("comfy.ldm.modules.attention")
-    for chosen in ("attention_basic", "attention_split", "attention_pytorch"):
-        monkeypatch.setattr(MATH, "optimized_attention", getattr(attention, chosen))
-        assert flux().replaced() is None, chosen
 
 
 def test_a_second_check_takes_milliseconds() -> None:

@@ -77,10 +77,15 @@ def test_all_kinds_of_uses_are_found(uses: list[Use]) -> None:
             "    def of(self):\n        super().get_key_patches(1, 2)",
             "takes 1 positional arguments, not 2",
         ),
+        ("import comfy.samplers\ndef of(comfy):\n    return comfy.samplers.gone", ""),
+        ("import comfy.utils\ncomfy = object()\ncomfy.utils.gone", ""),
+        ("from . import nodes\nnodes.gone", ""),
+        ("import folder_paths\nfolder_paths.get_full_path(*names)\nfolder_paths.get_full_path('vae', **names)", ""),
+        ("import comfy.samplers\ncomfy.samplers.__file__", ""),
     ],
 )  # fmt: skip
-def test_a_use_that_does_not_bind_is_found(source: str, fault: str) -> None:
-    assert faults(source) == {fault}
+def test_a_use_that_does_not_bind_is_found_unless_it_is_of_another_object_or_unclear(source: str, fault: str) -> None:
+    assert faults(source) == ({fault} if fault else set())
 
 
 @pytest.mark.parametrize(
@@ -97,20 +102,6 @@ def test_a_guarded_use_is_optional(source: str) -> None:
     uses = uses_in(source, "planted.py")
     missing = [use for use in uses if Tree(FOLDER).fault(use)]
     assert missing and all(use.optional for use in missing)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import comfy.samplers\ndef of(comfy):\n    return comfy.samplers.gone",
-        "import comfy.utils\ncomfy = object()\ncomfy.utils.gone",
-        "from . import nodes\nnodes.gone",
-        "import folder_paths\nfolder_paths.get_full_path(*names)\nfolder_paths.get_full_path('vae', **names)",
-        "import comfy.samplers\ncomfy.samplers.__file__",
-    ],
-)
-def test_uses_of_other_objects_and_unclear_calls_are_no_faults(source: str) -> None:
-    assert not faults(source)
 
 
 def edited(folder: Path, file: str, before: str, after: str) -> Path:

@@ -1,8 +1,10 @@
-"""The tests' small models as subjects: their own call, and the same call at any size."""
+"""Subjects of derivations: the tests' small models, and ComfyUI's classes without a written declaration, at any size."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +12,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from parallel_backend.derive.calls import ModelCall, Sizes, Subject
-from parallel_backend.models.comfyui.small import Case
-from tests.support.tiny.models import draw
+from parallel_backend.models.comfyui.small import SMALL, SOUND, Case, small
+from parallel_backend.models.comfyui.small.case import HEADS, TEXT, WIDTH, Builder
+from tests.support.classes import lacking
+from tests.support.tiny.models import draw, randomise
 
 
 def subject_of(case: Case) -> Subject:
@@ -72,3 +76,56 @@ def _tensor(tensor: Tensor, own: Sizes, sizes: Sizes) -> Tensor:
     if not tensor.is_floating_point():
         return torch.nn.functional.pad(tensor, (0, shape[1] - tensor.shape[1]), value=1)
     return draw(*shape, seed=shape[-1])
+
+
+def _declared(name: str) -> Subject:
+    return subject_of(small(name))
+
+
+def _undeclared(
+    name: str,
+    channels: int,
+    sizes: Sizes,
+    inputs: Callable[[int], Mapping[str, Any]] = lambda tokens: {},
+    **configuration: Any,
+) -> Subject:
+    """Return one of ComfyUI's classes with random weights. `inputs` gives its inputs besides a text of some tokens."""
+
+    def call(size: Sizes) -> ModelCall:
+        latent = draw(1, channels, *size.picture, seed=1)
+        arguments = {"context": draw(1, size.text, TEXT, seed=2), **inputs(size.text)}
+        return ModelCall(latent, torch.tensor([0.6]), arguments)
+
+    return Subject(randomise(Builder().model(name, **configuration), seed=5), call, sizes)
+
+
+def _second_text(tokens: int) -> Mapping[str, Tensor]:
+    """Return HunyuanDiT's inputs. The second encoder's text is one token longer."""
+    return {
+        "encoder_hidden_states_t5": draw(1, tokens + 1, 64, seed=3),
+        "text_embedding_mask": torch.ones(1, tokens),
+        "text_embedding_mask_t5": torch.ones(1, tokens + 1),
+    }
+
+
+SUBJECTS: Mapping[str, Callable[[], Subject]] = {
+    **{name: partial(_declared, name) for name in SMALL if name not in {*SOUND, *lacking()}},
+    "hunyuan-dit": partial(  # its later blocks take the output of earlier ones
+        _undeclared, "hydit.models.HunYuanDiT", 4, Sizes((10, 14), 7), _second_text,
+        hidden_size=WIDTH, depth=4, num_heads=HEADS, text_states_dim=TEXT, text_states_dim_t5=64, text_len=4, text_len_t5=6,
+    ),
+    "cogvideox": partial(
+        _undeclared, "cogvideo.model.CogVideoXTransformer3DModel", 16, Sizes((3, 8, 10), 7),
+        num_attention_heads=HEADS, attention_head_dim=64, time_embed_dim=64, text_embed_dim=TEXT, num_layers=3,
+        use_rotary_positional_embeddings=True,
+    ),
+    "pixart": partial(
+        _undeclared, "pixart.pixartms.PixArtMS", 4, Sizes((36, 40), 7),
+        hidden_size=WIDTH, depth=3, num_heads=HEADS, caption_channels=TEXT, micro_condition=False, pe_interpolation=1,
+    ),
+    "causal wan": partial(
+        _undeclared, "wan.ar_model.CausalWanModel", 16, Sizes((3, 7, 10), 7),
+        dim=WIDTH, ffn_dim=256, text_dim=TEXT, num_heads=HEADS, num_layers=3,
+    ),
+}  # fmt: skip
+"""All small models but those whose latent is packed with sound, and the classes without a written declaration."""

@@ -8,30 +8,13 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
 
 import torch
 
-from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive
 from parallel_backend.errors import Refused
-from parallel_backend.models.comfyui.small import SMALL, SOUND, small
-from tests.derive.subjects import subject_of
-from tests.derive.undeclared import UNDECLARED
-from tests.support.classes import lacking
+from tests.derive.subjects import SUBJECTS
 from tests.support.comfy_oracle import comfy_on_path
-
-
-def _declared(name: str) -> Subject:
-    return subject_of(small(name))
-
-
-SUBJECTS: Mapping[str, Callable[[], Subject]] = {
-    **{name: partial(_declared, name) for name in SMALL if name not in {*SOUND, *lacking()}},
-    **UNDECLARED,
-}
-"""All small models but those whose latent is packed with sound."""
 
 
 def row(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Kinds of calls: the differences that matter, those that do not, and the records that are kept."""
+"""Kinds of calls: the differences that matter, those that do not, and the records that are kept; and a prompt's small call."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import logging
 import multiprocessing
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from parallel_backend.derive.call_kind import CallKind
+from parallel_backend.derive.calls import Sizes
 from parallel_backend.derive.declaration_cache import MOST_KINDS, DeclarationRecord, all_records, difference, load, save
-from parallel_backend.derive.request import DeriveReply
+from parallel_backend.derive.prompt import PromptExample, as_dicts
+from parallel_backend.derive.request import DeriveReply, read_request, request_bytes
+from parallel_backend.models.comfyui.reduced import keep_some
 from tests.derive.found import FOUND, kind
 from tests.support.tiny.models import draw
-
-DATA = FOUND
 
 
 def test_another_size_is_the_same_kind_once_the_sizes_are_known() -> None:
@@ -49,7 +52,7 @@ def test_the_difference_of_another_kind_of_call_is_named(other: CallKind, what: 
 
 
 def proved(*kinds: CallKind) -> DeriveReply:
-    return DeriveReply(40.0, DATA, kinds, "ulysses 2 1.0e-07")
+    return DeriveReply(40.0, FOUND, kinds, "ulysses 2 1.0e-07")
 
 
 def test_a_declaration_is_found_only_for_calls_that_it_was_proved_for() -> None:
@@ -81,7 +84,7 @@ def test_a_record_keeps_the_most_recent_kinds_up_to_a_limit() -> None:
 
 
 EITHER = tuple(
-    DeclarationRecord("Toy", "1.2").with_answer(DeriveReply(1.0, DATA, (kind(mode=mode),))) for mode in ("a", "b")
+    DeclarationRecord("Toy", "1.2").with_answer(DeriveReply(1.0, FOUND, (kind(mode=mode),))) for mode in ("a", "b")
 )
 
 
@@ -116,3 +119,61 @@ def test_records_are_read_again_and_damaged_ones_ignored(tmp_path: Path, caplog:
     assert all_records(tmp_path) == ()
     save("some class", kept, tmp_path)
     assert load("some class", tmp_path) == kept
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.ModuleList([nn.Linear(4, 4), nn.GELU(), nn.Dropout(), nn.Linear(4, 4)])
+
+
+def test_only_lists_of_blocks_are_shortened() -> None:
+    """The surrounding code depends on the length of lists within blocks, and of lists of single layers."""
+    model = nn.Module()
+    model.blocks = nn.ModuleList(Block() for _ in range(5))
+    model.norms = nn.ModuleList(nn.LayerNorm(4) for _ in range(4))
+    model.projections = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+    assert keep_some(model, 2, 2) == {"blocks": 5}
+    assert [len(each) for each in (model.blocks, model.norms, model.projections)] == [2, 4, 4]
+    assert len(model.blocks[1].net) == 4
+
+
+class Seen:
+    """An output of a vision model, as ComfyUI gives it."""
+
+    def __init__(self) -> None:
+        self.hidden = torch.ones(1, 5, 8, dtype=torch.bfloat16)
+        self.sizes = [(3, 4, 5)]
+
+
+def test_objects_of_a_prompt_and_the_mask_reach_the_class(tmp_path: Path) -> None:
+    entries = {
+        "cross_attn": torch.ones(1, 7, 8),
+        "seen": as_dicts(Seen(), Seen),
+        "denoise_mask": torch.ones(1, 1, 3, 8, 10),
+    }
+    file = tmp_path / "request_bytes"
+    file.write_bytes(request_bytes("file", [PromptExample(entries, (1, 16, 3, 8, 10), kind())], [], 1e9, 1.0))
+    _, [prompt] = read_request(file)
+    given = prompt.at(Sizes((5, 4, 6), 9))
+    seen = given["seen"]
+    assert isinstance(seen, SimpleNamespace)
+    assert seen.hidden.shape == (1, 5, 8)
+    assert seen.sizes == [(3, 4, 5)]
+    assert given["denoise_mask"].shape == (1, 1, 5, 4, 6)
+
+
+def test_frames_of_another_height_follow_the_latents_size() -> None:
+    """The entry is a first frame that ComfyUI's class scales to the latent."""
+    prompt = PromptExample({"concat_latent_image": torch.ones(1, 16, 3, 8, 10)}, (1, 16, 3, 9, 10), kind())
+    assert prompt.at(Sizes((5, 4, 6), 9))["concat_latent_image"].shape == (1, 16, 5, 8, 10)
+
+
+def test_options_that_the_class_itself_adds_make_no_other_kind() -> None:
+    called = CallKind(kind().tensors, (*kind().values, ("transformer_options.rope_options.shift_t", "a number")))
+    assert "shift_t in the conditioning" in kind().difference(called)
+    known = kind().with_options({"rope_options": {"shift_t": 1.0}, "function": len})
+    assert not known.difference(called)
+    assert not known.difference(kind())
+    other = CallKind(called.tensors, (*called.values, ("transformer_options.rope_options.scale_x", "a number")))
+    assert "scale_x in the conditioning" in known.difference(other)

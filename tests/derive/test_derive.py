@@ -29,7 +29,6 @@ from parallel_backend.derive.__main__ import main
 from parallel_backend.derive.calls import Subject
 from parallel_backend.derive.derive import derive, proved_compiled
 from parallel_backend.derive.proof import IN_PATCHES, WHOLE, prove
-from parallel_backend.derive.small import small_of
 from parallel_backend.derive.writing import source_of
 from parallel_backend.distance import error_of
 from parallel_backend.errors import Refused
@@ -38,8 +37,7 @@ from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.reduced import keep_some
 from parallel_backend.models.comfyui.small import Case, small
 from tests.derive.found import FOUND
-from tests.derive.subjects import subject_of
-from tests.derive.table import SUBJECTS
+from tests.derive.subjects import SUBJECTS, subject_of
 from tests.derive.toys import toy, unheard
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
@@ -172,12 +170,22 @@ def test_a_spoilt_declaration_is_not_proved(spoilt: str) -> None:
     assert {*proof.errors} | {*proof.failures} == {*WHOLE, *IN_PATCHES}
 
 
-def test_blocks_that_cannot_be_compiled_are_not_proved_compiled() -> None:
+def test_a_class_that_nobody_has_seen_is_derived() -> None:
+    """Its blocks are proved compiled too, unless they cannot be compiled."""
     found = derived(toy())
+    assert found.proof.holds
+    assert not found.declaration.whole_picture
+    assert found.declaration.groups[0].attentions == (DistributedAttention(("x",)),)
     assert proved_compiled([toy()], found).holds
     failed = proved_compiled([toy("looking")], found)
     assert not failed.holds
     assert "not compiled" in failed.in_words()
+
+
+@pytest.mark.parametrize("habit", ["one row", "in place"])
+def test_a_class_that_takes_no_batch_or_writes_into_its_arguments_is_derived(habit: str) -> None:
+    """Some calls of HunyuanVideo accept no batch with a masked text."""
+    assert derived(toy(habit)).proof.holds
 
 
 def test_unknown_layers_between_blocks_gather_the_tokens() -> None:
@@ -188,35 +196,21 @@ def test_unknown_layers_between_blocks_gather_the_tokens() -> None:
 
 
 def test_hints_that_alternate_with_layers_and_attend_to_sound_are_derived() -> None:
-    """The hints' tokens are divided differently from those of the layers, whose sequence has text before the video."""
-    found = derived(unheard())
-    assert found.proof.holds and not found.declaration.whole_picture
-    assert found.declaration.units == InterleavedBlocks("layers", "hints", (0, 2, 4))
-    layers, hints = found.declaration.groups
-    assert (layers.streams["tokens"].parts_per_frame, hints.streams["hint"].parts_per_frame) == (1, 1)
-    assert hints.arguments["sound"] == PerFramePart("hint")
+    """The hints' tokens are divided differently from those of the layers, whose sequence has text before the video.
 
-
-def test_the_order_of_blocks_is_that_of_the_file() -> None:
-    """The small model has two layers and two hints of five and three, and one hint runs. The proof uses three and two."""
+    The order of the blocks is that of the file: the small model has two layers and two hints of five and three, and one hint
+    runs. The proof uses three and two.
+    """
     subject = unheard()
     subject = replace(subject, lengths=keep_some(subject.model, 2, 2))
     found = derived(subject)
+    assert found.proof.holds and not found.declaration.whole_picture
     assert subject.lengths == {"layers": 5, "hints": 3}
     assert found.declaration.units == InterleavedBlocks("layers", "hints", (0, 2, 4))
     assert [len(subject.model.get_submodule(name)) for name in subject.lengths] == [3, 2]  # type: ignore[arg-type]
-
-
-def test_a_class_that_takes_no_batch_is_derived() -> None:
-    """Some calls of HunyuanVideo accept no batch with a masked text."""
-    assert derived(toy("one row")).proof.holds
-
-
-def test_a_class_that_nobody_has_seen_is_derived() -> None:
-    found = derived(toy())
-    assert found.proof.holds
-    assert not found.declaration.whole_picture
-    assert found.declaration.groups[0].attentions == (DistributedAttention(("x",)),)
+    layers, hints = found.declaration.groups
+    assert (layers.streams["tokens"].parts_per_frame, hints.streams["hint"].parts_per_frame) == (1, 1)
+    assert hints.arguments["sound"] == PerFramePart("hint")
 
 
 @pytest.mark.parametrize(
@@ -229,42 +223,25 @@ def test_a_class_that_nobody_has_seen_is_derived() -> None:
         ),
         ("mixing", "its blocks of blocks do not all get the picture's tokens separately, one after the other"),
         ("failing", r"its forward fails on a test call \(ValueError: no picture of this size\)"),
+        ("deceiving", r"the declaration that fits it was not proved: ulysses 2 1\.0e-01, ring 3 1\.0e-01"),
     ],
 )
-def test_a_model_that_cannot_be_analysed_from_outside_is_refused(habit: str, why: str) -> None:
+def test_a_model_that_cannot_be_analysed_or_proved_from_outside_is_refused(habit: str, why: str) -> None:
     with pytest.raises(Refused, match=f"^Toy cannot be derived, because ({why}).*: write its declaration by hand"):
         derived(toy(habit))
 
 
-def test_blocks_that_write_into_their_arguments_are_derived() -> None:
-    assert derived(toy("in place")).proof.holds
-
-
-def test_a_declaration_that_fits_but_fails_the_proof_is_refused() -> None:
-    """The refusal has the errors of the proof."""
-    with pytest.raises(
-        Refused, match=r"because the declaration that fits it was not proved: ulysses 2 1\.0e-01, ring 3 1\.0e-01"
-    ):
-        derived(toy("deceiving"))
-
-
-def test_a_class_too_large_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = save_tiny(tmp_path, "auraflow")
-    with pytest.raises(
-        Refused, match=r"^AuraFlow is too large to derive: with 2 blocks of each kind it has .* raise --memory"
-    ):
-        small_of(path, 1e3)
-    assert child.main(path, 1e3) == 1
-    out, error = capsys.readouterr()
-    assert (out, error.count("\n")) == ("", 1)
-
-
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
-    assert child.main(tmp_path / "empty.safetensors", 1e9) == 1
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert re.search(r"empty\.safetensors", error)
+def test_a_file_of_no_model_or_of_too_large_a_class_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty, large = tmp_path / "empty.safetensors", save_tiny(tmp_path, "auraflow")
+    empty.write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    too_large = r"^AuraFlow is too large to derive: with 2 blocks of each kind it has .* raise --memory"
+    for path, limit, reason in ((empty, 1e9, r"empty\.safetensors"), (large, 1e3, too_large)):
+        assert child.main(path, limit) == 1
+        out, error = capsys.readouterr()
+        assert (out, error.count("\n")) == ("", 1), path
+        assert re.search(reason, error), path
 
 
 def test_a_command_that_takes_too_long_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

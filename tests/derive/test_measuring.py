@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.plan.predict.profiles import of_a_block
 from parallel_backend.weights.files.checkpoint import read_header
-from tests.derive.table import SUBJECTS
+from tests.derive.subjects import SUBJECTS
 from tests.derive.toys import WIDTH, toy, toy_with_a_scene
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import save_tiny, save_unread
@@ -34,12 +35,19 @@ def proved(declaration: Declaration) -> Derived:
     return Derived(declaration, DeclarationProof({}, {}))
 
 
+@functools.cache
 def costs(path: Path) -> tuple[Small, Declaration]:
     import_comfyui()
     with torch.inference_mode():
         small = small_of(path, 8e9)
         subject = next(subjects_of(small))
         return small, with_costs(small, [subject], proved(next(candidates(subject)))).declaration
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for files, so that each is measured once."""
+    return tmp_path_factory.mktemp("files")
 
 
 def test_a_blocks_cost_equals_the_count_by_hand() -> None:
@@ -54,19 +62,19 @@ def test_a_blocks_cost_equals_the_count_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["longcat", "wan", pytest.param("wide_qwen", marks=thorough)])
-def test_a_blocks_operations_are_within_a_tenth_of_the_dry_runs(name: str, tmp_path: Path) -> None:
+def test_a_blocks_operations_are_within_a_tenth_of_the_dry_runs(name: str, folder: Path) -> None:
     """Devices launch some kernels more."""
     save = save_unread if name.startswith("wide") else save_tiny
-    small, found = costs(save(tmp_path, name))
+    small, found = costs(save(folder, name))
     for group in found.groups:
         block = next(small.base.diffusion_model.get_submodule(group.path).children())
         counted = of_a_block(type(block).__name__)
         assert abs(group.kernels - counted) <= counted / 10
 
 
-def test_measured_costs_agree_with_the_formulas_of_the_written_declaration(tmp_path: Path) -> None:
+def test_measured_costs_agree_with_the_formulas_of_the_written_declaration(folder: Path) -> None:
     """The formulas hold for blocks whose every layer works on the tokens of the sequence."""
-    small, found = costs(save_tiny(tmp_path, "longcat"))
+    small, found = costs(save_tiny(folder, "longcat"))
     model = small.base.diffusion_model
     ours, its = (
         plan_shape(small.kind, model, each, blocks_of(model, each), 16, 2) for each in (found, DECLARATIONS[small.kind])

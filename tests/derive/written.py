@@ -16,7 +16,7 @@ from parallel_backend.derive.deriving import candidates
 from parallel_backend.derive.rules import Undescribed
 from parallel_backend.derive.writing import is_default
 from parallel_backend.models.comfyui.small import SMALL, small
-from tests.derive.table import SUBJECTS
+from tests.derive.subjects import SUBJECTS
 from tests.support.comfy_oracle import comfy_on_path
 
 FOR_ANY_WIDTH = ("attention_heads", "text_width", "patch_size")

@@ -44,28 +44,19 @@ def test_existing_and_missing_classes_are_answered_and_no_process_is_left() -> N
 
 
 @pytest.mark.parametrize(
-    ("limits", "failure"),
+    ("limits", "cancelled", "failures"),
     [
-        pytest.param({"seconds": 0.5}, "it took longer than 0 s", marks=thorough),
-        ({"memory": 30 << 20}, "it took more than 0 GiB of memory"),
+        pytest.param({"seconds": 0.5}, False, ["it took longer than 0 s"], marks=thorough),
+        ({"memory": 30 << 20}, False, ["it took more than 0 GiB of memory"]),
+        ({}, True, []),
     ],
 )
-def test_a_child_over_a_limit_is_ended(limits: dict[str, float], failure: str) -> None:
+def test_a_child_over_a_limit_and_a_cancelled_one_are_ended(
+    limits: dict[str, float], cancelled: bool, failures: list[str]
+) -> None:
     before = children()
     prover = Prover(FOLDER, [WAN, WAN], **({"seconds": PATIENCE} | limits))  # type: ignore[arg-type]
-    (watched,) = prover.answers()
-    assert watched.answer.failure == failure
-    assert children() <= before
-
-
-def test_a_failing_child_reports_its_exit_code() -> None:
-    (watched,) = Prover("/no/such/folder", [WAN], seconds=PATIENCE).answers()
-    assert watched.answer.failure == "its process ended with code 1"
-
-
-def test_a_cancelled_child_is_ended() -> None:
-    before = children()
-    assert [*Prover(FOLDER, [WAN], seconds=PATIENCE).answers(lambda: True)] == []
+    assert [watched.answer.failure for watched in prover.answers(lambda: cancelled)] == failures
     assert children() <= before
 
 

@@ -91,36 +91,31 @@ def test_comfyuis_own_classes_pass_the_proof(case: str) -> None:
     assert max(errors.values()) <= TOLERANCE, errors
 
 
-def less_the_mean(of: Any) -> Any:
-    """Return a method that also mixes the tokens of a stream: equal results wherever all tokens are present."""
+def less_the_mean(dim: int) -> Callable[[Any], Any]:
+    """Return an edit of a method, which then also mixes the tokens of a stream (dimension 1) or the items of a batch (0).
 
-    @functools.wraps(of)
-    def edited(*args: Any, **given: Any) -> Any:
-        out = of(*args, **given)
-        return out - 0.1 * out.mean(dim=1, keepdim=True) if isinstance(out, Tensor) else out
+    The results are equal wherever all tokens or items are present.
+    """
 
-    edited.__signature__ = inspect.signature(of)  # type: ignore[attr-defined]
-    return edited
+    def edit(of: Any) -> Any:
+        @functools.wraps(of)
+        def edited(*args: Any, **given: Any) -> Any:
+            out = of(*args, **given)
+            return out - 0.1 * out.mean(dim=dim, keepdim=True) if isinstance(out, Tensor) else out
 
+        edited.__signature__ = inspect.signature(of)  # type: ignore[attr-defined]
+        return edited
 
-def less_the_batchs_mean(of: Any) -> Any:
-    """Return a method that also mixes the items of a batch."""
-
-    @functools.wraps(of)
-    def edited(*args: Any, **given: Any) -> Any:
-        out = of(*args, **given)
-        return out - 0.1 * out.mean(dim=0, keepdim=True)
-
-    return edited
+    return edit
 
 
 EDITS: dict[str, tuple[str, Any, str, Callable[[Any], Any], set[str]]] = {
-    "a block": ("wan, text", wan.WanAttentionBlock, "forward", less_the_mean, {"ulysses 2", "ring 3"}),
-    "its attention call": ("wan, text", wan.WanSelfAttention, "forward", less_the_mean, {"ulysses 2", "ring 3"}),
-    "its head": ("wan, text", wan.Head, "forward", less_the_mean, {"ulysses 2", "ring 3"}),
-    "items of a batch": ("wan, text", wan.WanModel, "forward", less_the_batchs_mean, {"data 2", "cfg 2"}),
-    "FLUX's last layer": ("flux", flux.LastLayer, "forward", less_the_mean, {"ulysses 2", "ring 3"}),
-    "FLUX's blocks": ("flux", flux.SingleStreamBlock, "forward", less_the_mean, {"ulysses 2", "ring 3"}),
+    "a block": ("wan, text", wan.WanAttentionBlock, "forward", less_the_mean(1), {"ulysses 2", "ring 3"}),
+    "its attention call": ("wan, text", wan.WanSelfAttention, "forward", less_the_mean(1), {"ulysses 2", "ring 3"}),
+    "its head": ("wan, text", wan.Head, "forward", less_the_mean(1), {"ulysses 2", "ring 3"}),
+    "items of a batch": ("wan, text", wan.WanModel, "forward", less_the_mean(0), {"data 2", "cfg 2"}),
+    "FLUX's last layer": ("flux", flux.LastLayer, "forward", less_the_mean(1), {"ulysses 2", "ring 3"}),
+    "FLUX's blocks": ("flux", flux.SingleStreamBlock, "forward", less_the_mean(1), {"ulysses 2", "ring 3"}),
 }
 QUICK = ("a block", "items of a batch")
 

@@ -6,8 +6,6 @@ from typing import get_args
 import msgspec
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from parallel_backend.errors import Refused
 from parallel_backend.wire.frames import (
@@ -17,7 +15,6 @@ from parallel_backend.wire.frames import (
     BadFrame,
     Tensors,
     encode,
-    host_decoder,
     worker_decoder,
 )
 from parallel_backend.wire.message import PROTOCOL, Message
@@ -51,6 +48,17 @@ def test_a_frame_arrives_as_it_was_sent_however_the_stream_is_cut(piece: int) ->
         (b"GET / HTTP/1.1\r\n", "not bytes of this protocol"),
         (PREFIX.pack(b"PDIT", PROTOCOL + 1, 0, 4, 0), f"protocol {PROTOCOL + 1} instead of {PROTOCOL}"),
         (PREFIX.pack(b"PDIT", PROTOCOL, 0, MAX_HEADER_BYTES + 1, 0), "over the limit"),
+        (
+            PREFIX.pack(b"PDIT", PROTOCOL, 0, 4, MAX_TENSOR_BYTES + 1),  # refused before any memory is used
+            f"a frame with {MAX_TENSOR_BYTES + 1} bytes of tensors is over the limit",
+        ),
+        pytest.param(
+            encode(CancelRequest(3), {"x": torch.zeros(2**16 + 1)}).replace(
+                b"\xce\x00\x01\x00\x01", b"\xce" + b"\xff" * 4
+            ),
+            "the tensors take 17179869180 bytes and the frame has 262148 of them",
+            id="a tensor larger than its frame",
+        ),
         (PREFIX.pack(b"PDIT", PROTOCOL, 0, 4, 0) + b"\xff\xff\xff\xff", "header not understood"),
         (encode(SampleStepReply(1, 2)), "message not understood"),
         (encode(CancelRequest(3)).replace(b"CancelRequest", b"RepealRequest"), "message not understood"),
@@ -60,20 +68,6 @@ def test_a_frame_arrives_as_it_was_sent_however_the_stream_is_cut(piece: int) ->
 def test_malformed_frames_are_refused(data: bytes, complaint: str) -> None:
     with pytest.raises(BadFrame, match=complaint):
         worker_decoder().feed(data)
-
-
-def test_a_huge_tensor_is_refused_before_any_memory_is_used() -> None:
-    prefix = PREFIX.pack(b"PDIT", PROTOCOL, 0, 4, MAX_TENSOR_BYTES + 1)
-    with pytest.raises(BadFrame, match=rf"a frame with {MAX_TENSOR_BYTES + 1} bytes of tensors is over the limit"):
-        worker_decoder().feed(prefix)
-
-
-def test_a_tensor_that_claims_more_than_its_frame_is_refused_before_it_is_made() -> None:
-    frame = encode(CancelRequest(3), {"x": torch.zeros(2**16 + 1)})
-    shape = frame.replace(b"\xce\x00\x01\x00\x01", b"\xce\xff\xff\xff\xff")
-    assert shape != frame
-    with pytest.raises(BadFrame, match="the tensors take 17179869180 bytes and the frame has 262148 of them"):
-        worker_decoder().feed(shape)
 
 
 @pytest.mark.parametrize("shape", [(0, 2**33, 2**33), (0, 2**64 - 1), (1,) * 9, (-1,)])
@@ -128,16 +122,3 @@ def test_the_number_of_a_request_with_unreadable_tensors_is_known() -> None:
     with pytest.raises(BadFrame) as raised:
         worker_decoder().feed(encode(SAMPLE, TENSORS).replace(b"bfloat16", b"float128"))
     assert raised.value.request == SAMPLE.request
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_mutated_frames_raise_no_other_error_than_bad_frame(data: st.DataObject) -> None:
-    frame = bytearray(encode(SAMPLE, TENSORS))
-    for _ in range(data.draw(st.integers(1, 4))):
-        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
-    for decoder in (worker_decoder(), host_decoder()):
-        try:
-            decoder.feed(bytes(frame))
-        except BadFrame:
-            continue
