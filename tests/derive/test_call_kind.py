@@ -55,17 +55,13 @@ def proved(*kinds: CallKind) -> DeriveReply:
     return DeriveReply(40.0, FOUND, kinds, "ulysses 2 1.0e-07")
 
 
-def test_a_declaration_is_found_only_for_calls_that_it_was_proved_for() -> None:
+def test_a_declaration_and_a_failure_are_found_only_for_their_calls() -> None:
     kept = DeclarationRecord("Toy", "1.2").with_answer(proved(kind()))
     assert kept.found([kind()]) is not None
     assert kept.found([kind(), kind(flag=True)]) is None
-    kept = kept.with_answer(proved(kind(flag=True)))
-    assert len(kept.answers) == 1
-    assert kept.found([kind(), kind(flag=True)]) is not None
-
-
-def test_a_failure_is_found_only_for_its_calls() -> None:
-    kept = DeclarationRecord("Toy", "1.2").with_answer(proved(kind()))
+    both = kept.with_answer(proved(kind(flag=True)))
+    assert len(both.answers) == 1
+    assert both.found([kind(), kind(flag=True)]) is not None
     kept = kept.with_answer(DeriveReply(3.0, kinds=(kind(flag=True),), failure="it is not proved", lasting=True))
     assert kept.found([kind()]) is not None
     assert kept.failed([kind()]) is None

@@ -126,7 +126,10 @@ def test_a_class_with_a_kept_mismatch_is_refused_with_the_error(loaded: Any, sta
         config.kind, "wan, text", proofs.class_name(type(model)), proofs.chosen(config.described.unet_config)
     )
     verdict = proofs.verdict_of(asked, ProofReply({"ulysses 2": 2e-7, "ring 3": 0.0234}, 1.0), "0.46.0")
-    verdict_cache(tmp_path).write(proofs.key_of(asked, sources_of(model, FOLDER)), verdict)
+    sources = sources_of(model, FOLDER)
+    key = proofs.key_of(asked, sources)
+    assert key != proofs.key_of(asked, sources[1:]), "another version of the class has its own verdict"
+    verdict_cache(tmp_path).write(key, verdict)
     mine = proofs.Proofs(FOLDER, tmp_path)
     mine.begin(*loaded)
     for _ in range(2):

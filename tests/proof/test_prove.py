@@ -82,9 +82,8 @@ def test_settings_that_choose_code_come_from_the_file_and_sizes_do_not() -> None
     assert model.params.hidden_size == 96 and getattr(model, "vector_in", None) is None
 
 
-@pytest.mark.parametrize(
-    "case", ["wan, text", *(pytest.param(case, marks=thorough) for case in ("flux", "ltx-2", "sd 3"))]
-)
+@thorough  # test_an_argument_that_comfyuis_class_adds_is_part_of_the_proof proves the first case too
+@pytest.mark.parametrize("case", ["wan, text", "flux", "ltx-2", "sd 3"])
 def test_comfyuis_own_classes_pass_the_proof(case: str) -> None:
     errors = prove(small(case))
     assert SPLITS - {"pipefusion 3, patches 2"} <= errors.keys()
@@ -128,20 +127,8 @@ def test_an_edited_class_fails_the_proof(edit: str, monkeypatch: pytest.MonkeyPa
     assert {split for split, error in errors.items() if error > 1e-4} >= splits, errors
 
 
-def test_a_rewritten_class_with_equal_results_passes_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    def twice(of: Any) -> Any:
-        @functools.wraps(of)
-        def edited(*args: Any, **given: Any) -> Any:
-            return of(*args, **given) * 2.0 / 2.0
-
-        return edited
-
-    monkeypatch.setattr(wan.WanAttentionBlock, "forward", twice(wan.WanAttentionBlock.forward))
-    assert max(prove(small("wan, text")).values()) <= TOLERANCE
-
-
 def test_an_argument_that_comfyuis_class_adds_is_part_of_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test gives this argument, and the model has code that runs only with it."""
+    """No test gives this argument, and the model has code that runs only with it. Without it the rewritten class passes."""
     forward, conditioning = wan.WanModel.forward, model_base.WAN21.extra_conds
 
     @functools.wraps(forward)
@@ -150,7 +137,9 @@ def test_an_argument_that_comfyuis_class_adds_is_part_of_the_proof(monkeypatch: 
         return out - 0.1 * out.mean(dim=0, keepdim=True) if mixes else out
 
     monkeypatch.setattr(wan.WanModel, "forward", mixing)
-    assert max(prove(small("wan, text")).values()) <= TOLERANCE
+    errors = prove(small("wan, text"))
+    assert SPLITS - {"pipefusion 3, patches 2"} <= errors.keys()
+    assert max(errors.values()) <= TOLERANCE, errors
     added = {"mixes": conds.CONDConstant(True)}
     monkeypatch.setattr(model_base.WAN21, "extra_conds", lambda *args, **given: conditioning(*args, **given) | added)
     errors = prove(small("wan, text"))

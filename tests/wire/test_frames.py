@@ -1,6 +1,7 @@
-"""Frames arrive bit for bit, and frames that are too large or malformed are refused."""
+"""Frames and tensors in shared memory arrive bit for bit, and frames that are too large or malformed are refused."""
 
 import math
+import os
 from typing import get_args
 
 import msgspec
@@ -15,6 +16,8 @@ from parallel_backend.wire.frames import (
     BadFrame,
     Tensors,
     encode,
+    mapped,
+    share,
     worker_decoder,
 )
 from parallel_backend.wire.message import PROTOCOL, Message
@@ -122,3 +125,33 @@ def test_the_number_of_a_request_with_unreadable_tensors_is_known() -> None:
     with pytest.raises(BadFrame) as raised:
         worker_decoder().feed(encode(SAMPLE, TENSORS).replace(b"bfloat16", b"float128"))
     assert raised.value.request == SAMPLE.request
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(3, 2, 5, 7), (0, 4), ()])
+def test_a_shared_tensor_arrives_unchanged_and_leaves_no_open_file(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    before = open_files()
+    tensor = torch.randn(shape).to(dtype)
+    received = mapped(share(tensor), dtype, shape)
+    assert torch.equal(received, tensor)
+    del received
+    assert open_files() == before
+
+
+def test_a_tensor_may_be_larger_than_dev_shm_in_containers() -> None:
+    tensor = torch.arange(20 << 20, dtype=torch.float32)  # 80 MB
+    received = mapped(share(tensor), torch.float32, tensor.shape)
+    assert received[-1] == tensor[-1]
+    received += 1  # the receiver may write to its tensor, and the sender's stays
+    assert tensor[0] == 0
+
+
+def test_another_size_than_announced_is_refused() -> None:
+    before = open_files()
+    with pytest.raises(ValueError, match="40 bytes of shared memory were received instead of 44"):
+        mapped(share(torch.zeros(10)), torch.float32, (11,))
+    assert open_files() == before
