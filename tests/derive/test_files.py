@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
 import torch
 
 from parallel_backend.derive.declaration_cache import key_of
-from parallel_backend.derive.small import small_of
+from parallel_backend.derive.small import Small, small_of
 from parallel_backend.models.comfyui.importing import import_comfyui
 from tests.derive.files import FORMS, save_forms
 from tests.support.tiny.comfyui import save_tiny
+
+
+@functools.cache
+def loaded(file: Path) -> Small:
+    """Return the small model of a file; the plain file's is made once."""
+    import_comfyui()
+    return small_of(file, 4e9)
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("form", FORMS)
 def test_the_small_model_of_each_form_equals_the_plain_files(form: str, folder: Path) -> None:
     """Both have the same cache key, so that a record of one is found for the other."""
-    import_comfyui()
-    plain, small = (small_of(folder / f"causal_wan{end}", 4e9) for end in (".safetensors", f"-{form}"))
+    plain, small = (loaded(folder / f"causal_wan{end}") for end in (".safetensors", f"-{form}"))
     assert small.kind == plain.kind
     assert key_of(small.kind, small.described.unet_config, ()) == key_of(plain.kind, plain.described.unet_config, ())
     ours, theirs = (each.base.diffusion_model.state_dict() for each in (small, plain))
