@@ -43,7 +43,7 @@ CASES_OF = {
             encode(ConnectReply(GENERATION, FACTS), rank=3),
             encode(HeartbeatReply("sampling", 3, 17, False)),
             encode(SampleStepReply(1, 2), {"denoised": torch.zeros(2, 3), "x": torch.zeros(2, 3)}),
-            encode(FailedReply(1, "cpu", "loading", 0, False, "reason", "trace" * 20, 1.5)),
+            encode(FailedReply(1, "cpu", "loading", 0, None, "reason", "trace" * 20, 1.5)),
             encode(DoneReply(1), {"result": torch.zeros(1, 16, 4, 4)}),
         ],
     ),
