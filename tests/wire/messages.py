@@ -7,9 +7,7 @@ import random
 import torch
 
 from parallel_backend.diffusion import FlowSettings, ModelSpec, PromptSpec
-from parallel_backend.wire.frames import (
-    PREFIX,
-)
+from parallel_backend.wire.frames import PREFIX
 from parallel_backend.wire.to_worker import SampleRequest
 from tests.support.plans import cpu_plan
 
