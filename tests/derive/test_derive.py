@@ -156,7 +156,7 @@ SPOILT: Mapping[str, tuple[str, Callable[[Declaration], Declaration]]] = {
 }
 
 
-@thorough  # in the quick run, a model of another result in parallel ("deceiving") is refused with the errors of every plan
+@thorough  # in the quick run, "deceiving" is refused with the proof's errors, and layers between blocks fail in patches
 @pytest.mark.parametrize("spoilt", SPOILT)
 def test_a_spoilt_declaration_is_not_proved(spoilt: str) -> None:
     name, spoil = SPOILT[spoilt]
