@@ -17,15 +17,14 @@ def test_zero_everywhere_is_the_default_plan() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_no_preset_exchanges_in_fp8(preset: str) -> None:
-    assert with_preset(preset, ZEROS).exchange == "exact"
-    assert with_preset(preset, ParallelPlan(exchange="fp8")).exchange == "fp8"
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_no_preset_compiles(preset: str) -> None:
-    assert with_preset(preset, ZEROS).compiler == ""
-    assert with_preset(preset, ParallelPlan(compile="on")).compiler == "inductor"
+def test_every_preset_compiles_and_exchanges_in_fp8_only_if_the_user_says_so(preset: str) -> None:
+    for mine, exchange, compiler in (
+        (ZEROS, "exact", ""),
+        (ParallelPlan(exchange="fp8"), "fp8", ""),
+        (ParallelPlan(compile="on"), "exact", "inductor"),
+    ):
+        plan = with_preset(preset, mine)
+        assert (plan.exchange, plan.compiler) == (exchange, compiler)
 
 
 def test_presets_choose_automatic_values() -> None:

@@ -7,15 +7,12 @@ import dataclasses
 import msgspec
 import pytest
 
-from parallel_backend.plan.predict.cost import DenoiseJob, cost, needs
+from parallel_backend.plan.predict.cost import cost, needs
 from parallel_backend.plan.predict.known_machines import profile
-from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import BlockTimes
 from parallel_backend.plan.split import paces_by, share_by
+from tests.plan.jobs import FLUX, JOB
 from tests.support.plans import cpu_plan
-
-FLUX = known_model("flux-dev").shape
-JOB = DenoiseJob(image_tokens=4096, text_tokens=512)
 
 
 def test_a_pace_covers_all_blocks_in_units_of_the_slowest_rank():
