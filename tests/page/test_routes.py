@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import requests
@@ -128,6 +129,21 @@ def test_each_registered_route_reads_only_the_guards_headers_and_its_own_body(
     idle(comfyui)
 
 
+def test_every_route_refuses_a_page_of_another_origin(comfyui: ComfyUI) -> None:
+    port = urlsplit(comfyui.url).port
+    strange = (
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"},
+    )
+    asked = [(method, name, headers) for method, name in FIELDS for headers in strange]
+    answers = [ask(comfyui, method, f"/parallel/{name}", **headers) for method, name, headers in asked]
+    assert [each for each, answer in zip(asked, answers, strict=True) if answer.status_code != 403] == []
+
+
 def test_a_route_that_reads_more_is_detected(comfyui: ComfyUI) -> None:
     planted = ("GET", "/other_pack/planted/{file}")
     assert planted in registered(comfyui, "other-pack")
@@ -209,6 +225,7 @@ def test_no_bytes_of_a_body_cause_a_server_error(comfyui: ComfyUI, name: str, bo
         ("expectation", EXPECTED | {"prompts": ["/etc/passwd"]}, "'/etc/passwd' is outside of ComfyUI's folders"),
         ("expectation", EXPECTED | {"plan": {"preset": []}}, "Expected `str`, got `array`"),
         ("loaders", [LOADER | {"file": "a\0b"}], "'a\\x00b' has a NUL"),
+        ("loaders", b"{", "truncated"),
         ("loaders", [LOADER] * 1001, "Expected `array` of length <= 1000"),
         ("loaders", [0] * 200_000, "more than 200000 values"),
         ("bench", DEEP, "nests deeper than 64 levels"),

@@ -3,17 +3,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { showOutcomes } from "../../web/run/outcomes.js";
 import { Signs } from "../../web/run/signs.js";
+import { OneBadge } from "./badges.js";
 import { ENGLISH } from "./languages.js";
 
 /** @import { Api, App, GraphNode } from "../../web/comfyui" */
-
-/** A replacement of ComfyUI's class of badges. */
-class OneBadge {
-  /** @param {{ text: string }} options */
-  constructor({ text }) {
-    this.text = text;
-  }
-}
 
 const nothing = {
   setDirtyCanvas() {},

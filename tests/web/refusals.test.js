@@ -8,12 +8,18 @@ import { ENGLISH } from "./languages.js";
 
 const error = { prompt_id: "p", node_id: "3", node_type: "KSampler", exception_message: "ring 2 is too many.\n" };
 
-test("one of the pack's errors is shown as its sentence", () => {
-  assert.deepEqual(messageOf({ ...error, exception_type: "PlanRefused" }, ENGLISH), {
-    severity: "error",
-    summary: "This plan cannot run",
-    detail: "ring 2 is too many.",
-  });
+test("each of the pack's errors is shown as its sentence under its title", () => {
+  for (const [exception_type, summary] of [
+    ["Refused", "Cannot run"],
+    ["PlanRefused", "This plan cannot run"],
+    ["NotFinite", "Not a number"],
+    ["RequestFailed", "This run failed"],
+    ["WorkerFailed", "A worker failed"],
+    ["WorkerOutOfMemory", "Not enough GPU memory"],
+  ]) {
+    const message = messageOf({ ...error, exception_type: exception_type ?? "" }, ENGLISH);
+    assert.deepEqual(message, { severity: "error", summary, detail: "ring 2 is too many." });
+  }
 });
 
 test("ComfyUI shows another node's error", () => {

@@ -4,17 +4,10 @@ import { test } from "node:test";
 import { Signs } from "../../web/run/signs.js";
 import { showTexts } from "../../web/run/texts.js";
 import { Words } from "../../web/words.js";
+import { OneBadge } from "./badges.js";
 import { LANGUAGES } from "./languages.js";
 
 /** @import { Api, App, Widget } from "../../web/comfyui" */
-
-/** A replacement of ComfyUI's class of badges. */
-class OneBadge {
-  /** @param {{ text: string }} options */
-  constructor({ text }) {
-    this.text = text;
-  }
-}
 
 /** The troubleshooting entries of a server, by the text of the request. */
 /** @type {Record<string, string>} */
