@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 
 from parallel_backend.conditioning import ASKED, SHAPES, TEXT_PREPARATION, flatten
 from parallel_backend.diffusion import DiffusionSettings, FlowSettings, Sampling
+from tests.support.sparse_files import write_sparse
 
 FLOW = FlowSettings(1.0, 1.0)
 
@@ -238,14 +237,4 @@ def write_header(folder: Path, name: str) -> Path:
     else:
         with torch.device("meta"):
             module = CLIPS[name].make()
-    header: dict[str, Any] = {}
-    end = 0
-    for key, tensor in module.state_dict().items():
-        header[key] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end + 2 * tensor.numel()]}
-        end += 2 * tensor.numel()
-    text = json.dumps(header).encode()
-    path = folder / f"{name}.safetensors"
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + end)
-    return path
+    return write_sparse(folder / f"{name}.safetensors", module.state_dict())
