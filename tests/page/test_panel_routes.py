@@ -51,21 +51,6 @@ def test_the_last_run_has_its_plan_its_alternatives_and_a_timeline_of_every_rank
         assert cost["sent"]
 
 
-def test_a_step_by_step_run_is_reported_from_its_first_model_call_to_its_last(comfyui: ComfyUI) -> None:
-    for seed in (157, 158):  # the second run is no part of the first
-        graph = step_by_step(ksampler_graph("tiny-schnell", steps=6, seed=seed))
-        comfyui.queue(parallel(graph, "cpu:2")).check()
-        run = get(comfyui, "run")
-        assert (run["kind"], run["steps"], run["calls"]) == ("model calls one at a time", 0, 6)
-        timeline = run["timeline"]
-        assert len(timeline["steps"]) == 6
-        assert timeline["steps"] == sorted(timeline["steps"])
-        for rank, cost in zip(timeline["ranks"], run["ranks"], strict=True):
-            assert rank["seconds"] > timeline["steps"][-1]
-            assert rank["seconds"] >= cost["seconds"] > 0
-            assert len(rank["waiting"]) == timeline["bins"] <= 256
-
-
 def test_the_status_lists_the_models_of_every_rank_until_they_are_freed(
     comfyui: ComfyUI,
 ) -> None:
@@ -83,29 +68,22 @@ def test_the_status_lists_the_models_of_every_rank_until_they_are_freed(
     assert get(comfyui, "status")["workers"]["groups"] == []
     answer = post(comfyui, "measure")
     assert (answer.status_code, "run a graph first" in answer.json()["said"]) == (409, True)
-    assert comfyui.queue(parallel(ksampler_graph("tiny-dev", seed=153), f"cpu:{WORKERS}")).status == "success"
+    assert comfyui.queue(parallel(ksampler_graph("tiny-dev", seed=153), "cpu:2")).status == "success"
 
 
-def test_the_last_denoise_is_timed_on_its_plan_and_on_one_device(comfyui: ComfyUI) -> None:
-    def compared() -> Any:
-        assert post(comfyui, "compare").status_code == 200
-        until = time.monotonic() + 240
-        while (comparison := get(comfyui, "status")["comparison"])["doing"]:
-            assert time.monotonic() < until
-            time.sleep(0.2)
-        return comparison
-
-    comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=20, seed=155), "cpu:2")).check()
-    comparison = compared()
-    result = comparison["result"]
-    assert (comparison["said"], result["steps"], result["of"]) == ("", 6, 20)
-    assert get(comfyui, "run")["plan"].endswith(result["plan"])
-    assert min(result[name] for name in ("seconds", "alone", "predicted", "predicted_alone")) > 0
-    assert get(comfyui, "run")["steps"] == 20  # the comparison does not replace the last run
-    comfyui.queue(parallel(ksampler_graph("tiny-schnell", seed=156), "cpu:1")).check()
-    assert "on one device" in compared()["said"]
-    comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=1, seed=157), "cpu:2")).check()
-    assert "had one step" in compared()["said"]
+def test_a_step_by_step_run_is_reported_from_its_first_model_call_to_its_last(comfyui: ComfyUI) -> None:
+    for seed in (157, 158):  # the second run is no part of the first
+        graph = step_by_step(ksampler_graph("tiny-schnell", steps=6, seed=seed))
+        comfyui.queue(parallel(graph, "cpu:2")).check()
+        run = get(comfyui, "run")
+        assert (run["kind"], run["steps"], run["calls"]) == ("model calls one at a time", 0, 6)
+        timeline = run["timeline"]
+        assert len(timeline["steps"]) == 6
+        assert timeline["steps"] == sorted(timeline["steps"])
+        for rank, cost in zip(timeline["ranks"], run["ranks"], strict=True):
+            assert rank["seconds"] > timeline["steps"][-1]
+            assert rank["seconds"] >= cost["seconds"] > 0
+            assert len(rank["waiting"]) == timeline["bins"] <= 256
 
 
 def test_routes_answer_while_a_job_runs_and_actions_are_refused_meanwhile(comfyui: ComfyUI) -> None:
@@ -128,3 +106,25 @@ def test_routes_answer_while_a_job_runs_and_actions_are_refused_meanwhile(comfyu
     assert {rank["phase"] for rank in running["ranks"]} == {"sampling"}
     assert all(rank["step"] >= 1 for rank in running["ranks"])
     assert {name: answers[name] for name in ACTIONS} == dict.fromkeys(ACTIONS, 409)
+
+
+def test_the_last_denoise_is_timed_on_its_plan_and_on_one_device(comfyui: ComfyUI) -> None:
+    def compared() -> Any:
+        assert post(comfyui, "compare").status_code == 200
+        until = time.monotonic() + 240
+        while (comparison := get(comfyui, "status")["comparison"])["doing"]:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        return comparison
+
+    comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=20, seed=155), "cpu:2")).check()
+    comparison = compared()
+    result = comparison["result"]
+    assert (comparison["said"], result["steps"], result["of"]) == ("", 6, 20)
+    assert get(comfyui, "run")["plan"].endswith(result["plan"])
+    assert min(result[name] for name in ("seconds", "alone", "predicted", "predicted_alone")) > 0
+    assert get(comfyui, "run")["steps"] == 20  # the comparison does not replace the last run
+    comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=1, seed=157), "cpu:2")).check()
+    assert "had one step" in compared()["said"]
+    comfyui.queue(parallel(ksampler_graph("tiny-schnell", seed=156), "cpu:1")).check()
+    assert "on one device" in compared()["said"]
