@@ -353,6 +353,8 @@ def test_category_lists_the_nodes_and_search_finds_each_by_its_names(page: Page,
     for node in info.values():
         expect(results.filter(has_text=node["display_name"]).first).to_be_visible()
     expect(results).to_have_count(len(NODES))
+    close_search(page)
+    open_search(page)  # among all categories
     for node in info.values():
         found = results.filter(has=page.get_by_text(node["display_name"], exact=True)).first
         assert node["search_aliases"]
