@@ -9,6 +9,7 @@ import requests
 
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.flux import ksampler_graph, parallel, step_by_step
+from tests.support.page.outcomes import idle
 
 READ = ("status", "run")
 ACTIONS = ("free", "stop", "measure", "doctor", "models", "compare", "bench")
@@ -111,11 +112,7 @@ def test_routes_answer_while_a_job_runs_and_actions_are_refused_meanwhile(comfyu
 def test_the_last_denoise_is_timed_on_its_plan_and_on_one_device(comfyui: ComfyUI) -> None:
     def compared() -> Any:
         assert post(comfyui, "compare").status_code == 200
-        until = time.monotonic() + 240
-        while (comparison := get(comfyui, "status")["comparison"])["doing"]:
-            assert time.monotonic() < until
-            time.sleep(0.2)
-        return comparison
+        return idle(comfyui)["comparison"]
 
     comfyui.queue(parallel(ksampler_graph("tiny-schnell", steps=20, seed=155), "cpu:2")).check()
     comparison = compared()

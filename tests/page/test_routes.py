@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.flux import ksampler_graph, parallel
+from tests.support.page.outcomes import idle
 
 Read = frozenset[str]
 Key = tuple[str, str]
@@ -100,15 +101,6 @@ def read_by(server: ComfyUI, method: str, path: str, body: object = None) -> Rea
     answer = ask(server, method, path, body, **{"X-Watch": "yes"})
     assert answer.status_code in (200, 409), answer.text
     return frozenset(json.loads(answer.headers["X-Read"]))
-
-
-def idle(server: ComfyUI) -> dict[str, Any]:
-    """Wait until no benchmark, comparison or doctor runs, and return the status."""
-    until = time.monotonic() + 240
-    while any((status := server.get("/parallel/status"))[name]["doing"] for name in ("bench", "comparison", "doctor")):
-        assert time.monotonic() < until, status
-        time.sleep(0.1)
-    return dict(status)
 
 
 def compared(server: ComfyUI) -> None:
