@@ -2,9 +2,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { messageOf, showRefusals } from "../../web/run/refusals.js";
+import { events } from "./comfyui.js";
 import { ENGLISH } from "./languages.js";
 
-/** @import { Api, App } from "../../web/comfyui" */
+/** @import { App } from "../../web/comfyui" */
 
 const error = { prompt_id: "p", node_id: "3", node_type: "KSampler", exception_message: "ring 2 is too many.\n" };
 
@@ -34,8 +35,6 @@ test("ComfyUI shows another node's error", () => {
 function page(wanted) {
   /** @type {object[]} */
   const shown = [];
-  /** @type {Record<string, (event: object) => void>} */
-  const listeners = {};
   const toast = {
     add: (/** @type {object} */ message) => shown.push(message),
     remove: (/** @type {object} */ message) => shown.splice(shown.indexOf(message), 1),
@@ -45,19 +44,9 @@ function page(wanted) {
     graphToPrompt: async () => ({ output: {} }),
     rootGraph: { getNodeById: () => undefined },
   };
-  const api = {
-    /** @type {(name: string, listener: (event: object) => void) => void} */
-    addEventListener(name, listener) {
-      listeners[name] = listener;
-    },
-    fetchApi: async () => ({ ok: false }),
-  };
-  showRefusals(
-    /** @type {App} */ (/** @type {unknown} */ (app)),
-    /** @type {Api} */ (/** @type {unknown} */ (api)),
-    ENGLISH,
-  );
-  return { shown, tell: (/** @type {string} */ name, detail = {}) => listeners[name]?.({ detail }) };
+  const { api, tell } = events({ fetchApi: async () => ({ ok: false }) });
+  showRefusals(/** @type {App} */ (/** @type {unknown} */ (app)), api, ENGLISH);
+  return { shown, tell };
 }
 
 const refused = { exception_type: "Refused", exception_message: "no.", node_id: "1" };
