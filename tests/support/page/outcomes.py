@@ -1,4 +1,4 @@
-"""Reads what the page shows: the outcome of a run on its node, and the tab's status."""
+"""The outcome of a run that a node shows, and the status that the tab shows."""
 
 from __future__ import annotations
 
