@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import json
 import logging
-import struct
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from benchmarks.template_graphs import LOADERS, Node, Output
 from benchmarks.template_models import SIZES
 from benchmarks.template_standins import FRAMES, PICTURE, PRESENT, StandIns
 from scripts.comfyui import REPO
+from tests.support.sparse_files import write_sparse
 
 PACK = "comfyui_parallel"
 WAY = frozenset(
@@ -124,19 +124,9 @@ def write_header(folder: Path, model: str) -> Path:
     meta_model = importlib.import_module(f"{PACK}.parallel_backend.models.comfyui.meta_model")
     kind = getattr(comfy.supported_models, model.partition(" ")[0])
     base = meta_model.make_model(kind(dict(SIZES[model])), {}, torch.bfloat16)
-    header: dict[str, Any] = {}
-    if kind_of_wan := SIZES[model].get("model_type"):  # some classes differ only in this
-        header["__metadata__"] = {"config": json.dumps({"transformer": {"model_type": kind_of_wan}})}
-    end = 0
-    for key, tensor in base.diffusion_model.state_dict().items():
-        header[key] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end + 2 * tensor.numel()]}
-        end += 2 * tensor.numel()
-    text = json.dumps(header).encode()
-    path = folder / f"{model}.safetensors"
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + end)
-    return path
+    kind_of_wan = SIZES[model].get("model_type")  # some classes differ only in this
+    described = {"config": json.dumps({"transformer": {"model_type": kind_of_wan}})} if kind_of_wan else {}
+    return write_sparse(folder / f"{model}.safetensors", base.diffusion_model.state_dict(), described)
 
 
 class Trial:

@@ -25,8 +25,9 @@ from parallel_backend.weights.stores.store import WeightStore
 from parallel_backend.worker.requests.sampling import sample
 from tests.dry.dry_rank import by_formula, model_of
 from tests.dry.full_size import JOBS
-from tests.dry.lone_rank import LoneRank, plan_of, program_for, request, tensors_of
+from tests.dry.lone_rank import LoneRank, program_for, request, tensors_of
 from tests.support.allocations import peak_bytes
+from tests.support.plans import gpu_plan
 
 from .report import Report, Work
 
@@ -206,7 +207,7 @@ class Bench(Report):
 
     def plan(self, name: str, degrees: dict[str, int] | None = None, patches: int = 0) -> ResolvedPlan:
         """Return a plan on the devices of this machine. Ranks may share a device."""
-        plan = plan_of(JOBS[name].blocks, patches, degrees or {})
+        plan = gpu_plan(blocks=JOBS[name].blocks, patches=patches, **(degrees or {}))
         devices = tuple(f"cuda:{rank % self.gpus}" if self.cuda else "cpu" for rank in range(plan.world_size))
         return msgspec.structs.replace(plan, devices=devices)
 

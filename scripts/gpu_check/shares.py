@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parallel_backend.attention.kernels import choose_kernel
 from parallel_backend.attention.packages import package_failures
-from parallel_backend.comm import communicator
 from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
-from parallel_backend.conditioning import picture_shape
 from parallel_backend.models.comfyui.reduced import keep_two_of_each
-from parallel_backend.models.families import FAMILIES
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.plan.predict.cost import DenoiseJob, cost
+from parallel_backend.plan.predict.cost import cost
 from parallel_backend.plan.predict.known_machines import linked
 from parallel_backend.plan.predict.measure import HEAD_DIM, measure, measured_profile
-from tests.dry.dry_rank import inspected, model_of, own_forward
+from tests.dry.dry_rank import inspected, model_of, own_forward, planned
+from tests.dry.fake_gpu import fake_ranks
 from tests.dry.full_size import JOBS
-from tests.dry.lone_rank import plan_of
+from tests.support.plans import gpu_plan
 
 from .bench import SHORT, SMALL, Bench, nothing
 from .one import EAGER
@@ -159,8 +154,8 @@ class Shares(Bench):
         title = shared.name if shared.whole else f"{shared.name}, {job.short} blocks"
         alone = 0.0
         for degrees in shared.degrees:
-            plan = plan_of(job.blocks if shared.whole else job.short, 0, degrees)
-            with rank_0_of(plan.world_size):
+            plan = gpu_plan(blocks=job.blocks if shared.whole else job.short, **degrees)
+            with fake_ranks(0, plan.world_size) if plan.world_size > 1 else nullcontext():
                 _, run = self.ours(shared.name, plan, model)
                 for steps in (SHORT, STEPS):  # the first run of a length takes longer
                     run(steps, nothing)
@@ -177,16 +172,9 @@ class Shares(Bench):
         """Return the cost model's compute and launch times of a rank's step as text; empty for a part of a model."""
         if not shared.whole:
             return ""
-        job, (_, config) = JOBS[shared.name], inspected(shared.name)
-        family = FAMILIES[job.family]
-        text = torch.empty(1, *job.prompt["context"], device="meta")
-        job_size = DenoiseJob(
-            image_tokens=family.image_tokens(config, picture_shape((1, *job.latent), job.values)),
-            text_tokens=family.context_tokens(config, {"context": text}),
-        )
         memory = (float(torch.cuda.mem_get_info()[0]),) if self.cuda else (1e12,)
         machine = linked(measured_profile(self.machine, memory, self.cuda), LINK)  # the link's time is not shown
-        found = cost(plan, family.shape(config), job_size, machine)
+        found = cost(plan, *planned(shared.name), machine)
         return f"; predicted {1e3 * found.device:.1f} ms of computing and {1e3 * found.launch:.1f} ms of launches"
 
     def own_module(self, shared: Shared, model: Any, dtype: torch.dtype) -> torch.nn.Module:
@@ -201,27 +189,3 @@ class Shares(Bench):
             same = key in weights and weights[key].shape == tensor.shape
             tensor.copy_(weights[key] if same else self.values(key, tensor.shape))
         return module
-
-
-@contextmanager
-def rank_0_of(ranks: int) -> Iterator[None]:
-    """Make this process rank 0 of a world whose exchanges do nothing: they return at once, with arbitrary values."""
-    if ranks == 1:
-        yield
-        return
-    new_groups: Callable[..., Any] = dist.new_subgroups_by_enumeration
-
-    def fake(listed: Any, timeout: Any = None, backend: str | None = None, **others: Any) -> Any:
-        return new_groups(listed, timeout, "fake", **others)
-
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())  # type: ignore[no-untyped-call]
-    try:
-        with (
-            mock.patch.object(dist, "new_subgroups_by_enumeration", fake),
-            mock.patch.object(
-                communicator, "tensors_equal", return_value=True
-            ),  # by which a communicator tries its connections
-        ):
-            yield
-    finally:
-        dist.destroy_process_group()

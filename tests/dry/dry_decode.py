@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,30 +20,22 @@ from parallel_backend.vae import AUTOENCODERS, recognise
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.wire.to_worker import DecodeRequest
 from parallel_backend.worker.requests.autoencoding import Autoencoding
+from tests.support.plans import gpu_plan
 
 from .dry_rank import Result
 from .fake_gpu import DEVICE, FakeGpu
 from .full_size import CLIPS, write_header
-from .lone_rank import plan_of
+from .lone_rank import LoneRank
 
 
-@dataclass
-class Part:
-    """A stand-in for a worker's part: an autoencoder without data."""
+class DryDecoder(LoneRank):
+    """A rank that decodes with an autoencoder without data."""
 
-    autoencoder: Any
-
-
-class DryDecoder:
-    """A stand-in for a rank during a decode, without a host, weights or other ranks."""
-
-    def __init__(self, gpu: FakeGpu, part: Part, ranks: int) -> None:
-        self.device = DEVICE
-        self.meter = Meter()
-        self.host = self.status = self.group = self.holder = self
+    def __init__(self, gpu: FakeGpu, autoencoder: Any, ranks: int) -> None:
+        super().__init__(DEVICE, Meter(), autoencoder)
+        self.holder = self
         self.rank = self.step = 0
         self._gpu = gpu
-        self._part = part
         self._ranks = ranks
 
     def everyone(self, name: str, _: str) -> Communicator:
@@ -56,16 +48,16 @@ class DryDecoder:
     def allowance(self, *_: object) -> None:
         """Set no limit of memory."""
 
-    def hold(self, *_: object) -> Part:
-        """Return the part with the autoencoder without data."""
-        return self._part
+    def hold(self, *_: object) -> SimpleNamespace:
+        """Return a stand-in for a worker's part, with the autoencoder."""
+        return SimpleNamespace(autoencoder=self._model)
 
     def start(self) -> float:
         """Start counting when the decode begins."""
         self._gpu.begin()
         return 0.0
 
-    def enter(self, _: str, step: int = 0) -> None:
+    def enter(self, phase: str, step: int = 0) -> None:
         """Note that a piece of the decode is done."""
         self.step = step
 
@@ -73,24 +65,10 @@ class DryDecoder:
         """Note that a layer is done. After the first layer the host may wait only for pixels."""
         self._gpu.watch = True
 
-    def cancelled(self, _: int) -> bool:
-        """Return False: nobody cancels."""
-        return False
-
-    def broadcast_flag(self, flag: bool) -> bool:
-        """Return the flag: all ranks have the same one."""
-        return flag
-
     def hand_over(self, _: object, pixels: Tensor) -> None:
         """Copy pixels to the host, which waits for them."""
         self._gpu.watch = False
         pixels.cpu()
-
-    def report(self, *_: object) -> None:
-        """Ignore the report at the end of the decode."""
-
-    def send(self, *_: object) -> None:
-        """Ignore a message to the host."""
 
 
 def dry_decode(name: str, *, ranks: int = 1, whole: bool = True) -> Result:
@@ -101,7 +79,7 @@ def dry_decode(name: str, *, ranks: int = 1, whole: bool = True) -> Result:
         ranks: number of ranks.
         whole: True for all frames, False for a few.
     """
-    clip, plan = CLIPS[name], plan_of(1, 0, {"ulysses": ranks})
+    clip, plan = CLIPS[name], gpu_plan(blocks=1, ulysses=ranks)
     shape = clip.latent if whole else clip.short
     with tempfile.TemporaryDirectory() as folder:
         family, _, config = recognise(read_header(write_header(Path(folder), name)))
@@ -110,7 +88,7 @@ def dry_decode(name: str, *, ranks: int = 1, whole: bool = True) -> Result:
     with gpu.running(0, plan.world_size), torch.inference_mode():
         autoencoder.module.to(torch.bfloat16).to_empty(device=DEVICE)
         gpu.keep()
-        dry = DryDecoder(gpu, Part(autoencoder), plan.world_size)
+        dry = DryDecoder(gpu, autoencoder, plan.world_size)
         message = DecodeRequest(1, ModelSpec(family, name, 0, 0, "bfloat16"), plan, "comfyui", shared=True)
         given: Mapping[str, Tensor] = {"latent": torch.zeros(shape, dtype=torch.bfloat16)}
         Autoencoding(dry).execute(message, given)  # type: ignore[arg-type]

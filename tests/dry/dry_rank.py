@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.conditioning import SHAPES, TEXT_PREPARATION, arguments, picture_shape
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.models.family import Stage
-from parallel_backend.plan import ResolvedPlan
+from parallel_backend.plan import ModelShape, ResolvedPlan
 from parallel_backend.plan.predict.cost import DenoiseJob as PlanJob
 from parallel_backend.plan.predict.cost import Needs, needs
 from parallel_backend.weights.files.checkpoint import read_header
@@ -35,10 +35,11 @@ from parallel_backend.weights.stores.store import BlockAccess, WeightStore
 from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.worker.memory.stage_part import stages
 from parallel_backend.worker.requests.sampling import sample
+from tests.support.plans import gpu_plan
 
 from .fake_gpu import DEVICE, Counts, FakeGpu
 from .full_size import JOBS, write_header
-from .lone_rank import LoneRank, plan_of, program_for, request, tensors_of
+from .lone_rank import LoneRank, program_for, request, tensors_of
 
 COUNTED = 2
 """Number of the counted step. In patches, the first step is whole, and the last step has no next one."""
@@ -138,26 +139,23 @@ def dry_run(
     rank: int = 0,
     patches: int = 0,
     whole: bool = True,
-    weights: str = "replicated",
-    head_chunks: int = 1,
-    exchange: str = "exact",
     stored: str = "",
     room: int = 0,
-    **degrees: int,
+    **plan_settings: Any,
 ) -> Result:
     """Run the steps of one rank of a plan up to the counted step, and return its counts.
 
     Args:
         name: a key of JOBS.
-        head_chunks: number of chunks in which Ulysses exchanges heads.
-        exchange: the codec of exchanges.
         whole: True for every block, False for the first two of each kind. These show the same kernels in each block and outside
             of blocks.
         stored: a GGUF type in which the blocks' matrices are stored; empty for none.
         room: spare bytes for expanded weights.
+        plan_settings: the plan's degrees, weights, chunks of heads and exchange.
     """
     job = JOBS[name]
-    plan = plan_of(job.blocks if whole else job.short, patches, degrees, weights, head_chunks, exchange)
+    blocks = job.blocks if whole else job.short
+    plan = gpu_plan(blocks=blocks, patches=patches, **plan_settings)
     model = model_of(name, whole=whole, stage=stages(plan)[rank])
     expanded = 0
     if stored:
@@ -201,16 +199,17 @@ def held(model: Any, plan: ResolvedPlan, meter: Meter) -> tuple[WeightStore, Blo
 
 def by_formula(name: str, plan: ResolvedPlan, expanded: int = 0) -> Needs:
     """Return the bytes that plans assume; the largest matrix takes `expanded` bytes while it is expanded."""
+    shape, job = planned(name)
+    return needs(plan, shape, replace(job, has_uncond=plan.cfg == 2, expanded=expanded))
+
+
+def planned(name: str) -> tuple[ModelShape, PlanJob]:
+    """Return the sizes of a model, and of a denoise with one prompt, that plans are judged by."""
     job, (_, config) = JOBS[name], inspected(name)
     family = FAMILIES[job.family]
     text = torch.empty(1, *job.prompt["context"], device="meta")
-    asked = PlanJob(
-        image_tokens=family.image_tokens(config, picture_shape((1, *job.latent), job.values)),
-        text_tokens=family.context_tokens(config, {"context": text}),
-        has_uncond=plan.cfg == 2,
-        expanded=expanded,
-    )
-    return needs(plan, family.shape(config), asked)
+    image_tokens = family.image_tokens(config, picture_shape((1, *job.latent), job.values))
+    return family.shape(config), PlanJob(image_tokens, family.context_tokens(config, {"context": text}))
 
 
 @functools.cache

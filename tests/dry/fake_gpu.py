@@ -97,18 +97,14 @@ class FakeGpu(TorchDispatchMode):
     @contextmanager
     def running(self, rank: int, ranks: int) -> Iterator[FakeGpu]:
         """Run as one rank of a world whose other ranks are fake."""
-        dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())  # type: ignore[no-untyped-call]
-        try:
-            with ExitStack() as stack:
-                for patch in _stand_ins(self):
-                    stack.enter_context(patch)
-                stack.enter_context(torch.no_grad())
-                stack.enter_context(_OneKernelAttention(self))
-                stack.enter_context(self._fake)
-                stack.enter_context(self)
-                yield self
-        finally:
-            dist.destroy_process_group()
+        with fake_ranks(rank, ranks), ExitStack() as stack:
+            for patch in _stand_ins(self):
+                stack.enter_context(patch)
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(_OneKernelAttention(self))
+            stack.enter_context(self._fake)
+            stack.enter_context(self)
+            yield self
 
     def begin(self) -> Counts:
         """Start new counts and return the previous ones. Tensors that are alive now (weights) are not part of the peak."""
@@ -316,13 +312,27 @@ def _tensors_equal(_: Tensor, __: Tensor) -> bool:
     return True
 
 
+@contextmanager
+def fake_ranks(rank: int, ranks: int) -> Iterator[None]:
+    """Make this process one rank of a world whose exchanges return at once, with arbitrary values."""
+    groups: Callable[..., Any] = dist.new_subgroups_by_enumeration
+
+    def fake_groups(listed: Any, timeout: Any = None, backend: str | None = None, **others: Any) -> Any:
+        return groups(listed, timeout, "fake", **others)
+
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())  # type: ignore[no-untyped-call]
+    try:
+        with (
+            mock.patch.object(dist, "new_subgroups_by_enumeration", fake_groups),
+            mock.patch.object(communicator, "tensors_equal", _tensors_equal),
+        ):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
 def _stand_ins(gpu: FakeGpu) -> Sequence[Any]:
-    """Return patches that replace calls of the driver, and make groups of ranks with the fake backend."""
-    groups = dist.new_subgroups_by_enumeration
-
-    def fake_groups(ranks: Any, timeout: Any = None, backend: str | None = None, **others: Any) -> Any:
-        return groups(ranks, timeout, "fake", **others)
-
+    """Return patches that replace calls of the driver."""
     cuda: Mapping[str, Callable[..., Any]] = {
         "get_device_capability": lambda _=None: CAPABILITY,
         "synchronize": lambda _=None: gpu.note_wait("torch.cuda.synchronize"),
@@ -337,6 +347,4 @@ def _stand_ins(gpu: FakeGpu) -> Sequence[Any]:
     return [
         *(mock.patch.object(torch.cuda, name, replacement) for name, replacement in cuda.items()),
         mock.patch.object(Tensor, "record_stream", return_value=None),
-        mock.patch.object(communicator, "tensors_equal", _tensors_equal),
-        mock.patch.object(dist, "new_subgroups_by_enumeration", fake_groups),
     ]

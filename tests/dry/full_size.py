@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +13,11 @@ import torch
 
 from parallel_backend.conditioning import ASKED, SHAPES, TEXT_PREPARATION, flatten
 from parallel_backend.diffusion import DiffusionSettings, FlowSettings, Sampling
+from tests.support.sparse_files import write_sparse
 
 FLOW = FlowSettings(1.0, 1.0)
 
-SETTINGS = {"dtype": torch.bfloat16, "device": "meta"}
+SETTINGS: Mapping[str, Any] = {"dtype": torch.bfloat16, "device": "meta"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Job:
     sampling: Sampling = FLOW
 
 
-def _flux(
+def flux(
     operations: Any, *, doubles: int = 19, singles: int = 38, heads: int = 24, text: int = 4096, pooled: int = 768
 ) -> Any:
     from comfy.ldm.flux.model import Flux
@@ -53,33 +52,33 @@ def _flux(
     )  # fmt: skip
 
 
-def _flux2(operations: Any) -> Any:
+def flux2(operations: Any, *, hidden: int = 6144, doubles: int = 8, singles: int = 48, text: int = 15360) -> Any:
     from comfy.ldm.flux.model import Flux
 
     return Flux(
-        in_channels=128, out_channels=128, vec_in_dim=None, context_in_dim=15360, hidden_size=6144, mlp_ratio=3.0,
-        num_heads=48, depth=8, depth_single_blocks=48, axes_dim=[32, 32, 32, 32], theta=2000, patch_size=1, qkv_bias=False,
-        guidance_embed=True, txt_ids_dims=[3], global_modulation=True, mlp_silu_act=True, ops_bias=False,
+        in_channels=128, out_channels=128, vec_in_dim=None, context_in_dim=text, hidden_size=hidden, mlp_ratio=3.0,
+        num_heads=hidden // 128, depth=doubles, depth_single_blocks=singles, axes_dim=[32] * 4, theta=2000, patch_size=1,
+        qkv_bias=False, guidance_embed=True, txt_ids_dims=[3], global_modulation=True, mlp_silu_act=True, ops_bias=False,
         operations=operations, **SETTINGS,
     )  # fmt: skip
 
 
-def _wan(operations: Any) -> Any:
+def wan(operations: Any, *, hidden: int = 5120, inner: int = 13824, layers: int = 40, channels: int = 16) -> Any:
     from comfy.ldm.wan.model import WanModel
 
     return WanModel(
-        model_type="t2v", in_dim=16, dim=5120, ffn_dim=13824, text_dim=4096, num_heads=40, num_layers=40,
-        operations=operations, **SETTINGS,
+        model_type="t2v", in_dim=channels, out_dim=channels, dim=hidden, ffn_dim=inner, text_dim=4096,
+        num_heads=hidden // 128, num_layers=layers, operations=operations, **SETTINGS,
     )  # fmt: skip
 
 
-def _qwen(operations: Any) -> Any:
+def qwen(operations: Any) -> Any:
     from comfy.ldm.qwen_image.model import QwenImageTransformer2DModel
 
     return QwenImageTransformer2DModel(num_layers=60, operations=operations, **SETTINGS)
 
 
-def _z_image(operations: Any) -> Any:
+def z_image(operations: Any) -> Any:
     from comfy.ldm.lumina.model import NextDiT
 
     return NextDiT(
@@ -89,7 +88,7 @@ def _z_image(operations: Any) -> Any:
     )  # fmt: skip
 
 
-def _hunyuan(operations: Any) -> Any:
+def hunyuan15(operations: Any) -> Any:
     from comfy.ldm.hunyuan_video.model import HunyuanVideo
 
     return HunyuanVideo(
@@ -100,13 +99,13 @@ def _hunyuan(operations: Any) -> Any:
     )  # fmt: skip
 
 
-def _minimax(operations: Any) -> Any:
+def minimax(operations: Any) -> Any:
     from comfy.ldm.minimax.model import MiniMaxH3Model
 
     return MiniMaxH3Model(operations=operations, **SETTINGS)
 
 
-def _ltxav(operations: Any) -> Any:
+def ltxav(operations: Any) -> Any:
     from comfy.ldm.lightricks.av_model import LTXAVModel
 
     return LTXAVModel(operations=operations, **SETTINGS)
@@ -132,22 +131,31 @@ def _packed(*shapes: tuple[int, ...]) -> tuple[tuple[int, ...], Mapping[str, Any
 LTX_LATENT, LTX_VALUES = _packed((128, 16, 22, 40), (8, 126, 16))
 VIDEO_AND_SOUND, MINIMAX_VALUES = _packed((24, 107, 48, 84), (32, 2, 600))
 
+
+def flux_job(doubles: int, singles: int, *, small: bool = False) -> Job:
+    """Return a job of a FLUX.1 with some blocks at full width, or of a narrow one and a small picture."""
+    widths = {"heads": 4, "text": 64, "pooled": 32} if small else {"heads": 24, "text": 4096, "pooled": 768}
+    prompt = {"context": (21 if small else 512, widths["text"]), "y": (widths["pooled"],), "guidance": ()}
+    make = functools.partial(flux, doubles=doubles, singles=singles, **widths)
+    return Job(make, (16, 18, 22) if small else (16, 128, 128), prompt, doubles + singles, 4)
+
+
 JOBS: Mapping[str, Job] = {
-    "FLUX.1-dev": Job(_flux, (16, 128, 128), {"context": (512, 4096), "y": (768,), "guidance": ()}, 57, 4),
-    "FLUX.2-dev": Job(_flux2, (128, 64, 64), {"context": (512, 15360), "guidance": ()}, 56, 4),
-    "Wan 2.2 14B": Job(_wan, (16, 21, 90, 160), {"context": (512, 4096)}, 40, 2),
-    "Qwen-Image": Job(_qwen, (16, 1, 128, 128), {"context": (256, 3584)}, 60, 2),
-    "Z-Image": Job(_z_image, (16, 128, 128), {"context": (128, 2560)}, 32, 4, {"num_tokens": 128}),
-    "HunyuanVideo 1.5": Job(_hunyuan, (32, 31, 45, 80), {"context": (256, 3584), "concat": (33, 31, 45, 80)}, 54, 2),
+    "FLUX.1-dev": flux_job(19, 38),
+    "FLUX.2-dev": Job(flux2, (128, 64, 64), {"context": (512, 15360), "guidance": ()}, 56, 4),
+    "Wan 2.2 14B": Job(wan, (16, 21, 90, 160), {"context": (512, 4096)}, 40, 2),
+    "Qwen-Image": Job(qwen, (16, 1, 128, 128), {"context": (256, 3584)}, 60, 2),
+    "Z-Image": Job(z_image, (16, 128, 128), {"context": (128, 2560)}, 32, 4, {"num_tokens": 128}),
+    "HunyuanVideo 1.5": Job(hunyuan15, (32, 31, 45, 80), {"context": (256, 3584), "concat": (33, 31, 45, 80)}, 54, 2),
     "MiniMax-H3": Job(
-        _minimax,
+        minimax,
         VIDEO_AND_SOUND,
         {"context": (512, 5120)},
         50,
         2,
         {**MINIMAX_VALUES, "minimax_payload.seed": 0, f"{TEXT_PREPARATION}.{ASKED}": True},
     ),
-    "LTX-2": Job(_ltxav, LTX_LATENT, {"context": (1024, 7680)}, 48, 2, {**LTX_VALUES, "frame_rate": 25}),
+    "LTX-2": Job(ltxav, LTX_LATENT, {"context": (1024, 7680)}, 48, 2, {**LTX_VALUES, "frame_rate": 25}),
     "CogVideoX 1.5": Job(
         _cogvideox,
         (16, 22, 96, 170),
@@ -158,34 +166,10 @@ JOBS: Mapping[str, Job] = {
         sampler="cogvideox_ddim",
         sampling=DiffusionSettings("v"),
     ),
-    "FLUX.1-dev, four blocks": Job(
-        functools.partial(_flux, doubles=2, singles=2),
-        (16, 128, 128),
-        {"context": (512, 4096), "y": (768,), "guidance": ()},
-        4,
-        4,
-    ),
-    "FLUX.1, small": Job(
-        functools.partial(_flux, doubles=2, singles=2, heads=4, text=64, pooled=32),
-        (16, 18, 22),
-        {"context": (21, 64), "y": (32,), "guidance": ()},
-        4,
-        4,
-    ),
-    "FLUX.1-dev, sixteen blocks": Job(
-        functools.partial(_flux, doubles=4, singles=12),
-        (16, 128, 128),
-        {"context": (512, 4096), "y": (768,), "guidance": ()},
-        16,
-        4,
-    ),
-    "FLUX.1, small, sixteen blocks": Job(
-        functools.partial(_flux, doubles=4, singles=12, heads=4, text=64, pooled=32),
-        (16, 18, 22),
-        {"context": (21, 64), "y": (32,), "guidance": ()},
-        16,
-        4,
-    ),
+    "FLUX.1-dev, four blocks": flux_job(2, 2),
+    "FLUX.1, small": flux_job(2, 2, small=True),
+    "FLUX.1-dev, sixteen blocks": flux_job(4, 12),
+    "FLUX.1, small, sixteen blocks": flux_job(4, 12, small=True),
 }
 """Jobs for pictures of 1024 x 1024 pixels and videos of 1280 x 720: 81 frames are 75,600 tokens of Wan, 121 are 111,600 of
 Hunyuan.
@@ -253,14 +237,4 @@ def write_header(folder: Path, name: str) -> Path:
     else:
         with torch.device("meta"):
             module = CLIPS[name].make()
-    header: dict[str, Any] = {}
-    end = 0
-    for key, tensor in module.state_dict().items():
-        header[key] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [end, end + 2 * tensor.numel()]}
-        end += 2 * tensor.numel()
-    text = json.dumps(header).encode()
-    path = folder / f"{name}.safetensors"
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + end)
-    return path
+    return write_sparse(folder / f"{name}.safetensors", module.state_dict())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,7 +12,6 @@ from torch import Tensor
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import FlowSettings, ModelSpec, PromptSpec
 from parallel_backend.mesh import Mesh, build_mesh
-from parallel_backend.mesh_axes import mesh_degrees
 from parallel_backend.models.family import Execution
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.layers.expansion import Expansion, expand_by
@@ -104,33 +101,6 @@ class LoneRank:
         host = {name: tensor.cpu() for name, tensor in (tensors or {}).items()}
         if isinstance(message, DoneReply):
             self.answer, self.uncompiled = host, tuple(message.uncompiled)
-
-
-def plan_of(
-    blocks: int,
-    patches: int,
-    degrees: Mapping[str, int],
-    weights: str = "replicated",
-    head_chunks: int = 1,
-    exchange: str = "exact",
-) -> ResolvedPlan:
-    """Return a plan on as many GPUs as the degrees need."""
-    every = mesh_degrees(**degrees)
-    cut = every["pipefusion"]
-    ends = [blocks * stage // cut for stage in range(cut + 1)]
-    return ResolvedPlan(
-        devices=tuple(f"cuda:{rank}" for rank in range(math.prod(every.values()))),
-        patches=patches or cut,
-        warmup_steps=1,
-        stages=tuple(stop - start for start, stop in pairwise(ends)),
-        weights=weights,
-        attention="auto",
-        memory_limit=0.0,
-        shares=(1,) * (every["ring"] * every["ulysses"]),
-        head_chunks=head_chunks,
-        exchange=exchange,
-        **every,
-    )
 
 
 def tensors_of(job: Job, sides: int, steps: int, draw: Callable[..., Tensor]) -> dict[str, Tensor]:

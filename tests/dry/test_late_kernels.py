@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,8 +23,9 @@ from parallel_backend.worker.memory.stage_part import stages
 from parallel_backend.worker.requests.sampling import sample
 from tests.dry.dry_rank import inspected, model_of
 from tests.dry.full_size import JOBS
-from tests.dry.lone_rank import LoneRank, plan_of, program_for, request, tensors_of
+from tests.dry.lone_rank import LoneRank, program_for, request, tensors_of
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 
@@ -99,8 +99,7 @@ class Given:
 
 def record(number: int, cut: int, patches: int) -> tuple[list[Event], str]:
     """Return the events of a rank, and the name of the hosts' group."""
-    plan = plan_of(JOBS[SMALL].blocks, patches, {"pipefusion": cut})
-    plan = msgspec.structs.replace(plan, devices=("cpu",) * cut)
+    plan = cpu_plan(blocks=JOBS[SMALL].blocks, patches=patches, pipefusion=cut)
     model = model_of(SMALL, whole=True, stage=stages(plan)[number])
     model.module.to_empty(device="cpu")
     for parameter in model.module.parameters():

@@ -130,15 +130,13 @@ def test_every_phase_of_a_worker_has_a_name_in_the_page() -> None:
     assert phases | set(KINDS.values()) <= words("en", "main.json")["parallel"]["names"].keys()
 
 
-def test_descriptions_and_tooltips_in_chinese_have_chinese_characters() -> None:
+def test_every_slot_has_a_chinese_name_and_descriptions_and_tooltips_have_chinese_characters() -> None:
     nodes = words("zh", "nodeDefs.json")
     assert set(nodes) == {page.stem for page in HELP}
     for name, node in nodes.items():
-        texts = [
-            node["description"],
-            *(slot["tooltip"] for slot in (node["inputs"] | node.get("outputs", {})).values()),
-        ]
-        assert all(CHINESE.search(text) for text in texts), name
+        slots = [*node["inputs"].values(), *node.get("outputs", {}).values()]
+        assert all(slot["name"] for slot in slots), name
+        assert all(CHINESE.search(text) for text in (node["description"], *(slot["tooltip"] for slot in slots))), name
 
 
 BLUEPRINTS = sorted((REPO / "subgraphs").glob("*.json"))

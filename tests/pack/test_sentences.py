@@ -10,6 +10,7 @@ import pytest
 from parallel_backend.doctor import examine
 from parallel_backend.host.runs.outcome import Outcome, amount, in_words
 from parallel_backend.host.workers.causes import REMEDIES
+from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.choose import best
 from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.known_machines import profile
@@ -45,32 +46,24 @@ def test_lines_of_an_outcome_are_known(change: dict[str, object]) -> None:
 
 def test_bytes_are_written_as_in_the_tab() -> None:
     """tests/web/panel.test.js has the same values for web/panel/units.js."""
-    said = [amount(count) for count in (0, 999, 1234, 99960, 5e6, 6.13e9, 23.8e9, 999.6e9)]
-    assert said == ["0 B", "999 B", "1.23 kB", "100 kB", "5.00 MB", "6.13 GB", "23.8 GB", "1.00 TB"]
+    said = [amount(count) for count in (0, 999, 1000, 1234, 99960, 5e6, 6.13e9, 23.8e9, 999.6e9)]
+    assert said == ["0 B", "999 B", "1.00 kB", "1.23 kB", "100 kB", "5.00 MB", "6.13 GB", "23.8 GB", "1.00 TB"]
 
 
 @pytest.mark.parametrize(
-    "degrees",
+    "found",
     [
-        {},
-        {"cfg": 2, "weights": "streamed"},
-        {"ulysses": 2, "weights": "sharded", "exchange": "fp8"},
-        {"pipefusion": 2},
+        plan(),
+        plan(cfg=2, weights="streamed"),
+        plan(ulysses=2, weights="sharded", exchange="fp8"),
+        plan(pipefusion=2),
+        msgspec.structs.replace(plan(ulysses=2), head_chunks=3),
+        msgspec.structs.replace(plan(cfg=2), batch_shares=(100, 33)),
     ],
+    ids=ResolvedPlan.describe,
 )
-def test_a_plans_description_is_known(degrees: dict[str, int | str]) -> None:
-    text = plan(**degrees).describe()
-    assert known(text, "lines"), text
-
-
-def test_the_description_of_heads_in_chunks_is_known() -> None:
-    text = msgspec.structs.replace(plan(ulysses=2), head_chunks=3).describe()
-    assert known(text, "lines"), text
-
-
-def test_the_description_of_a_batch_cut_by_speed_is_known() -> None:
-    text = msgspec.structs.replace(plan(cfg=2), batch_shares=(100, 33)).describe()
-    assert known(text, "lines"), text
+def test_a_plans_description_is_known(found: ResolvedPlan) -> None:
+    assert known(found.describe(), "lines")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from parallel_backend.bench.record import STOCK, decoded
 from scripts.comfyui import ComfyUI, Graph
 from tests.support.graphs.flux import ksampler_graph, parallel
 from tests.support.page.browser import POLLING
+from tests.support.page.outcomes import idle
 from tests.support.selection import thorough
 from tests.support.sentences import known
 
@@ -36,15 +37,6 @@ def begin_when_idle(server: ComfyUI, **asked: Any) -> requests.Response:
 
 def status(server: ComfyUI) -> Any:
     return server.get("/parallel/status")["bench"]
-
-
-def ended(server: ComfyUI) -> Any:
-    """Wait until no benchmark runs any more, and return its status."""
-    until = time.monotonic() + PATIENCE
-    while (bench := status(server))["doing"]:
-        assert time.monotonic() < until, bench
-        time.sleep(0.2)
-    return bench
 
 
 def job(seed: int, steps: int = 4) -> Graph:
@@ -112,7 +104,7 @@ def test_a_prompt_of_the_user_ends_a_benchmark_and_keeps_its_results(comfyui: Co
         assert time.monotonic() < until
         time.sleep(0.05)
     assert comfyui.queue(job(173), timeout=PATIENCE).status == "success"
-    bench = ended(comfyui)
+    bench = idle(comfyui)["bench"]
     assert bench["said"] == "ended early, because a run was queued."
     assert known(bench["said"], "sentences")
     assert bench["sides"][0]["name"] == STOCK and len(bench["sides"]) < 3

@@ -84,9 +84,9 @@ def test_template_browser_lists_the_templates(page: Page) -> None:
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name != SPRITES)) for name in TEMPLATES])
+@thorough  # the cards are the browser's own: test_sprites_template_runs_from_the_page opens one
+@pytest.mark.parametrize("name", sorted({*TEMPLATES} - {SPRITES}))
 def test_template_opens_from_the_browser(page: Page, name: str) -> None:
-    """The cards are the browser's own, so the quick run opens one template; the test before checks all cards."""
     open_template(page, name)
     assert_whole(page, name)
 
@@ -198,6 +198,7 @@ def test_the_page_shows_a_missing_node(page: Page) -> None:
 
 def test_sprites_template_runs_from_the_page(page: Page, comfyui: ComfyUI) -> None:
     open_template(page, SPRITES)
+    assert_whole(page, SPRITES)
     page.evaluate(
         """() => {
             window.seen = {titles: [], ended: null};
@@ -327,15 +328,13 @@ def close_search(page: Page) -> None:
     expect(page.get_by_placeholder("Add a node...")).to_have_count(0)
 
 
-def test_comfyui_offers_all_blueprints(comfyui: ComfyUI) -> None:
-    entries = comfyui.get("/global_subgraphs").values()
-    ours = {entry["name"] for entry in entries if entry["info"]["node_pack"] == f"custom_nodes.{PACK}"}
-    assert ours == {path.stem for path in (REPO / "subgraphs").glob("*.json")} and len(ours) > 3
-
-
-def test_blueprints_open_with_only_known_nodes(page: Page, comfyui: ComfyUI) -> None:
-    for name in (path.stem for path in (REPO / "subgraphs").glob("*.json")):
-        (key,) = [key for key, entry in comfyui.get("/global_subgraphs").items() if entry["name"] == name]
+def test_comfyui_offers_all_blueprints_and_they_open_with_only_known_nodes(page: Page, comfyui: ComfyUI) -> None:
+    entries = comfyui.get("/global_subgraphs")
+    ours = [key for key, entry in entries.items() if entry["info"]["node_pack"] == f"custom_nodes.{PACK}"]
+    names = sorted(entries[key]["name"] for key in ours)
+    assert names == sorted(path.stem for path in (REPO / "subgraphs").glob("*.json")) and len(names) > 3
+    for key in ours:
+        name = entries[key]["name"]
         graph = json.loads(comfyui.get(f"/global_subgraphs/{key}")["data"])
         page.evaluate("async ([graph, name]) => app.loadGraphData(graph, true, true, name)", [graph, name])
         nodes = dict(page.evaluate(f"{EVERY}.map(n => [n.type, n.type in LiteGraph.registered_node_types])"))
@@ -348,23 +347,20 @@ def test_the_pack_has_exactly_these_nodes(info: Info) -> None:
     assert {node["category"] for node in info.values()} == {"Parallel"}
 
 
-def test_category_lists_the_nodes(page: Page, info: Info) -> None:
+def test_category_lists_the_nodes_and_search_finds_each_by_its_names(page: Page, info: Info) -> None:
     results = open_search(page)
     press(page.get_by_test_id("category-Parallel"))
     for node in info.values():
         expect(results.filter(has_text=node["display_name"]).first).to_be_visible()
     expect(results).to_have_count(len(NODES))
     close_search(page)
-
-
-@pytest.mark.parametrize("name", NODES)
-def test_node_is_found_by_its_names(page: Page, info: Info, name: str) -> None:
-    display_name, aliases = info[name]["display_name"], info[name]["search_aliases"]
-    assert aliases
-    results = open_search(page)
-    for words in (display_name, *aliases):
-        page.get_by_placeholder("Add a node...").fill(words)
-        expect(results.filter(has=page.get_by_text(display_name, exact=True)).first).to_be_visible()
+    open_search(page)  # among all categories
+    for node in info.values():
+        found = results.filter(has=page.get_by_text(node["display_name"], exact=True)).first
+        assert node["search_aliases"]
+        for words in (node["display_name"], *node["search_aliases"]):
+            page.get_by_placeholder("Add a node...").fill(words)
+            expect(found, f"{node['name']} by {words}").to_be_visible()
     close_search(page)
 
 
@@ -396,30 +392,29 @@ def test_searches_for_several_gpus_find_the_loader_among_the_first_five(page: Pa
     assert found["diffusion model"].index("Load Diffusion Model") < found["diffusion model"].index(ours)
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_every_input_and_output_has_a_tooltip(info: Info, name: str) -> None:
-    node = info[name]
-    inputs = node["input"].get("required", {}) | node["input"].get("optional", {})
-    assert [key for key, (_, *options) in inputs.items() if not (options and options[0].get("tooltip"))] == []
-    assert len(node["output_tooltips"]) == len(node["output"])
-    assert all(node["output_tooltips"])
-    assert node["description"]
+def inputs_of(node: dict[str, Any]) -> dict[str, Any]:
+    """Return the required and the optional inputs of a node."""
+    inputs: dict[str, Any] = node["input"].get("required", {}) | node["input"].get("optional", {})
+    return inputs
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_every_input_and_output_has_a_chinese_name_and_tooltip(info: Info, name: str) -> None:
-    node, chinese = (
-        info[name],
-        json.loads((REPO / "locales" / "zh" / "nodeDefs.json").read_text(encoding="utf-8"))[name],
-    )
-    inputs = [*node["input"].get("required", {}), *node["input"].get("optional", {})]
-    assert list(chinese["inputs"]) == inputs
-    assert list(chinese.get("outputs", {})) == [str(index) for index in range(len(node["output"]))]
-    slots = [*chinese["inputs"].values(), *chinese.get("outputs", {}).values()]
-    assert all(each["name"] and each["tooltip"] for each in slots)
+def test_every_node_input_and_output_has_a_tooltip(info: Info) -> None:
+    for name, node in info.items():
+        bare = [key for key, (_, *options) in inputs_of(node).items() if not (options and options[0].get("tooltip"))]
+        assert bare == [], name
+        assert len(node["output_tooltips"]) == len(node["output"]) and all(node["output_tooltips"]), name
+        assert node["description"], name
 
 
-@pytest.mark.parametrize("name", NODES)
+def test_help_pages_name_every_input_and_output(info: Info) -> None:
+    for name, node in info.items():
+        text = (REPO / "web" / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        assert text.startswith(f"# {node['display_name']}\n"), name
+        assert {*inputs_of(node), *node["output_name"]} <= {*re.findall(r"^ *- `(\w+)`", text, re.MULTILINE)}, name
+
+
+# the quick run draws one page; test_help_pages_name_every_input_and_output reads all
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name != "ParallelPlan")) for name in NODES])
 def test_node_help_names_every_input_and_output(page: Page, info: Info, name: str) -> None:
     page.evaluate(
         """name => {
@@ -434,7 +429,7 @@ def test_node_help_names_every_input_and_output(page: Page, info: Info, name: st
     text = page.locator(".node-help-content")
     expect(text.get_by_role("heading", level=1)).to_have_text(info[name]["display_name"])
     node = info[name]
-    for slot in (*node["input"].get("required", {}), *node["input"].get("optional", {}), *node["output_name"]):
+    for slot in (*inputs_of(node), *node["output_name"]):
         expect(text.get_by_role("listitem").locator("code").get_by_text(slot, exact=True).first).to_be_visible()
 
 
@@ -443,6 +438,9 @@ def test_node_help_names_every_input_and_output(page: Page, info: Info, name: st
 
 THOROUGH_LISTS = (
     "plans",
+    "conditionings",
+    "latents",
+    "nodes",
     "in the middle",
     "loras",
     "files",
@@ -460,17 +458,10 @@ THOROUGH_LISTS = (
     "what travels",
     "places and machines",
 )
-"""Lists for `--all`: the same code raises their sentences as those of the other lists."""
+"""Lists for `--all`: refusals/test_flux has the sentences of the first four, and one code shows the sentences of all lists."""
 
 ONE_BY_ONE = ("places and machines", "what travels")
 """Lists that change files between their graphs; the page queues the graphs of all other lists together."""
-
-
-@pytest.fixture
-def screen(page: Page) -> Page:
-    """Provide the page without messages from earlier tests."""
-    dismiss(page)
-    return page
 
 
 def queue(page: Page, graphs: list[Graph]) -> list[dict[str, str]]:
@@ -498,10 +489,11 @@ def assert_shown(page: Page, errors: list[dict[str, str]]) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[thorough] * (name in THOROUGH_LISTS)) for name in lists.LISTS]
 )
-def test_the_screen_shows_the_sentence_of_every_refusal(screen: Page, comfyui: ComfyUI, name: str) -> None:
+def test_the_screen_shows_the_sentence_of_every_refusal(page: Page, comfyui: ComfyUI, name: str) -> None:
+    dismiss(page)
     cases, errors = lists.LISTS[name](comfyui), []
     for batch in ([case] for case in cases) if name in ONE_BY_ONE else [list(cases)]:
-        told = queue(screen, [graph for graph, _ in batch])
+        told = queue(page, [graph for graph, _ in batch])
         for (_, sentence), error in zip(batch, told, strict=True):
             assert re.match(sentence, error["exception_message"], re.DOTALL), (sentence, error)
         errors += told
@@ -509,7 +501,7 @@ def test_the_screen_shows_the_sentence_of_every_refusal(screen: Page, comfyui: C
     late = name in ("in the middle", "computed")
     assert kinds <= {"Refused", "PlanRefused", *(("NotFinite", "WorkerFailed") if late else ())}
     assert ("NotFinite" in kinds) == late
-    assert_shown(screen, errors)
+    assert_shown(page, errors)
 
 
 FAILURES = {
@@ -519,26 +511,25 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("kind", ["kill", pytest.param("raise", marks=thorough), "oom"])
-def test_the_screen_shows_the_sentence_of_a_workers_failure(screen: Page, comfyui: ComfyUI, kind: str) -> None:
+# the quick run shows one; faults/test_deaths has the sentences, and web/refusals.test.js the messages of all errors
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[thorough] * (kind != "kill")) for kind in FAILURES])
+def test_the_screen_shows_the_sentence_of_a_workers_failure(page: Page, comfyui: ComfyUI, kind: str) -> None:
+    dismiss(page)
     fault, (name, begins) = Path(comfyui.env[FAULT_FILE]), FAILURES[kind]
     fault.write_text(f"rank=1,phase=sampling,step=1,kind={kind}")
-    (error,) = queue(screen, [parallel(small())])
+    (error,) = queue(page, [parallel(small())])
     assert not fault.exists(), "it has struck"
     assert error["exception_type"] == name
     assert error["exception_message"].startswith(begins)
-    assert_shown(screen, [error])
+    assert_shown(page, [error])
 
 
 MARKED = """() => app.graph.nodes.filter(n => n.has_errors).map(
     n => [n.type, (n.widgets ?? []).filter(w => w.label?.startsWith("⚠")).map(w => w.name)])"""
 
 
-def test_the_fields_of_a_refused_plan_are_marked_until_the_next_run(page: Page) -> None:
-    page.evaluate(
-        "async url => app.loadGraphData(await (await fetch(url)).json(), true, true, 'refused')",
-        f"/api/workflow_templates/{PACK}/{SPRITES}.json",
-    )
+def test_the_fields_of_a_refused_plan_are_marked_by_each_renderer_until_the_next_run(page: Page) -> None:
+    open_graph(page, SPRITES)
     set_fields = """fields => app.graph.nodes.find(n => n.type === "ParallelPlan").widgets.forEach(
         w => w.value = fields[w.name] ?? w.value)"""
     for values, named in (
@@ -554,13 +545,9 @@ def test_the_fields_of_a_refused_plan_are_marked_until_the_next_run(page: Page) 
         plan = "app.graph.nodes.find(n => n.type === 'ParallelPlan')"
         assert page.evaluate(f"[{plan}.showAdvanced, {plan}.serialize().showAdvanced]") == [True, None], "unsaved"
     dismiss(page)
-
-
-def test_nodes_2_also_draws_the_marks(page: Page) -> None:
-    """The marks of the test before are still there, and Nodes 2.0 draws them too."""
-    page.evaluate("app.extensionManager.setting.set('Comfy.VueNodes.Enabled', true)")
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", True])
     expect(page.get_by_text("⚠ pipefusion").first).to_be_visible()
-    page.evaluate("app.extensionManager.setting.set('Comfy.VueNodes.Enabled', false)")
+    page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
 
 
 def test_nodes_2_marks_a_slow_run_but_the_saved_graph_has_no_mark(page: Page) -> None:

@@ -10,6 +10,7 @@ import torch
 from scripts.comfyui import ComfyUI, QueuedRun
 from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, node, parallel
 from tests.support.page.outcomes import outcome
+from tests.support.selection import thorough
 from tests.vae.comfy_vaes import save_image_vae
 
 STEP = re.compile(r"Step (\d) of 4( · \d+\.\d\d s a step( · \d+ s left)?)?")
@@ -38,7 +39,8 @@ def test_the_node_shows_its_workers_its_steps_and_the_outcome(comfyui: ComfyUI) 
     assert outcome(comfyui, run, "sampler")["starting"] > 0, "counted apart"
 
 
-@pytest.mark.parametrize("sampler", [False, True], ids=["KSampler", "ParallelSampler"])
+# of Parallel Sampler, test_contents::test_sprites_template_runs_from_the_page has the outcome in the history
+@pytest.mark.parametrize("sampler", [False, pytest.param(True, marks=thorough)], ids=["KSampler", "ParallelSampler"])
 def test_the_history_has_the_outcome_of_a_run(comfyui: ComfyUI, sampler: bool) -> None:
     one = comfyui.queue(job(4110, "cpu:1", sampler=sampler), timeout=300).check()
     alone = outcome(comfyui, one, "sampler")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import requests
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.flux import ksampler_graph, parallel
+from tests.support.page.outcomes import idle
 
 Read = frozenset[str]
 Key = tuple[str, str]
@@ -101,15 +103,6 @@ def read_by(server: ComfyUI, method: str, path: str, body: object = None) -> Rea
     return frozenset(json.loads(answer.headers["X-Read"]))
 
 
-def idle(server: ComfyUI) -> dict[str, Any]:
-    """Wait until no benchmark, comparison or doctor runs, and return the status."""
-    until = time.monotonic() + 240
-    while any((status := server.get("/parallel/status"))[name]["doing"] for name in ("bench", "comparison", "doctor")):
-        assert time.monotonic() < until, status
-        time.sleep(0.1)
-    return dict(status)
-
-
 def compared(server: ComfyUI) -> None:
     """Run a graph that can be compared, and wait until nothing else runs."""
     server.queue(parallel(ksampler_graph("tiny-schnell", steps=20, seed=181), "cpu:2")).check()
@@ -126,6 +119,21 @@ def test_each_registered_route_reads_only_the_guards_headers_and_its_own_body(
     read = {key: read_by(comfyui, key[0], f"/parallel/{key[1]}?a=b", bodies.get(key[1])) for key in FIELDS}
     assert read == {key: GUARD if fields is None else WITH_BODY for key, fields in FIELDS.items()}
     idle(comfyui)
+
+
+def test_every_route_refuses_a_page_of_another_origin(comfyui: ComfyUI) -> None:
+    port = urlsplit(comfyui.url).port
+    strange = (
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"},
+    )
+    asked = [(method, name, headers) for method, name in FIELDS for headers in strange]
+    answers = [ask(comfyui, method, f"/parallel/{name}", **headers) for method, name, headers in asked]
+    assert [each for each, answer in zip(asked, answers, strict=True) if answer.status_code != 403] == []
 
 
 def test_a_route_that_reads_more_is_detected(comfyui: ComfyUI) -> None:
@@ -209,6 +217,7 @@ def test_no_bytes_of_a_body_cause_a_server_error(comfyui: ComfyUI, name: str, bo
         ("expectation", EXPECTED | {"prompts": ["/etc/passwd"]}, "'/etc/passwd' is outside of ComfyUI's folders"),
         ("expectation", EXPECTED | {"plan": {"preset": []}}, "Expected `str`, got `array`"),
         ("loaders", [LOADER | {"file": "a\0b"}], "'a\\x00b' has a NUL"),
+        ("loaders", b"{", "truncated"),
         ("loaders", [LOADER] * 1001, "Expected `array` of length <= 1000"),
         ("loaders", [0] * 200_000, "more than 200000 values"),
         ("bench", DEEP, "nests deeper than 64 levels"),

@@ -20,6 +20,8 @@ from tests.support.page.outcomes import outcome
 from tests.support.page.swapping import PROMPT, STATE, TRACKER, tab
 from tests.support.selection import thorough
 
+pytestmark = thorough
+
 DEVICES, PRESET = "Parallel.Devices", "Parallel.Preset"
 USUAL = {DEVICES: "auto", PRESET: "automatic"}
 
@@ -31,7 +33,6 @@ def plan_of(comfyui: ComfyUI, graph: Graph) -> str:
     return told
 
 
-@thorough
 def test_a_loader_without_a_plan_runs_on_the_settings_devices_and_a_plan_overrides_them(comfyui: ComfyUI) -> None:
     graph = unplanned(small(steps=1), devices="cpu:2", preset="smallest memory")
     assert re.fullmatch(r"2 workers \(cpu\): .+, weights streamed", plan_of(comfyui, graph))
@@ -66,7 +67,6 @@ def loader_in(prompt: Graph) -> dict[str, Any]:
     return found  # type: ignore[no-any-return]
 
 
-@thorough
 @pytest.mark.usefixtures("chosen")
 def test_graphs_without_a_plan_are_queued_exported_and_saved_with_the_settings(page: Page) -> None:
     open_graph(page, SPRITES)
@@ -86,7 +86,6 @@ def test_graphs_without_a_plan_are_queued_exported_and_saved_with_the_settings(p
     assert "parallel" not in page.evaluate(STATE)["extra"]
 
 
-@thorough
 def test_no_renderer_shows_the_settings_on_the_loader(page: Page) -> None:
     open_graph(page, SPRITES)
     loader = "app.graph.nodes.find(n => n.type.startsWith('LoadParallel'))"
@@ -135,7 +134,6 @@ def three_gpus(page: Page) -> Iterator[None]:
     page.unroute("**/parallel/status")
 
 
-@thorough
 @pytest.mark.usefixtures("three_gpus")
 def test_the_tabs_ticks_set_the_devices_and_a_strip_shows_the_gpus_during_a_run(page: Page) -> None:
     without_plan(page)
@@ -171,7 +169,6 @@ def test_the_tabs_ticks_set_the_devices_and_a_strip_shows_the_gpus_during_a_run(
     page.evaluate(SET, ["Parallel.Strip", True])
 
 
-@thorough
 def test_the_loader_shows_the_expected_gain_and_memory_before_a_run(page: Page) -> None:
     open_graph(page, SPRITES)
     line = r"^2 workers: (about \d\.\dx, )?\d+\.\d MB each"
@@ -194,7 +191,6 @@ def test_the_loader_shows_the_expected_gain_and_memory_before_a_run(page: Page) 
     expect(page.locator(".pp-on-loaders")).not_to_contain_text("asks for GPU 7")
 
 
-@thorough
 def test_the_loader_says_that_a_run_starts_workers_until_they_have_started(page: Page) -> None:
     open_graph(page, SPRITES)
     page.evaluate(
@@ -210,7 +206,6 @@ def test_the_loader_says_that_a_run_starts_workers_until_they_have_started(page:
     expect(page.locator(".pp-on-loaders")).not_to_contain_text("starts workers")
 
 
-@thorough
 def test_the_expectation_before_a_run_equals_the_runs_prediction(comfyui: ComfyUI) -> None:
     """No similar job has run before. Without known prompts, the prediction lies within the range of the expectation."""
     measuring, graph = (parallel(small(width=size, height=size)) for size in (64, 208))
@@ -238,7 +233,6 @@ def test_the_expectation_before_a_run_equals_the_runs_prediction(comfyui: ComfyU
     assert min(bounds) - 0.05 <= found["gain"] <= max(bounds) + 0.05, (between, found)
 
 
-@thorough
 def test_a_device_that_is_gone_gives_one_sentence_and_a_link(page: Page) -> None:
     without_plan(page)
     before = page.evaluate(PROMPT)

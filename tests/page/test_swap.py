@@ -265,16 +265,10 @@ def test_loaders_in_a_muted_or_bypassed_subgraph_stay(page: Page, mode: int) -> 
 
 
 def test_the_backend_judges_only_files_that_comfyui_lists(comfyui: ComfyUI) -> None:
-    def ask(body: str, **headers: str) -> requests.Response:
-        return requests.post(f"{comfyui.url}/parallel/loaders", data=body, headers=headers, timeout=60)
-
-    answer = ask(
-        '[{"kind": "UNETLoader", "file": "../../../secret"}, {"kind": "VAELoader", "file": "../../../secret"}]'
-    )
+    loaders = [{"kind": kind, "file": "../../../secret"} for kind in ("UNETLoader", "VAELoader")]
+    answer = requests.post(f"{comfyui.url}/parallel/loaders", json=loaders, timeout=60)
     assert answer.status_code == 200
     assert all(re.match(r"\.\./\.\./\.\./secret is ", why) for why in answer.json())
-    assert ask("{").status_code == 400
-    assert ask("[]", Origin="http://elsewhere.example").status_code == 403
 
 
 def test_the_button_reports_a_refusal_before_the_run(comfyui: ComfyUI) -> None:

@@ -17,7 +17,9 @@ from safetensors.torch import save_file
 from benchmarks.template_cards import ALIKE, CARDS, OFFERED, apart, differs, memory_of
 from benchmarks.template_cards import draw as drawn
 from scripts.comfyui import REPO, ComfyUI
+from tests.page.conftest import Info
 from tests.support.graphs.flux import Graph, node
+from tests.support.page.contents import SPRITES, TEMPLATES, template
 from tests.support.page.template_widgets import widgets_of
 from tests.support.selection import thorough
 from tests.support.tiny.cogvideox import TEXT_WIDTH, save_cogvideox
@@ -25,7 +27,6 @@ from tests.support.tiny.models import draw
 from tests.support.tiny.pixart import save_pixart
 from tests.vae.comfy_vaes import save_image_vae
 
-TEMPLATES = sorted(path.stem for path in (REPO / "workflows").glob("*.json"))
 BY_COMMAND = {"pixart_alpha_vae.safetensors"}
 """Files that are saved under another name, so a note gives the command."""
 
@@ -46,20 +47,19 @@ def _files(comfyui: ComfyUI, video_vae: Path) -> None:
         save_file({"cond": draw(1, 7, TEXT_WIDTH, seed=number)}, comfyui.input_dir / f"template-{number}.safetensors")
 
 
-def tiny(comfyui: ComfyUI, template: str) -> Graph:
+def tiny(comfyui: ComfyUI, name: str) -> Graph:
     """Return a template as the page would queue it, small, on two workers and without a text encoder."""
-    graph = api_graph(comfyui, json.loads((REPO / "workflows" / f"{template}.json").read_text()))
+    graph = api_graph(comfyui, template(name))
     texts = 0
-    for name, each in list(graph.items()):
+    for key, each in list(graph.items()):
         kind, inputs = each["class_type"], each["inputs"]
-        inputs |= {
-            key: value for key, value in {"width": 48, "height": 32, "length": 9, "steps": 2}.items() if key in inputs
-        }
+        small = {"width": 48, "height": 32, "length": 9, "steps": 2}
+        inputs |= {field: small[field] for field in inputs if field in small}
         if kind == "CLIPTextEncode":
-            graph[name] = node("LoadConditioning", conditioning=f"template-{texts}.safetensors")
+            graph[key] = node("LoadConditioning", conditioning=f"template-{texts}.safetensors")
             texts += 1
         elif kind == "CLIPLoader":
-            del graph[name]
+            del graph[key]
         elif kind == "ParallelPlan":
             inputs["devices"] = "cpu:2"
         elif kind in ("LoadParallelCogVideoX", "LoadParallelPixArt"):
@@ -89,10 +89,10 @@ def output(comfyui: ComfyUI, graph: Graph, kind: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "template", ["CogVideoX-5b text to video", pytest.param("CogVideoX-5b image to video", marks=thorough)]
+    "name", ["CogVideoX-5b text to video", pytest.param("CogVideoX-5b image to video", marks=thorough)]
 )
-def test_video_templates_save_a_playable_video(comfyui: ComfyUI, template: str) -> None:
-    with av.open(output(comfyui, tiny(comfyui, template), "SaveVideo")) as video:
+def test_video_templates_save_a_playable_video(comfyui: ComfyUI, name: str) -> None:
+    with av.open(output(comfyui, tiny(comfyui, name), "SaveVideo")) as video:
         frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
     assert len(frames) == 9
     assert {frame.shape for frame in frames} == {(32, 48, 3)}
@@ -105,17 +105,10 @@ def test_the_pixart_template_saves_a_picture(comfyui: ComfyUI) -> None:
         assert len(picture.getcolors(48 * 32)) > 1
 
 
-@pytest.fixture(scope="module")
-def info(comfyui: ComfyUI) -> dict[str, Any]:
-    """Provide ComfyUI's description of all nodes."""
-    every: dict[str, Any] = comfyui.get("/object_info")
-    return every
-
-
 def test_every_template_has_its_own_picture_as_the_command_draws_it() -> None:
     pictures = {(REPO / "workflows" / f"{name}.jpg").read_bytes() for name in TEMPLATES}
     assert len(pictures) == len(TEMPLATES)
-    assert {*CARDS, "Sprites without a GPU"} == set(TEMPLATES)
+    assert {*CARDS, SPRITES} == set(TEMPLATES)
     assert [name for name, card in CARDS.items() if differs(REPO / "workflows" / f"{name}.jpg", drawn(card))] == []
     one, other = (drawn(CARDS[name]) for name in ("FLUX.1 dev", "FLUX.2 dev"))
     assert apart(one, other) > ALIKE, "another picture would be seen"
@@ -125,7 +118,7 @@ def test_cards_are_ordered_by_ease_of_use_and_give_the_memory_of_each_gpu() -> N
     """First comes the template whose files the pack has, then those that the page offers, by memory, then those with notes."""
     words = json.loads((REPO / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]["templates"]
     first, *others = words
-    assert (first, set(others)) == ("Sprites without a GPU", set(CARDS))
+    assert (first, set(others)) == (SPRITES, set(CARDS))
     needs = {name: memory_of(card) for name, card in CARDS.items()}
     assert [name for name in others if not words[name].endswith(f"{needs[name]}." if needs[name] else ".")] == []
 
@@ -135,9 +128,9 @@ def test_cards_are_ordered_by_ease_of_use_and_give_the_memory_of_each_gpu() -> N
     assert others == sorted(others, key=turn)
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_every_template_fits_comfyuis_nodes(info: dict[str, Any], template: str) -> None:
-    page = json.loads((REPO / "workflows" / f"{template}.json").read_text())
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_template_fits_comfyuis_nodes(all_nodes: Info, name: str) -> None:
+    page = template(name)
     graphs = {each["id"]: each for each in page.get("definitions", {}).get("subgraphs", ())}
     for each in [*page["nodes"], *(inner for graph in graphs.values() for inner in graph["nodes"])]:
         kind = each["type"]
@@ -146,18 +139,14 @@ def test_every_template_fits_comfyuis_nodes(info: dict[str, Any], template: str)
         if kind in graphs:
             inputs, outputs = ([slot["name"] for slot in graphs[kind][side]] for side in ("inputs", "outputs"))
         else:
-            inputs = [name for part in ("required", "optional") for name in info[kind]["input"].get(part, ())]
-            outputs = info[kind]["output_name"]
+            inputs = [each for part in ("required", "optional") for each in all_nodes[kind]["input"].get(part, ())]
+            outputs = all_nodes[kind]["output_name"]
         assert {slot["name"].split(".")[0] for slot in each["inputs"]} <= set(inputs), kind
         assert len(each["outputs"]) <= len(outputs), kind
         files = [value for value in each.get("widgets_values") or () if str(value).endswith(".safetensors")]
-        if (
-            files and kind not in graphs and template != "Sprites without a GPU"
-        ):  # the page offers to download missing files
+        if files and kind not in graphs and name != SPRITES:  # the page offers to download missing files
             offered = {file["name"]: file for file in each["properties"].get("models", ())}
-            names = {
-                file.removeprefix("checkpoints/") for file in files
-            }  # the pack lists full checkpoints with this prefix
+            names = {file.removeprefix("checkpoints/") for file in files}  # so the pack lists full checkpoints
             assert names - BY_COMMAND <= set(offered), kind
-            for name, file in offered.items():
-                assert file["url"].split("?")[0].endswith(f"/{name}") and file["directory"], kind
+            for title, file in offered.items():
+                assert file["url"].split("?")[0].endswith(f"/{title}") and file["directory"], kind

@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from parallel_backend.diffusion import ModelSpec
+from parallel_backend.host.planning.planner import PlanRequest
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
 from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.known_models import known_model
@@ -13,6 +15,14 @@ from parallel_backend.plan.predict.profiles import Profile
 
 FLUX = known_model("flux-dev").shape
 JOB = DenoiseJob(image_tokens=4096, text_tokens=512)
+TOTAL = 25.3e9
+"""Bytes of a card of 24 GB."""
+
+
+def question(job: DenoiseJob = JOB, **requested_plan: Any) -> PlanRequest:
+    """Return a request for a plan of FLUX.1 on a machine with two GPUs."""
+    spec = ModelSpec("comfyui", "flux.safetensors", 1, 2, "bfloat16")
+    return PlanRequest(ParallelPlan(**requested_plan), 2, spec, FLUX, Workload(job.batch, job.has_uncond, 64), job)
 
 
 def plans(devices: int, has_uncond: bool = False, **requested_plan: Any) -> list[ResolvedPlan]:

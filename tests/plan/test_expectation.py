@@ -6,27 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import PlanRefused
 from parallel_backend.host.planning.devices import DeviceMemory
-from parallel_backend.host.planning.planner import Planner, PlanRequest
+from parallel_backend.host.planning.planner import Planner
 from parallel_backend.host.runs.expectation import Expected, expect, in_words
 from parallel_backend.host.runs.outcome import predicted_gain
-from parallel_backend.plan import ParallelPlan, Workload
+from parallel_backend.plan import Workload
 from parallel_backend.plan.predict.cards import card_of
 from parallel_backend.plan.predict.cost import DenoiseJob
-from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import BlockTimes
+from tests.plan.jobs import FLUX, TOTAL, question
 from tests.support.plans import MEASURED
 from tests.support.sentences import known
-
-FLUX = known_model("flux-dev").shape
-TOTAL = 25.3e9
-
-
-def question(job: DenoiseJob = DenoiseJob(image_tokens=4096, text_tokens=512), **requested_plan: object) -> PlanRequest:  # noqa: B008  (frozen)
-    spec = ModelSpec("comfyui", "flux.safetensors", 1, 2, "bfloat16")
-    return PlanRequest(ParallelPlan(**requested_plan), 2, spec, FLUX, Workload(job.batch, job.has_uncond, 64), job)  # type: ignore[arg-type]
 
 
 def two(name: str = "NVIDIA GeForce RTX 4090", free: float | None = TOTAL) -> list[DeviceMemory]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import pytest
 
-from parallel_backend.diffusion import ModelSpec
 from parallel_backend.errors import Refused
 from parallel_backend.host.planning.planner import SLACK, Planner, PlanRequest
 from parallel_backend.models.comfyui.plan_shape import unsharded_shape
@@ -20,22 +19,14 @@ from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import KERNEL_BYTES, BlockTimes, measured_profile
 from parallel_backend.plan.predict.profiles import ModelShape
 from parallel_backend.plan.split import share_by_memory
+from tests.plan.jobs import FLUX, JOB, TOTAL, question
+from tests.support import plans
 from tests.support.plans import MEASURED, cpu_plan
-
-FLUX = known_model("flux-dev").shape
-JOB = DenoiseJob(image_tokens=4096, text_tokens=512)
-TOTAL = 25.3e9
-"""Bytes of a card of 24 GB."""
 
 TAKEN = 1.4e9
 """Bytes that a desktop and ComfyUI's context use."""
 
 CARD = msgspec.structs.replace(MEASURED, connection=3e7)
-
-
-def question(**requested_plan: object) -> PlanRequest:
-    spec = ModelSpec("comfyui", "flux.safetensors", 1, 2, "bfloat16")
-    return PlanRequest(ParallelPlan(**requested_plan), 2, spec, FLUX, Workload(1, False, 64), JOB)  # type: ignore[arg-type]
 
 
 def choose(planner: Planner, free: float | Sequence[float], asked: PlanRequest) -> ResolvedPlan:
@@ -45,9 +36,7 @@ def choose(planner: Planner, free: float | Sequence[float], asked: PlanRequest) 
     return planner.choose(asked, lambda plan: each, lambda plan: CARD, lambda plan: times).choice.plan
 
 
-def gpu_plan(**degrees: Any) -> ResolvedPlan:
-    plan = cpu_plan(**degrees, blocks=57)
-    return msgspec.structs.replace(plan, devices=tuple(f"cuda:{rank}" for rank in range(plan.world_size)))
+gpu_plan = functools.partial(plans.gpu_plan, blocks=57)
 
 
 def test_flux_in_bf16_fits_a_whole_card_of_24_gb_and_not_one_that_is_in_use():

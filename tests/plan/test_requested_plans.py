@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from parallel_backend.errors import Refused
 from parallel_backend.plan import MAX_WORLD_SIZE, ModelLimits, ParallelPlan, ResolvedPlan, Workload
 from parallel_backend.plan import resolve as resolve_for
+from tests.refusals.of_flux import PLANS
 
 FLUX = ModelLimits(heads=24, head_dim=128, blocks=57)
 FOUR_HEADS = ModelLimits(heads=4, head_dim=128, blocks=3)
 ONE_SIDED = Workload(batch=1, has_uncond=False, token_rows=64)
 TWO_SIDED = Workload(batch=1, has_uncond=True, token_rows=64)
-NO_GPU = "asks for GPU 0, but no GPU is visible: use cpu:2 "
 HIDDEN = "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out)."
 NOT_UNDERSTOOD = 'is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".'
 
@@ -65,14 +65,10 @@ def test_ranks_that_share_a_gpu_or_have_none_use_gloo(devices, gpus, transport):
 @pytest.mark.parametrize(
     ("requested_plan", "gpus", "message"),
     [
-        ({"devices": "0"}, 0, f"devices '0' {NO_GPU}{HIDDEN}"),
         ({"devices": "0,2"}, 2, f"devices '0,2' asks for GPU 2, but GPUs 0 to 1 are visible: use 0,1 {HIDDEN}"),
         ({"devices": "1,3"}, 1, f"devices '1,3' asks for GPU 1, 3, but only GPU 0 is visible: use 0 {HIDDEN}"),
-        ({"devices": "banana"}, 2, f"devices 'banana' {NOT_UNDERSTOOD}"),
         ({"devices": "0;1"}, 2, f"devices '0;1' {NOT_UNDERSTOOD}"),
         ({"devices": "-1"}, 2, f"devices '-1' {NOT_UNDERSTOOD}"),
-        ({"devices": ""}, 2, f"devices '' {NOT_UNDERSTOOD}"),
-        ({"devices": "cpu:0"}, 0, "devices 'cpu:0': write cpu:N with N from 1 to 64, such as cpu:2."),
         ({"devices": "cpu:-2"}, 0, "devices 'cpu:-2': write cpu:N with N from 1 to 64, such as cpu:2."),
         ({"devices": "cpu:65"}, 0, "devices 'cpu:65': write cpu:N with N from 1 to 64, such as cpu:2."),
         (
@@ -91,12 +87,6 @@ def test_ranks_that_share_a_gpu_or_have_none_use_gloo(devices, gpus, transport):
             f"devices '{','.join(['0'] * 30)},...' lists 65 workers; at most 64 are supported: list fewer.",
         ),
         (
-            {"ulysses": 4, "ring": 1},
-            0,
-            "ulysses 4, but no GPU is visible: use ring 1 x ulysses 1, or 0 (automatic) for all of them, "
-            "or write cpu:4 into devices to try it without GPUs.",
-        ),
-        (
             {"ulysses": 2, "ring": 2},
             1,
             "ring 2 x ulysses 2 = 4, but only GPU 0 is visible: use ring 1 x ulysses 1, or 0 (automatic) for "
@@ -109,27 +99,10 @@ def test_ranks_that_share_a_gpu_or_have_none_use_gloo(devices, gpus, transport):
             "for all of them.",
         ),
         (
-            {"devices": "cpu:2", "ulysses": 3},
-            0,
-            "ulysses 3, but there are 2 workers (devices 'cpu:2'): use ring 1 x ulysses 2, or 0 (automatic) for all "
-            "of them, or choose other devices.",
-        ),
-        (
             {"devices": "0,1", "ulysses": 2, "ring": 2},
             2,
             "ring 2 x ulysses 2 = 4, but there are 2 workers (devices '0,1'): use ring 1 x ulysses 2, or 0 (automatic) "
             "for all of them, or choose other devices.",
-        ),
-        (
-            {"devices": "cpu:8", "ulysses": 8},
-            0,
-            "ulysses 8 is more than the model's 4 attention heads: use ring 2 x ulysses 4, or 0 (automatic) for all of them.",
-        ),
-        (
-            {"devices": "cpu:8", "ring": 1},
-            0,
-            "ring 1, and there are 8 workers: that leaves ulysses 8, more than the model's 4 attention heads; use ring 2 x "
-            "ulysses 4, or 0 (automatic) for all of them.",
         ),
         ({"ulysses": -1}, 2, "ulysses -1 is negative: use 0 (automatic), or 1 or more."),
         ({"ring": -2}, 2, "ring -2 is negative: use 0 (automatic), or 1 or more."),
@@ -137,6 +110,17 @@ def test_ranks_that_share_a_gpu_or_have_none_use_gloo(devices, gpus, transport):
 )
 def test_a_plan_that_cannot_work_is_refused_with_the_numbers(requested_plan, gpus, message):
     assert refusal(gpus, **requested_plan) == message
+
+
+BY_WORKERS = ("flash on the CPU", "sage on the CPU")
+"""Plans that ComfyUI's prompts are refused for, but by a worker."""
+
+
+@pytest.mark.parametrize("case", [case for case in PLANS if case not in BY_WORKERS])
+def test_a_plan_that_a_prompt_is_refused_for_does_not_resolve(case):
+    plan, message = PLANS[case]
+    with pytest.raises(Refused, match=f"^{re.escape(message)}$"):
+        resolve(ParallelPlan(**plan), 0, FOUR_HEADS, replace(ONE_SIDED, token_rows=4))
 
 
 def test_a_model_that_needs_the_whole_picture_takes_no_pipefusion():
@@ -217,20 +201,11 @@ def test_a_refusal_is_one_sentence(requested_plan, gpus, limits):
     [
         ({"cfg": 2}, ONE_SIDED, "cfg 2 needs a negative prompt"),
         ({"cfg": 3}, TWO_SIDED, "use cfg 2 or 1"),
-        ({"pipefusion": 4}, ONE_SIDED, "pipefusion 4 is more than the model's 3 blocks: use ring 1 x ulysses 4"),
         (
             {"pipefusion": 2, "patches": 65},
             ONE_SIDED,
             "patches 65 is more than the picture's 64 rows of tokens: use patches 64",
         ),
-        ({"pipefusion": 2, "weights": "sharded"}, ONE_SIDED, "use weights replicated, or pipefusion 1"),
-        ({"data": 2}, ONE_SIDED, "data 2 is more than the batch of 1: use data 1 or a larger batch"),
-        (
-            {"pipefusion": 2, "stages": "1,1"},
-            ONE_SIDED,
-            'is 2 stages with 1 + 1 = 2 blocks, but pipefusion 2 needs 2 stages and the model has 3 blocks: write "1,2"',
-        ),
-        ({"pipefusion": 2, "stages": "a"}, ONE_SIDED, 'write the blocks of each stage, such as "1,2"'),
         ({"weights": "spread"}, ONE_SIDED, "use replicated, sharded or streamed"),
         ({"patches": -1}, ONE_SIDED, "cannot be negative"),
         (

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
+
+import msgspec
 
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.predict.measure import Machine
@@ -36,6 +39,7 @@ def cpu_plan(
     memory_limit: float = 0.0,
     shares: tuple[int, ...] = (),
     head_chunks: int = 1,
+    exchange: str = "exact",
 ) -> ResolvedPlan:
     """Return a plan that can run, with as many CPU workers as its degrees need."""
     ends = [blocks * stage // pipefusion for stage in range(pipefusion + 1)]
@@ -54,4 +58,11 @@ def cpu_plan(
         memory_limit=memory_limit,
         shares=shares or (1,) * (ring * ulysses),
         head_chunks=head_chunks,
+        exchange=exchange,
     )
+
+
+def gpu_plan(**settings: Any) -> ResolvedPlan:
+    """Return the plan of `cpu_plan` on as many GPUs."""
+    plan = cpu_plan(**settings)
+    return msgspec.structs.replace(plan, devices=tuple(f"cuda:{rank}" for rank in range(plan.world_size)))

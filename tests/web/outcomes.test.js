@@ -3,17 +3,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { showOutcomes } from "../../web/run/outcomes.js";
 import { Signs } from "../../web/run/signs.js";
+import { events, OneBadge } from "./comfyui.js";
 import { ENGLISH } from "./languages.js";
 
-/** @import { Api, App, GraphNode } from "../../web/comfyui" */
-
-/** A replacement of ComfyUI's class of badges. */
-class OneBadge {
-  /** @param {{ text: string }} options */
-  constructor({ text }) {
-    this.text = text;
-  }
-}
+/** @import { App, GraphNode } from "../../web/comfyui" */
 
 const nothing = {
   setDirtyCanvas() {},
@@ -43,19 +36,11 @@ function page() {
   inner.graph = within;
   const outer = { ...inner, id: 7, subgraph: within };
   const app = /** @type {App} */ (/** @type {unknown} */ ({ rootGraph: { getNodeById: () => outer } }));
+  const { api, tell } = events();
+  showOutcomes(app, api, new Signs(OneBadge), ENGLISH);
   /** @type {(warnings: string[]) => void} */
-  let tell = () => assert.fail("nobody listens");
-  /** @type {() => void} */
-  let start = () => assert.fail("nobody listens");
-  const api = {
-    /** @type {(name: string, listener: (event: object) => void) => void} */
-    addEventListener(name, listener) {
-      if (name === "execution_start") start = () => listener({});
-      else tell = (warnings) => listener({ detail: { prompt_id: "p", node: "7:4", outcome: { warnings } } });
-    },
-  };
-  showOutcomes(app, /** @type {Api} */ (/** @type {unknown} */ (api)), new Signs(OneBadge), ENGLISH);
-  return { inner, outer, drawn, tell, start: () => start() };
+  const tellOutcome = (warnings) => tell("parallel.ran", { prompt_id: "p", node: "7:4", outcome: { warnings } });
+  return { inner, outer, drawn, tell: tellOutcome, start: () => tell("execution_start") };
 }
 
 test("a run with warnings marks its node once, next to its other badges", () => {

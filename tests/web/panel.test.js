@@ -11,7 +11,6 @@ import { bytes, percent, seconds } from "../../web/panel/units.js";
 import { ENGLISH } from "./languages.js";
 
 test("numbers have three digits and a unit", () => {
-  assert.deepEqual([0, 999, 1000, 74_512_000, 25.13e9].map(bytes), ["0 B", "999 B", "1.00 kB", "74.5 MB", "25.1 GB"]);
   assert.deepEqual([0.0123, 0.9996, 12.34, 300].map(seconds), ["12.3 ms", "1.00 s", "12.3 s", "300 s"]);
   assert.deepEqual([percent(1, 3), percent(1, 0)], ["33 %", "0 %"]);
 });
@@ -124,9 +123,10 @@ test("on one device, without measurements, there is no prediction", () => {
 });
 
 test("bytes are written as in the nodes' texts", () => {
-  assert.deepEqual([0, 999, 1234, 99960, 5e6, 6.13e9, 23.8e9, 999.6e9].map(bytes), [
+  assert.deepEqual([0, 999, 1000, 1234, 99960, 5e6, 6.13e9, 23.8e9, 999.6e9].map(bytes), [
     "0 B",
     "999 B",
+    "1.00 kB",
     "1.23 kB",
     "100 kB",
     "5.00 MB",

@@ -2,18 +2,25 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { messageOf, showRefusals } from "../../web/run/refusals.js";
+import { events } from "./comfyui.js";
 import { ENGLISH } from "./languages.js";
 
-/** @import { Api, App } from "../../web/comfyui" */
+/** @import { App } from "../../web/comfyui" */
 
 const error = { prompt_id: "p", node_id: "3", node_type: "KSampler", exception_message: "ring 2 is too many.\n" };
 
-test("one of the pack's errors is shown as its sentence", () => {
-  assert.deepEqual(messageOf({ ...error, exception_type: "PlanRefused" }, ENGLISH), {
-    severity: "error",
-    summary: "This plan cannot run",
-    detail: "ring 2 is too many.",
-  });
+test("each of the pack's errors is shown as its sentence under its title", () => {
+  for (const [exception_type, summary] of [
+    ["Refused", "Cannot run"],
+    ["PlanRefused", "This plan cannot run"],
+    ["NotFinite", "Not a number"],
+    ["RequestFailed", "This run failed"],
+    ["WorkerFailed", "A worker failed"],
+    ["WorkerOutOfMemory", "Not enough GPU memory"],
+  ]) {
+    const message = messageOf({ ...error, exception_type: exception_type ?? "" }, ENGLISH);
+    assert.deepEqual(message, { severity: "error", summary, detail: "ring 2 is too many." });
+  }
 });
 
 test("ComfyUI shows another node's error", () => {
@@ -28,8 +35,6 @@ test("ComfyUI shows another node's error", () => {
 function page(wanted) {
   /** @type {object[]} */
   const shown = [];
-  /** @type {Record<string, (event: object) => void>} */
-  const listeners = {};
   const toast = {
     add: (/** @type {object} */ message) => shown.push(message),
     remove: (/** @type {object} */ message) => shown.splice(shown.indexOf(message), 1),
@@ -39,19 +44,9 @@ function page(wanted) {
     graphToPrompt: async () => ({ output: {} }),
     rootGraph: { getNodeById: () => undefined },
   };
-  const api = {
-    /** @type {(name: string, listener: (event: object) => void) => void} */
-    addEventListener(name, listener) {
-      listeners[name] = listener;
-    },
-    fetchApi: async () => ({ ok: false }),
-  };
-  showRefusals(
-    /** @type {App} */ (/** @type {unknown} */ (app)),
-    /** @type {Api} */ (/** @type {unknown} */ (api)),
-    ENGLISH,
-  );
-  return { shown, tell: (/** @type {string} */ name, detail = {}) => listeners[name]?.({ detail }) };
+  const { api, tell } = events({ fetchApi: async () => ({ ok: false }) });
+  showRefusals(/** @type {App} */ (/** @type {unknown} */ (app)), api, ENGLISH);
+  return { shown, tell };
 }
 
 const refused = { exception_type: "Refused", exception_message: "no.", node_id: "1" };

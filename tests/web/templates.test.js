@@ -20,11 +20,8 @@ test("a description replaces the card's own, with any characters", () => {
   assert.match(style, / p::after \{ content: "Pictures of \\"words\\"\."; /);
 });
 
-test("every language describes the same templates, in the same order, and none by its name", () => {
-  const templates = Object.keys(ENGLISH.templates);
-  assert.equal(templates[0], "Sprites without a GPU");
-  for (const { parallel } of Object.values(LANGUAGES)) {
-    assert.deepEqual(Object.keys(parallel.templates), templates);
+test("every language describes the templates, and none by its name", () => {
+  assert.equal(Object.keys(ENGLISH.templates)[0], "Sprites without a GPU");
+  for (const { parallel } of Object.values(LANGUAGES))
     for (const [name, text] of Object.entries(parallel.templates)) assert.ok(text && !text.includes(name), name);
-  }
 });

@@ -4,17 +4,10 @@ import { test } from "node:test";
 import { Signs } from "../../web/run/signs.js";
 import { showTexts } from "../../web/run/texts.js";
 import { Words } from "../../web/words.js";
+import { events, OneBadge } from "./comfyui.js";
 import { LANGUAGES } from "./languages.js";
 
-/** @import { Api, App, Widget } from "../../web/comfyui" */
-
-/** A replacement of ComfyUI's class of badges. */
-class OneBadge {
-  /** @param {{ text: string }} options */
-  constructor({ text }) {
-    this.text = text;
-  }
-}
+/** @import { App, Widget } from "../../web/comfyui" */
 
 /** The troubleshooting entries of a server, by the text of the request. */
 /** @type {Record<string, string>} */
@@ -53,30 +46,24 @@ function page(locale) {
     setDirtyCanvas() {},
   };
   const app = { rootGraph: { getNodeById: (/** @type {string} */ id) => (id === "7" ? outer : node) } };
-  /** @type {Record<string, (event: object) => void>} */
-  const listeners = {};
-  const api = {
-    /** @type {(name: string, listener: (event: object) => void) => void} */
-    addEventListener(name, listener) {
-      listeners[name] = listener;
-    },
+  const { api, tell: tellOf } = events({
     apiURL: (/** @type {string} */ path) => `/api${path}`,
     /** @type {(path: string, asked: { body: string }) => Promise<object>} */
     fetchApi: async (_, { body }) => ({ ok: true, json: async () => ({ entry: ENTRIES[body] ?? "" }) }),
-  };
+  });
   showTexts(
     /** @type {App} */ (/** @type {unknown} */ (app)),
-    /** @type {Api} */ (/** @type {unknown} */ (api)),
+    api,
     new Signs(OneBadge),
     new Words(LANGUAGES, () => locale),
   );
   /** @type {(text: string, nodeId?: string) => Promise<void>} */
   const tell = async (text, nodeId = "3") => {
-    listeners.progress_text?.({ detail: { nodeId, text } });
+    tellOf("progress_text", { nodeId, text });
     widget.value = text;
     await new Promise((resolve) => setTimeout(resolve));
   };
-  return { node, outer, widget, tell, start: () => listeners.execution_start?.({}) };
+  return { node, outer, widget, tell, start: () => tellOf("execution_start") };
 }
 
 /** @type {(text: string, locale: string) => Promise<{ text: unknown, height: number | undefined, props: Widget["props"] }>} */

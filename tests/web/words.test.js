@@ -9,24 +9,18 @@ const WEB = new URL("../../web/", import.meta.url);
 const modules = readdirSync(WEB, { recursive: true }).filter((path) => String(path).endsWith(".js"));
 const source = modules.map((path) => readFileSync(new URL(String(path), WEB), "utf8")).join("\n");
 
-const { texts, names, lines, sentences } = LANGUAGES.en.parallel;
+const { texts, lines, sentences } = LANGUAGES.en.parallel;
 
 /** @type {(text: string) => string[]} */
 const placeholders = (text) => (text.match(/\{\w+\}/g) ?? []).sort();
 
 for (const [language, { parallel }] of Object.entries(LANGUAGES)) {
-  test(`${language} has every text with its values, and every name`, () => {
-    assert.deepEqual(Object.keys(parallel.texts), Object.keys(texts));
-    assert.deepEqual(Object.keys(parallel.names), Object.keys(names));
+  test(`${language} has every text with its values, and no name is empty`, () => {
     const values = (/** @type {Record<string, string>} */ all) => Object.values(all).map(placeholders);
     assert.deepEqual(values(parallel.texts), values(texts));
     for (const list of /** @type {const} */ (["lines", "sentences"])) {
-      const told = Object.entries(parallel[list]);
-      assert.deepEqual(
-        told.map(([text]) => text),
-        Object.keys(LANGUAGES.en.parallel[list]),
-      );
-      for (const [text, other] of told) assert.deepEqual(placeholders(other), placeholders(text));
+      for (const [text, other] of Object.entries(parallel[list]))
+        assert.deepEqual(placeholders(other), placeholders(text));
     }
     assert.ok([...Object.values(parallel.texts), ...Object.values(parallel.names)].every(Boolean));
   });

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -17,6 +14,7 @@ from benchmarks.template_graphs import Node
 from benchmarks.template_models import SIZES, class_of, file_of
 from parallel_backend.models.comfyui.meta_model import make_model
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.sparse_files import write_sparse
 from tests.support.tiny.unsharded import UNSHARDED
 from tests.vae.comfy_vaes import save_image_vae
 
@@ -51,7 +49,7 @@ def _file(folder: Path, node: Node) -> Path:
     if kind == "VAE":
         return save_image_vae(path)
     if kind in SIZES or kind in UNETS:
-        return _write_header(path, _state_dict(kind), prefix)
+        return write_sparse(path, {prefix + key: tensor for key, tensor in _state_dict(kind).items()})
     save_file({"no model": torch.zeros(1)}, path)
     return path
 
@@ -69,17 +67,3 @@ def _state_dict(model: str) -> Mapping[str, Tensor]:
         kind(dict(SIZES[model])), {}, torch.bfloat16
     ).diffusion_model.state_dict()
     return transformer
-
-
-def _write_header(path: Path, state_dict: Mapping[str, Tensor], prefix: str) -> Path:
-    """Write a safetensors file without data, as a sparse file."""
-    header: dict[str, Any] = {}
-    end = 0
-    for key, tensor in state_dict.items():
-        begin, end = end, end + 2 * tensor.numel()
-        header[prefix + key] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + end)
-    return path

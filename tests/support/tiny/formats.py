@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.support.sparse_files import write_sparse
 from tests.support.tiny.flux import CHANNELS, HEAD_DIM, POOLED_WIDTH, TEXT_WIDTH, flux_tensors
 
 HALVES = {
@@ -197,19 +196,7 @@ def _write_gguf(
 def save_sparse(path: Path, *, heads: int, single_blocks: int = 2) -> Path:
     """Write a FLUX of zeros in bf16 of the real size, as a sparse file that takes no room on the disk."""
     with FakeTensorMode():
-        sizes = {
-            name: tuple(each.shape) for name, each in flux_tensors(heads=heads, single_blocks=single_blocks).items()
-        }
-    header, offset = {}, 0
-    for name, size in sizes.items():
-        end = offset + 2 * math.prod(size)
-        header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [offset, end]}
-        offset = end
-    raw = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(raw)) + raw)
-        file.truncate(file.tell() + offset)
-    return path
+        return write_sparse(path, flux_tensors(heads=heads, single_blocks=single_blocks))
 
 
 def save_diffusers(folder: Path, single: Path, *, shard: str = "10MB", heads: int = 4, seed: int = 0) -> Path:

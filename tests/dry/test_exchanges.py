@@ -1,4 +1,4 @@
-"""The order of a rank's operations for an attention whose heads are exchanged in chunks: exchanges overlap with compute."""
+"""The order of a rank's operations for attention over ranks: chunks of heads overlap with compute, hops are collectives."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from parallel_backend.attention.kernels import choose_kernel
-from parallel_backend.attention.sequence_parallel import UspLayout, usp_attention
+from parallel_backend.attention.sequence_parallel import UspLayout, ring_attention, usp_attention
 from parallel_backend.comm.meter import Meter
 from parallel_backend.layout import SequenceSplit
 from parallel_backend.mesh import build_mesh
+from tests.support.plans import gpu_plan
 
-from .fake_gpu import DEVICE, FakeGpu
-from .lone_rank import plan_of
+from .fake_gpu import DEVICE, Counts, FakeGpu
 
 RANKS, TOKENS, HEAD_DIM = 4, 7, 128
 ATTENTION = "_scaled_dot_product_cudnn_attention"
@@ -37,29 +37,39 @@ class Noted(Meter):
             yield
 
 
-def order(heads: int, chunks: int) -> list[str]:
-    """Return the kernels, collectives and waits of the attention in their order."""
+def counts(axis: str, heads: int, chunks: int = 1) -> Counts:
+    """Return the counts of an attention whose ranks are all on one axis, with its waits among the kernels."""
     gpu = FakeGpu()
     with gpu.running(0, RANKS):
-        mesh = build_mesh(plan_of(4, 1, {"ulysses": RANKS}), DEVICE, Noted(gpu))
+        mesh = build_mesh(gpu_plan(**{axis: RANKS}), DEVICE, Noted(gpu))
         q = torch.empty(1, TOKENS, heads, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
         attend = choose_kernel("sdpa", DEVICE, q.dtype, HEAD_DIM, {}).attend
-        split = SequenceSplit((TOKENS,) * RANKS, heads, 1, RANKS, (1,) * RANKS, heads)
-        layout = UspLayout(mesh, split, attend, chunks)
+        tokens = (TOKENS,) * RANKS
         gpu.begin()
-        usp_attention(q, q, q, layout)
-        return gpu.counts.order
+        if axis == "ring":
+            ring_attention(q, torch.stack((q, q)), mesh.ring, tokens, attend)
+        else:
+            split = SequenceSplit(tokens, heads, 1, RANKS, (1,) * RANKS, heads)
+            usp_attention(q, q, q, UspLayout(mesh, split, attend, chunks))
+        return gpu.counts
 
 
 def test_while_a_chunk_is_computed_the_next_arrives_and_the_last_leaves() -> None:
     there = [*PACKED, SENT]
     first, others, last = [*there, "wait", *there], ["wait", *there], ["wait"]
     computed = [ATTENTION, SENT]
-    assert order(12, 3) == [*first, *computed, *others, *computed, *last, *computed, *["wait"] * 3, "cat"]
+    expected = [*first, *computed, *others, *computed, *last, *computed, *["wait"] * 3, "cat"]
+    assert counts("ulysses", 12, 3).order == expected
 
 
 @pytest.mark.parametrize(("heads", "chunks"), [(4, 3), (12, 1), (7, 4)])
 def test_without_a_second_chunk_on_every_rank_all_heads_are_exchanged_at_once(heads: int, chunks: int) -> None:
     """Without chunks there are no extra streams: the wait comes with the collective."""
     packs = 3 if heads % RANKS == 0 else 3 * RANKS
-    assert order(heads, chunks) == [*["copy_"] * packs, "wait", SENT, ATTENTION, "wait", SENT, "cat"]
+    expected = [*["copy_"] * packs, "wait", SENT, ATTENTION, "wait", SENT, "cat"]
+    assert counts("ulysses", heads, chunks).order == expected
+
+
+def test_hops_of_ring_are_collectives() -> None:
+    """NCCL's send and recv would keep each hop's buffers until the GPU gets there."""
+    assert counts("ring", 2).collectives == {SENT: RANKS - 1}
