@@ -1,4 +1,4 @@
-"""Files that are refused in addition to those of test_flux: other containers, marks of quantisation, diffusers' models."""
+"""Files that are refused in addition to those of of_flux: other containers, marks of quantisation, diffusers' models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def stored(server: ComfyUI) -> Refusals:
         "unreadable.safetensors cannot be read .Input/output error.: check the disk and its",
     )
     for name, table, said in (
-        ("missing", {}, "missing lacks the file .* that its index names: download it into "),
+        ("missing", {}, "missing lacks the file {} that its index names: download it into {}\\.$"),
         (
             "outside",
             {"weight_map": {"a": "../a.safetensors"}},
@@ -71,7 +71,7 @@ def stored(server: ComfyUI) -> Refusals:
             first.unlink()
         else:
             first.write_bytes(second.read_bytes())
-        yield loading(name), said
+        yield loading(name), said.format(literally(first.name), literally(str(shards)))
 
 
 def marked(server: ComfyUI) -> Refusals:

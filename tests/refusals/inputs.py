@@ -1,4 +1,4 @@
-"""Inputs that are refused in addition to those of test_flux: saved prompts, other packs, other machines, videos and sound."""
+"""Inputs that are refused in addition to those of of_flux: saved prompts, other packs, other machines, videos and sound."""
 
 from __future__ import annotations
 
@@ -79,17 +79,6 @@ def other_packs(server: ComfyUI) -> Refusals:
     ):
         said = f"the {name} is {value}, which makes no picture: set it to a number such as 1"
         yield on_one_worker(guided(kind)), said
-    lora = "refused-hooks.safetensors"
-    tensors = {f"{LAYER}.lora_down.weight": torch.ones(2, 5 * 512), f"{LAYER}.lora_up.weight": torch.ones(512, 2)}
-    save_file(tensors, server.base_dir / "models" / "loras" / lora)
-    hooks = {"hook": node("CreateHookLora", lora_name=lora, strength_model=1.0, strength_clip=1.0)}
-    hooked = {"strength": 1.0, "set_cond_area": "default", "hooks": ["hook", 0]}
-    graph = insert_after(on_one_worker(small()) | hooks, "positive", "ConditioningSetProperties", "cond_NEW", **hooked)
-    yield graph, "Applying LoRA hooks cannot be done with a parallel MODEL: "
-    graph = on_one_worker(small())
-    inputs = {"filename_prefix": "refused", "rank": 2, "lora_type": "standard", "bias_diff": False}
-    save = node("LoraSave", model_diff=["model", 0], **inputs)
-    yield {"model": graph["model"], "plan": graph["plan"], "save": save}, "Reading the weights cannot be done with a"
     save_file({f"{LAYER}.oft_blocks": torch.zeros(16, 32, 32), f"{LAYER}.dora_scale": torch.ones(512, 1)},
               server.base_dir / "models" / "loras" / "refused-dora.safetensors")  # fmt: skip
     graph = insert_after_model(on_one_worker(small()), "LoraLoaderModelOnly", lora_name="refused-dora.safetensors",
@@ -284,10 +273,6 @@ def sound(server: ComfyUI) -> Refusals:
         "the picture that is added to the latent, such as a first frame, has 49 channels with its mask and "
         "HunyuanVideoI2V takes 17: enc",
     )
-    graph = on_one_worker(small()) | {"objects": node("PackObjects")}
-    style = {"style_model": ["objects", 2], "clip_vision_output": ["objects", 1], "strength": 0.5}
-    graph = insert_after(graph, "positive", "StyleModelApply", "conditioning", strength_type="attn_bias", **style)
-    yield graph, "attention_mask in the conditioning cannot be used with a parallel .* MODEL: "
     save_unread(server.base_dir / "models" / "diffusion_models", "wide_radiance")
     graph = graph_of("wan") | {"latent": node("EmptyChromaRadianceLatentImage", width=64, height=64, batch_size=1)}
     graph["model"]["inputs"]["unet_name"] = "wide_radiance-unread.safetensors"
