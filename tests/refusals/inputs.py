@@ -11,16 +11,14 @@ from typing import Any
 
 import psutil
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from parallel_backend.models.diffusers.cogvideox_positions import LEARNED
 from parallel_backend.wire.handshake import VARIABLE
 from scripts.comfyui import ComfyUI
-from tests.refusals.files import decoding
-from tests.refusals.kinds import Refusals, exactly
+from tests.refusals.kinds import Refusals, exactly, literally
 from tests.refusals.of_flux import LAYER, WAY_OUT, on_one_worker, small
 from tests.refusals.wrong_sizes import wrong_sizes
-from tests.support.comfy_oracle import comfy_on_path
 from tests.support.graphs.comfyui import (
     LATENTS,
     TOKENS,
@@ -32,7 +30,7 @@ from tests.support.graphs.comfyui import (
     with_tensors,
 )
 from tests.support.graphs.diffusers import family_graph, save_gguf
-from tests.support.graphs.flux import Graph, controlled, insert_after, insert_after_model, node, parallel
+from tests.support.graphs.flux import Graph, insert_after, insert_after_model, node, parallel
 from tests.support.graphs.other_packs import REFUSED, changed, guided
 from tests.support.graphs.prompts import WHOLE, round_trip
 from tests.support.tiny import cogvideox as tiny_cogvideox
@@ -40,24 +38,45 @@ from tests.support.tiny import pixart as tiny_pixart
 from tests.support.tiny.comfyui import TINY, save_tiny, save_unread
 from tests.support.tiny.flux import flux_tensors, save_flux
 from tests.support.tiny.models import draw
-from tests.support.tiny.vae import REAL, save_cogvideox_vae
 
 
 def saved_prompts(server: ComfyUI) -> Refusals:
     """Yield graphs that Save Conditioning and Load Conditioning refuse."""
     save_file(WHOLE, server.input_dir / "whole.safetensors")
     both = node("ConditioningCombine", conditioning_1=["load", 0], conditioning_2=["load", 0])
-    yield (
-        round_trip("refused", both),
-        "Save Conditioning writes one prompt and was given 2 combined ones: save each bef",
-    )
-    weaker = node("ConditioningSetAreaStrength", conditioning=["load", 0], strength=0.5)
-    yield round_trip("refused", weaker), "Save Conditioning saves the text, .*; this prompt also has strength: save it"
-    yield round_trip("a" * 300), "a* could not be written to ComfyUI's input folder .*File name too long.*: make room"
-    save_file({"img_in.weight": torch.zeros(2)}, server.input_dir / "no-prompt.safetensors")
-    graph = round_trip("refused")
-    graph["load"]["inputs"]["conditioning"] = "no-prompt.safetensors"
-    yield graph, "no-prompt.safetensors has no tensor named cond: pick a file that Save Conditioning wrote"
+    said = "Save Conditioning writes one prompt and was given 2 combined ones: save each before combining them."
+    yield round_trip("refused", both), exactly(said)
+    area = {"width": 64, "height": 64, "x": 0, "y": 0, "strength": 1.0}
+    for kind, settings, names in (
+        ("ConditioningSetTimestepRange", {"start": 0.0, "end": 0.5}, "end_percent, start_percent"),
+        ("ConditioningSetAreaStrength", {"strength": 0.5}, "strength"),
+        ("ConditioningSetArea", area, "area, set_area_to_bounds, strength"),
+    ):
+        said = (
+            f"Save Conditioning saves the text, pooled_output, attention_mask, guidance; this prompt also has {names}: "
+            "save it before the nodes that add those."
+        )
+        yield round_trip("refused", node(kind, conditioning=["load", 0], **settings)), exactly(said)
+    (server.input_dir / "a-file").write_text("in the way")
+    for prefix, why in (("a" * 300, "File name too long"), ("a-file/below", "Not a directory")):
+        said = f"could not be written to ComfyUI's input folder .*{why}.*: make room there or choose another name"
+        yield round_trip(prefix), f"{prefix} {said}\\.$"
+    whole = save(WHOLE)
+    truncated = f"is truncated: it should have {len(whole)} bytes and has {len(whole) - 1}; download it again."
+    for name, content, said in (
+        ("empty", b"", "(0 bytes) is neither a safetensors nor a GGUF file: download it again, "),
+        ("cut", whole[:-1], truncated),
+        ("headless", b"\x08" + bytes(7) + b"no json!", "has a damaged header ("),
+        (
+            "a-model",
+            save({"img_in.weight": torch.zeros(2)}),
+            "has no tensor named cond: pick a file that Save Conditioning wrote.",
+        ),
+    ):
+        (server.input_dir / f"{name}.safetensors").write_bytes(content)
+        graph = round_trip("refused")
+        graph["load"]["inputs"]["conditioning"] = f"{name}.safetensors"
+        yield graph, f"{name}\\.safetensors {literally(said)}"
 
 
 def other_packs(server: ComfyUI) -> Refusals:
@@ -84,10 +103,6 @@ def other_packs(server: ComfyUI) -> Refusals:
     graph = insert_after_model(on_one_worker(small()), "LoraLoaderModelOnly", lora_name="refused-dora.safetensors",
                                strength_model=1.0)  # fmt: skip
     yield graph, "DoRA on an OFT adapter cannot be applied to a parallel MODEL: "
-    yield (
-        on_one_worker(small(sampler="cogvideox_ddim")),
-        "The sampler 'cogvideox_ddim' is made for CogVideoX: choose anot",
-    )
     edm = {"sampling": "edm", "sigma_max": 120.0, "sigma_min": 0.002}
     graph = insert_after_model(small(sampler="cogvideox_ddim"), "ModelSamplingContinuousEDM", **edm)
     yield (
@@ -137,24 +152,16 @@ def answer_strangely(listener: socket.socket) -> None:
 def videos_and_pictures(server: ComfyUI) -> Refusals:
     """Yield graphs of CogVideoX and PixArt with inputs for other models."""
     folder = server.base_dir / "models" / "diffusion_models"
-    for kind in ("2b-odd", "1.5", "1.5-i2v", "5b-i2v"):
+    for kind in ("2b-odd", "5b-i2v"):
         tiny_cogvideox.save_cogvideox(folder / f"refused-{kind}.safetensors", kind)
     for name, width in (("video", tiny_cogvideox.TEXT_WIDTH), ("other", 33)):
         save_file({"cond": draw(1, 7, width, seed=2)}, server.input_dir / f"{name}-refused.safetensors")
-    save_latent(server, "refused-flat", 1, 16, 4, 4)
     save_latent(server, "refused-channels", 1, 4, 2, 6, 10)
     save_latent(server, "refused-empty", 1, 16, 0, 6, 10)
-    save_latent(server, "refused-image", 1, 16, 2, 5, 5)
     yield video(latent="refused-channels"), "the latent has the shape .1, 4, 2, 6, 10. and CogVideoX takes .batch, 16"
     yield (
         video(latent="refused-empty"),
         "the latent has the shape .1, 16, 0, 6, 10., which is empty: use a batch of at l",
-    )
-    yield video("1.5", frames=9), "the latent has 3 frames .of 4 video frames each, the first of 1. and CogVideoX 1.5 "
-    yield video(prompt="other"), "the conditioning's text has the shape .1, 7, 33. and this model takes .batch, tokens"
-    yield (
-        video("1.5-i2v", frames=13),
-        "this CogVideoX model turns an image into a video and was given no image: put Instruct",
     )
     image = {"concat_latent_image": draw(1, 16, 3, 6, 10, seed=3)}
     yield (
@@ -187,21 +194,6 @@ def videos_and_pictures(server: ComfyUI) -> Refusals:
     yield picture(prompt="masked"), "the conditioning's attention_mask is for 4 text tokens and there are 9: save text"
     crossed = {"cross_attn_controlnet": draw(1, 9, 32, seed=1)}
     yield with_tensors(server, picture(), "refused-crossed", crossed), ".* in the conditioning cannot be used with this"
-    comfy_on_path()
-    from comfy.t2i_adapter.adapter import Adapter
-
-    adapter = Adapter(cin=192, channels=[8, 16, 32, 32], nums_rb=2, ksize=1, sk=True, use_conv=False)
-    controlnets = server.base_dir / "models" / "controlnet"
-    controlnets.mkdir(exist_ok=True)
-    save_file(adapter.state_dict(), controlnets / "refused-t2i.safetensors")
-    control = controlled(
-        picture()
-        | {
-            "net": node("ControlNetLoader", control_net_name="refused-t2i.safetensors"),
-            "image": node("EmptyImage", width=64, height=64, batch_size=1, color=0),
-        }
-    )
-    yield control, "the ControlNet changes input blocks, which this model does not have: "
     save_gguf(
         folder / "refused-pixart.safetensors", folder / "refused-pixart.gguf", folder / "refused-values.safetensors"
     )
@@ -213,29 +205,11 @@ def videos_and_pictures(server: ComfyUI) -> Refusals:
         graph,
         "an adapter of the type oft mixes rows of blocks.0.attn.qkv.weight, which the workers split into several",
     )
-    save_cogvideox_vae(
-        server.base_dir / "models" / "vae" / "refused-video.safetensors", torch.float16, widths=REAL, layers=3
-    )
-    graph = decoding("refused-video.safetensors")
-    graph["latent"] = node("LoadLatent", latent="refused-flat.latent")
-    yield graph, "the latent has the shape .1, 16, 4, 4. and a CogVideoX VAE takes .batch, 16, frames, height, width"
-    frames = psutil.virtual_memory().total // (3 * 2048 * 2048 * 4) // 4 * 4 + 5
-    long = {"latent": node("EmptyHunyuanLatentVideo", width=2048, height=2048, length=frames, batch_size=1)}
-    yield graph | long, f"{frames} decoded pictures of 2048 x 2048 take "
 
 
 def sound(server: ComfyUI) -> Refusals:
     """Yield graphs of videos with sound, and of inputs that only some of ComfyUI's models support."""
-    save_families(server, "minimax", "ltxav", "wan")
-    for name, shape in {
-        "refused-silent": (1, 24, 2, 4, 4), "refused-two": (2, 24, 2, 4, 4), "refused-two-sounds": (2, 32, 2, 9)
-    }.items():  # fmt: skip
-        save_latent(server, name, *shape)
-    graph = graph_of("minimax") | {"latent": node("LoadLatent", latent="refused-silent.latent")}
-    yield spread(graph), "the latent holds a video alone and .* takes a video and its sound: use this model's empty"
-    two = {name: node("LoadLatent", latent=f"refused-{name}.latent") for name in ("two", "two-sounds")}
-    packed = node("LTXVConcatAVLatent", video_latent=["two", 0], audio_latent=["two-sounds", 0])
-    yield spread(graph | two | {"latent": packed}), "the latent is a batch of 2 and .* makes one video at a time: use b"
+    save_families(server, "ltxav", "wan")
     clip = node("EmptyLTXVLatentVideo", width=128, height=160, length=17, batch_size=1)
     packed = node("LTXVConcatAVLatent", video_latent=["clip", 0], audio_latent=["clip", 0])
     graph = graph_of("ltxav") | {"clip": clip, "latent": packed}
@@ -416,8 +390,8 @@ def computed(server: ComfyUI) -> Refusals:
     )
 
 
-def video(kind: str = "2b-odd", *, frames: int = 9, prompt: str = "video", latent: str = "") -> Graph:
-    size = {"width": 80, "height": 48, "length": frames, "batch_size": 1}
+def video(kind: str = "2b-odd", *, prompt: str = "video", latent: str = "") -> Graph:
+    size = {"width": 80, "height": 48, "length": 9, "batch_size": 1}
     given = node("LoadLatent", latent=f"{latent}.latent") if latent else node("EmptyHunyuanLatentVideo", **size)
     return of_family("LoadParallelCogVideoX", f"refused-{kind}.safetensors", prompt, given)
 

@@ -31,10 +31,7 @@ from tests.refusals.of_flux import (
 )
 from tests.support.graphs.comfyui import graph_of, save_families, spread
 from tests.support.graphs.flux import Graph, controlled, insert_after, insert_after_model, node, parallel, unplanned
-from tests.support.graphs.guidance import NAG, SKIPPING
-from tests.support.graphs.vae import FILES as VAE_FILES
 from tests.support.tiny.controlnet import save_xlabs
-from tests.vae.comfy_vaes import NOISE_INSIDE, save_comfy_vae, save_image_vae
 
 NO_MASK = "attention_mask in the conditioning cannot be used with a parallel FluxSchnell MODEL: .*, or use Load Diffusion Model.$"
 TAKEN = "Flux, Flux2, FluxInpaint, FluxSchnell"
@@ -138,14 +135,10 @@ def files(server: ComfyUI) -> Refusals:
 
 def families(server: ComfyUI) -> Refusals:
     save_families(server, "flux2", "wan")
-    for kind, what in (
-        ("Flux", f"is a WAN21_T2V model and this loader takes {TAKEN}: use Load Parallel Diffusion Model."),
-        ("CogVideoX", "has no CogVideoX"),
-        ("PixArt", "has no PixArt"),
-    ):
-        graph = spread(graph_of("wan"))
-        graph["model"]["class_type"] = f"LoadParallel{kind}"
-        yield graph, literally(f"wan.safetensors {what}")
+    graph = spread(graph_of("wan"))
+    graph["model"]["class_type"] = "LoadParallelFlux"
+    said = f"wan.safetensors is a WAN21_T2V model and this loader takes {TAKEN}: use Load Parallel Diffusion Model."
+    yield graph, exactly(said)
     # an incomplete file of a class without a declaration
     incomplete = server.base_dir / "models" / "diffusion_models" / "refused-undeclared.safetensors"
     save_file({"genre_embedder.weight": torch.zeros(1, 1)}, incomplete)
@@ -158,33 +151,6 @@ def families(server: ComfyUI) -> Refusals:
     for kind, (name, inputs, said) in FROM_WITHIN.items():
         graph = insert_after_model(graph_of(name) | PICTURE, kind, **inputs)
         yield spread(graph, strict=False), exactly(f"{said} a parallel MODEL: {WAY_OUT}")
-
-
-def vaes(server: ComfyUI) -> Refusals:
-    folder = server.base_dir / "models" / "vae"
-    for number, (tensors, said) in enumerate(VAE_FILES.values()):
-        save_file(tensors, folder / f"refused-{number}.safetensors")
-        yield decoding(f"refused-{number}"), f".*{literally(said)}"
-    save_comfy_vae(folder / "refused-noise.safetensors", "ltx095", **NOISE_INSIDE)
-    yield decoding("refused-noise"), ".*holds an LTX-Video VAE of version 0\\.9\\.1, whose decoder adds random noise"
-    save_image_vae(folder / "refused.safetensors", torch.float16)
-    yield decoding("refused", "CogVideoParallelDecode"), "CogVideoX Parallel Decode was given an image VAE"
-    stock = decoding("refused", "CogVideoParallelDecode")
-    stock["vae"] = node("VAELoader", vae_name="taef1")
-    yield stock, "CogVideoX Parallel Decode takes a VAE from Load Parallel VAE"
-    saving = decoding("refused")
-    saving["save"] = node("VAESave", vae=["vae", 0], filename_prefix="refused")
-    yield saving, "Saving a parallel VAE cannot be done"
-
-
-def decoding(vae: str, decoder: str = "VAEDecode") -> Graph:
-    return {
-        "plan": node("ParallelPlan", devices="cpu:1"),
-        "vae": node("LoadParallelVAE", vae_name=f"{vae}.safetensors", frame_batches="comfyui", plan=["plan", 0]),
-        "latent": node("EmptySD3LatentImage", width=64, height=64, batch_size=1),
-        "pixels": node(decoder, samples=["latent", 0], vae=["vae", 0]),
-        "save": node("PreviewImage", images=["pixels", 0]),
-    }
 
 
 def in_the_middle(server: ComfyUI) -> Refusals:
@@ -211,10 +177,6 @@ def in_the_middle(server: ComfyUI) -> Refusals:
     ):
         perturbed = parallel(small(), sampler=sampler)
         yield insert_after_model(perturbed, "PerturbedAttentionGuidance", **PERTURBED), said
-    skipping = insert_after_model(parallel(small(), pipefusion=2), "SkipLayerGuidanceDiT", **SKIPPING)
-    yield skipping, "the guidance skips 1 of the model's blocks and a PipeFusion stage of the plan has only 1"
-    compared = insert_after_model(parallel(small(), cfg=2), "NAGuidance", **NAG)
-    yield compared, "NAGuidance compares both prompts in every attention layer, but cfg 2 and data 1 would compute them"
     for graph, said in NO_PICTURE.values():
         yield parallel(graph), said
 
@@ -229,11 +191,11 @@ LISTS: dict[str, Callable[[ComfyUI], Refusals]] = {
         loras,
         files,
         families,
-        vaes,
         in_the_middle,
         refused_files.stored,
         refused_files.marked,
         refused_files.of_diffusers,
+        refused_files.vaes,
         refused_inputs.saved_prompts,
         refused_inputs.other_packs,
         refused_inputs.places_and_machines,

@@ -215,11 +215,6 @@ FILES: dict[str, tuple[bytes, str]] = {
     ),
 }
 PLANS: dict[str, tuple[dict[str, Any], str]] = {
-    "GPUs that are not there": (
-        {"devices": "0,1"},
-        "devices '0,1' asks for GPU 0, 1, but no GPU is visible: use cpu:2 "
-        "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out).",
-    ),
     "a GPU that is not there": (
         {"devices": "0"},
         "devices '0' asks for GPU 0, but no GPU is visible: use cpu:2 "
@@ -229,23 +224,10 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
         {"devices": "banana"},
         'devices \'banana\' is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".',
     ),
-    "nothing": (
-        {"devices": ""},
-        'devices \'\' is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".',
-    ),
     "no CPU worker": ({"devices": "cpu:0"}, "devices 'cpu:0': write cpu:N with N from 1 to 64, such as cpu:2."),
-    "too many CPU workers": (
-        {"devices": "cpu:1000"},
-        "devices 'cpu:1000': write cpu:N with N from 1 to 64, such as cpu:2.",
-    ),
     "an odd ulysses": (
         {"devices": "cpu:2", "ulysses": 3},
         "ulysses 3, but there are 2 workers (devices 'cpu:2'): use ring 1 x ulysses 2, or 0 (automatic) for all "
-        "of them, or choose other devices.",
-    ),
-    "too many workers": (
-        {"devices": "cpu:2", "ulysses": 2, "ring": 2},
-        "ring 2 x ulysses 2 = 4, but there are 2 workers (devices 'cpu:2'): use ring 1 x ulysses 2, or 0 (automatic) for all "
         "of them, or choose other devices.",
     ),
     "more workers than heads": (
