@@ -80,7 +80,7 @@ def nodes(server: ComfyUI) -> Refusals:
     tensors = {f"{LAYER}.lora_down.weight": torch.ones(2, 5 * 512), f"{LAYER}.lora_up.weight": torch.ones(512, 2)}
     lora = "refused-node.safetensors"
     save_file(tensors, server.base_dir / "models" / "loras" / lora)
-    for kind, inputs, what in MODEL_NODES.values():
+    for kind, (inputs, what) in MODEL_NODES.items():
         chosen = {name: lora if name == "lora_name" else value for name, value in inputs.items()}
         said = f"{literally(what)} cannot be .*{literally(WAY_OUT)}$"
         yield insert_after_model(on_one_worker(small()), kind, **chosen), said

@@ -45,15 +45,13 @@ def on_one_worker(graph: Graph) -> Graph:
 
 PATCHES = "attention and block patches ({})"
 REPLACED = "replaced attention or blocks ({})"
-MODEL_NODES: dict[str, tuple[str, dict[str, Any], str]] = {
+MODEL_NODES: dict[str, tuple[dict[str, Any], str]] = {
     "HyperTile": (
-        "HyperTile",
         {"tile_size": 256, "swap_size": 2, "max_depth": 0, "scale_depth": False},
         PATCHES.format("attn1_patch, attn1_output_patch"),
     ),
-    "TomePatchModel": ("TomePatchModel", {"ratio": 0.3}, PATCHES.format("attn1_patch, attn1_output_patch")),
+    "TomePatchModel": ({"ratio": 0.3}, PATCHES.format("attn1_patch, attn1_output_patch")),
     "PatchModelAddDownscale": (
-        "PatchModelAddDownscale",
         {
             "block_number": 3,
             "downscale_factor": 2.0,
@@ -65,10 +63,9 @@ MODEL_NODES: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         PATCHES.format("input_block_patch_after_skip, output_block_patch"),
     ),
-    "SelfAttentionGuidance": ("SelfAttentionGuidance", {"scale": 0.5, "blur_sigma": 2.0}, REPLACED.format("attn1")),
-    "FluxKVCache": ("FluxKVCache", {}, "Replacing diffusion_model.params.default_ref_method"),
+    "SelfAttentionGuidance": ({"scale": 0.5, "blur_sigma": 2.0}, REPLACED.format("attn1")),
+    "FluxKVCache": ({}, "Replacing diffusion_model.params.default_ref_method"),
     "LoraLoaderBypassModelOnly": (
-        "LoraLoaderBypassModelOnly",
         {"lora_name": "tiny-lora.safetensors", "strength_model": 1.0},
         "Applying a LoRA in bypass mode",
     ),
@@ -132,14 +129,9 @@ def with_header(text: bytes) -> bytes:
 QKV = "double_blocks.0.img_attn.qkv.weight"
 FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", f"(0 bytes) {NO_MODEL}"),
-    "cut in the length": (SCHNELL_FILE[:4], f"(4 bytes) {NO_MODEL}"),
     "cut in the header": (
         SCHNELL_FILE[:100],
         f"is truncated: its header takes {HEADER} bytes and the file has 100; download it again.",
-    ),
-    "cut after the header": (
-        SCHNELL_FILE[:HEADER],
-        f"is truncated: it should have {len(SCHNELL_FILE)} bytes and has {HEADER}; download it again.",
     ),
     "cut in the data": (
         SCHNELL_FILE[:-1],
