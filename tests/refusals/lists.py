@@ -104,7 +104,7 @@ def nodes(server: ComfyUI) -> Refusals:
     yield styled(parallel(small(), "cpu:1", sampler=True), 0.5), NO_MASK
     for kind, settings, what in (
         ("PackModel", {"kind": "positions that are no numbers"}, "changed positions that are not numbers"),
-        ("PackOverride", {}, r"an attention override .*\.override_attention\.<locals>\.override."),
+        ("PackOverride", {}, r"an attention override .*\.overridden."),
     ):
         said = f"{what} cannot be applied to a parallel MODEL: {literally(WAY_OUT)}$"
         yield insert_after_model(on_one_worker(small()), kind, **settings), said

@@ -169,18 +169,15 @@ def during_calls(change: Change, first: int = 0) -> Callable[[Any], None]:
     return patch
 
 
-def object_patch(name: str) -> Callable[[Any], None]:
-    """Return a change of the MODEL that patches a method of the model (`add_object_patch`)."""
-    return lambda patcher: patcher.add_object_patch(name, halved(patcher.get_model_object(name)))
-
-
-def sampling_method(name: str) -> Callable[[Any], None]:
-    """Return a change of the MODEL that gives it a copy of its model sampling with one method replaced."""
+def object_patch(name: str, method: str = "") -> Callable[[Any], None]:
+    """Return a change of the MODEL that patches a method of the model, or an object by a copy with one `method` replaced."""
 
     def patch(patcher: Any) -> None:
-        sampling = copy.copy(patcher.get_model_object("model_sampling"))
-        setattr(sampling, name, halved(getattr(sampling, name)))
-        patcher.add_object_patch("model_sampling", sampling)
+        found = patcher.get_model_object(name)
+        changed = copy.copy(found) if method else halved(found)
+        if method:
+            setattr(changed, method, halved(getattr(changed, method)))
+        patcher.add_object_patch(name, changed)
 
     return patch
 
@@ -209,9 +206,20 @@ def patched_by_a_function(patcher: Any) -> None:
     patcher.add_patches({(WEIGHT, None, halve): (torch.zeros(shape),)})
 
 
+def overridden(kernel: Any, *args: Any, **named: Any) -> Any:
+    return kernel(*args, **named)
+
+
 def with_options(**options: Any) -> Callable[[Any], None]:
     """Return a change of the MODEL that gives its transformer these options."""
     return lambda patcher: patcher.model_options["transformer_options"].update(options)
+
+
+def pose_cache(patcher: Any) -> None:
+    """Put a cache of the pack's own where Wan Animate 2 looks for ComfyUI's. The cache has one setting more."""
+    cache = pkgutil.resolve_name("comfy.ldm.wan.model_animate2.PoseBranchCache")()
+    cache.every = 2
+    with_options(animate2_cache=cache)(patcher)
 
 
 MODELS: dict[str, Callable[[Any], Any]] = {
@@ -221,8 +229,8 @@ MODELS: dict[str, Callable[[Any], Any]] = {
     "object patch apply_model": object_patch("apply_model"),
     "object patch process_timestep": object_patch("process_timestep"),
     "object patch diffusion_model.forward": object_patch("diffusion_model.forward"),
-    "calculate_denoised of its own": sampling_method("calculate_denoised"),
-    "timestep of its own": sampling_method("timestep"),
+    "calculate_denoised of its own": object_patch("model_sampling", "calculate_denoised"),
+    "timestep of its own": object_patch("model_sampling", "timestep"),
     "apply_model on the instance": during_run(attribute("apply_model")),
     "a class of its own": during_run(attribute("__class__", subclassed("apply_model"))),
     "an injection": injection,
@@ -257,41 +265,23 @@ MODELS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+NODES: dict[str, Callable[[Any], Any]] = {
+    "PackAttention": lambda patcher: patcher.set_model_attn2_replace(lambda q, k, v, extra_options: q, "input", 1),
+    "PackOverride": with_options(optimized_attention_override=overridden),
+    "PackPoseCache": pose_cache,
+}
+"""Changes that are nodes of their own: attention to a picture as by IPAdapter, a function for all attention, and a cache."""
+
+
 @node("PackModel", "MODEL", model="MODEL", kind=list(MODELS))
 def change_model(model: Any, kind: str) -> Any:
     model = model.clone()
-    MODELS[kind](model)
+    (MODELS | NODES)[kind](model)
     return model
 
 
-@node("PackAttention", "MODEL", model="MODEL")
-def attend_to_a_picture(model: Any) -> Any:
-    """Attend to a picture next to the text, as IPAdapter does: a function replaces an attention."""
-    patched = model.clone()
-    patched.set_model_attn2_replace(lambda q, k, v, extra_options: q, "input", 1)
-    return patched
-
-
-@node("PackOverride", "MODEL", model="MODEL")
-def override_attention(model: Any) -> Any:
-    """Replace all attention by a function of the pack's own."""
-
-    def override(kernel: Any, *args: Any, **named: Any) -> Any:
-        return kernel(*args, **named)
-
-    patched = model.clone()
-    with_options(optimized_attention_override=override)(patched)
-    return patched
-
-
-@node("PackPoseCache", "MODEL", model="MODEL")
-def keep_poses(model: Any) -> Any:
-    """Put a cache of the pack's own where Wan Animate 2 looks for ComfyUI's. The cache has one setting more."""
-    cache = pkgutil.resolve_name("comfy.ldm.wan.model_animate2:PoseBranchCache")()
-    cache.every = 2
-    patched = model.clone()
-    with_options(animate2_cache=cache)(patched)
-    return patched
+for name in NODES:
+    node(name, "MODEL", model="MODEL")(functools.partial(change_model, kind=name))
 
 
 # -- VAE
@@ -424,37 +414,39 @@ def sample(model: Any, positive: Any, negative: Any, latent_image: Any, kind: st
 # -- SAMPLER
 
 
-def looking(function: Any) -> Any:
-    """Return a sampler function that depends on the latent's norm."""
+def around(name: str, changed: Callable[[Any, Any, dict[str, Any]], Any]) -> Callable[[Any], Any]:
+    """Return a maker of a sampler function around ComfyUI's.
 
-    def sample_looking(model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(model, x / (1 + 0.1 * x.norm()), *args, **kwargs)
+    Args:
+        name: the function's name.
+        changed: receives the latent, the sigmas and the other arguments, which it may change, and returns the latent to sample.
+    """
 
-    return sample_looking
+    def wrap(function: Any) -> Any:
+        def sample(model: Any, x: Any, sigmas: Any, **given: Any) -> Any:
+            x = changed(x, sigmas, given)
+            return function(model, x, sigmas, **given)
+
+        sample.__name__ = f"sample_{name}"
+        return sample
+
+    return wrap
 
 
-def silent(function: Any) -> Any:
-    """Return a sampler function that reports no step."""
-
-    def sample_silent(model: Any, x: Any, sigmas: Any, callback: Any = None, **kwargs: Any) -> Any:
-        return function(model, x, sigmas, callback=None, **kwargs)
-
-    return sample_silent
+def unreported(x: Any, _sigmas: Any, given: dict[str, Any]) -> Any:
+    given["callback"] = None
+    return x
 
 
-def noting(function: Any) -> Any:
-    """Return a sampler function that leaves notes for its pack's model patches in the model's options."""
-
-    def sample_noting(model: Any, x: Any, sigmas: Any, extra_args: Any, **kwargs: Any) -> Any:
-        options = extra_args["model_options"]["transformer_options"]
-        options |= {"regional_weight": 0.0, "sample_sigmas": sigmas.double()}
-        return function(model, x * 0.9, sigmas, extra_args=extra_args, **kwargs)
-
-    return sample_noting
+def noted(x: Any, sigmas: Any, given: dict[str, Any]) -> Any:
+    """Leave notes for the pack's model patches in the model's options."""
+    notes = {"regional_weight": 0.0, "sample_sigmas": sigmas.double()}
+    given["extra_args"]["model_options"]["transformer_options"].update(notes)
+    return x * 0.9
 
 
 class Turns:
-    """A counter of the runs of `counting` samplers since one was made."""
+    """A counter of the runs of samplers since the last one was made."""
 
     count = 0
 
@@ -464,32 +456,22 @@ class Turns:
         return cls.count
 
 
-def counting(function: Any) -> Any:
-    """Return a sampler function that counts its runs in a class of its pack."""
-    Turns.count = 0
-
-    def sample_counting(model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(model, x * (1 - 0.1 * Turns.next()), *args, **kwargs)
-
-    return sample_counting
-
-
 SAMPLERS = {
-    "a function that counts its runs": ("sampler_function", counting),
-    "a function that notes something": ("sampler_function", noting),
-    "a function that tells nothing": ("sampler_function", silent),
-    "a function around ComfyUI's": ("sampler_function", halved),
-    "a function that looks at the latent": ("sampler_function", looking),
-    "sample on the instance": ("sample", halved),
+    "a function that counts its runs": around("counting", lambda x, *_: x * (1 - 0.1 * Turns.next())),
+    "a function that notes something": around("noting", noted),
+    "a function that tells nothing": around("silent", unreported),
+    "a function around ComfyUI's": halved,
+    "a function that looks at the latent": around("looking", lambda x, *_: x / (1 + 0.1 * x.norm())),
+    "sample on the instance": halved,
 }
-"""Kinds of samplers: the attribute that differs from ComfyUI's, and the function that replaces it."""
 
 
 @node("PackSampler", "SAMPLER", kind=list(SAMPLERS))
 def make_sampler(kind: str) -> Any:
+    Turns.count = 0
     sampler = comfy.samplers.ksampler("euler")
-    name, changed = SAMPLERS[kind]
-    setattr(sampler, name, changed(getattr(sampler, name)))
+    name = "sample" if kind == "sample on the instance" else "sampler_function"
+    setattr(sampler, name, SAMPLERS[kind](getattr(sampler, name)))
     return sampler
 
 
