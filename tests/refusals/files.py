@@ -20,6 +20,7 @@ from tests.support.tiny.flux import flux_tensors
 from tests.support.tiny.formats import save_diffusers
 from tests.support.tiny.quantised import save_quantised
 from tests.support.tiny.vae import cogvideox_vae_tensors
+from tests.vae.comfy_vaes import save_image_vae
 
 
 def stored(server: ComfyUI) -> Refusals:
@@ -96,6 +97,7 @@ def of_diffusers(server: ComfyUI) -> Refusals:
     video = load_file(tiny_cogvideox.save_cogvideox(folder / "whole-video.safetensors", "2b-odd"))
     wide = load_file(tiny_cogvideox.save_cogvideox(folder / "wide-video.safetensors", "1.5"))
     picture = load_file(tiny_pixart.save_pixart(folder / "whole-picture.safetensors"))
+    layer = "blocks.0.norm1.linear"
     for name, tensors, said in (
         (
             "fun",
@@ -106,6 +108,11 @@ def of_diffusers(server: ComfyUI) -> Refusals:
             "learned",
             video | {"patch_embed.pos_embedding": torch.zeros(1, 99, 80)},
             "has learned positions for 99 tokens",
+        ),
+        (
+            "nvfp4",
+            video | {f"{layer}.comfy_quant": words('{"format": "nvfp4"}')},
+            f"holds {layer}.weight as nvfp4, which is not supported (float8_e4m3fn, float8_e5m2 are): choose another file.",
         ),
         ("part of a video", without(video, "blocks.0.norm_q.weight"), "lacks the CogVideoX tensor "),
         (
@@ -159,6 +166,10 @@ def vaes(server: ComfyUI) -> Refusals:
     ):  # fmt: skip
         save_file(tensors, folder / f"{name}.safetensors")
         yield decoding(f"{name}.safetensors"), f"{name}.safetensors {literally(said)}"
+    save_image_vae(folder / "pictures.safetensors", torch.float16)
+    graph = decoding("pictures.safetensors")
+    graph["pixels"]["class_type"] = "CogVideoParallelDecode"
+    yield graph, "CogVideoX Parallel Decode was given an image VAE and decodes videos: choose a video VAE"
     save_file({k: v for k, v in vae.items() if k.startswith("decoder.")}, folder / "decoder.safetensors")
     graph = decoding("decoder.safetensors")
     graph["picture"] = node("EmptyImage", width=64, height=64, batch_size=1, color=0)

@@ -210,6 +210,10 @@ def sound(server: ComfyUI) -> Refusals:
     graph = parallel(small("tiny-dev"))
     graph |= {"reference": node("EmptySD3LatentImage", width=64, height=64, batch_size=1)}
     referenced = insert_after(graph, "positive", "ReferenceLatent", "conditioning", latent=["reference", 0])
+    method = {"reference_latents_method": "index_timestep_zero"}
+    reference = "ReferenceLatent after positive"
+    graph = insert_after(referenced, reference, "FluxKontextMultiReferenceLatentMethod", "conditioning", **method)
+    yield graph, "the reference latents method index_timestep_zero is not supported .offset, index, uxo are.: set it in"
     for name, given, said in (
         (
             "deep",
@@ -247,6 +251,8 @@ def sound(server: ComfyUI) -> Refusals:
 
 def what_travels(server: ComfyUI) -> Refusals:
     """Yield graphs with data that cannot be sent to the workers in a message."""
+    boxes = with_tensors(server, on_one_worker(small()), "refused-gligen", {"gligen": torch.ones(1)})
+    yield boxes, "GLIGEN cannot be used with a parallel MODEL yet: "
     file = server.base_dir / "models" / "diffusion_models" / os.fsdecode(b"refused-\xff.safetensors")
     save_flux(server.base_dir / "refused-name.safetensors")
     (server.base_dir / "refused-name.safetensors").rename(file)

@@ -102,12 +102,13 @@ def nodes(server: ComfyUI) -> Refusals:
     graph = insert_after(on_one_worker(small()) | hooks, "positive", "ConditioningSetProperties", "cond_NEW", **hooked)
     yield graph, exactly(f"Applying LoRA hooks {CANNOT}")
     yield styled(parallel(small(), "cpu:1", sampler=True), 0.5), NO_MASK
-    for kind, settings, what in (
+    changes: tuple[tuple[str, dict[str, str], str], ...] = (
         ("PackModel", {"kind": "positions that are no numbers"}, "changed positions that are not numbers"),
         ("PackOverride", {}, r"an attention override .*\.overridden."),
-    ):
+    )
+    for kind, change, what in changes:
         said = f"{what} cannot be applied to a parallel MODEL: {literally(WAY_OUT)}$"
-        yield insert_after_model(on_one_worker(small()), kind, **settings), said
+        yield insert_after_model(on_one_worker(small()), kind, **change), said
     stock = small()
     stock["sampler"]["class_type"] = "ParallelSampler"
     said = "Parallel Sampler takes a MODEL from a Load Parallel node: use such a loader, or the stock KSampler here."
