@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save, save_file
 from parallel_backend.wire.handshake import VARIABLE
 from scripts.comfyui import ComfyUI
 from tests.refusals.kinds import Refusals, exactly, literally
-from tests.refusals.of_flux import LAYER, WAY_OUT, on_one_worker, small
+from tests.refusals.of_flux import LAYER, on_one_worker, small
 from tests.refusals.wrong_sizes import wrong_sizes
 from tests.support.graphs.comfyui import (
     LATENTS,
@@ -30,7 +30,7 @@ from tests.support.graphs.comfyui import (
 )
 from tests.support.graphs.diffusers import family_graph, save_gguf
 from tests.support.graphs.flux import Graph, insert_after, insert_after_model, node, parallel
-from tests.support.graphs.other_packs import REFUSED, changed, guided
+from tests.support.graphs.other_packs import changed, guided
 from tests.support.graphs.prompts import WHOLE, round_trip
 from tests.support.tiny import cogvideox as tiny_cogvideox
 from tests.support.tiny import pixart as tiny_pixart
@@ -79,13 +79,9 @@ def saved_prompts(server: ComfyUI) -> Refusals:
 
 
 def other_packs(server: ComfyUI) -> Refusals:
-    """Yield graphs with other packs' changes of a MODEL, and with stock nodes that read or change its weights."""
-    for kind, what in REFUSED.items():
-        yield on_one_worker(changed(kind)), exactly(f"{what} cannot be done with a parallel MODEL: {WAY_OUT}")
+    """Yield graphs with other packs' changes of a MODEL; tests/features/test_other_packs.py has those inside its modules."""
     for kind, said in (
-        ("a patch of a type of its own", "a patch of the type pack cannot be applied to a parallel MODEL: "),
         ("a patch with a function", "the function halve on .*img_in.weight cannot be applied to a parallel MODEL"),
-        ("a patch outside of the diffusion model", "a change of model_sampling.sigmas cannot be applied to a parallel"),
         ("clones for other GPUs", "MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead"),
     ):
         yield on_one_worker(changed(kind)), said

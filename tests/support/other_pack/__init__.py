@@ -247,11 +247,7 @@ MODELS: dict[str, Callable[[Any], Any]] = {
     "a weight replaced": during_run(
         attribute(WEIGHT, lambda old: nn.Parameter(torch.zeros(old.shape, dtype=old.dtype)))
     ),
-    "a patch of a type of its own": lambda patcher: patcher.add_patches({WEIGHT: ("pack", (torch.zeros(1),))}),
     "a patch with a function": patched_by_a_function,
-    "a patch outside of the diffusion model": lambda patcher: patcher.add_patches(
-        {"model_sampling.sigmas": (torch.zeros(1),)}
-    ),
     "clones for other GPUs": lambda patcher: patcher.model_options.update(multigpu_clones={}),
     "a clone for another GPU": lambda patcher: patcher.deepclone_multigpu(new_load_device=torch.device("meta")),
     "a weight wrapper": lambda patcher: patcher.add_weight_wrapper(WEIGHT, halve),
