@@ -29,7 +29,7 @@ from tests.support.graphs.comfyui import (
     with_tensors,
 )
 from tests.support.graphs.diffusers import family_graph, save_gguf
-from tests.support.graphs.flux import Graph, insert_after, insert_after_model, node, parallel
+from tests.support.graphs.flux import Graph, insert_after, insert_after_model, node, parallel, unplanned
 from tests.support.graphs.other_packs import changed, guided
 from tests.support.graphs.prompts import WHOLE, round_trip
 from tests.support.tiny import cogvideox as tiny_cogvideox
@@ -259,7 +259,7 @@ def what_travels(server: ComfyUI) -> Refusals:
 
 
 def linked(server: ComfyUI) -> Refusals:
-    """Yield graphs with values over a link, which ComfyUI does not compare with a field's limits or choices."""
+    """Yield graphs with values over a link, or set by the page, which ComfyUI does not compare with a field's limits."""
     for kind, value, field, said in (
         ("PrimitiveInt", -1, "ulysses", "ulysses -1 is negative: use 0 .automatic., or 1 or more"),
         ("PrimitiveInt", -1, "patches", "patches -1 and warmup_steps . cannot be negative: use 0 .automatic. or more"),
@@ -294,6 +294,8 @@ def linked(server: ComfyUI) -> Refusals:
     graph = parallel(small())
     graph["model"]["inputs"]["weight_dtype"] = ["switch", 0]
     yield graph | switch, "weight_dtype 'other' is unknown: use one of default, "
+    said = "devices '99' asks for GPU 99, .* There is no Parallel Plan: devices are those of Settings > Parallel\\.$"
+    yield unplanned(small(), devices="99"), said
 
 
 def _reduced_guide(server: ComfyUI, graph: Graph) -> Graph:
