@@ -1,4 +1,4 @@
-"""Save Conditioning and Load Conditioning: saved prompts come back bit for bit, and any loss is refused."""
+"""Save Conditioning and Load Conditioning: saved prompts come back bit for bit (refused ones: tests/refusals/inputs.py)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI, QueuedRun
-from tests.refusals.of_flux import assert_one_sentence
 from tests.support.graphs.flux import node
 from tests.support.graphs.prompts import WHOLE, round_trip
 
@@ -23,13 +22,6 @@ def write(comfyui: ComfyUI, tensors: dict[str, Tensor], name: str = "whole") -> 
 def saved(comfyui: ComfyUI, run: QueuedRun) -> Path:
     (file,) = comfyui.files(run.check(), "save")
     return file
-
-
-def error(run: QueuedRun) -> str:
-    assert run.status == "error"
-    assert run.error is not None
-    assert_one_sentence(run.error.exception_message)
-    return run.error.exception_message
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -92,82 +84,11 @@ def test_files_in_folders_are_offered(comfyui):
     assert_same(load_file(saved(comfyui, comfyui.queue(graph))), WHOLE)
 
 
-def test_combined_prompts_are_refused(comfyui):
-    write(comfyui, WHOLE)
-    both = node("ConditioningCombine", conditioning_1=["load", 0], conditioning_2=["load", 0])
-    assert error(comfyui.queue(round_trip("combined", both))) == (
-        "Save Conditioning writes one prompt and was given 2 combined ones: save each before combining them."
-    )
-    assert not list(comfyui.input_dir.glob("*combined*"))
-
-
-@pytest.mark.parametrize(
-    ("between", "names"),
-    [
-        (node("ConditioningSetTimestepRange", start=0.0, end=0.5), "end_percent, start_percent"),
-        (node("ConditioningSetAreaStrength", strength=0.5), "strength"),
-        (
-            node("ConditioningSetArea", width=64, height=64, x=0, y=0, strength=1.0),
-            "area, set_area_to_bounds, strength",
-        ),
-    ],
-    ids=["a timestep range", "a strength", "an area"],
-)
-def test_options_that_the_file_cannot_hold_are_refused_by_name(comfyui, between, names):
-    write(comfyui, WHOLE)
-    between["inputs"]["conditioning"] = ["load", 0]
-    assert error(comfyui.queue(round_trip("lossy", between))) == (
-        f"Save Conditioning saves the text, pooled_output, attention_mask, guidance; this prompt also has {names}: "
-        "save it before the nodes that add those."
-    )
-    assert not list(comfyui.input_dir.glob("*lossy*"))
-
-
-@pytest.mark.parametrize(
-    ("prefix", "why"),
-    [("a-file/below", "Not a directory"), ("a" * 300, "File name too long")],
-    ids=["a file in the way", "too long a name"],
-)
-def test_a_write_that_fails_leaves_no_file(comfyui, prefix, why):
-    write(comfyui, WHOLE)
-    (comfyui.input_dir / "a-file").write_text("in the way")
-    before = sorted(comfyui.input_dir.rglob("*"))
-    message = error(comfyui.queue(round_trip(prefix)))
-    assert message.startswith(f"{prefix} could not be written to ComfyUI's input folder (")
-    assert why in message
-    assert message.endswith(": make room there or choose another name.")
-    assert sorted(comfyui.input_dir.rglob("*")) == before
-
-
 def test_a_prefix_that_leaves_the_input_folder_is_refused(comfyui):
     write(comfyui, WHOLE)
     run = comfyui.queue(round_trip("../outside/prompt"))
     assert run.status == "error"
     assert not (comfyui.base_dir / "outside").exists()
-
-
-FILE = save(WHOLE)
-DAMAGED: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "damaged.safetensors (0 bytes) is neither a safetensors nor a GGUF file: download it again, "),
-    "cut": (
-        FILE[:-1],
-        f"damaged.safetensors is truncated: it should have {len(FILE)} bytes and has {len(FILE) - 1}; "
-        "download it again.",
-    ),
-    "no header": (b"\x08" + bytes(7) + b"no json!", "damaged.safetensors has a damaged header ("),
-    "a checkpoint": (
-        save({"img_in.weight": torch.zeros(2)}),
-        "damaged.safetensors has no tensor named cond: pick a file that Save Conditioning wrote.",
-    ),
-}
-
-
-@pytest.mark.parametrize(("content", "expected"), DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_file_is_refused_in_one_sentence(comfyui, content, expected):
-    (comfyui.input_dir / "damaged.safetensors").write_bytes(content)
-    graph = round_trip("damaged")
-    graph["load"]["inputs"]["conditioning"] = "damaged.safetensors"
-    assert error(comfyui.queue(graph)).startswith(expected)
 
 
 def test_a_missing_file_is_rejected_before_anything_runs(comfyui):

@@ -1,8 +1,7 @@
-"""Files that are refused in addition to those of test_flux: other containers, marks of quantisation, diffusers' models."""
+"""Files that are refused in addition to those of of_flux: other containers, marks of quantisation, diffusers' models."""
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
@@ -21,12 +20,11 @@ from tests.support.tiny.flux import flux_tensors
 from tests.support.tiny.formats import save_diffusers
 from tests.support.tiny.quantised import save_quantised
 from tests.support.tiny.vae import cogvideox_vae_tensors
-
-INDEX = "diffusion_pytorch_model.safetensors.index.json"
+from tests.vae.comfy_vaes import save_image_vae
 
 
 def stored(server: ComfyUI) -> Refusals:
-    """Yield graphs with files in refused containers: GGUF, folders, links."""
+    """Yield graphs with files in refused containers: GGUF, folders, links. tests/weights/test_formats.py has more."""
     folder = server.base_dir / "models" / "diffusion_models"
     whole = write_gguf(folder / "whole.gguf").read_bytes()
     for name, content, said in (
@@ -35,7 +33,6 @@ def stored(server: ComfyUI) -> Refusals:
             whole[:4] + struct.pack("<I", 1) + whole[8:],
             "is GGUF version 1 and 3 is supported: convert it again.",
         ),
-        ("cut", whole[:-32], "is truncated: it should have "),
         ("short", whole[:40], "is truncated or damaged: its header does not end within 40 bytes and the file has 40"),
         (
             "part",
@@ -46,32 +43,24 @@ def stored(server: ComfyUI) -> Refusals:
     ):
         (folder / f"{name}.gguf").write_bytes(content)
         yield loading(f"{name}.gguf"), f"{name}.gguf {literally(said)}"
-    (folder / "gone.safetensors").symlink_to(folder / "nowhere.safetensors")
+    link(folder / "gone.safetensors", folder / "nowhere.safetensors")
     yield loading("gone.safetensors"), "gone.safetensors is in none of ComfyUI's model folders: put it there or pick"
-    (folder / "unreadable.safetensors").symlink_to("/proc/self/mem")
+    link(folder / "unreadable.safetensors", Path("/proc/self/mem"))
     yield (
         loading("unreadable.safetensors"),
         "unreadable.safetensors cannot be read .Input/output error.: check the disk and its",
     )
-    for name, table, said in (
-        ("missing", {}, "missing lacks the file .* that its index names: download it into "),
-        (
-            "outside",
-            {"weight_map": {"a": "../a.safetensors"}},
-            f"{INDEX} of outside names ../a.safetensors, which is out",
-        ),
-        ("damaged", {"weight_map": {}}, f"{INDEX} of damaged is damaged .no table of files.; download it again"),
-        ("lacking", {}, ".*safetensors of lacking lacks the tensor .* that the index names: download it again"),
+    for name, said in (
+        ("missing", "missing lacks the file {} that its index names: download it into {}\\.$"),
+        ("lacking", ".*safetensors of lacking lacks the tensor .* that the index names: download it again"),
     ):
         shards = save_diffusers(folder / name, folder / f"{name}-single.safetensors", heads=1, shard="2MB")
         first, second, *_ = sorted(shards.glob("*.safetensors"))
-        if table:
-            (shards / INDEX).write_text(json.dumps(table))
-        elif name == "missing":
+        if name == "missing":
             first.unlink()
         else:
             first.write_bytes(second.read_bytes())
-        yield loading(name), said
+        yield loading(name), said.format(literally(first.name), literally(str(shards)))
 
 
 def marked(server: ComfyUI) -> Refusals:
@@ -103,14 +92,12 @@ def marked(server: ComfyUI) -> Refusals:
 
 
 def of_diffusers(server: ComfyUI) -> Refusals:
-    """Yield graphs with files of CogVideoX, PixArt and their VAEs."""
+    """Yield graphs with files of CogVideoX and PixArt. tests/weights/test_formats.py has those with scales."""
     folder = server.base_dir / "models" / "diffusion_models"
     video = load_file(tiny_cogvideox.save_cogvideox(folder / "whole-video.safetensors", "2b-odd"))
     wide = load_file(tiny_cogvideox.save_cogvideox(folder / "wide-video.safetensors", "1.5"))
     picture = load_file(tiny_pixart.save_pixart(folder / "whole-picture.safetensors"))
     layer = "blocks.0.norm1.linear"
-    marks = {f"{layer}.comfy_quant": words('{"format": "nvfp4"}')}
-    fp8 = {f"{layer}.weight": video[f"{layer}.weight"].to(torch.float8_e4m3fn)}
     for name, tensors, said in (
         (
             "fun",
@@ -122,6 +109,11 @@ def of_diffusers(server: ComfyUI) -> Refusals:
             video | {"patch_embed.pos_embedding": torch.zeros(1, 99, 80)},
             "has learned positions for 99 tokens",
         ),
+        (
+            "nvfp4",
+            video | {f"{layer}.comfy_quant": words('{"format": "nvfp4"}')},
+            f"holds {layer}.weight as nvfp4, which is not supported (float8_e4m3fn, float8_e5m2 are): choose another file.",
+        ),
         ("part of a video", without(video, "blocks.0.norm_q.weight"), "lacks the CogVideoX tensor "),
         (
             "flat",
@@ -132,22 +124,6 @@ def of_diffusers(server: ComfyUI) -> Refusals:
             "odd width",
             video | {"patch_embed.proj.weight": torch.zeros(72, 16, 2, 2)},
             "has 72 features and no rotary posi",
-        ),
-        (
-            "nvfp4",
-            video | marks,
-            f"holds {layer}.weight as nvfp4, which is not supported (float8_e4m3fn, float8_e5m2 are): choose another file.",
-        ),
-        ("torn marks", video | {f"{layer}.comfy_quant": words('{"form')}, "has damaged quantisation settings ("),
-        (
-            "scaled",
-            video | {f"{layer}.weight_scale": torch.ones(())},
-            f"holds {layer}.weight as F32 with a scale, which",
-        ),
-        (
-            "scales",
-            video | fp8 | {f"{layer}.weight_scale": torch.ones(3)},
-            f"holds the scale of {layer}.weight as F32 with",
         ),
     ):
         save_file(tensors, folder / f"{name}.safetensors")
@@ -176,20 +152,25 @@ def of_diffusers(server: ComfyUI) -> Refusals:
     ):
         save_file(tensors, folder / f"{name}.safetensors")
         yield loading(f"{name}.safetensors", "PixArt"), f"{name}.safetensors {literally(said)}"
-    vaes = server.base_dir / "models" / "vae"
+
+
+def vaes(server: ComfyUI) -> Refusals:
+    """Yield graphs with files of CogVideoX' VAE. tests/weights/test_vae_files.py and tests/features/test_vae.py have others."""
+    folder = server.base_dir / "models" / "vae"
     vae = cogvideox_vae_tensors()
-    norm, width = "decoder.norm_out.norm_layer.weight", "encoder.down_blocks.0.resnets.0.conv2.conv.weight"
+    width = "encoder.down_blocks.0.resnets.0.conv2.conv.weight"
     for name, tensors, said in (
-        ("of nothing", {"blocks.0.weight": torch.zeros(8, 16)}, "has no tensors of a VAE: choose a VAE file."),
-        ("shape", vae | {norm: torch.zeros(7)}, f"holds {norm} with the shape [7] where [32] is needed: choose a"),
-        ("integers", vae | {norm: torch.zeros(32, dtype=torch.int8)}, f"holds {norm} as I8: choose a VAE file in fp32"),
         ("levels", {k: v for k, v in vae.items() if "down_blocks.1." not in k and "down_blocks.2." not in k
                     and "down_blocks.3." not in k}, "has 1 levels and CogVideoX has 4: choose another VAE file."),
         ("no width", without(vae, width), f"lacks the tensor '{width}': choose a complete VAE file."),
     ):  # fmt: skip
-        save_file(tensors, vaes / f"{name}.safetensors")
+        save_file(tensors, folder / f"{name}.safetensors")
         yield decoding(f"{name}.safetensors"), f"{name}.safetensors {literally(said)}"
-    save_file({k: v for k, v in vae.items() if k.startswith("decoder.")}, vaes / "decoder.safetensors")
+    save_image_vae(folder / "pictures.safetensors", torch.float16)
+    graph = decoding("pictures.safetensors")
+    graph["pixels"]["class_type"] = "CogVideoParallelDecode"
+    yield graph, "CogVideoX Parallel Decode was given an image VAE and decodes videos: choose a video VAE"
+    save_file({k: v for k, v in vae.items() if k.startswith("decoder.")}, folder / "decoder.safetensors")
     graph = decoding("decoder.safetensors")
     graph["picture"] = node("EmptyImage", width=64, height=64, batch_size=1, color=0)
     graph["encoded"] = node("VAEEncode", pixels=["picture", 0], vae=["vae", 0])
@@ -213,6 +194,11 @@ def decoding(vae: str) -> Graph:
         "pixels": node("VAEDecode", samples=["latent", 0], vae=["vae", 0]),
         "save": node("PreviewImage", images=["pixels", 0]),
     }
+
+
+def link(file: Path, target: Path) -> None:
+    file.unlink(missing_ok=True)
+    file.symlink_to(target)
 
 
 def described(*, dims: int = 1) -> bytes:

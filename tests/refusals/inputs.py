@@ -1,4 +1,4 @@
-"""Inputs that are refused in addition to those of test_flux: saved prompts, other packs, other machines, videos and sound."""
+"""Inputs that are refused in addition to those of of_flux: saved prompts, other packs, other machines, videos and sound."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from typing import Any
 
 import psutil
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
-from parallel_backend.models.diffusers.cogvideox_positions import LEARNED
 from parallel_backend.wire.handshake import VARIABLE
 from scripts.comfyui import ComfyUI
-from tests.refusals.files import decoding
-from tests.refusals.kinds import Refusals, exactly
-from tests.refusals.of_flux import LAYER, WAY_OUT, on_one_worker, small
+from tests.refusals.kinds import Refusals, exactly, literally
+from tests.refusals.of_flux import LAYER, on_one_worker, small
 from tests.refusals.wrong_sizes import wrong_sizes
-from tests.support.comfy_oracle import comfy_on_path
 from tests.support.graphs.comfyui import (
     LATENTS,
     TOKENS,
@@ -32,42 +29,59 @@ from tests.support.graphs.comfyui import (
     with_tensors,
 )
 from tests.support.graphs.diffusers import family_graph, save_gguf
-from tests.support.graphs.flux import Graph, controlled, insert_after, insert_after_model, node, parallel
-from tests.support.graphs.other_packs import REFUSED, changed, guided
+from tests.support.graphs.flux import Graph, insert_after, insert_after_model, node, parallel, unplanned
+from tests.support.graphs.other_packs import changed, guided
 from tests.support.graphs.prompts import WHOLE, round_trip
 from tests.support.tiny import cogvideox as tiny_cogvideox
 from tests.support.tiny import pixart as tiny_pixart
 from tests.support.tiny.comfyui import TINY, save_tiny, save_unread
 from tests.support.tiny.flux import flux_tensors, save_flux
 from tests.support.tiny.models import draw
-from tests.support.tiny.vae import REAL, save_cogvideox_vae
 
 
 def saved_prompts(server: ComfyUI) -> Refusals:
     """Yield graphs that Save Conditioning and Load Conditioning refuse."""
     save_file(WHOLE, server.input_dir / "whole.safetensors")
     both = node("ConditioningCombine", conditioning_1=["load", 0], conditioning_2=["load", 0])
-    yield (
-        round_trip("refused", both),
-        "Save Conditioning writes one prompt and was given 2 combined ones: save each bef",
-    )
-    weaker = node("ConditioningSetAreaStrength", conditioning=["load", 0], strength=0.5)
-    yield round_trip("refused", weaker), "Save Conditioning saves the text, .*; this prompt also has strength: save it"
-    yield round_trip("a" * 300), "a* could not be written to ComfyUI's input folder .*File name too long.*: make room"
-    save_file({"img_in.weight": torch.zeros(2)}, server.input_dir / "no-prompt.safetensors")
-    graph = round_trip("refused")
-    graph["load"]["inputs"]["conditioning"] = "no-prompt.safetensors"
-    yield graph, "no-prompt.safetensors has no tensor named cond: pick a file that Save Conditioning wrote"
+    said = "Save Conditioning writes one prompt and was given 2 combined ones: save each before combining them."
+    yield round_trip("refused", both), exactly(said)
+    area = {"width": 64, "height": 64, "x": 0, "y": 0, "strength": 1.0}
+    for kind, settings, names in (
+        ("ConditioningSetTimestepRange", {"start": 0.0, "end": 0.5}, "end_percent, start_percent"),
+        ("ConditioningSetAreaStrength", {"strength": 0.5}, "strength"),
+        ("ConditioningSetArea", area, "area, set_area_to_bounds, strength"),
+    ):
+        said = (
+            f"Save Conditioning saves the text, pooled_output, attention_mask, guidance; this prompt also has {names}: "
+            "save it before the nodes that add those."
+        )
+        yield round_trip("refused", node(kind, conditioning=["load", 0], **settings)), exactly(said)
+    (server.input_dir / "a-file").write_text("in the way")
+    for prefix, why in (("a" * 300, "File name too long"), ("a-file/below", "Not a directory")):
+        said = f"could not be written to ComfyUI's input folder .*{why}.*: make room there or choose another name"
+        yield round_trip(prefix), f"{prefix} {said}\\.$"
+    whole = save(WHOLE)
+    truncated = f"is truncated: it should have {len(whole)} bytes and has {len(whole) - 1}; download it again."
+    for name, content, said in (
+        ("empty", b"", "(0 bytes) is neither a safetensors nor a GGUF file: download it again, "),
+        ("cut", whole[:-1], truncated),
+        ("headless", b"\x08" + bytes(7) + b"no json!", "has a damaged header ("),
+        (
+            "a-model",
+            save({"img_in.weight": torch.zeros(2)}),
+            "has no tensor named cond: pick a file that Save Conditioning wrote.",
+        ),
+    ):
+        (server.input_dir / f"{name}.safetensors").write_bytes(content)
+        graph = round_trip("refused")
+        graph["load"]["inputs"]["conditioning"] = f"{name}.safetensors"
+        yield graph, f"{name}\\.safetensors {literally(said)}"
 
 
 def other_packs(server: ComfyUI) -> Refusals:
-    """Yield graphs with other packs' changes of a MODEL, and with stock nodes that read or change its weights."""
-    for kind, what in REFUSED.items():
-        yield on_one_worker(changed(kind)), exactly(f"{what} cannot be done with a parallel MODEL: {WAY_OUT}")
+    """Yield graphs with other packs' changes of a MODEL; tests/features/test_other_packs.py has those inside its modules."""
     for kind, said in (
-        ("a patch of a type of its own", "a patch of the type pack cannot be applied to a parallel MODEL: "),
         ("a patch with a function", "the function halve on .*img_in.weight cannot be applied to a parallel MODEL"),
-        ("a patch outside of the diffusion model", "a change of model_sampling.sigmas cannot be applied to a parallel"),
         ("clones for other GPUs", "MultiGPU CFG Split cannot be used with a parallel MODEL: use Parallel Plan instead"),
     ):
         yield on_one_worker(changed(kind)), said
@@ -79,26 +93,11 @@ def other_packs(server: ComfyUI) -> Refusals:
     ):
         said = f"the {name} is {value}, which makes no picture: set it to a number such as 1"
         yield on_one_worker(guided(kind)), said
-    lora = "refused-hooks.safetensors"
-    tensors = {f"{LAYER}.lora_down.weight": torch.ones(2, 5 * 512), f"{LAYER}.lora_up.weight": torch.ones(512, 2)}
-    save_file(tensors, server.base_dir / "models" / "loras" / lora)
-    hooks = {"hook": node("CreateHookLora", lora_name=lora, strength_model=1.0, strength_clip=1.0)}
-    hooked = {"strength": 1.0, "set_cond_area": "default", "hooks": ["hook", 0]}
-    graph = insert_after(on_one_worker(small()) | hooks, "positive", "ConditioningSetProperties", "cond_NEW", **hooked)
-    yield graph, "Applying LoRA hooks cannot be done with a parallel MODEL: "
-    graph = on_one_worker(small())
-    inputs = {"filename_prefix": "refused", "rank": 2, "lora_type": "standard", "bias_diff": False}
-    save = node("LoraSave", model_diff=["model", 0], **inputs)
-    yield {"model": graph["model"], "plan": graph["plan"], "save": save}, "Reading the weights cannot be done with a"
     save_file({f"{LAYER}.oft_blocks": torch.zeros(16, 32, 32), f"{LAYER}.dora_scale": torch.ones(512, 1)},
               server.base_dir / "models" / "loras" / "refused-dora.safetensors")  # fmt: skip
     graph = insert_after_model(on_one_worker(small()), "LoraLoaderModelOnly", lora_name="refused-dora.safetensors",
                                strength_model=1.0)  # fmt: skip
     yield graph, "DoRA on an OFT adapter cannot be applied to a parallel MODEL: "
-    yield (
-        on_one_worker(small(sampler="cogvideox_ddim")),
-        "The sampler 'cogvideox_ddim' is made for CogVideoX: choose anot",
-    )
     edm = {"sampling": "edm", "sigma_max": 120.0, "sigma_min": 0.002}
     graph = insert_after_model(small(sampler="cogvideox_ddim"), "ModelSamplingContinuousEDM", **edm)
     yield (
@@ -148,35 +147,21 @@ def answer_strangely(listener: socket.socket) -> None:
 def videos_and_pictures(server: ComfyUI) -> Refusals:
     """Yield graphs of CogVideoX and PixArt with inputs for other models."""
     folder = server.base_dir / "models" / "diffusion_models"
-    for kind in ("2b-odd", "1.5", "1.5-i2v", "5b-i2v"):
-        tiny_cogvideox.save_cogvideox(folder / f"refused-{kind}.safetensors", kind)
+    tiny_cogvideox.save_cogvideox(folder / "refused-video.safetensors", "2b-odd")
     for name, width in (("video", tiny_cogvideox.TEXT_WIDTH), ("other", 33)):
         save_file({"cond": draw(1, 7, width, seed=2)}, server.input_dir / f"{name}-refused.safetensors")
-    save_latent(server, "refused-flat", 1, 16, 4, 4)
     save_latent(server, "refused-channels", 1, 4, 2, 6, 10)
     save_latent(server, "refused-empty", 1, 16, 0, 6, 10)
-    save_latent(server, "refused-image", 1, 16, 2, 5, 5)
     yield video(latent="refused-channels"), "the latent has the shape .1, 4, 2, 6, 10. and CogVideoX takes .batch, 16"
     yield (
         video(latent="refused-empty"),
         "the latent has the shape .1, 16, 0, 6, 10., which is empty: use a batch of at l",
-    )
-    yield video("1.5", frames=9), "the latent has 3 frames .of 4 video frames each, the first of 1. and CogVideoX 1.5 "
-    yield video(prompt="other"), "the conditioning's text has the shape .1, 7, 33. and this model takes .batch, tokens"
-    yield (
-        video("1.5-i2v", frames=13),
-        "this CogVideoX model turns an image into a video and was given no image: put Instruct",
     )
     image = {"concat_latent_image": draw(1, 16, 3, 6, 10, seed=3)}
     yield (
         with_tensors(server, video(), "refused-image", image),
         "the conditioning has an image and this CogVideoX model",
     )
-    learned = load_file(folder / "refused-5b-i2v.safetensors")
-    learned["patch_embed.pos_embedding"] = torch.zeros(1, LEARNED, learned["patch_embed.proj.weight"].shape[0])
-    save_file(learned, folder / "refused-learned.safetensors")
-    pictured = with_tensors(server, video("learned"), "refused-image", image)
-    yield pictured, "the latent is 10 x 6 and CogVideoX-5b image to video takes 90 x 60 only .720 x 480 pixels., b"
     tiny_pixart.save_pixart(folder / "refused-pixart.safetensors")
     text = {"cond": draw(1, 9, tiny_pixart.TEXT_WIDTH, seed=9)}
     save_file(text, server.input_dir / "picture-refused.safetensors")
@@ -198,21 +183,6 @@ def videos_and_pictures(server: ComfyUI) -> Refusals:
     yield picture(prompt="masked"), "the conditioning's attention_mask is for 4 text tokens and there are 9: save text"
     crossed = {"cross_attn_controlnet": draw(1, 9, 32, seed=1)}
     yield with_tensors(server, picture(), "refused-crossed", crossed), ".* in the conditioning cannot be used with this"
-    comfy_on_path()
-    from comfy.t2i_adapter.adapter import Adapter
-
-    adapter = Adapter(cin=192, channels=[8, 16, 32, 32], nums_rb=2, ksize=1, sk=True, use_conv=False)
-    controlnets = server.base_dir / "models" / "controlnet"
-    controlnets.mkdir(exist_ok=True)
-    save_file(adapter.state_dict(), controlnets / "refused-t2i.safetensors")
-    control = controlled(
-        picture()
-        | {
-            "net": node("ControlNetLoader", control_net_name="refused-t2i.safetensors"),
-            "image": node("EmptyImage", width=64, height=64, batch_size=1, color=0),
-        }
-    )
-    yield control, "the ControlNet changes input blocks, which this model does not have: "
     save_gguf(
         folder / "refused-pixart.safetensors", folder / "refused-pixart.gguf", folder / "refused-values.safetensors"
     )
@@ -224,29 +194,11 @@ def videos_and_pictures(server: ComfyUI) -> Refusals:
         graph,
         "an adapter of the type oft mixes rows of blocks.0.attn.qkv.weight, which the workers split into several",
     )
-    save_cogvideox_vae(
-        server.base_dir / "models" / "vae" / "refused-video.safetensors", torch.float16, widths=REAL, layers=3
-    )
-    graph = decoding("refused-video.safetensors")
-    graph["latent"] = node("LoadLatent", latent="refused-flat.latent")
-    yield graph, "the latent has the shape .1, 16, 4, 4. and a CogVideoX VAE takes .batch, 16, frames, height, width"
-    frames = psutil.virtual_memory().total // (3 * 2048 * 2048 * 4) // 4 * 4 + 5
-    long = {"latent": node("EmptyHunyuanLatentVideo", width=2048, height=2048, length=frames, batch_size=1)}
-    yield graph | long, f"{frames} decoded pictures of 2048 x 2048 take "
 
 
 def sound(server: ComfyUI) -> Refusals:
     """Yield graphs of videos with sound, and of inputs that only some of ComfyUI's models support."""
-    save_families(server, "minimax", "ltxav", "wan")
-    for name, shape in {
-        "refused-silent": (1, 24, 2, 4, 4), "refused-two": (2, 24, 2, 4, 4), "refused-two-sounds": (2, 32, 2, 9)
-    }.items():  # fmt: skip
-        save_latent(server, name, *shape)
-    graph = graph_of("minimax") | {"latent": node("LoadLatent", latent="refused-silent.latent")}
-    yield spread(graph), "the latent holds a video alone and .* takes a video and its sound: use this model's empty"
-    two = {name: node("LoadLatent", latent=f"refused-{name}.latent") for name in ("two", "two-sounds")}
-    packed = node("LTXVConcatAVLatent", video_latent=["two", 0], audio_latent=["two-sounds", 0])
-    yield spread(graph | two | {"latent": packed}), "the latent is a batch of 2 and .* makes one video at a time: use b"
+    save_families(server, "ltxav", "wan")
     clip = node("EmptyLTXVLatentVideo", width=128, height=160, length=17, batch_size=1)
     packed = node("LTXVConcatAVLatent", video_latent=["clip", 0], audio_latent=["clip", 0])
     graph = graph_of("ltxav") | {"clip": clip, "latent": packed}
@@ -284,10 +236,6 @@ def sound(server: ComfyUI) -> Refusals:
         "the picture that is added to the latent, such as a first frame, has 49 channels with its mask and "
         "HunyuanVideoI2V takes 17: enc",
     )
-    graph = on_one_worker(small()) | {"objects": node("PackObjects")}
-    style = {"style_model": ["objects", 2], "clip_vision_output": ["objects", 1], "strength": 0.5}
-    graph = insert_after(graph, "positive", "StyleModelApply", "conditioning", strength_type="attn_bias", **style)
-    yield graph, "attention_mask in the conditioning cannot be used with a parallel .* MODEL: "
     save_unread(server.base_dir / "models" / "diffusion_models", "wide_radiance")
     graph = graph_of("wan") | {"latent": node("EmptyChromaRadianceLatentImage", width=64, height=64, batch_size=1)}
     graph["model"]["inputs"]["unet_name"] = "wide_radiance-unread.safetensors"
@@ -301,13 +249,6 @@ def what_travels(server: ComfyUI) -> Refusals:
     """Yield graphs with data that cannot be sent to the workers in a message."""
     boxes = with_tensors(server, on_one_worker(small()), "refused-gligen", {"gligen": torch.ones(1)})
     yield boxes, "GLIGEN cannot be used with a parallel MODEL yet: "
-    many = on_one_worker(small())
-    for _ in range(12):
-        source = many["sampler"]["inputs"]["positive"]
-        name = f"twice {len(many)}"
-        many[name] = node("ConditioningCombine", conditioning_1=source, conditioning_2=source)
-        many["sampler"]["inputs"]["positive"] = [name, 0]
-    yield many, "a message with .* tensors is over the limit of 4096: combine fewer prompts"
     file = server.base_dir / "models" / "diffusion_models" / os.fsdecode(b"refused-\xff.safetensors")
     save_flux(server.base_dir / "refused-name.safetensors")
     (server.base_dir / "refused-name.safetensors").rename(file)
@@ -318,7 +259,7 @@ def what_travels(server: ComfyUI) -> Refusals:
 
 
 def linked(server: ComfyUI) -> Refusals:
-    """Yield graphs with values over a link, which ComfyUI does not compare with a field's limits or choices."""
+    """Yield graphs with values over a link, or set by the page, which ComfyUI does not compare with a field's limits."""
     for kind, value, field, said in (
         ("PrimitiveInt", -1, "ulysses", "ulysses -1 is negative: use 0 .automatic., or 1 or more"),
         ("PrimitiveInt", -1, "patches", "patches -1 and warmup_steps . cannot be negative: use 0 .automatic. or more"),
@@ -353,6 +294,8 @@ def linked(server: ComfyUI) -> Refusals:
     graph = parallel(small())
     graph["model"]["inputs"]["weight_dtype"] = ["switch", 0]
     yield graph | switch, "weight_dtype 'other' is unknown: use one of default, "
+    said = "devices '99' asks for GPU 99, .* There is no Parallel Plan: devices are those of Settings > Parallel\\.$"
+    yield unplanned(small(), devices="99"), said
 
 
 def _reduced_guide(server: ComfyUI, graph: Graph) -> Graph:
@@ -431,10 +374,10 @@ def computed(server: ComfyUI) -> Refusals:
     )
 
 
-def video(kind: str = "2b-odd", *, frames: int = 9, prompt: str = "video", latent: str = "") -> Graph:
-    size = {"width": 80, "height": 48, "length": frames, "batch_size": 1}
+def video(latent: str = "") -> Graph:
+    size = {"width": 80, "height": 48, "length": 9, "batch_size": 1}
     given = node("LoadLatent", latent=f"{latent}.latent") if latent else node("EmptyHunyuanLatentVideo", **size)
-    return of_family("LoadParallelCogVideoX", f"refused-{kind}.safetensors", prompt, given)
+    return of_family("LoadParallelCogVideoX", "refused-video.safetensors", "video", given)
 
 
 def picture(*, file: str = "refused-pixart.safetensors", prompt: str = "picture", latent: str = "") -> Graph:

@@ -30,50 +30,87 @@ from tests.refusals.of_flux import (
     small,
 )
 from tests.support.graphs.comfyui import graph_of, save_families, spread
-from tests.support.graphs.flux import Graph, controlled, insert_after, insert_after_model, node, parallel, unplanned
-from tests.support.graphs.guidance import NAG, SKIPPING
-from tests.support.graphs.vae import FILES as VAE_FILES
+from tests.support.graphs.flux import Graph, controlled, insert_after, insert_after_model, node, parallel
 from tests.support.tiny.controlnet import save_xlabs
-from tests.vae.comfy_vaes import NOISE_INSIDE, save_comfy_vae, save_image_vae
+
+NO_MASK = "attention_mask in the conditioning cannot be used with a parallel FluxSchnell MODEL: .*, or use Load Diffusion Model.$"
+TAKEN = "Flux, Flux2, FluxInpaint, FluxSchnell"
+CANNOT = f"cannot be done with a parallel MODEL: {WAY_OUT}"
 
 
 def plans(server: ComfyUI) -> Refusals:
     for plan, sentence in PLANS.values():
         yield parallel(small(), **plan), exactly(sentence)
-    yield parallel(small(cfg=1.0), "cpu:2", cfg=2), "cfg 2 needs a negative prompt"
-    said = "devices '99' asks for GPU 99, .* There is no Parallel Plan: devices are those of Settings > Parallel\\.$"
-    yield unplanned(small(), devices="99"), said
+    said = (
+        "cfg 2 needs a negative prompt, and this sampling has none for this model (at cfg 1, or with BasicGuider, it is "
+        "unused): set cfg to 0 or 1 in the plan, or the sampler's cfg above 1."
+    )
+    yield parallel(small(cfg=1.0), "cpu:2", cfg=2), exactly(said)
 
 
 def conditionings(server: ComfyUI) -> Refusals:
     for number, (write, sentence) in enumerate(CONDITIONINGS.values()):
         write(server.input_dir / f"refused-{number}.safetensors")
         yield on_one_worker(small(positive=f"refused-{number}")), exactly(sentence)
+    graph = on_one_worker(small())
+    said = (
+        "a reference latent has the shape [1, 4, 8, 8] and FluxSchnell takes 16 channels: encode the reference picture with "
+        "the VAE that belongs to this model."
+    )
+    yield insert_after(graph, "positive", "ReferenceLatent", "conditioning", latent=["latent", 0]), exactly(said)
+    for strength in (0.5, 0.0):
+        yield styled(on_one_worker(small()), strength), NO_MASK
+
+
+def styled(graph: Graph, strength: float) -> Graph:
+    """Return the graph with FLUX Redux' tokens on its prompt, whose attention they get with this strength."""
+    style = {"style_model": ["objects", 2], "clip_vision_output": ["objects", 1], "strength": strength}
+    graph = graph | {"objects": node("PackObjects")}
+    return insert_after(graph, "positive", "StyleModelApply", "conditioning", strength_type="attn_bias", **style)
 
 
 def latents(server: ComfyUI) -> Refusals:
     for number, (tensor, sentence) in enumerate(LATENTS.values()):
         yield from_file(server, tensor, f"refused-{number}"), exactly(sentence)
-    graph = on_one_worker(small())
-    yield insert_after(graph, "positive", "ReferenceLatent", "conditioning", latent=["latent", 0]), "a reference latent"
 
 
 def nodes(server: ComfyUI) -> Refusals:
     tensors = {f"{LAYER}.lora_down.weight": torch.ones(2, 5 * 512), f"{LAYER}.lora_up.weight": torch.ones(512, 2)}
     lora = "refused-node.safetensors"
     save_file(tensors, server.base_dir / "models" / "loras" / lora)
-    for kind, inputs, what in MODEL_NODES.values():
+    for kind, (inputs, what) in MODEL_NODES.items():
         chosen = {name: lora if name == "lora_name" else value for name, value in inputs.items()}
         said = f"{literally(what)} cannot be .*{literally(WAY_OUT)}$"
         yield insert_after_model(on_one_worker(small()), kind, **chosen), said
-    merged = insert_after(on_one_worker(small()), "model", "ModelMergeSimple", "model1", model2=["model", 0], ratio=0.5)
-    yield merged, "Merging models cannot be done"
+    merging = {"ModelMergeSimple": {"ratio": 0.5}, "ModelMergeSubtract": {"multiplier": 1.0}, "ModelMergeAdd": {}}
+    for kind, settings in merging.items():
+        for side, other in (("model1", "model2"), ("model2", "model1")):
+            graph = insert_after(on_one_worker(small()), "model", kind, side, **{other: ["stock", 0]}, **settings)
+            graph["stock"] = node("UNETLoader", unet_name="tiny-dev.safetensors", weight_dtype="default")
+            yield graph, exactly(f"Merging models {CANNOT}")
     graph = on_one_worker(small())
-    saving = {name: graph[name] for name in ("model", "plan")}
-    yield saving | {"save": node("ModelSave", model=["model", 0], filename_prefix="refused")}, "Saving the model cannot"
+    loaded = {name: graph[name] for name in ("model", "plan")}
+    saving = node("ModelSave", model=["model", 0], filename_prefix="refused")
+    yield loaded | {"save": saving}, exactly(f"Saving the model {CANNOT}")
+    inputs = {"filename_prefix": "refused", "rank": 2, "lora_type": "standard", "bias_diff": False}
+    saving = node("LoraSave", model_diff=["model", 0], **inputs)
+    yield loaded | {"save": saving}, exactly(f"Reading the weights {CANNOT}")
+    hooks = {"hook": node("CreateHookLora", lora_name=lora, strength_model=1.0, strength_clip=1.0)}
+    hooked = {"strength": 1.0, "set_cond_area": "default", "hooks": ["hook", 0]}
+    graph = insert_after(on_one_worker(small()) | hooks, "positive", "ConditioningSetProperties", "cond_NEW", **hooked)
+    yield graph, exactly(f"Applying LoRA hooks {CANNOT}")
+    yield styled(parallel(small(), "cpu:1", sampler=True), 0.5), NO_MASK
+    changes: tuple[tuple[str, dict[str, str], str], ...] = (
+        ("PackModel", {"kind": "positions that are no numbers"}, "changed positions that are not numbers"),
+        ("PackOverride", {}, r"an attention override .*\.overridden."),
+    )
+    for kind, change, what in changes:
+        said = f"{what} cannot be applied to a parallel MODEL: {literally(WAY_OUT)}$"
+        yield insert_after_model(on_one_worker(small()), kind, **change), said
     stock = small()
     stock["sampler"]["class_type"] = "ParallelSampler"
-    yield stock, "Parallel Sampler takes a MODEL from a Load Parallel node"
+    said = "Parallel Sampler takes a MODEL from a Load Parallel node: use such a loader, or the stock KSampler here."
+    yield stock, exactly(said)
 
 
 def loras(server: ComfyUI) -> Refusals:
@@ -97,45 +134,22 @@ def files(server: ComfyUI) -> Refusals:
 
 def families(server: ComfyUI) -> Refusals:
     save_families(server, "flux2", "wan")
-    for kind, what in (
-        ("Flux", "is a WAN21_T2V model"),
-        ("CogVideoX", "has no CogVideoX"),
-        ("PixArt", "has no PixArt"),
-    ):
-        graph = spread(graph_of("wan"))
-        graph["model"]["class_type"] = f"LoadParallel{kind}"
-        yield graph, f"wan.safetensors {what}"
+    graph = spread(graph_of("wan"))
+    graph["model"]["class_type"] = "LoadParallelFlux"
+    said = f"wan.safetensors is a WAN21_T2V model and this loader takes {TAKEN}: use Load Parallel Diffusion Model."
+    yield graph, exactly(said)
+    # an incomplete file of a class without a declaration
+    incomplete = server.base_dir / "models" / "diffusion_models" / "refused-undeclared.safetensors"
+    save_file({"genre_embedder.weight": torch.zeros(1, 1)}, incomplete)
+    graph = graph_of("wan")
+    graph["model"]["inputs"]["unet_name"] = incomplete.name
+    yield spread(graph), r".*choose a complete ACEStep file\."
+    graph = graph_of("wan")
+    graph["positive"]["inputs"]["conditioning"] = "flux2-positive.safetensors"
+    yield spread(graph), r".*takes \[batch, tokens, 4096\]"
     for kind, (name, inputs, said) in FROM_WITHIN.items():
-        if kind not in MODEL_NODES:
-            graph = insert_after_model(graph_of(name) | PICTURE, kind, **inputs)
-            yield spread(graph, strict=False), literally(said)
-
-
-def vaes(server: ComfyUI) -> Refusals:
-    folder = server.base_dir / "models" / "vae"
-    for number, (tensors, said) in enumerate(VAE_FILES.values()):
-        save_file(tensors, folder / f"refused-{number}.safetensors")
-        yield decoding(f"refused-{number}"), f".*{literally(said)}"
-    save_comfy_vae(folder / "refused-noise.safetensors", "ltx095", **NOISE_INSIDE)
-    yield decoding("refused-noise"), ".*holds an LTX-Video VAE of version 0\\.9\\.1, whose decoder adds random noise"
-    save_image_vae(folder / "refused.safetensors", torch.float16)
-    yield decoding("refused", "CogVideoParallelDecode"), "CogVideoX Parallel Decode was given an image VAE"
-    stock = decoding("refused", "CogVideoParallelDecode")
-    stock["vae"] = node("VAELoader", vae_name="taef1")
-    yield stock, "CogVideoX Parallel Decode takes a VAE from Load Parallel VAE"
-    saving = decoding("refused")
-    saving["save"] = node("VAESave", vae=["vae", 0], filename_prefix="refused")
-    yield saving, "Saving a parallel VAE cannot be done"
-
-
-def decoding(vae: str, decoder: str = "VAEDecode") -> Graph:
-    return {
-        "plan": node("ParallelPlan", devices="cpu:1"),
-        "vae": node("LoadParallelVAE", vae_name=f"{vae}.safetensors", frame_batches="comfyui", plan=["plan", 0]),
-        "latent": node("EmptySD3LatentImage", width=64, height=64, batch_size=1),
-        "pixels": node(decoder, samples=["latent", 0], vae=["vae", 0]),
-        "save": node("PreviewImage", images=["pixels", 0]),
-    }
+        graph = insert_after_model(graph_of(name) | PICTURE, kind, **inputs)
+        yield spread(graph, strict=False), exactly(f"{said} a parallel MODEL: {WAY_OUT}")
 
 
 def in_the_middle(server: ComfyUI) -> Refusals:
@@ -151,15 +165,17 @@ def in_the_middle(server: ComfyUI) -> Refusals:
             "image": node("EmptyImage", width=64, height=64, batch_size=1, color=0),
         }
     )
-    yield control, "the ControlNet gives tensors of "
+    said = "the ControlNet gives tensors of [2, 16, 128] and this job takes [2, 16, 512]: use a ControlNet that was made for "
+    yield control, exactly(f"{said}this model.")
     strict = node("ParallelSampler", **control["sampler"]["inputs"])
-    yield control | {"sampler": strict}, "Parallel Sampler does not support ControlNet: "
-    perturbed = insert_after_model(parallel(small()), "PerturbedAttentionGuidance", **PERTURBED)
-    yield perturbed, "replaced attention or blocks "
-    skipping = insert_after_model(parallel(small(), pipefusion=2), "SkipLayerGuidanceDiT", **SKIPPING)
-    yield skipping, "the guidance skips 1 of the model's blocks and a PipeFusion stage of the plan has only 1"
-    compared = insert_after_model(parallel(small(), cfg=2), "NAGuidance", **NAG)
-    yield compared, "NAGuidance compares both prompts in every attention layer, but cfg 2 and data 1 would compute them"
+    said = "Parallel Sampler does not support ControlNet: choose a graph without it, or KSampler, which is slower (one model "
+    yield control | {"sampler": strict}, exactly(f"{said}call at a time).")
+    for sampler, said in (
+        (False, f"replaced attention or blocks .*{literally(WAY_OUT)}$"),
+        (True, "Parallel Sampler does not support the model option sampler_"),
+    ):
+        perturbed = parallel(small(), sampler=sampler)
+        yield insert_after_model(perturbed, "PerturbedAttentionGuidance", **PERTURBED), said
     for graph, said in NO_PICTURE.values():
         yield parallel(graph), said
 
@@ -174,11 +190,11 @@ LISTS: dict[str, Callable[[ComfyUI], Refusals]] = {
         loras,
         files,
         families,
-        vaes,
         in_the_middle,
         refused_files.stored,
         refused_files.marked,
         refused_files.of_diffusers,
+        refused_files.vaes,
         refused_inputs.saved_prompts,
         refused_inputs.other_packs,
         refused_inputs.places_and_machines,

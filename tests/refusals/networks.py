@@ -10,8 +10,6 @@ from scripts.comfyui import ComfyUI
 from tests.refusals.kinds import Refusals, exactly
 from tests.support.graphs.comfyui import graph_of, spread
 from tests.support.graphs.flux import Graph, insert_after_model, node
-from tests.support.graphs.infinite_talk import REFUSED, not_taken, save_talk
-from tests.support.graphs.networks import CHANGED, anima_graphs, change
 from tests.support.tiny.comfyui import save_unread
 from tests.support.tiny.controlnet import save_wan_vae
 from tests.support.tiny.models import draw
@@ -23,9 +21,6 @@ NETWORK = {"wide_qwen": "PackNetwork", "wide_z_image": "PackZImageNetwork"}
 
 def networks(server: ComfyUI) -> Refusals:
     """Yield graphs with model patches. Files of the real width have only headers, by which ComfyUI recognises the models."""
-    patched, _ = anima_graphs(server)
-    for changed, said in CHANGED:
-        yield change(patched, changed), said
     save_wan_vae(server.base_dir / "models" / "vae" / "refused-hint.safetensors")
     for name, width in TEXT.items():
         save_unread(server.base_dir / "models" / "diffusion_models", name)
@@ -40,9 +35,6 @@ def networks(server: ComfyUI) -> Refusals:
         with_network("wide_z_image", blocks=1, patches=2),
         "Apply Z-Image Fun ControlNet cannot be used with pipefusion 1 and patches 2, because its blocks need the whole pict",
     )
-    save_talk(server)
-    for changed, said in REFUSED:
-        yield not_taken(changed), said
 
 
 def with_network(name: str, *, blocks: int, **plan: Any) -> Graph:

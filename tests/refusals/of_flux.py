@@ -30,11 +30,12 @@ def small(model: str = "tiny-schnell", **settings: Any) -> Graph:
     return ksampler_graph(model, **{"width": 64, "height": 64, "steps": 2, "cfg": 2.0, "seed": next(SEEDS)} | settings)
 
 
+def is_one_sentence(message: str) -> bool:
+    return message.endswith(".") and "Traceback" not in message and not re.search(r"[.!?]\s|\n", message)
+
+
 def assert_one_sentence(message: str) -> None:
-    assert message.endswith(".")
-    assert "\n" not in message
-    assert "Traceback" not in message
-    assert not re.search(r"[.!?]\s", message), f"more than one sentence: {message}"
+    assert is_one_sentence(message), message
 
 
 def on_one_worker(graph: Graph) -> Graph:
@@ -44,15 +45,13 @@ def on_one_worker(graph: Graph) -> Graph:
 
 PATCHES = "attention and block patches ({})"
 REPLACED = "replaced attention or blocks ({})"
-MODEL_NODES: dict[str, tuple[str, dict[str, Any], str]] = {
+MODEL_NODES: dict[str, tuple[dict[str, Any], str]] = {
     "HyperTile": (
-        "HyperTile",
         {"tile_size": 256, "swap_size": 2, "max_depth": 0, "scale_depth": False},
         PATCHES.format("attn1_patch, attn1_output_patch"),
     ),
-    "TomePatchModel": ("TomePatchModel", {"ratio": 0.3}, PATCHES.format("attn1_patch, attn1_output_patch")),
+    "TomePatchModel": ({"ratio": 0.3}, PATCHES.format("attn1_patch, attn1_output_patch")),
     "PatchModelAddDownscale": (
-        "PatchModelAddDownscale",
         {
             "block_number": 3,
             "downscale_factor": 2.0,
@@ -64,10 +63,9 @@ MODEL_NODES: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         PATCHES.format("input_block_patch_after_skip, output_block_patch"),
     ),
-    "SelfAttentionGuidance": ("SelfAttentionGuidance", {"scale": 0.5, "blur_sigma": 2.0}, REPLACED.format("attn1")),
-    "FluxKVCache": ("FluxKVCache", {}, "Replacing diffusion_model.params.default_ref_method"),
+    "SelfAttentionGuidance": ({"scale": 0.5, "blur_sigma": 2.0}, REPLACED.format("attn1")),
+    "FluxKVCache": ({}, "Replacing diffusion_model.params.default_ref_method"),
     "LoraLoaderBypassModelOnly": (
-        "LoraLoaderBypassModelOnly",
         {"lora_name": "tiny-lora.safetensors", "strength_model": 1.0},
         "Applying a LoRA in bypass mode",
     ),
@@ -131,14 +129,9 @@ def with_header(text: bytes) -> bytes:
 QKV = "double_blocks.0.img_attn.qkv.weight"
 FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", f"(0 bytes) {NO_MODEL}"),
-    "cut in the length": (SCHNELL_FILE[:4], f"(4 bytes) {NO_MODEL}"),
     "cut in the header": (
         SCHNELL_FILE[:100],
         f"is truncated: its header takes {HEADER} bytes and the file has 100; download it again.",
-    ),
-    "cut after the header": (
-        SCHNELL_FILE[:HEADER],
-        f"is truncated: it should have {len(SCHNELL_FILE)} bytes and has {HEADER}; download it again.",
     ),
     "cut in the data": (
         SCHNELL_FILE[:-1],
@@ -214,11 +207,6 @@ FILES: dict[str, tuple[bytes, str]] = {
     ),
 }
 PLANS: dict[str, tuple[dict[str, Any], str]] = {
-    "GPUs that are not there": (
-        {"devices": "0,1"},
-        "devices '0,1' asks for GPU 0, 1, but no GPU is visible: use cpu:2 "
-        "(ComfyUI hides GPUs that --cuda-device or CUDA_VISIBLE_DEVICES leave out).",
-    ),
     "a GPU that is not there": (
         {"devices": "0"},
         "devices '0' asks for GPU 0, but no GPU is visible: use cpu:2 "
@@ -228,23 +216,10 @@ PLANS: dict[str, tuple[dict[str, Any], str]] = {
         {"devices": "banana"},
         'devices \'banana\' is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".',
     ),
-    "nothing": (
-        {"devices": ""},
-        'devices \'\' is not understood: write "auto", "all", GPU indices such as "0,1" or "0-3", or "cpu:2".',
-    ),
     "no CPU worker": ({"devices": "cpu:0"}, "devices 'cpu:0': write cpu:N with N from 1 to 64, such as cpu:2."),
-    "too many CPU workers": (
-        {"devices": "cpu:1000"},
-        "devices 'cpu:1000': write cpu:N with N from 1 to 64, such as cpu:2.",
-    ),
     "an odd ulysses": (
         {"devices": "cpu:2", "ulysses": 3},
         "ulysses 3, but there are 2 workers (devices 'cpu:2'): use ring 1 x ulysses 2, or 0 (automatic) for all "
-        "of them, or choose other devices.",
-    ),
-    "too many workers": (
-        {"devices": "cpu:2", "ulysses": 2, "ring": 2},
-        "ring 2 x ulysses 2 = 4, but there are 2 workers (devices 'cpu:2'): use ring 1 x ulysses 2, or 0 (automatic) for all "
         "of them, or choose other devices.",
     ),
     "more workers than heads": (

@@ -54,6 +54,7 @@ NO_TEST: Mapping[str, tuple[str, ...]] = {
         "…merges attention of several workers",
         "…adds a bias to its attention",
     ),
+    "ComfyUI leaves out such a patch": ("a patch of the type …",),
     "a check before it refuses such a tensor": ("the tensor … is of …, and only",),
 }
 """Beginnings of the sentences that no test quotes, by the reason."""

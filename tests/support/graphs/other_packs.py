@@ -63,13 +63,3 @@ REFUSED = {
     "a model of its own": "Replacing the diffusion model",
 }
 """Changes inside the diffusion model, which never reach the workers, with a part of the refusal of each."""
-
-REPLACED = {
-    "a class of blocks": "comfy.ldm.flux.layers.SingleStreamBlock.forward",
-    "attention of the blocks": "comfy.ldm.flux.layers.attention",
-    "attention of the model's functions": "comfy.ldm.flux.math.optimized_attention",
-    "timestep_embedding": "comfy.ldm.flux.model.timestep_embedding",
-    "torch's gelu": "torch.nn.functional.gelu",
-    "a function in the middle of a run": "comfy.ldm.flux.layers.attention",
-}
-"""Functions that the code of the diffusion model uses. Another pack replaces each by one that changes the picture."""

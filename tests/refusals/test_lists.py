@@ -1,0 +1,92 @@
+"""Inputs that a parallel MODEL does not support are refused by name, in one sentence that ends with a remedy; none is ignored."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts.comfyui import ComfyUI
+from tests.refusals.lists import LISTS
+from tests.refusals.of_flux import is_one_sentence, on_one_worker, small
+from tests.support.graphs.flux import Graph, parallel, queue_logged, step_by_step
+from tests.support.latents import relative_error, saved_latent
+
+
+@pytest.fixture(scope="module")
+def assert_still_right(comfyui: ComfyUI) -> Callable[[], None]:
+    """Provide a function that asserts that an ordinary prompt gives the right latent."""
+    graph, turns = small(), itertools.count(1)
+    expected = saved_latent(comfyui, comfyui.queue(graph).check())
+
+    def check() -> None:
+        # Without PipeFusion the number has no effect; a new one keeps ComfyUI from reusing the result of the run before.
+        run = comfyui.queue(parallel(graph, warmup_steps=next(turns)), timeout=300).check()
+        assert relative_error(saved_latent(comfyui, run), expected) <= 1e-5
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("plans", dict),
+        ("conditionings", dict),
+        ("conditionings", step_by_step),
+        ("latents", dict),
+        ("nodes", dict),
+        ("loras", dict),
+        ("files", dict),
+        ("stored", dict),
+        ("families", dict),
+        ("in the middle", dict),
+        ("saved prompts", dict),
+    ],
+)
+def test_every_graph_of_a_list_is_refused_with_its_sentence_before_a_worker_starts(
+    pytestconfig: pytest.Config,
+    comfyui: ComfyUI,
+    assert_still_right: Callable[[], None],
+    name: str,
+    way: Callable[[Graph], Graph],
+) -> None:
+    """Nothing is written, and the next prompt still works. The quick run checks it once for most lists."""
+    assert_still_right()  # starts the workers of the graphs that are refused in the middle of a denoise
+    wrong, count = [], 0
+    for graph, sentence in LISTS[name](comfyui):
+        before = files(comfyui)
+        run, log = queue_logged(comfyui, way(graph))
+        said = run.error.exception_message if run.error else run.status
+        wrote, started = files(comfyui) != before, "Parallel: starting" in log
+        if not re.match(sentence, said) or not is_one_sentence(said) or wrote or started:
+            wrong.append((sentence, said, log))
+        if pytestconfig.getoption("all") or name == "in the middle":
+            assert_still_right()
+        count += 1
+    assert wrong == []
+    assert count >= 4
+    assert_still_right()
+
+
+def files(server: ComfyUI) -> set[Path]:
+    """Return the files that nodes have saved or may load."""
+    return {*server.output_dir.rglob("*"), *server.input_dir.rglob("*")}
+
+
+def test_a_file_that_is_missing_is_rejected_before_anything_runs(comfyui: ComfyUI) -> None:
+    run = comfyui.queue(on_one_worker(small("nowhere")))
+    assert run.error is not None
+    assert run.status == "rejected"
+    assert "nowhere.safetensors" in run.error.exception_message
+
+
+@pytest.mark.parametrize("degree", ["data", "cfg", "pipefusion", "ulysses", "ring", "patches", "warmup_steps"])
+def test_a_negative_degree_is_rejected_before_anything_runs(comfyui: ComfyUI, degree: str) -> None:
+    settings: dict[str, int] = {degree: -1}
+    run = comfyui.queue(parallel(small(), "cpu:1", **settings))
+    assert run.error is not None
+    assert run.status == "rejected"
+    assert degree in run.error.exception_message
