@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import ComfyUI, Graph
 from tests.support.graphs.flux import node
 from tests.support.tiny.text_encoders import ENCODERS, save_text_encoder
@@ -59,3 +61,91 @@ def test_prompts_are_encoded_bit_by_bit_as_by_comfyuis_loader(server: ComfyUI, n
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     assert theirs["cond"].std() > 0.01
+
+
+@pytest.fixture(scope="module")
+def lora(server: ComfyUI) -> str:
+    """Provide the file of a LoRA of CLIP-L."""
+    generator = torch.Generator().manual_seed(7)
+    tensors = {}
+    for block in (0, 7, 11):
+        for layer, (rows, columns) in {"self_attn_q_proj": (768, 768), "mlp_fc2": (768, 3072)}.items():
+            name = f"lora_te_text_model_encoder_layers_{block}_{layer}"
+            tensors[f"{name}.lora_up.weight"] = torch.randn(rows, 4, generator=generator)
+            tensors[f"{name}.lora_down.weight"] = 0.02 * torch.randn(4, columns, generator=generator)
+            tensors[f"{name}.alpha"] = torch.tensor(2.0)
+    save_file(tensors, server.base_dir / "models" / "loras" / "clip-l.safetensors")
+    return "clip-l.safetensors"
+
+
+def clip_l() -> dict[str, Any]:
+    """Return ComfyUI's loader of CLIP-L."""
+    return node("CLIPLoader", clip_name="clip-l.safetensors", type="stable_diffusion")
+
+
+def with_changes(lora: str) -> Graph:
+    """Return a graph that encodes one prompt by a text encoder as it is, with a LoRA, with clip skip, and with scaled attention."""
+    graph: Graph = {
+        "clip": clip_l(),
+        "model": node("UNETLoader", unet_name="narrow-schnell.safetensors", weight_dtype="default"),
+        "lora": node(
+            "LoraLoader", model=["model", 0], clip=["clip", 0], lora_name=lora, strength_model=0.0, strength_clip=0.8
+        ),
+        "skip": node("CLIPSetLastLayer", clip=["lora", 1], stop_at_clip_layer=-3),
+        "scaled": node("CLIPAttentionMultiply", clip=["skip", 0], q=1.2, k=0.9, v=1.0, out=1.1),
+    }
+    for number, clip in enumerate((["clip", 0], ["lora", 1], ["skip", 0], ["scaled", 0], ["clip", 0])):
+        graph[f"text{number}"] = node("CLIPTextEncode", clip=clip, text=f"{PROMPT} {number % 4}")
+        graph[f"save{number}"] = node("SaveConditioning", conditioning=[f"text{number}", 0], filename_prefix="text")
+    return graph
+
+
+def saved(server: ComfyUI, graph: Graph) -> list[Tensor]:
+    """Return the texts that a graph saves, in the order of its nodes."""
+    outputs = server.queue(graph, timeout=500).check().outputs
+    files = [outputs[name]["conditioning"][0]["filename"] for name in graph if name.startswith("save")]
+    return [load_file(server.input_dir / file)["cond"] for file in files]
+
+
+def test_every_copy_of_a_text_encoder_has_its_own_lora_and_layer(server: ComfyUI, lora: str) -> None:
+    graph = with_changes(lora)
+    ours, theirs = saved(server, parallel(graph, 2)), saved(server, graph)
+    assert all(torch.equal(mine, stock) for mine, stock in zip(ours, theirs, strict=True))
+    assert not any(torch.equal(theirs[0], other) for other in theirs[1:4])
+    assert torch.equal(theirs[0], theirs[4])
+
+
+def test_two_files_make_one_text_encoder_as_with_comfyuis_loader_for_two(server: ComfyUI) -> None:
+    files = {"clip_name1": "clip-l.safetensors", "clip_name2": "qwen3-0.6b.safetensors"}
+    refused = node("LoadParallelCLIP", clip_name="clip-l.safetensors", clip_name2=files["clip_name2"], type="flux")
+    message = str(server.queue({**encoding(refused)}, timeout=300).error)
+    assert "lacks the tensor t5xxl" in message
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (node("CLIPSave", clip=["clip", 0], filename_prefix="clip"), "Saving the text encoder"),
+        (node("CLIPMergeSimple", clip1=["clip", 0], clip2=["clip", 0], ratio=0.5), "Merging text encoders"),
+    ],
+)
+def test_nodes_that_need_the_weights_here_are_refused_by_name(
+    server: ComfyUI, changed: dict[str, Any], words: str
+) -> None:
+    graph = parallel(encoding(clip_l()), 2)
+    graph["changed"] = changed
+    if changed["class_type"] != "CLIPSave":
+        graph["text"]["inputs"]["clip"] = ["changed", 0]
+    message = str(server.queue(graph, timeout=300).error)
+    assert words in message
+    assert "use Load CLIP" in message
+
+
+def test_a_killed_worker_is_one_clear_error_and_the_next_prompt_is_encoded(server: ComfyUI) -> None:
+    graph = encoding(clip_l(), "a prompt that nobody has encoded yet")
+    fault = Path(server.env[FAULT_FILE])
+    fault.write_text("rank=1,phase=encoding the prompt,kind=kill")
+    run = server.queue(parallel(graph, 2), timeout=300)
+    assert "Worker 1 of 2" in str(run.error)
+    ours, theirs = conditioning(server, parallel(graph, 2)), conditioning(server, graph)
+    assert torch.equal(ours["cond"], theirs["cond"])
