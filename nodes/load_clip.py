@@ -42,8 +42,8 @@ class LoadParallelCLIP(io.ComfyNode):
             node_id="LoadParallelCLIP",
             display_name="Load Parallel CLIP",
             category=CATEGORY,
-            description="Takes the place of Load CLIP and DualCLIPLoader: the same text encoder with its blocks divided over several "
-            "GPUs, for encoders that are larger than one GPU. Prompts are not encoded faster.",
+            description="Takes the place of Load CLIP and DualCLIPLoader: the same text encoder, with its blocks divided over "
+            "several GPUs. For encoders that are larger than one GPU; prompts are not encoded faster.",
             search_aliases=["multi gpu clip", "load clip", "text encoder", "dual clip loader"],
             inputs=[
                 io.Combo.Input("clip_name", options=files, tooltip="A .safetensors file in models/text_encoders."),
@@ -51,8 +51,8 @@ class LoadParallelCLIP(io.ComfyNode):
                 PlanType.Input(
                     "plan",
                     optional=True,
-                    tooltip="Which devices to use, and their memory limit; the plan's other settings do not matter to a text encoder. "
-                    "Without a plan, the devices of Settings > Parallel apply.",
+                    tooltip="Which devices to use, and their memory limit; the plan's other settings do not matter to a text "
+                    "encoder. Without a plan, the devices of Settings > Parallel apply.",
                 ),
                 *(
                     io.Combo.Input(

@@ -190,10 +190,10 @@ class ParallelClipPatcher(MainShare):
 
     def adapters(self) -> AdapterSet:
         """Return the weight patches (LoRA and its kin) in the form that the workers read."""
-        reader = self.model.calls.reader
+        reader, held = self.model.calls.reader, dict(self.model.named_parameters())
         for key in self.patches:
-            if self.model.get_parameter(key).dtype in FLOAT8:
-                raise CLIP.refusal(f"Applying a LoRA to {key}, whose weights are fp8,")
+            if key not in held or held[key].dtype in FLOAT8:
+                raise CLIP.refusal(f"Applying a LoRA to {key}, whose weights are quantised,")
         return reader.read(self.patches, self.patches_uuid, functools.partial(patched_keys, self))  # type: ignore[no-any-return]
 
     def add_patches(self, patches: Any, strength_patch: float = 1.0, strength_model: float = 1.0) -> Any:

@@ -13,9 +13,14 @@ from torch import Tensor
 from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import ComfyUI, Graph
 from tests.support.graphs.flux import node
-from tests.support.tiny.text_encoders import ENCODERS, save_text_encoder
+from tests.support.tiny.text_encoders import ENCODERS, save_scaled_fp8, save_text_encoder
 
-TYPES = {"clip-l": "stable_diffusion", "t5-base": "stable_audio", "qwen3-0.6b": "qwen_image"}
+TYPES = {
+    "clip-l": "stable_diffusion",
+    "t5-base": "stable_audio",
+    "qwen3-0.6b": "qwen_image",
+    "scaled-fp8": "qwen_image",
+}
 """The type to load each text encoder with."""
 
 PROMPT = "a (red:1.3) fox jumps over a lazy dog, oil on canvas"
@@ -28,6 +33,7 @@ def server(comfyui: ComfyUI) -> ComfyUI:
     folder.mkdir(exist_ok=True)
     for name in ENCODERS:
         save_text_encoder(folder / f"{name}.safetensors", name)
+    save_scaled_fp8(folder / "scaled-fp8.safetensors", "qwen3-0.6b")
     return comfyui
 
 
@@ -53,8 +59,7 @@ def conditioning(server: ComfyUI, graph: Graph) -> dict[str, Tensor]:
     return load_file(server.input_dir / saved["filename"])
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(("name", "workers"), [("clip-l", 2), ("t5-base", 3), ("qwen3-0.6b", 3), ("scaled-fp8", 2)])
 def test_prompts_are_encoded_bit_by_bit_as_by_comfyuis_loader(server: ComfyUI, name: str, workers: int) -> None:
     graph = encoding(node("CLIPLoader", clip_name=f"{name}.safetensors", type=TYPES[name]))
     ours, theirs = conditioning(server, parallel(graph, workers)), conditioning(server, graph)
@@ -84,7 +89,7 @@ def clip_l() -> dict[str, Any]:
 
 
 def with_changes(lora: str) -> Graph:
-    """Return a graph that encodes one prompt by a text encoder as it is, with a LoRA, with clip skip, and with scaled attention."""
+    """Return a graph that encodes a prompt by a text encoder as it is, with a LoRA, with clip skip and with scaled attention."""
     graph: Graph = {
         "clip": clip_l(),
         "model": node("UNETLoader", unet_name="narrow-schnell.safetensors", weight_dtype="default"),

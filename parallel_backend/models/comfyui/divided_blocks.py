@@ -112,7 +112,7 @@ class DividedBlocks:
         self._host = host
         self.on_block = on_block
         for path, blocks in outermost_lists(module):
-            for number, (block, owner) in enumerate(zip(blocks, owners(blocks, axis.size), strict=True)):
+            for number, (block, owner) in enumerate(zip(blocks, owners([*blocks], axis.size), strict=True)):
                 run = functools.partial(self._run, f"{path}.{number}", block.forward, owner)
                 block.forward = run  # type: ignore[method-assign]
                 if owner != axis.rank:

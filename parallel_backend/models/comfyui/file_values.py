@@ -105,7 +105,7 @@ class FileValues(TorchDispatchMode):
             result = func(*self.valued(args), **self.valued(kwargs))
         changed = [storage_number(tensor) for tensor in written if on_meta(tensor)]
         # The storages of other tensors may be freed, and their numbers used again.
-        self._changed.update(filter(self._known, changed))
+        self._changed.update(filter(self.known, changed))
         self._note(func, args, kwargs, result)
         return result
 
@@ -125,19 +125,20 @@ class FileValues(TorchDispatchMode):
     def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Record the operation by which new meta tensors are made from the file's tensors."""
         inputs = {storage_number(tensor) for tensor in tree_leaves((args, kwargs)) if on_meta(tensor)}
-        if not any(map(self._known, inputs)):
+        if not any(map(self.known, inputs)):
             return
         outputs = tree_leaves(result)
         for number, output in enumerate(outputs):
             if on_meta(output) and storage_number(output) not in inputs:  # a tensor that shares a storage is a view
                 self._operations[storage_number(output)] = _Operation(func, args, kwargs, outputs, number)
 
-    def _known(self, key: int) -> bool:
+    def known(self, key: int) -> bool:
+        """Return True if the values of a storage come from a file, given the storage's number."""
         return key in self._filed or key in self._operations
 
     def _value(self, tensor: Tensor) -> Tensor:
         key = storage_number(tensor)
-        if key in self._changed or not self._known(key):
+        if key in self._changed or not self.known(key):
             raise ValueUnknown(tensor)
         if key in self._filed:
             whole, entry = self._filed[key]

@@ -13,12 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...errors import Refused
 from ...weights.files.checkpoint import Checkpoint
 from ...weights.files.keymap import KeyMap, Piece
+from ...weights.layers.quantised import PARTS
 from .dynamic_loading import file_dtypes
 from .file_values import FileValues, ValueUnknown, file_values, on_meta, storage_number
 from .importing import import_comfyui
-
-QUANTISED = ".comfy_quant"
-"""End of the name of the tensor that describes a quantised layer, after ComfyUI has converted older formats."""
+from .quantised_layers import OfParts, entry_of_part
 
 OPTIONAL = (".logit_scale", ".transformer.text_projection.weight")
 """Ends of the names of parameters that files may lack. ComfyUI's loader does not warn of them, and leaves them uninitialised."""
@@ -85,8 +84,8 @@ def read_text_encoder(
             states = []
             for tensors, each in zip(files, checkpoints, strict=True):
                 state, _ = comfy.utils.convert_old_quants(dict(tensors), model_prefix="", metadata=dict(each.metadata))
-                _refuse_quantised(state, each)
                 states.append(state)
+            converted = [dict(state) for state in states]  # ComfyUI's loader changes its own
             clip = comfy.sd.load_text_encoder_state_dicts(
                 states,
                 embedding_directory=list(embeddings) or None,
@@ -100,7 +99,11 @@ def read_text_encoder(
             )
             sources = _Sources(filed, copies, values)
             _load_buffers(clip.cond_stage_model, sources)
-            keys, constants = _keys_of(clip.cond_stage_model, sources, named)
+            parts = _take_apart(clip.cond_stage_model, converted)
+            keys, constants = _keys_of(clip.cond_stage_model, sources, parts, named)
+            for name in parts.keys() & keys.keys():
+                entries[name] = entry_of_part(entries[keys[name].name], clip.cond_stage_model.get_parameter(name).dtype)
+                keys[name] = Piece(name, 0, entries[name].shape[0], ())
     except KeyError as missing:
         raise Refused(f"{named} lacks the tensor {missing}: choose a text encoder of the type {kind}.") from None
     except ValueUnknown as error:
@@ -128,16 +131,11 @@ def _keep_dtypes(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
         module.get_submodule(owner).register_parameter(last, parameter)
 
 
-def _refuse_quantised(state: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-    """Raise Refused if a file holds quantised layers."""
-    quantised = next((name for name in state if name.endswith(QUANTISED)), None)
-    stored = next(
-        (name for name, entry in checkpoint.entries.items() if entry.storage.quantised and entry.dtype is None), None
-    )
-    if quantised or stored:
+def _refuse_blocks(checkpoint: Checkpoint) -> None:
+    """Raise Refused if a file holds GGUF's blocks, which ComfyUI's own loader does not read."""
+    if any(entry.dtype is None for entry in checkpoint.entries.values()):
         raise Refused(
-            f"{checkpoint.path.name} holds quantised weights ({quantised or stored}), which Load Parallel CLIP does not divide "
-            "yet: choose a bf16, fp16 or plain fp8 file, or use Load CLIP."
+            f"{checkpoint.path.name} holds GGUF blocks, which ComfyUI's Load CLIP does not read: choose another file."
         )
 
 
@@ -184,7 +182,9 @@ class _Sources:
         """Return the tensor that gives a tensor its values, or None if nothing does."""
         if not on_meta(tensor):
             return tensor
-        return self.copies.into(tensor) if storage_number(tensor) not in self.filed else tensor
+        if (copied := self.copies.into(tensor)) is not None:
+            return copied
+        return tensor if self.values.known(storage_number(tensor)) else None
 
     def piece(self, source: Tensor) -> Piece | None:
         """Return the rows of a file's tensor that a source is, or None if it is something else."""
@@ -193,7 +193,10 @@ class _Sources:
         name, whole = self.filed[storage_number(source)]
         row = whole.stride(0) if whole.ndim else 1
         rows = source.shape[0] if source.ndim else 1
-        fits = source.dtype == whole.dtype and source.shape[1:] == whole.shape[1:] and source.stride() == whole.stride()
+        same_size = (
+            source.dtype.itemsize == whole.dtype.itemsize
+        )  # bytes of a quantised weight may be stored as integers
+        fits = same_size and source.shape[1:] == whole.shape[1:] and source.stride() == whole.stride()
         if not fits or source.storage_offset() % max(row, 1):
             return None
         start = source.storage_offset() // max(row, 1)
@@ -209,8 +212,36 @@ def _load_buffers(module: nn.Module, sources: _Sources) -> None:
                 part.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
 
 
-def _keys_of(module: nn.Module, sources: _Sources, named: str) -> tuple[dict[str, Piece], dict[str, Tensor]]:
+def _take_apart(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Split the weights of a module's quantised layers into parts.
+
+    Args:
+        states: the files' tensors by ComfyUI's names of the parts.
+
+    Returns:
+        The file's tensor of each part, by the part's name in the module.
+    """
+    from comfy.quant_ops import QuantizedTensor
+
+    places = {storage_number(tensor): (state, name) for state in states for name, tensor in state.items()}
+    parts: dict[str, Tensor] = {}
+    for name, layer in list(module.named_modules()):
+        if isinstance(getattr(layer, "weight", None), QuantizedTensor):
+            kind = type(layer)
+            layer.__class__ = type(kind.__name__, (OfParts, kind), {"_apply": nn.Module._apply})
+            assert isinstance(layer, OfParts)
+            state, filed = places[storage_number(layer.take_apart()["weight"])]
+            parts |= {f"{name}.{PARTS}.{part}": state[filed.removesuffix("weight") + part] for part in layer.kinds}
+    return parts
+
+
+def _keys_of(
+    module: nn.Module, sources: _Sources, parts: Mapping[str, Tensor], named: str
+) -> tuple[dict[str, Piece], dict[str, Tensor]]:
     """Return the pieces of files and the other values that make a module's parameters.
+
+    Args:
+        parts: the files' tensors of the parts of quantised weights, by the names of the parts.
 
     Raises:
         Refused: nothing gives a parameter or a buffer its values.
@@ -218,14 +249,15 @@ def _keys_of(module: nn.Module, sources: _Sources, named: str) -> tuple[dict[str
     keys: dict[str, Piece] = {}
     constants: dict[str, Tensor] = {}
     for name, parameter in list(module.named_parameters()):
-        source = sources.of(parameter)
+        source = sources.of(parts.get(name, parameter))
         if source is None and name.endswith(OPTIONAL):
             source = torch.zeros(parameter.shape, dtype=parameter.dtype)
         if source is None:
             raise Refused(f"{named} lacks the tensor {name}: choose a complete text encoder of this type.")
         piece = sources.piece(source)
         if piece is None:
-            constants[name] = source.detach() if not on_meta(source) else sources.values.valued(source)
+            values = source.detach() if not on_meta(source) else sources.values.valued(source)
+            constants[name] = values.reshape(parameter.shape)
         else:
             keys[name] = piece
     for name, buffer in module.named_buffers():

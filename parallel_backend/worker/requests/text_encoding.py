@@ -30,7 +30,7 @@ from .rank import WorkerRank
 
 
 class TextEncoderPart:
-    """This rank's blocks of a text encoder, and everything outside its blocks; a Part for the ModelHolder.
+    """One rank's blocks of a text encoder, and everything outside the blocks; a Part for the ModelHolder.
 
     Args:
         device: the rank's device.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.support.comfy_oracle import comfy_on_path
 
@@ -52,4 +53,17 @@ def save_text_encoder(path: Path, name: str, seed: int = 0) -> None:
     for key, tensor in transformer.state_dict().items():
         noise = 0.02 * torch.randn(tensor.shape, generator=generator)
         tensors[key] = (noise if tensor.ndim > 1 else noise + 1).to(dtype)
+    save_file(tensors, path)
+
+
+def save_scaled_fp8(path: Path, name: str) -> None:
+    """Write the file of a text encoder whose blocks' matrices are fp8 with a scale, as ComfyUI's converters write it."""
+    save_text_encoder(path, name)
+    tensors = load_file(path)
+    settings = torch.tensor([*json.dumps({"format": "float8_e4m3fn"}).encode()], dtype=torch.uint8)
+    for key in [key for key in tensors if ".layers." in key and key.endswith("_proj.weight")]:
+        scale = tensors[key].float().abs().max() / 448
+        tensors[key] = (tensors[key].float() / scale).to(torch.float8_e4m3fn)
+        tensors[key.replace(".weight", ".weight_scale")] = scale
+        tensors[key.replace(".weight", ".comfy_quant")] = settings.clone()
     save_file(tensors, path)
