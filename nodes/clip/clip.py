@@ -275,6 +275,7 @@ class _RemoteCalls:
             set_clip_options=set_clip_options,
             encode_token_weights=self._encode,
         )
+        remote.backend.retain(module, remote.spec)
 
     def begin(self, patcher: ParallelClipPatcher, tokens: Any) -> None:
         """Record whose adapters the next prompt is encoded with, and ComfyUI's estimate of its memory."""

@@ -124,7 +124,9 @@ def encode_text(rank: WorkerRank, message: EncodeTextRequest, tensors: Mapping[s
     rank.report(message.request, message.model, started)
     if first:
         answer: dict[str, Tensor] = {}
-        rank.host.send(DoneReply(message.request, value=packed(result, answer)), answer)
+        value = packed(result, answer)
+        on_host = {name: tensor.cpu() for name, tensor in answer.items()}
+        rank.host.send(DoneReply(message.request, value=value), on_host)
 
 
 def _encoded(
