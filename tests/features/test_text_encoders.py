@@ -124,7 +124,7 @@ def test_two_files_make_one_text_encoder_as_with_comfyuis_loader_for_two(server:
     files = {"clip_name1": "clip-l.safetensors", "clip_name2": "qwen3-0.6b.safetensors"}
     refused = node("LoadParallelCLIP", clip_name="clip-l.safetensors", clip_name2=files["clip_name2"], type="flux")
     message = str(server.queue({**encoding(refused)}, timeout=300).error)
-    assert "lacks the tensor t5xxl" in message
+    assert "lacks the tensor" in message
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,26 @@ def test_an_error_of_one_block_is_raised_on_every_rank_and_the_next_call_works()
     assert all(torch.equal(result, Stack()(torch.ones(3, 4))[0]) for result in results)
 
 
+class Strange(nn.Module):
+    """A block that returns an object of no plain kind."""
+
+    def forward(self, x: Tensor) -> object:
+        return slice(0, 1)
+
+
+def test_a_block_whose_results_cannot_be_sent_is_named_on_every_rank() -> None:
+    def on_rank(_: int) -> str:
+        module = nn.Module()
+        module.blocks = nn.ModuleList([Strange()])
+        divided(module)
+        with pytest.raises(BlockFailed) as failure:
+            module.blocks[0](torch.ones(1))
+        return str(failure.value)
+
+    words = "blocks.0 of the text encoder returns a slice, which cannot be sent: use Load CLIP."
+    assert all(words in failure for failure in run_ranks(2, on_rank))
+
+
 @torch.no_grad()
 def test_a_cancelled_call_ends_on_every_rank_before_the_same_block() -> None:
     def on_rank(_: int) -> int:

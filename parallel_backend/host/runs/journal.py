@@ -32,7 +32,7 @@ KINDS = {
     ForwardRequest: "model calls one at a time",
     DecodeRequest: "decoding",
     EncodeRequest: "encoding",
-    EncodeTextRequest: "encoding a prompt",
+    EncodeTextRequest: "encoding the prompt",
 }
 
 

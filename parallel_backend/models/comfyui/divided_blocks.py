@@ -27,7 +27,7 @@ class BlockFailed(RuntimeError):
     """An error of a block, which every rank raises."""
 
 
-class _Sent(msgspec.Struct, frozen=True, tag=True):
+class _SentTensor(msgspec.Struct, frozen=True, tag=True):
     """A tensor that the owner sends."""
 
     shape: tuple[int, ...]
@@ -35,32 +35,32 @@ class _Sent(msgspec.Struct, frozen=True, tag=True):
     on_host: bool
 
 
-class _Argument(msgspec.Struct, frozen=True, tag=True):
+class _SameArgument(msgspec.Struct, frozen=True, tag=True):
     """A tensor that is an argument of the block, by its number."""
 
     number: int
 
 
-class _Plain(msgspec.Struct, frozen=True, tag=True):
+class _PlainValue(msgspec.Struct, frozen=True, tag=True):
     """A value that is no tensor."""
 
     value: bool | int | float | str | None
 
 
-class _Items(msgspec.Struct, frozen=True, tag=True):
+class _ResultItems(msgspec.Struct, frozen=True, tag=True):
     """A list or a tuple."""
 
     items: list[_Result]
     is_tuple: bool
 
 
-class _Entries(msgspec.Struct, frozen=True, tag=True):
+class _ResultEntries(msgspec.Struct, frozen=True, tag=True):
     """A dict."""
 
     entries: dict[str, _Result]
 
 
-_Result = _Sent | _Argument | _Plain | _Items | _Entries
+_Result = _SentTensor | _SameArgument | _PlainValue | _ResultItems | _ResultEntries
 
 
 class _BlockReply(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class _BlockReply(msgspec.Struct, frozen=True):
 
     error: str = ""
     result: _Result | None = None
-    changed: dict[int, _Sent] = {}
+    changed: dict[int, _SentTensor] = {}
 
 
 def outermost_lists(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.ModuleList]]:
@@ -167,19 +167,19 @@ class DividedBlocks:
     def _rebuilt(self, result: _Result, arguments: Sequence[Tensor], owner: int) -> Any:
         """Return the results that a structure describes. Receive the tensors that the owner sends."""
         match result:
-            case _Sent():
+            case _SentTensor():
                 return self._receive(result, owner)
-            case _Argument(number=number):
+            case _SameArgument(number=number):
                 return arguments[number]
-            case _Plain(value=value):
+            case _PlainValue(value=value):
                 return value
-            case _Items(items=items, is_tuple=is_tuple):
+            case _ResultItems(items=items, is_tuple=is_tuple):
                 rebuilt = [self._rebuilt(item, arguments, owner) for item in items]
                 return tuple(rebuilt) if is_tuple else rebuilt
-            case _Entries(entries=entries):
+            case _ResultEntries(entries=entries):
                 return {name: self._rebuilt(item, arguments, owner) for name, item in entries.items()}
 
-    def _receive(self, sent: _Sent, owner: int) -> Tensor:
+    def _receive(self, sent: _SentTensor, owner: int) -> Tensor:
         dtype = DTYPES[sent.dtype]
         flat = _broadcast(self._axis, None, owner, torch.Size(sent.shape).numel(), dtype)
         return (flat.cpu() if sent.on_host else flat).view(sent.shape)
@@ -218,10 +218,10 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _described(tensor: Tensor, sent: list[Tensor]) -> _Sent:
+def _described(tensor: Tensor, sent: list[Tensor]) -> _SentTensor:
     """Return the description of a tensor that is sent, and add the tensor to `sent`."""
     sent.append(tensor)
-    return _Sent(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.device.type == "cpu")
+    return _SentTensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.device.type == "cpu")
 
 
 def _structure(name: str, result: Any, arguments: Sequence[Tensor], sent: list[Tensor]) -> _Result:
@@ -233,11 +233,11 @@ def _structure(name: str, result: Any, arguments: Sequence[Tensor], sent: list[T
     match result:
         case Tensor():
             number = next((number for number, argument in enumerate(arguments) if argument is result), None)
-            return _described(result, sent) if number is None else _Argument(number)
+            return _described(result, sent) if number is None else _SameArgument(number)
         case None | bool() | int() | float() | str():
-            return _Plain(result)
+            return _PlainValue(result)
         case list() | tuple() if type(result) in (list, tuple):
-            return _Items([_structure(name, item, arguments, sent) for item in result], isinstance(result, tuple))
+            return _ResultItems([_structure(name, item, arguments, sent) for item in result], isinstance(result, tuple))
         case dict() if all(isinstance(key, str) for key in result):
-            return _Entries({key: _structure(name, item, arguments, sent) for key, item in result.items()})
+            return _ResultEntries({key: _structure(name, item, arguments, sent) for key, item in result.items()})
     raise Refused(f"{name} of the text encoder returns a {type(result).__name__}, which cannot be sent: use Load CLIP.")
