@@ -68,6 +68,8 @@ def read_text_encoder(
     import comfy.sd
     import comfy.utils
 
+    for each in checkpoints:
+        _refuse_blocks(each)
     entries = {
         f"{number}.{name}": entry for number, each in enumerate(checkpoints) for name, entry in each.entries.items()
     }
