@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,13 +32,13 @@ class TextEncoder:
         clip: ComfyUI's CLIP object, with its tokenizer.
         checkpoint: the tensors of all files, by `N.name` for tensor `name` of file N.
         keys: for each parameter that files hold, its rows in `checkpoint`.
-        constants: the values of the parameters that no file holds or that are computed from a file's tensors.
+        constants: functions that return the values of the other parameters, which no file holds or which are computed.
     """
 
     clip: Any
     checkpoint: Checkpoint
     keys: KeyMap
-    constants: Mapping[str, Tensor]
+    constants: Mapping[str, Callable[[], Tensor]]
 
     @property
     def module(self) -> nn.Module:
@@ -188,6 +189,11 @@ class _Sources:
             return copied
         return tensor if self.values.known(storage_number(tensor)) else None
 
+    def computed(self, source: Tensor) -> Tensor:
+        """Return the values of a source. Read the files' tensors that it is computed from."""
+        values: Tensor = self.values.valued(source) if on_meta(source) else source
+        return values
+
     def piece(self, source: Tensor) -> Piece | None:
         """Return the rows of a file's tensor that a source is, or None if it is something else."""
         if not on_meta(source) or storage_number(source) not in self.filed:
@@ -239,7 +245,7 @@ def _take_apart(module: nn.Module, states: Sequence[Mapping[str, Tensor]]) -> di
 
 def _keys_of(
     module: nn.Module, sources: _Sources, parts: Mapping[str, Tensor], named: str
-) -> tuple[dict[str, Piece], dict[str, Tensor]]:
+) -> tuple[dict[str, Piece], dict[str, Callable[[], Tensor]]]:
     """Return the pieces of files and the other values that make a module's parameters.
 
     Args:
@@ -249,7 +255,7 @@ def _keys_of(
         Refused: nothing gives a parameter or a buffer its values.
     """
     keys: dict[str, Piece] = {}
-    constants: dict[str, Tensor] = {}
+    constants: dict[str, Callable[[], Tensor]] = {}
     for name, parameter in list(module.named_parameters()):
         source = sources.of(parts.get(name, parameter))
         if source is None and name.endswith(OPTIONAL):
@@ -258,8 +264,7 @@ def _keys_of(
             raise Refused(f"{named} lacks the tensor {name}: choose a complete text encoder of this type.")
         piece = sources.piece(source)
         if piece is None:
-            values = source.detach() if not on_meta(source) else sources.values.valued(source)
-            constants[name] = values.reshape(parameter.shape)
+            constants[name] = functools.partial(sources.computed, source.detach())
         else:
             keys[name] = piece
     for name, buffer in module.named_buffers():

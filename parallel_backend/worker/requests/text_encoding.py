@@ -77,7 +77,7 @@ class TextEncoderPart:
         filed = [name for name in names if name in encoder.keys]
         load_weights(self.module, self.store, source, self._neighbours, self._watch, filed)
         for name in encoder.constants.keys() & set(names):
-            self.store.run(name).values.copy_(encoder.constants[name].reshape(-1))
+            self.store.run(name).values.copy_(encoder.constants[name]().reshape(-1))
 
 
 def text_encoder_of(spec: ModelSpec, device: torch.device) -> TextEncoder:
