@@ -10,6 +10,7 @@ from ..parallel_backend.errors import Refused
 from ..parallel_backend.host.workers.versions import check_torch
 from .conditioning import LoadConditioning, SaveConditioning
 from .load_checkpoint import LoadParallelCheckpoint
+from .load_clip import LoadParallelCLIP
 from .load_model import LoadParallelCogVideoX, LoadParallelDiffusionModel, LoadParallelFlux, LoadParallelPixArt
 from .load_vae import LoadParallelVAE
 from .parallel_plan import ParallelPlanNode
@@ -41,6 +42,7 @@ class ParallelExtension(ComfyExtension):
             LoadParallelCogVideoX,
             LoadParallelPixArt,
             LoadParallelVAE,
+            LoadParallelCLIP,
             ParallelSampler,
             CogVideoParallelDecode,
             LoadConditioning,

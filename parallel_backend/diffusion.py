@@ -26,6 +26,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fast_fp8: plain fp8 weights are multiplied in fp8.
         derived: the derived declaration of a class of ComfyUI's for which no declaration is written.
         dynamic: ComfyUI's own loader would load the model dynamically (`models/comfyui/dynamic_loading.py`).
+        text: the type and the further files of a text encoder; None for other models.
     """
 
     family: str
@@ -38,6 +39,19 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fast_fp8: bool = False
     derived: Declaration | None = None
     dynamic: bool = False
+    text: TextEncoderFiles | None = None
+
+
+class TextEncoderFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The type of a text encoder, and its files after the first.
+
+    Attributes:
+        kind: the type that the user has picked, as ComfyUI's loader names it.
+        further: the other files, in the order of ComfyUI's loader.
+    """
+
+    kind: str
+    further: tuple[ModelSpec, ...] = ()
 
 
 class FlowSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

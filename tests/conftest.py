@@ -72,7 +72,7 @@ def pytest_terminal_summary(
 ) -> None:
     reports = [report for kind in tested.OUTCOMES for report in terminalreporter.getreports(kind)]
     passed = [report for report in terminalreporter.getreports("") if isinstance(report, pytest.TestReport)]
-    if config.cache is not None:
+    if config.pluginmanager.hasplugin("cacheprovider") and config.cache is not None:
         tests = [report for report in (*reports, *passed) if isinstance(report, pytest.TestReport)]
         config.cache.set(dearest.CACHED, dearest.durations_of(tests))
     if table := config.stash[LEDGER].table():

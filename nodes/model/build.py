@@ -86,7 +86,7 @@ def load_model(
             "Load Parallel Diffusion Model."
         )
     devices = _devices(backend, plan, family.shape(config).limits, ANY if may_be_derived(config) else None)
-    backend.check_loadable(family, devices)
+    backend.check_loadable(family.imports, devices)
     tensors = part.meta_tensors()
     with file_values(named_values(tensors, part.entries)):
         model_config = SKELETONS[family_name].describe(tensors, config)

@@ -70,6 +70,8 @@ MODEL = Guarded("MODEL", "diffusion_model", "Load Diffusion Model")
 
 VAE = Guarded("VAE", "first_stage_model", "Load VAE")
 
+CLIP = Guarded("CLIP", "cond_stage_model", "Load CLIP")
+
 WAY_OUT = MODEL.way_out
 """The last part of each message about a MODEL, which says what the user can do."""
 

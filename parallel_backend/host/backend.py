@@ -23,20 +23,20 @@ from ..diffusion import ModelSpec
 from ..errors import Cancelled, NotFinite, Refused, RequestFailed, WorkerFailed
 from ..models.diffusers.diffusers_family import check_diffusers, in_range, of_diffusers
 from ..models.families import FAMILIES
-from ..models.family import Family
 from ..plan import ParallelPlan, ResolvedPlan
 from ..plan.predict.measure import Machine, forget_all
 from ..plan.resolve import in_rows, is_automatic, planned_devices
 from ..vae import AUTOENCODERS
-from ..vae.autoencoder import AutoencoderFamily
 from ..weights.adapters.lora import NONE, AdapterSet
 from ..wire.frames import Frame
 from ..wire.to_worker import (
     BlockResiduals,
     DecodeRequest,
     EncodeRequest,
+    EncodeTextRequest,
     ForwardRequest,
     ReleaseModelRequest,
+    RunRequest,
     SampleRequest,
 )
 from .planning.comparison import Comparison, FreeMemory, compare
@@ -68,9 +68,11 @@ OnPixels = Callable[[int, int, Tensor], None]
 """A callback that receives decoded pixels in order: the item of the batch, its first frame in the pixels, and the pixels."""
 
 
-def _kind(model: ModelSpec) -> Family | AutoencoderFamily:
-    """Return the family of a model or an autoencoder."""
-    return FAMILIES.get(model.family) or AUTOENCODERS[model.family]
+def _imports_of(model: ModelSpec) -> tuple[str, ...]:
+    """Return the modules that a model needs and whose import takes seconds."""
+    if model.text is not None:
+        return ()
+    return (FAMILIES.get(model.family) or AUTOENCODERS[model.family]).imports
 
 
 class Backend:
@@ -245,6 +247,23 @@ class Backend:
             message = EncodeRequest(self._number(), vae, self._in_rows(requested_plan), schedule, working_bytes)
             return self._request(PendingRequest(message, {"pixels": pixels}, NONE, caller))
 
+    def encode_text(
+        self,
+        encoder: ModelSpec,
+        requested_plan: ParallelPlan,
+        tokens: Any,
+        options: Any,
+        tensors: Mapping[str, Tensor],
+        caller: RequestContext,
+        adapters: AdapterSet = NONE,
+        working_bytes: int = 0,
+    ) -> RequestReply:
+        """Encode a prompt, given as packed tokens and options with their tensors. Raises as `sample` does."""
+        with self._lock:
+            plan = self._in_rows(requested_plan)
+            message = EncodeTextRequest(self._number(), encoder, plan, tokens, options, adapters.id, working_bytes)
+            return self._request(PendingRequest(message, tensors, adapters, caller))
+
     def _in_rows(self, requested_plan: ParallelPlan) -> ResolvedPlan:
         """Return the plan of work that is cut by rows. For automatic devices, running workers are preferred."""
         devices = planned_devices(self.placed_on_devices(requested_plan), torch.cuda.device_count())
@@ -307,12 +326,12 @@ class Backend:
         """Return a plan that names the devices behind its `devices`; see Devices.placed_on_devices."""
         return self._devices.placed_on_devices(plan)
 
-    def check_loadable(self, family: Family | AutoencoderFamily, devices: Sequence[str]) -> None:
-        """Raise Refused if a family needs a diffusers that this machine's workers would not find.
+    def check_loadable(self, imports: Sequence[str], devices: Sequence[str]) -> None:
+        """Raise Refused if a model's imports need a diffusers that this machine's workers would not find.
 
         Workers on other machines are asked with the first request.
         """
-        if of_diffusers(family.imports) and not is_remote(devices[0]):
+        if of_diffusers(imports) and not is_remote(devices[0]):
             check_diffusers()
 
     def resident_bytes(self, model: ModelSpec, device: str) -> int:
@@ -461,7 +480,7 @@ class Backend:
         """Do as `_ask` does, and report the request's costs to the observer, the journal and the log."""
         with self._lock:
             message, answer = exchange.message, self._ask(exchange)
-            assert isinstance(message, SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest)
+            assert isinstance(message, RunRequest)
             self._on_event(CostEvent(message.plan, answer.reports))
             if came_back := restored(message.model, answer.reports):
                 log.info("Parallel: %s", came_back)
@@ -485,8 +504,8 @@ class Backend:
                 raise Cancelled
             for_diffusers = False
             if (model := getattr(message, "model", None)) is not None:
-                self.check_loadable(_kind(model), message.plan.devices)
-                for_diffusers = of_diffusers(_kind(model).imports)
+                self.check_loadable(_imports_of(model), message.plan.devices)
+                for_diffusers = of_diffusers(_imports_of(model))
             for last_try in (False, True):
                 group = self._group(message.plan, self._imports(message), for_diffusers, is_cancelled)
                 if for_diffusers:
@@ -574,7 +593,7 @@ class Backend:
         models = [spec for reference, spec in self._users if reference() is not None]
         if model := getattr(message, "model", None):
             models.append(model)
-        return sorted({module for model in models for module in _kind(model).imports})
+        return sorted({module for model in models for module in _imports_of(model)})
 
     def _end_fork_server(self) -> None:
         """End the fork server if it has not forked all requested workers. The next workers get another fork server."""

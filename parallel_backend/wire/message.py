@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-PROTOCOL = 20
+PROTOCOL = 21
 """Version of the messages and their framing, the same on both sides. Every change of either raises it by one."""
 
 

@@ -6,6 +6,8 @@ A request has several replies: steps and costs while it runs, and one last reply
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ..diffusion import ModelSpec
@@ -181,11 +183,13 @@ class DoneReply(Message, frozen=True):
     Attributes:
         skipped: number of a denoise's model calls that a cache saved.
         uncompiled: for each kind of block, and for the expansion of GGUF weights, why it was not compiled as requested.
+        value: the packed result of an EncodeTextRequest.
     """
 
     request: int
     skipped: int = 0
     uncompiled: tuple[str, ...] = ()
+    value: Any = None
 
 
 class MeasureMachineReply(Message, frozen=True):

@@ -5,6 +5,8 @@ The gateway of rank 0 also sends some of them to the other ranks. The replies ar
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ..diffusion import CacheSettings, FunctionRecipe, ModelSpec, PromptSpec, Sampling, Value
@@ -130,6 +132,27 @@ class EncodeRequest(Message, frozen=True):
     working_bytes: int = 0
 
 
+class EncodeTextRequest(Message, frozen=True):
+    """Encode a prompt on all ranks. Tensors: those of `tokens` and `options`, by number.
+
+    The reply's `value` is the result of ComfyUI's `encode_token_weights`.
+
+    Attributes:
+        tokens: the packed tokens (`models/comfyui/features/recipe.py`).
+        options: the packed list of the options that ComfyUI has set since its last reset.
+        adapters: id of the adapters to apply to the weights; empty for none.
+        working_bytes: estimate of the memory that a rank needs besides the weights.
+    """
+
+    request: int
+    model: ModelSpec
+    plan: ResolvedPlan
+    tokens: Any
+    options: Any
+    adapters: str = ""
+    working_bytes: int = 0
+
+
 class MeasureMachineRequest(Message, frozen=True):
     """Measure the speeds of devices and links. The plan puts all ranks on one axis."""
 
@@ -201,12 +224,16 @@ class ShutdownRequest(Message, frozen=True):
     """End the worker."""
 
 
+RunRequest = SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest | EncodeTextRequest
+"""Requests that run a model for the user."""
+
 ToWorker = (
     JoinRequest
     | SampleRequest
     | ForwardRequest
     | DecodeRequest
     | EncodeRequest
+    | EncodeTextRequest
     | MeasureMachineRequest
     | MeasureMemoryRequest
     | MeasureBlocksRequest

@@ -26,13 +26,16 @@ export function isPlan(node) {
   return "comfyClass" in node && node.comfyClass === "ParallelPlan";
 }
 
+/** The loaders with rarely used inputs. */
+const FOLDED = ["LoadParallelVAE", "LoadParallelCLIP"];
+
 /**
  * Return true if a node of this pack has rarely used inputs. With these folded, Load Parallel VAE is as high as Load VAE.
  * @param {object} node
  * @returns {node is PlanNode}
  */
 export function isFolded(node) {
-  return isPlan(node) || ("comfyClass" in node && node.comfyClass === "LoadParallelVAE");
+  return isPlan(node) || ("comfyClass" in node && FOLDED.includes(String(node.comfyClass)));
 }
 
 /**

@@ -40,15 +40,19 @@ WeightPatch: TypeAlias = tuple[float, Any, float, tuple[int, int, int] | None, C
 class AdapterReader:
     """A translator of weight patches that names tensors by content, and hashes each tensor once."""
 
-    def __init__(self, sizes: Mapping[str, Sequence[int]], packed: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self, sizes: Mapping[str, Sequence[int]], packed: Mapping[str, Sequence[int]], prefix: str = PREFIX
+    ) -> None:
         """Create the translator for a model.
 
         Args:
             sizes: the shapes of the model's tensors, by ComfyUI's names.
             packed: the result of `packed_starts`.
+            prefix: the start of ComfyUI's keys, before ComfyUI's names.
         """
         self._sizes = sizes
         self._packed = packed
+        self._prefix = prefix
         self._ids = WeakIdKeyDictionary()
         self._last: tuple[object, AdapterSet] | None = None
         self._questions = AdapterRequests()
@@ -80,8 +84,8 @@ class AdapterReader:
         tensors: dict[str, Tensor] = {}
         logged: list[str] = []
         for key, entries in patches.items():
-            name = key.removeprefix(PREFIX)
-            if not key.startswith(PREFIX) or name not in self._sizes:
+            name = key.removeprefix(self._prefix)
+            if not key.startswith(self._prefix) or name not in self._sizes:
                 raise _refused(f"a change of {key}")
             changes = [self._adapter(name, entry, tensors, logged) for entry in entries]
             if known := [adapter for adapter in changes if adapter is not None]:
@@ -94,7 +98,7 @@ class AdapterReader:
         If ComfyUI leaves it out, add ComfyUI's log lines to `logged`, and return None or only the scale.
         """
         strength, value, scale, offset, function = patch
-        left_out = self._questions.left_out(f"{PREFIX}{name}", self._sizes[name], patch)
+        left_out = self._questions.left_out(f"{self._prefix}{name}", self._sizes[name], patch)
         if left_out is not None:
             logged += left_out
             return None if scale == 1.0 else Adapter("diff", {}, float(strength), float(scale), offset=offset)

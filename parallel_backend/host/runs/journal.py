@@ -12,7 +12,14 @@ from ...attention.kernels import describe
 from ...plan import ResolvedPlan
 from ...plan.choose import PARTS, Ranked, is_approximate
 from ...wire.to_host import RankCostReply
-from ...wire.to_worker import DecodeRequest, EncodeRequest, ForwardRequest, SampleRequest
+from ...wire.to_worker import (
+    DecodeRequest,
+    EncodeRequest,
+    EncodeTextRequest,
+    ForwardRequest,
+    RunRequest,
+    SampleRequest,
+)
 from ..planning.comparison import Denoise
 from ..planning.planner import MeasuredChoice
 from ..workers.pending_request import PendingRequest, RequestReply
@@ -25,6 +32,7 @@ KINDS = {
     ForwardRequest: "model calls one at a time",
     DecodeRequest: "decoding",
     EncodeRequest: "encoding",
+    EncodeTextRequest: "encoding the prompt",
 }
 
 
@@ -110,7 +118,7 @@ class _EndedRun:
         chosen: the choice of the run's plan; None if the plan was not chosen automatically.
     """
 
-    message: SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest
+    message: RunRequest
     steps: int
     calls: Calls | None
     reports: Sequence[RankCostReply]
@@ -136,7 +144,7 @@ class Journal:
     def ran(self, exchange: PendingRequest, answer: RequestReply, latest: MeasuredChoice | None) -> None:
         """Record a finished run, and the choice of its plan if `latest` is that choice."""
         message, steps = exchange.message, 0
-        assert isinstance(message, SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest)
+        assert isinstance(message, RunRequest)
         calls = self._calls(message) if isinstance(message, ForwardRequest) else None
         if calls is not None:
             calls.add(answer.reports)

@@ -36,13 +36,10 @@ from ...wire.to_host import (
 )
 from ...wire.to_worker import (
     CancelRequest,
-    DecodeRequest,
-    EncodeRequest,
-    ForwardRequest,
     JoinRequest,
     RecoverRequest,
     ReleaseModelRequest,
-    SampleRequest,
+    RunRequest,
     ShutdownRequest,
 )
 from ...worker.process.status import CONNECTING
@@ -274,11 +271,7 @@ class WorkerGroup:
         cancelled_by: BaseException | None = None
         answer: RequestReply | None = None
         reports: list[RankCostReply] = []
-        expected = (
-            len(self.devices)
-            if isinstance(message, (SampleRequest, ForwardRequest, DecodeRequest, EncodeRequest, ReleaseModelRequest))
-            else 0
-        )
+        expected = len(self.devices) if isinstance(message, RunRequest | ReleaseModelRequest) else 0
         over = False
         while not over or len(reports) < expected:
             frame = self._next_frame(started)

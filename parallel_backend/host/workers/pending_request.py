@@ -11,30 +11,18 @@ from ...weights.adapters.lora import NONE, AdapterSet
 from ...wire.frames import Frame
 from ...wire.to_host import RankCostReply
 from ...wire.to_worker import (
-    DecodeRequest,
-    EncodeRequest,
-    ForwardRequest,
     MeasureBlocksRequest,
     MeasureMachineRequest,
     MeasureMemoryRequest,
     ReleaseModelRequest,
-    SampleRequest,
+    RunRequest,
 )
 
 OnMessage = Callable[[Frame], None]
 OnLoading = Callable[[int, int], None]
 IsCancelled = Callable[[], bool]
 
-Request = (
-    SampleRequest
-    | ForwardRequest
-    | DecodeRequest
-    | EncodeRequest
-    | MeasureMachineRequest
-    | MeasureMemoryRequest
-    | MeasureBlocksRequest
-    | ReleaseModelRequest
-)
+Request = RunRequest | MeasureMachineRequest | MeasureMemoryRequest | MeasureBlocksRequest | ReleaseModelRequest
 
 
 def _ignore(*_: object) -> None:

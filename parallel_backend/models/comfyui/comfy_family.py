@@ -72,7 +72,7 @@ class ComfyFamily:
             shape = plan_shape(kind, module, declaration, blocks_of(module, declaration), channels, dims)
             declared = _declared_sizes(base, declaration, channels, dims)
         exact = {key for key, parameter in module.named_parameters() if parameter.dtype == torch.float32}
-        names = {key: _whole(key, parameter) for key, parameter in module.named_parameters()}
+        names = {key: whole_piece(key, parameter) for key, parameter in module.named_parameters()}
         quantised_entries = quantise_layers(module, part, detected.quantisation, described)
         plain = {key: names[key] for key, _ in module.named_parameters() if key not in quantised_entries}
         check_tensors(part, plain, kind, None if declaration is None else shape.hidden)
@@ -206,6 +206,7 @@ def _concat_channels(base: Any, channels: int, dims: int) -> int:
     return 0 if concat is None else int(concat.shape[1])
 
 
-def _whole(name: str, parameter: Tensor) -> Piece:
+def whole_piece(name: str, parameter: Tensor) -> Piece:
+    """Return all rows of a tensor as the piece that makes a parameter of the same name."""
     rows = parameter.shape[0] if parameter.ndim else 1
     return Piece(name, 0, rows, tuple(parameter.shape[1:]))

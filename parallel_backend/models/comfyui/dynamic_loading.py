@@ -31,7 +31,7 @@ def file_dtypes(module: nn.Module, checkpoint: Checkpoint, keys: KeyMap) -> dict
     """
     dtypes: dict[str, torch.dtype] = {}
     for name, layer in module.named_modules():
-        own = dict(layer.named_parameters(prefix=name, recurse=False))
+        own = {key: each for key, each in layer.named_parameters(prefix=name, recurse=False) if key in keys}
         if not hasattr(layer, "comfy_cast_weights") or len(own) < len(list(layer.parameters())):
             continue
         entries = {key: first_entry(checkpoint, keys[key]) for key in own}

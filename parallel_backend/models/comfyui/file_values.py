@@ -42,7 +42,7 @@ class ValueUnknown(RuntimeError):
 
 
 @contextmanager
-def file_values(pairs: Iterable[tuple[Tensor, TensorEntry]]) -> Iterator[None]:
+def file_values(pairs: Iterable[tuple[Tensor, TensorEntry]]) -> Iterator[FileValues]:
     """Provide the values of tensors on the meta device while this context is active.
 
     A request for unknown values fails. If the asking code swallows the failure, it has continued without the value, so the
@@ -55,9 +55,9 @@ def file_values(pairs: Iterable[tuple[Tensor, TensorEntry]]) -> Iterator[None]:
         ValueUnknown: code asked for unknown values.
         Refused: the file could not be read.
     """
-    values = _Values({_storage(tensor): (tensor, entry) for tensor, entry in pairs if _on_meta(tensor)})
+    values = FileValues({storage_number(tensor): (tensor, entry) for tensor, entry in pairs if on_meta(tensor)})
     with values, _ToHost(values):
-        yield
+        yield values
     if values.failure is not None:
         raise values.failure
 
@@ -80,7 +80,7 @@ class _Operation:
     number: int
 
 
-class _Values(TorchDispatchMode):
+class FileValues(TorchDispatchMode):
     """A dispatch mode that runs operations on the meta device, or with values from files if the operation needs values."""
 
     def __init__(self, filed: Mapping[int, tuple[Tensor, TensorEntry]]) -> None:
@@ -100,12 +100,12 @@ class _Values(TorchDispatchMode):
         try:
             result = func(*args, **kwargs)
         except Exception as error:
-            if not _needs_values(error) or any(map(_on_meta, written)):
+            if not _needs_values(error) or any(map(on_meta, written)):
                 raise
             result = func(*self.valued(args), **self.valued(kwargs))
-        changed = [_storage(tensor) for tensor in written if _on_meta(tensor)]
+        changed = [storage_number(tensor) for tensor in written if on_meta(tensor)]
         # The storages of other tensors may be freed, and their numbers used again.
-        self._changed.update(filter(self._known, changed))
+        self._changed.update(filter(self.known, changed))
         self._note(func, args, kwargs, result)
         return result
 
@@ -117,27 +117,28 @@ class _Values(TorchDispatchMode):
             Refused: the file cannot be read.
         """
         try:
-            return tree_map(lambda argument: self._value(argument) if _on_meta(argument) else argument, arguments)
+            return tree_map(lambda argument: self._value(argument) if on_meta(argument) else argument, arguments)
         except Exception as error:
             self.failure = self.failure or error
             raise
 
     def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Record the operation by which new meta tensors are made from the file's tensors."""
-        inputs = {_storage(tensor) for tensor in tree_leaves((args, kwargs)) if _on_meta(tensor)}
-        if not any(map(self._known, inputs)):
+        inputs = {storage_number(tensor) for tensor in tree_leaves((args, kwargs)) if on_meta(tensor)}
+        if not any(map(self.known, inputs)):
             return
         outputs = tree_leaves(result)
         for number, output in enumerate(outputs):
-            if _on_meta(output) and _storage(output) not in inputs:  # a tensor that shares a storage is a view
-                self._operations[_storage(output)] = _Operation(func, args, kwargs, outputs, number)
+            if on_meta(output) and storage_number(output) not in inputs:  # a tensor that shares a storage is a view
+                self._operations[storage_number(output)] = _Operation(func, args, kwargs, outputs, number)
 
-    def _known(self, key: int) -> bool:
+    def known(self, key: int) -> bool:
+        """Return True if the values of a storage come from a file, given the storage's number."""
         return key in self._filed or key in self._operations
 
     def _value(self, tensor: Tensor) -> Tensor:
-        key = _storage(tensor)
-        if key in self._changed or not self._known(key):
+        key = storage_number(tensor)
+        if key in self._changed or not self.known(key):
             raise ValueUnknown(tensor)
         if key in self._filed:
             whole, entry = self._filed[key]
@@ -158,7 +159,7 @@ class _Values(TorchDispatchMode):
 class _ToHost(TorchFunctionMode):
     """A function mode that passes tensors with values to the functions in `TO_HOST`."""
 
-    def __init__(self, values: _Values) -> None:
+    def __init__(self, values: FileValues) -> None:
         super().__init__()
         self._values = values
 
@@ -166,12 +167,12 @@ class _ToHost(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Return the function's result."""
-        if func in TO_HOST and _on_meta(args[0]):
+        if func in TO_HOST and on_meta(args[0]):
             args = (self._values.valued(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
 
 
-def _on_meta(value: Any) -> bool:
+def on_meta(value: Any) -> bool:
     """Return True if a value is a plain tensor on the meta device."""
     return type(value) in (Tensor, nn.Parameter) and value.is_meta
 
@@ -181,7 +182,7 @@ def _needs_values(error: Exception) -> bool:
     return isinstance(error, NotImplementedError) or (isinstance(error, RuntimeError) and "meta" in str(error))
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_number(tensor: Tensor) -> int:
     """Return a number that a meta tensor shares with its views."""
     return int(tensor.untyped_storage()._cdata)
 

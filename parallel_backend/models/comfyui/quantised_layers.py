@@ -55,8 +55,12 @@ class OfParts(nn.Module):
     frame: dict[str, Any]
     runs_as_operator = True
 
-    def take_apart(self) -> None:
-        """Split the weight, which ComfyUI's loader has made on the meta device, and the input's scales into parts."""
+    def take_apart(self) -> dict[str, Tensor]:
+        """Split the weight, which ComfyUI's loader has made on the meta device, and the input's scales into parts.
+
+        Returns:
+            The loader's tensors, by the names of the parts.
+        """
         weight = self.weight
         names = {id(tensor): name for name, tensor in weight.state_dict("weight").items()}
         attributes, self.frame = weight.__tensor_flatten__()
@@ -75,6 +79,7 @@ class OfParts(nn.Module):
         for name, (dtype, shape) in self.kinds.items():
             flat = torch.empty(math.prod(shape), dtype=dtype, device=META)
             self.parts.register_parameter(name, nn.Parameter(flat, requires_grad=False))
+        return tensors
 
     def __getattr__(self, name: str) -> Any:
         """Return the weight or the scale of inputs, which are no parameters of the layer itself."""
@@ -149,7 +154,7 @@ def quantise_layers(
         module.set_submodule(layer, quantised)
         for part, (dtype, _) in quantised.kinds.items():
             name = f"{layer}.{part}"
-            entries[f"{layer}.{PARTS}.{part}"] = _entry(checkpoint.entries[name], dtype)
+            entries[f"{layer}.{PARTS}.{part}"] = entry_of_part(checkpoint.entries[name], dtype)
     return entries
 
 
@@ -222,7 +227,8 @@ def _check_shapes(layer: OfParts, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"a shape of {list(weight)} where {list(expected)} is needed")
 
 
-def _entry(entry: TensorEntry, dtype: torch.dtype) -> TensorEntry:
+def entry_of_part(entry: TensorEntry, dtype: torch.dtype) -> TensorEntry:
+    """Return the entry of a part of one dimension, given the file's tensor."""
     assert entry.dtype is not None
     storage = entry.storage if entry.dtype.is_floating_point else PLAIN[dtype]  # bytes may be stored as integers
     return replace(entry, storage=storage, shape=(math.prod(entry.shape),), as_stored=True)

@@ -37,6 +37,9 @@ class ModelFiles:
         Raises:
             Refused: there is no such file. The message names the file and this machine.
         """
+        if model.text is not None:
+            text = msgspec.structs.replace(model.text, further=tuple(map(self.find, model.text.further)))
+            model = msgspec.structs.replace(model, text=text)
         if not self._folders and (not model.digest or _is_there(model)):
             return model
         requested = PurePosixPath(model.path)

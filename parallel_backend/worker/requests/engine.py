@@ -22,11 +22,13 @@ from ...wire.to_worker import (
     RESIDUAL,
     DecodeRequest,
     EncodeRequest,
+    EncodeTextRequest,
     ForwardRequest,
     MeasureBlocksRequest,
     MeasureMachineRequest,
     MeasureMemoryRequest,
     ReleaseModelRequest,
+    RunRequest,
     SampleRequest,
     StoreAdaptersRequest,
 )
@@ -39,6 +41,7 @@ from .measuring import measure_blocks, measure_machine, measure_memory
 from .rank import WorkerRank
 from .sampling import sample
 from .single_forward import single_forward
+from .text_encoding import encode_text
 
 DEVICE_ERRORS = re.compile(
     r"CUDA (?:driver )?error|cuda runtime error|Cuda failure|device-side assert|(?:CUBLAS|CUDNN|CUSPARSE)_STATUS|NCCL",
@@ -46,7 +49,7 @@ DEVICE_ERRORS = re.compile(
 )
 """Messages of errors after which a device may be unusable."""
 
-OfModel = SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest | MeasureBlocksRequest
+OfModel = RunRequest | MeasureBlocksRequest
 """Requests that run a model. Their data may make the model raise an error."""
 
 
@@ -70,6 +73,8 @@ class Engine:
         match message:
             case DecodeRequest() | EncodeRequest():
                 self._autoencoding.execute(message, frame.tensors)
+            case EncodeTextRequest():
+                encode_text(rank, message, frame.tensors)
             case StoreAdaptersRequest():
                 rank.adapters.learn(message, frame.tensors)
             case ReleaseModelRequest():

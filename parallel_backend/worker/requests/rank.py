@@ -31,7 +31,7 @@ from ...weights.stores.sharded import Sharded
 from ...weights.stores.store import BlockAccess
 from ...weights.stores.streamed import Streamed
 from ...wire.to_host import CancelledReply, IssuedOperations, LoadingReply, MemoryShortage, ModelOnDevice, RankCostReply
-from ...wire.to_worker import DecodeRequest, EncodeRequest, ForwardRequest, MeasureBlocksRequest, SampleRequest
+from ...wire.to_worker import ForwardRequest, MeasureBlocksRequest, RunRequest, SampleRequest
 from ..memory.adapter_store import AdapterStore
 from ..memory.files import ModelFiles
 from ..memory.holder import ModelHolder
@@ -273,7 +273,7 @@ class WorkerRank:
         )
         self.host.send(report)
 
-    def cancelled(self, message: SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest, answers: bool) -> None:
+    def cancelled(self, message: RunRequest, answers: bool) -> None:
         """Reply to a request that was cancelled."""
         self.report(message.request, message.model, time.perf_counter())
         if answers:
@@ -285,9 +285,7 @@ class WorkerRank:
         pairs = [*self.meter.tally.issued.items(), (OperationKind(CONTROL, everyone), self.group.issued)]
         return [IssuedOperations(operation.name, operation.ranks, count) for operation, count in pairs]
 
-    def recover(
-        self, message: SampleRequest | ForwardRequest | DecodeRequest | EncodeRequest | MeasureBlocksRequest
-    ) -> None:
+    def recover(self, message: RunRequest | MeasureBlocksRequest) -> None:
         """Free the state of a request that failed on every rank, and reply with its cost. A collective.
 
         The request's model is dropped too: adapters may be applied to a part of its weights, and a block may be in a forward.

@@ -10,6 +10,7 @@ from types import CellType, CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 import msgspec
+from torch import Tensor
 
 from ....diffusion import FunctionRecipe, ObjectRecipe
 from ..importing import import_comfyui
@@ -27,31 +28,43 @@ COLLECTIONS: Mapping[str, Callable[[list[Any]], Any]] = MappingProxyType(
 """Functions that make a value from the items of its packed form, by the kind that begins the packed form."""
 
 
-def packed(value: Any) -> Any:
+TENSOR = "tensor"
+"""The kind of a packed tensor, which is followed by the tensor's name."""
+
+
+def packed(value: Any, tensors: dict[str, Tensor] | None = None) -> Any:
     """Return a plain value in a form for JSON: numbers, texts and None unchanged, collections as [kind, *items].
+
+    Args:
+        tensors: receives the tensors in the value; None if it must not have tensors.
 
     Raises:
         TypeError: the value, or an item of it, is not plain.
     """
+    if isinstance(value, Tensor) and tensors is not None:
+        tensors[name := str(len(tensors))] = value
+        return [TENSOR, name]
     if isinstance(value, float) and not math.isfinite(value):
         return ["float", str(value)]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
-        return ["dict", *(["tuple", packed(key), packed(item)] for key, item in value.items())]
+        return ["dict", *(["tuple", packed(key), packed(item, tensors)] for key, item in value.items())]
     if isinstance(value, set | frozenset):
-        return [type(value).__name__, *map(packed, sorted(value, key=repr))]
+        return [type(value).__name__, *(packed(item, tensors) for item in sorted(value, key=repr))]
     if isinstance(value, list | tuple):
-        return ["list" if isinstance(value, list) else "tuple", *map(packed, value)]
+        return ["list" if isinstance(value, list) else "tuple", *(packed(item, tensors) for item in value)]
     raise TypeError(f"a {type(value).__name__} is no plain value")
 
 
-def unpacked(value: Any) -> Any:
-    """Return the value that was packed."""
+def unpacked(value: Any, tensors: Mapping[str, Tensor] = MappingProxyType({})) -> Any:
+    """Return the value that was packed, with its tensors by name."""
     if not isinstance(value, list):
         return value
     kind, *items = value
-    return COLLECTIONS[kind]([*map(unpacked, items)])
+    if kind == TENSOR:
+        return tensors[items[0]]
+    return COLLECTIONS[kind]([unpacked(item, tensors) for item in items])
 
 
 def encoded(recipes: Sequence[FunctionRecipe]) -> str:

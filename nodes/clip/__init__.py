@@ -1,0 +1,1 @@
+"""The CLIP whose weights the workers hold."""

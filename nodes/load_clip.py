@@ -1,0 +1,95 @@
+"""The Load Parallel CLIP node."""
+
+from __future__ import annotations
+
+import os
+
+import folder_paths
+from comfy_api.latest import io
+
+import nodes
+
+from ..parallel_backend.plan import ParallelPlan
+from . import without_plan
+from .clip.clip import load_clip
+from .parallel_plan import PlanType
+from .runtime import CATEGORY, backend
+
+FOLDER = "text_encoders"
+
+FURTHER = ("clip_name2", "clip_name3", "clip_name4")
+
+NONE = "none"
+"""The choice for no further file."""
+
+
+def types() -> list[str]:
+    """Return all types of ComfyUI's loaders of text encoders."""
+    kinds: dict[str, None] = {}
+    for loader in (nodes.CLIPLoader, nodes.DualCLIPLoader):
+        kinds |= dict.fromkeys(loader.INPUT_TYPES()["required"]["type"][0])
+    return list(kinds)
+
+
+class LoadParallelCLIP(io.ComfyNode):
+    """A node that loads a text encoder. Worker processes hold the weights, one process per device."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Declare the inputs of ComfyUI's loaders of text encoders, and a plan."""
+        files = folder_paths.get_filename_list(FOLDER)
+        return io.Schema(
+            node_id="LoadParallelCLIP",
+            display_name="Load Parallel CLIP",
+            category=CATEGORY,
+            description="Takes the place of Load CLIP and DualCLIPLoader: the same text encoder, with its blocks divided over "
+            "several GPUs. For encoders that are larger than one GPU; prompts are not encoded faster.",
+            search_aliases=["multi gpu clip", "load clip", "text encoder", "dual clip loader"],
+            inputs=[
+                io.Combo.Input("clip_name", options=files, tooltip="A .safetensors file in models/text_encoders."),
+                io.Combo.Input("type", options=types(), tooltip="The type, as in Load CLIP or DualCLIPLoader."),
+                PlanType.Input(
+                    "plan",
+                    optional=True,
+                    tooltip="Which devices to use, and their memory limit; the plan's other settings do not matter to a text "
+                    "encoder. Without a plan, the devices of Settings > Parallel apply.",
+                ),
+                *(
+                    io.Combo.Input(
+                        name,
+                        options=[NONE, *files],
+                        optional=True,
+                        advanced=True,
+                        default=NONE,
+                        tooltip="A further file, for the types that take several.",
+                    )
+                    for name in FURTHER
+                ),
+                without_plan.devices_input(),
+            ],
+            outputs=[io.Clip.Output(tooltip="Works with CLIP Text Encode and the other encoding nodes.")],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, clip_name: str, **more: object) -> str:
+        """Return the files' times and sizes, so that ComfyUI loads a replaced file again."""
+        names = [clip_name, *(str(more[name]) for name in FURTHER if more.get(name, NONE) != NONE)]
+        paths = [path for name in names if (path := folder_paths.get_full_path(FOLDER, name)) is not None]
+        return " ".join(f"{status.st_mtime_ns} {status.st_size}" for status in map(os.stat, paths))
+
+    @classmethod
+    def execute(
+        cls,
+        clip_name: str,
+        type: str,
+        plan: ParallelPlan | None = None,
+        clip_name2: str = NONE,
+        clip_name3: str = NONE,
+        clip_name4: str = NONE,
+        devices: str = without_plan.DEVICES,
+    ) -> io.NodeOutput:
+        """Check the files and the plan, and return the CLIP. Start no worker yet."""
+        further = [name for name in (clip_name2, clip_name3, clip_name4) if name != NONE]
+        paths = [folder_paths.get_full_path_or_raise(FOLDER, name) for name in (clip_name, *further)]
+        plan = without_plan.plan_of(backend(), plan, devices)
+        return io.NodeOutput(load_clip(backend(), paths, type, plan))

@@ -1,0 +1,89 @@
+"""The weights that a rank reads of a text encoder's files are those of ComfyUI's own loader, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from parallel_backend.diffusion import ModelSpec, TextEncoderFiles
+from parallel_backend.weights.adapters.merging import Keep
+from parallel_backend.weights.loading.reading import Neighbours, Watch
+from parallel_backend.weights.stores.replicated import ALONE
+from parallel_backend.worker.requests.text_encoding import TextEncoderPart
+from tests.support.comfy_oracle import comfy_on_path
+from tests.support.tiny.text_encoders import save_text_encoder
+
+CPU = torch.device("cpu")
+
+
+def read(path: Path, kind: str) -> tuple[Any, int]:
+    """Return the encoder of a file as one rank reads it, and the bytes that the rank has read."""
+    bytes_read: list[int] = []
+    watch = Watch(lambda: False, lambda done, total: None, bytes_read.append)
+    text = TextEncoderFiles(kind)
+    spec = ModelSpec("comfyui text encoder", str(path), 0, 0, "float32", text=text)
+    keep = Keep(lambda nbytes: True, lambda flag: flag)
+    part = TextEncoderPart(spec, CPU, ALONE, Neighbours(ALONE, (0,)), watch, keep)
+    part.fill()
+    return part.module, sum(bytes_read)
+
+
+def projected(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with the projection under the name of old files, whose tensor is transposed."""
+    kept = {name: tensor for name, tensor in tensors.items() if name != "text_projection.weight"}
+    return kept | {"text_projection": torch.randn(768, 768, dtype=torch.float16)}
+
+
+def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with the names and the fused matrices of OpenCLIP."""
+    renamed = {
+        "positional_embedding": tensors["text_model.embeddings.position_embedding.weight"],
+        "token_embedding.weight": tensors["text_model.embeddings.token_embedding.weight"],
+        "ln_final.weight": tensors["text_model.final_layer_norm.weight"],
+        "ln_final.bias": tensors["text_model.final_layer_norm.bias"],
+        "text_projection.weight": torch.randn(768, 768, dtype=torch.float16),
+    }
+    names = {
+        "layer_norm1": "ln_1",
+        "layer_norm2": "ln_2",
+        "mlp.fc1": "mlp.c_fc",
+        "mlp.fc2": "mlp.c_proj",
+        "self_attn.out_proj": "attn.out_proj",
+    }
+    for block in range(12):
+        ours, theirs = f"text_model.encoder.layers.{block}", f"transformer.resblocks.{block}"
+        for last in ("weight", "bias"):
+            renamed |= {f"{theirs}.{new}.{last}": tensors[f"{ours}.{old}.{last}"] for old, new in names.items()}
+            qkv = [tensors[f"{ours}.self_attn.{part}_proj.{last}"] for part in "qkv"]
+            renamed[f"{theirs}.attn.in_proj_{last}"] = torch.cat(qkv)
+    return {name: tensor.contiguous() for name, tensor in renamed.items()}
+
+
+@pytest.mark.parametrize("change", [dict, projected, fused])
+def test_a_ranks_weights_are_comfyuis_and_every_byte_is_read_once(
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+) -> None:
+    comfy_on_path()
+    import comfy.sd
+
+    path = tmp_path / "clip-l.safetensors"
+    save_text_encoder(path, "clip-l")
+    tensors = change(load_file(path))
+    save_file(tensors, path)
+    module, nbytes = read(path, "stable_diffusion")
+    theirs = comfy.sd.load_clip([str(path)]).cond_stage_model.state_dict()
+    ours = module.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert len(theirs) > 190
+    differ = [
+        name for name in theirs if ours[name].dtype != theirs[name].dtype or not torch.equal(ours[name], theirs[name])
+    ]
+    assert differ == []
+    computed = tensors["text_projection"].nbytes if change is projected else 0
+    assert nbytes == sum(tensor.nbytes for tensor in tensors.values()) - computed

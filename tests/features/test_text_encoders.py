@@ -1,0 +1,156 @@
+"""Load Parallel CLIP in a real ComfyUI gives the same conditioning as ComfyUI's own loaders, bit by bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from parallel_backend.worker.process.environment import FAULT_FILE
+from scripts.comfyui import ComfyUI, Graph
+from tests.support.graphs.flux import node
+from tests.support.tiny.text_encoders import ENCODERS, save_scaled_fp8, save_text_encoder
+
+TYPES = {
+    "clip-l": "stable_diffusion",
+    "t5-base": "stable_audio",
+    "qwen3-0.6b": "qwen_image",
+    "scaled-fp8": "qwen_image",
+}
+"""The type to load each text encoder with."""
+
+PROMPT = "a (red:1.3) fox jumps over a lazy dog, oil on canvas"
+
+
+@pytest.fixture(scope="module")
+def server(comfyui: ComfyUI) -> ComfyUI:
+    """Provide a ComfyUI with the files of small text encoders."""
+    folder = comfyui.base_dir / "models" / "text_encoders"
+    folder.mkdir(exist_ok=True)
+    for name in ENCODERS:
+        save_text_encoder(folder / f"{name}.safetensors", name)
+    save_scaled_fp8(folder / "scaled-fp8.safetensors", "qwen3-0.6b")
+    return comfyui
+
+
+def encoding(loader: dict[str, Any], prompt: str = PROMPT) -> Graph:
+    """Return a graph that encodes a prompt and saves the conditioning."""
+    return {
+        "clip": loader,
+        "text": node("CLIPTextEncode", clip=["clip", 0], text=prompt),
+        "save": node("SaveConditioning", conditioning=["text", 0], filename_prefix="text"),
+    }
+
+
+def parallel(graph: Graph, workers: int) -> Graph:
+    """Return the graph with Load Parallel CLIP as its loader."""
+    changed = {**graph, "plan": node("ParallelPlan", devices=f"cpu:{workers}")}
+    changed["clip"] = node("LoadParallelCLIP", **graph["clip"]["inputs"], plan=["plan", 0])
+    return changed
+
+
+def conditioning(server: ComfyUI, graph: Graph) -> dict[str, Tensor]:
+    """Return the conditioning that a graph saves."""
+    (saved,) = server.queue(graph, timeout=500).check().outputs["save"]["conditioning"]
+    return load_file(server.input_dir / saved["filename"])
+
+
+@pytest.mark.parametrize(("name", "workers"), [("clip-l", 2), ("t5-base", 3), ("qwen3-0.6b", 3), ("scaled-fp8", 2)])
+def test_prompts_are_encoded_bit_by_bit_as_by_comfyuis_loader(server: ComfyUI, name: str, workers: int) -> None:
+    graph = encoding(node("CLIPLoader", clip_name=f"{name}.safetensors", type=TYPES[name]))
+    ours, theirs = conditioning(server, parallel(graph, workers)), conditioning(server, graph)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert theirs["cond"].std() > 0.01
+
+
+@pytest.fixture(scope="module")
+def lora(server: ComfyUI) -> str:
+    """Provide the file of a LoRA of CLIP-L."""
+    generator = torch.Generator().manual_seed(7)
+    tensors = {}
+    for block in (0, 7, 11):
+        for layer, (rows, columns) in {"self_attn_q_proj": (768, 768), "mlp_fc2": (768, 3072)}.items():
+            name = f"lora_te_text_model_encoder_layers_{block}_{layer}"
+            tensors[f"{name}.lora_up.weight"] = torch.randn(rows, 4, generator=generator)
+            tensors[f"{name}.lora_down.weight"] = 0.02 * torch.randn(4, columns, generator=generator)
+            tensors[f"{name}.alpha"] = torch.tensor(2.0)
+    save_file(tensors, server.base_dir / "models" / "loras" / "clip-l.safetensors")
+    return "clip-l.safetensors"
+
+
+def clip_l() -> dict[str, Any]:
+    """Return ComfyUI's loader of CLIP-L."""
+    return node("CLIPLoader", clip_name="clip-l.safetensors", type="stable_diffusion")
+
+
+def with_changes(lora: str) -> Graph:
+    """Return a graph that encodes a prompt by a text encoder as it is, with a LoRA, with clip skip and with scaled attention."""
+    graph: Graph = {
+        "clip": clip_l(),
+        "model": node("UNETLoader", unet_name="narrow-schnell.safetensors", weight_dtype="default"),
+        "lora": node(
+            "LoraLoader", model=["model", 0], clip=["clip", 0], lora_name=lora, strength_model=0.0, strength_clip=0.8
+        ),
+        "skip": node("CLIPSetLastLayer", clip=["lora", 1], stop_at_clip_layer=-3),
+        "scaled": node("CLIPAttentionMultiply", clip=["skip", 0], q=1.2, k=0.9, v=1.0, out=1.1),
+    }
+    for number, clip in enumerate((["clip", 0], ["lora", 1], ["skip", 0], ["scaled", 0], ["clip", 0])):
+        graph[f"text{number}"] = node("CLIPTextEncode", clip=clip, text=f"{PROMPT} {number % 4}")
+        graph[f"save{number}"] = node("SaveConditioning", conditioning=[f"text{number}", 0], filename_prefix="text")
+    return graph
+
+
+def saved(server: ComfyUI, graph: Graph) -> list[Tensor]:
+    """Return the texts that a graph saves, in the order of its nodes."""
+    outputs = server.queue(graph, timeout=500).check().outputs
+    files = [outputs[name]["conditioning"][0]["filename"] for name in graph if name.startswith("save")]
+    return [load_file(server.input_dir / file)["cond"] for file in files]
+
+
+def test_every_copy_of_a_text_encoder_has_its_own_lora_and_layer(server: ComfyUI, lora: str) -> None:
+    graph = with_changes(lora)
+    ours, theirs = saved(server, parallel(graph, 2)), saved(server, graph)
+    assert all(torch.equal(mine, stock) for mine, stock in zip(ours, theirs, strict=True))
+    assert not any(torch.equal(theirs[0], other) for other in theirs[1:4])
+    assert torch.equal(theirs[0], theirs[4])
+
+
+def test_two_files_make_one_text_encoder_as_with_comfyuis_loader_for_two(server: ComfyUI) -> None:
+    files = {"clip_name1": "clip-l.safetensors", "clip_name2": "qwen3-0.6b.safetensors"}
+    refused = node("LoadParallelCLIP", clip_name="clip-l.safetensors", clip_name2=files["clip_name2"], type="flux")
+    message = str(server.queue({**encoding(refused)}, timeout=300).error)
+    assert "lacks the tensor" in message
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (node("CLIPSave", clip=["clip", 0], filename_prefix="clip"), "Saving the text encoder"),
+        (node("CLIPMergeSimple", clip1=["clip", 0], clip2=["clip", 0], ratio=0.5), "Merging text encoders"),
+    ],
+)
+def test_nodes_that_need_the_weights_here_are_refused_by_name(
+    server: ComfyUI, changed: dict[str, Any], words: str
+) -> None:
+    graph = parallel(encoding(clip_l()), 2)
+    graph["changed"] = changed
+    if changed["class_type"] != "CLIPSave":
+        graph["text"]["inputs"]["clip"] = ["changed", 0]
+    message = str(server.queue(graph, timeout=300).error)
+    assert words in message
+    assert "use Load CLIP" in message
+
+
+def test_a_killed_worker_is_one_clear_error_and_the_next_prompt_is_encoded(server: ComfyUI) -> None:
+    graph = encoding(clip_l(), "a prompt that nobody has encoded yet")
+    fault = Path(server.env[FAULT_FILE])
+    fault.write_text("rank=1,phase=encoding the prompt,kind=kill")
+    run = server.queue(parallel(graph, 2), timeout=300)
+    assert "Worker 1 of 2" in str(run.error)
+    ours, theirs = conditioning(server, parallel(graph, 2)), conditioning(server, graph)
+    assert torch.equal(ours["cond"], theirs["cond"])
