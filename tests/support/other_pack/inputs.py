@@ -346,3 +346,11 @@ def make_mask(value: str) -> Tensor:
 def give_guidance(conditioning: Any, value: str) -> Any:
     """Give a prompt a guidance that arithmetic may result in, such as NaN."""
     return node_helpers.conditioning_set_values(conditioning, {"guidance": float(value)})
+
+
+@node("PackEverything", "CONDITIONING", conditioning="CONDITIONING")
+def everything(conditioning: Any) -> Any:
+    """Return a prompt whose text has the numbers of the prompt's text and of all its entries."""
+    ((text, entries),) = conditioning
+    tensors = [text, *(entries[name] for name in sorted(entries) if isinstance(entries[name], Tensor))]
+    return [[torch.cat([tensor.flatten().float() for tensor in tensors]).view(1, -1, 1), {}]]
