@@ -9,30 +9,25 @@ import pytest
 import torch
 from msgspec.structs import replace as redeclare
 
-from parallel_backend.comm.meter import Meter
-from parallel_backend.mesh import build_mesh
 from parallel_backend.models.comfyui.meta_model import load_buffers
-from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.comfyui.plan_shape import plan_shape
+from parallel_backend.models.comfyui.proof.rank import CPU
 from parallel_backend.models.comfyui.reduced import keep_two_of_each
 from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, small_model
 from parallel_backend.models.comfyui.small.case import TEXT
 from parallel_backend.models.comfyui.small.pictures import sd3
 from parallel_backend.models.declared import DECLARATIONS
-from parallel_backend.models.family import Execution, Stage
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.models.sequence_parallel.module_attention import answered
 from parallel_backend.models.sequence_parallel.picture import as_patch_size
-from parallel_backend.weights.stores.store import BlockAccess
 from tests.support.classes import only_where_declared, only_where_small, small_or_skipped
-from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
 
 # isort: split
 from comfy.model_base import BaseModel
 
-from tests.models.described import described
+from tests.models.described import comfy_forwards, described
 
 AROUND = ("apply_model", "_apply_model")
 """Methods of ComfyUI around its diffusion model. The workers do the same as the base class."""
@@ -105,23 +100,17 @@ def test_a_model_cut_to_two_blocks_of_each_kind_runs(name: str) -> None:
 @pytest.mark.parametrize("patches", [1, 2])
 def test_a_declarations_options_replace_a_requests_only_under_pipefusion(patches: int) -> None:
     case = sd3(Builder()).case()
-    base = described(case.kind).get_model({}, "")
-    base.diffusion_model, seen = case.model, []
+    seen: list[Any] = []
     case.model.register_forward_pre_hook(
         lambda *call: seen.append(call[2]["transformer_options"]["cache"]), with_kwargs=True
     )
     declaration = redeclare(case.declaration, pipefusion_options={"cache": {"device": "off"}})
-    blocks, cpu = len(case.model.joint_blocks), torch.device("cpu")
-    plan = cpu_plan(blocks=blocks, patches=patches)
     requested = {"transformer_options.cache.device": "auto", "transformer_options.cache.dtype": "int8"}
-    inputs = Inputs("key", case.x.shape, case.x.dtype, cpu, case.timestep, case.arguments, values=requested)
+    inputs = Inputs("key", case.x.shape, case.x.dtype, CPU, case.timestep, case.arguments, values=requested)
 
     @torch.no_grad()
     def once(_: int) -> list[Any]:
-        model = ComfyModel(base, declaration, Stage(0, blocks, blocks))
-        model.forward_on(Execution(build_mesh(plan, cpu, Meter()), plan, BlockAccess(), lambda: None))(
-            inputs, case.x, None
-        )
+        comfy_forwards(case, declaration, patches)()(inputs, case.x, None)
         return seen
 
     expected = {"device": "off"} if patches > 1 else {"device": "auto", "dtype": "int8"}
@@ -131,19 +120,14 @@ def test_a_declarations_options_replace_a_requests_only_under_pipefusion(patches
 def test_a_call_does_not_change_its_conditioning() -> None:
     """Conditioning is kept from step to step, and this model writes into its text."""
     case = sd3(Builder(), context_size=TEXT, context_processor_layers=1).case()
-    text, x, cpu = case.arguments["context"], case.x, torch.device("cpu")
+    text, x = case.arguments["context"], case.x
     with torch.no_grad():
         expected = case.model(x, case.timestep, context=text.clone(), y=case.arguments["y"])
-    base = described(case.kind).get_model({}, "")
-    base.diffusion_model = case.model
-    blocks = len(case.model.joint_blocks)
-    plan = cpu_plan(blocks=blocks)
-    inputs = Inputs("key", x.shape, x.dtype, cpu, case.timestep, case.arguments)
+    inputs = Inputs("key", x.shape, x.dtype, CPU, case.timestep, case.arguments)
 
     @torch.no_grad()
     def twice(_: int) -> Any:
-        model = ComfyModel(base, case.declaration, Stage(0, blocks, blocks))
-        forward = model.forward_on(Execution(build_mesh(plan, cpu, Meter()), plan, BlockAccess(), lambda: None))
+        forward = comfy_forwards(case)()
         return [forward(inputs, x, None) for _ in range(2)]
 
     (outs,) = run_ranks(1, twice)

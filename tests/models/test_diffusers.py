@@ -25,11 +25,11 @@ from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.layers.packing import shape_parameters
 from parallel_backend.weights.loading.loader import WeightSource, load_weights
-from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.store import BlockAccess
 from parallel_backend.worker.memory.stage_part import stages
 from tests.support.plans import cpu_plan
+from tests.support.rank_parts import CPU, neighbours, watch
 from tests.support.ranks import run_in_turn, run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.cogvideox import cogvideox, save_cogvideox
@@ -37,7 +37,6 @@ from tests.support.tiny.models import draw
 from tests.support.tiny.pixart import TEXT_WIDTH, pixart, save_pixart
 
 TOLERANCE = 1e-5
-CPU = torch.device("cpu")
 
 PLANS = [cpu_plan(), cpu_plan(ring=2, ulysses=2), cpu_plan(pipefusion=3, patches=2), cpu_plan(ulysses=5)]
 
@@ -171,11 +170,8 @@ def load(case: Case, plan: ResolvedPlan, rank: int, dtype: torch.dtype = torch.f
     model.module.to_empty(device="cpu")
     for name, buffer in computed.items():
         model.module.get_buffer(name).copy_(buffer)
-    watch = Watch(lambda: False, lambda *_: None, lambda _: None)
-    alone = Neighbours(build_mesh(cpu_plan(), CPU, Meter()).sequence, (0,))
-    load_weights(
-        model.module, ReplicatedStore(model.module), WeightSource(part, family.keys(config), dtype), alone, watch
-    )
+    source = WeightSource(part, family.keys(config), dtype)
+    load_weights(model.module, ReplicatedStore(model.module), source, neighbours(), watch())
     return model
 
 

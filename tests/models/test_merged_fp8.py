@@ -11,24 +11,20 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
-from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
+from parallel_backend.models.comfyui.features.lora import merging_dtype
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.models.family import Stage
-from parallel_backend.weights.adapters.lora import NONE, Adapter, AdapterSet
-from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
+from parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.files.keymap import Piece, tensor_sizes
 from parallel_backend.weights.formats import PLAIN
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.packing import packed_starts
-from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import BlockAccess, WeightStore
@@ -36,6 +32,7 @@ from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.worker.memory.stage_part import StagePart
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.nodes_module import nodes_module
+from tests.support.rank_parts import CPU, LORA, everyone, keep, neighbours, patching, watch
 from tests.support.ranks import run_ranks
 from tests.support.selection import product
 from tests.support.tiny.flux import flux_tensors
@@ -44,9 +41,7 @@ from tests.support.tiny.models import draw
 
 comfy_on_path()
 
-CPU = torch.device("cpu")
 FP8 = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-WIDER = {"bf16": torch.bfloat16, "fp32": torch.float32}
 FILES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 """The dtypes of a file's tensors."""
 
@@ -90,24 +85,20 @@ class Case:
 
     def part(self, place: str = "whole", room: bool = True, stage: Stage = ALL, dynamic: bool = False) -> StagePart:
         """Return this rank's part of the model, as a worker loads it; `dynamic` as in ModelSpec."""
-        joined = dist.is_initialized()
-        everyone = Communicator("all", dist.group.WORLD if joined else None, CPU, False, Meter())
 
         def arrange(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[WeightStore, BlockAccess]:
             if place == "sharded":
-                held = Sharded(module, blocks, everyone)
+                held = Sharded(module, blocks, everyone("all"))
                 return held, held
             if place == "streamed":
-                window = Streamed(module, blocks, everyone, CPU, Meter())
+                window = Streamed(module, blocks, everyone("all"), CPU, Meter())
                 return window, window
             return ReplicatedStore(module), BlockAccess()
 
         state = self.path.stat()
         dtype = str(self.dtype).split(".")[1]
         spec = ModelSpec("comfyui", str(self.path), state.st_mtime_ns, state.st_size, dtype, dynamic=dynamic)
-        watch = Watch(lambda: False, lambda *_: None, lambda _: None)
-        keep = Keep(fits=lambda _: room, all_true=lambda fits: fits)
-        made = StagePart(spec, stage, arrange, CPU, Neighbours(everyone, (0,) * everyone.size), watch, keep)
+        made = StagePart(spec, stage, arrange, CPU, neighbours(), watch(), keep(room))
         made.fill()
         return made
 
@@ -128,10 +119,9 @@ def differing(part: StagePart, expected: Mapping[str, Tensor]) -> list[str]:
 
 def merged(part: StagePart, runs: Sequence[tuple[AdapterSet, Mapping[str, Tensor]]]) -> list[list[str]]:
     """Return the differing parameters after each of these runs, one after the other."""
-    watch = Watch(lambda: False, lambda *_: None, lambda _: None)
     found = []
     for adapters, expected in runs:
-        part.adapt(adapters, watch)
+        part.adapt(adapters, watch())
         found.append(differing(part, expected))
     return found
 
@@ -234,14 +224,11 @@ def test_an_adapter_on_one_weight_equals_comfyuis_bits_in_layers_that_split_it(d
         layer.weight = nn.Parameter(rows, requires_grad=False)
         ours.add_module(name, layer)
         keys[f"{name}.weight"] = Piece("qkv.weight", 4 * number, 4 * number + 4, (32,))
-    keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
-    merging = Merging(dtype, (), functools.partial(merging_dtype, False), rounded)
-    patching = Patching(ours, ReplicatedStore(ours), CPU, keys, lambda _: None, keep, merging)
-    lora = Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)
+    merging = patching(ours, ReplicatedStore(ours), keys, dtype=dtype)
     for adapters, expected in (
-        (AdapterSet({"qkv.weight": [lora]}, {"u": up, "d": down}), theirs.diffusion_model.qkv.weight),
+        (AdapterSet({"qkv.weight": [LORA]}, {"u": up, "d": down}), theirs.diffusion_model.qkv.weight),
         (NONE, weight),
     ):
-        patching.merge(adapters)
+        merging.merge(adapters)
         found = torch.cat([ours.get_submodule(name).weight for name in "qkv"])
         assert torch.equal(found, expected.view(torch.uint8))

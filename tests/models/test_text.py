@@ -7,18 +7,12 @@ from typing import Any
 
 import torch
 
-from parallel_backend.comm.meter import Meter
 from parallel_backend.conditioning import ASKED, SHAPES, TEXT_PREPARATION, flatten
 from parallel_backend.denoise.prompts import Prompts
 from parallel_backend.diffusion import PromptSpec
-from parallel_backend.mesh import build_mesh
-from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.comfyui.small import small
 from parallel_backend.models.comfyui.small.case import TEXT
-from parallel_backend.models.family import Execution, Stage
-from parallel_backend.weights.stores.store import BlockAccess
-from tests.models.described import described
-from tests.support.plans import cpu_plan
+from tests.models.described import comfy_forwards
 from tests.support.ranks import run_ranks
 from tests.support.tiny.models import draw
 
@@ -35,21 +29,16 @@ def test_texts_are_refined_once_a_run() -> None:
     flatten(SHAPES, [list(shape) for shape in case.shapes], {}, values)
     flatten(TEXT_PREPARATION, {ASKED: True}, {}, values)
     sides = {side: [PromptSpec({"context": str(side)}, values=values)] for side in range(len(TOKENS))}
-    base = described(case.kind).get_model({}, "")
-    base.diffusion_model = case.model
-    blocks = len(case.model.blocks)
-    plan, cpu = cpu_plan(blocks=blocks), torch.device("cpu")
     times = [torch.tensor(800.0 - 200.0 * step) for step in range(STEPS)]
     refined: list[int] = []
 
     @torch.no_grad()
     def run_twice(_: int) -> tuple[list[list[int]], list[float]]:
-        model = ComfyModel(base, case.declaration, Stage(0, blocks, blocks))
-        counts, errors = [], []
+        begin, counts, errors = comfy_forwards(case), [], []
         for _run in range(2):
             refined.clear()
             prompts = Prompts(sides, tuple(sides), texts, torch.float32, 1, slice(0, 1))
-            forward = model.forward_on(Execution(build_mesh(plan, cpu, Meter()), plan, BlockAccess(), lambda: None))
+            forward = begin()
             outs = []
             for time in times:
                 sigmas = (time[None] / 1000, torch.stack(times) / 1000)
