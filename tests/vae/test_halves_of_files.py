@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from parallel_backend.comm.communicator import Communicator
-from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.vae import AUTOENCODERS, recognise
 from parallel_backend.vae.rows import slab_of
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.rank_parts import everyone
 from tests.support.ranks import run_ranks
 from tests.support.tiny.vae import SMALL, cogvideox_vae_tensors, decoded
 from tests.vae.comfy_vaes import OF_A_FILE, build, save_comfy_vae
@@ -25,7 +23,6 @@ from tests.vae.comfy_vaes import OF_A_FILE, build, save_comfy_vae
 comfy_on_path()
 import comfy.sd  # noqa: E402 (once it can be found)
 
-CPU = torch.device("cpu")
 TOLERANCE = 1e-5
 
 
@@ -54,7 +51,7 @@ def over_ranks(path: Path, latent: Tensor) -> Tensor:
                 module.get_submodule(owner), last, nn.Parameter(tensor.view(module.get_parameter(key).shape), False)
             )
         with torch.inference_mode():
-            return decoded(ours, slab_of(latent, Communicator("rows", dist.group.WORLD, CPU, False, Meter())))
+            return decoded(ours, slab_of(latent, everyone("rows")))
 
     return run_ranks(2, rank)[0]
 

@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from parallel_backend.comm.communicator import Communicator
-from parallel_backend.comm.meter import Meter
 from parallel_backend.models.comfyui.autoencoder import compute_buffers
 from parallel_backend.vae import AUTOENCODERS, recognise
 from parallel_backend.vae.comfyui import ComfyAutoencoder
@@ -21,12 +18,11 @@ from parallel_backend.vae.rows import slab_of
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.stores.replicated import ReplicatedStore
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.rank_parts import CPU, everyone
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
-from tests.support.tiny.vae import decoded
+from tests.support.tiny.vae import decoded, encoded
 from tests.vae.tiles import CLIPS, autoencoder, inputs, made
-
-CPU = torch.device("cpu")
 
 
 @cache
@@ -42,7 +38,7 @@ def test_decodes_and_encodes_equal_comfyuis_bit_for_bit(ranks: int, buffered: bo
     module = autoencoder(buffered)
 
     def work(rank: int) -> tuple[list[tuple[Tensor, Tensor]], int]:
-        axis = Communicator("rows", dist.group.WORLD if ranks > 1 else None, CPU, False, Meter())
+        axis = everyone("rows")
         ours, computed, results = ComfyAutoencoder(module, 16), [0], []
 
         def count(*_: Any) -> None:
@@ -52,9 +48,7 @@ def test_decodes_and_encodes_equal_comfyuis_bit_for_bit(ranks: int, buffered: bo
         for name in CLIPS:
             latent, pixels = inputs(name)
             with torch.inference_mode():
-                clip = decoded(ours, slab_of(latent, axis))
-                (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, axis, 16), "", lambda layers=1: None)]
-            results.append((clip, encoded))
+                results.append((decoded(ours, slab_of(latent, axis)), encoded(ours, slab_of(pixels, axis, 16))))
         return results, computed[0]
 
     by_rank = run_ranks(ranks, work)
