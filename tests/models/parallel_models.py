@@ -69,8 +69,8 @@ def outputs(
     return outputs_in_turn(case, [plan], prepare)[0]
 
 
-def share_weights(rank: ProofRank, *, streamed: bool = False) -> None:
-    """Let every rank hold its part of each block, on its device or, if `streamed`, in host memory."""
+def share_weights(rank: ProofRank, *, streamed: bool = False) -> Sharded | Streamed:
+    """Let every rank hold its part of each block, on its device or, if `streamed`, in host memory. Return the store."""
     values = {name: parameter.detach().clone() for name, parameter in rank.module.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in rank.module.named_buffers()}
     store: Sharded | Streamed
@@ -86,3 +86,4 @@ def share_weights(rank: ProofRank, *, streamed: bool = False) -> None:
         rank.module.get_buffer(name).copy_(buffer)
     store.settle()
     rank.hold(store)
+    return store

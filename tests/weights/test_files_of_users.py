@@ -14,13 +14,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from parallel_backend.comm.communicator import Communicator
-from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from parallel_backend.models.comfyui.importing import import_comfyui
@@ -30,13 +27,12 @@ from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.layers.cast import CastLinear, use_cast_layers
 from parallel_backend.weights.layers.packing import can_be_held, resident_bytes, shape_parameters
 from parallel_backend.weights.loading.loader import WeightSource, load_weights, want_of
-from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.replicated import ReplicatedStore
+from tests.support.rank_parts import CPU, everyone, neighbours, watch
 from tests.support.ranks import run_ranks
 from tests.support.tiny.comfyui import WIDE, save_header, save_tiny
 from tests.support.tiny.flux import flux_tensors
 
-CPU = torch.device("cpu")
 FOLD = 256
 ALIGNMENT = 32
 """A GGUF file pads each tensor to a multiple of this number of bytes."""
@@ -124,10 +120,8 @@ def test_folded_tensors_have_the_values_that_the_gguf_package_expands(
         model = layers()
         shape_parameters(model, checkpoint, keys, dtype)
         model.to_empty(device=CPU)
-        everyone = Communicator("everyone", dist.group.WORLD, CPU, False, Meter())
-        store = ReplicatedStore(model, everyone)
-        watch = Watch(lambda: False, lambda *_: None, lambda _: None)
-        load_weights(model, store, WeightSource(checkpoint, keys, dtype), Neighbours(everyone, (0, 0)), watch)
+        store = ReplicatedStore(model, everyone("everyone"))
+        load_weights(model, store, WeightSource(checkpoint, keys, dtype), neighbours(), watch())
         held = sum(parameter.nbytes for parameter in model.parameters())
         assert held == resident_bytes(checkpoint, dtype)
         found = {}
