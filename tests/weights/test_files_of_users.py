@@ -268,19 +268,6 @@ def test_an_unused_tensor_of_an_unknown_type_is_ignored(tmp_path: Path, what: st
     assert config.kind == "FluxSchnell" and "nobody.uses.this" not in part.entries
 
 
-def test_a_used_tensor_of_an_unknown_type_is_refused_by_name(tmp_path: Path) -> None:
-    tensors = flux_tensors(heads=1)
-    name = "double_blocks.0.img_mod.lin.bias"
-    shape = list(tensors.pop(name).shape)
-    save_file(tensors, tmp_path / "x.safetensors")
-    nbytes = shape[0] // 2
-    path = with_tensor(
-        tmp_path / "x.safetensors", name, {"dtype": "F4_E2M1", "shape": shape, "data_offsets": [0, nbytes]}
-    )
-    with pytest.raises(Refused, match=f"holds {name} as F4_E2M1, a type not supported: choose a file in fp32"):
-        ComfyFamily().inspect(read_header(path))
-
-
 @pytest.mark.parametrize("used", [False, True])
 def test_an_unsupported_gguf_type_is_refused_only_if_a_module_uses_it(tmp_path: Path, used: bool) -> None:
     tensors = flux_tensors(heads=1)
