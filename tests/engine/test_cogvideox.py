@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import distributions
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch as replaced
@@ -203,6 +203,15 @@ def named(plans: list[ResolvedPlan]) -> dict[str, ResolvedPlan]:
 def test_one_rank_equals_diffusers(original: Original, ours: Ours, kind: str, sampler: str) -> None:
     job = Video(kind, sampler)
     assert relative_error(ours(job, cpu_plan()), original(job)) <= TOLERANCE
+
+
+@pytest.mark.exactness
+def test_the_workers_have_the_diffusers_that_this_run_is_for(run: Runner, ours: Ours) -> None:
+    """The run is for the installed diffusers, or for the one in the folder WORKERS_DIFFUSERS."""
+    ours(Video("2b-odd"), cpu_plan())
+    folder = os.environ.get("WORKERS_DIFFUSERS")
+    expected = next(iter(distributions(name="diffusers", path=[folder]))).version if folder else version("diffusers")
+    assert run.diffusers() == {expected}
 
 
 @thorough

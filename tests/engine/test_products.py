@@ -9,7 +9,8 @@ import psutil
 import pytest
 import torch
 
-from parallel_backend.errors import Cancelled
+from parallel_backend.denoise.program import ModelEvaluation, Program, encoded
+from parallel_backend.errors import Cancelled, Refused
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
 from tests.engine.conftest import TOLERANCE, Job, Runner, Simulated, relative_error, sigmas
 from tests.support.plans import cpu_plan
@@ -197,6 +198,22 @@ def test_a_run_after_a_cancel_while_patches_stream_is_exact(
         run(long, plan, cancel_at=3)
     job = job_of(models, 4)
     assert relative_error(run(job, plan), simulated(job, plan.patches)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_a_malformed_sampler_program_is_refused_and_the_workers_stay(
+    run: Runner, models: dict[int, Path], workers: int
+) -> None:
+    job, plan = job_of(models, 4), cpu_plan(ulysses=workers)
+    expected = run(job, plan)
+    before = run.workers()
+    bad = encoded(Program("bad", (ModelEvaluation(5, 1.0),), 0))
+    with pytest.raises(
+        Refused, match=r"the program of the sampler bad is not well-formed \(entry 0: unknown value 5\)"
+    ):
+        run(job, plan, replaced={"program": bad})
+    assert torch.equal(run(job, plan), expected)
+    assert run.workers() == before
 
 
 @pytest.mark.parametrize(

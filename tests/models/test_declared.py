@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace as redeclare
 
+from parallel_backend.conditioning import ASKED, SHAPES, TEXT_PREPARATION, flatten
+from parallel_backend.denoise.prompts import Prompts
+from parallel_backend.diffusion import PromptSpec
+from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from parallel_backend.models.comfyui.meta_model import load_buffers
 from parallel_backend.models.comfyui.plan_shape import plan_shape
 from parallel_backend.models.comfyui.proof.rank import CPU
 from parallel_backend.models.comfyui.reduced import keep_two_of_each
-from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, small_model
+from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, small, small_model
 from parallel_backend.models.comfyui.small.case import TEXT
 from parallel_backend.models.comfyui.small.pictures import sd3
 from parallel_backend.models.declared import DECLARATIONS
@@ -21,8 +28,11 @@ from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.models.sequence_parallel.module_attention import answered
 from parallel_backend.models.sequence_parallel.picture import as_patch_size
+from parallel_backend.weights.files.checkpoint import read_header
 from tests.support.classes import only_where_declared, only_where_small, small_or_skipped
 from tests.support.ranks import run_ranks
+from tests.support.tiny.comfyui import TINY, save_tiny
+from tests.support.tiny.models import draw
 
 # isort: split
 from comfy.model_base import BaseModel
@@ -132,3 +142,59 @@ def test_a_call_does_not_change_its_conditioning() -> None:
 
     (outs,) = run_ranks(1, twice)
     assert all(torch.equal(out, expected) for out in outs)
+
+
+STEPS = 3
+TOKENS = (7, 4)
+"""Token counts of the positive and the negative prompt."""
+
+
+def test_texts_are_refined_once_a_run() -> None:
+    """MiniMax-H3 refines each prompt once, and again in a second run. The result equals refining at every step."""
+    case = small("minimax-h3")
+    texts = {str(side): draw(1, tokens, TEXT, seed=side) for side, tokens in enumerate(TOKENS)}
+    values: dict[str, Any] = {}
+    flatten(SHAPES, [list(shape) for shape in case.shapes], {}, values)
+    flatten(TEXT_PREPARATION, {ASKED: True}, {}, values)
+    sides = {side: [PromptSpec({"context": str(side)}, values=values)] for side in range(len(TOKENS))}
+    times = [torch.tensor(800.0 - 200.0 * step) for step in range(STEPS)]
+    refined: list[int] = []
+
+    @torch.no_grad()
+    def run_twice(_: int) -> tuple[list[list[int]], list[float]]:
+        begin, counts, errors = comfy_forwards(case), [], []
+        for _run in range(2):
+            refined.clear()
+            prompts = Prompts(sides, tuple(sides), texts, torch.float32, 1, slice(0, 1))
+            forward = begin()
+            outs = []
+            for time in times:
+                sigmas = (time[None] / 1000, torch.stack(times) / 1000)
+                for batch in prompts.at(sigmas[0][0]):
+                    outs.append((batch, time, forward(batch.inputs(case.x, time, torch.float32, sigmas), case.x, None)))
+            counts.append(refined.copy())
+            for batch, time, out in outs:
+                expected = replace(case, timestep=time[None], arguments=batch.conditioning).stock()
+                assert out is not None
+                errors.append(((out - expected).norm() / expected.norm()).item())
+        return counts, errors
+
+    case.model.token_refiner.register_forward_hook(lambda _, given, __: refined.append(given[0].shape[0]))
+    ((counts, errors),) = run_ranks(1, run_twice)
+    assert counts == [[*TOKENS], [*TOKENS]]
+    assert len(errors) == 2 * STEPS * len(TOKENS)
+    assert max(errors) <= 1e-5
+
+
+def test_a_picture_to_edit_of_another_height_is_refused_with_both_heights(tmp_path: Path) -> None:
+    """The model concatenates it with the noisy latent. ComfyUI's own message names no node."""
+    family = ComfyFamily()
+    config: Any = family.inspect(read_header(save_tiny(tmp_path, "longcat")))[1]
+    config = replace(config, declaration=redeclare(config.declaration, concatenated_latent="image_cond"))
+    given = {"context": draw(1, 5, TINY["longcat"].text, seed=1)}
+    latent = draw(1, 16, 9, 14, seed=2)
+    family.check(config, latent, given | {"image_cond": draw(1, 16, 9, 11, seed=3)}, {})
+    with pytest.raises(
+        Refused, match="the picture to edit is a latent 8 high and the latent to sample is 9 high: use "
+    ):
+        family.check(config, latent, given | {"image_cond": draw(1, 16, 8, 14, seed=3)}, {})
