@@ -42,8 +42,7 @@ def outputs_in_turn(
 ) -> list[list[list[Tensor]]]:
     """Return for each plan each rank's outputs: the whole call's and, with several patches, that of all patches joined.
 
-    Ranks of the last stage have outputs. They gather each latent once, at the end: operations between a model's blocks need no
-    other rank. Patches are computed with a cache of the same call.
+    Ranks of the last stage have outputs. Patches are computed with a cache of the same call.
 
     Args:
         prepare: called with each rank before its call.
@@ -53,9 +52,7 @@ def outputs_in_turn(
         def on_rank(_: int) -> list[Tensor]:
             rank = ProofRank(case, plan)
             prepare(rank)
-            whole, gathers = rank.run(), rank.forward.gathers
-            assert gathers == (case.gathers if whole is not None else 0), gathers
-            return [out for out in (whole, rank.by_patch()) if out is not None]
+            return [out for out in (rank.run(), rank.by_patch()) if out is not None]
 
         return plan.world_size, on_rank
 
