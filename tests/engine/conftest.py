@@ -303,4 +303,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def _workers(item: pytest.Item) -> int:
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    return parameters["plan"].world_size if "plan" in parameters else parameters.get("workers", 0)
+    if "plan" in parameters:
+        return int(parameters["plan"].world_size)
+    return int(parameters.get("workers", getattr(item.module, "WORKERS", 0)))  # type: ignore[attr-defined]
