@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.sequence_parallel.compiled import CompiledBlocks
 from parallel_backend.models.sequence_parallel.module_attention import unknown_arguments
 from parallel_backend.weights.stores.store import BlockAccess
-from tests.models.parallel_models import TOLERANCE, outputs, worst
+from tests.models.parallel_models import TOLERANCE, outputs_in_turn, worst
 from tests.support.selection import thorough
 
 # isort: split
@@ -50,11 +50,12 @@ def attends_with(monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
     monkeypatch.setattr(wan, "optimized_attention", functools.partial(wan.optimized_attention, **given))
 
 
-def check(case: Case, expected: Tensor, plans: Iterable[Mapping[str, int]]) -> None:
+def check(case: Case, expected: Tensor, plans: Sequence[Mapping[str, int]]) -> None:
     """Assert that one rank gives the expected bits, and that the ranks of each plan give the expected result."""
-    assert torch.equal(outputs(case, plan_for(case))[0][0], expected)
-    for degrees in plans:
-        assert worst(outputs(case, plan_for(case, **degrees)), expected) <= TOLERANCE, degrees
+    alone, *several = outputs_in_turn(case, [plan_for(case, **degrees) for degrees in ({}, *plans)])
+    assert torch.equal(alone[0][0], expected)
+    for degrees, found in zip(plans, several, strict=True):
+        assert worst(found, expected) <= TOLERANCE, degrees
 
 
 @pytest.mark.parametrize(
