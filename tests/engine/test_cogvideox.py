@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,37 +89,36 @@ def vae() -> AutoencoderKLCogVideoX:
 @pytest.fixture(scope="session")
 def original(vae: AutoencoderKLCogVideoX) -> Callable[[Video], Tensor]:
     """Return a function that runs a job with diffusers' pipeline."""
-    done: dict[Video, Tensor] = {}
 
+    @functools.cache
     def make(job: Video) -> Tensor:
-        if job not in done:
-            scheduler = schedulers(job.kind)[job.sampler]
-            parts = {
-                "tokenizer": None,
-                "text_encoder": None,
-                "transformer": as_stored(cogvideox(job.kind, max_text_seq_length=job.text), job.form),
-                "scheduler": scheduler,
-            }
-            inputs: dict[str, Any] = {
-                "prompt_embeds": job.prompts[0].repeat(job.batch, 1, 1),
-                "negative_prompt_embeds": job.prompts[1].repeat(job.batch, 1, 1),
-                "height": 8 * job.height,
-                "width": 8 * job.width,
-                "num_frames": 4 * job.frames - 3,
-                "num_inference_steps": STEPS,
-                "guidance_scale": CFG,
-                "latents": job.noise.transpose(1, 2),
-                "output_type": "latent",
-            }
-            if job.from_image:
-                pipeline = CogVideoXImageToVideoPipeline(vae=vae, **parts)
-                inputs |= {"image": job.image, "generator": torch.Generator().manual_seed(0)}
-            else:
-                pipeline = CogVideoXPipeline(vae=vae, **parts)
-            pipeline.set_progress_bar_config(disable=True)
-            with _noise_as_ours(job):
-                done[job] = pipeline(**inputs).frames.transpose(1, 2)
-        return done[job]
+        scheduler = schedulers(job.kind)[job.sampler]
+        parts = {
+            "tokenizer": None,
+            "text_encoder": None,
+            "transformer": as_stored(cogvideox(job.kind, max_text_seq_length=job.text), job.form),
+            "scheduler": scheduler,
+        }
+        inputs: dict[str, Any] = {
+            "prompt_embeds": job.prompts[0].repeat(job.batch, 1, 1),
+            "negative_prompt_embeds": job.prompts[1].repeat(job.batch, 1, 1),
+            "height": 8 * job.height,
+            "width": 8 * job.width,
+            "num_frames": 4 * job.frames - 3,
+            "num_inference_steps": STEPS,
+            "guidance_scale": CFG,
+            "latents": job.noise.transpose(1, 2),
+            "output_type": "latent",
+        }
+        if job.from_image:
+            pipeline = CogVideoXImageToVideoPipeline(vae=vae, **parts)
+            inputs |= {"image": job.image, "generator": torch.Generator().manual_seed(0)}
+        else:
+            pipeline = CogVideoXPipeline(vae=vae, **parts)
+        pipeline.set_progress_bar_config(disable=True)
+        with _noise_as_ours(job):
+            result: Tensor = pipeline(**inputs).frames.transpose(1, 2)
+        return result
 
     return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,29 +70,28 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, str], Pa
 @pytest.fixture(scope="session")
 def original() -> Callable[[Picture], Tensor]:
     """Return a function that runs a job with diffusers' pipeline."""
-    done: dict[Picture, Tensor] = {}
 
+    @functools.cache
     def make(job: Picture) -> Tensor:
-        if job not in done:
-            transformer = as_stored(pixart(micro_conditions=job.micro_conditions), job.form)
-            pipeline = PixArtAlphaPipeline(None, None, None, transformer, job.scheduler())
-            pipeline.set_progress_bar_config(disable=True)
-            (text, mask), (negative, negative_mask) = job.prompts
-            done[job] = pipeline(
-                negative_prompt=None,
-                prompt_embeds=text,
-                prompt_attention_mask=mask,
-                negative_prompt_embeds=negative,
-                negative_prompt_attention_mask=negative_mask,
-                height=8 * job.height,
-                width=8 * job.width,
-                num_inference_steps=STEPS,
-                guidance_scale=CFG,
-                latents=job.noise,
-                output_type="latent",
-                use_resolution_binning=False,
-            ).images
-        return done[job]
+        transformer = as_stored(pixart(micro_conditions=job.micro_conditions), job.form)
+        pipeline = PixArtAlphaPipeline(None, None, None, transformer, job.scheduler())
+        pipeline.set_progress_bar_config(disable=True)
+        (text, mask), (negative, negative_mask) = job.prompts
+        result: Tensor = pipeline(
+            negative_prompt=None,
+            prompt_embeds=text,
+            prompt_attention_mask=mask,
+            negative_prompt_embeds=negative,
+            negative_prompt_attention_mask=negative_mask,
+            height=8 * job.height,
+            width=8 * job.width,
+            num_inference_steps=STEPS,
+            guidance_scale=CFG,
+            latents=job.noise,
+            output_type="latent",
+            use_resolution_binning=False,
+        ).images
+        return result
 
     return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -116,14 +117,7 @@ SIZED = {"pixart, smaller": picture(3, 4), "5b, higher": video("5b", 3, 5, 2)}
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     """Return a function that makes each case once."""
-    made: dict[str, Case] = {}
-
-    def get(name: str) -> Case:
-        if name not in made:
-            made[name] = (CASES | SIZED)[name](tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return get
+    return functools.cache(lambda name: (CASES | SIZED)[name](tmp_path_factory.mktemp(name)))
 
 
 class Rank:
