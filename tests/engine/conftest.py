@@ -305,4 +305,4 @@ def _workers(item: pytest.Item) -> int:
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     if "plan" in parameters:
         return int(parameters["plan"].world_size)
-    return int(parameters.get("workers", getattr(item.module, "WORKERS", 0)))  # type: ignore[attr-defined]
+    return int(parameters.get("workers", getattr(item.module, "WORKERS_OF_ALL_TESTS", 0)))  # type: ignore[attr-defined]

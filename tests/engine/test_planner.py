@@ -28,8 +28,7 @@ from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.flux import POOLED_WIDTH, TEXT_WIDTH
 
 FLUX = FAMILIES["comfyui"]
-WORKERS = 2
-"""The number of workers of every test of this file."""
+WORKERS_OF_ALL_TESTS = 2
 
 comfy_on_path()
 
