@@ -38,7 +38,11 @@ def worst(results: list[list[Tensor]], expected: Tensor) -> float:
 
 
 def outputs_in_turn(
-    case: Case, plans: Sequence[ResolvedPlan], prepare: Callable[[ProofRank], object] = lambda rank: None
+    case: Case,
+    plans: Sequence[ResolvedPlan],
+    prepare: Callable[[ProofRank], object] = lambda rank: None,
+    *,
+    by_patch: bool = True,
 ) -> list[list[list[Tensor]]]:
     """Return for each plan each rank's outputs: the whole call's and, with several patches, that of all patches joined.
 
@@ -46,13 +50,15 @@ def outputs_in_turn(
 
     Args:
         prepare: called with each rank before its call.
+        by_patch: False leaves out the patches.
     """
 
     def of(plan: ResolvedPlan) -> tuple[int, OnRank]:
         def on_rank(_: int) -> list[Tensor]:
             rank = ProofRank(case, plan)
             prepare(rank)
-            return [out for out in (rank.run(), rank.by_patch()) if out is not None]
+            found = rank.run(), rank.by_patch() if by_patch else None
+            return [out for out in found if out is not None]
 
         return plan.world_size, on_rank
 

@@ -192,7 +192,8 @@ def test_residuals_of_a_controlnet_need_no_other_rank(name: str, kinds: tuple[st
     controlled = replace(found, arguments={**found.arguments, "control": control})
     expected = controlled.stock()
     assert worst([[plain]], expected) > 1e-2
-    assert worst(outputs(controlled, plan_for(found, pipefusion=2, ring=2), count_gathers), expected) <= TOLERANCE
+    plans = [plan_for(found, pipefusion=2, ring=2)]
+    assert worst(*outputs_in_turn(controlled, plans, count_gathers, by_patch=False), expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("place", [("double_block", 0), ("single_block", 1)])
@@ -202,7 +203,8 @@ def test_a_block_that_guidance_skips_gives_the_models_own_result(place: tuple[st
     found = replace(found, options={"patches_replace": {"dit": {place: lambda arguments, _: arguments}}})
     expected = found.stock()
     assert worst([[plain]], expected) > 1e-2
-    assert worst(outputs(found, plan_for(found, pipefusion=2, ring=2)), expected) <= TOLERANCE
+    plans = [plan_for(found, pipefusion=2, ring=2)]
+    assert worst(*outputs_in_turn(found, plans, by_patch=False), expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("ranks", [8, pytest.param(5, marks=thorough)])
