@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,10 +33,10 @@ from tests.support.tiny.models import draw
 comfy_on_path()
 
 
-QUICK = "ring 2, ulysses 2"
-"""The plan of a model's first case in the quick run: it divides keys (Ring) and heads (Ulysses)."""
-IN_TURN = ("3 patches over 2 stages, ulysses 2", "ring 2, ulysses 2, unequal", QUICK)
-"""The plans of the models' other cases in the quick run, one each."""
+IN_TURN = ("ring 2, ulysses 2", "3 patches over 2 stages, ulysses 2", "ring 2, ulysses 2, unequal")
+"""Plans of four ranks, of which the quick run has one for each case of a model. The first divides keys (Ring) and heads
+(Ulysses), the second heads, stages and patches.
+"""
 WHOLE_PICTURE = (
     "chroma radiance",
     "wan animate 2",
@@ -56,19 +55,18 @@ FREED = ("flux", "wan, text", "minimax-h3")
 
 
 def splits() -> Iterator[ParameterSet]:
-    """Yield every case under every plan. The quick run has each case under one plan of four ranks.
+    """Yield every case under every plan.
 
-    In the quick run, the tests of `families` have each family under PipeFusion.
+    The quick run has each model under the first two plans of IN_TURN: in its first two cases, or both in its only one.
     """
-    models: set[str] = set()
-    turns = itertools.cycle(IN_TURN)
     for name in SMALL:
         run = {plan for plan, degrees in PLANS.items() if name not in WHOLE_PICTURE or "pipefusion" not in degrees}
-        model = name.partition(",")[0]
-        quick = next(turn for turn in turns if turn in run) if model in models else QUICK
-        models.add(model)
-        for plans, marks in (([quick], ()), (sorted(run - {quick}), thorough)):
-            yield pytest.param(name, plans, id=f"{name}-{'; '.join(plans)}", marks=marks)
+        of_model = [other for other in SMALL if other.partition(",")[0] == name.partition(",")[0]]
+        turn = of_model.index(name) % len(IN_TURN)
+        quick = {*IN_TURN[:2]} if len(of_model) == 1 else {IN_TURN[turn]}
+        quick = quick & run or {IN_TURN[0]}
+        for plans, marks in ((quick, ()), (run - quick, thorough)):
+            yield pytest.param(name, sorted(plans), id=f"{name}-{'; '.join(sorted(plans))}", marks=marks)
 
 
 @pytest.fixture(scope="module")
