@@ -82,6 +82,31 @@ def case() -> Callable[[str], tuple[Case, Tensor]]:
     return get
 
 
+# This test is the first for each case: it reads the sources of the case's classes, which ranks that are forked later inherit.
+@pytest.mark.parametrize("name", SMALL)
+def test_one_rank_computes_the_same_bits_and_a_later_step_is_as_exact(name: str, case: Any) -> None:
+    """Ranks use ComfyUI's own attention. Masked text is left out instead of being attended to with a weight of zero.
+
+    A guide that is weighed goes by its weights instead of a mask.
+
+    Values that are kept for a run, such as positions, depend neither on the latent nor on the time.
+    """
+    found, expected = case(name)
+    rank = run_alone(found)
+    out = rank.run()
+    assert out is not None
+    if {"attention_mask", "guide_attention_entries"} & found.arguments.keys():
+        assert worst([[out]], expected) <= TOLERANCE
+    else:
+        assert torch.equal(out, expected)
+    rank.case = later = replace(
+        found, x=found.x * 0.7, timestep=tree_map(lambda timestep: timestep * 0.5, found.timestep)
+    )
+    with torch.no_grad():
+        expected = later.stock()
+    assert worst([[rank.run()]], expected) <= TOLERANCE
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name not in FREED)) for name in SMALL])
 def test_tensors_of_a_forward_are_freed_without_garbage_collection(
     case: Callable[[str], tuple[Case, Tensor]], name: str
@@ -143,30 +168,6 @@ def test_an_exchange_in_fp8_is_near_and_one_with_weighted_tokens_exact(
     error = worst(results, expected)
     assert TOLERANCE < error < 0.03 if rounds else error <= TOLERANCE
     assert all(torch.equal(outs[0], results[0][0]) for outs in results)  # all ranks need equal bits
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_one_rank_computes_the_same_bits_and_a_later_step_is_as_exact(name: str, case: Any) -> None:
-    """Ranks use ComfyUI's own attention. Masked text is left out instead of being attended to with a weight of zero.
-
-    A guide that is weighed goes by its weights instead of a mask.
-
-    Values that are kept for a run, such as positions, depend neither on the latent nor on the time.
-    """
-    found, expected = case(name)
-    rank = run_alone(found)
-    out = rank.run()
-    assert out is not None
-    if {"attention_mask", "guide_attention_entries"} & found.arguments.keys():
-        assert worst([[out]], expected) <= TOLERANCE
-    else:
-        assert torch.equal(out, expected)
-    rank.case = later = replace(
-        found, x=found.x * 0.7, timestep=tree_map(lambda timestep: timestep * 0.5, found.timestep)
-    )
-    with torch.no_grad():
-        expected = later.stock()
-    assert worst([[rank.run()]], expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
