@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from itertools import pairwise
 
@@ -18,7 +19,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.layout import SequenceSplit, cut
 from parallel_backend.mesh import build_mesh
 from tests.support.plans import cpu_plan
-from tests.support.ranks import run_ranks
+from tests.support.ranks import run_in_turn
 
 CPU = torch.device("cpu")
 TOKENS, HEADS, HEAD_DIM = 41, 6, 32
@@ -61,10 +62,10 @@ def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
-def over_ranks(
-    inputs: Tensor, ring: int, ulysses: int, codec: Codec, chunks: int = 1, patches: int = 1
-) -> tuple[Tensor, int]:
-    """Return the attention output over ranks, or that of patches against a filled cache, and the bytes that all ranks sent."""
+def over_ranks(inputs: Tensor, ring: int, ulysses: int, chunks: int, patches: int) -> list[tuple[Tensor, int]]:
+    """Return for FP8 and EXACT the attention output over ranks, or that of patches against a filled cache, and the bytes that
+    all ranks sent.
+    """
     tokens, heads = inputs.shape[2:4]
     ranks = ring * ulysses
     plan = cpu_plan(ring=ring, ulysses=ulysses)
@@ -75,7 +76,7 @@ def over_ranks(
         by_rank = [positions[run] for run in cut(len(positions), ranks)]
         return SequenceSplit(tuple(map(len, by_rank)), heads, ring, ulysses, plan.shares, heads), by_rank
 
-    def run(rank: int) -> list[Tensor]:
+    def run(codec: Codec, rank: int) -> list[Tensor]:
         meter = Meter()
         mesh = build_mesh(plan, CPU, meter)
         if patches == 1:
@@ -98,11 +99,13 @@ def over_ranks(
         return [torch.cat(out, dim=1), torch.tensor(sum(meter.sent.values()))]
 
     positions_by_rank = [torch.cat([split(patch)[1][rank] for patch in runs]) for rank in range(ranks)]
-    outputs = run_ranks(ranks, run)
-    result = torch.full_like(inputs[0], torch.nan)
-    for positions, (local, _) in zip(positions_by_rank, outputs, strict=True):
-        result[:, positions] = local
-    return result, sum(int(sent) for _, sent in outputs)
+    found = []
+    for outputs in run_in_turn([(ranks, functools.partial(run, codec)) for codec in (FP8, EXACT)]):
+        result = torch.full_like(inputs[0], torch.nan)
+        for positions, (local, _) in zip(positions_by_rank, outputs, strict=True):
+            result[:, positions] = local
+        found.append((result, sum(int(sent) for _, sent in outputs)))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def over_ranks(
 def test_attention_rounds_only_values_that_are_sent(ring: int, ulysses: int, chunks: int, patches: int) -> None:
     """Compare with attention of rounded operands whose result is rounded. Few values differ, by one rounding."""
     inputs = torch.randn(3, 2, TOKENS, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(3))
-    found, sent = over_ranks(inputs, ring, ulysses, FP8, chunks, patches)
+    (found, sent), (_, in_fp32) = over_ranks(inputs, ring, ulysses, chunks, patches)
     q, k, v = map(rounded, inputs)
     expected = attended(q if ulysses > 1 else inputs[0], k, v).float()
     if ulysses > 1:
@@ -120,6 +123,5 @@ def test_attention_rounds_only_values_that_are_sent(ring: int, ulysses: int, chu
         assert ((found - expected).norm() / expected.norm()).item() < 1e-3
     exact = attended(*inputs)
     assert 1e-3 < ((found - exact).norm() / exact.norm()).item() < 0.06
-    _, in_fp32 = over_ranks(inputs, ring, ulysses, EXACT, chunks, patches)
     lse = 0 if patches == 1 else 4 * inputs[0, ..., 0].numel() * (ring - 1)
     assert sent - lse == (in_fp32 - lse) * (HEAD_DIM + 4) / (4 * HEAD_DIM)

@@ -77,6 +77,24 @@ class RecordingModel(comfy.samplers.KSamplerX0Inpaint):  # type: ignore[misc]
         self.told.append((report["i"], report["denoised"].clone(), report["x"].clone()))
 
 
+def comfy_run(
+    sampler: Any, model_sampling: Any, x: Tensor, sigmas: Tensor, model: Model = smooth, cfg: float = CFG
+) -> Run:
+    """Run one of ComfyUI's KSAMPLERs. Sigmas change in place if the function changes them."""
+    recording = RecordingModel(model_sampling, sigmas, model, cfg)
+    with torch.inference_mode():
+        result = sampler.sampler_function(
+            recording,
+            x.clone(),
+            sigmas,
+            extra_args={"model_options": {}, "seed": SEED, "denoise_mask": None},
+            callback=recording.tell,
+            disable=True,
+            **sampler.extra_options,
+        )
+    return Run(recording.calls, recording.told, result)
+
+
 def sampler_of(name: str, options: dict[str, Any]) -> Any:
     return comfy.samplers.ksampler(name, options) if options else comfy.samplers.sampler_object(name)
 

@@ -23,7 +23,7 @@ from parallel_backend.denoise.replay import DeviceProgram, Prediction
 from tests.denoise.comparing import (
     SEED,
     TOLERANCE,
-    RecordingModel,
+    comfy_run,
     distance,
     our_program,
     sides_of,
@@ -77,16 +77,11 @@ def test_a_recordable_sampler_gives_comfyuis_result(pack: ModuleType, name: str)
     made = recorded(function)
     assert made.reason == ""
     x = start_latent(SAMPLING, SIGMAS, batch=2)
-    model = RecordingModel(SAMPLING, SIGMAS, smooth)
-    arguments: dict[str, Any] = {"model_options": {}, "seed": SEED, "denoise_mask": None}
-    told: list[int] = []
-    with torch.inference_mode():
-        expected = function(
-            model, x.clone(), SIGMAS.clone(), extra_args=arguments, callback=lambda each: told.append(each["i"])
-        )
+    expected = comfy_run(comfy.samplers.KSAMPLER(function), SAMPLING, x, SIGMAS.clone())
+    told = [step for step, *_ in expected.told]
     for rows in [(0, 6)], [(0, 2), (2, 3), (3, 6)]:
         parts = [our_program(made.program, x, slice(*each), smooth) for each in rows]
-        assert distance(torch.cat([part.result for part in parts], dim=-2), expected.float()) <= TOLERANCE
+        assert distance(torch.cat([part.result for part in parts], dim=-2), expected.result.float()) <= TOLERANCE
         assert all([each[0] for each in part.told] == told for part in parts)
     assert made.program.shows_steps == (name != "tells_nothing")
 
@@ -202,10 +197,7 @@ def test_a_sampler_gets_the_branches_that_it_requests_at_cfg_1(pack: ModuleType,
     made = recorded(function, cfg=1.0)
     assert made.reads_both_branches == (name != "the_other_side_if_asked")
     x = start_latent(SAMPLING, SIGMAS, batch=2)
-    model = RecordingModel(SAMPLING, SIGMAS, smooth, cfg=1.0)
-    arguments: dict[str, Any] = {"model_options": {}, "seed": SEED, "denoise_mask": None}
-    with torch.inference_mode():
-        expected = function(model, x.clone(), SIGMAS.clone(), extra_args=arguments, callback=lambda _: None)
+    expected = comfy_run(comfy.samplers.KSAMPLER(function), SAMPLING, x, SIGMAS.clone(), cfg=1.0).result
     steps = DeviceProgram(made.program, x.ndim, x.device).replay(x, LatentNoise(tuple(x.shape), x.device))
     answer: Prediction | None = None
     while True:

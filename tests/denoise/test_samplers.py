@@ -25,9 +25,9 @@ from tests.denoise.comparing import (
     CFG,
     SEED,
     TOLERANCE,
-    Model,
     RecordingModel,
     Run,
+    comfy_run,
     distance,
     drive,
     our_program,
@@ -107,33 +107,13 @@ def denoise(x: Tensor, sigma: Tensor) -> Tensor:
     return 0.8 * torch.tanh((1.2 - sigma) * x) + 0.3 * torch.sin(2.5 * x + 3 * sigma)
 
 
-def comfy_run(
-    name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor, model: Model = denoise
-) -> Run:
-    """Run ComfyUI's sampler. Sigmas change in place if the function changes them."""
-    recording, sampler = RecordingModel(model_sampling, sigmas, model), sampler_of(name, options)
-    with torch.inference_mode():
-        result = sampler.sampler_function(
-            recording,
-            x.clone(),
-            sigmas,
-            extra_args={"model_options": {}, "seed": SEED, "denoise_mask": None},
-            callback=recording.tell,
-            disable=True,
-            **sampler.extra_options,
-        )
-    return Run(recording.calls, recording.told, result)
-
-
-def our_run(
-    name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor, model: Model = denoise
-) -> Run:
+def our_run(name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, sigmas: Tensor) -> Run:
     """Run the replayed sampler. Sigmas change in place as ComfyUI's function changes them."""
     made, written = script(name, options, model_sampling, x, sigmas)
     sigmas.copy_(written)
     told: list[tuple[int, Tensor, Tensor]] = []
     steps = made.replay(x, LatentNoise(tuple(x.shape), x.device, whole), lambda *each: told.append(each))
-    return drive(made, steps, told, model)
+    return drive(made, steps, told, denoise)
 
 
 def schedules(model_sampling: Any, scheduler: str) -> Iterator[tuple[str, Tensor]]:
@@ -171,7 +151,7 @@ def test_a_replayed_sampler_equals_comfyuis_at_every_call(
         x = start_latent(model_sampling, sigmas, batch=2 if len(sigmas) == 6 else 1)
         ours, theirs = sigmas.clone(), sigmas.clone()
         try:
-            expected = comfy_run(name, options, model_sampling, x, theirs)
+            expected = comfy_run(sampler_of(name, options), model_sampling, x, theirs, denoise)
         except (AssertionError, IndexError):  # ComfyUI's own function does not accept such a schedule
             continue
         error = worst(our_run(name, options, model_sampling, x, ours), expected)
@@ -189,7 +169,7 @@ def test_odd_schedules_give_comfyuis_latent(sampling: str, sigmas: tuple[float, 
         if "dpmpp_sde" in name and min(sigmas) < 0:  # ComfyUI's function never ends
             continue
         try:
-            theirs = comfy_run(name, {}, model_sampling, x, schedule.clone())
+            theirs = comfy_run(sampler_of(name, {}), model_sampling, x, schedule.clone(), denoise)
         except (RuntimeError, ValueError, AssertionError, IndexError, ZeroDivisionError):
             continue
         if not theirs.result.isfinite().all():
@@ -219,7 +199,7 @@ def test_results_of_patches_join_to_that_of_the_whole_latent(name: str, options:
         assert {float(patch.sigma) for patch in patches} == {float(call.sigma)}
         assert distance(torch.cat([patch.x for patch in patches], dim=-2), call.x) <= TOLERANCE
     assert torch.equal(x, before)
-    assert worst(complete, comfy_run(name, options, model_sampling, x, sigmas, smooth)) <= TOLERANCE
+    assert worst(complete, comfy_run(sampler_of(name, options), model_sampling, x, sigmas)) <= TOLERANCE
 
 
 @product(shape=[(2, 1, 40), (1, 4, 3, 6, 5)], name=LOCAL)
@@ -228,8 +208,8 @@ def test_latents_of_three_and_five_dimensions_give_comfyuis_result(name: str, sh
     model_sampling = SAMPLINGS["shifted"]
     sigmas = comfy.samplers.calculate_sigmas(model_sampling, "simple", 4)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(SEED))
-    given = (name, {}, model_sampling, x)
-    assert worst(our_run(*given, sigmas.clone()), comfy_run(*given, sigmas.clone())) <= TOLERANCE
+    expected = comfy_run(sampler_of(name, {}), model_sampling, x, sigmas.clone(), denoise)
+    assert worst(our_run(name, {}, model_sampling, x, sigmas.clone()), expected) <= TOLERANCE
 
 
 def process_of(model_sampling: Any) -> NoiseProcess:

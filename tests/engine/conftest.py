@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from parallel_backend.host.workers.pending_request import RequestContext, Reques
 from parallel_backend.plan import ParallelPlan, ResolvedPlan
 from parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from parallel_backend.weights.files.digest import file_digest
+from tests.support.pipefusion_simulation import load_model, simulate
 from tests.support.programs import encoded_program
 from tests.support.tiny.flux import POOLED_WIDTH, TEXT_WIDTH, save_flux
 
@@ -235,6 +237,42 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {heads: save_flux(folder / f"{heads}.safetensors", heads=heads, seed=heads) for heads in (3, 4)}
 
 
+Simulated = Callable[..., Tensor]
+
+
+@pytest.fixture(scope="session")
+def simulated() -> Simulated:
+    """Return a function that runs a job with ComfyUI's own model and sampler in one process, under PipeFusion's rule.
+
+    One patch gives the exact result.
+    """
+    done: dict[object, Tensor] = {}
+    loaded = functools.cache(lambda path: load_model(load_file(path)))
+
+    def simulation(job: Job, patches: int = 1, warmup_steps: int = 1) -> Tensor:
+        size = (job.height, job.width, job.batch, job.text)
+        given = (job.path, len(job.sigmas), job.sampler, job.cfg, size, job.references)
+        key = (given, patches, warmup_steps)
+        if key not in done:
+            done[key] = simulate(
+                {},
+                noise=job.noise,
+                sigmas=job.sigmas.clone(),
+                positive=job.prompts[0],
+                negative=job.prompts[1] if job.cfg != 1.0 else None,
+                cfg=job.cfg,
+                sampler=job.sampler,
+                seed=job.seed,
+                references=job.reference_latents,
+                patches=patches,
+                warmup_steps=warmup_steps,
+                model=loaded(job.path),
+            )
+        return done[key]
+
+    return simulation
+
+
 def sigmas(steps: int, *, last: float = 0.0) -> Tensor:
     """Return ComfyUI's `simple` schedule of the schnell type."""
     return torch.linspace(1, last, steps + 1)
@@ -265,4 +303,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 def _workers(item: pytest.Item) -> int:
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    return parameters["plan"].world_size if "plan" in parameters else parameters.get("workers", 0)
+    if "plan" in parameters:
+        return int(parameters["plan"].world_size)
+    return int(parameters.get("workers", getattr(item.module, "WORKERS_OF_ALL_TESTS", 0)))  # type: ignore[attr-defined]

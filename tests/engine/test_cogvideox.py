@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import distributions
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch as replaced
@@ -88,37 +89,36 @@ def vae() -> AutoencoderKLCogVideoX:
 @pytest.fixture(scope="session")
 def original(vae: AutoencoderKLCogVideoX) -> Callable[[Video], Tensor]:
     """Return a function that runs a job with diffusers' pipeline."""
-    done: dict[Video, Tensor] = {}
 
+    @functools.cache
     def make(job: Video) -> Tensor:
-        if job not in done:
-            scheduler = schedulers(job.kind)[job.sampler]
-            parts = {
-                "tokenizer": None,
-                "text_encoder": None,
-                "transformer": as_stored(cogvideox(job.kind, max_text_seq_length=job.text), job.form),
-                "scheduler": scheduler,
-            }
-            inputs: dict[str, Any] = {
-                "prompt_embeds": job.prompts[0].repeat(job.batch, 1, 1),
-                "negative_prompt_embeds": job.prompts[1].repeat(job.batch, 1, 1),
-                "height": 8 * job.height,
-                "width": 8 * job.width,
-                "num_frames": 4 * job.frames - 3,
-                "num_inference_steps": STEPS,
-                "guidance_scale": CFG,
-                "latents": job.noise.transpose(1, 2),
-                "output_type": "latent",
-            }
-            if job.from_image:
-                pipeline = CogVideoXImageToVideoPipeline(vae=vae, **parts)
-                inputs |= {"image": job.image, "generator": torch.Generator().manual_seed(0)}
-            else:
-                pipeline = CogVideoXPipeline(vae=vae, **parts)
-            pipeline.set_progress_bar_config(disable=True)
-            with _noise_as_ours(job):
-                done[job] = pipeline(**inputs).frames.transpose(1, 2)
-        return done[job]
+        scheduler = schedulers(job.kind)[job.sampler]
+        parts = {
+            "tokenizer": None,
+            "text_encoder": None,
+            "transformer": as_stored(cogvideox(job.kind, max_text_seq_length=job.text), job.form),
+            "scheduler": scheduler,
+        }
+        inputs: dict[str, Any] = {
+            "prompt_embeds": job.prompts[0].repeat(job.batch, 1, 1),
+            "negative_prompt_embeds": job.prompts[1].repeat(job.batch, 1, 1),
+            "height": 8 * job.height,
+            "width": 8 * job.width,
+            "num_frames": 4 * job.frames - 3,
+            "num_inference_steps": STEPS,
+            "guidance_scale": CFG,
+            "latents": job.noise.transpose(1, 2),
+            "output_type": "latent",
+        }
+        if job.from_image:
+            pipeline = CogVideoXImageToVideoPipeline(vae=vae, **parts)
+            inputs |= {"image": job.image, "generator": torch.Generator().manual_seed(0)}
+        else:
+            pipeline = CogVideoXPipeline(vae=vae, **parts)
+        pipeline.set_progress_bar_config(disable=True)
+        with _noise_as_ours(job):
+            result: Tensor = pipeline(**inputs).frames.transpose(1, 2)
+        return result
 
     return make
 
@@ -184,6 +184,7 @@ def on_workers(
 Original = Callable[[Video], Tensor]
 Ours = Callable[[Video, ResolvedPlan], Tensor]
 
+UNUSUAL_SIZES = [(1, 6, 10), (5, 4, 4), (13, 4, 6)]
 SMALL = [
     cpu_plan(cfg=2),
     cpu_plan(ring=2),
@@ -197,15 +198,20 @@ def named(plans: list[ResolvedPlan]) -> dict[str, ResolvedPlan]:
     return {plan.describe().split(": ")[-1]: plan for plan in plans}
 
 
-def each_plan(plans: list[ResolvedPlan]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("plan", plans, ids=list(named(plans)))
-
-
 @pytest.mark.exactness
 @product(kind=TYPES.keys(), sampler=["cogvideox_ddim", "cogvideox_dpm"])
 def test_one_rank_equals_diffusers(original: Original, ours: Ours, kind: str, sampler: str) -> None:
     job = Video(kind, sampler)
     assert relative_error(ours(job, cpu_plan()), original(job)) <= TOLERANCE
+
+
+@pytest.mark.exactness
+def test_the_workers_have_the_diffusers_that_this_run_is_for(run: Runner, ours: Ours) -> None:
+    """The run is for the installed diffusers, or for the one in the folder WORKERS_DIFFUSERS."""
+    ours(Video("2b-odd"), cpu_plan())
+    folder = os.environ.get("WORKERS_DIFFUSERS")
+    expected = next(iter(distributions(name="diffusers", path=[folder]))).version if folder else version("diffusers")
+    assert run.diffusers() == {expected}
 
 
 @thorough
@@ -230,12 +236,6 @@ def test_the_oldest_diffusers_in_workers_equals_the_installed_one_here(
     assert relative_error(result, original(job)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("size", [(1, 6, 10), (5, 4, 4), (13, 4, 6)])
-def test_5b_equals_diffusers_at_unusual_sizes(original: Original, ours: Ours, size: tuple[int, int, int]) -> None:
-    job = Video("5b", frames=size[0], height=size[1], width=size[2], text=3)
-    assert relative_error(ours(job, cpu_plan()), original(job)) <= TOLERANCE
-
-
 @pytest.mark.parametrize("plan", [cpu_plan(ulysses=2, weights="sharded")])
 @pytest.mark.parametrize("form", [pytest.param(form, marks=[thorough] * (form == "e4m3fn")) for form in FORMS])
 def test_quantised_files_equal_diffusers(original: Original, ours: Ours, form: str, plan: ResolvedPlan) -> None:
@@ -251,29 +251,27 @@ def test_plans_equal_diffusers(original: Original, ours: Ours, kind: str, plan: 
     assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "plan", [cpu_plan(ulysses=4), pytest.param(cpu_plan(ulysses=8), marks=thorough)], ids=["ulysses 4", "ulysses 8"]
-)
-def test_30_heads_equal_diffusers_under_ulysses_4_and_8(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
-    job = Video("2b")
-    assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
+UNEVEN = Video("1.5-i2v", "cogvideox_dpm", frames=6, text=8)
+"""A video of 3 * 3 * 5 + 8 tokens, which four ranks cannot share evenly."""
 
 
 @pytest.mark.parametrize(
-    "plan",
+    ("job", "plan"),
     [
-        cpu_plan(cfg=2, ring=2, ulysses=2),
-        pytest.param(cpu_plan(cfg=2, ulysses=3), marks=thorough),
-        pytest.param(cpu_plan(cfg=2, ulysses=4), marks=thorough),
+        *((Video("5b", frames=f, height=h, width=w, text=3), cpu_plan()) for f, h, w in UNUSUAL_SIZES),
+        (Video("2b"), cpu_plan(ulysses=4)),  # 30 heads
+        pytest.param(Video("2b"), cpu_plan(ulysses=8), marks=thorough),
+        (UNEVEN, cpu_plan(cfg=2, ring=2, ulysses=2)),
+        pytest.param(UNEVEN, cpu_plan(cfg=2, ulysses=3), marks=thorough),
+        pytest.param(UNEVEN, cpu_plan(cfg=2, ulysses=4), marks=thorough),
+        (Video("2b-odd", batch=3), cpu_plan(data=2, ulysses=2)),
+        (Video("2b-odd", batch=3), cpu_plan(data=2, cfg=2)),
     ],
-    ids=["cfg 2 x ring 2 x ulysses 2", "cfg 2 x ulysses 3", "cfg 2 x ulysses 4"],
+    ids=lambda value: f"{value.kind}, {value.frames}" if isinstance(value, Video) else value.degrees,
 )
-def test_uneven_tokens_and_heads_equal_diffusers_on_up_to_eight_ranks(
-    original: Original, ours: Ours, plan: ResolvedPlan
+def test_unusual_sizes_uneven_splits_and_batches_equal_diffusers(
+    original: Original, ours: Ours, job: Video, plan: ResolvedPlan
 ) -> None:
-    job = Video("1.5-i2v", "cogvideox_dpm", frames=6, text=8)
-    tokens = 3 * 3 * 5 + job.text
-    assert tokens % 4
     assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
 
 
@@ -309,12 +307,6 @@ def test_prompts_of_different_lengths_equal_diffusers(ours: Ours, plan: Resolved
     assert relative_error(ours(job, plan), x.transpose(1, 2)) <= TOLERANCE
 
 
-@each_plan([cpu_plan(data=2, ulysses=2), cpu_plan(data=2, cfg=2)])
-def test_a_batch_over_groups_equals_diffusers(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
-    job = Video("2b-odd", batch=3)
-    assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
-
-
 PIPED = [
     cpu_plan(cfg=2, pipefusion=2, patches=3),
     cpu_plan(pipefusion=2, ulysses=2, patches=3),
@@ -334,8 +326,10 @@ def test_pipefusions_result_depends_only_on_patches_and_warm_up(
         assert relative_error(result, original(job)) > 10 * TOLERANCE
 
 
-@each_plan(
-    [cpu_plan(pipefusion=2), cpu_plan(cfg=2, pipefusion=2), cpu_plan(pipefusion=2, ring=2, ulysses=2, patches=4)]
+@pytest.mark.parametrize(
+    "plan",
+    [cpu_plan(pipefusion=2), cpu_plan(cfg=2, pipefusion=2), cpu_plan(pipefusion=2, ring=2, ulysses=2, patches=4)],
+    ids=lambda plan: plan.degrees,
 )
 def test_pipefusion_sends_the_bytes_of_its_formula(run: Runner, ours: Ours, plan: ResolvedPlan) -> None:
     job = Video("2b", frames=4, height=8, width=8, text=8)

@@ -92,16 +92,20 @@ PIPES = [
 
 
 @pytest.mark.parametrize("plan", PIPES, ids=lambda plan: f"{plan.degrees}, {plan.patches} patches")
-def test_pipefusion_and_cfg_send_the_bytes_of_their_formulas(
+def test_pipefusion_and_cfg_send_and_hold_the_bytes_of_their_formulas(
     reported: Reported, models: dict[int, Path], plan: ResolvedPlan
 ) -> None:
+    """A stage holds its blocks and the named shared parts. The cache of keys and values is split, and nothing is replicated."""
     job = even_job(models)
     latent = job.noise.numel() * ELEMENT
+    every = {name: tensor.nbytes for name, tensor in job.tensors.items()}
+    parts = lambda *names: sum(size for name, size in every.items() if name.startswith(names))  # noqa: E731
+    shared, exit_ = parts("time_in", "vector_in", "img_in", "txt_in"), parts("final_layer")
     ranks = plan.ring * plan.ulysses
     share = TOKENS / plan.cfg * HIDDEN / ranks * ELEMENT * STEPS
     for report in reported(plan):
         stage = report.rank // ranks % plan.pipefusion
-        blocks = plan.stages[stage]
+        blocks, start = plan.stages[stage], sum(plan.stages[:stage])
         first, last = stage == 0, stage == plan.pipefusion - 1
         sent = report.sent
         assert sent.get("pipefusion", 0) == pytest.approx(0 if last else share, rel=0.01)
@@ -116,6 +120,9 @@ def test_pipefusion_and_cfg_send_the_bytes_of_their_formulas(
         patch_calls = STEPS - plan.warmup_steps
         lse = (plan.ring - 1) * TOKENS / plan.cfg / ranks * HEADS * ELEMENT * blocks * patch_calls
         assert sent.get("ring lse", 0) == pytest.approx(lse, rel=0.01)
+        own = sum(block_bytes(number) for number in range(start, start + blocks))
+        assert report.weights == own + shared + (exit_ if last else 0)
+        assert report.cache == 2 * TOKENS / plan.cfg * HIDDEN * ELEMENT * blocks / ranks
 
 
 def block_bytes(number: int) -> int:
@@ -126,20 +133,6 @@ def block_bytes(number: int) -> int:
         stream = linear(h, 6 * h) + linear(h, 3 * h) + linear(h, h) + linear(h, 4 * h) + linear(4 * h, h) + 2 * HEAD_DIM
         return 2 * stream * ELEMENT
     return (linear(h, 3 * h) + linear(h, 7 * h) + linear(5 * h, h) + 2 * HEAD_DIM) * ELEMENT
-
-
-@pytest.mark.parametrize("plan", [PIPES[0], PIPES[1]], ids=lambda plan: plan.degrees)
-def test_a_pipeline_stage_holds_its_blocks_and_the_named_shared_parts(
-    reported: Reported, models: dict[int, Path], plan: ResolvedPlan
-) -> None:
-    every = {name: tensor.nbytes for name, tensor in even_job(models).tensors.items()}
-    parts = lambda *names: sum(size for name, size in every.items() if name.startswith(names))  # noqa: E731
-    shared, exit_ = parts("time_in", "vector_in", "img_in", "txt_in"), parts("final_layer")
-    start = 0
-    for stage, report in enumerate(reported(plan)):
-        blocks = sum(block_bytes(number) for number in range(start, start + plan.stages[stage]))
-        start += plan.stages[stage]
-        assert report.weights == blocks + shared + (exit_ if stage == plan.pipefusion - 1 else 0)
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -153,14 +146,6 @@ def test_sharded_weights_are_one_nth_of_the_blocks_and_the_named_shared_parts(
     for report in reported(plan):
         assert report.weights - shared == pytest.approx(blocks / workers, rel=0.05)
         assert report.sent["weights"] == pytest.approx((workers - 1) * blocks / workers * STEPS, rel=0.05)
-
-
-@pytest.mark.parametrize("plan", PIPES, ids=lambda plan: f"{plan.degrees}, {plan.patches} patches")
-def test_the_kv_cache_is_split_and_nothing_is_replicated(reported: Reported, plan: ResolvedPlan) -> None:
-    for report in reported(plan):
-        stage = report.rank // (plan.ring * plan.ulysses) % plan.pipefusion
-        whole = 2 * TOKENS / plan.cfg * HIDDEN * ELEMENT * plan.stages[stage]
-        assert report.cache == whole / (plan.ring * plan.ulysses)
 
 
 def test_the_pipeline_does_not_drain_between_steps(

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
-from tests.support.pipefusion_simulation import simulate
+from tests.engine.conftest import TOLERANCE, Job, Runner, Simulated, relative_error, sigmas
 from tests.support.plans import cpu_plan
 from tests.support.selection import thorough
 
@@ -39,16 +38,6 @@ def job(models: dict[int, Path]) -> Job:
     return Job(models[4], sigmas(STEPS))
 
 
-@pytest.fixture(scope="module")
-def expected(job: Job) -> torch.Tensor:
-    """Return the job's result by ComfyUI's own model and sampler."""
-    positive, negative = job.prompts
-    return simulate(
-        job.tensors, noise=job.noise, sigmas=job.sigmas.clone(), cfg=job.cfg, sampler=job.sampler, seed=job.seed,
-        positive=positive, negative=negative, references=(), patches=1, warmup_steps=1,
-    )  # fmt: skip
-
-
 def files(folder: Path) -> set[str]:
     """Return all files in a cache."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
@@ -61,9 +50,9 @@ def uncompiled(run: Runner) -> tuple[str, ...]:
     return said
 
 
-def test_restarted_workers_compile_nothing(run: Runner, job: Job, expected: torch.Tensor, cache: Path) -> None:
+def test_restarted_workers_compile_nothing(run: Runner, job: Job, simulated: Simulated, cache: Path) -> None:
     first = run(job, PLAN, compiler="inductor")
-    assert relative_error(first, expected) <= TOLERANCE
+    assert relative_error(first, simulated(job)) <= TOLERANCE
     kept = files(cache)
     assert any(name.startswith(GRAPHS) for name in kept)
     assert any(name.endswith(KERNELS) for name in kept)
@@ -74,10 +63,10 @@ def test_restarted_workers_compile_nothing(run: Runner, job: Job, expected: torc
 
 
 def test_without_a_compiler_the_blocks_run_uncompiled_and_one_message_says_so(
-    run: Runner, job: Job, expected: torch.Tensor, cache: Path, monkeypatch: pytest.MonkeyPatch
+    run: Runner, job: Job, simulated: Simulated, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    assert relative_error(run(job, PLAN, compiler="inductor"), expected) <= TOLERANCE
+    assert relative_error(run(job, PLAN, compiler="inductor"), simulated(job)) <= TOLERANCE
     double, single = uncompiled(run)
     assert double.startswith("DoubleStreamBlock is not compiled: ")
     assert single.startswith("SingleStreamBlock is not compiled: ")

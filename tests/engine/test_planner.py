@@ -28,6 +28,7 @@ from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.flux import POOLED_WIDTH, TEXT_WIDTH
 
 FLUX = FAMILIES["comfyui"]
+WORKERS_OF_ALL_TESTS = 2
 
 comfy_on_path()
 
@@ -67,8 +68,7 @@ def backend(run: Runner) -> Backend:
     return run.backend
 
 
-@pytest.mark.parametrize("workers", [2])
-def test_this_machine_is_measured_once_and_the_ranking_logged(backend, models, cache, caplog, workers) -> None:
+def test_this_machine_is_measured_once_and_the_ranking_logged(backend, models, cache, caplog) -> None:
     caplog.set_level(logging.INFO)
     asked = question(models[4], devices="cpu:2")
     plan = choose(backend, asked)
@@ -89,8 +89,7 @@ def test_this_machine_is_measured_once_and_the_ranking_logged(backend, models, c
     assert len([*cache.glob("machine-*.json")]) == 2  # a second file, for the requested kernel
 
 
-@pytest.mark.parametrize("workers", [2])
-def test_a_log_line_says_when_one_device_is_faster(backend, models, cache, caplog, workers) -> None:
+def test_a_log_line_says_when_one_device_is_faster(backend, models, cache, caplog) -> None:
     """The stored measurement has fast devices on a link of 1 MB/s, so that this machine's load does not matter."""
     choose(backend, question(models[4], text=25, devices="cpu:2"))
     (kept,) = cache.glob("machine-*.json")
@@ -103,8 +102,7 @@ def test_a_log_line_says_when_one_device_is_faster(backend, models, cache, caplo
     assert "one device alone is faster for this job: choose devices cpu in Parallel Plan" in caplog.text
 
 
-@pytest.mark.parametrize("workers", [2])
-def test_stages_are_cut_by_measured_block_times(backend, models, cache, workers) -> None:
+def test_stages_are_cut_by_measured_block_times(backend, models, cache) -> None:
     plan = choose(backend, question(models[4], devices="cpu:2", pipefusion=2))
     (kept,) = cache.glob("blocktimes-*.json")
     assert b'"counts":[1,2]' in kept.read_bytes()
@@ -114,10 +112,7 @@ def test_stages_are_cut_by_measured_block_times(backend, models, cache, workers)
     assert choose(backend, slow_second).stages == (2, 1)
 
 
-@pytest.mark.parametrize("workers", [2])
-def test_devices_of_several_kinds_share_the_tokens_by_measured_block_times(
-    run, backend, models, cache, caplog, workers
-) -> None:
+def test_devices_of_several_kinds_share_the_tokens_by_measured_block_times(run, backend, models, cache, caplog) -> None:
     caplog.set_level(logging.INFO)
     alike = choose(backend, question(models[4], text=26, devices="cpu:2", ulysses=2))
     assert alike.shares == (1, 1) and not [*cache.glob("blocktimes-*.json")]
@@ -134,17 +129,15 @@ def test_devices_of_several_kinds_share_the_tokens_by_measured_block_times(
     assert relative_error(run(job, plan), run(job, alike)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("workers", [2])
-def test_a_plan_that_does_not_fit_is_refused_with_one_that_does(backend, models, cache, workers) -> None:
+def test_a_plan_that_does_not_fit_is_refused_with_one_that_does(backend, models, cache) -> None:
     gigabytes = 4e-9 * question(models[4]).shape.parameters
     asked = question(models[4], devices="cpu:2", memory_limit=2 * 0.9 * gigabytes)  # two workers on one device
     with pytest.raises(Refused, match=r"needs [\d.]+ [GM]B .* each may use .*: use .*(pipefusion 2|weights sharded)"):
         choose(backend, asked)
 
 
-@pytest.mark.parametrize("workers", [2])
 def test_free_memory_is_measured_again_on_workers_that_loaded_all_kernels(
-    run, backend, models, cache, monkeypatch: pytest.MonkeyPatch, workers
+    run, backend, models, cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planner first compares plans whose workers load no kernels early. It then chooses a plan whose workers do."""
     monkeypatch.setattr(host_backend, "wants_kernels_early", lambda plan: plan.pipefusion > 1)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
-from parallel_backend.errors import Cancelled
+from parallel_backend.denoise.program import ModelEvaluation, Program, encoded
+from parallel_backend.errors import Cancelled, Refused
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
-from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
-from tests.support.pipefusion_simulation import load_model, simulate
+from tests.engine.conftest import TOLERANCE, Job, Runner, Simulated, relative_error, sigmas
 from tests.support.plans import cpu_plan
 from tests.support.selection import product, thorough
 
@@ -24,43 +20,10 @@ STEPS = 3
 BLOCKS = 3
 SPRITES = Path(__file__).resolve().parents[2] / "workflows" / "sprites"
 
-Simulated = Callable[..., Tensor]
-
 
 def job_of(models: dict[int, Path], heads: int, **settings: object) -> Job:
     """Return a denoise with odd token counts: a latent of 17 x 5, texts of 21 and 8 tokens."""
     return Job(models[heads], sigmas(STEPS), height=17, width=5, text=(21, 8), **settings)  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="session")
-def simulated() -> Simulated:
-    """Return a function that runs a job with ComfyUI's own model and sampler in one process, under PipeFusion's rule.
-
-    One patch gives the exact result.
-    """
-    done: dict[object, Tensor] = {}
-    loaded = functools.cache(lambda path: load_model(load_file(path)))
-
-    def simulation(job: Job, patches: int = 1, warmup_steps: int = 1) -> Tensor:
-        key = (job.path, job.sampler, job.cfg, job.batch, job.height, job.references, patches, warmup_steps)
-        if key not in done:
-            done[key] = simulate(
-                {},
-                noise=job.noise,
-                sigmas=job.sigmas.clone(),
-                positive=job.prompts[0],
-                negative=job.prompts[1] if job.cfg != 1.0 else None,
-                cfg=job.cfg,
-                sampler=job.sampler,
-                seed=job.seed,
-                references=job.reference_latents,
-                patches=patches,
-                warmup_steps=warmup_steps,
-                model=loaded(job.path),
-            )
-        return done[key]
-
-    return simulation
 
 
 def products(workers: int, heads: int, blocks: int = BLOCKS, **requested_plan: object) -> list[ResolvedPlan]:
@@ -169,6 +132,7 @@ OF_2_4, OF_8 = (
     {f"{plan.world_size} workers, {plan.degrees}": plan for workers in sizes for plan in products(workers, 4)}
     for sizes in ((2, 4), (8,))
 )
+ALONE = {"1 worker": cpu_plan()}
 
 
 def check_determined(
@@ -180,7 +144,7 @@ def check_determined(
     assert relative_error(result, simulated(job, patches, warmup)) <= TOLERANCE
 
 
-@product(plan=OF_2_4, determined=DETERMINED)
+@product(plan=ALONE | OF_2_4, determined=DETERMINED)
 def test_pipefusions_result_depends_only_on_patches_and_warm_up(
     run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan, determined: tuple[int, int]
 ) -> None:
@@ -236,6 +200,22 @@ def test_a_run_after_a_cancel_while_patches_stream_is_exact(
     assert relative_error(run(job, plan), simulated(job, plan.patches)) <= TOLERANCE
 
 
+@pytest.mark.parametrize("workers", [2])
+def test_a_malformed_sampler_program_is_refused_and_the_workers_stay(
+    run: Runner, models: dict[int, Path], workers: int
+) -> None:
+    job, plan = job_of(models, 4), cpu_plan(ulysses=workers)
+    expected = run(job, plan)
+    before = run.workers()
+    bad = encoded(Program("bad", (ModelEvaluation(5, 1.0),), 0))
+    with pytest.raises(
+        Refused, match=r"the program of the sampler bad is not well-formed \(entry 0: unknown value 5\)"
+    ):
+        run(job, plan, replaced={"program": bad})
+    assert torch.equal(run(job, plan), expected)
+    assert run.workers() == before
+
+
 @pytest.mark.parametrize(
     "plan",
     [cpu_plan(cfg=2, pipefusion=2, patches=3), pytest.param(cpu_plan(cfg=2, ulysses=2, patches=3), marks=thorough)],
@@ -247,15 +227,6 @@ def test_a_prompt_that_ends_early_on_one_side_gives_the_result_of_one_rank(
     result, never = run(job, plan), run(job_of(models, 4), plan)
     assert relative_error(result, run(job, cpu_plan(patches=3))) <= TOLERANCE
     assert relative_error(result, never) > 10 * TOLERANCE
-
-
-@product(patches=[2, 3, 4, 7], warmup=[1, 2])
-def test_one_rank_with_patches_follows_pipefusions_rule(
-    run: Runner, models: dict[int, Path], simulated: Simulated, patches: int, warmup: int
-) -> None:
-    job = job_of(models, 4)
-    plan = cpu_plan(patches=patches, warmup_steps=warmup)
-    assert relative_error(run(job, plan), simulated(job, patches, warmup)) <= TOLERANCE
 
 
 @pytest.mark.parametrize(

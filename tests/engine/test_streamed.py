@@ -12,8 +12,7 @@ import torch
 from parallel_backend.mesh_axes import PLAN_AXES
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.files.checkpoint import read_header
-from tests.engine.conftest import TOLERANCE, Job, Runner, relative_error, sigmas
-from tests.support.pipefusion_simulation import simulate
+from tests.engine.conftest import TOLERANCE, Job, Runner, Simulated, relative_error, sigmas
 from tests.support.plans import cpu_plan
 from tests.support.selection import thorough
 from tests.support.tiny.flux import save_flux
@@ -34,42 +33,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return Job(path, sigmas(STEPS))
 
 
-def simulated(job: Job, patches: int = 1, warmup_steps: int = 1) -> torch.Tensor:
-    """Return the job's result by ComfyUI's own model and sampler, under PipeFusion's rule."""
-    settings = {
-        "noise": job.noise,
-        "sigmas": job.sigmas.clone(),
-        "cfg": job.cfg,
-        "sampler": job.sampler,
-        "seed": job.seed,
-    }
-    positive, negative = job.prompts
-    return simulate(
-        job.tensors,
-        positive=positive,
-        negative=negative,
-        references=(),
-        patches=patches,
-        warmup_steps=warmup_steps,
-        **settings,
-    )
-
-
-@pytest.fixture(scope="module")
-def expected(job: Job) -> torch.Tensor:
-    """Return the result without stale patches."""
-    return simulated(job)
-
-
 @pytest.mark.parametrize("whole", PLANS, ids=lambda plan: plan.degrees)
 def test_streamed_weights_need_one_window_and_one_copy_on_the_host(
-    run: Runner, job: Job, expected: torch.Tensor, whole: ResolvedPlan
+    run: Runner, job: Job, simulated: Simulated, whole: ResolvedPlan
 ) -> None:
-    if whole.data > 1:
-        job = replace(job, batch=whole.data)
-    stale = whole.patches > 1 and whole.warmup_steps < STEPS
-    if stale or whole.data > 1:
-        expected = simulated(job, whole.patches, whole.warmup_steps)
+    job = replace(job, batch=whole.data)
     run.end_workers()  # models of other tests would leave the devices under the smaller limit
     run(job, whole)
     assert run.answer is not None
@@ -78,7 +46,7 @@ def test_streamed_weights_need_one_window_and_one_copy_on_the_host(
     limit = 0.95 * replicated
     plan = cpu_plan(weights="streamed", blocks=BLOCKS, memory_limit=limit * whole.world_size / 1e9, **settings)
     streamed = run(job, plan)
-    assert relative_error(streamed, expected) <= TOLERANCE
+    assert relative_error(streamed, simulated(job, whole.patches, whole.warmup_steps)) <= TOLERANCE
     reports = run.answer.reports
     entries = read_header(job.path).entries
     blocks = sum(e.nbytes for name, e in entries.items() if name.startswith(("double_blocks", "single_blocks")))
@@ -99,11 +67,11 @@ def test_streamed_weights_need_one_window_and_one_copy_on_the_host(
     ("weights", "compiler"), [("streamed", "aot_eager"), ("sharded", "aot_eager"), ("streamed", "inductor")]
 )
 def test_blocks_with_streamed_or_sharded_weights_can_be_compiled(
-    run: Runner, job: Job, expected: torch.Tensor, weights: str, compiler: str
+    run: Runner, job: Job, simulated: Simulated, weights: str, compiler: str
 ) -> None:
     plan = cpu_plan(ulysses=2, blocks=BLOCKS, weights=weights, memory_limit=0.05)
     for _ in range(2):
-        assert relative_error(run(job, plan, compiler=compiler), expected) <= TOLERANCE
+        assert relative_error(run(job, plan, compiler=compiler), simulated(job)) <= TOLERANCE
         assert run.answer is not None
         assert run.answer.frame.message.uncompiled == ()
         assert run.answer.reports[0].sent.get("weights"), "some come and go"

@@ -6,7 +6,6 @@ The backend is aot_eager, which takes the same graphs as inductor and runs them 
 from __future__ import annotations
 
 import copy
-import functools
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -18,17 +17,16 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from parallel_backend.models.comfyui.features.compile import COMPILED
-from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.sequence_parallel.compiled import CompiledBlocks
 from parallel_backend.models.sequence_parallel.picture import Picture
 from parallel_backend.weights.adapters.lora import Adapter, AdapterSet
-from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
 from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.store import BlockAccess
 from tests.models.parallel_models import TOLERANCE, worst
+from tests.support.rank_parts import patching
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw
@@ -37,7 +35,6 @@ BACKEND = "aot_eager"
 SEVERAL = range(2, 5)
 """Batch sizes of two to four."""
 
-CPU = torch.device("cpu")
 PATIENCE = 300
 """Seconds to wait for ranks that compile, which is slow on a busy machine."""
 
@@ -95,14 +92,12 @@ def lora_on(module: nn.Module) -> Callable[[float], None]:
     keys = {name: Piece(name, 0, shape[0], (shape[1],)) for name, shape in shapes.items()}
     tensors = {name + "u": 0.2 * draw(shape[0], 4, seed=4) for name, shape in shapes.items()}
     tensors |= {name + "d": 0.2 * draw(4, shape[1], seed=5) for name, shape in shapes.items()}
-    keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
-    merging = Merging(torch.float32, (), functools.partial(merging_dtype, False), rounded)
-    patching = Patching(module, ReplicatedStore(module), CPU, keys, lambda _: None, keep, merging)
+    merging = patching(module, ReplicatedStore(module), keys)
 
     def merge(strength: float) -> None:
         parts = {name: {"up": name + "u", "down": name + "d"} for name in names}
         adapters = {name: [Adapter("lora", each, strength=strength, alpha=4.0)] for name, each in parts.items()}
-        patching.merge(AdapterSet(adapters, tensors))
+        merging.merge(AdapterSet(adapters, tensors))
 
     return merge
 

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace as redeclare
 
-from parallel_backend.comm.meter import Meter
-from parallel_backend.mesh import build_mesh
+from parallel_backend.conditioning import ASKED, SHAPES, TEXT_PREPARATION, flatten
+from parallel_backend.denoise.prompts import Prompts
+from parallel_backend.diffusion import PromptSpec
+from parallel_backend.errors import Refused
+from parallel_backend.models.comfyui.comfy_family import ComfyFamily
 from parallel_backend.models.comfyui.meta_model import load_buffers
-from parallel_backend.models.comfyui.model import ComfyModel
 from parallel_backend.models.comfyui.plan_shape import plan_shape
+from parallel_backend.models.comfyui.proof.rank import CPU
 from parallel_backend.models.comfyui.reduced import keep_two_of_each
-from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, small_model
+from parallel_backend.models.comfyui.small import OFTEN_USED, PICTURES, Builder, small, small_model
 from parallel_backend.models.comfyui.small.case import TEXT
 from parallel_backend.models.comfyui.small.pictures import sd3
 from parallel_backend.models.declared import DECLARATIONS
-from parallel_backend.models.family import Execution, Stage
 from parallel_backend.models.inputs import Inputs
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.models.sequence_parallel.module_attention import answered
 from parallel_backend.models.sequence_parallel.picture import as_patch_size
-from parallel_backend.weights.stores.store import BlockAccess
+from parallel_backend.weights.files.checkpoint import read_header
 from tests.support.classes import only_where_declared, only_where_small, small_or_skipped
-from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
+from tests.support.tiny.comfyui import TINY, save_tiny
+from tests.support.tiny.models import draw
 
 # isort: split
 from comfy.model_base import BaseModel
 
-from tests.models.described import described
+from tests.models.described import comfy_forwards, described
 
 AROUND = ("apply_model", "_apply_model")
 """Methods of ComfyUI around its diffusion model. The workers do the same as the base class."""
@@ -105,23 +110,17 @@ def test_a_model_cut_to_two_blocks_of_each_kind_runs(name: str) -> None:
 @pytest.mark.parametrize("patches", [1, 2])
 def test_a_declarations_options_replace_a_requests_only_under_pipefusion(patches: int) -> None:
     case = sd3(Builder()).case()
-    base = described(case.kind).get_model({}, "")
-    base.diffusion_model, seen = case.model, []
+    seen: list[Any] = []
     case.model.register_forward_pre_hook(
         lambda *call: seen.append(call[2]["transformer_options"]["cache"]), with_kwargs=True
     )
     declaration = redeclare(case.declaration, pipefusion_options={"cache": {"device": "off"}})
-    blocks, cpu = len(case.model.joint_blocks), torch.device("cpu")
-    plan = cpu_plan(blocks=blocks, patches=patches)
     requested = {"transformer_options.cache.device": "auto", "transformer_options.cache.dtype": "int8"}
-    inputs = Inputs("key", case.x.shape, case.x.dtype, cpu, case.timestep, case.arguments, values=requested)
+    inputs = Inputs("key", case.x.shape, case.x.dtype, CPU, case.timestep, case.arguments, values=requested)
 
     @torch.no_grad()
     def once(_: int) -> list[Any]:
-        model = ComfyModel(base, declaration, Stage(0, blocks, blocks))
-        model.forward_on(Execution(build_mesh(plan, cpu, Meter()), plan, BlockAccess(), lambda: None))(
-            inputs, case.x, None
-        )
+        comfy_forwards(case, declaration, patches)()(inputs, case.x, None)
         return seen
 
     expected = {"device": "off"} if patches > 1 else {"device": "auto", "dtype": "int8"}
@@ -131,20 +130,71 @@ def test_a_declarations_options_replace_a_requests_only_under_pipefusion(patches
 def test_a_call_does_not_change_its_conditioning() -> None:
     """Conditioning is kept from step to step, and this model writes into its text."""
     case = sd3(Builder(), context_size=TEXT, context_processor_layers=1).case()
-    text, x, cpu = case.arguments["context"], case.x, torch.device("cpu")
+    text, x = case.arguments["context"], case.x
     with torch.no_grad():
         expected = case.model(x, case.timestep, context=text.clone(), y=case.arguments["y"])
-    base = described(case.kind).get_model({}, "")
-    base.diffusion_model = case.model
-    blocks = len(case.model.joint_blocks)
-    plan = cpu_plan(blocks=blocks)
-    inputs = Inputs("key", x.shape, x.dtype, cpu, case.timestep, case.arguments)
+    inputs = Inputs("key", x.shape, x.dtype, CPU, case.timestep, case.arguments)
 
     @torch.no_grad()
     def twice(_: int) -> Any:
-        model = ComfyModel(base, case.declaration, Stage(0, blocks, blocks))
-        forward = model.forward_on(Execution(build_mesh(plan, cpu, Meter()), plan, BlockAccess(), lambda: None))
+        forward = comfy_forwards(case)()
         return [forward(inputs, x, None) for _ in range(2)]
 
     (outs,) = run_ranks(1, twice)
     assert all(torch.equal(out, expected) for out in outs)
+
+
+STEPS = 3
+TOKENS = (7, 4)
+"""Token counts of the positive and the negative prompt."""
+
+
+def test_texts_are_refined_once_a_run() -> None:
+    """MiniMax-H3 refines each prompt once, and again in a second run. The result equals refining at every step."""
+    case = small("minimax-h3")
+    texts = {str(side): draw(1, tokens, TEXT, seed=side) for side, tokens in enumerate(TOKENS)}
+    values: dict[str, Any] = {}
+    flatten(SHAPES, [list(shape) for shape in case.shapes], {}, values)
+    flatten(TEXT_PREPARATION, {ASKED: True}, {}, values)
+    sides = {side: [PromptSpec({"context": str(side)}, values=values)] for side in range(len(TOKENS))}
+    times = [torch.tensor(800.0 - 200.0 * step) for step in range(STEPS)]
+    refined: list[int] = []
+
+    @torch.no_grad()
+    def run_twice(_: int) -> tuple[list[list[int]], list[float]]:
+        begin, counts, errors = comfy_forwards(case), [], []
+        for _run in range(2):
+            refined.clear()
+            prompts = Prompts(sides, tuple(sides), texts, torch.float32, 1, slice(0, 1))
+            forward = begin()
+            outs = []
+            for time in times:
+                sigmas = (time[None] / 1000, torch.stack(times) / 1000)
+                for batch in prompts.at(sigmas[0][0]):
+                    outs.append((batch, time, forward(batch.inputs(case.x, time, torch.float32, sigmas), case.x, None)))
+            counts.append(refined.copy())
+            for batch, time, out in outs:
+                expected = replace(case, timestep=time[None], arguments=batch.conditioning).stock()
+                assert out is not None
+                errors.append(((out - expected).norm() / expected.norm()).item())
+        return counts, errors
+
+    case.model.token_refiner.register_forward_hook(lambda _, given, __: refined.append(given[0].shape[0]))
+    ((counts, errors),) = run_ranks(1, run_twice)
+    assert counts == [[*TOKENS], [*TOKENS]]
+    assert len(errors) == 2 * STEPS * len(TOKENS)
+    assert max(errors) <= 1e-5
+
+
+def test_a_picture_to_edit_of_another_height_is_refused_with_both_heights(tmp_path: Path) -> None:
+    """The model concatenates it with the noisy latent. ComfyUI's own message names no node."""
+    family = ComfyFamily()
+    config: Any = family.inspect(read_header(save_tiny(tmp_path, "longcat")))[1]
+    config = replace(config, declaration=redeclare(config.declaration, concatenated_latent="image_cond"))
+    given = {"context": draw(1, 5, TINY["longcat"].text, seed=1)}
+    latent = draw(1, 16, 9, 14, seed=2)
+    family.check(config, latent, given | {"image_cond": draw(1, 16, 9, 11, seed=3)}, {})
+    with pytest.raises(
+        Refused, match="the picture to edit is a latent 8 high and the latent to sample is 9 high: use "
+    ):
+        family.check(config, latent, given | {"image_cond": draw(1, 16, 8, 14, seed=3)}, {})

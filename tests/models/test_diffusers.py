@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch._dynamo.utils import counters
 
 from parallel_backend.comm.meter import Meter
 from parallel_backend.declaration import Replicated, ReplicatedKeys
+from parallel_backend.distance import error_of
 from parallel_backend.errors import Refused
 from parallel_backend.mesh import build_mesh
 from parallel_backend.models.families import FAMILIES
@@ -25,11 +28,11 @@ from parallel_backend.plan import ResolvedPlan
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.layers.packing import shape_parameters
 from parallel_backend.weights.loading.loader import WeightSource, load_weights
-from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.store import BlockAccess
 from parallel_backend.worker.memory.stage_part import stages
 from tests.support.plans import cpu_plan
+from tests.support.rank_parts import CPU, neighbours, watch
 from tests.support.ranks import run_in_turn, run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.cogvideox import cogvideox, save_cogvideox
@@ -37,7 +40,6 @@ from tests.support.tiny.models import draw
 from tests.support.tiny.pixart import TEXT_WIDTH, pixart, save_pixart
 
 TOLERANCE = 1e-5
-CPU = torch.device("cpu")
 
 PLANS = [cpu_plan(), cpu_plan(ring=2, ulysses=2), cpu_plan(pipefusion=3, patches=2), cpu_plan(ulysses=5)]
 
@@ -115,14 +117,7 @@ SIZED = {"pixart, smaller": picture(3, 4), "5b, higher": video("5b", 3, 5, 2)}
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     """Return a function that makes each case once."""
-    made: dict[str, Case] = {}
-
-    def get(name: str) -> Case:
-        if name not in made:
-            made[name] = (CASES | SIZED)[name](tmp_path_factory.mktemp(name))
-        return made[name]
-
-    return get
+    return functools.cache(lambda name: (CASES | SIZED)[name](tmp_path_factory.mktemp(name)))
 
 
 class Rank:
@@ -149,9 +144,10 @@ class Rank:
 
     def whole_and_by_patch(self) -> list[Tensor]:
         """Return the output of the whole latent and, if there are patches, the joined outputs of all patches; on the last
-        stage.
+        stage, whose ranks gather a stream once.
         """
         outs = [self.run()]
+        assert self.forward.gathers == (outs[0] is not None)
         count = self._plan.patches
         if count > 1:
             parts = [self.run(patch) for patch in range(count)]
@@ -171,16 +167,9 @@ def load(case: Case, plan: ResolvedPlan, rank: int, dtype: torch.dtype = torch.f
     model.module.to_empty(device="cpu")
     for name, buffer in computed.items():
         model.module.get_buffer(name).copy_(buffer)
-    watch = Watch(lambda: False, lambda *_: None, lambda _: None)
-    alone = Neighbours(build_mesh(cpu_plan(), CPU, Meter()).sequence, (0,))
-    load_weights(
-        model.module, ReplicatedStore(model.module), WeightSource(part, family.keys(config), dtype), alone, watch
-    )
+    source = WeightSource(part, family.keys(config), dtype)
+    load_weights(model.module, ReplicatedStore(model.module), source, neighbours(), watch())
     return model
-
-
-def error(result: Tensor, expected: Tensor) -> float:
-    return ((result.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -196,17 +185,7 @@ def test_every_split_gives_diffusers_own_result(name: str, case: Any) -> None:
 
     for plan, results in zip(PLANS, run_in_turn([split(plan) for plan in PLANS]), strict=True):
         assert any(results)
-        assert max(error(out, found.expected) for outs in results for out in outs) <= TOLERANCE, plan.describe()
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_streams_are_gathered_once(name: str, case: Any) -> None:
-    def gathers(number: int) -> tuple[int, int]:
-        rank = Rank(number, case(name), cpu_plan(ulysses=2))
-        rank.run()
-        return number, rank.forward.gathers
-
-    assert run_ranks(2, gathers) == [(0, 1), (1, 1)]
+        assert max(error_of(out, found.expected) for outs in results for out in outs) <= TOLERANCE, plan.describe()
 
 
 @pytest.mark.parametrize(
@@ -229,7 +208,7 @@ def test_compiled_blocks_give_diffusers_own_result(
         rank = Rank(number, cases[0], plan, compiler="aot_eager")
         errors = []
         for rank.case in cases:
-            errors += [error(out, rank.case.expected) for out in rank.whole_and_by_patch()]
+            errors += [error_of(out, rank.case.expected) for out in rank.whole_and_by_patch()]
         assert rank.forward.uncompiled() == ()
         assert counters["stats"]["unique_graphs"] == graphs
         return errors
@@ -244,15 +223,9 @@ def test_compiled_blocks_give_diffusers_own_result(
 def test_weights_are_cast_to_the_compute_dtype(name: str, weights: torch.dtype, case: Any) -> None:
     """Norms, convolutions and tables are cast too. bf16 changes the result a little, and fp8 weights change it far more."""
     found = case(name)
-
-    def on_rank(number: int) -> Tensor:
-        out = Rank(number, found, cpu_plan(), weights).run(dtype=torch.bfloat16)
-        assert out is not None
-        assert out.dtype == torch.bfloat16
-        return out.float()
-
-    (out,) = run_ranks(1, on_rank)
-    assert error(out, found.expected) <= (0.5 if weights.itemsize == 1 else 0.05)
+    out = Rank(0, found, cpu_plan(), weights).run(dtype=torch.bfloat16)
+    assert out is not None and out.dtype == torch.bfloat16
+    assert error_of(out, found.expected) <= (0.5 if weights.itemsize == 1 else 0.05)
 
 
 BLOCK = {"pixart": ("timestep", "attention more than"), "5b": ("image_rotary_emb", "attention more than")}
@@ -273,15 +246,8 @@ def test_an_undeclared_argument_or_attention_is_refused(name: str, case: Any, mo
         (redeclare(group, arguments={**group.arguments, "new": Replicated()}), "has no argument new"),
     ):
         monkeypatch.setattr(family, "declaration", redeclare(family.declaration, groups=(changed,)))
-
-        def on_rank(number: int) -> str:
-            try:
-                Rank(number, found, cpu_plan()).run()
-            except Refused as refused:
-                return str(refused)
-            return ""
-
-        assert reason in run_ranks(1, on_rank)[0]
+        with pytest.raises(Refused, match=re.escape(reason)):
+            Rank(0, found, cpu_plan()).run()
 
 
 def test_other_weights_of_diffusers_are_refused(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,34 +1,34 @@
 """Adapters on plain fp8 weights give the bits of ComfyUI's own patched weights, in every store, and leave no trace when
-removed.
+removed. The layers that keep the dtype of their file where ComfyUI loads dynamically are those of ComfyUI's own list.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.diffusion import ModelSpec
-from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
+from parallel_backend.models.comfyui.dynamic_loading import SMALL_MODULE, file_dtypes
+from parallel_backend.models.comfyui.features.lora import merging_dtype
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.models.family import Stage
-from parallel_backend.weights.adapters.lora import NONE, Adapter, AdapterSet
-from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
+from parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.files.keymap import Piece, tensor_sizes
 from parallel_backend.weights.formats import PLAIN
 from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.packing import packed_starts
-from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import BlockAccess, WeightStore
@@ -36,17 +36,18 @@ from parallel_backend.weights.stores.streamed import Streamed
 from parallel_backend.worker.memory.stage_part import StagePart
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.nodes_module import nodes_module
+from tests.support.rank_parts import CPU, LORA, everyone, keep, neighbours, patching, watch
 from tests.support.ranks import run_ranks
 from tests.support.selection import product
+from tests.support.tiny.comfyui import save_tiny
 from tests.support.tiny.flux import flux_tensors
 from tests.support.tiny.lora import SCHEMES, adapter_tensors
 from tests.support.tiny.models import draw
 
 comfy_on_path()
 
-CPU = torch.device("cpu")
-FP8 = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-WIDER = {"bf16": torch.bfloat16, "fp32": torch.float32}
+E4M3FN = torch.float8_e4m3fn
+FP8 = {"e4m3fn": E4M3FN, "e5m2": torch.float8_e5m2}
 FILES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 """The dtypes of a file's tensors."""
 
@@ -90,24 +91,20 @@ class Case:
 
     def part(self, place: str = "whole", room: bool = True, stage: Stage = ALL, dynamic: bool = False) -> StagePart:
         """Return this rank's part of the model, as a worker loads it; `dynamic` as in ModelSpec."""
-        joined = dist.is_initialized()
-        everyone = Communicator("all", dist.group.WORLD if joined else None, CPU, False, Meter())
 
         def arrange(module: nn.Module, blocks: Sequence[nn.Module]) -> tuple[WeightStore, BlockAccess]:
             if place == "sharded":
-                held = Sharded(module, blocks, everyone)
+                held = Sharded(module, blocks, everyone("all"))
                 return held, held
             if place == "streamed":
-                window = Streamed(module, blocks, everyone, CPU, Meter())
+                window = Streamed(module, blocks, everyone("all"), CPU, Meter())
                 return window, window
             return ReplicatedStore(module), BlockAccess()
 
         state = self.path.stat()
         dtype = str(self.dtype).split(".")[1]
         spec = ModelSpec("comfyui", str(self.path), state.st_mtime_ns, state.st_size, dtype, dynamic=dynamic)
-        watch = Watch(lambda: False, lambda *_: None, lambda _: None)
-        keep = Keep(fits=lambda _: room, all_true=lambda fits: fits)
-        made = StagePart(spec, stage, arrange, CPU, Neighbours(everyone, (0,) * everyone.size), watch, keep)
+        made = StagePart(spec, stage, arrange, CPU, neighbours(), watch(), keep(room))
         made.fill()
         return made
 
@@ -128,10 +125,9 @@ def differing(part: StagePart, expected: Mapping[str, Tensor]) -> list[str]:
 
 def merged(part: StagePart, runs: Sequence[tuple[AdapterSet, Mapping[str, Tensor]]]) -> list[list[str]]:
     """Return the differing parameters after each of these runs, one after the other."""
-    watch = Watch(lambda: False, lambda *_: None, lambda _: None)
     found = []
     for adapters, expected in runs:
-        part.adapt(adapters, watch)
+        part.adapt(adapters, watch())
         found.append(differing(part, expected))
     return found
 
@@ -234,14 +230,66 @@ def test_an_adapter_on_one_weight_equals_comfyuis_bits_in_layers_that_split_it(d
         layer.weight = nn.Parameter(rows, requires_grad=False)
         ours.add_module(name, layer)
         keys[f"{name}.weight"] = Piece("qkv.weight", 4 * number, 4 * number + 4, (32,))
-    keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
-    merging = Merging(dtype, (), functools.partial(merging_dtype, False), rounded)
-    patching = Patching(ours, ReplicatedStore(ours), CPU, keys, lambda _: None, keep, merging)
-    lora = Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)
+    merging = patching(ours, ReplicatedStore(ours), keys, dtype=dtype)
     for adapters, expected in (
-        (AdapterSet({"qkv.weight": [lora]}, {"u": up, "d": down}), theirs.diffusion_model.qkv.weight),
+        (AdapterSet({"qkv.weight": [LORA]}, {"u": up, "d": down}), theirs.diffusion_model.qkv.weight),
         (NONE, weight),
     ):
-        patching.merge(adapters)
+        merging.merge(adapters)
         found = torch.cat([ours.get_submodule(name).weight for name in "qkv"])
         assert torch.equal(found, expected.view(torch.uint8))
+
+
+def by_comfyui(path: Path) -> tuple[dict[str, Tensor], set[str]]:
+    """Return a file's tensors by ComfyUI's names, and the names of those in layers that its dynamic loader treats as small."""
+    import comfy.sd
+
+    patcher = comfy.sd.load_diffusion_model(str(path), model_options={"dtype": E4M3FN})
+    tensors = patcher.model.model_config.process_unet_state_dict(load_file(path))
+    patcher.model.diffusion_model.load_state_dict(tensors, assign=True)  # as the dynamic loader assigns them
+    return tensors, {
+        f"{name}.{key}".removeprefix("diffusion_model.")
+        for *_, size, name, layer, keys in patcher._load_list(for_dynamic=True)
+        for key in keys
+        if hasattr(layer, "comfy_cast_weights") and size <= SMALL_MODULE
+    }
+
+
+def test_the_size_of_a_small_layer_is_comfyuis() -> None:
+    """ComfyUI's own loader, which runs on NVIDIA GPUs alone, compares with the same number of bytes."""
+    import comfy.model_patcher
+
+    source = inspect.getsource(comfy.model_patcher.ModelPatcherDynamic.load)
+    found = re.findall(r"if module_mem > ([\d *]+):", source)
+    assert [math.prod(int(factor) for factor in each.split("*")) for each in found] == [SMALL_MODULE]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["flux", "wan"])
+def test_small_layers_are_those_of_comfyuis_list(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    """Both lists have the same parameters, each with the dtype of its file. Some layers are large and some are small."""
+    path = save_tiny(tmp_path, "wan") if name == "wan" else tmp_path / "flux.safetensors"
+    tensors = load_file(path) if name == "wan" else flux_tensors(heads=2, seed=4)
+    save_file({key: tensor.to(dtype) for key, tensor in tensors.items()}, path)
+    _, expected = by_comfyui(path)
+    family = FAMILIES["comfyui"]
+    part, config = family.inspect(read_header(path))
+    module = family.build(config, ALL).module
+    found = file_dtypes(module, part, family.keys(config))
+    assert found == dict.fromkeys(expected, dtype)
+    assert 0 < len(found) < len(list(module.parameters()))
+
+
+def test_a_worker_keeps_small_layers_as_the_file_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dynamic loading every weight is rounded to fp8. With dynamic loading only weights of large layers are."""
+    case = Case(tmp_path, monkeypatch, torch.bfloat16, E4M3FN)
+    tensors, small = by_comfyui(case.path)
+    for dynamic in (False, True):
+        part = case.part(dynamic=dynamic)
+        for name, parameter in part.module.named_parameters():
+            rounded = tensors[name] if dynamic and name in small else tensors[name].to(E4M3FN)
+            found = part.store.full(name)
+            found = found.view(E4M3FN) if parameter.dtype == torch.uint8 else found
+            assert torch.equal(found.float(), rounded.float()), (name, dynamic)
+    assert small
+    assert any(not torch.equal(tensors[name], tensors[name].to(E4M3FN).to(torch.bfloat16)) for name in small)

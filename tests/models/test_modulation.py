@@ -13,7 +13,6 @@ from torch.nn.functional import linear, silu
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import small
 from parallel_backend.models.sequence_parallel.modulation import Vector
-from tests.support.ranks import run_ranks
 from tests.support.tiny.models import draw
 
 DECLARED = (
@@ -46,21 +45,18 @@ def test_patches_of_a_call_share_their_modulation_and_calls_do_not(name: str) ->
     with torch.no_grad():
         case = small(name)
 
-    def on_rank(_: int) -> list[list[int]]:
-        rank = ProofRank(case, plan_for(case, patches=2))
-        made: Counter[nn.Module] = Counter()
-        for path, module in (named for block in rank.blocks for named in block.named_modules()):
-            if isinstance(module, nn.Linear) and path.startswith(modulations):
-                module.register_forward_hook(lambda module, *_: made.update([module]))
-        counts = []
-        for patch in (None, 0, 1, 0, 1):
-            made.clear()
-            rank.run(patch)
-            counts.append([made.total(), len(made)])
-        return counts
-
+    rank = ProofRank(case, plan_for(case, patches=2))
     modulations = tuple(f"{path}." for group in case.declaration.groups for path in group.modulations)
-    ((whole, first, behind, second, last),) = run_ranks(1, on_rank)
+    made: Counter[nn.Module] = Counter()
+    for path, module in (named for block in rank.blocks for named in block.named_modules()):
+        if isinstance(module, nn.Linear) and path.startswith(modulations):
+            module.register_forward_hook(lambda module, *_: made.update([module]))
+    counts = []
+    for patch in (None, 0, 1, 0, 1):
+        made.clear()
+        rank.run(patch)
+        counts.append([made.total(), len(made)])
+    whole, first, behind, second, last = counts
     assert whole[0] == whole[1] > 0
     assert first == second == whole
     assert behind == last == [0, 0]

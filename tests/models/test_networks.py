@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from parallel_backend.models.comfyui.features.networks import (
     AnimaLLLite,
@@ -20,8 +19,7 @@ from parallel_backend.models.comfyui.features.networks import (
 )
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
-from tests.models.parallel_models import PLANS, TOLERANCE, worst
-from tests.support.ranks import run_ranks
+from tests.models.parallel_models import PLANS, TOLERANCE, outputs, worst
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw, randomise
 from tests.support.tiny.networks import lllite_model
@@ -127,25 +125,6 @@ WHOLE = "z-image"
 """The first word of networks that no plan with stages or patches supports."""
 
 
-class PatchedRank(ProofRank):
-    """A rank whose model calls a network's patches."""
-
-    network: NetworkCall
-
-    def run(self, patch: int | None = None, **changed: Any) -> Tensor | None:
-        entrance = self.model.entrance
-
-        def patched(*args: Any, transformer_options: Any, **given: Any) -> Any:
-            more = {"patches": patches_of([self.network], self.model.now.call)}
-            return entrance(*args, transformer_options={**transformer_options, **SIGMAS, **more}, **given)
-
-        self.model.entrance = patched  # type: ignore[method-assign]
-        try:
-            return super().run(patch, **changed)
-        finally:
-            self.model.entrance = entrance  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize(
     ("kind", "plan"),
     [
@@ -162,11 +141,15 @@ def test_a_network_gives_the_models_own_result(kind: str, plan: str) -> None:
         case = replace(patched.case, options={**SIGMAS, "patches": patched.stock()})
         expected = case.stock()
         assert worst([[patched.case.stock()]], expected) > 1e-2
-    degrees = plan_for(patched.case, **PLANS[plan])
 
-    def on_rank(_: int) -> list[Tensor]:
-        rank = PatchedRank(patched.case, degrees)
-        rank.network = patched.network
-        return [out for out in (rank.run(), rank.by_patch()) if out is not None]
+    def call_network(rank: ProofRank) -> None:
+        entrance = rank.model.entrance
 
-    assert worst(run_ranks(degrees.world_size, on_rank), expected) <= TOLERANCE
+        def entered(*args: Any, transformer_options: Any, **given: Any) -> Any:
+            more = {"patches": patches_of([patched.network], rank.model.now.call)}
+            return entrance(*args, transformer_options={**transformer_options, **SIGMAS, **more}, **given)
+
+        rank.model.entrance = entered  # type: ignore[method-assign]
+
+    found = outputs(patched.case, plan_for(patched.case, **PLANS[plan]), call_network)
+    assert worst(found, expected) <= TOLERANCE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,7 @@ from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.sequence_parallel.compiled import CompiledBlocks
 from parallel_backend.models.sequence_parallel.module_attention import unknown_arguments
 from parallel_backend.weights.stores.store import BlockAccess
-from tests.models.parallel_models import TOLERANCE, worst
-from tests.support.ranks import run_ranks
+from tests.models.parallel_models import TOLERANCE, outputs_in_turn, worst
 from tests.support.selection import thorough
 
 # isort: split
@@ -51,14 +50,12 @@ def attends_with(monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
     monkeypatch.setattr(wan, "optimized_attention", functools.partial(wan.optimized_attention, **given))
 
 
-def on_ranks(case: Case, **degrees: int) -> list[list[Tensor]]:
-    plan = plan_for(case, **degrees)
-
-    def on_rank(_: int) -> list[Tensor]:
-        rank = ProofRank(case, plan)
-        return [out for out in (rank.run(), rank.by_patch()) if out is not None]
-
-    return run_ranks(plan.world_size, on_rank)
+def check(case: Case, expected: Tensor, plans: Sequence[Mapping[str, int]]) -> None:
+    """Assert that one rank gives the expected bits, and that the ranks of each plan give the expected result."""
+    alone, *several = outputs_in_turn(case, [plan_for(case, **degrees) for degrees in ({}, *plans)])
+    assert torch.equal(alone[0][0], expected)
+    for degrees, found in zip(plans, several, strict=True):
+        assert worst(found, expected) <= TOLERANCE, degrees
 
 
 @pytest.mark.parametrize(
@@ -71,8 +68,7 @@ def test_an_argument_of_attention_that_changes_nothing_is_accepted(
     with torch.no_grad():
         expected = found.stock()
     attends_with(monkeypatch, **given)
-    assert torch.equal(on_ranks(found)[0][0], expected)
-    assert worst(on_ranks(found, ulysses=2, pipefusion=2, patches=2), expected) <= TOLERANCE
+    check(found, expected, [{"ulysses": 2, "pipefusion": 2, "patches": 2}])
 
 
 def test_a_scale_of_attention_is_honoured(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +78,7 @@ def test_a_scale_of_attention_is_honoured(case: Any, monkeypatch: pytest.MonkeyP
         attends_with(monkeypatch, scale=0.02)
         expected = found.stock()
     assert worst([[plain]], expected) > 1e-3
-    assert torch.equal(on_ranks(found)[0][0], expected)
-    for degrees in ({"ring": 2}, {"ulysses": 2, "patches": 2}):
-        assert worst(on_ranks(found, **degrees), expected) <= TOLERANCE
+    check(found, expected, [{"ring": 2}, {"ulysses": 2, "patches": 2}])
 
 
 def test_an_unknown_argument_of_attention_runs_only_with_comfyuis_own_kernel(
@@ -95,7 +89,7 @@ def test_an_unknown_argument_of_attention_runs_only_with_comfyuis_own_kernel(
     with torch.no_grad():
         expected = found.stock()
     attends_with(monkeypatch, tone=3)
-    assert torch.equal(on_ranks(found)[0][0], expected)
+    check(found, expected, [])
     rank = ProofRank(found, plan_for(found, patches=2))
     with pytest.raises(Refused, match="the model's attention was given tone, which this pack does not support"):
         rank.run()
@@ -191,9 +185,7 @@ def test_a_final_layer_that_reads_its_heads_weights_gives_comfyuis_result(
     monkeypatch.setattr(found.model.final_layer, "__class__", kind)
     with torch.no_grad():
         expected = found.stock()
-    assert torch.equal(on_ranks(found)[0][0], expected)
-    for degrees in SOUND_SPLITS:
-        assert worst(on_ranks(found, **degrees), expected) <= TOLERANCE
+    check(found, expected, SOUND_SPLITS)
     assert found.declaration.sigmas(found.model)
 
 
@@ -211,9 +203,7 @@ def test_a_row_of_modulation_for_each_token_gives_comfyuis_result(case: Any, mon
         monkeypatch.setattr(minimax.MiniMaxH3Model, "_forward", here["_forward"])
         expected = found.stock()
     assert worst([[plain]], expected) > 1e-3
-    assert torch.equal(on_ranks(found)[0][0], expected)
-    for degrees in SOUND_SPLITS:
-        assert worst(on_ranks(found, **degrees), expected) <= TOLERANCE
+    check(found, expected, SOUND_SPLITS)
 
 
 class Guided(CrossAttention):  # type: ignore[misc]
@@ -239,6 +229,4 @@ def test_an_option_that_turns_attentions_off_gives_comfyuis_result(
     with torch.no_grad():
         expected = found.stock()
         assert worst([[plain.stock()]], expected) > 1e-3
-    assert torch.equal(on_ranks(found)[0][0], expected)
-    for degrees in SOUND_SPLITS:
-        assert worst(on_ranks(found, **degrees), expected) <= TOLERANCE
+    check(found, expected, SOUND_SPLITS)

@@ -23,8 +23,8 @@ from parallel_backend.models.comfyui.small.case import Case
 from parallel_backend.models.declared.qwen_image21 import QWEN_IMAGE21
 from parallel_backend.models.sequence_parallel.compiled import OVERRIDE
 from parallel_backend.plan import ResolvedPlan
-from tests.models.parallel_models import worst
-from tests.models.test_products import share_weights
+from tests.models.parallel_models import outputs as outputs_of
+from tests.models.parallel_models import share_weights, worst
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
@@ -266,13 +266,7 @@ def test_a_split_gives_the_models_own_result(keeps: bool, references: bool, plan
 def test_a_patch_gives_the_models_own_result(references: bool, plan: str) -> None:
     """A patch is computed from a cache of the same call, so that no key is of an earlier step."""
     case = case_of(references)
-    resolved = plan_for(case, **PATCHED[plan])
-
-    def on_rank(_: int) -> list[Tensor]:
-        rank = ProofRank(case, resolved)
-        return [out for out in (rank.run(), rank.by_patch()) if out is not None]
-
-    results = run_ranks(resolved.world_size, on_rank)
+    results = outputs_of(case, plan_for(case, **PATCHED[plan]))
     with torch.no_grad():
         assert_equal([outs for outs in results if outs], [case.stock()] * 2)
 
@@ -338,12 +332,10 @@ def test_a_function_in_attentions_place_gives_the_models_own_result(ranks: int, 
     with torch.no_grad():
         plain = replace(case, options={"keeps": False, OVERRIDE: by_position(slice(None), HEADS)}).stock()
 
-    def on_rank(_: int) -> list[Tensor]:
-        rank = ProofRank(case, plan_for(case, ulysses=ranks))
+    def override(rank: ProofRank) -> None:
         rank.forward.override = by_position
-        return [out for out in (rank.run(),) if out is not None]
 
-    assert worst(run_ranks(ranks, on_rank), plain) <= TOLERANCE
+    assert worst(outputs_of(case, plan_for(case, ulysses=ranks), override), plain) <= TOLERANCE
 
 
 def other_queries(model: Model) -> None:

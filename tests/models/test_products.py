@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
-from parallel_backend.comm.communicator import Communicator
-from parallel_backend.comm.meter import Meter
-from parallel_backend.models.comfyui.proof.rank import CPU, ProofRank, plan_for
+from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import Builder, Case, small
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.plan import ResolvedPlan
-from parallel_backend.weights.stores.sharded import Sharded
-from parallel_backend.weights.stores.streamed import Streamed
-from tests.models.parallel_models import TOLERANCE, worst
+from tests.models.parallel_models import TOLERANCE, outputs_in_turn, share_weights, worst
 from tests.support.pipefusion_simulation import patch_rows
 from tests.support.ranks import run_in_turn
 from tests.support.selection import thorough
@@ -60,23 +55,6 @@ def case_of(name: str, builder: Builder = Builder()) -> Case:  # noqa: B008 (fro
     return small(name, builder)
 
 
-def answers(
-    case: Case, plans: Sequence[ResolvedPlan], hold: Any = lambda rank: None
-) -> dict[ResolvedPlan, list[list[Tensor]]]:
-    """Return for each plan the whole call's output on each rank that has one."""
-
-    def run(plan: ResolvedPlan) -> Any:
-        def on_rank(_: int) -> list[Tensor]:
-            rank = ProofRank(case, plan)
-            hold(rank)
-            out = rank.run()
-            return [] if out is None else [out]
-
-        return plan.world_size, on_rank
-
-    return dict(zip(plans, run_in_turn([run(plan) for plan in plans]), strict=True))
-
-
 def products(case: Case, *, stages: bool) -> list[ResolvedPlan]:
     """Return all products of two, three and four ranks over ring, ulysses and, if the model has enough blocks, pipefusion."""
     most = blocks_of(case.model, case.declaration)[-1].unit + 1 if stages else 1
@@ -87,42 +65,21 @@ def products(case: Case, *, stages: bool) -> list[ResolvedPlan]:
     ]
 
 
-def share_weights(rank: ProofRank, *, streamed: bool = False) -> None:
-    """Let every rank hold its part of each block, on its device or, if `streamed`, in host memory."""
-    everyone = Communicator("weights", dist.group.WORLD, CPU, False, Meter())
-    values = {name: parameter.detach().clone() for name, parameter in rank.module.named_parameters()}
-    buffers = {name: buffer.clone() for name, buffer in rank.module.named_buffers()}
-    store: Sharded | Streamed
-    if streamed:
-        store = Streamed(rank.module, rank.blocks, everyone, CPU, Meter())
-    else:
-        store = Sharded(rank.module, rank.blocks, everyone)
-    store.materialise(CPU)
-    for name, value in values.items():
-        run = store.run(name)
-        run.values.copy_(value.view(-1)[run.start : run.stop])
-    for name, buffer in buffers.items():
-        rank.module.get_buffer(name).copy_(buffer)
-    store.settle()
-    rank.hold(store)
-
-
-@pytest.mark.parametrize("name", BEFORE)
-def test_every_product_gives_the_models_own_result(name: str) -> None:
-    case = case_of(name)
+def check(
+    case: Case, plans: Sequence[ResolvedPlan], prepare: Callable[[ProofRank], object] = lambda rank: None
+) -> None:
+    """Assert that the whole call has ComfyUI's own result under each plan."""
     with torch.no_grad():
         expected = case.stock()
-    for plan, outs in answers(case, products(case, stages=True)).items():
+    for plan, outs in zip(plans, outputs_in_turn(case, plans, prepare), strict=True):
         assert worst(outs, expected) <= TOLERANCE, plan.describe()
 
 
 @pytest.mark.parametrize("name", BEFORE)
-def test_sharded_weights_give_the_models_own_result(name: str) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_every_product_gives_the_models_own_result_also_with_sharded_weights(name: str, sharded: bool) -> None:
     case = case_of(name)
-    with torch.no_grad():
-        expected = case.stock()
-    for plan, outs in answers(case, products(case, stages=False), share_weights).items():
-        assert worst(outs, expected) <= TOLERANCE, plan.describe()
+    check(case, products(case, stages=not sharded), share_weights if sharded else lambda rank: None)
 
 
 def doubled(case: Case) -> Case:
@@ -144,11 +101,7 @@ def doubled(case: Case) -> Case:
 @pytest.mark.parametrize("name", [name for name in BEFORE if not name.startswith("flux, ")])
 def test_a_batch_of_two_gives_the_models_own_result(name: str) -> None:
     case = doubled(case_of(name))
-    with torch.no_grad():
-        expected = case.stock()
-    plans = [plan_for(case, ring=2, ulysses=2), plan_for(case, pipefusion=2, ring=2, patches=1)]
-    for plan, outs in answers(case, plans).items():
-        assert worst(outs, expected) <= TOLERANCE, plan.describe()
+    check(case, [plan_for(case, ring=2, ulysses=2), plan_for(case, pipefusion=2, ring=2, patches=1)])
 
 
 def in_bf16(case: Case) -> Case:
@@ -173,7 +126,7 @@ def test_bf16_is_as_near_to_fp32_as_comfyuis(name: str, monkeypatch: pytest.Monk
     if "attention_mask" not in case.arguments:
         assert torch.equal(alone, stock)
     plans = [plan_for(case, ring=2, ulysses=2), plan_for(case, pipefusion=2, ulysses=2, patches=1)]
-    for plan, outs in answers(case, plans).items():
+    for plan, outs in zip(plans, outputs_in_turn(case, plans), strict=True):
         ours = worst([[out.float() for out in each] for each in outs], expected)
         print(f"{name}, {plan.degrees}: {ours:.5f}, ComfyUI {allowed / 1.5:.5f}")
         assert ours <= allowed, plan.describe()

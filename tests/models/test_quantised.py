@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -11,20 +10,15 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from parallel_backend.comm.communicator import Communicator
-from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui import quantised_layers
 from parallel_backend.models.comfyui.fast_fp8 import FastLinear, multiply_in_fp8
-from parallel_backend.models.comfyui.features.lora import merging_dtype, rounded
 from parallel_backend.models.comfyui.quantisation import open_checkpoint
 from parallel_backend.models.comfyui.quantised_layers import quantise_layers
-from parallel_backend.weights.adapters.lora import NONE, Adapter, AdapterSet
-from parallel_backend.weights.adapters.merging import Keep, Merging, Patching
+from parallel_backend.weights.adapters.lora import NONE, AdapterSet
 from parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.files.keymap import Piece
 from parallel_backend.weights.formats import PLAIN
@@ -32,10 +26,10 @@ from parallel_backend.weights.layers.cast import pack
 from parallel_backend.weights.layers.packing import resident_bytes, shape_parameters
 from parallel_backend.weights.layers.quantised import compute_in
 from parallel_backend.weights.loading.loader import WeightSource, load_weights
-from parallel_backend.weights.loading.reading import Neighbours, Watch
 from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import WeightStore
+from tests.support.rank_parts import CPU, LORA, everyone, neighbours, patching, watch
 from tests.support.ranks import run_ranks
 from tests.support.tiny.models import draw
 from tests.support.tiny.quantised import FORMATS, save_quantised
@@ -50,10 +44,11 @@ S = TypeVar("S", bound=WeightStore)
 
 LAYER, NAME = "blocks.0", "blocks.0.weight"
 ROWS, COLUMNS = 48, 192
-CPU = torch.device("cpu")
-MERGING = Merging(torch.float32, (), functools.partial(merging_dtype, False), rounded)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 INPUT_SCALED = ("fp8", "fp8_e5m2", "nvfp4", "mxfp8")
+
+
+KEYS = {NAME: Piece(NAME, 0, ROWS, (COLUMNS,))}
 
 
 class Described:
@@ -108,9 +103,7 @@ def load_with(
     assert resident_bytes(part, compute) == sum(parameter.nbytes for parameter in model.parameters())
     store = store_of(model)
     store.materialise(CPU)
-    everyone = Communicator("loading", dist.group.WORLD if dist.is_initialized() else None, CPU, False, Meter())
-    watch = Watch(lambda: False, lambda *_: None, lambda _: None)
-    load_weights(model, store, WeightSource(part, keys, compute), Neighbours(everyone, (0,) * everyone.size), watch)
+    load_weights(model, store, WeightSource(part, keys, compute), neighbours(), watch())
     return model, store
 
 
@@ -121,6 +114,11 @@ def stock(path: Path, compute: torch.dtype = torch.float32) -> Any:
     layer = operations.Linear(COLUMNS, ROWS, device="cpu")
     layer.load_state_dict(tensors)
     return layer
+
+
+def lora_of(size: float = 1.0) -> AdapterSet:
+    """Return a LoRA on the layer, with matrices of this size."""
+    return AdapterSet({NAME: [LORA]}, {"u": size * draw(ROWS, 4, seed=4), "d": size * draw(4, COLUMNS, seed=5)})
 
 
 @pytest.mark.usefixtures("_native")
@@ -147,24 +145,22 @@ def test_a_lora_on_a_quantised_layer_gives_comfyuis_bits_and_leaves_no_trace(
     ours, model = load(path), nn.Module()
     model.diffusion_model = nn.Module()
     model.diffusion_model.blocks = nn.ModuleList([stock(path)])
-    up, down = 0.2 * draw(ROWS, 4, seed=4), 0.2 * draw(4, COLUMNS, seed=5)
+    adapters = lora_of(size=0.2)
     patcher = ModelPatcher(model, CPU, CPU)
-    patcher.add_patches({f"diffusion_model.{NAME}": LoRAAdapter(set(), (up, down, 4.0, None, None, None))}, 0.7)
+    matrices = adapters.tensors["u"], adapters.tensors["d"]
+    patcher.add_patches({f"diffusion_model.{NAME}": LoRAAdapter(set(), (*matrices, 4.0, None, None, None))}, 0.7)
     patcher.patch_weight_to_device(f"diffusion_model.{NAME}", device_to=CPU)
     whole = nn.Module()
     whole.blocks = nn.ModuleList([ours])
     before = {name: parameter.clone() for name, parameter in whole.named_parameters()}
-    keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
-    keys = {NAME: Piece(NAME, 0, ROWS, (COLUMNS,))}
-    patching = Patching(whole, ReplicatedStore(whole), CPU, keys, _never_again, keep, MERGING)
-    lora = Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)
-    patching.merge(AdapterSet({NAME: [lora]}, {"u": up, "d": down}))
+    merging = patching(whole, ReplicatedStore(whole), KEYS, _never_again)
+    merging.merge(adapters)
     expected = model.diffusion_model.blocks[0].state_dict()
     changed = {name: parameter for name, parameter in ours.parts.named_parameters() if name in expected}
     assert not torch.equal(changed["weight"].view(torch.uint8), before[f"{LAYER}.parts.weight"].view(torch.uint8))
     for name, tensor in changed.items():
         assert torch.equal(tensor.view(torch.uint8), expected[name].reshape(-1).view(torch.uint8)), name
-    patching.merge(NONE)
+    merging.merge(NONE)
     for name, parameter in whole.named_parameters():
         assert torch.equal(parameter.view(torch.uint8), before[name].view(torch.uint8)), name
 
@@ -177,12 +173,6 @@ def _never_again(names: Collection[str]) -> None:
 def test_a_sharded_quantised_layer_gives_the_bits_of_one_rank(file: Callable[[str], Path], form: str) -> None:
     """A block that is gathered for its forward gives the bits of one rank: as loaded, with a LoRA, and after its removal."""
     path, x = file(form), draw(2, 5, COLUMNS, seed=3)
-    adapters = AdapterSet(
-        {NAME: [Adapter("lora", {"up": "u", "down": "d"}, strength=0.7, alpha=4.0)]},
-        {"u": draw(ROWS, 4, seed=4), "d": draw(4, COLUMNS, seed=5)},
-    )
-    keys = {NAME: Piece(NAME, 0, ROWS, (COLUMNS,))}
-    keep = Keep(fits=lambda _: True, all_true=lambda fits: fits)
 
     def outputs(
         store_of: Callable[[nn.Module], Any], use: Callable[[Any], AbstractContextManager[None]]
@@ -190,9 +180,9 @@ def test_a_sharded_quantised_layer_gives_the_bits_of_one_rank(file: Callable[[st
         found = []
         with torch.inference_mode():
             model, store = load_with(path, store_of)
-            patching = Patching(model, store, CPU, keys, lambda _: None, keep, MERGING)
-            for wanted in (NONE, adapters, NONE):
-                patching.merge(wanted)
+            merging = patching(model, store, KEYS)
+            for wanted in (NONE, lora_of(), NONE):
+                merging.merge(wanted)
                 with use(store):
                     found.append(model.get_submodule(LAYER)(x))
         return found
@@ -205,7 +195,7 @@ def test_a_sharded_quantised_layer_gives_the_bits_of_one_rank(file: Callable[[st
     def rank(_: int) -> list[Tensor]:
         def sharded(model: nn.Module) -> Sharded:
             blocks = list(model.get_submodule("blocks").children())
-            return Sharded(model, blocks, Communicator("weights", dist.group.WORLD, CPU, False, Meter()))
+            return Sharded(model, blocks, everyone("weights"))
 
         return [out.clone() for out in outputs(sharded, first_block)]
 

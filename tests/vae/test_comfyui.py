@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallel_backend.comm.communicator import Communicator
-from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Cancelled, Refused
 from parallel_backend.models.comfyui.autoencoder import noise_scale, with_noise
 from parallel_backend.vae import recognise
@@ -24,12 +21,12 @@ from parallel_backend.vae.row_tensor import RowTensor
 from parallel_backend.vae.rows import Slab, slab_of
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.support.allocations import peak_bytes
+from tests.support.rank_parts import everyone
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
-from tests.support.tiny.vae import decoded
+from tests.support.tiny.vae import decoded, encoded
 from tests.vae.comfy_vaes import KINDS, NOISE_INSIDE, build, drawn, inputs, save_comfy_vae
 
-CPU = torch.device("cpu")
 TOLERANCE = 1e-5
 SEED = 11
 
@@ -46,10 +43,6 @@ Results = dict[str, tuple[Tensor, Tensor, int]]
 
 Outcome = Tensor | str
 """A function's result, or the message that it raised."""
-
-
-def _axis(ranks: int) -> Communicator:
-    return Communicator("rows", dist.group.WORLD if ranks > 1 else None, CPU, False, Meter())
 
 
 def mixed(module: nn.Module, latent: Tensor) -> Tensor:
@@ -71,7 +64,7 @@ def over_ranks(ranks: int, frames: int = 0) -> Results:
     }  # built before the ranks fork, so that they need no import
 
     def work(rank: int) -> Results:
-        axis, gathered = _axis(ranks), [0]
+        axis, gathered = everyone("rows"), [0]
         whole = RowTensor.whole
 
         def counted(x: RowTensor) -> Tensor:
@@ -87,8 +80,8 @@ def over_ranks(ranks: int, frames: int = 0) -> Results:
             with torch.inference_mode():  # as in a worker
                 latent = mixed(module, latent)
                 clip = decoded(ours, slab_of(latent, axis))
-                (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, axis, scale), "", lambda: None)]
-            results[name] = clip, encoded, gathered[0] - before
+                made = encoded(ours, slab_of(pixels, axis, scale))
+            results[name] = clip, made, gathered[0] - before
         return results
 
     return run_ranks(ranks, work)[0]
@@ -126,16 +119,11 @@ def test_latents_of_a_few_rows_equal_comfyuis(name: str, ranks: int) -> None:
     small = [drawn(kind.sized(*size)) for size in SMALL]
 
     def work(rank: int) -> list[Outcome]:
-        axis, ours = _axis(ranks), ComfyAutoencoder(module, kind.scale)
-
-        def encoded(pixels: Tensor) -> Tensor:
-            (piece,) = ours.encode(slab_of(pixels, axis, kind.scale), "", lambda layers=1: None)
-            return piece.whole()
-
+        axis, ours = everyone("rows"), ComfyAutoencoder(module, kind.scale)
         outcomes = []
         for latent, pixels in small:
             outcomes.append(outcome(lambda x: decoded(ours, slab_of(mixed(module, x), axis)), latent))
-            outcomes.append(outcome(encoded, pixels))
+            outcomes.append(outcome(lambda x: encoded(ours, slab_of(x, axis, kind.scale)), pixels))
         return outcomes
 
     theirs: list[Outcome] = []
@@ -163,8 +151,8 @@ def outcome(function: Callable[[Tensor], Tensor], values: Tensor) -> Outcome:
 
 
 def check(name: str, ranks: int, frames: int = 0) -> None:
-    clip, encoded, gathers = over_ranks(ranks, frames)[name]
-    for ours, theirs in zip((clip, encoded), oracle(name, frames), strict=True):
+    *made, gathers = over_ranks(ranks, frames)[name]
+    for ours, theirs in zip(made, oracle(name, frames), strict=True):
         assert ours.shape == theirs.shape
         assert (ours - theirs).norm() / theirs.norm() <= TOLERANCE
     assert gathers == (GATHERS.get(name, 0) if KINDS[name].latent[-2] >= ranks else 0)
@@ -175,10 +163,9 @@ def test_one_rank_gives_the_same_bits(name: str) -> None:
     ours, (latent, pixels) = ComfyAutoencoder(build(name), KINDS[name].scale), inputs(name)
     with torch.inference_mode():
         latent = mixed(ours.module, latent)
-        clip = decoded(ours, slab_of(latent, _axis(1)))
-        (encoded,) = [p.whole() for p in ours.encode(slab_of(pixels, _axis(1), KINDS[name].scale), "", lambda: None)]
-    assert torch.equal(clip, oracle(name)[0])
-    assert torch.equal(encoded, oracle(name)[1])
+        clip = decoded(ours, slab_of(latent, everyone("rows")))
+        made = encoded(ours, slab_of(pixels, everyone("rows"), KINDS[name].scale))
+    assert all(map(torch.equal, (clip, made), oracle(name)))
 
 
 @pytest.mark.parametrize("name", ["wan", "flux", pytest.param("hunyuan15", marks=thorough)])
@@ -190,7 +177,7 @@ def test_peak_memory_falls_with_the_number_of_ranks(name: str) -> None:
     def peak(ranks: int) -> int:
         def work(rank: int) -> int:
             ours = ComfyAutoencoder(module, KINDS[name].scale)
-            slab = slab_of(latent, _axis(ranks))
+            slab = slab_of(latent, everyone("rows"))
             with torch.inference_mode():
                 return peak_bytes(lambda: ours.decode(slab, "", lambda: None, lambda piece: None))
 
@@ -216,7 +203,7 @@ def test_frames_arrive_while_later_ones_are_decoded(name: str, monkeypatch: pyte
         return torch.randn(*kind.latent[:2], frames, *kind.latent[3:], generator=torch.Generator().manual_seed(frames))
 
     def peak(frames: int) -> int:
-        slab = slab_of(clip(frames), _axis(1))
+        slab = slab_of(clip(frames), everyone("rows"))
         return peak_bytes(lambda: ours.decode(slab, "", lambda: None, lambda piece: None))
 
     def mark() -> None:
@@ -228,7 +215,7 @@ def test_frames_arrive_while_later_ones_are_decoded(name: str, monkeypatch: pyte
 
     with torch.inference_mode():
         growth = peak(9) - peak(5)
-        slab = slab_of(mixed(module, clip(9)), _axis(1))
+        slab = slab_of(mixed(module, clip(9)), everyone("rows"))
         with pytest.raises(Cancelled):
             ours.decode(slab, "", lambda: None, end)
         ours.decode(slab, "", mark, lambda piece: come.append((layers, piece.whole())))
@@ -242,7 +229,7 @@ def test_frames_arrive_while_later_ones_are_decoded(name: str, monkeypatch: pyte
 
 def test_random_numbers_for_a_distributed_tensor_are_refused() -> None:
     with torch.inference_mode():
-        picture = RowTensor.of(slab_of(torch.zeros(1, 3, 4, 4), _axis(1)), RULES)
+        picture = RowTensor.of(slab_of(torch.zeros(1, 3, 4, 4), everyone("rows")), RULES)
         with pytest.raises(AssertionError, match="random"):
             torch.randn_like(picture)
 
@@ -264,7 +251,7 @@ def test_ltx_decoded_in_small_pieces_equals_comfyuis(name: str, frames: int) -> 
 
         module.decoder.conv_out.register_forward_hook(count)  # type: ignore[union-attr, operator]
         with torch.inference_mode():
-            slab = slab_of(mixed(module, latent), _axis(3))
+            slab = slab_of(mixed(module, latent), everyone("rows"))
             return decoded(ours, slab), pieces[0]
 
     ours, pieces = run_ranks(3, work)[0]

@@ -6,20 +6,23 @@ from functools import cache
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from parallel_backend.comm.communicator import Communicator
-from parallel_backend.comm.meter import Meter
 from parallel_backend.vae import Autoencoder
-from parallel_backend.vae.cogvideox import CogVideoXAutoencoder, CogVideoXAutoencoderConfig
 from parallel_backend.vae.rows import slab_of
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.rank_parts import everyone
 from tests.support.ranks import run_ranks
 from tests.support.selection import product
-from tests.support.tiny.vae import SMALL, cogvideox_vae_tensors, decoded
+from tests.support.tiny.vae import (
+    SMALL,
+    cogvideox_vae,
+    cogvideox_vae_tensors,
+    decoded,
+    diffusers_cogvideox_vae,
+    encoded,
+)
 
-CPU = torch.device("cpu")
 TOLERANCE = 1e-5
 RANKS = (1, 2, 3, 4)
 
@@ -38,14 +41,9 @@ def over_ranks(autoencoder: Autoencoder, ranks: int, latents: list[Tensor], pixe
 
     def work(rank: int) -> tuple[list[Tensor], list[Tensor]]:
         torch.set_grad_enabled(False)
-        axis = Communicator("space", dist.group.WORLD if ranks > 1 else None, CPU, False, Meter())
-
-        def encoded(x: Tensor) -> Tensor:
-            pieces = autoencoder.encode(slab_of(x, axis, autoencoder.scale), schedule, lambda: None)
-            return torch.cat([piece.whole() for piece in pieces], 2)
-
+        axis = everyone("space")
         clips = [decoded(autoencoder, slab_of(z, axis), schedule) for z in latents]
-        return clips, [encoded(x) for x in pixels]
+        return clips, [encoded(autoencoder, slab_of(x, axis, autoencoder.scale), schedule) for x in pixels]
 
     return run_ranks(ranks, work)[0]
 
@@ -63,10 +61,7 @@ def cogvideox_oracle(schedule: str) -> tuple[list[Tensor], list[Tensor]]:
     """Return the videos decoded and encoded by diffusers ("original") or by ComfyUI."""
     latents, pixels = clips()
     if schedule == "original":
-        from diffusers import AutoencoderKLCogVideoX
-
-        theirs = AutoencoderKLCogVideoX(block_out_channels=SMALL, layers_per_block=1, latent_channels=16)
-        theirs.load_state_dict(cogvideox_vae_tensors())
+        theirs = diffusers_cogvideox_vae()
         return [theirs.decode(z).sample for z in latents], [theirs.encode(x).latent_dist.mode() for x in pixels]
     comfy_on_path()
     import comfy.ldm.cogvideo.vae
@@ -78,9 +73,7 @@ def cogvideox_oracle(schedule: str) -> tuple[list[Tensor], list[Tensor]]:
 
 @product(ranks=RANKS, schedule=["original", "comfyui"])
 def test_cogvideox_over_ranks_equals_diffusers_or_comfyuis(schedule: str, ranks: int) -> None:
-    ours = CogVideoXAutoencoder(CogVideoXAutoencoderConfig(SMALL, 1, 16))
-    ours.module.to_empty(device=CPU).load_state_dict(cogvideox_vae_tensors())
-    results = over_ranks(ours, ranks, *clips(), schedule)
+    results = over_ranks(cogvideox_vae(), ranks, *clips(), schedule)
     for ours_made, theirs_made in zip(results, cogvideox_oracle(schedule), strict=True):
         for ours_one, theirs_one in zip(ours_made, theirs_made, strict=True):
             assert relative_error(ours_one, theirs_one) < TOLERANCE
@@ -93,15 +86,9 @@ def test_the_two_schedules_of_cogvideox_differ() -> None:
 
 
 def test_sizes_between_multiples_encode_as_in_diffusers() -> None:
-    from diffusers import AutoencoderKLCogVideoX
-
-    theirs = AutoencoderKLCogVideoX(block_out_channels=SMALL, layers_per_block=1, latent_channels=16)
-    theirs.load_state_dict(cogvideox_vae_tensors())
-    ours = CogVideoXAutoencoder(CogVideoXAutoencoderConfig(SMALL, 1, 16))
-    ours.module.to_empty(device=CPU).load_state_dict(cogvideox_vae_tensors())
     pixels = torch.rand(1, 3, 5, 37, 27, generator=torch.Generator().manual_seed(3))
-    _, (encoded,) = over_ranks(ours, 3, [], [pixels], "original")
-    assert relative_error(encoded, theirs.encode(pixels).latent_dist.mode()) < TOLERANCE
+    _, (latent,) = over_ranks(cogvideox_vae(), 3, [], [pixels], "original")
+    assert relative_error(latent, diffusers_cogvideox_vae().encode(pixels).latent_dist.mode()) < TOLERANCE
 
 
 def relative_error(result: Tensor, reference: Tensor) -> float:

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from parallel_backend.comm.communicator import Communicator
-from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.vae import AUTOENCODERS, recognise
 from parallel_backend.vae.rows import slab_of
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.rank_parts import everyone
 from tests.support.ranks import run_ranks
 from tests.support.tiny.vae import SMALL, cogvideox_vae_tensors, decoded
-from tests.vae.comfy_vaes import OF_A_FILE, build, save_comfy_vae
+from tests.vae.comfy_vaes import build, save_comfy_vae, save_image_vae
 
 comfy_on_path()
 import comfy.sd  # noqa: E402 (once it can be found)
 
-CPU = torch.device("cpu")
 TOLERANCE = 1e-5
 
 
-def kinds(folder: Path) -> Iterator[tuple[str, Path, tuple[int, ...]]]:
-    """Yield complete files, each with its name and the shape of a latent."""
-    flux = build("flux", **OF_A_FILE, decoder_ch=32).state_dict()
-    save_file({name: tensor.contiguous() for name, tensor in flux.items()}, folder / "flux.safetensors")
-    yield "flux", folder / "flux.safetensors", (1, 16, 5, 3)
-    save_comfy_vae(folder / "ltx.safetensors", "ltx")
-    yield "ltx", folder / "ltx.safetensors", (1, 128, 2, 5, 2)
+LATENTS = {"flux": (1, 16, 5, 3), "ltx": (1, 128, 2, 5, 2)}
+"""Shapes of latents by the kind of a VAE."""
+
+
+def complete_file(folder: Path, name: str) -> Path:
+    if name == "flux":
+        return save_image_vae(folder / "flux.safetensors")
+    save_comfy_vae(folder / f"{name}.safetensors", name)
+    return folder / f"{name}.safetensors"
 
 
 def over_ranks(path: Path, latent: Tensor) -> Tensor:
@@ -54,7 +53,7 @@ def over_ranks(path: Path, latent: Tensor) -> Tensor:
                 module.get_submodule(owner), last, nn.Parameter(tensor.view(module.get_parameter(key).shape), False)
             )
         with torch.inference_mode():
-            return decoded(ours, slab_of(latent, Communicator("rows", dist.group.WORLD, CPU, False, Meter())))
+            return decoded(ours, slab_of(latent, everyone("rows")))
 
     return run_ranks(2, rank)[0]
 
@@ -80,16 +79,16 @@ def compare(path: Path, shape: tuple[int, ...]) -> Tensor:
     return ours
 
 
-@pytest.mark.parametrize("name", ["flux", "ltx"])
+@pytest.mark.parametrize("name", LATENTS)
 def test_a_file_with_only_a_decoder_decodes(tmp_path: Path, name: str) -> None:
-    path, shape = next((path, shape) for kind, path, shape in kinds(tmp_path) if kind == name)
+    path = complete_file(tmp_path, name)
     whole = recognise(read_header(path))
     assert AUTOENCODERS[whole[0]].missing(whole[2]) == ""
     metadata = dict(read_header(path).metadata)
     save_file({key: each for key, each in load_file(path).items() if not key.startswith("encoder.")}, path, metadata)
     kind, _, config = recognise(read_header(path))
     assert AUTOENCODERS[kind].missing(config).startswith("encoder.")
-    compare(path, shape)
+    compare(path, LATENTS[name])
 
 
 def test_a_file_with_only_cogvideox_decoder_has_the_same_configuration(tmp_path: Path) -> None:
@@ -105,7 +104,7 @@ def test_a_file_with_only_cogvideox_decoder_has_the_same_configuration(tmp_path:
 
 def test_a_file_without_its_decoder_is_refused(tmp_path: Path) -> None:
     """ComfyUI finds no VAE in such a file."""
-    _, path, _ = next(kinds(tmp_path))
+    path = complete_file(tmp_path, "flux")
     tensors = {key: each for key, each in load_file(path).items() if key.startswith("encoder.")}
     assert comfy.sd.VAE(sd=dict(tensors)).first_stage_model is None
     save_file(tensors, path)

@@ -1,17 +1,13 @@
 """Headers and byte ranges of checkpoint files. Files that are damaged, truncated or of no model are refused."""
 
-import json
-import struct
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.comfy_family import ComfyFamily
@@ -21,10 +17,11 @@ from parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from parallel_backend.weights.layers.packing import shape_parameters
 from parallel_backend.weights.loading import rounds
 from parallel_backend.weights.loading.loader import WeightSource, load_weights, want_of
-from parallel_backend.weights.loading.reading import Neighbours, WantedRange, Watch, read_ranges
+from parallel_backend.weights.loading.reading import Neighbours, WantedRange, read_ranges
 from parallel_backend.weights.loading.rounds import CHUNK_BYTES, Way
 from parallel_backend.weights.stores.replicated import ReplicatedStore
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.rank_parts import everyone, neighbours, watch
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.flux import flux_tensors, save_flux
@@ -37,19 +34,18 @@ def file(tmp_path: Path) -> Path:
     return save_flux(tmp_path / "flux.safetensors", heads=1, single_blocks=1)
 
 
-def load(path: Path, stage: Stage, counted: list[int] | None = None, dtype: torch.dtype = torch.float32) -> nn.Module:
+def load(path: Path, stage: Stage, counted: list[int] | None = None) -> nn.Module:
     """Return a stage of a FLUX file, loaded by one rank; parameters that are not filled stay NaN."""
     family = ComfyFamily()
     part, config = family.inspect(read_header(path))
     keys = family.keys(config)
     module = family.build(config, stage).module
-    shape_parameters(module, part, keys, dtype)
+    shape_parameters(module, part, keys, torch.float32)
     module.to_empty(device="cpu")
     for parameter in module.parameters():
         parameter.fill_(float("nan"))
-    everyone = Communicator("loading", None, torch.device("cpu"), False, Meter())
-    watch = Watch(lambda: False, lambda *_: None, [].append if counted is None else counted.append)
-    load_weights(module, ReplicatedStore(module), WeightSource(part, keys, dtype), Neighbours(everyone, (0,)), watch)
+    watching = watch([].append if counted is None else counted.append)
+    load_weights(module, ReplicatedStore(module), WeightSource(part, keys, torch.float32), neighbours(), watching)
     return module
 
 
@@ -70,10 +66,7 @@ def read(checkpoint: Checkpoint, rows_of: dict[str, slice]) -> tuple[dict[str, T
         found[name] = torch.empty(rows.stop - rows.start, *entry.shape[1:], dtype=entry.dtype)
         width = found[name][0].numel()
         wants.append(want_of(entry, rows.start * width, found[name].view(-1), None, {entry.file: 0}))
-    everyone = Communicator("loading", None, torch.device("cpu"), False, Meter())
-    read_ranges(
-        checkpoint.files, wants, Neighbours(everyone, (0,)), Watch(lambda: False, lambda *_: None, counted.append)
-    )
+    read_ranges(checkpoint.files, wants, neighbours(), watch(counted.append))
     return found, counted
 
 
@@ -116,10 +109,8 @@ def test_bytes_that_several_ranks_need_are_sent_by_one_reader_or_read_again(
         def put(offset: int, data: Tensor) -> None:
             found[offset : offset + len(data)] = data
 
-        everyone = Communicator("wants", dist.group.WORLD, torch.device("cpu"), False, meter)
-        links = Communicator("links", dist.group.WORLD, torch.device("cpu"), False, meter) if linked else None
-        watch = Watch(lambda: False, lambda *_: None, counted.append)
-        read_ranges([file], [WantedRange(0, start, stop, put)], Neighbours(everyone, (0, 0, 0, 1), links), watch, way)
+        ranks = Neighbours(everyone("wants", meter), (0, 0, 0, 1), everyone("links", meter) if linked else None)
+        read_ranges([file], [WantedRange(0, start, stop, put)], ranks, watch(counted.append), way)
         return torch.equal(found, whole[start:stop]), sum(counted), meter.sent["loading"]
 
     right, counted, sent = zip(*run_ranks(4, on), strict=True)
@@ -196,15 +187,6 @@ def test_a_read_error_names_the_byte_and_keeps_what_was_read() -> None:
         WantedRange(0, held.data_ptr(), held.data_ptr() + 64, lambda offset, data: found.copy_(data)),
         WantedRange(0, nowhere, nowhere + 64, lambda offset, data: None),
     ]
-    neighbours = Neighbours(Communicator("loading", None, torch.device("cpu"), False, Meter()), (0,))
     with pytest.raises(Refused, match=rf"mem cannot be read at byte {nowhere} \(Input/output error\)"):
-        read_ranges([Path("/proc/self/mem")], wants, neighbours, Watch(lambda: False, lambda *_: None, lambda _: None))
+        read_ranges([Path("/proc/self/mem")], wants, neighbours(), watch())
     assert torch.equal(found, held)
-
-
-def test_a_shape_that_contradicts_the_data_is_refused(tmp_path: Path) -> None:
-    header = json.dumps({"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 8]}}).encode()
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
-    with pytest.raises(Refused, match="8 bytes for 16"):
-        read_header(path)

@@ -29,7 +29,7 @@ from parallel_backend.weights.formats import BLOCK_TYPES, PLAIN
 from parallel_backend.weights.layers.packing import expanded_bytes, resident_bytes, shape_parameters
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.cogvideox import save_cogvideox
-from tests.support.tiny.flux import flux_tensors, save_flux
+from tests.support.tiny.flux import save_flux
 from tests.support.tiny.formats import HALVES, random_blocks, save_diffusers, save_gguf, save_scaled, write_scaled
 from tests.support.tiny.models import save_model
 from tests.support.tiny.pixart import pixart
@@ -111,11 +111,6 @@ def test_an_unsupported_quantised_layout_is_named(tmp_path: Path, place: str, fo
     assert "(float8_e4m3fn, float8_e5m2 are)" in refusal(path, "pixart")
 
 
-def test_a_pickle_is_refused_by_name(tmp_path: Path) -> None:
-    torch.save(flux_tensors(**SHAPE), tmp_path / "x.pt")
-    assert "x.pt is a PyTorch pickle, which is not supported" in refusal(tmp_path / "x.pt")
-
-
 def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
     for content in (b"", b"x", b"GGUF", b"not a model at all, but long enough"):
         (tmp_path / "x.safetensors").write_bytes(content)
@@ -144,7 +139,6 @@ def test_an_index_with_a_missing_or_outside_shard_is_refused(tmp_path: Path) -> 
     shards[1].rename(folder / "elsewhere")
     assert f"flux lacks the file {shards[1].name} that its index names" in refusal(folder)
     (folder / "elsewhere").rename(shards[1])
-    index = next(folder.glob("*.json"))
     (index,) = folder.glob("*.index.json")
     places = json.loads(index.read_bytes())
     name = next(iter(places["weight_map"]))

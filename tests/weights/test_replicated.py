@@ -9,13 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from parallel_backend.comm.communicator import Communicator
-from parallel_backend.comm.meter import Meter
 from parallel_backend.weights.stores import host_copy
 from parallel_backend.weights.stores.host_copy import WORDS, digest, shared_bytes
 from parallel_backend.weights.stores.replicated import ReplicatedStore
+from tests.support.rank_parts import CPU, everyone
 from tests.support.ranks import run_ranks
-from tests.weights.tiny import CPU, bits, tiny
+from tests.weights.tiny import bits, tiny
 
 
 def model() -> nn.Module:
@@ -52,7 +51,7 @@ def test_weights_of_every_kind_leave_into_one_copy_and_return_with_the_same_bits
         if unlike:
             module.blocks[4].exact.data[10].add_(number * 1e-16)  # the last element of the last block
         expected = {name: tensor.clone() for name, tensor in tensors(module).items()}
-        whole = ReplicatedStore(module, Communicator("subgroup", dist.group.WORLD, CPU, False, Meter()))
+        whole = ReplicatedStore(module, everyone("subgroup"))
         taken = []
         for leavers in ({0, 1, 2}, {1}, {0, 2}):
             taken.append(whole.leaving(number in leavers))
@@ -103,7 +102,7 @@ def test_kept_memory_receives_the_current_weights_the_next_time(monkeypatch: pyt
 
         monkeypatch.setattr(host_copy, "shared_bytes", shared)
         module = model()
-        whole = Keeping(module, Communicator("subgroup", dist.group.WORLD, CPU, False, Meter()))
+        whole = Keeping(module, everyone("subgroup"))
         counts = []
         for unlike in (False, False, True, False):
             for block in module.blocks:

@@ -13,31 +13,22 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter, Trace
 from parallel_backend.errors import Refused
 from parallel_backend.weights.stores.block_bytes import ALIGNMENT
 from parallel_backend.weights.stores.sharded import Sharded
+from tests.support.rank_parts import CPU, everyone
 from tests.support.ranks import run_ranks
-from tests.weights.tiny import BLOCKS, CPU, HELD, bits, tiny
+from tests.weights.tiny import BLOCKS, HELD, bits, check, fill, tiny
 
 
 def filled(meter: Meter, most: Callable[[int], int] = int, mark: Callable[[], object] = lambda: None) -> Any:
     """Return the model sharded over all ranks, its store, and the same model unsharded."""
     model, expected = tiny("meta"), tiny("cpu")
-    everyone = Communicator("weights", dist.group.WORLD, CPU, False, meter)
-    sharded = Sharded(model, list(model.blocks), everyone, most, mark)
+    sharded = Sharded(model, list(model.blocks), everyone("weights", meter), most, mark)
     sharded.materialise(CPU)
-    for name, parameter in expected.named_parameters():
-        run = sharded.run(name)
-        run.values.copy_(parameter.view(-1)[run.start : run.stop])
+    fill(sharded, expected)
     return model, sharded, expected
-
-
-def check(model: nn.Module, expected: nn.Module, index: int) -> None:
-    """Assert that the block has the expected bits."""
-    for name, value in expected.blocks[index].named_parameters():
-        assert torch.equal(bits(getattr(model.blocks[index], name)), bits(value)), (index, name)
 
 
 def most_of_all(number: int) -> int:
@@ -53,20 +44,16 @@ def test_blocks_return_bit_by_bit_and_at_most_two_are_gathered(ranks: int) -> No
     def rank(number: int) -> Any:
         meter = Meter()
         model = tiny("meta")
-        sharded = Sharded(model, list(model.blocks), Communicator("weights", dist.group.WORLD, CPU, False, meter))
+        sharded = Sharded(model, list(model.blocks), everyone("weights", meter))
         said = sharded.nbytes
         sharded.materialise(CPU)
-        held, whole = 0, []
-        for name, parameter in expected.named_parameters():
-            run = sharded.run(name)
-            run.values.copy_(parameter.view(-1)[run.start : run.stop])
-            held += run.values.nbytes
+        held, whole = fill(sharded, expected), []
         for _ in range(2):
             with sharded.forward():
                 for index in range(BLOCKS):
                     with sharded.block(index):
                         whole.append(sharded.whole)
-                        check(model, expected, index)
+                        check(model.blocks[index], expected.blocks[index])
             assert sharded.whole == 0
         sent = meter.sent["weights"]
         sharded.leave(True)
@@ -103,7 +90,7 @@ def test_ranks_with_different_forwards_issue_matching_collectives() -> None:
                     with sharded.forward():
                         for index in blocks:
                             with sharded.block(index):
-                                check(model, expected, index)
+                                check(model.blocks[index], expected.blocks[index])
                     assert sharded.whole == 0
         return meter.sent["weights"], len(marks)
 
@@ -145,7 +132,7 @@ def test_two_blocks_cannot_share_a_tensor() -> None:
     shared = nn.Linear(2, 2, device="meta")
     model = nn.Sequential(shared, nn.Sequential(shared))
     with pytest.raises(AssertionError, match=r"two blocks share 0\.weight"):
-        Sharded(model, list(model), Communicator("weights", None, CPU, False, Meter()))
+        Sharded(model, list(model), everyone("weights"))
 
 
 def test_connections_for_gathers_are_opened_when_weights_are_loaded() -> None:
@@ -159,7 +146,7 @@ def test_connections_for_gathers_are_opened_when_weights_are_loaded() -> None:
         with sharded.model_call(1), sharded.forward():
             for index in range(BLOCKS):
                 with sharded.block(index):
-                    check(model, expected, index)
+                    check(model.blocks[index], expected.blocks[index])
         return [*sent, meter.sent["weights"]]
 
     share = -(-HELD // (2 * ALIGNMENT)) * ALIGNMENT

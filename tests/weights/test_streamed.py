@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from parallel_backend.comm.communicator import Communicator
 from parallel_backend.comm.meter import Meter
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
 from parallel_backend.models.comfyui.small import small
 from parallel_backend.weights.stores.block_bytes import ALIGNMENT
 from parallel_backend.weights.stores.store import BlockAccess
 from parallel_backend.weights.stores.streamed import Streamed, staying
+from tests.models.parallel_models import share_weights
 from tests.support.allocations import peak_bytes
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.rank_parts import CPU, everyone
 from tests.support.ranks import run_ranks
-from tests.weights.tiny import BLOCKS, CPU, HELD, bits, tiny
+from tests.weights.tiny import BLOCKS, HELD, bits, check, fill, tiny
 
 comfy_on_path()
 
@@ -45,13 +45,10 @@ def test_the_device_has_a_window_and_other_blocks_are_copied_each_time(ranks: in
     def rank(number: int) -> Any:
         meter = Meter()
         model = tiny("meta")
-        sharers = Communicator("subgroup", dist.group.WORLD, CPU, False, meter)
-        streamed = Streamed(model, list(model.blocks), sharers, CPU, meter)
+        streamed = Streamed(model, list(model.blocks), everyone("subgroup", meter), CPU, meter)
         least, kept = streamed.nbytes, streamed.kept
         streamed.materialise(CPU)
-        for name, parameter in expected.named_parameters():
-            run = streamed.run(name)
-            run.values.copy_(parameter.view(-1)[run.start : run.stop])
+        fill(streamed, expected)
         streamed.settle()
         for name, value in expected.named_parameters():
             assert torch.equal(bits(streamed.full(name)), bits(value)), name
@@ -63,8 +60,7 @@ def test_the_device_has_a_window_and_other_blocks_are_copied_each_time(ranks: in
                 for index in range(BLOCKS):
                     with streamed.block(index):
                         whole.append(streamed.whole // size)
-                        for name, value in expected.blocks[index].named_parameters():
-                            assert torch.equal(bits(getattr(model.blocks[index], name)), bits(value)), name
+                        check(model.blocks[index], expected.blocks[index])
             copied.append(meter.sent["weights"] // size)
         beyond = streamed.beyond // size
         streamed.settle()
@@ -88,12 +84,17 @@ def test_the_device_has_a_window_and_other_blocks_are_copied_each_time(ranks: in
         assert at_last == 0
 
 
+def one_rank() -> tuple[Streamed, Meter, int]:
+    """Return the tiny model's blocks on the only rank, their meter, and the bytes of a block. Call it in `run_ranks`."""
+    model, meter = tiny("meta"), Meter()
+    streamed = Streamed(model, list(model.blocks), everyone("subgroup", meter), CPU, meter)
+    streamed.materialise(CPU)
+    return streamed, meter, (streamed.nbytes - 12) // 2
+
+
 def test_blocks_in_any_order_take_no_more_than_the_window() -> None:
     def rank(number: int) -> Any:
-        model, meter = tiny("meta"), Meter()
-        streamed = Streamed(model, list(model.blocks), Communicator("subgroup", None, CPU, False, meter), CPU, meter)
-        streamed.materialise(CPU)
-        size = (streamed.nbytes - 12) // 2
+        streamed, _, size = one_rank()
         streamed.fit(size)
         whole = []
         for index in (0, 3, 1, 1, 4, 2, 0, 4):
@@ -107,10 +108,7 @@ def test_blocks_in_any_order_take_no_more_than_the_window() -> None:
 
 def test_a_block_that_runs_twice_in_a_row_is_copied_once() -> None:
     def rank(number: int) -> Any:
-        model, meter = tiny("meta"), Meter()
-        streamed = Streamed(model, list(model.blocks), Communicator("subgroup", None, CPU, False, meter), CPU, meter)
-        streamed.materialise(CPU)
-        size = (streamed.nbytes - 12) // 2
+        streamed, meter, size = one_rank()
         streamed.fit(0)
         with streamed.forward():
             for index in range(BLOCKS):
@@ -129,15 +127,7 @@ def test_a_forward_takes_only_the_window_and_its_activations() -> None:
         whole = ProofRank(case, plan_for(case))
         activations = peak_bytes(whole.run)
         rank = ProofRank(case, plan_for(case))
-        model, meter = rank.module, Meter()
-        values = {name: parameter.clone() for name, parameter in model.named_parameters()}
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        streamed = Streamed(model, rank.blocks, Communicator("subgroup", None, CPU, False, meter), CPU, meter)
-        streamed.materialise(CPU)
-        for name, value in values.items():
-            streamed.run(name).values.copy_(value.view(-1))
-        for name, value in buffers.items():
-            model.get_buffer(name).copy_(value)
+        streamed = share_weights(rank, streamed=True)
         taken = []
 
         class Watched(BlockAccess):
@@ -164,17 +154,14 @@ def test_a_forward_takes_only_the_window_and_its_activations() -> None:
 def test_on_a_gpu_blocks_arrive_bit_by_bit_and_leave_no_memory() -> None:
     nothing = torch.cuda.memory_allocated()
     device, expected, model = torch.device("cuda", 0), tiny("cpu"), tiny("meta")
-    alone = Communicator("subgroup", None, CPU, False, Meter())
-    streamed = Streamed(model, list(model.blocks), alone, device, Meter())
+    streamed = Streamed(model, list(model.blocks), everyone("subgroup"), device, Meter())
     streamed.materialise(device)
-    for name, parameter in expected.named_parameters():
-        streamed.run(name).values.copy_(parameter.view(-1))
+    fill(streamed, expected)
     streamed.fit((streamed.nbytes - streamed.movable) // 2)
     assert torch.cuda.memory_allocated(device) > nothing
     for _ in range(3):
         for index in range(BLOCKS):
             with streamed.block(index):
-                for name, value in expected.blocks[index].named_parameters():
-                    assert torch.equal(bits(getattr(model.blocks[index], name)).cpu(), bits(value)), name
+                check(model.blocks[index], expected.blocks[index])
     streamed.leave(True)
     assert torch.cuda.memory_allocated(device) == nothing

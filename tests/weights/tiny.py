@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from parallel_backend.weights.stores.block_bytes import ALIGNMENT
+from parallel_backend.weights.stores.sharded import Sharded
+from parallel_backend.weights.stores.streamed import Streamed
 
-CPU = torch.device("cpu")
 BLOCKS = 5
 SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "scale": ((1,), torch.float32),
@@ -36,3 +37,19 @@ def tiny(device: str) -> nn.Module:
 
 def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def fill(store: Sharded | Streamed, expected: nn.Module) -> int:
+    """Copy this rank's part of each parameter of a model into a store. Return the number of bytes."""
+    nbytes = 0
+    for name, parameter in expected.named_parameters():
+        run = store.run(name)
+        run.values.copy_(parameter.view(-1)[run.start : run.stop])
+        nbytes += run.values.nbytes
+    return nbytes
+
+
+def check(block: nn.Module, expected: nn.Module) -> None:
+    """Assert that a block has the expected bits."""
+    for name, value in expected.named_parameters():
+        assert torch.equal(bits(getattr(block, name)).cpu(), bits(value)), name

@@ -6,6 +6,7 @@ ComfyUI assumes that a CogVideoX VAE has 128 to 512 channels, so files for its l
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -42,6 +43,28 @@ def random_weights(module: nn.Module, seed: int) -> dict[str, Tensor]:
         else:
             tensors[name] = 0.2 * noise + (1.0 if name.endswith("weight") else 0.0)
     return tensors
+
+
+def cogvideox_vae() -> CogVideoXAutoencoder:
+    """Return a small CogVideoX autoencoder with the weights of `cogvideox_vae_tensors`."""
+    made = CogVideoXAutoencoder(CogVideoXAutoencoderConfig(SMALL, 1, 16))
+    made.module.to_empty(device="cpu").load_state_dict(cogvideox_vae_tensors())
+    return made
+
+
+def diffusers_cogvideox_vae() -> Any:
+    """Return diffusers' own autoencoder with the weights of `cogvideox_vae_tensors`."""
+    from diffusers import AutoencoderKLCogVideoX
+
+    made = AutoencoderKLCogVideoX(block_out_channels=SMALL, layers_per_block=1, latent_channels=16)
+    made.load_state_dict(cogvideox_vae_tensors())
+    return made
+
+
+def encoded(autoencoder: Autoencoder, pixels: Slab, schedule: str = "") -> Tensor:
+    """Encode pixels to a latent. Rank 0 returns all of it, other ranks nothing. A collective."""
+    pieces = autoencoder.encode(pixels, schedule, lambda layers=1: None)
+    return torch.cat([piece.whole() for piece in pieces], dim=2)
 
 
 def decoded(autoencoder: Autoencoder, latent: Slab, schedule: str = "") -> Tensor:
