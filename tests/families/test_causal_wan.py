@@ -27,7 +27,7 @@ from tests.support.graphs.derived import FOUND, PATIENCE, own_cache
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.flux import Graph, insert_after, insert_after_model, node, queue_logged
 from tests.support.graphs.loras import save_lora, with_lora
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.latents import relative_error, saved_latent
 from tests.support.page import browser
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY
@@ -66,11 +66,6 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     save_lora(models / "loras" / f"{NAME}-lora.safetensors", (LAYER,), tensors)
     with server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.support.graphs.comfyui import DIFFERENT, PLANS, TOLERANCE, LatentOf, 
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.flux import Graph, insert_after_model, queue_logged, step_by_step, ways
 from tests.support.graphs.unsharded import batched
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
 
 pytestmark = thorough
@@ -103,11 +103,6 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     save_families(server, "wan", "sd15")
     with server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
 
 
 def unet() -> Graph:

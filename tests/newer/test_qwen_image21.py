@@ -23,7 +23,7 @@ from tests.support.graphs.comfyui import (
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.family_checks import assert_stale_patches_depend_on_patches_and_warmup_alone, assert_stock
 from tests.support.graphs.flux import Graph, insert_after_model, queue_logged, step_by_step, ways
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.latents import relative_error, saved_latent
 from tests.support.node_outcomes import newer_nodes
 
 NAME, CACHE = "qwen_image21", "QwenImage21Cache"
@@ -75,11 +75,6 @@ def comfyui(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Itera
         save_latent(server, name, 1, 64, *size)
     with server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
 
 
 def cached(cache: str, references: bool) -> Graph:

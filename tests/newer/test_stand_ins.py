@@ -27,7 +27,7 @@ from tests.support.graphs.comfyui import (
 )
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.flux import insert_after_model, node, queue_logged, ways
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
 
 pytestmark = thorough
@@ -170,11 +170,6 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     save_latent(server, "ltxav-sound", 1, 8, 11, 16)
     with server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
 
 
 @pytest.mark.parametrize("cfg", [2.5, 1.0])

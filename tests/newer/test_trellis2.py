@@ -13,7 +13,7 @@ from tests.support.copies.sized import sized_copy
 from tests.support.graphs.comfyui import DIFFERENT, TOKENS, TOLERANCE, LatentOf, save_families, spread
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.flux import Graph, node, queue_logged, ways
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.latents import relative_error, saved_latent
 from tests.support.node_outcomes import newer_nodes
 from tests.support.tiny.models import draw
 
@@ -31,11 +31,6 @@ def comfyui(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Itera
         save_file({"embeds": draw(1, 7, 48, seed=tokens)}, server.input_dir / f"{NAME}-embeds-{side}.safetensors")
     with server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
 
 
 def staged(stages: tuple[str, ...], batch: int = 1, cfg: float = 2.5) -> Graph:

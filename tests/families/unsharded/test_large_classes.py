@@ -18,7 +18,7 @@ from tests.support.graphs.family_tests import save_with_prompts
 from tests.support.graphs.flux import Graph, insert_after, node
 from tests.support.graphs.loras import save_lora, with_lora
 from tests.support.graphs.unsharded import SPLITS
-from tests.support.latents import latents, relative_error
+from tests.support.latents import relative_error
 from tests.support.selection import pairwise, thorough
 from tests.support.tiny.comfyui import TINY
 from tests.support.tiny.models import draw
@@ -114,11 +114,6 @@ def save_audio_checkpoint(server: ComfyUI) -> None:
     full["conditioner.conditioners.prompt.padding_embedding"] = draw(768, seed=4)
     (models / "checkpoints").mkdir(exist_ok=True)
     save_file(full, models / "checkpoints" / "stable_audio3.safetensors")
-
-
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
 
 
 def job(name: str) -> Graph:

@@ -21,7 +21,7 @@ from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_o
 from tests.support.graphs.flux import Graph, insert_after, node
 from tests.support.graphs.loras import save_lora, with_lora
 from tests.support.graphs.unsharded import SPLITS
-from tests.support.latents import latents, relative_error
+from tests.support.latents import relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw
 
@@ -93,11 +93,6 @@ def save_prompt(server: ComfyUI, side: str, frames: int) -> None:
     save_file(text, server.input_dir / f"{NAME}-{side}-{frames}.safetensors")
     strength = {"conditioning_scale": torch.full((1, 1, 1), 1 + seed / 100)}
     save_file(strength, server.input_dir / f"{NAME}-{side}-{frames}-beside.safetensors")
-
-
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
 
 
 def song(frames: Mapping[str, int]) -> Graph:

@@ -14,7 +14,7 @@ from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_o
 from tests.support.graphs.diffusers import refused
 from tests.support.graphs.flux import Graph, insert_after, node, queue_logged, ways
 from tests.support.graphs.unsharded import SPLITS
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY, save_tiny
 from tests.support.tiny.models import draw
@@ -38,11 +38,6 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
         save_latent(server, name, BATCH, *TINY[NAME].latent)
     with server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
 
 
 def upscaled(**settings: Any) -> Graph:

@@ -15,7 +15,7 @@ from tests.support.graphs.comfyui import TOLERANCE, LatentOf, graph_of, save_lat
 from tests.support.graphs.family_tests import job, save_with_prompts
 from tests.support.graphs.flux import Graph, node
 from tests.support.graphs.unsharded import SPLITS
-from tests.support.latents import latents, relative_error
+from tests.support.latents import relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw
 
@@ -48,11 +48,6 @@ def fill(server: ComfyUI) -> None:
         full[f"{embedder}.1.bias"] = torch.zeros(768)
     (models / "checkpoints").mkdir(exist_ok=True)
     save_file(full, models / "checkpoints" / "stable_audio.safetensors")
-
-
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
 
 
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
