@@ -1,8 +1,8 @@
-"""Wan through Load Parallel Diffusion Model, against the stock loader in the same ComfyUI; Wan 2.2's VAE, small."""
+"""Wan through Load Parallel Diffusion Model, against the stock loader in the same ComfyUI."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -10,7 +10,6 @@ from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import LatentOf, graph_of, save_families
 from tests.support.graphs.family_checks import assert_stale_patches_depend_on_patches_and_warmup_alone, assert_stock
 from tests.support.graphs.flux import insert_after_model, node
-from tests.support.graphs.sized_vaes import SizedVAEOfPictures
 from tests.support.graphs.sound_tests import assert_latent_is_refused, packed
 from tests.support.selection import thorough
 
@@ -50,11 +49,3 @@ def test_stale_patches_depend_only_on_patches_and_warmup(case: str, wan_latent_o
 
 def test_latents_of_other_kinds_are_refused(comfyui: ComfyUI) -> None:
     assert_latent_is_refused(comfyui, "wan", packed("wan", "sound"), "takes [batch, 16, frames, height, width]")
-
-
-class TestSized(SizedVAEOfPictures):
-    vae = "wan22"
-    pictures: ClassVar = {
-        "wan_i2v": ("wan", node("WanImageToVideo", width=80, height=64, length=9, batch_size=1)),
-        "wan22_5b": ("wan22", node("Wan22ImageToVideoLatent", width=96, height=64, length=9, batch_size=1)),
-    }

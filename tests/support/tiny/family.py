@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -61,8 +61,8 @@ def reduced(path: str, sizes: Mapping[str, Any], *inputs: Any, pooled: int = 0, 
 
     families/conftest.py has a ComfyUI that reads them. ComfyUI detects the sizes in `detected`.
     """
-    make = of_class(path, **sizes, **detected)
-    return Tiny(make, *inputs, pooled=pooled, metadata={"sizes": json.dumps(sizes)})
+    model = Tiny(of_class(path, **sizes, **detected), *inputs)
+    return replace(model, pooled=pooled, metadata={"sizes": json.dumps(sizes)})
 
 
 def shown(tokens: int) -> Mapping[str, Any]:

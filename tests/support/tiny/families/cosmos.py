@@ -17,7 +17,7 @@ COMMON: Mapping[str, Any] = {
 
 def _cosmos(channels: int) -> Callable[[Any, Any], Any]:
     """Return a maker of a Cosmos with ten blocks and sixteen heads, as ComfyUI assumes for an unknown width."""
-    settings = {"in_channels": channels, "pos_emb_learnable": True, "min_fps": 1, "max_fps": 30}
+    settings: dict[str, Any] = {"in_channels": channels, "pos_emb_learnable": True, "min_fps": 1, "max_fps": 30}
     return of_class("cosmos.predict2.MiniTrainDIT", **COMMON, **settings)
 
 

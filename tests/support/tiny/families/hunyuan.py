@@ -18,7 +18,7 @@ LAYERS = (
 
 
 def _hunyuan(channels: int = 16, **sizes: Any) -> Callable[[Any, Any], Any]:
-    video = {
+    video: dict[str, Any] = {
         "vec_in_dim": 768, "context_in_dim": 4096, "patch_size": [1, 2, 2], "axes_dim": [16, 56, 56],
         "out_channels": 16, "depth": 2, "depth_single_blocks": 2, "guidance_embed": True, "byt5": False, "meanflow": False,
         "use_cond_type_embedding": False, "vision_in_dim": None, "meanflow_sum": False, "in_channels": channels,

@@ -11,7 +11,7 @@ from tests.support.tiny.models import draw
 
 def _flux(**sizes: Any) -> Any:
     """Return a maker of FLUX's class, whose default sizes are LongCat-Image's and Ovis's."""
-    defaults = {
+    defaults: dict[str, Any] = {
         "in_channels": 16, "out_channels": 16, "vec_in_dim": None, "hidden_size": HEADS * 128, "mlp_ratio": 4.0,
         "num_heads": HEADS, "depth": 2, "depth_single_blocks": 2, "axes_dim": [16, 56, 56], "theta": 10000, "patch_size": 2,
         "qkv_bias": True, "guidance_embed": False, "txt_ids_dims": [1, 2],
@@ -24,6 +24,14 @@ FLUX2: Mapping[str, Any] = {
     "theta": 2000, "patch_size": 1, "qkv_bias": False, "guidance_embed": True, "txt_ids_dims": [3], "global_modulation": True,
     "mlp_silu_act": True, "ops_bias": False, "default_ref_method": "index", "ref_index_scale": 10.0,
 }  # fmt: skip
+KANDINSKY_LAYERS = (
+    "visual_transformer_blocks.0.self_attention.to_query",
+    "visual_transformer_blocks.1.cross_attention.to_value",
+    "text_transformer_blocks.0.feed_forward.out_layer",
+    "visual_embeddings.in_layer",
+)
+"""Layers that a LoRA changes in both models."""
+
 KANDINSKY: Mapping[str, Any] = {"time_dim": 64, "ff_dim": 256, "num_text_blocks": 1}
 
 

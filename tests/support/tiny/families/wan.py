@@ -17,7 +17,13 @@ COMMON: Mapping[str, Any] = {"ffn_dim": 256, "text_dim": 4096, "cross_attn_norm"
 
 
 def _wan(kind: str = "t2v", channels: int = 16, image: int = 0, heads: int = HEADS) -> Callable[[Any, Any], Any]:
-    sizes = {"in_dim": channels + image, "out_dim": channels, "dim": heads * 128, "num_heads": heads, "num_layers": 3}
+    sizes: dict[str, Any] = {
+        "in_dim": channels + image,
+        "out_dim": channels,
+        "dim": heads * 128,
+        "num_heads": heads,
+        "num_layers": 3,
+    }
     return of_class("wan.model.WanModel", model_type=kind, **sizes, **COMMON)
 
 
