@@ -15,7 +15,6 @@ from parallel_backend.wire.handshake import VARIABLE
 from scripts.comfyui import PACKS, REPO, ComfyUI
 from tests.derive.files import save_checkpoint, save_forms
 from tests.support.graphs.comfyui import (
-    DIFFERENT,
     TOLERANCE,
     LatentOf,
     graph_of,
@@ -25,6 +24,7 @@ from tests.support.graphs.comfyui import (
 )
 from tests.support.graphs.derived import FOUND, PATIENCE, own_cache
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_matters_and_stock
 from tests.support.graphs.flux import Graph, insert_after, insert_after_model, node, queue_logged
 from tests.support.graphs.loras import save_lora, with_lora
 from tests.support.latents import relative_error, saved_latent
@@ -115,8 +115,7 @@ def test_a_derived_class_gives_the_stock_result_under_every_split(
 def test_a_derived_class_with_a_lora_and_a_batch_gives_the_stock_result(latent_of: LatentOf) -> None:
     plain = graph_of(NAME, steps=2) | {"latent": node("LoadLatent", latent=f"{NAME}-batch.latent")}
     graph = with_lora(plain, NAME, 0.8)
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, ulysses=2, cfg=1)), latent_of(graph)) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, ulysses=2, cfg=1)
 
 
 QUANTISED = [

@@ -80,4 +80,4 @@ def test_a_guide_with_a_mask_next_to_other_masks_of_texts_gives_the_stock_latent
         graph[side] = node("LoadConditioning", conditioning=f"masked-{side}.safetensors")
     graph["left"] = node("SolidMask", value=0.3, width=160, height=128)
     graph = step_by_step(with_guides(comfyui, graph, "latent", attention_mask=["left", 0]))
-    assert relative_error(latent_of(spread(graph, strict=False, ulysses=2)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=False, ulysses=2)

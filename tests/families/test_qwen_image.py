@@ -9,6 +9,7 @@ import pytest
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import TOLERANCE, LatentOf, save_latent, spread, with_reference
 from tests.support.graphs.comfyui_inputs import MATTERS
+from tests.support.graphs.family_checks import assert_stock
 from tests.support.graphs.flux import node, step_by_step
 from tests.support.graphs.wide import save_wide_with_prompts, wide
 from tests.support.latents import relative_error
@@ -35,7 +36,7 @@ def test_masked_text_gives_the_stock_latent(plan: dict[str, Any], latent_of: Lat
 @pytest.mark.parametrize("plan", [{"devices": "cpu:2", "ulysses": 2}, {"devices": "cpu:2", "cfg": 2}])
 def test_masked_text_one_model_call_at_a_time_gives_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
     graph = step_by_step(wide("wide_qwen", "-masked"))
-    assert relative_error(latent_of(spread(graph, strict=False, **plan)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=False, **plan)
 
 
 @pytest.mark.parametrize("plan", [{"devices": "cpu:2"}, {"devices": "cpu:2", "ring": 2}])

@@ -10,7 +10,6 @@ from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import LatentOf, graph_of, save_families
 from tests.support.graphs.family_checks import assert_stale_patches_depend_on_patches_and_warmup_alone, assert_stock
 from tests.support.graphs.flux import insert_after_model, node
-from tests.support.graphs.sound_tests import assert_latent_is_refused, packed
 from tests.support.selection import thorough
 
 
@@ -45,7 +44,3 @@ STALE = {
 @pytest.mark.parametrize("case", ["rows", pytest.param("frames", marks=thorough)])
 def test_stale_patches_depend_only_on_patches_and_warmup(case: str, wan_latent_of: LatentOf) -> None:
     assert_stale_patches_depend_on_patches_and_warmup_alone(wan_latent_of, graph_of("wan", steps=4) | STALE[case])
-
-
-def test_latents_of_other_kinds_are_refused(comfyui: ComfyUI) -> None:
-    assert_latent_is_refused(comfyui, "wan", packed("wan", "sound"), "takes [batch, 16, frames, height, width]")

@@ -11,6 +11,7 @@ from scripts.comfyui import ComfyUI
 from tests.support.copies.sized import copied
 from tests.support.graphs.comfyui import DIFFERENT, PLANS, TOLERANCE, LatentOf, graph_of, save_families, spread
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_stock
 from tests.support.graphs.flux import Graph, insert_after_model, queue_logged, step_by_step, ways
 from tests.support.graphs.unsharded import batched
 from tests.support.latents import relative_error, saved_latent
@@ -127,7 +128,7 @@ def test_a_sequence_parallel_model_gets_its_class_writes(latent_of: LatentOf, pl
 
 def test_a_model_gets_its_class_writes_one_model_call_at_a_time(latent_of: LatentOf) -> None:
     graph = step_by_step(unet())
-    assert relative_error(latent_of(spread(graph, "cpu:1", strict=False)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, devices="cpu:1", strict=False)
 
 
 @pytest.mark.parametrize("how", ["the attribute", "its method", "another value", "another attribute"])
@@ -137,4 +138,4 @@ def test_writes_of_another_pack_are_refused(comfyui: ComfyUI, latent_of: LatentO
     assert f"Changing diffusion_model.{name} cannot be done" in refused(comfyui, spread(graph, "cpu:1"))
     if how in ("the attribute", "its method"):
         assert relative_error(latent_of(graph), latent_of(unet())) > DIFFERENT
-    assert relative_error(latent_of(spread(unet(), "cpu:1")), latent_of(unet())) <= TOLERANCE
+    assert_stock(latent_of, unet(), devices="cpu:1")

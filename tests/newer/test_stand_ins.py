@@ -26,6 +26,7 @@ from tests.support.graphs.comfyui import (
     spread,
 )
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_matters_and_stock
 from tests.support.graphs.flux import insert_after_model, node, queue_logged, ways
 from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
@@ -210,9 +211,7 @@ def test_a_sampler_nodes_function_runs_in_the_workers(comfyui: ComfyUI, latent_o
 def test_an_option_that_is_a_set_reaches_the_workers(latent_of: LatentOf, plan: dict[str, Any]) -> None:
     plain = graph_of("wan")
     graph = insert_after_model(plain, "StandInOptions", name="halved_blocks", blocks="1,29")
-    stock = latent_of(graph)
-    assert relative_error(latent_of(plain), stock) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, **plan)), stock) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, **plan)
 
 
 def test_an_option_that_the_model_reads_and_that_cannot_be_sent_is_refused(comfyui: ComfyUI) -> None:
@@ -264,9 +263,7 @@ def test_guidance_of_ltx_2_gives_the_stock_latent(
         "save": node("SaveLatent", samples=["apart", 0], filename_prefix="video"),
     }
     graph = insert_after_model(plain, guidance, start_percent=0.0, end_percent=1.0, **given)
-    stock = latent_of(graph)
-    assert relative_error(latent_of(plain), stock) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, **plan, strict=False)), stock) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, **plan, strict=False)
 
 
 def test_a_run_in_a_loop_is_reported_on_the_loops_node(comfyui: ComfyUI, latent_of: LatentOf) -> None:

@@ -12,6 +12,7 @@ from tests.support.comfyuis import only_in_newer
 from tests.support.copies.sized import sized_copy
 from tests.support.graphs.comfyui import DIFFERENT, TOKENS, TOLERANCE, LatentOf, save_families, spread
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_stock
 from tests.support.graphs.flux import Graph, node, queue_logged, ways
 from tests.support.latents import relative_error, saved_latent
 from tests.support.node_outcomes import newer_nodes
@@ -82,5 +83,5 @@ def test_stages_under_cfg_2_give_the_stock_result(
 def test_shapes_of_a_batch_give_the_stock_result_without_data_ranks(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     """The voxels of a batch are one list, so each rank has all of them."""
     graph = staged(STAGES[:1], batch=2)
-    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, cfg=2)
     assert refused(comfyui, spread(graph, data=2)).startswith("data 2 is more than the batch of 1")

@@ -12,6 +12,7 @@ from scripts.comfyui import ComfyUI
 from tests.support.copies.sized import sized_copy
 from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, masked, save_latent, spread
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_stock
 from tests.support.graphs.flux import Graph, insert_after, node, queue_logged, ways
 from tests.support.graphs.unsharded import SPLITS
 from tests.support.latents import relative_error, saved_latent
@@ -92,9 +93,9 @@ def test_one_model_call_at_a_time_gives_the_stock_result(split: str, comfyui: Co
 def test_a_graph_without_a_negative_gives_the_stock_result(latent_of: LatentOf) -> None:
     """The model's templates have no negative prompt."""
     graph = upscaled(cfg=1.0)
-    assert relative_error(latent_of(spread(graph, "cpu:1")), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, devices="cpu:1")
 
 
 def test_a_mask_gives_the_stock_result(latent_of: LatentOf) -> None:
     graph = masked(upscaled(), 10, 8, 3)
-    assert relative_error(latent_of(spread(graph, strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=False, cfg=2)

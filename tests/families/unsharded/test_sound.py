@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from scripts.comfyui import ComfyUI
 from tests.support.copies.sized import sized_copy
 from tests.support.graphs.comfyui import TOLERANCE, LatentOf, graph_of, save_latent, spread
+from tests.support.graphs.family_checks import assert_stock
 from tests.support.graphs.family_tests import job, save_with_prompts
 from tests.support.graphs.flux import Graph, node
 from tests.support.graphs.unsharded import SPLITS
@@ -53,7 +54,7 @@ def fill(server: ComfyUI) -> None:
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
 def test_ace_step_gives_the_stock_result(split: dict[str, Any], latent_of: LatentOf) -> None:
     graph = job("ace")
-    assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=False, **split)
 
 
 @pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
-
-import pytest
 
 from tests.support.graphs.comfyui import (
     DIFFERENT,
@@ -17,12 +14,6 @@ from tests.support.graphs.comfyui import (
 )
 from tests.support.graphs.flux import Graph, step_by_step
 from tests.support.latents import relative_error
-from tests.support.selection import thorough
-
-
-def one_quick(plans: Collection[Any], quick: int) -> list[Any]:
-    """Return the plans as test parameters, of which the quick run takes only the one at index `quick`."""
-    return [pytest.param(plan, marks=() if place == quick else thorough) for place, plan in enumerate(plans)]
 
 
 def assert_stock(latent_of: LatentOf, graph: Graph, *, strict: bool = True, **plan: Any) -> None:
