@@ -9,12 +9,12 @@ import pytest
 
 from scripts.comfyui import ComfyUI
 from tests.support.copies.sized import copied
-from tests.support.graphs.comfyui import DIFFERENT, PLANS, TOLERANCE, LatentOf, graph_of, save_families, spread
+from tests.support.graphs.comfyui import DIFFERENT, PLANS, LatentOf, graph_of, save_families, spread
 from tests.support.graphs.diffusers import refused
-from tests.support.graphs.family_checks import assert_stock
-from tests.support.graphs.flux import Graph, insert_after_model, queue_logged, step_by_step, ways
+from tests.support.graphs.family_checks import assert_equal_run, assert_stock
+from tests.support.graphs.flux import Graph, insert_after_model, step_by_step
 from tests.support.graphs.unsharded import batched
-from tests.support.latents import relative_error, saved_latent
+from tests.support.latents import relative_error
 from tests.support.selection import thorough
 
 pytestmark = thorough
@@ -112,18 +112,12 @@ def unet() -> Graph:
 
 @pytest.mark.parametrize("plan", WHOLE)
 def test_an_unsharded_model_gets_its_class_writes(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
-    run, log = queue_logged(comfyui, spread(unet(), **WHOLE[plan]))
-    error = relative_error(saved_latent(comfyui, run.check()), latent_of(unet()))
-    print(plan, f"{error:.1e}")
-    assert error <= TOLERANCE
-    assert ways(log) == ["loop"]
+    assert_equal_run(comfyui, spread(unet(), **WHOLE[plan]), latent_of(unet()))
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_sequence_parallel_model_gets_its_class_writes(latent_of: LatentOf, plan: dict[str, Any]) -> None:
-    error = relative_error(latent_of(spread(graph_of("wan"), **plan)), latent_of(graph_of("wan")))
-    print(plan, f"{error:.1e}")
-    assert error <= TOLERANCE
+    assert_stock(latent_of, graph_of("wan"), **plan)
 
 
 def test_a_model_gets_its_class_writes_one_model_call_at_a_time(latent_of: LatentOf) -> None:

@@ -12,7 +12,7 @@ from scripts.comfyui import ComfyUI
 from tests.support.copies.sized import sized_copy
 from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, masked, save_latent, spread
 from tests.support.graphs.diffusers import refused
-from tests.support.graphs.family_checks import assert_stock
+from tests.support.graphs.family_checks import assert_equal_run, assert_stock
 from tests.support.graphs.flux import Graph, insert_after, node, queue_logged, ways
 from tests.support.graphs.unsharded import SPLITS
 from tests.support.latents import relative_error, saved_latent
@@ -57,9 +57,7 @@ def test_prompts_in_separate_calls_give_the_stock_result(split: str, comfyui: Co
     """The lengths of the texts differ so that ComfyUI never puts both into one call."""
     stock = latent_of(upscaled())
     assert relative_error(latent_of(upscaled(cfg=1.0)), stock) > DIFFERENT
-    run, log = queue_logged(comfyui, spread(upscaled(), **SPLITS[split]))
-    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
-    assert ways(log) == ["loop"]
+    assert_equal_run(comfyui, spread(upscaled(), **SPLITS[split]), stock)
 
 
 def test_data_ranks_are_refused_for_a_batch_with_one_text(comfyui: ComfyUI) -> None:

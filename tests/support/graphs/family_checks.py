@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
+from scripts.comfyui import ComfyUI, QueuedRun
 from tests.support.graphs.comfyui import (
     DIFFERENT,
     TOLERANCE,
@@ -12,8 +15,8 @@ from tests.support.graphs.comfyui import (
     spread,
     with_reference,
 )
-from tests.support.graphs.flux import Graph, step_by_step
-from tests.support.latents import relative_error
+from tests.support.graphs.flux import Graph, queue_logged, step_by_step, ways
+from tests.support.latents import relative_error, saved_latent
 
 
 def assert_stock(latent_of: LatentOf, graph: Graph, *, strict: bool = True, **plan: Any) -> None:
@@ -25,6 +28,21 @@ def assert_matters_and_stock(latent_of: LatentOf, plain: Graph, graph: Graph, **
     """Assert that a graph gives another picture than a plain one, and the stock result on workers."""
     assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
     assert_stock(latent_of, graph, **plan)
+
+
+def assert_equal_run(
+    server: ComfyUI, graph: Graph, stock: Tensor, way: str = "loop", timeout: float = 600
+) -> tuple[QueuedRun, str]:
+    """Run a graph on workers, and assert the stock latent and the way in which its denoise ran (`ways`).
+
+    Return the run and the server's log of it.
+    """
+    run, log = queue_logged(server, graph, timeout)
+    error = relative_error(saved_latent(server, run.check()), stock)
+    print(f"off by {error:.1e}")
+    assert error <= TOLERANCE
+    assert ways(log) == [way]
+    return run, log
 
 
 def assert_references(latent_of: LatentOf, name: str, file: str) -> None:
