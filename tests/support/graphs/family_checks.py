@@ -11,11 +11,9 @@ from tests.support.graphs.comfyui import (
     DIFFERENT,
     TOLERANCE,
     LatentOf,
-    graph_of,
     spread,
-    with_reference,
 )
-from tests.support.graphs.flux import Graph, queue_logged, step_by_step, ways
+from tests.support.graphs.flux import Graph, queue_logged, ways
 from tests.support.latents import relative_error, saved_latent
 
 
@@ -43,13 +41,6 @@ def assert_equal_run(
     assert error <= TOLERANCE
     assert ways(log) == [way]
     return run, log
-
-
-def assert_references(latent_of: LatentOf, name: str, file: str) -> None:
-    """Assert that a reference picture matters, and gives the stock result in the loop and with one forward per call."""
-    graph = with_reference(graph_of(name, cfg=1.0), file)
-    assert_matters_and_stock(latent_of, graph_of(name, cfg=1.0), graph)
-    assert_stock(latent_of, step_by_step(graph), strict=False)
 
 
 def assert_stale_patches_depend_on_patches_and_warmup_alone(latent_of: LatentOf, graph: Graph) -> None:
