@@ -39,6 +39,7 @@ def staged(stages: tuple[str, ...], batch: int = 1, cfg: float = 2.5) -> Graph:
 
     The last sampler is "sampler".
     """
+    prompts = {side: [side, 0] for side in TOKENS}
     settings = {"sampler_name": "euler", "scheduler": "simple", "seed": 7, "steps": 2, "cfg": cfg, "denoise": 1.0}
     graph: Graph = {
         "model": node("UNETLoader", unet_name=f"{NAME}.safetensors", weight_dtype="default"),
@@ -48,21 +49,18 @@ def staged(stages: tuple[str, ...], batch: int = 1, cfg: float = 2.5) -> Graph:
     for side in TOKENS:
         graph[f"text-{side}"] = node("LoadConditioning", conditioning=f"{NAME}-{side}.safetensors")
         graph[side] = node("PackPrompt", conditioning=[f"text-{side}", 0], file=f"{NAME}-embeds-{side}.safetensors")
-    prompts, latent, before = [["positive", 0], ["negative", 0]], ["structure", 0], ""
+    graph["sampler"] = node("KSampler", model=["model", 0], latent_image=["structure", 0], **prompts, **settings)
+    before = ""
     for number, stage in enumerate(stages):
         given = {
             "Trellis2ShapeStage": {"voxel": ["voxels", 0]},
             "Trellis2UpsampleStage": {"shape_latent": [before, 0], "vae": ["voxels", 1], "target_resolution": 1024},
             "Trellis2TextureStage": {"shape_latent": [before, 0]},
         }[stage]
-        graph[stage] = node(stage, positive=["positive", 0], negative=["negative", 0], **given)
-        prompts, latent = [[stage, 0], [stage, 1]], [stage, 2]
+        graph[stage] = node(stage, **prompts, **given)
+        links = dict(zip((*TOKENS, "latent_image"), ([stage, output] for output in range(3)), strict=True))
         before = "sampler" if number == len(stages) - 1 else f"sampler {number}"
-        sides = dict(zip(TOKENS, prompts, strict=True))
-        graph[before] = node("KSampler", model=["model", 0], latent_image=latent, **sides, **settings)
-    if not stages:
-        sides = dict(zip(TOKENS, prompts, strict=True))
-        graph["sampler"] = node("KSampler", model=["model", 0], latent_image=latent, **sides, **settings)
+        graph[before] = node("KSampler", model=["model", 0], **links, **settings)
     return graph | {"save": node("SaveLatent", samples=["sampler", 0], filename_prefix="trellis2")}
 
 

@@ -59,8 +59,9 @@ def _files(comfyui: ComfyUI) -> None:
         f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()
     }  # SDXL's names in v-prediction checkpoints
     vae = save_image_vae(models / "vae" / "whole.safetensors", name="sd")
-    full |= {f"first_stage_model.{key}": tensor for key, tensor in load_file(vae).items()} | {"v_pred": torch.zeros(0)}
     (models / "checkpoints").mkdir(exist_ok=True)
+    save_file(full, models / "checkpoints" / "sdxl-alone.safetensors")
+    full |= {f"first_stage_model.{key}": tensor for key, tensor in load_file(vae).items()} | {"v_pred": torch.zeros(0)}
     save_file(full, models / "checkpoints" / "sdxl-v.safetensors")
     save_of_unet(models / "controlnet" / "sd15.safetensors")
     save_of_unet(models / "controlnet" / "sdxl.safetensors", SDXL)
@@ -255,32 +256,27 @@ def test_a_checkpoint_of_a_sequence_parallel_model_gives_the_stock_result(
     assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
 
 
-def test_a_checkpoint_without_a_text_encoder_says_so_in_comfyuis_words(comfyui: ComfyUI) -> None:
-    said = []
-    for loader in ("CheckpointLoaderSimple", "LoadParallelCheckpoint"):
-        graph = {
-            "model": node(loader, ckpt_name="sdxl-v.safetensors"),
-            "text": node("CLIPTextEncode", text="a word", clip=["model", 1]),
-            "save": node("SaveConditioning", conditioning=["text", 0], filename_prefix="none"),
-        }
-        error = comfyui.queue(graph).error
-        assert error is not None
-        said.append(error.exception_message)
-    assert said[0] == said[1]
+PARTS: Mapping[str, Graph] = {
+    "text encoder": {
+        "model": node("", ckpt_name="sdxl-v.safetensors"),
+        "text": node("CLIPTextEncode", text="a word", clip=["model", 1]),
+        "save": node("SaveConditioning", conditioning=["text", 0], filename_prefix="none"),
+    },
+    "VAE": {
+        "model": node("", ckpt_name="sdxl-alone.safetensors"),
+        "latent": node("EmptyLatentImage", width=64, height=64, batch_size=1),
+        "pixels": node("VAEDecode", samples=["latent", 0], vae=["model", 2]),
+        "save": node("SaveImage", images=["pixels", 0], filename_prefix="none"),
+    },
+}
+"""A checkpoint without a part, which a loader of any class reads, and nodes that use the part."""
 
 
-def test_a_checkpoint_without_a_vae_says_so_in_comfyuis_words(comfyui: ComfyUI) -> None:
-    tensors = load_file(comfyui.base_dir / "models" / "diffusion_models" / "sdxl.safetensors")
-    full = {f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()}
-    save_file(full, comfyui.base_dir / "models" / "checkpoints" / "sdxl-alone.safetensors")
+@pytest.mark.parametrize("part", PARTS)
+def test_a_checkpoint_without_a_part_says_so_in_comfyuis_words(part: str, comfyui: ComfyUI) -> None:
     said = []
     for loader in ("CheckpointLoaderSimple", "LoadParallelCheckpoint"):
-        graph = {
-            "model": node(loader, ckpt_name="sdxl-alone.safetensors"),
-            "latent": node("EmptyLatentImage", width=64, height=64, batch_size=1),
-            "pixels": node("VAEDecode", samples=["latent", 0], vae=["model", 2]),
-            "save": node("SaveImage", images=["pixels", 0], filename_prefix="none"),
-        }
+        graph = PARTS[part] | {"model": node(loader, **PARTS[part]["model"]["inputs"])}
         error = comfyui.queue(graph).error
         assert error is not None
         said.append(error.exception_message)
