@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 from scripts.comfyui import REPO, ComfyUI
 from tests.refusals.files import decoding, loading
-from tests.support.graphs.family_checks import assert_stock
-from tests.support.graphs.comfyui import TOKENS, TOLERANCE, graph_of, save_families, spread
+from tests.support.graphs.comfyui import TOKENS, TOLERANCE, graph_of, save_families
 from tests.support.graphs.diffusers import family_graph
+from tests.support.graphs.family_checks import assert_stock
 from tests.support.graphs.flux import Graph, ksampler_graph, node, parallel
 from tests.support.latents import latents, relative_error
 from tests.support.other_python import IMPORTED, install_diffusers, python_with
