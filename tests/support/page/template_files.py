@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from benchmarks.template_graphs import Node
 from benchmarks.template_models import SIZES, class_of, file_of
 from parallel_backend.models.comfyui.meta_model import make_model
 from tests.support.comfy_oracle import comfy_on_path
-from tests.support.tiny.comfyui import save_header
 from tests.support.tiny.unsharded import UNSHARDED
 from tests.vae.comfy_vaes import save_image_vae
 
@@ -49,17 +51,35 @@ def _file(folder: Path, node: Node) -> Path:
     if kind == "VAE":
         return save_image_vae(path)
     if kind in SIZES or kind in UNETS:
-        return save_header(path, _model(kind), "BF16", 2, prefix)
+        return _write_header(path, _state_dict(kind), prefix)
     save_file({"no model": torch.zeros(1)}, path)
     return path
 
 
-def _model(name: str) -> Any:
+def _state_dict(model: str) -> Mapping[str, Tensor]:
     comfy_on_path()
     import comfy.ops
     import comfy.supported_models
 
-    if name in UNETS:
-        return UNSHARDED[UNETS[name]].make(None, comfy.ops.disable_weight_init)
-    kind = getattr(comfy.supported_models, name.partition(" ")[0])
-    return make_model(kind(dict(SIZES[name])), {}, torch.bfloat16).diffusion_model
+    if model in UNETS:
+        unet: Mapping[str, Tensor] = UNSHARDED[UNETS[model]].make(None, comfy.ops.disable_weight_init).state_dict()
+        return unet
+    kind = getattr(comfy.supported_models, model.partition(" ")[0])
+    transformer: Mapping[str, Tensor] = make_model(
+        kind(dict(SIZES[model])), {}, torch.bfloat16
+    ).diffusion_model.state_dict()
+    return transformer
+
+
+def _write_header(path: Path, state_dict: Mapping[str, Tensor], prefix: str) -> Path:
+    """Write a safetensors file without data, as a sparse file."""
+    header: dict[str, Any] = {}
+    end = 0
+    for key, tensor in state_dict.items():
+        begin, end = end, end + 2 * tensor.numel()
+        header[prefix + key] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    return path

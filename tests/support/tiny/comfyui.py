@@ -53,19 +53,18 @@ def save_unread(folder: Path, name: str, **settings: Any) -> Path:
     return save_header(folder / f"{name}-unread.safetensors", WIDE[name](comfy.ops.disable_weight_init, **settings))
 
 
-def save_header(path: Path, model: Any, kind: str = "F8_E4M3", nbytes: int = 1, prefix: str = "") -> Path:
+def save_header(path: Path, model: Any, kind: str = "F8_E4M3", nbytes: int = 1) -> Path:
     """Write a safetensors file of a model whose data is a hole in the file: no weight takes room on the disk.
 
     Args:
         kind: the dtype in the file's header.
         nbytes: bytes of one number of this dtype.
-        prefix: the prefix of the tensors' names.
     """
     header: dict[str, Any] = {}
     end = 0
     for key, tensor in model.state_dict().items():
         begin, end = end, end + nbytes * tensor.numel()
-        header[prefix + key] = {"dtype": kind, "shape": [*tensor.shape], "data_offsets": [begin, end]}
+        header[key] = {"dtype": kind, "shape": [*tensor.shape], "data_offsets": [begin, end]}
     content = json.dumps(header).encode()
     path.write_bytes(len(content).to_bytes(8, "little") + content)
     os.truncate(path, path.stat().st_size + end)
