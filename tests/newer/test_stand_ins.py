@@ -95,18 +95,13 @@ MiniMaxH3.scale_latent_inpaint = _shown
     "comfy/ldm/wan/model.py": """
 
 
-_all = WanModel.forward
-
-
-def _forward(self, *args, transformer_options={}, **kwargs):
-    out = _all(self, *args, transformer_options=transformer_options, **kwargs)
-    if transformer_options.get("doubled_by") is not None:
-        return out * 2
-    halved = transformer_options.get("halved_blocks", ())
-    return out * 0.5 if isinstance(halved, frozenset) and 1 in halved else out
-
-
-WanModel.forward = _forward
+class WanModel(WanModel):
+    def forward(self, *args, transformer_options={}, **kwargs):
+        out = super().forward(*args, transformer_options=transformer_options, **kwargs)
+        if transformer_options.get("doubled_by") is not None:
+            return out * 2
+        halved = transformer_options.get("halved_blocks", ())
+        return out * 0.5 if isinstance(halved, frozenset) and 1 in halved else out
 """,
     "nodes.py": '''
 
