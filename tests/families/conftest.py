@@ -8,6 +8,7 @@ import pytest
 
 from scripts.comfyui import ComfyUI
 from tests.support.copies.sized import VAE_SIZES, sized_copy
+from tests.support.graphs.sound_tests import Stock, stock_of
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +23,8 @@ def sized_comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]
     """
     with sized_copy(tmp_path_factory.mktemp("sized"), sd=VAE_SIZES) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def stock(comfyui: ComfyUI) -> Stock:
+    return stock_of(comfyui)

@@ -15,7 +15,6 @@ from parallel_backend.wire.handshake import VARIABLE
 from scripts.comfyui import PACKS, REPO, ComfyUI
 from tests.derive.files import save_checkpoint, save_forms
 from tests.support.graphs.comfyui import (
-    DIFFERENT,
     TOLERANCE,
     LatentOf,
     graph_of,
@@ -25,9 +24,10 @@ from tests.support.graphs.comfyui import (
 )
 from tests.support.graphs.derived import FOUND, PATIENCE, own_cache
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_equal_run, assert_matters_and_stock
 from tests.support.graphs.flux import Graph, insert_after, insert_after_model, node, queue_logged
 from tests.support.graphs.loras import save_lora, with_lora
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.latents import relative_error, saved_latent
 from tests.support.page import browser
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY
@@ -69,11 +69,6 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
 
 
 @pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
-
-
-@pytest.fixture(scope="module")
 def derived(comfyui: ComfyUI) -> str:
     """Queue a graph that runs without a declaration, wait until the class has one, and return what was proved, in words.
 
@@ -110,9 +105,7 @@ def test_a_derived_class_gives_the_stock_result_under_every_split(
     """Before the derivation the class ran unsharded; now it runs under plans that unsharded models do not support."""
     assert "ulysses 2 " in derived
     graph = graph_of(NAME, steps=2)
-    run, log = queue_logged(comfyui, spread(graph, **SPLITS[split]), timeout=PATIENCE)
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
-    assert "euler in the workers on" in log
+    _, log = assert_equal_run(comfyui, spread(graph, **SPLITS[split]), latent_of(graph), timeout=PATIENCE)
     assert "deriving" not in log
 
 
@@ -120,8 +113,7 @@ def test_a_derived_class_gives_the_stock_result_under_every_split(
 def test_a_derived_class_with_a_lora_and_a_batch_gives_the_stock_result(latent_of: LatentOf) -> None:
     plain = graph_of(NAME, steps=2) | {"latent": node("LoadLatent", latent=f"{NAME}-batch.latent")}
     graph = with_lora(plain, NAME, 0.8)
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, ulysses=2, cfg=1)), latent_of(graph)) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, ulysses=2, cfg=1)
 
 
 QUANTISED = [
@@ -148,8 +140,7 @@ def test_a_derived_class_with_a_quantised_file_gives_the_stock_result(
     graph = of_file(f"{NAME}-{form.replace('.gguf', '.safetensors')}")
     graph = with_lora(graph, NAME, 0.8) if lora else graph
     ours = spread(of_file(f"{NAME}-{form}", graph), **SPLITS[split])
-    run, log = queue_logged(comfyui, ours, timeout=PATIENCE)
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    _, log = assert_equal_run(comfyui, ours, latent_of(graph), timeout=PATIENCE)
     assert "deriving" not in log
 
 
@@ -164,8 +155,7 @@ def test_a_derived_class_in_a_checkpoint_gives_the_stock_result(
     ours = spread(graph_of(NAME, steps=2), **SPLITS[split])
     ours["model"] = node("LoadParallelCheckpoint", ckpt_name=f"{NAME}.safetensors", plan=["plan", 0])
     graph, ours = (with_lora(each, NAME, 0.8) if lora else each for each in (graph, ours))
-    run, log = queue_logged(comfyui, ours, timeout=PATIENCE)
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    _, log = assert_equal_run(comfyui, ours, latent_of(graph), timeout=PATIENCE)
     assert "deriving" not in log
 
 
@@ -176,8 +166,8 @@ def test_the_blocks_of_a_derived_class_are_compiled(
     """ComfyUI's node compiles the blocks; on CPUs `cudagraphs` runs the same graphs, without a recorder."""
     assert "ulysses 2, compiled " in derived
     graph = insert_after_model(graph_of(NAME, steps=2), "TorchCompileModel", backend="cudagraphs")
-    run, log = queue_logged(comfyui, spread(graph, cfg=1, **plan), timeout=PATIENCE)
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph_of(NAME, steps=2))) <= TOLERANCE
+    stock = latent_of(graph_of(NAME, steps=2))
+    _, log = assert_equal_run(comfyui, spread(graph, cfg=1, **plan), stock, timeout=PATIENCE)
     assert "blocks compiled by cudagraphs" in log
     assert "not compiled" not in log
 
@@ -196,8 +186,7 @@ def test_the_tab_lists_derived_classes(chromium: Browser, comfyui: ComfyUI) -> N
 def test_another_kind_of_call_waits_for_its_own_derivation(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     """The known declaration was proved for several frames. A plan that divides the tokens of one frame waits for a new proof."""
     graph = graph_of(NAME, steps=2) | {"latent": node("LoadLatent", latent=f"{NAME}-frame.latent")}
-    run, log = queue_logged(comfyui, spread(graph, ulysses=2, cfg=1), timeout=PATIENCE)
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    _, log = assert_equal_run(comfyui, spread(graph, ulysses=2, cfg=1), latent_of(graph), timeout=PATIENCE)
     assert FOUND.search(log)
 
 

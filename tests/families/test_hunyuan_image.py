@@ -1,52 +1,17 @@
-"""HunyuanImage 2.1, its refiner and its VAE through a real ComfyUI: each split, a LoRA, further text inputs."""
+"""HunyuanImage 2.1's refiner through a real ComfyUI against its own loader: each split, a LoRA."""
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import pytest
-import torch
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import (
-    DIFFERENT,
-    EVERY_SPLIT,
-    TOKENS,
-    TOLERANCE,
-    LatentOf,
-    graph_of,
-    save_families,
-    save_latent,
-    spread,
-)
-from tests.support.graphs.comfyui_inputs import MATTERS
-from tests.support.graphs.family_tests import FamiliesGiven, Given, save_lora_of
+from tests.support.graphs.comfyui import EVERY_SPLIT, TOKENS, LatentOf, graph_of, save_families, save_latent
+from tests.support.graphs.family_checks import assert_matters_and_stock, assert_stock
+from tests.support.graphs.family_tests import save_lora_of
 from tests.support.graphs.flux import Graph, node
 from tests.support.graphs.loras import with_lora
-from tests.support.graphs.sized_vaes import SizedVAE
-from tests.support.latents import relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY
-from tests.support.tiny.families.hunyuan import LAYERS
-from tests.support.tiny.models import draw
-
-
-class TestImages(FamiliesGiven):
-    layers: ClassVar = {"hunyuan_image": LAYERS}
-    given: ClassVar = {
-        "hunyuan image, words in quotation marks": Given(
-            "hunyuan_image", {"conditioning_byt5small": draw(1, 3, 1472, seed=31)}
-        ),
-        "hunyuan image, masked text": Given(  # on one branch, as with a longer prompt on the other branch
-            "hunyuan_image", {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, sides=("positive",)
-        ),
-    }
-    matters = MATTERS
-
-
-class TestSized(SizedVAE):
-    vae = "hunyuan_image"
-
 
 REFINER = (
     "double_blocks.0.img_attn.qkv",
@@ -77,9 +42,7 @@ def _refiner(comfyui: ComfyUI) -> None:
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("plan", EVERY_SPLIT)
 def test_the_refiner_gives_the_stock_latent(plan: str, lora: bool, latent_of: LatentOf) -> None:
-    graph = refining()
-    stock = latent_of(with_lora(graph, "refiner", 0.8) if lora else graph)
     if lora:
-        assert relative_error(latent_of(graph), stock) > DIFFERENT
-        graph = with_lora(graph, "refiner", 0.8)
-    assert relative_error(latent_of(spread(graph, **EVERY_SPLIT[plan])), stock) <= TOLERANCE
+        assert_matters_and_stock(latent_of, refining(), with_lora(refining(), "refiner", 0.8), **EVERY_SPLIT[plan])
+    else:
+        assert_stock(latent_of, refining(), **EVERY_SPLIT[plan])

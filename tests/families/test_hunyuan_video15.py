@@ -1,4 +1,4 @@
-"""HunyuanVideo 1.5 and its super-resolution through a real ComfyUI against its own loader; its VAE, small."""
+"""HunyuanVideo 1.5 and its super-resolution through a real ComfyUI against its own loader."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import LatentOf, graph_of, save_families
 from tests.support.graphs.family_checks import assert_stock
-from tests.support.graphs.family_tests import FamiliesGiven, Given
-from tests.support.graphs.flux import node, step_by_step
-from tests.support.graphs.sized_vaes import SizedVAEOfPictures
+from tests.support.graphs.family_tests import Families, Given
+from tests.support.graphs.flux import step_by_step
 from tests.support.tiny.families.hunyuan import LAYERS
 from tests.support.tiny.models import draw
 
@@ -26,7 +25,7 @@ MASKED = Given(  # ComfyUI's own model supports the mask only without further in
 )
 
 
-class TestVideos(FamiliesGiven):
+class TestVideos(Families):
     layers: ClassVar = {"hunyuan15": WITHOUT_SINGLE_BLOCKS, "meanflow": (*WITHOUT_SINGLE_BLOCKS, "time_r_in.in_layer")}
     given: ClassVar = {
         "hunyuan 1.5, masked text": MASKED,
@@ -38,13 +37,6 @@ class TestVideos(FamiliesGiven):
             | SHOWN
             | GLYPHS,
         ),
-    }
-
-
-class TestSized(SizedVAEOfPictures):
-    vae = "hunyuan15"
-    pictures: ClassVar = {
-        "hunyuan15": ("hunyuan15", node("HunyuanVideo15ImageToVideo", width=80, height=64, length=9, batch_size=1))
     }
 
 

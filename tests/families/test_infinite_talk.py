@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, spread
+from tests.support.graphs.comfyui import TOLERANCE, LatentOf, spread
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_matters_and_stock
 from tests.support.graphs.flux import Graph, node
 from tests.support.graphs.infinite_talk import BLOCKS, REFUSED, WIDTH, not_taken, save_talk, talking
 from tests.support.latents import relative_error
@@ -49,9 +50,7 @@ def two_speakers(**given: Any) -> Graph:
 @pytest.mark.parametrize("speakers", [talking, two_speakers])
 def test_speakers_give_the_stock_latent(latent_of: LatentOf, plan: str, speakers: Callable[..., Graph]) -> None:
     graph = speakers()
-    stock = latent_of(graph)
-    assert relative_error(latent_of(talking(audio_scale=0.0)), stock) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, strict=False, **PLANS[plan])), stock) <= TOLERANCE
+    assert_matters_and_stock(latent_of, talking(audio_scale=0.0), graph, strict=False, **PLANS[plan])
 
 
 @thorough

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import PLANS, TOLERANCE, LatentOf, graph_of, save_families, spread, with_guides
 from tests.support.graphs.family_checks import assert_stock
-from tests.support.graphs.family_tests import FamiliesGiven, Given
+from tests.support.graphs.family_tests import Families, Given
 from tests.support.graphs.flux import node, step_by_step
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
@@ -23,7 +23,7 @@ def _files(comfyui: ComfyUI) -> None:
     save_families(comfyui, "ltxv")
 
 
-class TestVideos(FamiliesGiven):
+class TestVideos(Families):
     layers: ClassVar = {
         "ltxv": (
             "transformer_blocks.0.attn1.to_q",
@@ -80,4 +80,4 @@ def test_a_guide_with_a_mask_next_to_other_masks_of_texts_gives_the_stock_latent
         graph[side] = node("LoadConditioning", conditioning=f"masked-{side}.safetensors")
     graph["left"] = node("SolidMask", value=0.3, width=160, height=128)
     graph = step_by_step(with_guides(comfyui, graph, "latent", attention_mask=["left", 0]))
-    assert relative_error(latent_of(spread(graph, strict=False, ulysses=2)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=False, ulysses=2)

@@ -1,53 +1,18 @@
-"""MiniMax-H3 through a real ComfyUI against its own loader: video with sound, packed in one latent, both compared."""
+"""MiniMax-H3 through a real ComfyUI against its own loader: the pruned file, its nodes and references; both latents compared."""
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import DIFFERENT, PLANS, save_families, spread
-from tests.support.graphs.family_checks import one_quick
-from tests.support.graphs.family_tests import save_lora_of
 from tests.support.graphs.flux import UNKNOWN_WRAPPER, insert_after_model, node, step_by_step
 from tests.support.graphs.sound import SHOWN, assert_same, shown, sound_graph
-from tests.support.graphs.sound_tests import (
-    LORA_PLANS,
-    SOUND_PLANS,
-    Stock,
-    assert_latent_is_refused,
-    assert_lora,
-    assert_one_forward_at_a_time,
-    assert_sampler,
-    every_sampler,
-    packed,
-    stock_of,
-    with_masked_sound,
-)
+from tests.support.graphs.sound_tests import SOUND_PLANS, Stock
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
-
-CLASSES = Path(os.environ["COMFYUI_PATH"], "comfy", "model_base.py")
-SHOWS_NOISE = re.search(r"def scale_latent_inpaint\(.*denoise_mask", CLASSES.read_text(encoding="utf-8")) is not None
-"""True if the model receives the latent outside a mask with some noise, as from ComfyUI 0.33 on."""
-
-LORA = (
-    "blocks.0.attn.qkv_proj",
-    "blocks.1.mlp.fc2",
-    "blocks.2.adaln_proj.linear",
-    "token_refiner.blocks.0.attn.out_proj",
-    "audio_patch_proj",
-    "final_layer.video_out",
-)
-
-
-@pytest.fixture(scope="module")
-def stock(comfyui: ComfyUI) -> Stock:
-    return stock_of(comfyui)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,45 +20,13 @@ def _files(comfyui: ComfyUI) -> None:
     save_families(comfyui, "minimax")
 
 
-@pytest.fixture(scope="module")
-def more_files(comfyui: ComfyUI) -> None:
-    """Save the pruned version of the model and a LoRA."""
-    save_families(comfyui, "minimax_curves")
-    save_lora_of(comfyui, "minimax", LORA)
-
-
-@pytest.mark.parametrize("plan", one_quick(SOUND_PLANS, 3))
-def test_video_and_sound_give_the_stock_latents(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
-    graph = sound_graph("minimax")
-    assert_same(comfyui, spread(graph, **plan), stock(graph))
-
-
 @thorough
-@pytest.mark.usefixtures("more_files")
-@pytest.mark.parametrize("plan", LORA_PLANS)
-def test_a_lora_gives_the_stock_latents(plan: dict[str, Any], comfyui: ComfyUI, stock: Stock) -> None:
-    assert_lora(comfyui, stock, "minimax", plan)
-
-
-def test_one_model_call_at_a_time_gives_the_stock_latents(comfyui: ComfyUI, stock: Stock) -> None:
-    assert_one_forward_at_a_time(comfyui, stock, "minimax")
-
-
-@thorough
-@every_sampler("minimax")
-def test_every_sampler_gives_the_stock_latents(
-    sampler: str, name: str, split: dict[str, Any], comfyui: ComfyUI, stock: Stock
-) -> None:
-    assert_sampler(comfyui, stock, name, sampler, split)
-
-
-@thorough
-@pytest.mark.usefixtures("more_files")
 @pytest.mark.parametrize("plan", SOUND_PLANS)
 def test_the_pruned_files_curves_instead_of_a_time_embedder_give_the_stock_latents(
     plan: dict[str, Any], comfyui: ComfyUI, stock: Stock
 ) -> None:
     """Only the pruned file has these curves."""
+    save_families(comfyui, "minimax_curves")
     graph = sound_graph("minimax_curves")
     assert_same(comfyui, spread(graph, **plan), stock(graph))
 
@@ -145,28 +78,3 @@ def test_the_guider_and_sampler_of_comfyuis_template_give_the_stock_latents(comf
         "sampler": node("SamplerCustomAdvanced", **links, sampler=["select", 0], latent_image=["latent", 0]),
     }
     assert_same(comfyui, spread(graph, strict=False, **PLANS[0]), stock(graph))
-
-
-@thorough
-@pytest.mark.parametrize("plan", SOUND_PLANS)
-@pytest.mark.parametrize("both_masked", [False, True])
-def test_a_mask_of_the_sound_gives_the_stock_latents(
-    both_masked: bool, plan: dict[str, Any], comfyui: ComfyUI, stock: Stock
-) -> None:
-    """A part of the sound stays, with the video's first frame or without."""
-    plain, graph = with_masked_sound(comfyui, "minimax", (24, 7, 8, 6), (32, 2, 37), both_masked=both_masked)
-    expected = stock(graph)
-    assert relative_error(stock(plain)[1], expected[1]) > DIFFERENT
-    way = "a mask with the model MiniMaxH3" if SHOWS_NOISE else "loop"
-    assert_same(comfyui, spread(graph, **plan, strict=not SHOWS_NOISE), expected, way)
-
-
-@pytest.mark.parametrize(
-    ("latent", "said"),
-    [
-        (node("LoadLatent", latent="silent.latent"), "holds a video alone"),
-        (packed("two", "two sounds"), "makes one video at a time"),
-    ],
-)
-def test_latents_of_other_kinds_are_refused(comfyui: ComfyUI, latent: Any, said: str) -> None:
-    assert_latent_is_refused(comfyui, "minimax", latent, said)

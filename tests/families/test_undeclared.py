@@ -15,7 +15,7 @@ from tests.support.graphs.derived import FINDING, FOUND, PATIENCE, own_cache
 from tests.support.graphs.family_tests import save_with_loras
 from tests.support.graphs.flux import Graph, insert_after
 from tests.support.graphs.loras import with_lora
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw
 
@@ -47,11 +47,6 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
         save_file(given, server.input_dir / f"{name}-given.safetensors")
     with server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
 
 
 def job(name: str) -> Graph:

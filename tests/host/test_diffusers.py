@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 
 from scripts.comfyui import REPO, ComfyUI
 from tests.refusals.files import decoding, loading
-from tests.support.graphs.comfyui import TOKENS, TOLERANCE, graph_of, save_families, spread
+from tests.support.graphs.comfyui import TOKENS, TOLERANCE, graph_of, save_families
 from tests.support.graphs.diffusers import family_graph
+from tests.support.graphs.family_checks import assert_stock
 from tests.support.graphs.flux import Graph, ksampler_graph, node, parallel
 from tests.support.latents import latents, relative_error
 from tests.support.other_python import IMPORTED, install_diffusers, python_with
@@ -71,7 +72,7 @@ def test_comfyuis_own_models_run_without_diffusers(server: ComfyUI) -> None:
     latent_of = latents(server)
     flux, wan = ksampler_graph(NARROW, width=64, height=64, steps=2, cfg=2.0), graph_of("wan")
     assert relative_error(latent_of(parallel(flux)), latent_of(flux)) <= TOLERANCE
-    assert relative_error(latent_of(spread(wan)), latent_of(wan)) <= TOLERANCE
+    assert_stock(latent_of, wan)
     assert IMPORTED not in server.log
     assert "diffusers" not in server.log.replace(str(server.base_dir), "")
 

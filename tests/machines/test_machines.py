@@ -149,22 +149,6 @@ def test_a_client_with_another_secret_is_refused(
         run(small, plan)
 
 
-def test_a_client_without_a_secret_is_refused(plan: ResolvedPlan, run: Runner, small: Job, another: Path) -> None:
-    another.unlink()
-    with pytest.raises(
-        Refused, match=rf"cannot be read from {another} \(No such file or directory\): copy the workers"
-    ):
-        run(small, plan)
-
-
-def test_a_secret_that_others_can_read_is_refused(plan: ResolvedPlan, run: Runner, small: Job, another: Path) -> None:
-    another.chmod(0o640)
-    with pytest.raises(
-        Refused, match=rf"{another} holds a secret, and other users can read it or own it: run chmod 600"
-    ):
-        run(small, plan)
-
-
 def connect(machines: Machines) -> socket.socket:
     return socket.create_connection((machines.address.host, machines.address.port), timeout=15)
 
@@ -192,21 +176,6 @@ def test_frames_before_the_handshake_are_not_read(group: Machines) -> None:
         connection.sendall(encode(JoinRequest(1)) * 5)
         answer = drained(connection)[GREETING.size :]
         assert answer in (b"", RESULT.pack(HandshakeVerdict.WRONG_SECRET, 0, bytes(32)))
-
-
-def test_silent_strangers_do_not_block_a_client(
-    group: Machines, plan: ResolvedPlan, run: Runner, small: Job, references: dict[int, Tensor]
-) -> None:
-    with contextlib.ExitStack() as stack:
-        for _ in range(10):
-            stack.enter_context(connect(group))
-        assert_right(run, small, plan, references)
-
-
-def test_the_group_still_serves_the_right_client(
-    plan: ResolvedPlan, run: Runner, small: Job, references: dict[int, Tensor]
-) -> None:
-    assert_right(run, small, plan, references)
 
 
 def test_a_second_client_is_refused_with_the_address_of_the_first(

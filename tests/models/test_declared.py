@@ -43,7 +43,7 @@ AROUND = ("apply_model", "_apply_model")
 """Methods of ComfyUI around its diffusion model. The workers do the same as the base class."""
 
 CARRIED = {"LongCatImage": ["_apply_model"]}
-"""Classes with a method of their own. It moves positions, which go with each forward (tests/families/test_longcat_image.py)."""
+"""Classes with a method of their own. It moves positions, which go with each forward (tests/families/test_images.py)."""
 
 
 @pytest.mark.parametrize("kind", DECLARATIONS)

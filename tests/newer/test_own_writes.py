@@ -9,11 +9,12 @@ import pytest
 
 from scripts.comfyui import ComfyUI
 from tests.support.copies.sized import copied
-from tests.support.graphs.comfyui import DIFFERENT, PLANS, TOLERANCE, LatentOf, graph_of, save_families, spread
+from tests.support.graphs.comfyui import DIFFERENT, PLANS, LatentOf, graph_of, save_families, spread
 from tests.support.graphs.diffusers import refused
-from tests.support.graphs.flux import Graph, insert_after_model, queue_logged, step_by_step, ways
+from tests.support.graphs.family_checks import assert_equal_run, assert_stock
+from tests.support.graphs.flux import Graph, insert_after_model, step_by_step
 from tests.support.graphs.unsharded import batched
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.latents import relative_error
 from tests.support.selection import thorough
 
 pytestmark = thorough
@@ -105,34 +106,23 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
-
-
 def unet() -> Graph:
     return batched(graph_of("sd15", steps=2), 2)
 
 
 @pytest.mark.parametrize("plan", WHOLE)
 def test_an_unsharded_model_gets_its_class_writes(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
-    run, log = queue_logged(comfyui, spread(unet(), **WHOLE[plan]))
-    error = relative_error(saved_latent(comfyui, run.check()), latent_of(unet()))
-    print(plan, f"{error:.1e}")
-    assert error <= TOLERANCE
-    assert ways(log) == ["loop"]
+    assert_equal_run(comfyui, spread(unet(), **WHOLE[plan]), latent_of(unet()))
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_sequence_parallel_model_gets_its_class_writes(latent_of: LatentOf, plan: dict[str, Any]) -> None:
-    error = relative_error(latent_of(spread(graph_of("wan"), **plan)), latent_of(graph_of("wan")))
-    print(plan, f"{error:.1e}")
-    assert error <= TOLERANCE
+    assert_stock(latent_of, graph_of("wan"), **plan)
 
 
 def test_a_model_gets_its_class_writes_one_model_call_at_a_time(latent_of: LatentOf) -> None:
     graph = step_by_step(unet())
-    assert relative_error(latent_of(spread(graph, "cpu:1", strict=False)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, devices="cpu:1", strict=False)
 
 
 @pytest.mark.parametrize("how", ["the attribute", "its method", "another value", "another attribute"])
@@ -142,4 +132,4 @@ def test_writes_of_another_pack_are_refused(comfyui: ComfyUI, latent_of: LatentO
     assert f"Changing diffusion_model.{name} cannot be done" in refused(comfyui, spread(graph, "cpu:1"))
     if how in ("the attribute", "its method"):
         assert relative_error(latent_of(graph), latent_of(unet())) > DIFFERENT
-    assert relative_error(latent_of(spread(unet(), "cpu:1")), latent_of(unet())) <= TOLERANCE
+    assert_stock(latent_of, unet(), devices="cpu:1")

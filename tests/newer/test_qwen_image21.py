@@ -21,9 +21,13 @@ from tests.support.graphs.comfyui import (
     with_reference,
 )
 from tests.support.graphs.diffusers import refused
-from tests.support.graphs.family_checks import assert_stale_patches_depend_on_patches_and_warmup_alone, assert_stock
-from tests.support.graphs.flux import Graph, insert_after_model, queue_logged, step_by_step, ways
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.graphs.family_checks import (
+    assert_equal_run,
+    assert_stale_patches_depend_on_patches_and_warmup_alone,
+    assert_stock,
+)
+from tests.support.graphs.flux import Graph, insert_after_model, step_by_step
+from tests.support.latents import relative_error
 from tests.support.node_outcomes import newer_nodes
 
 NAME, CACHE = "qwen_image21", "QwenImage21Cache"
@@ -77,11 +81,6 @@ def comfyui(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield server
 
 
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
-
-
 def cached(cache: str, references: bool) -> Graph:
     """Return a graph of four steps: the first fills the cache, and three read it."""
     graph = graph_of(NAME, steps=4)
@@ -97,11 +96,7 @@ def test_every_split_gives_the_stock_result(
     cache: str, references: bool, split: str, comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
     graph = cached(cache, references)
-    run, log = queue_logged(comfyui, spread(graph, **SPLITS[split]))
-    error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
-    print(cache, references, split, f"{error:.1e}")
-    assert error <= TOLERANCE
-    assert ways(log) == ["loop"]
+    assert_equal_run(comfyui, spread(graph, **SPLITS[split]), latent_of(graph))
     if "int8" in cache:
         assert relative_error(latent_of(graph), latent_of(cached("off", references))) > 10 * TOLERANCE
     if CACHES[cache]:
@@ -112,7 +107,7 @@ def test_every_split_gives_the_stock_result(
 
 def test_one_model_call_at_a_time_gives_the_stock_result(latent_of: LatentOf) -> None:
     graph = step_by_step(cached("as the class has it", references=True))
-    assert relative_error(latent_of(spread(graph, "cpu:1", strict=False)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, devices="cpu:1", strict=False)
 
 
 @pytest.mark.parametrize("place", ["single_block", "post_input"])
@@ -130,11 +125,8 @@ def test_pipefusion_gives_the_stock_result_while_all_steps_warm_up(
     cache: str, references: bool, comfyui: ComfyUI, latent_of: LatentOf
 ) -> None:
     graph = cached(cache, references)
-    run, log = queue_logged(comfyui, spread(graph, "cpu:3", cfg=1, pipefusion=3, warmup_steps=99))
-    error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
-    print(cache, references, f"{error:.1e}")
-    assert error <= TOLERANCE
-    assert ways(log) == ["loop"]
+    ours = spread(graph, "cpu:3", cfg=1, pipefusion=3, warmup_steps=99)
+    assert_equal_run(comfyui, ours, latent_of(graph))
 
 
 def test_stale_patches_depend_only_on_patches_and_warmup(latent_of: LatentOf) -> None:

@@ -5,15 +5,13 @@ Each stand-in behaves as the version in its comment. The stock loader and the wo
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from parallel_backend.wire.handshake import VARIABLE
 from scripts.comfyui import ComfyUI
+from tests.support.copies.sized import copied
 from tests.support.graphs.comfyui import (
     DIFFERENT,
     PLANS,
@@ -26,8 +24,10 @@ from tests.support.graphs.comfyui import (
     spread,
 )
 from tests.support.graphs.diffusers import refused
-from tests.support.graphs.flux import insert_after_model, node, queue_logged, ways
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.graphs.family_checks import assert_equal_run, assert_matters_and_stock
+from tests.support.graphs.flux import insert_after_model, node
+from tests.support.graphs.sound import sound_graph
+from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
 
 pytestmark = thorough
@@ -95,18 +95,13 @@ MiniMaxH3.scale_latent_inpaint = _shown
     "comfy/ldm/wan/model.py": """
 
 
-_all = WanModel.forward
-
-
-def _forward(self, *args, transformer_options={}, **kwargs):
-    out = _all(self, *args, transformer_options=transformer_options, **kwargs)
-    if transformer_options.get("doubled_by") is not None:
-        return out * 2
-    halved = transformer_options.get("halved_blocks", ())
-    return out * 0.5 if isinstance(halved, frozenset) and 1 in halved else out
-
-
-WanModel.forward = _forward
+class WanModel(WanModel):
+    def forward(self, *args, transformer_options={}, **kwargs):
+        out = super().forward(*args, transformer_options=transformer_options, **kwargs)
+        if transformer_options.get("doubled_by") is not None:
+            return out * 2
+        halved = transformer_options.get("halved_blocks", ())
+        return out * 0.5 if isinstance(halved, frozenset) and 1 in halved else out
 """,
     "nodes.py": '''
 
@@ -157,24 +152,12 @@ SPLITS = [PLANS[0], {"devices": "cpu:2", "cfg": 2}]
 
 @pytest.fixture(scope="module")
 def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
-    folder = tmp_path_factory.mktemp("newer")
-    copy = folder / "ComfyUI"
-    shutil.copytree(os.environ["COMFYUI_PATH"], copy, ignore=shutil.ignore_patterns(".git", "__pycache__"))
-    for file, source in STAND_INS.items():
-        with (copy / file).open("a") as code:
-            code.write(source)
-    server = ComfyUI(copy, folder / "base", env={VARIABLE: str(folder / "secret")})
-    save_families(server, "wan", "minimax", "ltxav")
+    server = copied(tmp_path_factory.mktemp("newer"), STAND_INS)
+    save_families(server, "wan", "minimax")
     save_latent(server, "kept-video", 1, 24, 7, 8, 6)
     save_latent(server, "kept-sound", 1, 32, 2, 37)
-    save_latent(server, "ltxav-sound", 1, 8, 11, 16)
     with server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
 
 
 @pytest.mark.parametrize("cfg", [2.5, 1.0])
@@ -185,9 +168,7 @@ def test_a_sampler_is_known_as_cfg_plus_plus_by_its_hook(
     graph = graph_of("wan", sampler_name="plus_plus", cfg=cfg)
     stock = latent_of(graph)
     assert relative_error(latent_of(graph_of("wan", cfg=cfg)), stock) > DIFFERENT
-    run, log = queue_logged(comfyui, spread(graph, **plan))
-    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
-    assert ways(log) == ["loop"]
+    assert_equal_run(comfyui, spread(graph, **plan), stock)
 
 
 @pytest.mark.parametrize("eta", [1.0, 0.4])
@@ -206,18 +187,14 @@ def test_a_sampler_nodes_function_runs_in_the_workers(comfyui: ComfyUI, latent_o
             sigmas=["sigmas", 0],
         ),
     }
-    run, log = queue_logged(comfyui, spread(graph, **PLANS[0], strict=False))
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
-    assert ways(log) == ["loop"]
+    assert_equal_run(comfyui, spread(graph, **PLANS[0], strict=False), latent_of(graph))
 
 
 @pytest.mark.parametrize("plan", SPLITS)
 def test_an_option_that_is_a_set_reaches_the_workers(latent_of: LatentOf, plan: dict[str, Any]) -> None:
     plain = graph_of("wan")
     graph = insert_after_model(plain, "StandInOptions", name="halved_blocks", blocks="1,29")
-    stock = latent_of(graph)
-    assert relative_error(latent_of(plain), stock) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, **plan)), stock) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, **plan)
 
 
 def test_an_option_that_the_model_reads_and_that_cannot_be_sent_is_refused(comfyui: ComfyUI) -> None:
@@ -233,45 +210,15 @@ def test_an_option_that_no_model_reads_is_not_sent(latent_of: LatentOf) -> None:
 
 
 def test_a_mask_of_a_class_that_mixes_in_noise_gives_the_stock_latent(comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    plain = graph_of("minimax", steps=2) | {
+    plain = sound_graph("minimax", steps=2) | {
         "video": node("LoadLatent", latent="kept-video.latent"),
         "sound": node("LoadLatent", latent="kept-sound.latent"),
         "latent": node("LTXVConcatAVLatent", video_latent=["video", 0], audio_latent=["sound", 0]),
-        "apart": node("LTXVSeparateAVLatent", av_latent=["sampler", 0]),
-        "save": node("SaveLatent", samples=["apart", 0], filename_prefix="video"),
     }
     graph = masked(plain, 6, 8, 7, of="video")
     stock = latent_of(graph)
     assert relative_error(latent_of(plain), stock) > DIFFERENT
-    run, log = queue_logged(comfyui, spread(graph, **PLANS[0], strict=False))
-    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
-    assert ways(log) == ["a mask with the model MiniMaxH3"]
-
-
-@pytest.mark.parametrize("plan", SPLITS)
-@pytest.mark.parametrize(
-    ("guidance", "given"),
-    [
-        ("LTXVSpatioTemporalGuidance", {"scale": 1.5, "blocks": "0, 1"}),
-        ("LTXVModalityGuidance", {"modality_scale": 3.0}),
-    ],
-)
-def test_guidance_of_ltx_2_gives_the_stock_latent(
-    comfyui: ComfyUI, latent_of: LatentOf, guidance: str, given: dict[str, Any], plan: dict[str, Any]
-) -> None:
-    """The guidance runs the model again in each step with an option: a set of blocks, or one that disables attentions."""
-    if not comfyui.object_info(guidance):
-        pytest.skip(f"this ComfyUI has no {guidance}")
-    plain = graph_of("ltxav", steps=2) | {
-        "video": node("EmptyLTXVLatentVideo", width=128, height=160, length=17, batch_size=1),
-        "sound": node("LoadLatent", latent="ltxav-sound.latent"),
-        "apart": node("LTXVSeparateAVLatent", av_latent=["sampler", 0]),
-        "save": node("SaveLatent", samples=["apart", 0], filename_prefix="video"),
-    }
-    graph = insert_after_model(plain, guidance, start_percent=0.0, end_percent=1.0, **given)
-    stock = latent_of(graph)
-    assert relative_error(latent_of(plain), stock) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, **plan, strict=False)), stock) <= TOLERANCE
+    assert_equal_run(comfyui, spread(graph, **PLANS[0], strict=False), stock, "a mask with the model MiniMaxH3")
 
 
 def test_a_run_in_a_loop_is_reported_on_the_loops_node(comfyui: ComfyUI, latent_of: LatentOf) -> None:

@@ -12,8 +12,9 @@ from tests.support.comfyuis import only_in_newer
 from tests.support.copies.sized import sized_copy
 from tests.support.graphs.comfyui import DIFFERENT, TOKENS, TOLERANCE, LatentOf, save_families, spread
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_stock
 from tests.support.graphs.flux import Graph, node, queue_logged, ways
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.latents import relative_error, saved_latent
 from tests.support.node_outcomes import newer_nodes
 from tests.support.tiny.models import draw
 
@@ -33,16 +34,12 @@ def comfyui(comfyui: ComfyUI, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield server
 
 
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
-
-
 def staged(stages: tuple[str, ...], batch: int = 1, cfg: float = 2.5) -> Graph:
     """Return a graph with a sampler for each stage, by the stock loader; without stages, a graph for the structure.
 
     The last sampler is "sampler".
     """
+    prompts = {side: [side, 0] for side in TOKENS}
     settings = {"sampler_name": "euler", "scheduler": "simple", "seed": 7, "steps": 2, "cfg": cfg, "denoise": 1.0}
     graph: Graph = {
         "model": node("UNETLoader", unet_name=f"{NAME}.safetensors", weight_dtype="default"),
@@ -52,21 +49,18 @@ def staged(stages: tuple[str, ...], batch: int = 1, cfg: float = 2.5) -> Graph:
     for side in TOKENS:
         graph[f"text-{side}"] = node("LoadConditioning", conditioning=f"{NAME}-{side}.safetensors")
         graph[side] = node("PackPrompt", conditioning=[f"text-{side}", 0], file=f"{NAME}-embeds-{side}.safetensors")
-    prompts, latent, before = [["positive", 0], ["negative", 0]], ["structure", 0], ""
+    graph["sampler"] = node("KSampler", model=["model", 0], latent_image=["structure", 0], **prompts, **settings)
+    before = ""
     for number, stage in enumerate(stages):
         given = {
             "Trellis2ShapeStage": {"voxel": ["voxels", 0]},
             "Trellis2UpsampleStage": {"shape_latent": [before, 0], "vae": ["voxels", 1], "target_resolution": 1024},
             "Trellis2TextureStage": {"shape_latent": [before, 0]},
         }[stage]
-        graph[stage] = node(stage, positive=["positive", 0], negative=["negative", 0], **given)
-        prompts, latent = [[stage, 0], [stage, 1]], [stage, 2]
+        graph[stage] = node(stage, **prompts, **given)
+        links = dict(zip((*TOKENS, "latent_image"), ([stage, output] for output in range(3)), strict=True))
         before = "sampler" if number == len(stages) - 1 else f"sampler {number}"
-        sides = dict(zip(TOKENS, prompts, strict=True))
-        graph[before] = node("KSampler", model=["model", 0], latent_image=latent, **sides, **settings)
-    if not stages:
-        sides = dict(zip(TOKENS, prompts, strict=True))
-        graph["sampler"] = node("KSampler", model=["model", 0], latent_image=latent, **sides, **settings)
+        graph[before] = node("KSampler", model=["model", 0], **links, **settings)
     return graph | {"save": node("SaveLatent", samples=["sampler", 0], filename_prefix="trellis2")}
 
 
@@ -87,5 +81,5 @@ def test_stages_under_cfg_2_give_the_stock_result(
 def test_shapes_of_a_batch_give_the_stock_result_without_data_ranks(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     """The voxels of a batch are one list, so each rank has all of them."""
     graph = staged(STAGES[:1], batch=2)
-    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, cfg=2)
     assert refused(comfyui, spread(graph, data=2)).startswith("data 2 is more than the batch of 1")

@@ -9,10 +9,11 @@ import pytest
 from scripts.comfyui import ComfyUI
 from tests.support.comfyuis import only_in_newer
 from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, spread
+from tests.support.graphs.family_checks import assert_equal_run
 from tests.support.graphs.family_tests import save_lora_of, save_with_prompts
-from tests.support.graphs.flux import Graph, insert_after_model, node, queue_logged, ways
+from tests.support.graphs.flux import Graph, insert_after_model, node
 from tests.support.graphs.loras import with_lora
-from tests.support.latents import relative_error, saved_latent
+from tests.support.latents import relative_error
 from tests.support.node_outcomes import newer_nodes, refused
 from tests.support.tiny.controlnet import save_wan_vae
 
@@ -79,18 +80,9 @@ def animated(**settings: Any) -> Graph:
     return graph
 
 
-def assert_stock(comfyui: ComfyUI, latent_of: LatentOf, graph: Graph, **plan: Any) -> None:
-    """Check that a plan gives ComfyUI's own latent, in the workers' loop."""
-    run, log = queue_logged(comfyui, spread(graph, strict=False, **plan))
-    error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
-    print(plan, f"{error:.1e}")
-    assert error <= TOLERANCE
-    assert ways(log) == ["loop"]
-
-
 @pytest.mark.parametrize("split", SPLITS)
 def test_every_split_gives_the_stock_result(split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
-    assert_stock(comfyui, latent_of, animated(), **SPLITS[split])
+    assert_equal_run(comfyui, spread(animated(), strict=False, **SPLITS[split]), latent_of(animated()))
     assert newer_nodes()[NODE] == "in the loop"
 
 
@@ -101,13 +93,13 @@ def test_the_nodes_settings_give_the_stock_result(
 ) -> None:
     graph = animated(**SETTINGS[settings])
     assert relative_error(latent_of(graph), latent_of(animated())) > DIFFERENT
-    assert_stock(comfyui, latent_of, graph, **SPLITS[split])
+    assert_equal_run(comfyui, spread(graph, strict=False, **SPLITS[split]), latent_of(graph))
 
 
 def test_a_lora_gives_the_stock_result(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     graph = with_lora(animated(), "wan_animate2", 0.8)
     assert relative_error(latent_of(graph), latent_of(animated())) > DIFFERENT
-    assert_stock(comfyui, latent_of, graph, **SPLITS["ring 3, sharded"])
+    assert_equal_run(comfyui, spread(graph, strict=False, **SPLITS["ring 3, sharded"]), latent_of(graph))
 
 
 def test_pipefusion_is_refused_before_work_starts(comfyui: ComfyUI) -> None:
@@ -143,7 +135,7 @@ def test_the_cache_of_poses_gives_the_stock_result(
     apart = relative_error(latent_of(graph), latent_of(animated()))
     print(kept, f"{apart:.1e} apart")
     assert apart > 10 * TOLERANCE if kept == "int4" else apart <= TOLERANCE
-    assert_stock(comfyui, latent_of, graph, **SPLITS[split])
+    assert_equal_run(comfyui, spread(graph, strict=False, **SPLITS[split]), latent_of(graph))
     assert newer_nodes()[CACHE] == "in the loop"
 
 
@@ -154,7 +146,7 @@ def test_another_packs_cache_is_refused(comfyui: ComfyUI) -> None:
 
 def test_blocks_are_not_compiled_and_the_log_gives_the_reason(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     graph = animated()
-    run, log = queue_logged(comfyui, spread(graph, strict=False, cfg=1, ulysses=2, compile="on"))
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    ours = spread(graph, strict=False, cfg=1, ulysses=2, compile="on")
+    _, log = assert_equal_run(comfyui, ours, latent_of(graph))
     for method in ("forward_pose", "forward_gen"):
         assert f"WanAnimate2Block is not compiled: ComfyUI calls its {method}" in log

@@ -89,9 +89,9 @@ def faulty_comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyC
     signal.signal(signal.SIGINT, handler)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def latent_of(comfyui: ComfyUI) -> Callable[[Graph], Tensor]:
-    """Provide the function of `latents`, which runs a graph and returns its latent."""
+    """Provide the function of `latents`, which runs a graph on the module's ComfyUI and returns its latent."""
     return latents(comfyui)
 
 

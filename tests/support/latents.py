@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors.torch import load_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI, Graph, QueuedRun
 
-if TYPE_CHECKING:
-    pass
 
-
+@functools.cache
 def latents(server: ComfyUI) -> Callable[[Graph], Tensor]:
     """Return a function that runs a graph and returns the latent (fp64) that its node "save" wrote.
 

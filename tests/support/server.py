@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from scripts.comfyui import REPO, ComfyUI
 from tests.support.tiny.flux import save_conditioning, save_flux
 
-if TYPE_CHECKING:
-    pass
-
-
 TEXT_LENGTHS = (1, 37, 256, 300, 512)
-
-
 NARROW, NARROW_DEV = "narrow-schnell", "narrow-dev"
-
-
 OTHER_LENGTH = 45
 """Token count of a second text, which only has to be longer than the first."""
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, spread
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_matters_and_stock, assert_stock
 from tests.support.graphs.family_tests import save_with_prompts
 from tests.support.graphs.flux import Graph, controlled, insert_after, node
 from tests.support.graphs.quantised import distance, file_name
@@ -67,7 +68,7 @@ def batch_of(name: str, **settings: Any) -> Graph:
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], latent_of: LatentOf) -> None:
     graph = batch_of(name)
-    assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=False, **split)
 
 
 @pairwise(name=tuple(VIDEOS), split=("cfg 2", "one worker"))
@@ -78,7 +79,7 @@ def test_a_video_whose_frames_are_the_batch_gives_the_stock_result_without_data_
     graph = batch_of(name)
     for side in ("positive", "negative"):
         graph = insert_after(graph, side, "PackPrompt", "conditioning", file=f"{name}-first.safetensors")
-    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=False, **SPLITS[split])
     said = refused(comfyui, spread(graph, strict=False, **SPLITS["data 2"]))
     assert said.startswith("data 2 is more than the batch of 1")
 
@@ -92,8 +93,7 @@ def test_a_picture_instead_of_a_text_gives_the_stock_result(
     shown = {"clip_vision_output": ["shown", 0], "strength": 0.8, "noise_augmentation": noise}
     graph = insert_after(plain, "positive", "unCLIPConditioning", "conditioning", **shown)
     graph = insert_after(graph, "positive", "unCLIPConditioning", "conditioning", **shown | {"strength": 0.4})
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, strict=False, **SPLITS[split])
 
 
 @pytest.mark.parametrize("split", ["data 2, cfg 2", "cfg 2"])
@@ -106,8 +106,7 @@ def test_a_picture_next_to_the_latent_gives_the_stock_result(name: str, split: s
         graph = insert_after(graph, side, "PackPrompt", "conditioning", file="whole-beside.safetensors")
     graph["mask"] = node("SolidMask", value=0.7, width=112, height=72)
     graph = insert_after(graph, "latent", "SetLatentNoiseMask", "samples", mask=["mask", 0])
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, **SPLITS[split])
 
 
 @pytest.mark.parametrize("split", ["data 2, cfg 2", "one worker"])
@@ -126,13 +125,13 @@ def test_an_upscaler_gives_the_stock_result(split: str, latent_of: LatentOf) -> 
     }
     links = {"positive": ["larger", 0], "negative": ["larger", 1], "latent_image": ["larger", 2]}
     graph["sampler"]["inputs"] |= links
-    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=False, **SPLITS[split])
 
 
 def test_a_class_that_swaps_the_halves_of_a_batch_is_not_divided(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     graph = batch_of("hunyuan3d21")
     assert "computes the rows of a batch together" in refused(comfyui, spread(graph, strict=False, **SPLITS["cfg 2"]))
-    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS["one worker"])), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=False, **SPLITS["one worker"])
 
 
 def test_stable_diffusion_of_the_real_width_gives_the_stock_result(comfyui: ComfyUI, latent_of: LatentOf) -> None:
@@ -140,7 +139,7 @@ def test_stable_diffusion_of_the_real_width_gives_the_stock_result(comfyui: Comf
     save_with_prompts(comfyui, "wide_sd15")
     graph = graph_of("wide_sd15", steps=2)
     graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
-    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, cfg=2)
 
 
 def test_a_t2i_adapter_gives_the_stock_result(comfyui: ComfyUI, latent_of: LatentOf) -> None:
@@ -154,8 +153,7 @@ def test_a_t2i_adapter_gives_the_stock_result(comfyui: ComfyUI, latent_of: Laten
         "image": node("EmptyImage", width=112, height=72, batch_size=1, color=0x4080C0),
     }
     graph = controlled(plain, strength=0.7)
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, strict=False, cfg=2)
 
 
 @pytest.mark.parametrize("form", ["fp8", "int8_convrot"])  # ComfyUI's own loader fails on a UNet in nvfp4

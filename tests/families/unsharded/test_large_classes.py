@@ -18,7 +18,7 @@ from tests.support.graphs.family_tests import save_with_prompts
 from tests.support.graphs.flux import Graph, insert_after, node
 from tests.support.graphs.loras import save_lora, with_lora
 from tests.support.graphs.unsharded import SPLITS
-from tests.support.latents import latents, relative_error
+from tests.support.latents import relative_error
 from tests.support.selection import pairwise, thorough
 from tests.support.tiny.comfyui import TINY
 from tests.support.tiny.models import draw
@@ -39,8 +39,16 @@ CLASSES = (
     "cogvideox_inpaint",
     "causal_wan",
     "triposplat",
+    "ace",
+    "stable_audio",
     "stable_audio3",
 )
+
+CHECKPOINTS: Mapping[str, tuple[tuple[str, ...], int]] = {
+    "stable_audio": (("seconds_start", "seconds_total"), 257),
+    "stable_audio3": (("seconds_total",), 256),
+}
+"""Classes whose files are checkpoints: the numbers that the checkpoint embeds, and the width of their embedding."""
 
 BESIDE: Mapping[str, Mapping[str, torch.Tensor]] = {
     "pid": {"lq_latent": draw(1, 16, 2, 3, seed=5), "degrade_sigma": torch.tensor([0.3])},
@@ -60,7 +68,7 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
         if name in BESIDE:
             save_file(dict(BESIDE[name]), server.input_dir / f"{name}-given.safetensors")
     save_latent(server, "triposplat-camera", 3, 1, 5)
-    save_audio_checkpoint(server)
+    save_checkpoints(server)
     save_as_published(server)
     with server:
         yield server
@@ -104,21 +112,22 @@ def with_joined_shifts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
     return found
 
 
-def save_audio_checkpoint(server: ComfyUI) -> None:
-    """Write Stable Audio 3 with the tensors outside the diffusion model that its class reads."""
+def save_checkpoints(server: ComfyUI) -> None:
+    """Write the versions of Stable Audio with the tensors outside the diffusion model that their classes read."""
     models = server.base_dir / "models"
-    tensors = load_file(models / "diffusion_models" / "stable_audio3.safetensors")
-    full = {f"model.model.{name}": tensor for name, tensor in tensors.items()}
-    embedder = "conditioner.conditioners.seconds_total.embedder.embedding.1"
-    full |= {f"{embedder}.weight": draw(768, 256, seed=3) / 16, f"{embedder}.bias": torch.zeros(768)}
-    full["conditioner.conditioners.prompt.padding_embedding"] = draw(768, seed=4)
     (models / "checkpoints").mkdir(exist_ok=True)
-    save_file(full, models / "checkpoints" / "stable_audio3.safetensors")
-
-
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
+    for name, (numbers, width) in CHECKPOINTS.items():
+        tensors = load_file(models / "diffusion_models" / f"{name}.safetensors")
+        full = {f"model.model.{key}": tensor for key, tensor in tensors.items()}
+        for seed, number in enumerate(numbers):
+            embedder = f"conditioner.conditioners.{number}.embedder.embedding"
+            full[f"{embedder}.1.weight"] = draw(768, width, seed=seed + 2) / 16
+            full[f"{embedder}.1.bias"] = torch.zeros(768)
+            if name == "stable_audio":
+                full[f"{embedder}.0.weights"] = draw(128, seed=seed)
+        if name == "stable_audio3":
+            full["conditioner.conditioners.prompt.padding_embedding"] = draw(768, seed=4)
+        save_file(full, models / "checkpoints" / f"{name}.safetensors")
 
 
 def job(name: str) -> Graph:
@@ -134,8 +143,8 @@ def job(name: str) -> Graph:
         graph = insert_after(graph, "latent", "LTXVConcatAVLatent", "video_latent", audio_latent=["camera", 0])
         graph["apart"] = node("LTXVSeparateAVLatent", av_latent=["sampler", 0])
         graph["save"]["inputs"]["samples"] = ["apart", 0]
-    if name == "stable_audio3":
-        graph["model"] = node("CheckpointLoaderSimple", ckpt_name="stable_audio3.safetensors")
+    if name in CHECKPOINTS:
+        graph["model"] = node("CheckpointLoaderSimple", ckpt_name=f"{name}.safetensors")
     return graph
 
 

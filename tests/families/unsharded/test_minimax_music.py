@@ -17,11 +17,12 @@ from scripts.comfyui import ComfyUI
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.comfyuis import only_in_newer
 from tests.support.copies.sized import sized_copy
-from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_latent, spread
+from tests.support.graphs.comfyui import DIFFERENT, LatentOf, graph_of, save_latent, spread
+from tests.support.graphs.family_checks import assert_matters_and_stock, assert_stock
 from tests.support.graphs.flux import Graph, insert_after, node
 from tests.support.graphs.loras import save_lora, with_lora
 from tests.support.graphs.unsharded import SPLITS
-from tests.support.latents import latents, relative_error
+from tests.support.latents import relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.models import draw
 
@@ -95,11 +96,6 @@ def save_prompt(server: ComfyUI, side: str, frames: int) -> None:
     save_file(strength, server.input_dir / f"{NAME}-{side}-{frames}-beside.safetensors")
 
 
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
-
-
 def song(frames: Mapping[str, int]) -> Graph:
     """Return the model's graph for a batch, with the stock loader."""
     graph = graph_of(NAME, steps=2)
@@ -118,7 +114,7 @@ def test_every_split_gives_the_stock_result(
     frames: Mapping[str, int], split: dict[str, Any], latent_of: LatentOf
 ) -> None:
     graph = song(frames)
-    assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=False, **split)
 
 
 def test_a_lora_gives_the_stock_result(comfyui: ComfyUI, latent_of: LatentOf) -> None:
@@ -127,8 +123,7 @@ def test_a_lora_gives_the_stock_result(comfyui: ComfyUI, latent_of: LatentOf) ->
     save_lora(models / "loras" / f"{NAME}-lora.safetensors", (f"diffusion_model.{LAYER}",), tensors)
     plain = song(FRAMES["of one length"])
     graph = with_lora(plain, NAME, 0.8)
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, strict=False, cfg=2)
 
 
 def test_the_prompts_strength_changes_the_latent(latent_of: LatentOf) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, spread
+from tests.support.graphs.comfyui import LatentOf, graph_of, spread
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_matters_and_stock, assert_stock
 from tests.support.graphs.family_tests import save_with_prompts
 from tests.support.graphs.flux import Graph, insert_after_model, node, step_by_step
 from tests.support.graphs.guidance import NAG, SKIPPING
 from tests.support.graphs.unsharded import batched
-from tests.support.latents import relative_error
 from tests.support.selection import thorough
 
 SAME: Mapping[str, dict[str, Any]] = {
@@ -66,8 +66,7 @@ def job(name: str = "sd15", **settings: Any) -> Graph:
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "RescaleCFG" else thorough) for kind in SAME])
 def test_a_node_gives_the_stock_result(kind: str, latent_of: LatentOf) -> None:
     graph = insert_after_model(job(), kind, **SAME[kind])
-    ours = spread(graph, "cpu:2", strict=False, cfg=2)
-    assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, devices="cpu:2", strict=False, cfg=2)
 
 
 def with_free_u(plain: Graph, kind: str) -> Graph:
@@ -81,15 +80,14 @@ def with_free_u(plain: Graph, kind: str) -> Graph:
 def test_free_u_gives_the_stock_result(kind: str, data: int, latent_of: LatentOf) -> None:
     plain = job("sd15_scales")
     graph = with_free_u(plain, kind)
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, f"cpu:{2 * data}", cfg=2, data=data)), latent_of(graph)) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, devices=f"cpu:{2 * data}", cfg=2, data=data)
 
 
 @thorough
 @pytest.mark.parametrize("kind", ["FreeU", "FreeU_V2"])
 def test_free_u_one_model_call_at_a_time_gives_the_stock_result(kind: str, latent_of: LatentOf) -> None:
     graph = step_by_step(with_free_u(job("sd15_scales"), kind))
-    assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, devices="cpu:2", strict=False, cfg=2)
 
 
 def guided() -> tuple[Graph, Graph]:
@@ -104,8 +102,7 @@ def guided() -> tuple[Graph, Graph]:
 
 def test_a_guidance_that_compares_both_prompts_gives_the_stock_result_on_one_worker(latent_of: LatentOf) -> None:
     plain, graph = guided()
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, "cpu:1", strict=False)), latent_of(graph)) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, devices="cpu:1", strict=False)
 
 
 def test_a_guidance_that_compares_both_prompts_is_refused_with_cfg_2(comfyui: ComfyUI) -> None:
@@ -116,8 +113,7 @@ def test_a_guidance_that_compares_both_prompts_is_refused_with_cfg_2(comfyui: Co
 def test_blocks_that_a_guidance_skips_give_the_stock_result(split: str, latent_of: LatentOf) -> None:
     plain = graph_of("hunyuan3d", steps=2)
     graph = insert_after_model(plain, "SkipLayerGuidanceDiT", **SKIPPING | {"single_layers": "0"})
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, split, strict=False)), latent_of(graph)) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, devices=split, strict=False)
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -132,7 +128,7 @@ def test_a_node_that_changes_the_inside_of_the_model_is_refused(kind: str, comfy
 def test_weights_in_fp8_give_the_stock_result(dtype: str, latent_of: LatentOf) -> None:
     graph = job()
     graph["model"]["inputs"]["weight_dtype"] = dtype
-    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, cfg=2)
 
 
 @thorough
@@ -141,5 +137,4 @@ def test_weights_in_fp8_give_the_stock_result(dtype: str, latent_of: LatentOf) -
 )
 def test_samplers_give_the_stock_result(sampler: str, latent_of: LatentOf) -> None:
     graph = job(sampler_name=sampler, scheduler="karras")
-    ours = spread(graph, "cpu:4", strict=False, cfg=2, data=2)
-    assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, devices="cpu:4", strict=False, cfg=2, data=2)

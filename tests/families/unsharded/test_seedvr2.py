@@ -12,9 +12,10 @@ from scripts.comfyui import ComfyUI
 from tests.support.copies.sized import sized_copy
 from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, masked, save_latent, spread
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_equal_run, assert_stock
 from tests.support.graphs.flux import Graph, insert_after, node, queue_logged, ways
 from tests.support.graphs.unsharded import SPLITS
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY, save_tiny
 from tests.support.tiny.models import draw
@@ -40,11 +41,6 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def latent_of(comfyui: ComfyUI) -> LatentOf:
-    return latents(comfyui)
-
-
 def upscaled(**settings: Any) -> Graph:
     """Return a graph of a batch of three, with the stock loader, the MODEL's own texts and the latent to upscale."""
     graph = graph_of(NAME, steps=2, **settings) | {
@@ -61,9 +57,7 @@ def test_prompts_in_separate_calls_give_the_stock_result(split: str, comfyui: Co
     """The lengths of the texts differ so that ComfyUI never puts both into one call."""
     stock = latent_of(upscaled())
     assert relative_error(latent_of(upscaled(cfg=1.0)), stock) > DIFFERENT
-    run, log = queue_logged(comfyui, spread(upscaled(), **SPLITS[split]))
-    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
-    assert ways(log) == ["loop"]
+    assert_equal_run(comfyui, spread(upscaled(), **SPLITS[split]), stock)
 
 
 def test_data_ranks_are_refused_for_a_batch_with_one_text(comfyui: ComfyUI) -> None:
@@ -97,9 +91,9 @@ def test_one_model_call_at_a_time_gives_the_stock_result(split: str, comfyui: Co
 def test_a_graph_without_a_negative_gives_the_stock_result(latent_of: LatentOf) -> None:
     """The model's templates have no negative prompt."""
     graph = upscaled(cfg=1.0)
-    assert relative_error(latent_of(spread(graph, "cpu:1")), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, devices="cpu:1")
 
 
 def test_a_mask_gives_the_stock_result(latent_of: LatentOf) -> None:
     graph = masked(upscaled(), 10, 8, 3)
-    assert relative_error(latent_of(spread(graph, strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=False, cfg=2)

@@ -15,6 +15,7 @@ from scripts.comfyui import ComfyUI
 from tests.refusals.unsharded import PLANS, no_negative, other_control, other_text, save, sound, swapped, zero123
 from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread, with_tensors
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_matters_and_stock, assert_stock
 from tests.support.graphs.family_tests import Layers, save_with_prompts
 from tests.support.graphs.flux import Graph, controlled, insert_after_model, node, queue_logged
 from tests.support.graphs.loras import save_lora, with_lora
@@ -58,8 +59,9 @@ def _files(comfyui: ComfyUI) -> None:
         f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()
     }  # SDXL's names in v-prediction checkpoints
     vae = save_image_vae(models / "vae" / "whole.safetensors", name="sd")
-    full |= {f"first_stage_model.{key}": tensor for key, tensor in load_file(vae).items()} | {"v_pred": torch.zeros(0)}
     (models / "checkpoints").mkdir(exist_ok=True)
+    save_file(full, models / "checkpoints" / "sdxl-alone.safetensors")
+    full |= {f"first_stage_model.{key}": tensor for key, tensor in load_file(vae).items()} | {"v_pred": torch.zeros(0)}
     save_file(full, models / "checkpoints" / "sdxl-v.safetensors")
     save_of_unet(models / "controlnet" / "sd15.safetensors")
     save_of_unet(models / "controlnet" / "sdxl.safetensors", SDXL)
@@ -68,7 +70,7 @@ def _files(comfyui: ComfyUI) -> None:
 @product(name=("sd15", "sdxl"), split=SPLITS)
 def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], latent_of: LatentOf) -> None:
     graph = batched(graph_of(name, steps=2), 3)
-    assert relative_error(latent_of(spread(graph, **split)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, **split)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +84,7 @@ def test_every_split_gives_the_stock_result(name: str, split: dict[str, Any], la
 def test_two_loras_give_the_stock_result(name: str, split: str, latent_of: LatentOf) -> None:
     plain = batched(graph_of(name, steps=2), 2)
     graph = with_lora(with_lora(plain, name, 0.8), f"{name}-other", -0.5)
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, **SPLITS[split])
 
 
 CONVOLUTION = "diffusion_model.input_blocks.1.0.in_layers.2"
@@ -104,8 +105,7 @@ def test_adapters_of_a_convolution_give_the_stock_result(kind: str, comfyui: Com
     save_file(tensors, comfyui.base_dir / "models" / "loras" / f"{kind}-lora.safetensors")
     plain = batched(graph_of("sd15", steps=2), 1)
     graph = with_lora(plain, kind, 0.8)
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, cfg=2)
 
 
 def test_texts_of_other_lengths_and_ranges_give_the_stock_result(latent_of: LatentOf) -> None:
@@ -114,7 +114,7 @@ def test_texts_of_other_lengths_and_ranges_give_the_stock_result(latent_of: Late
     graph["first"] = node("ConditioningSetTimestepRange", conditioning=["positive", 0], start=0.0, end=0.6)
     graph["both"] = node("ConditioningCombine", conditioning_1=["first", 0], conditioning_2=["negative", 0])
     graph["sampler"]["inputs"]["positive"] = ["both", 0]
-    assert relative_error(latent_of(spread(graph, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, cfg=2)
 
 
 @pytest.mark.parametrize("split", ["cfg 2", pytest.param("data 2, cfg 2", marks=thorough)])
@@ -131,7 +131,7 @@ def test_an_area_and_a_mask_give_the_stock_result(split: str, latent_of: LatentO
         "all": node("ConditioningCombine", conditioning_1=["both", 0], conditioning_2=["positive", 0]),
     }
     graph["sampler"]["inputs"]["positive"] = ["all", 0]
-    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=False, **SPLITS[split])
 
 
 CONTROLLED = {("data 2", "heun"), ("data 2, cfg 2", "euler")}
@@ -149,8 +149,7 @@ CONTROLLED = {("data 2", "heun"), ("data 2, cfg 2", "euler")}
 def test_a_controlnet_gives_the_stock_result(split: dict[str, Any], sampler: str, latent_of: LatentOf) -> None:
     plain = batched(graph_of("sd15", steps=2, sampler_name=sampler), 2)
     graph = controlled(plain | CONTROL, strength=0.7, end=0.8)
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, strict=False, **split)), latent_of(graph)) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, strict=False, **split)
 
 
 @pytest.mark.parametrize("split", ["cfg 2", pytest.param("data 2, cfg 2", marks=thorough)])
@@ -159,8 +158,7 @@ def test_sdxl_with_two_loras_and_a_controlnet_gives_the_stock_result(split: str,
     plain = with_lora(with_lora(plain, "sdxl", 0.8), "sdxl-other", -0.5)
     net = {"net": node("ControlNetLoader", control_net_name="sdxl.safetensors")}
     graph = controlled(plain | CONTROL | net, strength=0.7)
-    assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, strict=False, **SPLITS[split])), latent_of(graph)) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, strict=False, **SPLITS[split])
 
 
 def test_a_controlnet_with_texts_that_make_two_calls_gives_the_stock_result(latent_of: LatentOf) -> None:
@@ -168,9 +166,9 @@ def test_a_controlnet_with_texts_that_make_two_calls_gives_the_stock_result(late
     graph = controlled(batched(graph_of("sd15", steps=2), 1) | CONTROL, strength=0.7)
     graph["again"] = CONTROL["net"]
     graph = controlled(graph, strength=0.3, start=0.3, net="again")
-    assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, devices="cpu:2", strict=False, cfg=2)
     graph["sampler"]["inputs"]["negative"] = ["negative", 0]
-    assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, devices="cpu:2", strict=False, cfg=2)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +178,7 @@ def test_a_controlnet_gives_the_stock_result_when_memory_changes_within_a_step(k
     """The batches of ComfyUI's second pass of a step do not change the ControlNet's output."""
     graph = insert_after_model(batched(graph_of("sd15", steps=2), 1), "PackModel", kind=kind) | CONTROL
     graph = controlled(graph, strength=0.7)
-    assert relative_error(latent_of(spread(graph, "cpu:2", strict=False, cfg=2)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, devices="cpu:2", strict=False, cfg=2)
 
 
 COSTS = re.compile(
@@ -258,32 +256,25 @@ def test_a_checkpoint_of_a_sequence_parallel_model_gives_the_stock_result(
     assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
 
 
-def test_a_checkpoint_without_a_text_encoder_says_so_in_comfyuis_words(comfyui: ComfyUI) -> None:
-    said = []
-    for loader in ("CheckpointLoaderSimple", "LoadParallelCheckpoint"):
-        graph = {
-            "model": node(loader, ckpt_name="sdxl-v.safetensors"),
-            "text": node("CLIPTextEncode", text="a word", clip=["model", 1]),
-            "save": node("SaveConditioning", conditioning=["text", 0], filename_prefix="none"),
-        }
-        error = comfyui.queue(graph).error
-        assert error is not None
-        said.append(error.exception_message)
-    assert said[0] == said[1]
+PARTS: Mapping[str, Graph] = {
+    "sdxl-v": {  # has no text encoder
+        "text": node("CLIPTextEncode", text="a word", clip=["model", 1]),
+        "save": node("SaveConditioning", conditioning=["text", 0], filename_prefix="none"),
+    },
+    "sdxl-alone": {  # has no VAE
+        "latent": node("EmptyLatentImage", width=64, height=64, batch_size=1),
+        "pixels": node("VAEDecode", samples=["latent", 0], vae=["model", 2]),
+        "save": node("SaveImage", images=["pixels", 0], filename_prefix="none"),
+    },
+}
+"""Checkpoints that lack a part, and nodes that use this part."""
 
 
-def test_a_checkpoint_without_a_vae_says_so_in_comfyuis_words(comfyui: ComfyUI) -> None:
-    tensors = load_file(comfyui.base_dir / "models" / "diffusion_models" / "sdxl.safetensors")
-    full = {f"model.diffusion_model.{key}": tensor for key, tensor in tensors.items()}
-    save_file(full, comfyui.base_dir / "models" / "checkpoints" / "sdxl-alone.safetensors")
+@pytest.mark.parametrize("name", PARTS)
+def test_a_checkpoint_without_a_part_says_so_in_comfyuis_words(name: str, comfyui: ComfyUI) -> None:
     said = []
     for loader in ("CheckpointLoaderSimple", "LoadParallelCheckpoint"):
-        graph = {
-            "model": node(loader, ckpt_name="sdxl-alone.safetensors"),
-            "latent": node("EmptyLatentImage", width=64, height=64, batch_size=1),
-            "pixels": node("VAEDecode", samples=["latent", 0], vae=["model", 2]),
-            "save": node("SaveImage", images=["pixels", 0], filename_prefix="none"),
-        }
+        graph = PARTS[name] | {"model": node(loader, ckpt_name=f"{name}.safetensors")}
         error = comfyui.queue(graph).error
         assert error is not None
         said.append(error.exception_message)

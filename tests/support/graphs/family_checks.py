@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
-import pytest
+from torch import Tensor
 
+from scripts.comfyui import ComfyUI, QueuedRun
 from tests.support.graphs.comfyui import (
     DIFFERENT,
     TOLERANCE,
     LatentOf,
-    graph_of,
     spread,
-    with_reference,
 )
-from tests.support.graphs.flux import Graph, step_by_step
-from tests.support.latents import relative_error
-from tests.support.selection import thorough
-
-
-def one_quick(plans: Collection[Any], quick: int) -> list[Any]:
-    """Return the plans as test parameters, of which the quick run takes only the one at index `quick`."""
-    return [pytest.param(plan, marks=() if place == quick else thorough) for place, plan in enumerate(plans)]
+from tests.support.graphs.flux import Graph, queue_logged, ways
+from tests.support.latents import relative_error, saved_latent
 
 
 def assert_stock(latent_of: LatentOf, graph: Graph, *, strict: bool = True, **plan: Any) -> None:
@@ -36,11 +28,19 @@ def assert_matters_and_stock(latent_of: LatentOf, plain: Graph, graph: Graph, **
     assert_stock(latent_of, graph, **plan)
 
 
-def assert_references(latent_of: LatentOf, name: str, file: str) -> None:
-    """Assert that a reference picture matters, and gives the stock result in the loop and with one forward per call."""
-    graph = with_reference(graph_of(name, cfg=1.0), file)
-    assert_matters_and_stock(latent_of, graph_of(name, cfg=1.0), graph)
-    assert_stock(latent_of, step_by_step(graph), strict=False)
+def assert_equal_run(
+    server: ComfyUI, graph: Graph, stock: Tensor, way: str = "loop", timeout: float = 600
+) -> tuple[QueuedRun, str]:
+    """Run a graph on workers, and assert the stock latent and the way in which its denoise ran (`ways`).
+
+    Return the run and the server's log of it.
+    """
+    run, log = queue_logged(server, graph, timeout)
+    error = relative_error(saved_latent(server, run.check()), stock)
+    print(f"off by {error:.1e}")
+    assert error <= TOLERANCE
+    assert ways(log) == [way]
+    return run, log
 
 
 def assert_stale_patches_depend_on_patches_and_warmup_alone(latent_of: LatentOf, graph: Graph) -> None:

@@ -1,4 +1,4 @@
-"""Tests that the families' files share: each split, a LoRA, the inputs of their own nodes, and a model's real width."""
+"""Tests that the families' files share: each split, a LoRA, and the inputs of their own nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.graphs.comfyui import (
 from tests.support.graphs.family_checks import assert_stock
 from tests.support.graphs.flux import Graph, insert_after
 from tests.support.graphs.loras import save_lora, with_lora
-from tests.support.latents import latents, relative_error
+from tests.support.latents import relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY
 
@@ -113,24 +113,15 @@ def assert_same(latent_of: LatentOf, name: str, split: str, graph: Graph) -> Non
     assert_stock(latent_of, graph, strict=name not in ONE_CALL, **EVERY_SPLIT[split])
 
 
-def assert_real_width(comfyui: ComfyUI, latent_of: LatentOf, name: str) -> None:
-    """Assert the stock result for a model of the real width, which ComfyUI assumes, with one or two blocks of a kind, in fp8.
-
-    The files take hundreds of megabytes. The graph has one step, because each call casts all weights.
-    """
-    save_with_prompts(comfyui, name)
-    assert_same(latent_of, name, "ulysses 2", job(name, steps=1))
-    (comfyui.base_dir / "models" / "diffusion_models" / f"{name}.safetensors").unlink()  # some files take a gigabyte
-
-
 @thorough
 class Families:
-    """The tests of a family's models: a LoRA, and each split except those in `refused`.
+    """The tests of families' models: a LoRA, each split except those in `refused`, and the inputs in `given`.
 
-    The tested inputs must change the picture by more than `matters`.
+    A LoRA and the inputs must change the picture by more than `matters`.
     """
 
     layers: ClassVar[Layers]
+    given: ClassVar[Mapping[str, Given]]
     matters: ClassVar[float] = DIFFERENT
     refused: ClassVar[tuple[tuple[str, str], ...]] = ()
 
@@ -140,7 +131,9 @@ class Families:
         save_with_loras(comfyui, cls.layers)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        if "split" in metafunc.fixturenames:
+        if "label" in metafunc.fixturenames:
+            metafunc.parametrize(("label", "split"), [*product(self.given, ("ring 3", "pipefusion 2"))])
+        elif "split" in metafunc.fixturenames:
             splits = [case for case in product(self.layers, EVERY_SPLIT) if case not in self.refused]
             metafunc.parametrize(("name", "split"), splits)
         else:
@@ -155,34 +148,8 @@ class Families:
         assert relative_error(latent_of(plain), latent_of(graph)) > self.matters
         assert_same(latent_of, name, "sharded", graph)
 
-
-class FamiliesGiven(Families):
-    """The tests of `Families`, and tests of the inputs in `given`."""
-
-    given: ClassVar[Mapping[str, Given]]
-
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        if "label" in metafunc.fixturenames:
-            metafunc.parametrize(("label", "split"), [*product(self.given, ("ring 3", "pipefusion 2"))])
-        else:
-            super().pytest_generate_tests(metafunc)
-
     def test_what_is_given(self, label: str, split: str, comfyui: ComfyUI, latent_of: LatentOf) -> None:
         given = self.given[label]
         graph = given.graph(comfyui)
         assert relative_error(latent_of(job(given.name)), latent_of(graph)) > self.matters
         assert_same(latent_of, given.name, split, graph)
-
-
-class Sized:
-    """Tests in a ComfyUI that reads sizes from files, for models whose assumed sizes are too large for a test."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def comfyui(cls, sized_comfyui: ComfyUI) -> ComfyUI:
-        return sized_comfyui
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def latent_of(cls, comfyui: ComfyUI) -> LatentOf:
-        return latents(comfyui)

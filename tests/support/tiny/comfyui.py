@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -16,9 +16,7 @@ from torch import Tensor
 
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny import families
-from tests.support.tiny.families.chroma import wide_chroma, wide_radiance
-from tests.support.tiny.families.lumina import wide_z_image
-from tests.support.tiny.families.qwen import wide_qwen
+from tests.support.tiny.families.wide import WIDE
 from tests.support.tiny.family import Tiny
 from tests.support.tiny.models import draw, randomise
 from tests.support.tiny.unsharded import UNSHARDED
@@ -95,16 +93,8 @@ def save_fp8(path: Path, model: Any, seed: int, prefix: str = "") -> Path:
     return path
 
 
-WIDE: Mapping[str, Callable[..., Any]] = {
-    "wide_qwen": wide_qwen,
-    "wide_z_image": wide_z_image,
-    "wide_radiance": wide_radiance,
-    "wide_chroma": wide_chroma,
-}
-
-
 FAMILIES = [import_module(f"{families.__name__}.{each.name}") for each in iter_modules(families.__path__)]
-"""The modules of the families' folder. One has no table, because its model is only made at its real width."""
+"""The modules of the families' folder. One has no such table, because its models are only made at their real width."""
 
 TINY: Mapping[str, Tiny] = {
     **UNSHARDED,

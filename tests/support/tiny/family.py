@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -44,18 +45,24 @@ class Tiny:
         return [[draw(1, self.tokens or tokens, self.text, seed=seed), options]]
 
 
-def layer_settings(operations: Any, device: str = "cpu") -> dict[str, Any]:
-    return {"dtype": torch.float32, "device": device, "operations": operations}
-
-
 def of_class(path: str, device: str = "cpu", **sizes: Any) -> Callable[[Any, Any], Any]:
     """Return a maker of a class of `comfy.ldm` with these sizes."""
     module, _, name = path.rpartition(".")
 
     def make(_: Any, operations: Any) -> Any:
-        return getattr(import_module(f"comfy.ldm.{module}"), name)(**sizes, **layer_settings(operations, device))
+        settings = {"dtype": torch.float32, "device": device, "operations": operations}
+        return getattr(import_module(f"comfy.ldm.{module}"), name)(**sizes, **settings)
 
     return make
+
+
+def reduced(path: str, sizes: Mapping[str, Any], *inputs: Any, pooled: int = 0, **detected: Any) -> Tiny:
+    """Return a model with `sizes` in the file's metadata, because ComfyUI assumes other sizes.
+
+    families/conftest.py has a ComfyUI that reads them. ComfyUI detects the sizes in `detected`.
+    """
+    model = Tiny(of_class(path, **sizes, **detected), *inputs)
+    return replace(model, pooled=pooled, metadata={"sizes": json.dumps(sizes)})
 
 
 def shown(tokens: int) -> Mapping[str, Any]:

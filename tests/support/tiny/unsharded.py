@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,26 +15,39 @@ from tests.support.tiny.models import draw
 
 
 def unet(
-    channels: int, depths: tuple[int, ...], heads: int = 64, latent: int = 4, **sizes: Any
-) -> Callable[[Any, Any], Any]:
-    """Return a maker of a UNet with a transformer of each given depth.
+    channels: int,
+    depths: tuple[int, ...],
+    heads: int = 64,
+    latent: int = 4,
+    device: str = "cpu",
+    size: tuple[int, int] = (9, 14),
+    pooled: int = 0,
+    **sizes: Any,
+) -> Tiny:
+    """Return a UNet with a transformer of each given depth, whose text has the width `context_dim`.
 
     Args:
         channels: channels of the model.
         depths: depths of the transformers; with more than 3 there are two blocks at each scale, else one.
         heads: width of a head, or -1 for 8 heads.
         latent: channels of the input.
-        sizes: further arguments of the UNet.
+        size: height and width of the latent.
+        sizes: further arguments of the UNet. `adm_in_channels` is the width of the embedding besides the timestep's.
     """
     blocks = 2 if len(depths) > 3 else 1
     counts = {"num_heads": 8, "num_head_channels": -1} if heads < 0 else {"num_heads": -1, "num_head_channels": heads}
+    width: int = sizes["context_dim"]
     settings: dict[str, Any] = {
         "image_size": 32, "use_checkpoint": False, "use_spatial_transformer": True, "legacy": False, "in_channels": latent,
         "out_channels": 4, "model_channels": channels, "num_res_blocks": [blocks] * (len(depths) // blocks),
-        "channel_mult": (1,) * (len(depths) // blocks), "transformer_depth": list(depths),
+        "channel_mult": (1,) * (len(depths) // blocks), "transformer_depth": list(depths), "transformer_depth_middle": 1,
         "transformer_depth_output": ([0] * blocks + [1]) * (len(depths) // blocks),
+        "use_linear_in_transformer": width > 768,
     }  # fmt: skip
-    return of_class("modules.diffusionmodules.openaimodel.UNetModel", **settings | counts | sizes)
+    if "adm_in_channels" in sizes:
+        settings["num_classes"] = "sequential"
+    make = of_class("modules.diffusionmodules.openaimodel.UNetModel", device, **settings | counts | sizes)
+    return Tiny(make, (4, *size), width, pooled=pooled)
 
 
 ACE: Mapping[str, Any] = {
@@ -146,43 +159,26 @@ def _song(tokens: int) -> dict[str, Tensor]:
     return {"conditioning_lyrics": draw(1, 2 * tokens, 48, seed=tokens)}
 
 
-def unclip(width: int) -> Tiny:
-    """Return Stable Diffusion 2.1 that takes a picture's embedding. `width` includes the embedding of its noise level."""
-    make = unet(
-        320, (1, 1), context_dim=1024, use_linear_in_transformer=True, transformer_depth_middle=1, num_classes="sequential",
-        adm_in_channels=width,
-    )  # fmt: skip
-    return Tiny(make, (4, 9, 14), 1024)
-
-
 def video_unet(width: int) -> Tiny:
     """Return a UNet whose frames are a batch. `width` is the width of the embedding of the motion."""
-    make = unet(
-        320, (1, 1, 1, 1, 1, 1, 0, 0), latent=8, context_dim=1024, use_linear_in_transformer=True, transformer_depth_middle=1,
-        num_classes="sequential", adm_in_channels=width, **VIDEO_UNET,
-    )  # fmt: skip
-    return Tiny(make, (4, 8, 12), 1024)
+    depths = (1, 1, 1, 1, 1, 1, 0, 0)
+    return unet(320, depths, latent=8, size=(8, 12), context_dim=1024, adm_in_channels=width, **VIDEO_UNET)
 
 
 UNSHARDED: Mapping[str, Tiny] = {
-    "unclip_l": unclip(1536),
-    "unclip_h": unclip(2048),
+    "unclip_l": unet(320, (1, 1), context_dim=1024, adm_in_channels=1536),  # an embedding and its noise level
+    "unclip_h": unet(320, (1, 1), context_dim=1024, adm_in_channels=2048),
     "sv3d_u": video_unet(256),
     "sv3d_p": video_unet(1280),
-    "x4": Tiny(
-        unet(
-            256,
-            (0, 0, 1, 1, 1, 1, 1, 1),
-            -1,
-            latent=7,
-            context_dim=1024,
-            use_linear_in_transformer=True,
-            transformer_depth_middle=1,
-            num_classes=1000,
-            disable_self_attentions=[True, True, True, False],
-        ),
-        (4, 16, 24),
-        1024,
+    "x4": unet(
+        256,
+        (0, 0, 1, 1, 1, 1, 1, 1),
+        -1,
+        latent=7,
+        size=(16, 24),
+        context_dim=1024,
+        num_classes=1000,
+        disable_self_attentions=[True, True, True, False],
     ),
     "cascade_c": sized("Stable_Cascade_C", "cascade.stage_c.StageC", CASCADE_C, (16, 9, 14), 1280, pooled=1280),
     "cascade_b": sized("Stable_Cascade_B", "cascade.stage_b.StageB", CASCADE_B, (4, 12, 20), 1280, pooled=1280),
@@ -240,11 +236,7 @@ UNSHARDED: Mapping[str, Tiny] = {
         4096,
         metadata={"config": json.dumps({"transformer": {"causal_ar": True}})},
     ),
-    "sd15": Tiny(
-        unet(320, (1, 1), -1, context_dim=768, use_linear_in_transformer=False, transformer_depth_middle=1),
-        (4, 9, 14),
-        768,
-    ),
+    "sd15": unet(320, (1, 1), -1, context_dim=768),
     "ace": Tiny(
         of_class("ace.model.ACEStepTransformer2DModel", inner_dim=96, mlp_ratio=2.5, **ACE),
         (8, 16, 24),
@@ -264,113 +256,41 @@ UNSHARDED: Mapping[str, Tiny] = {
         (64, 37),
         768,
     ),
-    "wide_sd15": Tiny(
-        of_class(
-            "modules.diffusionmodules.openaimodel.UNetModel",
-            "meta",
-            image_size=32,
-            use_checkpoint=False,
-            use_spatial_transformer=True,
-            legacy=False,
-            in_channels=4,
-            out_channels=4,
-            model_channels=320,
-            num_res_blocks=[2, 2, 2, 2],
-            channel_mult=(1, 2, 4, 4),
-            transformer_depth=[1, 1, 1, 1, 1, 1, 0, 0],
-            transformer_depth_output=[1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
-            transformer_depth_middle=1,
-            context_dim=768,
-            use_linear_in_transformer=False,
-            num_heads=8,
-            num_head_channels=-1,
-        ),
-        (4, 9, 14),
-        768,
+    "wide_sd15": unet(
+        320,
+        (1, 1, 1, 1, 1, 1, 0, 0),
+        -1,
+        device="meta",
+        channel_mult=(1, 2, 4, 4),
+        transformer_depth_output=[1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+        context_dim=768,
     ),
-    "wide_sdxl": Tiny(  # the published size: 2.6 billion parameters
-        of_class(
-            "modules.diffusionmodules.openaimodel.UNetModel",
-            "meta",
-            image_size=32,
-            use_checkpoint=False,
-            use_spatial_transformer=True,
-            legacy=False,
-            in_channels=4,
-            out_channels=4,
-            model_channels=320,
-            num_res_blocks=[2, 2, 2],
-            channel_mult=(1, 2, 4),
-            transformer_depth=[0, 0, 2, 2, 10, 10],
-            transformer_depth_output=[0, 0, 0, 2, 2, 2, 10, 10, 10],
-            transformer_depth_middle=10,
-            context_dim=2048,
-            use_linear_in_transformer=True,
-            num_heads=-1,
-            num_head_channels=64,
-            num_classes="sequential",
-            adm_in_channels=2816,
-        ),
-        (4, 8, 10),
-        2048,
+    "wide_sdxl": unet(  # the published size: 2.6 billion parameters
+        320,
+        (0, 0, 2, 2, 10, 10),
+        device="meta",
+        size=(8, 10),
         pooled=1280,
+        channel_mult=(1, 2, 4),
+        transformer_depth_middle=10,
+        transformer_depth_output=[0, 0, 0, 2, 2, 2, 10, 10, 10],
+        context_dim=2048,
+        adm_in_channels=2816,
     ),
-    "sd15_scales": Tiny(  # FreeU depends on the width of a scale
-        unet(
-            320,
-            (1, 0),
-            -1,
-            channel_mult=(1, 2),
-            transformer_depth_output=[0, 1, 0, 0],
-            context_dim=768,
-            use_linear_in_transformer=False,
-            transformer_depth_middle=-1,
-        ),
-        (4, 9, 14),
-        768,
+    "sd15_scales": unet(  # FreeU depends on the width of a scale
+        320,
+        (1, 0),
+        -1,
+        channel_mult=(1, 2),
+        transformer_depth_middle=-1,
+        transformer_depth_output=[0, 1, 0, 0],
+        context_dim=768,
     ),
-    "inpaint": Tiny(
-        unet(320, (1,), -1, latent=9, context_dim=768, use_linear_in_transformer=False, transformer_depth_middle=1),
-        (4, 9, 14),
-        768,
-    ),
-    "ip2p": Tiny(
-        unet(320, (1,), -1, latent=8, context_dim=768, use_linear_in_transformer=False, transformer_depth_middle=1),
-        (4, 9, 14),
-        768,
-    ),
-    "lotus": Tiny(
-        unet(
-            320,
-            (1,),
-            context_dim=1024,
-            use_linear_in_transformer=True,
-            transformer_depth_middle=1,
-            num_classes="sequential",
-            adm_in_channels=4,
-        ),
-        (4, 9, 14),
-        1024,
-    ),
-    "sd20": Tiny(
-        unet(320, (1, 1), context_dim=1024, use_linear_in_transformer=True, transformer_depth_middle=1),
-        (4, 9, 14),
-        1024,
-    ),
-    "sdxl_refiner": Tiny(
-        unet(
-            384,
-            (0, 0, 4, 4, 4, 4, 0, 0),
-            context_dim=1280,
-            use_linear_in_transformer=True,
-            transformer_depth_middle=1,
-            num_classes="sequential",
-            adm_in_channels=2560,
-        ),
-        (4, 9, 14),
-        1280,
-        pooled=1280,
-    ),
+    "inpaint": unet(320, (1,), -1, latent=9, context_dim=768),
+    "ip2p": unet(320, (1,), -1, latent=8, context_dim=768),
+    "lotus": unet(320, (1,), context_dim=1024, adm_in_channels=4),
+    "sd20": unet(320, (1, 1), context_dim=1024),
+    "sdxl_refiner": unet(384, (0, 0, 4, 4, 4, 4, 0, 0), pooled=1280, context_dim=1280, adm_in_channels=2560),
     "svd": video_unet(768),
     "hunyuan3d": Tiny(
         of_class(
@@ -395,18 +315,12 @@ UNSHARDED: Mapping[str, Tiny] = {
         (64, 37),
         1024,
     ),
-    "sdxl": Tiny(  # KOALA: SDXL with fewer blocks
-        unet(
-            320,
-            (0, 2, 5),
-            context_dim=2048,
-            use_linear_in_transformer=True,
-            transformer_depth_middle=-1,
-            num_classes="sequential",
-            adm_in_channels=2816,
-        ),
-        (4, 9, 14),
-        2048,
+    "sdxl": unet(  # KOALA: SDXL with fewer blocks
+        320,
+        (0, 2, 5),
         pooled=1280,
+        transformer_depth_middle=-1,
+        context_dim=2048,
+        adm_in_channels=2816,
     ),
 }

@@ -7,33 +7,18 @@ from typing import Any
 
 import torch
 
-from tests.support.tiny.family import Tiny, layer_settings
+from tests.support.tiny.family import Tiny, of_class
 
-
-def _anima(_: Any, operations: Any) -> Any:
-    """Return an Anima, in which only the text adapter has its real width."""
-    from comfy.ldm.anima.model import Anima
-
-    return Anima(
-        max_img_h=240, max_img_w=240, max_frames=128, in_channels=16, out_channels=16, patch_spatial=2, patch_temporal=1,
-        model_channels=256, pos_emb_cls="rope3d", use_adaln_lora=True, adaln_lora_dim=256,
-        **layer_settings(operations, "meta"),
-    )  # fmt: skip
+COMMON: Mapping[str, Any] = {
+    "max_img_h": 240, "max_img_w": 240, "max_frames": 128, "out_channels": 16, "patch_spatial": 2, "patch_temporal": 1,
+    "model_channels": 256, "pos_emb_cls": "rope3d", "use_adaln_lora": True, "adaln_lora_dim": 256,
+}  # fmt: skip
 
 
 def _cosmos(channels: int) -> Callable[[Any, Any], Any]:
     """Return a maker of a Cosmos with ten blocks and sixteen heads, as ComfyUI assumes for an unknown width."""
-
-    def make(_: Any, operations: Any) -> Any:
-        from comfy.ldm.cosmos.predict2 import MiniTrainDIT
-
-        return MiniTrainDIT(
-            max_img_h=240, max_img_w=240, max_frames=128, in_channels=channels, out_channels=16, patch_spatial=2,
-            patch_temporal=1, model_channels=256, pos_emb_cls="rope3d", pos_emb_learnable=True, min_fps=1, max_fps=30,
-            use_adaln_lora=True, adaln_lora_dim=256, **layer_settings(operations),
-        )  # fmt: skip
-
-    return make
+    settings: dict[str, Any] = {"in_channels": channels, "pos_emb_learnable": True, "min_fps": 1, "max_fps": 30}
+    return of_class("cosmos.predict2.MiniTrainDIT", **COMMON, **settings)
 
 
 def _words(tokens: int) -> Mapping[str, Any]:
@@ -44,5 +29,6 @@ def _words(tokens: int) -> Mapping[str, Any]:
 TINY: Mapping[str, Tiny] = {
     "cosmos": Tiny(_cosmos(16), (16, 1, 8, 10), 1024),
     "cosmos_i2v": Tiny(_cosmos(17), (16, 3, 8, 10), 1024),
-    "anima": Tiny(_anima, (16, 1, 9, 14), 1024, _words),
+    # only the text adapter has its real width
+    "anima": Tiny(of_class("anima.model.Anima", "meta", in_channels=16, **COMMON), (16, 1, 9, 14), 1024, _words),
 }

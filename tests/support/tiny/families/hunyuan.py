@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.support.tiny.family import HEADS, Tiny, layer_settings, padded
+from tests.support.tiny.family import HEADS, Tiny, of_class, padded
 
 LAYERS = (
     "double_blocks.0.img_attn.qkv",
@@ -18,34 +18,23 @@ LAYERS = (
 
 
 def _hunyuan(channels: int = 16, **sizes: Any) -> Callable[[Any, Any], Any]:
-    def make(_: Any, operations: Any) -> Any:
-        from comfy.ldm.hunyuan_video.model import HunyuanVideo
-
-        video = {
-            "vec_in_dim": 768, "context_in_dim": 4096, "patch_size": [1, 2, 2], "axes_dim": [16, 56, 56],
-            "out_channels": 16, "depth": 2, "depth_single_blocks": 2, "guidance_embed": True, "byt5": False, "meanflow": False,
-            "use_cond_type_embedding": False, "vision_in_dim": None, "meanflow_sum": False,
-        }  # fmt: skip
-        return HunyuanVideo(
-            in_channels=channels, hidden_size=HEADS * 128, mlp_ratio=4.0, num_heads=HEADS, theta=256, qkv_bias=True,
-            **video | sizes, **layer_settings(operations),
-        )  # fmt: skip
-
-    return make
+    video: dict[str, Any] = {
+        "vec_in_dim": 768, "context_in_dim": 4096, "patch_size": [1, 2, 2], "axes_dim": [16, 56, 56],
+        "out_channels": 16, "depth": 2, "depth_single_blocks": 2, "guidance_embed": True, "byt5": False, "meanflow": False,
+        "use_cond_type_embedding": False, "vision_in_dim": None, "meanflow_sum": False, "in_channels": channels,
+        "hidden_size": HEADS * 128, "mlp_ratio": 4.0, "num_heads": HEADS, "theta": 256, "qkv_bias": True,
+    }  # fmt: skip
+    return of_class("hunyuan_video.model.HunyuanVideo", **video | sizes)
 
 
 HUNYUAN_IMAGE: Mapping[str, Any] = {
     "vec_in_dim": None, "context_in_dim": 3584, "patch_size": [1, 1], "axes_dim": [64, 64], "out_channels": 64,
     "guidance_embed": False, "byt5": True,
 }  # fmt: skip
-
-
 HUNYUAN15: Mapping[str, Any] = {
     "vec_in_dim": None, "context_in_dim": 48, "patch_size": [1, 1, 1], "out_channels": 32, "depth_single_blocks": 0,
     "guidance_embed": False, "byt5": True, "use_cond_type_embedding": True, "vision_in_dim": 1152, "meanflow_sum": True,
 }  # fmt: skip
-
-
 REFINER: Mapping[str, Any] = {
     "vec_in_dim": None, "context_in_dim": 48, "patch_size": [1, 1, 1], "out_channels": 64, "depth": 1,
     "guidance_embed": False,

@@ -4,45 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
-from tests.support.tiny.family import HEADS, Tiny, layer_settings
+from tests.support.tiny.family import HEADS, Tiny, of_class
 from tests.support.tiny.models import draw
 
 LAYERS = ("blocks.0.self_attn.q", "blocks.1.cross_attn.v", "blocks.1.ffn.2", "time_projection.1", "head.head")
 """Layers that a LoRA changes in each model on Wan's blocks."""
 
 
+COMMON: Mapping[str, Any] = {"ffn_dim": 256, "text_dim": 4096, "cross_attn_norm": True}
+
+
 def _wan(kind: str = "t2v", channels: int = 16, image: int = 0, heads: int = HEADS) -> Callable[[Any, Any], Any]:
-    def make(_: Any, operations: Any) -> Any:
-        from comfy.ldm.wan.model import WanModel
-
-        return WanModel(
-            model_type=kind, in_dim=channels + image, out_dim=channels, dim=heads * 128, ffn_dim=256, text_dim=4096,
-            num_heads=heads, num_layers=3, cross_attn_norm=True, **layer_settings(operations),
-        )  # fmt: skip
-
-    return make
-
-
-def _vace(_: Any, operations: Any) -> Any:
-    from comfy.ldm.wan.model import VaceWanModel
-
-    return VaceWanModel(
-        dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, num_layers=4, vace_layers=2, vace_in_dim=96,
-        cross_attn_norm=True, **layer_settings(operations),
-    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        "in_dim": channels + image,
+        "out_dim": channels,
+        "dim": heads * 128,
+        "num_heads": heads,
+        "num_layers": 3,
+    }
+    return of_class("wan.model.WanModel", model_type=kind, **sizes, **COMMON)
 
 
 def _over_wan(kind: str, module: str = "model", **sizes: Any) -> Callable[[Any, Any], Any]:
-    def make(_: Any, operations: Any) -> Any:
-        return getattr(import_module(f"comfy.ldm.wan.{module}"), kind)(
-            dim=HEADS * 128, ffn_dim=256, text_dim=4096, num_heads=HEADS, cross_attn_norm=True,
-            **{"num_layers": 2} | sizes, **layer_settings(operations),
-        )  # fmt: skip
-
-    return make
+    return of_class(
+        f"wan.{module}.{kind}", **{"dim": HEADS * 128, "num_heads": HEADS, "num_layers": 2, **COMMON, **sizes}
+    )
 
 
 def _speech(tokens: int) -> Mapping[str, Any]:
@@ -60,7 +48,7 @@ TINY: Mapping[str, Tiny] = {
     "fun_control": Tiny(_wan("i2v", image=32), (16, 3, 8, 10), 4096),
     "s2v": Tiny(_over_wan("WanModel_S2V"), (16, 3, 8, 10), 4096),
     "dancer": Tiny(_over_wan("WanDancerModel", "model_wandancer", in_dim=36), (16, 3, 8, 12), 4096),
-    "vace": Tiny(_vace, (16, 3, 8, 10), 4096),
+    "vace": Tiny(_over_wan("VaceWanModel", num_layers=4, vace_layers=2, vace_in_dim=96), (16, 3, 8, 10), 4096),
     "flow_rvs": Tiny(
         _wan(), (16, 3, 8, 10), 4096, metadata={"config": json.dumps({"transformer": {"model_type": "flow_rvs"}})}
     ),

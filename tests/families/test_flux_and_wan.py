@@ -1,0 +1,102 @@
+"""FLUX.1, FLUX.2, Wan and VACE through Load Parallel Diffusion Model, against the stock loader in the same ComfyUI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import (
+    FLUX1,
+    SOME_PLANS,
+    TOKENS,
+    LatentOf,
+    graph_of,
+    save_families,
+    save_latent,
+    with_reference,
+)
+from tests.support.graphs.family_checks import (
+    assert_matters_and_stock,
+    assert_stale_patches_depend_on_patches_and_warmup_alone,
+    assert_stock,
+)
+from tests.support.graphs.flux import Graph, insert_after_model, node, step_by_step
+from tests.support.selection import thorough
+from tests.support.tiny.flux import save_conditioning
+
+STAGES = {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files(comfyui: ComfyUI) -> None:
+    save_families(comfyui, "flux2", "wan", "vace")
+    for side, tokens in TOKENS.items():
+        save_conditioning(comfyui.input_dir / f"{FLUX1}-{side}.safetensors", tokens)
+    save_latent(comfyui, f"reference-{FLUX1}", 1, 16, 7, 5)
+    save_latent(comfyui, "reference-flux2", 1, 128, 3, 4)
+    save_latent(comfyui, "picture", 1, 128, 5, 7)
+
+
+@pytest.mark.parametrize("name", [FLUX1, "flux2", "wan", "vace"])
+def test_the_automatic_plan_gives_the_stock_result(name: str, latent_of: LatentOf) -> None:
+    assert_stock(latent_of, graph_of(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        pytest.param(FLUX1, {"devices": "cpu:3", "ring": 3}, marks=thorough),
+        pytest.param(FLUX1, STAGES, marks=thorough),
+        pytest.param(FLUX1, {"devices": "cpu:2", "weights": "sharded"}, marks=thorough),
+        # the quick run has cfg 2 in the automatic plan, and ulysses 2 in the next case
+        pytest.param("flux2", {"devices": "cpu:4", "cfg": 2, "ulysses": 2}, marks=thorough),
+        ("flux2", {"devices": "cpu:4", "pipefusion": 2, "ulysses": 2, "warmup_steps": 99}),
+        ("wan", {"devices": "cpu:3", "ring": 3, "weights": "sharded"}),
+        ("vace", STAGES),
+    ],
+)
+def test_every_kind_of_split_gives_the_stock_result(name: str, plan: dict[str, Any], latent_of: LatentOf) -> None:
+    assert_stock(latent_of, graph_of(name), **plan)
+
+
+@pytest.mark.parametrize("name", [FLUX1, "flux2"])
+def test_references_give_the_stock_latent(name: str, latent_of: LatentOf) -> None:
+    """The references are Kontext's for FLUX.1. They run in the loop and with one forward per call."""
+    plain = graph_of(name, cfg=1.0)
+    graph = with_reference(plain, f"reference-{name}")
+    assert_matters_and_stock(latent_of, plain, graph)
+    assert_stock(latent_of, step_by_step(graph), strict=False)
+
+
+@pytest.mark.parametrize("plan", SOME_PLANS)
+def test_image_to_image_gives_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
+    graph = graph_of("flux2", denoise=0.5) | {"latent": node("LoadLatent", latent="picture.latent")}
+    assert_stock(latent_of, graph, **plan)
+
+
+def test_a_shift_of_the_schedule_and_a_batch_give_the_stock_result(latent_of: LatentOf) -> None:
+    """Stock nodes shift the schedule and make the batch."""
+    graph = insert_after_model(graph_of("wan"), "ModelSamplingSD3", shift=8.0)
+    graph["latent"] = node("EmptyHunyuanLatentVideo", width=80, height=72, length=5, batch_size=2)
+    assert_stock(latent_of, graph)
+
+
+FRAMES = {"latent": node("EmptyHunyuanLatentVideo", width=64, height=48, length=21, batch_size=1)}
+"""A latent whose patches are frames."""
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pytest.param(graph_of("wan", steps=4), id="wan, rows"),
+        pytest.param(graph_of("wan", steps=4) | FRAMES, id="wan, frames", marks=thorough),
+        # tests/engine/test_products.py tests references in patches
+        pytest.param(
+            with_reference(graph_of("flux2", steps=4), "reference-flux2"), id="flux2, a reference", marks=thorough
+        ),
+    ],
+)
+def test_stale_patches_depend_only_on_patches_and_warmup(graph: Graph, latent_of: LatentOf) -> None:
+    assert_stale_patches_depend_on_patches_and_warmup_alone(latent_of, graph)
