@@ -51,21 +51,20 @@ def check(latent_of: LatentOf, stock: Graph, spread_out: Graph) -> None:
     assert error <= TOLERANCE
 
 
-@pairwise(sampler=QUICK, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
+def samplers_of(names: tuple[str, ...]) -> pytest.MarkDecorator:
+    """Parametrise a test with samplers, each two of sampler, scheduler, model and plan together in a case."""
+    return pairwise(sampler=names, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
+
+
+@samplers_of(QUICK)
 def test_samplers_of_the_quick_run_give_the_stock_latent(
     latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str
 ) -> None:
     check(latent_of, *job(model, plan, sampler_name=sampler, scheduler=scheduler))
 
 
-# tests/denoise/test_samplers.py compares each sampler with ComfyUI's, call by call, on the whole picture and in patches
-@thorough
-@pairwise(
-    sampler=tuple(name for name in LOCAL if name not in QUICK),
-    scheduler=SCHEDULERS,
-    model=("flux1", "wan"),
-    plan=(*PLANS,),
-)
+@thorough  # tests/denoise/test_samplers.py compares each with ComfyUI's, call by call, on the whole picture and in patches
+@samplers_of(tuple(name for name in LOCAL if name not in QUICK))
 def test_all_other_samplers_give_the_stock_latent(
     latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str
 ) -> None:
@@ -139,13 +138,6 @@ def test_cfg_pp_in_patches_equals_one_workers_patches(comfyui: ComfyUI, latent_o
     four = parallel(graph, sampler=True, devices="cpu:4", pipefusion=2, cfg=2, **stale)
     assert relative_error(latent_of(four), latent_of(one)) <= TOLERANCE
     assert TOLERANCE < relative_error(latent_of(one), latent_of(graph)) < 1
-
-
-def test_every_step_shows_progress_and_a_preview(comfyui: ComfyUI) -> None:
-    graph = ksampler_graph(FLUX1, **SIZE, seed=77, steps=5, cfg=2.0, sampler="seeds_3")
-    run = comfyui.queue(parallel(graph, sampler=True, **PLANS["cfg2"]), timeout=300).check()
-    assert [event.value for event in run.progress] == [1, 2, 3, 4, 5]
-    assert run.previews == 5
 
 
 def test_cfg_norm_and_cfg_zero_star_over_data_ranks_give_the_stock_latent(latent_of: LatentOf) -> None:
