@@ -208,7 +208,7 @@ MUTANTS = (
         "parallel_backend/denoise/process.py",
         "return sigma * self.timestep_scale",
         "return sigma",
-        ("tests/features/test_every_product.py", "tests/families/test_sd3.py", "tests/families/test_auraflow.py"),
+        ("tests/families/test_sd3.py", "tests/families/test_auraflow.py"),
     ),
     Mutant(
         "a velocity is taken for noise",

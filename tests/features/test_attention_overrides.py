@@ -31,6 +31,117 @@ OWN, OF_THE_SERVER = "comfy_extras/nodes_mahiro.py", "comfy_extras/nodes_model_a
 OWN_NODE = '''
 
 
+def _masked(func, q, k, v, heads, allowed, kwargs):
+    if not kwargs.get("skip_reshape", False):
+        q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    at, to = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None]
+    mask = torch.stack([allowed(at, to, head) | (to == 0) for head in range(heads)])[None]
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return out if kwargs.get("skip_output_reshape", False) else out.transpose(1, 2).flatten(2)
+
+
+class StandInAttention:
+    """Causal, block-sparse or windowed attention, with a window of its own for each head; or the mean of all heads."""
+
+    def patch(self, model, kind, heads):
+        widths = [2 + 3 * (head % 4) for head in range(heads)]
+
+        def override(func, q, k, v, heads, mask=None, **kwargs):
+            if kind == "mean of heads":
+                out = func(q, k, v, heads, mask=mask, **{**kwargs, "skip_output_reshape": True})
+                out = out.mean(1, keepdim=True).expand_as(out)
+                return out if kwargs.get("skip_output_reshape", False) else out.transpose(1, 2).flatten(2)
+            allowed = {
+                "causal": lambda at, to, head: to <= at,
+                "block-sparse": lambda at, to, head: (at // 3 - to // 3) % 3 == 0,
+                "windowed": lambda at, to, head: (at - to).abs() <= widths[head],
+            }[kind]
+            return _masked(func, q, k, v, heads, allowed, kwargs)
+
+        def by_sides(func, q, k, v, heads, mask=None, **kwargs):
+            sides = kwargs["transformer_options"].get("cond_or_uncond", [0])
+            return func(q, k, v, heads, mask=mask, **kwargs) * (1 + sides[0])
+
+        m = model.clone()
+        m.model_options["transformer_options"]["optimized_attention_override"] = by_sides if kind == "by sides" else override
+        return (m,)
+
+
+class StandInGuidance:
+    """A function after the guidance: of each latent separately, or of the whole batch."""
+
+    def patch(self, model, kind):
+        axes = {"latent": (1, 2, 3, 4), "batch": (0, 1, 2, 3, 4)}[kind]
+
+        def louder(args):
+            """Move the latents apart from their mean."""
+            denoised = args["denoised"]
+            mean = denoised.mean([axis for axis in axes if axis < denoised.ndim], keepdim=True)
+            return denoised + 0.2 * args["cond_scale"] * (denoised - mean)
+
+        m = model.clone()
+        m.set_model_sampler_post_cfg_function(louder)
+        return (m,)
+
+
+class StandInSparse:
+    """Options of a function and what it remembers, as BlockSparseAttention's of 0.36: only that is in the sequence of a run."""
+
+    def __init__(self, start, end, dense_blocks, counts):
+        self.start = start
+        self.end = end
+        self.dense_blocks = dense_blocks
+        self.counts = counts
+        self.installed = set()
+        self.reset()
+
+    def reset(self):
+        self.seen = 0
+
+    def dense(self, options):
+        self.seen += self.counts
+        sigma = float(options["sigmas"][0]) if "sigmas" in options else 0.5
+        return sigma > self.start or sigma < self.end or options.get("block_index") in self.dense_blocks
+
+
+def sparse_override(patch, previous):
+    def override(func, q, k, v, heads, mask=None, **kwargs):
+        if patch.dense(kwargs.get("transformer_options") or {}):
+            ours = func if previous is None else functools.partial(previous, func)
+            return ours(q, k, v, heads, mask=mask, **kwargs)
+        return _masked(func, q, k, v, heads, lambda at, to, head: (at // 3 - to // 3) % 3 == 0, kwargs)
+
+    return override
+
+
+def install_sparse(patch, options):
+    current = options.get("optimized_attention_override")
+    if current not in patch.installed:
+        options["optimized_attention_override"] = sparse_override(patch, current)
+        patch.installed.add(options["optimized_attention_override"])
+
+
+def with_sparse(model, start, callbacks, counts):
+    patch = StandInSparse(start=start, end=0.0, dense_blocks={1}, counts=counts)
+    m = model.clone()
+    install_sparse(patch, m.model_options["transformer_options"])
+    if callbacks == "puts it back":
+        again = lambda _, __, options: install_sparse(patch, options["transformer_options"])
+        m.add_callback_with_key("on_prepare_state", "sparse", again)
+        m.add_callback_with_key("on_cleanup", "sparse", lambda _: patch.reset())
+    if callbacks == "by timestep":
+        told = lambda _, timestep, options: options["transformer_options"].update(stand_in=float(timestep[0]))
+        m.add_callback_with_key("on_prepare_state", "sparse", told)
+    return m
+
+
+import functools
+import torch
+'''
+
+NODE = '''
+
+
 class StandInNode:
     RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "patch", "stand-ins"
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import TOLERANCE, LatentOf, graph_of, spread
+from tests.features.conftest import EqualLatents
+from tests.support.graphs.comfyui import LatentOf, graph_of, spread
 from tests.support.graphs.comfyui_inputs import LATENTS
-from tests.support.graphs.flux import Graph, controlled, node, queue_logged, ways
-from tests.support.latents import relative_error, saved_latent
+from tests.support.graphs.flux import Graph, controlled, node, ways
+from tests.support.latents import relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY, save_tiny, save_wide
 from tests.support.tiny.controlnet import save_qwen, save_sd3, save_wan_vae
@@ -73,25 +76,27 @@ def graphs(name: str) -> tuple[Graph, Graph]:
     return with_net, graph
 
 
-def check(comfyui: ComfyUI, latent_of: LatentOf, name: str, plan: str) -> None:
-    """Check that the latent under a plan equals the stock loader's, and that the ControlNet changes it."""
-    graph, plain = graphs(name)
-    expected = latent_of(graph)
-    assert relative_error(latent_of(plain), expected) > DIFFERENT
-    run, log = queue_logged(comfyui, spread(graph, strict=False, **PLANS[plan]))
-    assert relative_error(saved_latent(comfyui, run.check()), expected) <= TOLERANCE
-    assert ways(log) == ["ControlNet"]
+@pytest.fixture
+def check(latent_of: LatentOf, assert_equal_latents: EqualLatents) -> Callable[[str, str], None]:
+    """Provide a function that checks a model under a plan: the latent equals the stock loader's; the ControlNet changes it."""
+
+    def compare(name: str, plan: str) -> None:
+        graph, plain = graphs(name)
+        assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+        assert ways(assert_equal_latents(spread(graph, strict=False, **PLANS[plan]), graph)) == ["ControlNet"]
+
+    return compare
 
 
 @pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*PLANS][1:])])
-def test_sd3_is_controlled_as_on_the_stock_loader(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
-    check(comfyui, latent_of, SD3, plan)
+def test_sd3_is_controlled_as_on_the_stock_loader(check: Callable[[str, str], None], plan: str) -> None:
+    check(SD3, plan)
 
 
 @thorough
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("plan", ["ulysses 2", "cfg 2", "ulysses 2 x ring 2"])
 def test_qwen_image_with_masked_texts_is_controlled_as_on_the_stock_loader(
-    comfyui: ComfyUI, latent_of: LatentOf, plan: str
+    check: Callable[[str, str], None], plan: str
 ) -> None:
-    check(comfyui, latent_of, QWEN, plan)
+    check(QWEN, plan)

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
+from tests.features.conftest import EqualLatents
 from tests.support.comfyuis import tell_new
 from tests.support.graphs.comfyui import FLUX1, TOLERANCE, LatentOf, graph_of, masked, save_families, spread
 from tests.support.graphs.diffusers import refused
-from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
-from tests.support.latents import relative_error, saved_latent
+from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, parallel, ways
+from tests.support.latents import relative_error
 from tests.support.sampler_names import LOCAL, NOT_LOCAL
 from tests.support.selection import pairwise, thorough
 
@@ -101,12 +102,13 @@ def test_cfg_pp_uses_the_negative_at_cfg_1(latent_of: LatentOf) -> None:
     check(latent_of, stock, ours)
 
 
-@pytest.mark.parametrize("cache", ["EasyCache", "LazyCache"])
-def test_a_step_cache_skips_the_same_calls(comfyui: ComfyUI, latent_of: LatentOf, cache: str) -> None:
-    """The same calls are skipped, so the latent equals the stock loader's."""
+@pytest.mark.parametrize("cache", ["EasyCache", pytest.param("LazyCache", marks=thorough)])  # test_step_caches has both
+def test_a_step_cache_under_a_sampler_that_reads_the_negative_gives_the_stock_latent(
+    latent_of: LatentOf, cache: str
+) -> None:
     settings = {"reuse_threshold": 0.5, "start_percent": 0.15, "end_percent": 0.95, "verbose": False}
-    stock = ksampler_graph(FLUX1, **SIZE, steps=8, cfg=2.0, sampler="euler_cfg_pp")
-    plain, graph = stock, insert_after_model(stock, cache, **settings)
+    plain = ksampler_graph(FLUX1, **SIZE, steps=8, cfg=2.0, sampler="euler_cfg_pp")
+    graph = insert_after_model(plain, cache, **settings)
     assert relative_error(latent_of(graph), latent_of(plain)) > TOLERANCE
     check(latent_of, graph, parallel(graph, sampler=True, **PLANS["cfg2"]))
 
@@ -114,16 +116,13 @@ def test_a_step_cache_skips_the_same_calls(comfyui: ComfyUI, latent_of: LatentOf
 ADAPTIVE = "the sampler dpm_adaptive, which takes a norm of the latent"
 
 
-def test_a_sampler_that_reads_the_latent_runs_one_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_sampler_that_reads_the_latent_runs_one_call_at_a_time_and_not_in_parallel_sampler(
+    comfyui: ComfyUI, assert_equal_latents: EqualLatents
+) -> None:
     graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
-    run, log = queue_logged(comfyui, parallel(graph, **PLANS["ulysses2"]))
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    log = assert_equal_latents(parallel(graph, **PLANS["ulysses2"]), graph)
     assert ways(log) == [ADAPTIVE]
     assert "choose another sampler, such as euler or dpmpp_2m" in log
-
-
-def test_parallel_sampler_refuses_a_sampler_that_reads_the_latent(comfyui: ComfyUI) -> None:
-    graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
     assert refused(comfyui, parallel(graph, sampler=True, **PLANS["ulysses2"])) == (
         f"Parallel Sampler does not support {ADAPTIVE}: choose another sampler, such as euler or dpmpp_2m, or KSampler, which is "
         "slower (one model call at a time)."

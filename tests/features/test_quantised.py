@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, graph_of, save_families, spread
-from tests.support.graphs.flux import Graph, insert_after_model, queue_logged
+from tests.features.conftest import EqualLatents
+from tests.support.graphs.comfyui import DIFFERENT, graph_of, save_families, spread
+from tests.support.graphs.flux import Graph, insert_after_model
 from tests.support.graphs.loras import LORA, save_lora, with_lora
 from tests.support.graphs.quantised import LatentOf, distance, file_name
-from tests.support.latents import relative_error, saved_latent
+from tests.support.latents import relative_error
 from tests.support.leaving import check_that_one_copy_waits_and_comes_back
 from tests.support.selection import thorough
 from tests.support.tiny.quantised import FORMATS, save_quantised
@@ -116,13 +117,12 @@ def test_weights_with_lora_leave_the_devices_and_come_back(comfyui: ComfyUI, for
     "form", ["fp8", pytest.param("nvfp4", marks=thorough), pytest.param("int8_convrot", marks=thorough)]
 )
 def test_compiled_quantised_blocks_with_a_lora_give_the_stock_latent(
-    comfyui: ComfyUI, latent_of: LatentOf, form: str
+    assert_equal_latents: EqualLatents, form: str
 ) -> None:
     """Compiled blocks keep ComfyUI's own quantised layers. The backend of the node on the MODEL overrides the plan's."""
     graph = with_lora(of_file("flux2", form), "flux2", 0.8)
     compiled = insert_after_model(spread(graph, "cpu:1", compile="on"), "TorchCompileModel", backend="cudagraphs")
-    run, log = queue_logged(comfyui, compiled)
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    log = assert_equal_latents(compiled, graph)
     assert "blocks compiled by cudagraphs" in log
     assert "is not compiled" not in log
     assert re.search(r"Parallel: blocks compiled in \d+\.\d s;", log)
