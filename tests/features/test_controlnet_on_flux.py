@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.features.conftest import EqualLatents
 from tests.support.comfy_oracle import comfy_on_path
+from tests.support.graphs.comfyui import LatentOf
 from tests.support.graphs.flux import (
     Graph,
     controlled,
@@ -42,8 +41,6 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 T2I = node("ControlNetLoader", control_net_name="t2i.safetensors")
-
-LatentOf = Callable[[Graph], Tensor]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,6 +14,7 @@ from tests.features.conftest import EqualLatents
 from tests.support.graphs.comfyui import LatentOf, graph_of, spread
 from tests.support.graphs.comfyui_inputs import LATENTS
 from tests.support.graphs.flux import Graph, controlled, node, ways
+from tests.support.graphs.networks import NETWORK_PLANS
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import TINY, save_tiny, save_wide
@@ -28,13 +29,6 @@ QWEN, SD3 = "wide_qwen", "sd3"
 SIZES = LATENTS | {QWEN: node("EmptySD3LatentImage", width=112, height=72, batch_size=1)}
 MASKS = {"positive": [1, 1, 0, 1, 1, 1, 0], "negative": [1, 1, 1, 1, 0, 0, 0]}
 """Attention masks of one length, so that ComfyUI makes one call of both branches, which the workers compute as two."""
-
-PLANS = {
-    "ulysses 2": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
-    "cfg 2": {"devices": "cpu:2", "cfg": 2},
-    "ulysses 2 x ring 2": {"devices": "cpu:4", "cfg": 1, "ulysses": 2, "ring": 2},
-    "pp 2": {"devices": "cpu:2", "cfg": 1, "pipefusion": 2, "warmup_steps": 99},
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -83,12 +77,12 @@ def check(latent_of: LatentOf, assert_equal_latents: EqualLatents) -> Callable[[
     def compare(name: str, plan: str) -> None:
         graph, plain = graphs(name)
         assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
-        assert ways(assert_equal_latents(spread(graph, strict=False, **PLANS[plan]), graph)) == ["ControlNet"]
+        assert ways(assert_equal_latents(spread(graph, strict=False, **NETWORK_PLANS[plan]), graph)) == ["ControlNet"]
 
     return compare
 
 
-@pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*PLANS][1:])])
+@pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*NETWORK_PLANS][1:])])
 def test_sd3_is_controlled_as_on_the_stock_loader(check: Callable[[str, str], None], plan: str) -> None:
     check(SD3, plan)
 

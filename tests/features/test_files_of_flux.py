@@ -13,9 +13,9 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import LatentOf
 from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, node, parallel, step_by_step
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
@@ -26,8 +26,6 @@ from tests.support.tiny.formats import save_diffusers, save_fp8, save_gguf, save
 TOLERANCE = 1e-5
 DIFFERENT = 1e-2
 STEPS = 2
-
-LatentOf = Callable[[Graph], Tensor]
 
 PLANS: dict[str, dict[str, Any]] = {
     "ulysses": {"ulysses": 2},

@@ -14,10 +14,10 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.support.faulty import workers_among
+from tests.support.graphs.comfyui import LatentOf
 from tests.support.graphs.flux import Graph, insert_after, insert_after_model, ksampler_graph, node, parallel
 from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import product, thorough
@@ -45,7 +45,6 @@ class Plan(NamedTuple):
 
 ULYSSES_2, RING_2 = Plan(2), Plan(1, 2)
 
-LatentOf = Callable[[Graph], Tensor]
 Error = Callable[[Graph, Plan], float]
 
 

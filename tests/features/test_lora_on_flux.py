@@ -14,6 +14,7 @@ from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.features.conftest import EqualLatents
+from tests.support.graphs.comfyui import LatentOf
 from tests.support.graphs.flux import (
     Graph,
     insert_after_model,
@@ -40,8 +41,6 @@ PLANS: dict[str, dict[str, Any]] = {
     "pp-2": {"pipefusion": 2, "ulysses": 1, "warmup_steps": 8},
     "streamed-2": {"ulysses": 2, "weights": "streamed"},
 }
-
-LatentOf = Callable[[Graph], Tensor]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from safetensors.torch import load_file
 
 from scripts.comfyui import ComfyUI
 from tests.features.conftest import EqualLatents
-from tests.support.graphs.comfyui import DIFFERENT, graph_of, save_families, spread
+from tests.support.graphs.comfyui import BY_STORE, DIFFERENT, graph_of, save_families, spread
 from tests.support.graphs.flux import Graph, insert_after_model
 from tests.support.graphs.loras import LORA, save_lora, with_lora
 from tests.support.graphs.quantised import LatentOf, distance, file_name
@@ -21,12 +20,6 @@ from tests.support.selection import thorough
 from tests.support.tiny.quantised import FORMATS, save_quantised
 
 NAMES = ("flux2", "wan")
-
-PLANS: dict[str, dict[str, Any]] = {
-    "ulysses": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
-    "sharded": {"devices": "cpu:2", "cfg": 1, "ulysses": 2, "weights": "sharded"},
-    "stages": {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
-}
 
 FORMS = [form if form in ("fp8", "nvfp4") else pytest.param(form, marks=thorough) for form in FORMATS]
 """Formats to test: two in the quick run, which has integers only on several ranks, because CPUs multiply integers slowly.
@@ -88,7 +81,7 @@ def test_a_weight_dtype_applies_to_the_same_weights_as_in_comfyui(latent_of: Lat
 def test_quantised_files_on_several_ranks_are_as_precise_as_comfyui(
     latent_of: LatentOf, form: str, plan: str, name: str
 ) -> None:
-    distance(latent_of, of_file(name, form), graph_of(name, steps=2), PLANS[plan], form)
+    distance(latent_of, of_file(name, form), graph_of(name, steps=2), BY_STORE[plan], form)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -103,13 +96,13 @@ def test_quantised_files_with_a_lora_on_several_ranks_are_as_precise_as_comfyui(
     latent_of: LatentOf, form: str, plan: str, name: str
 ) -> None:
     exact = with_lora(graph_of(name, steps=2), name, 0.8)
-    distance(latent_of, with_lora(of_file(name, form), name, 0.8), exact, PLANS[plan], form)
+    distance(latent_of, with_lora(of_file(name, form), name, 0.8), exact, BY_STORE[plan], form)
 
 
 @thorough
 @pytest.mark.parametrize("form", FORMATS)
 def test_weights_with_lora_leave_the_devices_and_come_back(comfyui: ComfyUI, form: str) -> None:
-    graph = spread(with_lora(of_file("flux2", form), "flux2", 0.8), **PLANS["ulysses"])
+    graph = spread(with_lora(of_file("flux2", form), "flux2", 0.8), **BY_STORE["ulysses"])
     check_that_one_copy_waits_and_comes_back(comfyui, graph)
 
 

@@ -16,7 +16,7 @@ from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import ComfyUI, Graph
 from tests.support.graphs.flux import node, queue_logged
 from tests.support.graphs.vae import FILES, decode, encode, parallel, pixels, saved
-from tests.support.latents import relative_error, saved_latent
+from tests.support.latents import cached_by_graph, relative_error, saved_latent
 from tests.support.selection import thorough
 from tests.support.tiny.vae import REAL, save_cogvideox_vae
 from tests.vae.comfy_vaes import OF_A_FILE, save_comfy_vae, save_image_vae
@@ -55,25 +55,7 @@ def server(comfyui: ComfyUI) -> ComfyUI:
 @pytest.fixture(scope="module")
 def stock(server: ComfyUI) -> Stock:
     """Provide a function that returns the pixels of ComfyUI's own nodes, and runs equal graphs only once."""
-    done: dict[str, Tensor] = {}
-
-    def decoded(graph: Graph) -> Tensor:
-        key = repr(graph)
-        if key not in done:
-            done[key] = pixels(server, graph)
-        return done[key]
-
-    return decoded
-
-
-def test_original_frame_batches_are_the_default_and_differ_from_comfyuis(server: ComfyUI, stock: Stock) -> None:
-    graph = decode("video", "video-9")
-    default = parallel(graph)
-    del default["vae"]["inputs"]["frame_batches"]
-    default["pixels"]["class_type"] = "CogVideoParallelDecode"
-    original = pixels(server, parallel(graph, frame_batches="original"))
-    assert relative_error(pixels(server, default), original) == 0.0
-    assert relative_error(original, stock(graph)) > 0.01
+    return cached_by_graph(lambda graph: pixels(server, graph))
 
 
 @pytest.mark.parametrize(

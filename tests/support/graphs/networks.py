@@ -17,6 +17,14 @@ from tests.support.tiny.networks import save_lllite
 
 ANIMA = "anima"
 
+NETWORK_PLANS: dict[str, dict[str, Any]] = {
+    "ulysses 2": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
+    "cfg 2": {"devices": "cpu:2", "cfg": 2},
+    "ulysses 2 x ring 2": {"devices": "cpu:4", "cfg": 1, "ulysses": 2, "ring": 2},
+    "pp 2": {"devices": "cpu:2", "cfg": 1, "pipefusion": 2, "warmup_steps": 99},
+}
+"""Plans for a model with a network next to its blocks, or with a ControlNet."""
+
 
 def anima_graphs(server: ComfyUI) -> tuple[Graph, Graph]:
     """Return two graphs: with two LLLite networks, and without.

@@ -23,7 +23,7 @@ from tests.support.graphs.diffusers import refused
 from tests.support.graphs.flux import UNKNOWN_WRAPPER, Graph, insert_after, node, step_by_step
 from tests.support.graphs.loras import with_lora
 from tests.support.graphs.sound import assert_same, both, sound_graph
-from tests.support.latents import relative_error
+from tests.support.latents import cached_by_graph, relative_error
 from tests.support.sampler_names import LOCAL
 from tests.support.selection import pairwise
 
@@ -47,14 +47,7 @@ Stock = Callable[[Graph], tuple[Tensor, Tensor]]
 
 def stock_of(server: ComfyUI) -> Stock:
     """Return a function that gives the stock loader's two latents of a graph, cached by graph."""
-    done: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def get(graph: Graph) -> tuple[Tensor, Tensor]:
-        if (key := repr(graph)) not in done:
-            done[key] = both(server, graph)[:2]
-        return done[key]
-
-    return get
+    return cached_by_graph(lambda graph: both(server, graph)[:2])
 
 
 def every_sampler(family: str) -> pytest.MarkDecorator:
