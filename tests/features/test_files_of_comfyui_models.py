@@ -165,7 +165,9 @@ def save_partly_applied(folder: Path, tensors: dict[str, Tensor]) -> None:
     save_file({name: tensor.clone() for name, tensor in made.items()}, folder / "wan-partly.safetensors")
 
 
-@pytest.mark.parametrize("plan", [{"devices": "cpu:1"}, BY_STORE["sharded"]], ids=["alone", "sharded"])
+@pytest.mark.parametrize(
+    "plan", [pytest.param({"devices": "cpu:1"}, marks=thorough), BY_STORE["sharded"]], ids=["alone", "sharded"]
+)
 def test_lora_changes_that_comfyui_omits_are_omitted_with_a_message(
     comfyui: ComfyUI, latent_of: LatentOf, plan: dict[str, Any]
 ) -> None:

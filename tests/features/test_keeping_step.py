@@ -139,8 +139,8 @@ def check(latent_of: LatentOf, kind: str, split: str, way: str, weights: str) ->
             id=f"{kind}-{split}",
             marks=[] if column == row % QUICK_SPLITS else [thorough],
         )
+        for column, split in enumerate(SPLITS)  # outermost, because each change of devices starts new workers
         for row, kind in enumerate(KINDS)
-        for column, split in enumerate(SPLITS)
     ],
 )
 def test_ranks_with_different_work_give_the_stock_latent_with_sharded_weights(
