@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
 from tests.features.conftest import EqualLatents
 from tests.support.comfy_oracle import comfy_on_path
-from tests.support.graphs.comfyui import LatentOf
+from tests.support.graphs.comfyui import LatentOf, save_latent
 from tests.support.graphs.flux import (
     Graph,
     controlled,
@@ -24,6 +23,7 @@ from tests.support.graphs.flux import (
 )
 from tests.support.latents import relative_error
 from tests.support.selection import product
+from tests.support.server import save_picture
 from tests.support.tiny.controlnet import save_instantx, save_xlabs
 from tests.support.tiny.flux import save_conditioning
 from tests.support.tiny.pixart import TEXT_WIDTH as PIXART_TEXT
@@ -50,11 +50,8 @@ def _files(comfyui: ComfyUI) -> None:
     save_xlabs(folder / "tiny-b.safetensors", single_blocks=0, seed=1)
     save_instantx(folder / "instantx.safetensors")
     save_image_vae(comfyui.base_dir / "models" / "vae" / "hint.safetensors")
-    reference = torch.randn(1, 16, 7, 5, generator=torch.Generator().manual_seed(1))
-    tensors = {"latent_tensor": reference, "latent_format_version_0": torch.tensor([])}
-    save_file(tensors, comfyui.input_dir / "reference.latent")
-    noise = torch.randint(0, 256, (6, 10, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy()
-    Image.fromarray(noise).resize((80, 48), Image.Resampling.NEAREST).save(comfyui.input_dir / "hint.png")
+    save_latent(comfyui, "reference", 1, 16, 7, 5)
+    save_picture(comfyui, "hint.png", (80, 48), (6, 10))
 
 
 def job(**settings: Any) -> Graph:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
@@ -17,6 +16,7 @@ from tests.support.graphs.flux import Graph, controlled, node, ways
 from tests.support.graphs.networks import NETWORK_PLANS
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
+from tests.support.server import save_picture
 from tests.support.tiny.comfyui import TINY, save_tiny, save_wide
 from tests.support.tiny.controlnet import save_qwen, save_sd3, save_wan_vae
 from tests.support.tiny.models import draw
@@ -37,8 +37,7 @@ def _files(comfyui: ComfyUI) -> None:
     save_sd3(models / "controlnet" / f"{SD3}-net.safetensors")
     save_image_vae(models / "vae" / f"{SD3}-hint.safetensors")
     save_wan_vae(models / "vae" / f"{QWEN}-hint.safetensors")
-    noise = torch.randint(0, 256, (9, 14, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy()
-    Image.fromarray(noise).resize((112, 72), Image.Resampling.NEAREST).save(comfyui.input_dir / "hint-112.png")
+    save_picture(comfyui, "hint-112.png", (112, 72), (9, 14))
     save_tiny(models / "diffusion_models", SD3)
     for side, mask in MASKS.items():
         [(cond, options)] = TINY[SD3].prompt(len(mask), seed=sum(mask))

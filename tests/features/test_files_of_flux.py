@@ -7,19 +7,17 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import LatentOf
+from tests.support.graphs.comfyui import LatentOf, save_latent
 from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, node, parallel, step_by_step
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
-from tests.support.server import NARROW, NARROW_DEV
+from tests.support.server import NARROW, NARROW_DEV, save_picture
 from tests.support.tiny.flux import save_flux
 from tests.support.tiny.formats import save_diffusers, save_fp8, save_gguf, save_scaled, save_sparse
 
@@ -67,14 +65,9 @@ def _files(comfyui: ComfyUI) -> None:
     save_flux(folder / "fp16-norm-weight.safetensors", dtype=torch.float16, norm_scale="weight")
     save_flux(folder / "fill.safetensors", heads=2, channels=96, guidance=True, seed=5)
     save_flux(folder / "canny.safetensors", heads=2, channels=32, guidance=True, seed=6)
-    generator = torch.Generator().manual_seed(7)
     for height, width in ((13, 9), (16, 24), (7, 5), (24, 8), (8, 8)):
-        latent = {"latent_tensor": torch.randn(1, 16, height, width, generator=generator)}
-        file = comfyui.input_dir / f"reference-{height}x{width}.latent"
-        save_file(latent | {"latent_format_version_0": torch.tensor([])}, file)
-    colours = np.random.default_rng(8).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    picture = Image.fromarray(colours).resize((72, 104), Image.Resampling.NEAREST)
-    picture.save(comfyui.input_dir / "picture.png")
+        save_latent(comfyui, f"reference-{height}x{width}", 1, 16, height, width)
+    save_picture(comfyui, "picture.png", (72, 104), (8, 8))
 
 
 def small(model: str, **settings: Any) -> Graph:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from parallel_backend.worker.process.environment import FAULT_FILE
 from scripts.comfyui import ComfyUI, Graph
+from tests.support.graphs.comfyui import save_latent
 from tests.support.graphs.flux import node, queue_logged
 from tests.support.graphs.vae import FILES, decode, encode, parallel, pixels, saved
 from tests.support.latents import cached_by_graph, relative_error, saved_latent
@@ -46,9 +47,7 @@ def server(comfyui: ComfyUI) -> ComfyUI:
     save_image_vae(folder / "flux.safetensors", torch.float16)
     save_comfy_vae(folder / "wan.safetensors", "wan")
     for name, shape in LATENTS.items():
-        latent = torch.randn(shape, generator=torch.Generator().manual_seed(len(name)))
-        tensors = {"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}
-        save_file(tensors, comfyui.input_dir / f"{name}.latent")
+        save_latent(comfyui, name, *shape)
     return comfyui
 
 
@@ -150,8 +149,7 @@ def test_frames_make_a_playable_video_and_are_counted(server: ComfyUI) -> None:
 
 
 def test_a_decode_is_cancelled_between_pieces_and_the_next_one_runs(server: ComfyUI, stock: Stock) -> None:
-    latent = torch.randn(1, 16, 9, 4, 4, generator=torch.Generator().manual_seed(1))
-    save_file({"latent_tensor": latent, "latent_format_version_0": torch.tensor([])}, server.input_dir / "long.latent")
+    save_latent(server, "long", 1, 16, 9, 4, 4)
     graph = parallel(decode("video", "long"), frame_batches="original")
     run = server.wait(server.submit(graph), on_progress=lambda progress: server.interrupt(), timeout=500)
     assert run.status == "interrupted"
