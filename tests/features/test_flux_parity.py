@@ -102,7 +102,7 @@ def masked(graph: Graph) -> Graph:
 
 
 def masked_by_image(graph: Graph) -> Graph:
-    """Add a mask of random greys."""
+    """Add a mask of random values."""
     graph = insert_after(graph, "latent", "SetLatentNoiseMask", "samples", mask=["mask", 0])
     return graph | {"mask": node("LoadImageMask", image="mask-a.png", channel="red")}
 
@@ -126,7 +126,6 @@ JOBS: dict[str, Graph] = {
     "sde-mask-batch-2": masked(image_to_image(batch=2, sampler="dpmpp_2m_sde", scheduler="beta", steps=5)),
 }
 """The jobs that every number of workers must compute exactly."""
-
 
 PLANS = [ULYSSES_2, RING_2, Plan(3), Plan(1, 3), Plan(4), Plan(1, 4), Plan(2, 2), Plan(1)]
 EIGHT = [Plan(1, 8), Plan(2, 4), Plan(4, 2)]
@@ -184,7 +183,7 @@ THOROUGH = {
     "ddim-uniform": "ComfyUI computes the sigmas, and test_every_sampler has four schedulers",
     "kl-optimal": "ComfyUI computes the sigmas, and test_every_sampler has four schedulers",
     "denoise-0.6-sde": "the job sde-mask-batch-2",
-    "mask": "mask-each-batch-2",
+    "mask": "the job sde-mask-batch-2",
     "mask-of-an-image": "mask-empty-latent, and mask-ddim-batch-2 on a latent with a picture",
     "mask-ddim": "mask-ddim-batch-2",
     "mask-heun": "mask-each-batch-2",

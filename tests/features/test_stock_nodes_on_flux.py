@@ -65,7 +65,7 @@ def two_advanced() -> Graph:
     return graph
 
 
-GUIDERS = {
+GUIDERS: dict[str, dict[str, Any]] = {
     "BasicGuider": {"conditioning": ["positive", 0]},
     "CFGGuider": {"positive": ["positive", 0], "negative": ["negative", 0], "cfg": 2.0},
 }
@@ -248,7 +248,6 @@ CUSTOM_STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
     "DualCFGGuider": (with_dual_cfg(basic()), "the guider Guider_DualCFG"),
     "PerpNegGuider": (with_perp_neg(basic()), "the guider Guider_PerpNeg"),
 }
-
 
 PLANS: dict[str, dict[str, int]] = {"automatic": {}, "divided": {"cfg": 1, "ulysses": 2}}
 
