@@ -16,7 +16,8 @@ import pytest
 from parallel_backend.bench.__main__ import main
 from parallel_backend.bench.client import Graph
 from parallel_backend.bench.record import STOCK, Record, decoded
-from tests.support.graphs.flux import node
+from tests.support.graphs.combined import with_guider
+from tests.support.graphs.flux import insert_after, insert_after_model, ksampler_graph, node
 from tests.support.selection import thorough
 from tests.support.tiny.flux import save_conditioning, save_flux
 
@@ -117,26 +118,11 @@ def begin_own(folder: Path, graph: Graph, *arguments: str) -> subprocess.Popen[s
 
 def own_graph() -> Graph:
     """Return a typical user's graph of FLUX.1 dev: a prompt with guidance, a shifted model, and separate nodes for sampling."""
-    return {
-        "model": node("UNETLoader", unet_name="mine.safetensors", weight_dtype="default"),
-        "prompt": node("LoadConditioning", conditioning="prompt.safetensors"),
-        "guidance": node("FluxGuidance", conditioning=["prompt", 0], guidance=3.5),
-        "shift": node("ModelSamplingFlux", model=["model", 0], max_shift=1.15, base_shift=0.5, width=96, height=64),
-        "latent": node("EmptySD3LatentImage", width=96, height=64, batch_size=1),
-        "noise": node("RandomNoise", noise_seed=11),
-        "guider": node("BasicGuider", model=["shift", 0], conditioning=["guidance", 0]),
-        "sampler": node("KSamplerSelect", sampler_name="euler"),
-        "sigmas": node("BasicScheduler", model=["shift", 0], scheduler="simple", steps=3, denoise=1.0),
-        "denoise": node(
-            "SamplerCustomAdvanced",
-            noise=["noise", 0],
-            guider=["guider", 0],
-            sampler=["sampler", 0],
-            sigmas=["sigmas", 0],
-            latent_image=["latent", 0],
-        ),
-        "saved": node("SaveLatent", samples=["denoise", 0], filename_prefix="mine"),
-    }
+    graph = ksampler_graph("mine", positive="prompt", negative="prompt", width=96, height=64, seed=11, steps=3)
+    graph["latent"]["class_type"] = "EmptySD3LatentImage"
+    graph = with_guider(graph, node("BasicGuider", model=["model", 0], conditioning=["positive", 0]))
+    graph = insert_after(graph, "positive", "FluxGuidance", "conditioning", guidance=3.5)
+    return insert_after_model(graph, "ModelSamplingFlux", max_shift=1.15, base_shift=0.5, width=96, height=64)
 
 
 @thorough
@@ -160,7 +146,7 @@ def test_a_users_graph_is_measured_with_the_models_of_the_users_comfyui(tmp_path
 @thorough
 def test_a_graph_that_comfyui_refuses_gives_one_sentence(tmp_path: Path) -> None:
     graph = own_graph()
-    graph["sampler"]["inputs"]["sampler_name"] = "nobodys"
+    graph["select"]["inputs"]["sampler_name"] = "nobodys"
     with begin_own(tmp_path, graph, "--devices", "cpu:1") as command:
         said, _ = command.communicate(timeout=800)
     assert command.returncode == 1, said
