@@ -219,10 +219,22 @@ def test_a_setting_on_two_workers_gives_the_stock_latent(error, graph, plan):
 # -- a trained model
 
 
-def distance(picture: Image.Image, x: int, y: int, colour: tuple[int, int, int]) -> float:
-    """Return the Euclidean distance of a pixel from a colour, both from 0 to 255."""
+COLOURS = {
+    "red": (255, 0, 0),
+    "white": (255, 255, 255),
+    "blue": (0, 0, 255),
+    "yellow": (255, 255, 0),
+    "green": (0, 160, 0),
+    "black": (0, 0, 0),
+    "purple": (128, 0, 160),
+    "orange": (255, 140, 0),
+}
+
+
+def colour_at(picture: Image.Image, x: int, y: int) -> str:
+    """Return the name of the colour nearest to a pixel."""
     pixel = torch.tensor(picture.convert("RGB").getpixel((x, y)), dtype=torch.float32)
-    return (pixel - torch.tensor(colour)).norm().item()
+    return min(COLOURS, key=lambda name: (pixel - torch.tensor(COLOURS[name])).norm().item())
 
 
 def with_picture(graph: Graph) -> Graph:
@@ -242,8 +254,8 @@ def test_a_sprite_is_drawn_as_captioned(comfyui, latent_of):
     (file,) = comfyui.files(run, "picture")
     picture = Image.open(file)
     assert picture.size == (128, 128)
-    assert max(distance(picture, x, y, (255, 0, 0)) for x in (60, 67) for y in (60, 67)) < 70
-    assert max(distance(picture, x, y, (255, 255, 255)) for x in (4, 123) for y in (4, 123)) < 70
+    assert {colour_at(picture, x, y) for x in (60, 67) for y in (60, 67)} == {"red"}
+    assert {colour_at(picture, x, y) for x in (4, 123) for y in (4, 123)} == {"white"}
 
 
 # -- workers stay between runs
