@@ -16,7 +16,8 @@ import pytest
 from parallel_backend.bench.__main__ import main
 from parallel_backend.bench.client import Graph
 from parallel_backend.bench.record import STOCK, Record, decoded
-from tests.support.graphs.flux import node
+from tests.support.graphs.combined import with_guider
+from tests.support.graphs.flux import insert_after, insert_after_model, ksampler_graph, node
 from tests.support.selection import thorough
 from tests.support.tiny.flux import save_conditioning, save_flux
 
@@ -25,52 +26,34 @@ COMFYUI = os.environ["COMFYUI_PATH"]
 TOLERANCE = 1e-5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--comfyui", os.devnull), "/dev/null is not ComfyUI's folder: name it with --comfyui."),
-        (("--comfyui", COMFYUI, "--out", "/no such folder"), "/no such folder is not a folder"),
-        (("--comfyui", COMFYUI, "--graph", "/none.json"), "/none.json holds no graph"),
-        (("--comfyui", COMFYUI, "--devices", "9"), "asks for GPU 9"),
-        (("--comfyui", COMFYUI, "--devices", "tcp://10.0.0.1:29600"), "are other machines' devices"),
-    ],
-)
-def test_arguments_that_cannot_be_measured_are_refused_in_one_sentence(
-    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # a signal handler would outlive this test
-    assert main(arguments) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("python -m parallel_backend.bench: ") and said in line
-
-
-NO_LOADER = {"1": {"class_type": "KSampler", "inputs": {}}}
 NO_SAMPLER = {"1": {"class_type": "UNETLoader", "inputs": {"unet_name": "a.safetensors", "weight_dtype": "default"}}}
-LINKED = {"1": {"class_type": "UNETLoader", "inputs": {"unet_name": ["2", 0]}}}
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("arguments", "graph", "said"),
     [
-        ({"nodes": [], "links": []}, "is not in ComfyUI's API format: export it by File > Export (API) in ComfyUI."),
-        (
-            {"1": {"class_type": "KSampler"}},
-            "is not in ComfyUI's API format: export it by File > Export (API) in ComfyUI.",
-        ),
-        (
-            NO_LOADER,
-            "The graph has no Load Diffusion Model and no Load Checkpoint: choose a graph with one of these loaders.",
-        ),
-        (NO_SAMPLER, "The graph has none of KSampler, "),
-        (LINKED, "UNETLoader of the graph gets its file from another node: choose the file in the loader itself."),
+        (("--comfyui", os.devnull), {}, "/dev/null is not ComfyUI's folder: name it with --comfyui."),
+        (("--out", "/no such folder"), {}, "/no such folder is not a folder"),
+        (("--graph", "/none.json"), {}, "/none.json holds no graph"),
+        (("--devices", "9"), {}, "asks for GPU 9"),
+        (("--devices", "tcp://10.0.0.1:29600"), {}, "are other machines' devices"),
+        (("--graph", "graph.json"), {"nodes": [], "links": []}, "is not in ComfyUI's API format: export it by File > "),
+        (("--graph", "graph.json"), NO_SAMPLER, "The graph has none of KSampler, "),
     ],
 )
-def test_a_graph_that_cannot_be_measured_is_refused_before_anything_starts(
-    content: object, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_measured_is_refused_in_one_sentence_before_anything_starts(
+    arguments: tuple[str, ...],
+    graph: object,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    (tmp_path / "graph.json").write_text(json.dumps(content))
-    assert main(["--comfyui", COMFYUI, "--graph", str(tmp_path / "graph.json")]) == 1
+    """test_graphs has the other graphs that are refused."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # a signal handler would outlive this test
+    monkeypatch.chdir(tmp_path)
+    Path("graph.json").write_text(json.dumps(graph))
+    assert main(("--comfyui", COMFYUI, *arguments)) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("python -m parallel_backend.bench: ") and said in line
 
@@ -119,50 +102,34 @@ def test_an_interrupted_benchmark_keeps_its_results_and_leaves_no_processes(tmp_
     assert not psutil.wait_procs(below, timeout=30)[1]
 
 
-def own_comfyui(folder: Path) -> Path:
-    """Return a ComfyUI folder with other models and inputs: a tiny FLUX.1 dev and a prompt."""
+def begin_own(folder: Path, graph: Graph, *arguments: str) -> subprocess.Popen[str]:
+    """Start the command on a user's graph, in a ComfyUI folder with other models and inputs: a tiny FLUX.1 dev and a prompt."""
+    mine = folder / "ComfyUI"
+    for name in ("models/diffusion_models", "input", "custom_nodes"):
+        (mine / name).mkdir(parents=True)
     for each in Path(COMFYUI).iterdir():
         if each.name not in ("models", "input", "output", "custom_nodes"):
-            (folder / each.name).symlink_to(each)
-    for name in ("models/diffusion_models", "input", "custom_nodes"):
-        (folder / name).mkdir(parents=True)
-    save_flux(folder / "models" / "diffusion_models" / "mine.safetensors", guidance=True)
-    save_conditioning(folder / "input" / "prompt.safetensors", 37)
-    return folder
+            (mine / each.name).symlink_to(each)
+    save_flux(mine / "models" / "diffusion_models" / "mine.safetensors", guidance=True)
+    save_conditioning(mine / "input" / "prompt.safetensors", 37)
+    (folder / "mine.json").write_text(json.dumps(graph))
+    return begin(folder, "--graph", str(folder / "mine.json"), *arguments, comfyui=str(mine))
 
 
 def own_graph() -> Graph:
     """Return a typical user's graph of FLUX.1 dev: a prompt with guidance, a shifted model, and separate nodes for sampling."""
-    return {
-        "model": node("UNETLoader", unet_name="mine.safetensors", weight_dtype="default"),
-        "prompt": node("LoadConditioning", conditioning="prompt.safetensors"),
-        "guidance": node("FluxGuidance", conditioning=["prompt", 0], guidance=3.5),
-        "shift": node("ModelSamplingFlux", model=["model", 0], max_shift=1.15, base_shift=0.5, width=96, height=64),
-        "latent": node("EmptySD3LatentImage", width=96, height=64, batch_size=1),
-        "noise": node("RandomNoise", noise_seed=11),
-        "guider": node("BasicGuider", model=["shift", 0], conditioning=["guidance", 0]),
-        "sampler": node("KSamplerSelect", sampler_name="euler"),
-        "sigmas": node("BasicScheduler", model=["shift", 0], scheduler="simple", steps=3, denoise=1.0),
-        "denoise": node(
-            "SamplerCustomAdvanced",
-            noise=["noise", 0],
-            guider=["guider", 0],
-            sampler=["sampler", 0],
-            sigmas=["sigmas", 0],
-            latent_image=["latent", 0],
-        ),
-        "saved": node("SaveLatent", samples=["denoise", 0], filename_prefix="mine"),
-    }
+    graph = ksampler_graph("mine", positive="prompt", negative="prompt", width=96, height=64, seed=11, steps=3)
+    graph["latent"]["class_type"] = "EmptySD3LatentImage"
+    graph = with_guider(graph, node("BasicGuider", model=["model", 0], conditioning=["positive", 0]))
+    graph = insert_after(graph, "positive", "FluxGuidance", "conditioning", guidance=3.5)
+    return insert_after_model(graph, "ModelSamplingFlux", max_shift=1.15, base_shift=0.5, width=96, height=64)
 
 
 @thorough
 def test_a_users_graph_is_measured_with_the_models_of_the_users_comfyui(tmp_path: Path) -> None:
     """The model's loader and the prompt's node are the user's; the arguments request another size and number of steps."""
-    mine = tmp_path / "ComfyUI"
-    mine.mkdir()
-    (tmp_path / "mine.json").write_text(json.dumps(own_graph()))
-    asked = ("--graph", str(tmp_path / "mine.json"), "--steps", "4", "--size", "128x64", "--devices", "cpu:2")
-    with begin(tmp_path, *asked, comfyui=str(own_comfyui(mine))) as command:
+    asked = ("--steps", "4", "--size", "128x64", "--devices", "cpu:2")
+    with begin_own(tmp_path, own_graph(), *asked) as command:
         said, _ = command.communicate(timeout=800)
     assert command.returncode == 0, said
     (file,) = (path for path in tmp_path.glob("*.json") if path.name != "mine.json")
@@ -173,18 +140,14 @@ def test_a_users_graph_is_measured_with_the_models_of_the_users_comfyui(tmp_path
     )
     assert found.sides[1].error is not None and found.sides[1].error <= TOLERANCE
     assert "mine.safetensors, 128x64, 4 steps" in said
-    assert not (mine / "output").exists() and not (mine / "user").exists()
+    assert not any((tmp_path / "ComfyUI" / folder).exists() for folder in ("output", "user"))
 
 
 @thorough
 def test_a_graph_that_comfyui_refuses_gives_one_sentence(tmp_path: Path) -> None:
-    mine = tmp_path / "ComfyUI"
-    mine.mkdir()
     graph = own_graph()
-    graph["sampler"]["inputs"]["sampler_name"] = "nobodys"
-    (tmp_path / "mine.json").write_text(json.dumps(graph))
-    asked = ("--graph", str(tmp_path / "mine.json"), "--devices", "cpu:1")
-    with begin(tmp_path, *asked, comfyui=str(own_comfyui(mine))) as command:
+    graph["select"]["inputs"]["sampler_name"] = "nobodys"
+    with begin_own(tmp_path, graph, "--devices", "cpu:1") as command:
         said, _ = command.communicate(timeout=800)
     assert command.returncode == 1, said
     assert "stock ComfyUI: stock ComfyUI, first: " in said and "'nobodys' not in" in said

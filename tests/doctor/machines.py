@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from parallel_backend.derive.declaration_cache import DeclarationRecord
@@ -56,50 +58,34 @@ OTHER = msgspec.structs.replace(EQUAL, mismatch="whose result differs from the w
 WRONG_MODEL = TrialVerdict(
     "WAN21_T2V", ("WAN21_T2V (wan, text)",), "0.46.0", "which is 2.3e-02 off under ring 3, where 1e-05 is allowed"
 )
+FAILURE, WARNING = FindingStatus.FAILURE, FindingStatus.WARNING
+TWO_WORKERS = "2 workers, cuda:0 to cuda:1"
+
+
+def on_pair(*measured: Any, **faults: Any) -> dict[str, Any]:
+    """Return the observation of two GPUs with these measurements."""
+    return {"measured": (DeviceMeasurements(PAIR, *measured, **faults),)}
+
+
 FAULTS = [
-    ({"gpus": (), "cuda_error": OLD_DRIVER}, "GPUs", FindingStatus.FAILURE, "update the driver"),
-    ({"gpus": (), "nvidia_devices": 0}, "GPUs", FindingStatus.WARNING, "--gpus all"),
-    ({"peers": frozenset({(0, 1)})}, "P2P", FindingStatus.WARNING, "NCCL_P2P_DISABLE=1"),
-    ({"nccl": ""}, "NCCL", FindingStatus.FAILURE, "install torch for CUDA"),
-    ({"shared_memory": Space("/dev/shm", 64 << 20, 64 << 20)}, "shared memory", FindingStatus.WARNING, "--shm-size=1g"),
-    ({"temporary": Space("/tmp", GIB, 4096)}, "temporary folder", FindingStatus.FAILURE, "set TMPDIR"),
-    ({"memory_free": GIB}, "memory", FindingStatus.WARNING, "close other programs"),
-    ({"open_files": 256}, "open files", FindingStatus.WARNING, "ulimit -n"),
-    ({"versions": GOOD.versions | {"torch": "2.5.1+cu124"}}, "torch", FindingStatus.FAILURE, "Update ComfyUI's torch"),
-    ({"versions": GOOD.versions | {"diffusers": "0.30.0"}}, "diffusers", FindingStatus.WARNING, "pip install -r"),
-    ({"torchaudio_error": OTHER_CUDA}, "torchaudio", FindingStatus.WARNING, "ComfyUI 0.30 to 0.33 do not start"),
-    ({"versions": {"torch": "2.11.0"}}, "diffusers", FindingStatus.WARNING, "pip install -r"),
-    ({"versions": GOOD.versions | {"flash-attn": "1.0.9"}}, "flash-attn", FindingStatus.WARNING, "attention to sdpa"),
-    ({"verdicts": (WRONG_MODEL,)}, "ComfyUI's WAN21_T2V", FindingStatus.WARNING, "use a tested ComfyUI"),
-    ({"verdicts": (EQUAL, OTHER)}, "ComfyUI's guidance", FindingStatus.WARNING, "use a tested ComfyUI"),
-    (
-        {"measured": (DeviceMeasurements(PAIR, None, NO_P2P),)},
-        "2 workers, cuda:0 to cuda:1",
-        FindingStatus.FAILURE,
-        "NCCL_P2P_DISABLE=1",
-    ),
-    (
-        {"measured": (DeviceMeasurements(PAIR, None, NO_SPACE),)},
-        "2 workers, cuda:0 to cuda:1",
-        FindingStatus.FAILURE,
-        "--shm-size=1g",
-    ),
-    (
-        {"measured": (DeviceMeasurements(PAIR, None, WRONG_NCCL),)},
-        "2 workers, cuda:0 to cuda:1",
-        FindingStatus.FAILURE,
-        "LD_LIBRARY_PATH",
-    ),
-    (
-        {"measured": (DeviceMeasurements(PAIR, MEASURED, kernel_faults={"flash-attn": WRONG_WHEEL}),)},
-        "flash-attn",
-        FindingStatus.WARNING,
-        "attention to sdpa",
-    ),
-    (
-        {"measured": (DeviceMeasurements(PAIR, SLOW),)},
-        "2 workers, cuda:0 to cuda:1",
-        FindingStatus.WARNING,
-        "choose preset slow links",
-    ),
+    ({"gpus": (), "cuda_error": OLD_DRIVER}, "GPUs", FAILURE, "update the driver"),
+    ({"gpus": (), "nvidia_devices": 0}, "GPUs", WARNING, "--gpus all"),
+    ({"peers": frozenset({(0, 1)})}, "P2P", WARNING, "NCCL_P2P_DISABLE=1"),
+    ({"nccl": ""}, "NCCL", FAILURE, "install torch for CUDA"),
+    ({"shared_memory": Space("/dev/shm", 64 << 20, 64 << 20)}, "shared memory", WARNING, "--shm-size=1g"),
+    ({"temporary": Space("/tmp", GIB, 4096)}, "temporary folder", FAILURE, "set TMPDIR"),
+    ({"memory_free": GIB}, "memory", WARNING, "close other programs"),
+    ({"open_files": 256}, "open files", WARNING, "ulimit -n"),
+    ({"versions": GOOD.versions | {"torch": "2.5.1+cu124"}}, "torch", FAILURE, "Update ComfyUI's torch"),
+    ({"versions": GOOD.versions | {"diffusers": "0.30.0"}}, "diffusers", WARNING, "pip install -r"),
+    ({"torchaudio_error": OTHER_CUDA}, "torchaudio", WARNING, "ComfyUI 0.30 to 0.33 do not start"),
+    ({"versions": {"torch": "2.11.0"}}, "diffusers", WARNING, "pip install -r"),
+    ({"versions": GOOD.versions | {"flash-attn": "1.0.9"}}, "flash-attn", WARNING, "attention to sdpa"),
+    ({"verdicts": (WRONG_MODEL,)}, "ComfyUI's WAN21_T2V", WARNING, "use a tested ComfyUI"),
+    ({"verdicts": (EQUAL, OTHER)}, "ComfyUI's guidance", WARNING, "use a tested ComfyUI"),
+    (on_pair(None, NO_P2P), TWO_WORKERS, FAILURE, "NCCL_P2P_DISABLE=1"),
+    (on_pair(None, NO_SPACE), TWO_WORKERS, FAILURE, "--shm-size=1g"),
+    (on_pair(None, WRONG_NCCL), TWO_WORKERS, FAILURE, "LD_LIBRARY_PATH"),
+    (on_pair(MEASURED, kernel_faults={"flash-attn": WRONG_WHEEL}), "flash-attn", WARNING, "attention to sdpa"),
+    (on_pair(SLOW), TWO_WORKERS, WARNING, "choose preset slow links"),
 ]

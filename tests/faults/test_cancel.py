@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
+
 from parallel_backend.worker.process.faults import LATE_SECONDS
-from tests.faults.bench import AFTERWARDS, BOUND, CANCEL_BOUND, DEATHS, PHASES, Bench, Case
-from tests.support.selection import product
+from tests.faults.bench import AFTERWARDS, BOUND, CANCEL_BOUND, DEATHS, PHASES, PLANS, Bench, Case
+from tests.support.selection import product, thorough
 
 PATIENCE = 3
+LATER = ("connecting the workers", "sampling, last step")
 
 
 def once_struck(bench: Bench, seconds: float = 0.3) -> Callable[[], bool]:
@@ -24,7 +27,14 @@ def once_struck(bench: Bench, seconds: float = 0.3) -> Callable[[], bool]:
     return is_cancelled
 
 
-@product(phase=PHASES.keys(), workers=[2, 4])
+@pytest.mark.parametrize(
+    ("phase", "workers"),
+    [  # in the quick run the other phases before the connections and of sampling, with either number of workers
+        pytest.param(phase, workers, marks=[thorough] * (phase in LATER or turn % 2 != (workers == 4)))
+        for turn, phase in enumerate(PHASES)
+        for workers in PLANS
+    ],
+)
 def test_cancel_in_every_phase_and_twice_in_a_row_leaves_the_next_run_right(bench, workers, phase):
     took = []
     for rank in (0, workers - 1):

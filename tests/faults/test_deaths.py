@@ -13,7 +13,7 @@ from tests.support.selection import product, thorough
 LOADING, FIRST, LAST, DECODING = "loading the model", "sampling, first step", "sampling, last step", "decoding"
 
 
-@pytest.mark.parametrize("death", deaths(PLANS))
+@pytest.mark.parametrize("death", deaths([2]) + deaths([4], quick=[LOADING, FIRST]))
 def test_a_death_is_one_clear_error(bench, death):
     bench.assert_dies(death)
 
@@ -34,7 +34,9 @@ def test_an_exception_is_named_with_rank_phase_and_step(bench, place, phase):
     ("phase", "advice"),
     [
         (LOADING, "Use weights"),
-        (LAST, "Use weights"),
+        pytest.param(
+            LAST, "Use weights", marks=thorough
+        ),  # in the quick run host/test_injected_faults has the first step
         (DECODING, "Set memory_limit"),
     ],
 )

@@ -30,13 +30,6 @@ PLACES = [
 BEFORE_JOINING = list(PHASES)[:2]
 
 
-def places(quick: int) -> pytest.MarkDecorator:
-    """Parametrise a test with each place. The quick run has one, as each waits until patience ends."""
-    return pytest.mark.parametrize(
-        "place", [pytest.param(each, marks=[thorough] * (at != quick)) for at, each in enumerate(PLACES)], ids=str
-    )
-
-
 @pytest.fixture(autouse=True)
 def patience(bench: Bench) -> Iterator[None]:
     """Give up workers soon in these tests."""
@@ -55,20 +48,29 @@ def held(bench: Bench, case: Case, said: str, fault: str, patience: float) -> No
     bench.held(f"{fault} (patience {patience:g} s)", ERROR, seconds, patience + MARGIN)
 
 
-@places(quick=1)
-def test_a_stopped_worker_is_named(bench, place):
-    case = Case(*place, "stop")
-    said = rf"{re.escape(case.worker)} has not answered for \d+ s while {case.place}\. "
-    held(bench, case, said, "a worker is stopped by SIGSTOP", PATIENCE.silence)
+SILENT = {
+    "stop": (
+        r"{worker} has not answered for \d+ s while {place}\. ",
+        "a worker is stopped by SIGSTOP",
+        PATIENCE.silence,
+    ),
+    "hang": (
+        r"No worker made progress for \d+ s; the others wait for {waited} while {place}\. ",
+        "a worker joins no collective",
+        PATIENCE.stall,
+    ),
+}
 
 
-@thorough  # the quick run has one such case in host/test_injected_faults
+@thorough  # the quick run has a case of each kind in host/test_injected_faults
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_a_worker_that_joins_no_collective_is_named(bench, place):
-    case = Case(*place, "hang")
-    waited = re.escape(case.worker.lower())
-    said = rf"No worker made progress for \d+ s; the others wait for {waited} while {case.place}\. "
-    held(bench, case, said, "a worker joins no collective", PATIENCE.stall)
+@pytest.mark.parametrize("kind", SILENT)
+def test_a_silent_worker_is_named(bench, kind, place):
+    case = Case(*place, kind)
+    said, fault, patience = SILENT[kind]
+    names = {"worker": case.worker, "waited": case.worker.lower(), "place": case.place}
+    said = said.format(**{key: re.escape(name) for key, name in names.items()})
+    held(bench, case, said, fault, patience)
 
 
 @pytest.mark.parametrize(

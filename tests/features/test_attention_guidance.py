@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, spread
+from tests.support.graphs.comfyui import TOLERANCE, LatentOf, spread
 from tests.support.graphs.comfyui_inputs import graph_with
 from tests.support.graphs.diffusers import refused
-from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, queue_logged, ways
+from tests.support.graphs.family_checks import assert_matters_and_stock
+from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, node, queue_logged, ways
 from tests.support.graphs.guidance import NAG
 from tests.support.latents import relative_error
 from tests.support.selection import thorough
@@ -24,18 +25,16 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-def compared(graph: Graph, plan: dict[str, Any], latent_of: LatentOf) -> None:
+def assert_guided(graph: Graph, plan: dict[str, Any], latent_of: LatentOf) -> None:
     guided = insert_after_model(graph, "NAGuidance", **NAG)
-    stock = latent_of(guided)
-    assert relative_error(latent_of(graph), stock) > DIFFERENT
-    assert relative_error(latent_of(spread(guided, strict=False, **plan)), stock) <= TOLERANCE
+    assert_matters_and_stock(latent_of, graph, guided, strict=False, **plan)
 
 
 @pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*PLANS][1:])])
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=thorough), 2])
 def test_flux_is_guided_as_on_the_stock_loader(latent_of: LatentOf, plan: str, batch: int) -> None:
     """The latent equals the stock loader's, also at cfg 1, where ComfyUI then computes the negative prompt all the same."""
-    compared(ksampler_graph("tiny-schnell", width=72, height=104, steps=2, batch=batch), PLANS[plan], latent_of)
+    assert_guided(ksampler_graph("tiny-schnell", width=72, height=104, steps=2, batch=batch), PLANS[plan], latent_of)
 
 
 @thorough
@@ -43,11 +42,8 @@ def test_flux_is_guided_as_on_the_stock_loader(latent_of: LatentOf, plan: str, b
 def test_krea2_is_guided_as_on_the_stock_loader(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
     """The blocks have text and picture in one stream. Both prompts have one length, so ComfyUI puts them into one call."""
     graph = graph_with(comfyui, "krea2")
-    graph["negative"] = {
-        "class_type": "ConditioningMultiply",
-        "inputs": {"conditioning": ["positive", 0], "multiplier": 0.5},
-    }
-    compared(graph, PLANS[plan], latent_of)
+    graph["negative"] = node("ConditioningMultiply", conditioning=["positive", 0], multiplier=0.5)
+    assert_guided(graph, PLANS[plan], latent_of)
 
 
 def test_texts_of_two_lengths_are_computed_separately_as_on_the_stock_loader(

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
+from tests.features.conftest import EqualLatents
 from tests.support.comfyuis import only_in_newer
 from tests.support.copies.sized import copied
-from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread
+from tests.support.graphs.comfyui import DIFFERENT, LatentOf, graph_of, save_families, spread
 from tests.support.graphs.diffusers import refused
-from tests.support.graphs.flux import Graph, insert_after_model, queue_logged, ways
-from tests.support.latents import latents, relative_error, saved_latent
+from tests.support.graphs.flux import Graph, insert_after_model, ways
+from tests.support.latents import latents, relative_error
 from tests.support.selection import thorough
 
 pytestmark = thorough
@@ -141,39 +142,34 @@ import torch
 NODE = '''
 
 
-class StandInAttentionNode:
-    """Puts it in its place, from either file."""
-
+class StandInNode:
     RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "patch", "stand-ins"
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",), "kind": ("STRING",), "heads": ("INT",), "file": ("STRING",)}}
+        return {"required": {"model": ("MODEL",), **cls.INPUTS}}
+
+
+class StandInAttentionNode(StandInNode):
+    """Puts attention in its place, from either file."""
+
+    INPUTS = {"kind": ("STRING",), "heads": ("INT",), "file": ("STRING",)}
 
     def patch(self, model, kind, heads, file):
         return importlib.import_module(f"comfy_extras.{file}").StandInAttention().patch(model, kind, heads)
 
 
-class StandInGuidanceNode:
+class StandInGuidanceNode(StandInNode):
     """Changes the guidance, from one of the two files."""
 
-    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "patch", "stand-ins"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"model": ("MODEL",), "kind": ("STRING",), "file": ("STRING",)}}
+    INPUTS = {"kind": ("STRING",), "file": ("STRING",)}
 
     def patch(self, model, kind, file):
         return importlib.import_module(f"comfy_extras.{file}").StandInGuidance().patch(model, kind)
 
 
-class StandInSparseNode:
-    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "patch", "stand-ins"
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        asked = {"model": ("MODEL",), "start": ("FLOAT",), "callbacks": ("STRING",), "counts": ("INT",)}
-        return {"required": asked}
+class StandInSparseNode(StandInNode):
+    INPUTS = {"start": ("FLOAT",), "callbacks": ("STRING",), "counts": ("INT",)}
 
     def patch(self, model, start, callbacks, counts):
         file = importlib.import_module("comfy_extras.nodes_mahiro")
@@ -181,9 +177,8 @@ class StandInSparseNode:
 
 
 import importlib
-NODE_CLASS_MAPPINGS["StandInAttentionNode"] = StandInAttentionNode
-NODE_CLASS_MAPPINGS["StandInGuidanceNode"] = StandInGuidanceNode
-NODE_CLASS_MAPPINGS["StandInSparseNode"] = StandInSparseNode
+for each in (StandInAttentionNode, StandInGuidanceNode, StandInSparseNode):
+    NODE_CLASS_MAPPINGS[each.__name__] = each
 '''
 
 KINDS = "causal", "block-sparse", "windowed"
@@ -220,15 +215,11 @@ def changed(name: str, kind: str, file: str = OWN) -> Graph:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", HEADS)
 def test_comfyuis_own_function_gives_the_same_latent(
-    name: str, kind: str, split: str, comfyui: ComfyUI, latent_of: LatentOf
+    name: str, kind: str, split: str, latent_of: LatentOf, assert_equal_latents: EqualLatents
 ) -> None:
     graph = changed(name, kind)
-    stock = latent_of(graph)
-    assert relative_error(latent_of(graph_of(name, steps=2)), stock) > DIFFERENT
-    run, log = queue_logged(comfyui, spread(graph, **SPLITS[split]))
-    error = relative_error(saved_latent(comfyui, run.check()), stock)
-    print(name, kind, split, f"{error:.1e}")
-    assert error <= TOLERANCE
+    assert relative_error(latent_of(graph_of(name, steps=2)), latent_of(graph)) > DIFFERENT
+    log = assert_equal_latents(spread(graph, **SPLITS[split]), graph)
     assert ways(log) == ["loop"]
     assert "StandInAttention.patch.<locals>.override" in log
 
@@ -246,62 +237,58 @@ def sparse(name: str, start: float = 0.9, *, callbacks: str = "none", counts: in
 )
 @pytest.mark.parametrize("name", HEADS)
 def test_a_function_that_holds_an_object_as_block_sparse_attention_does_gives_the_same_latent(
-    name: str, callbacks: str, way: str, split: str, comfyui: ComfyUI, latent_of: LatentOf
+    name: str, callbacks: str, way: str, split: str, latent_of: LatentOf, assert_equal_latents: EqualLatents
 ) -> None:
     graph = sparse(name, callbacks=callbacks)
     stock = latent_of(graph)
     assert relative_error(latent_of(graph_of(name, steps=2)), stock) > DIFFERENT
     assert relative_error(latent_of(sparse(name, 2.0)), stock) > DIFFERENT, "sigmas count"
-    run, log = queue_logged(comfyui, spread(graph, strict=False, **SPLITS[split]))
-    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
-    assert ways(log) == [way]
+    assert ways(assert_equal_latents(spread(graph, strict=False, **SPLITS[split]), graph)) == [way]
 
 
-def test_a_function_that_keeps_something_from_call_to_call_is_refused(comfyui: ComfyUI) -> None:
-    said = refused(comfyui, spread(sparse("flux2", counts=1), **SPLITS["two"]))
-    assert "because it keeps state between calls (StandInSparse.seen)" in said
-
-
-def test_an_attention_override_works_with_one_model_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_an_attention_override_works_with_one_model_call_at_a_time(assert_equal_latents: EqualLatents) -> None:
     graph = insert_after_model(changed("flux2", "windowed"), "RescaleCFG", multiplier=0.7)
-    run, log = queue_logged(comfyui, spread(graph, strict=False, **SPLITS["two"]))
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    log = assert_equal_latents(spread(graph, strict=False, **SPLITS["two"]), graph)
     assert ways(log) == ["the model option sampler_cfg_function"]
 
 
-@pytest.mark.parametrize(
-    ("plan", "names"),
-    [
-        ({"devices": "cpu:2", "ring": 2}, "ring 2"),
-        ({"devices": "cpu:2", "pipefusion": 2}, "pipefusion 2"),
-        ({"devices": "cpu:2", "patches": 3}, "patches 3"),
-    ],
-)
-def test_ring_and_patches_are_refused_by_name(plan: dict[str, Any], names: str, comfyui: ComfyUI) -> None:
-    said = refused(comfyui, spread(changed("flux2", "causal"), **plan))
+@pytest.mark.parametrize("degree", ["ring 2", "pipefusion 2", "patches 3"])
+def test_ring_and_patches_are_refused_by_name(degree: str, comfyui: ComfyUI) -> None:
+    name, number = degree.split()
+    said = refused(comfyui, spread(changed("flux2", "causal"), "cpu:2", **{name: int(number)}))
     assert "an attention override (" in said and "StandInAttention.patch" in said
-    assert f"which is not possible with {names}: set {names.split()[0]} to 0 or 1 in Parallel Plan" in said
+    assert f"which is not possible with {degree}: set {name} to 0 or 1 in Parallel Plan" in said
 
 
-def test_a_function_that_mixes_several_heads_is_refused(comfyui: ComfyUI) -> None:
-    said = refused(comfyui, spread(changed("flux2", "mean of heads"), **SPLITS["two"]))
-    assert "because its result for a part of the heads differs from its result for all heads together" in said
+NOT_POSSIBLE: dict[str, tuple[Graph, str]] = {
+    "state from call to call": (
+        sparse("flux2", counts=1),
+        "because it keeps state between calls (StandInSparse.seen)",
+    ),
+    "several heads mixed": (
+        changed("flux2", "mean of heads"),
+        "because its result for a part of the heads differs from its result for all heads together",
+    ),
+    "an option that workers do not receive": (
+        changed("flux2", "by sides"),
+        "because it reads cond_or_uncond, which the workers do not receive",
+    ),
+    "another pack's function": (
+        insert_after_model(graph_of("flux2", steps=2), "PackOverride"),
+        ".overridden) cannot be applied to a parallel MODEL",
+    ),
+    "a module that workers cannot import": (
+        changed("flux2", "causal", OF_THE_SERVER),
+        "StandInAttention.patch.<locals>.override) cannot be applied to a parallel MODEL",
+    ),
+}
 
 
-def test_a_function_that_reads_an_option_that_workers_do_not_receive_is_refused(comfyui: ComfyUI) -> None:
-    said = refused(comfyui, spread(changed("flux2", "by sides"), **SPLITS["two"]))
-    assert "because it reads cond_or_uncond, which the workers do not receive" in said
-
-
-def test_another_packs_function_is_refused_by_name(comfyui: ComfyUI) -> None:
-    graph = insert_after_model(graph_of("flux2", steps=2), "PackOverride")
-    said = refused(comfyui, spread(graph, **SPLITS["two"]))
-    assert ".overridden) cannot be applied to a parallel MODEL" in said
-
-
-def test_a_function_whose_module_workers_cannot_import_is_refused_by_name(comfyui: ComfyUI) -> None:
-    said = refused(comfyui, spread(changed("flux2", "causal", OF_THE_SERVER), **SPLITS["two"]))
-    assert "StandInAttention.patch.<locals>.override) cannot be applied to a parallel MODEL" in said
+@pytest.mark.parametrize(("graph", "reason"), NOT_POSSIBLE.values(), ids=NOT_POSSIBLE)
+def test_a_function_that_workers_cannot_run_is_refused_with_the_reason(
+    graph: Graph, reason: str, comfyui: ComfyUI
+) -> None:
+    assert reason in refused(comfyui, spread(graph, **SPLITS["two"]))
 
 
 @pytest.mark.parametrize(
@@ -313,24 +300,20 @@ def test_a_function_whose_module_workers_cannot_import_is_refused_by_name(comfyu
     ],
 )
 def test_a_new_node_after_the_guidance_runs_in_the_workers_after_a_trial(
-    kind: str, file: str, way: str, comfyui: ComfyUI, latent_of: LatentOf
+    kind: str, file: str, way: str, latent_of: LatentOf, assert_equal_latents: EqualLatents
 ) -> None:
     graph = insert_after_model(graph_of("flux2", steps=2), "StandInGuidanceNode", kind=kind, file=Path(file).stem)
-    stock = latent_of(graph)
-    assert relative_error(latent_of(graph_of("flux2", steps=2)), stock) > DIFFERENT
-    run, log = queue_logged(comfyui, spread(graph, strict=False, **SPLITS["two"]))
-    assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
-    assert ways(log) == [way]
+    assert relative_error(latent_of(graph_of("flux2", steps=2)), latent_of(graph)) > DIFFERENT
+    assert ways(assert_equal_latents(spread(graph, strict=False, **SPLITS["two"]), graph)) == [way]
 
 
 @pytest.mark.parametrize("split", ["one", "two"])
 def test_comfyuis_node_for_the_attention_backend_gives_the_same_latent(
-    split: str, comfyui: ComfyUI, latent_of: LatentOf
+    split: str, comfyui: ComfyUI, assert_equal_latents: EqualLatents
 ) -> None:
     kind = "ModelAttentionBackend"
     only_in_newer(kind, bool(comfyui.object_info(kind)))
     graph = insert_after_model(graph_of("wan", steps=2), kind, attention="pytorch attention")
-    run, log = queue_logged(comfyui, spread(graph, **SPLITS[split]))
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    log = assert_equal_latents(spread(graph, **SPLITS[split]), graph)
     assert ways(log) == ["loop"]
     assert "set_model_optimized_attention" in log

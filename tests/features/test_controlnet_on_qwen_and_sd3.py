@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import TOLERANCE, LatentOf, graph_of, spread
+from tests.features.conftest import EqualLatents
+from tests.support.graphs.comfyui import LatentOf, graph_of, spread
 from tests.support.graphs.comfyui_inputs import LATENTS
-from tests.support.graphs.flux import Graph, controlled, node, queue_logged, ways
-from tests.support.latents import relative_error, saved_latent
+from tests.support.graphs.flux import Graph, controlled, node, ways
+from tests.support.graphs.networks import NETWORK_PLANS
+from tests.support.latents import relative_error
 from tests.support.selection import thorough
+from tests.support.server import save_picture
 from tests.support.tiny.comfyui import TINY, save_tiny, save_wide
 from tests.support.tiny.controlnet import save_qwen, save_sd3, save_wan_vae
 from tests.support.tiny.models import draw
@@ -26,13 +30,6 @@ SIZES = LATENTS | {QWEN: node("EmptySD3LatentImage", width=112, height=72, batch
 MASKS = {"positive": [1, 1, 0, 1, 1, 1, 0], "negative": [1, 1, 1, 1, 0, 0, 0]}
 """Attention masks of one length, so that ComfyUI makes one call of both branches, which the workers compute as two."""
 
-PLANS = {
-    "ulysses 2": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
-    "cfg 2": {"devices": "cpu:2", "cfg": 2},
-    "ulysses 2 x ring 2": {"devices": "cpu:4", "cfg": 1, "ulysses": 2, "ring": 2},
-    "pp 2": {"devices": "cpu:2", "cfg": 1, "pipefusion": 2, "warmup_steps": 99},
-}
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _files(comfyui: ComfyUI) -> None:
@@ -40,8 +37,7 @@ def _files(comfyui: ComfyUI) -> None:
     save_sd3(models / "controlnet" / f"{SD3}-net.safetensors")
     save_image_vae(models / "vae" / f"{SD3}-hint.safetensors")
     save_wan_vae(models / "vae" / f"{QWEN}-hint.safetensors")
-    noise = torch.randint(0, 256, (9, 14, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy()
-    Image.fromarray(noise).resize((112, 72), Image.Resampling.NEAREST).save(comfyui.input_dir / "hint-112.png")
+    save_picture(comfyui, "hint-112.png", (112, 72), (9, 14))
     save_tiny(models / "diffusion_models", SD3)
     for side, mask in MASKS.items():
         [(cond, options)] = TINY[SD3].prompt(len(mask), seed=sum(mask))
@@ -73,25 +69,27 @@ def graphs(name: str) -> tuple[Graph, Graph]:
     return with_net, graph
 
 
-def check(comfyui: ComfyUI, latent_of: LatentOf, name: str, plan: str) -> None:
-    """Check that the latent under a plan equals the stock loader's, and that the ControlNet changes it."""
-    graph, plain = graphs(name)
-    expected = latent_of(graph)
-    assert relative_error(latent_of(plain), expected) > DIFFERENT
-    run, log = queue_logged(comfyui, spread(graph, strict=False, **PLANS[plan]))
-    assert relative_error(saved_latent(comfyui, run.check()), expected) <= TOLERANCE
-    assert ways(log) == ["ControlNet"]
+@pytest.fixture
+def check(latent_of: LatentOf, assert_equal_latents: EqualLatents) -> Callable[[str, str], None]:
+    """Provide a function that checks a model under a plan: the latent equals the stock loader's; the ControlNet changes it."""
+
+    def compare(name: str, plan: str) -> None:
+        graph, plain = graphs(name)
+        assert relative_error(latent_of(plain), latent_of(graph)) > DIFFERENT
+        assert ways(assert_equal_latents(spread(graph, strict=False, **NETWORK_PLANS[plan]), graph)) == ["ControlNet"]
+
+    return compare
 
 
-@pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*PLANS][1:])])
-def test_sd3_is_controlled_as_on_the_stock_loader(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
-    check(comfyui, latent_of, SD3, plan)
+@pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*NETWORK_PLANS][1:])])
+def test_sd3_is_controlled_as_on_the_stock_loader(check: Callable[[str, str], None], plan: str) -> None:
+    check(SD3, plan)
 
 
 @thorough
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("plan", ["ulysses 2", "cfg 2", "ulysses 2 x ring 2"])
 def test_qwen_image_with_masked_texts_is_controlled_as_on_the_stock_loader(
-    comfyui: ComfyUI, latent_of: LatentOf, plan: str
+    check: Callable[[str, str], None], plan: str
 ) -> None:
-    check(comfyui, latent_of, QWEN, plan)
+    check(QWEN, plan)

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
+from tests.features.conftest import EqualLatents
 from tests.support.comfyuis import tell_new
 from tests.support.graphs.comfyui import FLUX1, TOLERANCE, LatentOf, graph_of, masked, save_families, spread
 from tests.support.graphs.diffusers import refused
-from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
-from tests.support.latents import relative_error, saved_latent
+from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, parallel, ways
+from tests.support.latents import relative_error
 from tests.support.sampler_names import LOCAL, NOT_LOCAL
 from tests.support.selection import pairwise, thorough
 
@@ -51,21 +52,20 @@ def check(latent_of: LatentOf, stock: Graph, spread_out: Graph) -> None:
     assert error <= TOLERANCE
 
 
-@pairwise(sampler=QUICK, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
+def samplers_of(names: tuple[str, ...]) -> pytest.MarkDecorator:
+    """Parametrise a test with samplers, each two of sampler, scheduler, model and plan together in a case."""
+    return pairwise(sampler=names, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
+
+
+@samplers_of(QUICK)
 def test_samplers_of_the_quick_run_give_the_stock_latent(
     latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str
 ) -> None:
     check(latent_of, *job(model, plan, sampler_name=sampler, scheduler=scheduler))
 
 
-# tests/denoise/test_samplers.py compares each sampler with ComfyUI's, call by call, on the whole picture and in patches
-@thorough
-@pairwise(
-    sampler=tuple(name for name in LOCAL if name not in QUICK),
-    scheduler=SCHEDULERS,
-    model=("flux1", "wan"),
-    plan=(*PLANS,),
-)
+@thorough  # tests/denoise/test_samplers.py compares each with ComfyUI's, call by call, on the whole picture and in patches
+@samplers_of(tuple(name for name in LOCAL if name not in QUICK))
 def test_all_other_samplers_give_the_stock_latent(
     latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str
 ) -> None:
@@ -102,12 +102,13 @@ def test_cfg_pp_uses_the_negative_at_cfg_1(latent_of: LatentOf) -> None:
     check(latent_of, stock, ours)
 
 
-@pytest.mark.parametrize("cache", ["EasyCache", "LazyCache"])
-def test_a_step_cache_skips_the_same_calls(comfyui: ComfyUI, latent_of: LatentOf, cache: str) -> None:
-    """The same calls are skipped, so the latent equals the stock loader's."""
+@pytest.mark.parametrize("cache", ["EasyCache", pytest.param("LazyCache", marks=thorough)])  # test_step_caches has both
+def test_a_step_cache_under_a_sampler_that_reads_the_negative_gives_the_stock_latent(
+    latent_of: LatentOf, cache: str
+) -> None:
     settings = {"reuse_threshold": 0.5, "start_percent": 0.15, "end_percent": 0.95, "verbose": False}
-    stock = ksampler_graph(FLUX1, **SIZE, steps=8, cfg=2.0, sampler="euler_cfg_pp")
-    plain, graph = stock, insert_after_model(stock, cache, **settings)
+    plain = ksampler_graph(FLUX1, **SIZE, steps=8, cfg=2.0, sampler="euler_cfg_pp")
+    graph = insert_after_model(plain, cache, **settings)
     assert relative_error(latent_of(graph), latent_of(plain)) > TOLERANCE
     check(latent_of, graph, parallel(graph, sampler=True, **PLANS["cfg2"]))
 
@@ -115,16 +116,13 @@ def test_a_step_cache_skips_the_same_calls(comfyui: ComfyUI, latent_of: LatentOf
 ADAPTIVE = "the sampler dpm_adaptive, which takes a norm of the latent"
 
 
-def test_a_sampler_that_reads_the_latent_runs_one_call_at_a_time(comfyui: ComfyUI, latent_of: LatentOf) -> None:
+def test_a_sampler_that_reads_the_latent_runs_one_call_at_a_time_and_not_in_parallel_sampler(
+    comfyui: ComfyUI, assert_equal_latents: EqualLatents
+) -> None:
     graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
-    run, log = queue_logged(comfyui, parallel(graph, **PLANS["ulysses2"]))
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    log = assert_equal_latents(parallel(graph, **PLANS["ulysses2"]), graph)
     assert ways(log) == [ADAPTIVE]
     assert "choose another sampler, such as euler or dpmpp_2m" in log
-
-
-def test_parallel_sampler_refuses_a_sampler_that_reads_the_latent(comfyui: ComfyUI) -> None:
-    graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
     assert refused(comfyui, parallel(graph, sampler=True, **PLANS["ulysses2"])) == (
         f"Parallel Sampler does not support {ADAPTIVE}: choose another sampler, such as euler or dpmpp_2m, or KSampler, which is "
         "slower (one model call at a time)."
@@ -141,13 +139,6 @@ def test_cfg_pp_in_patches_equals_one_workers_patches(comfyui: ComfyUI, latent_o
     assert TOLERANCE < relative_error(latent_of(one), latent_of(graph)) < 1
 
 
-def test_every_step_shows_progress_and_a_preview(comfyui: ComfyUI) -> None:
-    graph = ksampler_graph(FLUX1, **SIZE, seed=77, steps=5, cfg=2.0, sampler="seeds_3")
-    run = comfyui.queue(parallel(graph, sampler=True, **PLANS["cfg2"]), timeout=300).check()
-    assert [event.value for event in run.progress] == [1, 2, 3, 4, 5]
-    assert run.previews == 5
-
-
 def test_cfg_norm_and_cfg_zero_star_over_data_ranks_give_the_stock_latent(latent_of: LatentOf) -> None:
     """CFGNorm and CFGZeroStar change the guidance before a CFG++ sampler reads it; data ranks hold parts of the batch."""
     plain = ksampler_graph(FLUX1, **SIZE, batch=2, cfg=3.0, sampler="euler_cfg_pp")
@@ -157,9 +148,8 @@ def test_cfg_norm_and_cfg_zero_star_over_data_ranks_give_the_stock_latent(latent
 
 
 def test_guidance_that_needs_the_whole_picture_runs_one_call_at_a_time_with_pipefusion(
-    comfyui: ComfyUI, latent_of: LatentOf
+    assert_equal_latents: EqualLatents,
 ) -> None:
     graph = insert_after_model(ksampler_graph(FLUX1, **SIZE, cfg=2.0), "CFGNorm", strength=1.0)
-    run, log = queue_logged(comfyui, parallel(graph, devices="cpu:2", pipefusion=2, cfg=1, warmup_steps=99))
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    log = assert_equal_latents(parallel(graph, devices="cpu:2", pipefusion=2, cfg=1, warmup_steps=99), graph)
     assert ways(log) == ["CFGNorm with PipeFusion"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, graph_of, save_families, spread
+from tests.support.graphs.comfyui import BY_STORE, DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread
 from tests.support.graphs.flux import Graph, insert_after_model, queue_logged
 from tests.support.graphs.loras import LORA, save_lora, with_lora
 from tests.support.latents import relative_error, saved_latent
@@ -23,17 +22,9 @@ from tests.support.tiny.models import draw
 
 NAMES = ("flux2", "wan")
 
-PLANS: dict[str, dict[str, Any]] = {
-    "ulysses": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
-    "stages": {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
-    "sharded": {"devices": "cpu:2", "cfg": 1, "ulysses": 2, "weights": "sharded"},
-    "streamed": {"devices": "cpu:2", "cfg": 1, "ulysses": 2, "weights": "streamed"},
-}
 GGUF = (Type.Q8_0, Type.Q4_K)
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 SCALED = ("old", "marks", "metadata")
-
-LatentOf = Callable[[Graph], Tensor]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,7 +84,7 @@ def check(latent_of: LatentOf, graph: Graph, plan: dict[str, Any], file: str | N
     ],
 )
 def test_files_of_every_dtype_give_the_stock_latent(latent_of: LatentOf, form: str, name: str, plan: str) -> None:
-    check(latent_of, of_file(name, form), PLANS[plan])
+    check(latent_of, of_file(name, form), BY_STORE[plan])
 
 
 @pytest.mark.parametrize(
@@ -110,20 +101,20 @@ def test_gguf_files_give_the_stock_latent_of_their_values(
     latent_of: LatentOf, kind: Type, name: str, plan: str
 ) -> None:
     """ComfyUI runs the values that the gguf package itself expands."""
-    check(latent_of, of_file(name, f"{kind.name}-values"), PLANS[plan], f"{name}-{kind.name}.gguf")
+    check(latent_of, of_file(name, f"{kind.name}-values"), BY_STORE[plan], f"{name}-{kind.name}.gguf")
 
 
 @pytest.mark.parametrize("name", [pytest.param("flux2", marks=thorough), "wan"])
 def test_the_loaders_weight_dtype_gives_the_stock_latent(latent_of: LatentOf, name: str) -> None:
     graph = graph_of(name, steps=2)
     graph["model"]["inputs"]["weight_dtype"] = "fp8_e4m3fn"
-    check(latent_of, graph, PLANS["sharded"])
+    check(latent_of, graph, BY_STORE["sharded"])
 
 
 # -- LoRA
 
 
-@product(plan=PLANS, name=NAMES, model=["", "fp8", "Q4_K"])
+@product(plan=BY_STORE, name=NAMES, model=["", "fp8", "Q4_K"])
 def test_a_lora_gives_the_stock_latent(latent_of: LatentOf, plan: dict[str, Any], name: str, model: str) -> None:
     """The latent equals the stock loader's on weights of every kind; for GGUF the stock loader has the values in fp32."""
     form = "Q4_K-values" if model == "Q4_K" else model
@@ -137,9 +128,9 @@ def test_a_lora_gives_the_stock_latent(latent_of: LatentOf, plan: dict[str, Any]
 def test_another_lora_strength_loads_no_weights_again(comfyui: ComfyUI, latent_of: LatentOf, plan: str) -> None:
     graphs = [with_lora(graph_of("wan", seed=90), "wan", strength) for strength in (0.8, -0.5)]
     expected = [latent_of(graph) for graph in graphs]
-    comfyui.queue(spread(graph_of("wan", seed=91), **PLANS[plan]), timeout=300).check()
+    comfyui.queue(spread(graph_of("wan", seed=91), **BY_STORE[plan]), timeout=300).check()
     for graph, stock in zip(graphs, expected, strict=True):
-        run, log = queue_logged(comfyui, spread(graph, **PLANS[plan]))
+        run, log = queue_logged(comfyui, spread(graph, **BY_STORE[plan]))
         assert relative_error(saved_latent(comfyui, run.check()), stock) <= TOLERANCE
         assert "the workers loaded" not in log
         assert "restored" not in log
@@ -174,7 +165,9 @@ def save_partly_applied(folder: Path, tensors: dict[str, Tensor]) -> None:
     save_file({name: tensor.clone() for name, tensor in made.items()}, folder / "wan-partly.safetensors")
 
 
-@pytest.mark.parametrize("plan", [{"devices": "cpu:1"}, PLANS["sharded"]], ids=["alone", "sharded"])
+@pytest.mark.parametrize(
+    "plan", [pytest.param({"devices": "cpu:1"}, marks=thorough), BY_STORE["sharded"]], ids=["alone", "sharded"]
+)
 def test_lora_changes_that_comfyui_omits_are_omitted_with_a_message(
     comfyui: ComfyUI, latent_of: LatentOf, plan: dict[str, Any]
 ) -> None:
@@ -200,7 +193,7 @@ def in_bf16(graph: Graph) -> Graph:
     return insert_after_model(graph, "ModelComputeDtype", dtype="bf16")
 
 
-@product(name=NAMES, plan={"ulysses": PLANS["ulysses"], "stages": PLANS["stages"]})
+@product(name=NAMES, plan={"ulysses": BY_STORE["ulysses"], "stages": BY_STORE["stages"]})
 def test_bf16_is_as_close_to_fp32_as_comfyuis(latent_of: LatentOf, name: str, plan: dict[str, Any]) -> None:
     """One worker gives ComfyUI's own bits; the result of several workers is at most 1.5 times as far from fp32 as ComfyUI's."""
     graph = graph_of(name)

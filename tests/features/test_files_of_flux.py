@@ -7,27 +7,23 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from PIL import Image
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from scripts.comfyui import ComfyUI
+from tests.support.graphs.comfyui import LatentOf, save_latent
 from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, node, parallel, step_by_step
 from tests.support.latents import relative_error
-from tests.support.selection import product, thorough
-from tests.support.server import NARROW, NARROW_DEV
+from tests.support.selection import thorough
+from tests.support.server import NARROW, NARROW_DEV, save_picture
 from tests.support.tiny.flux import save_flux
 from tests.support.tiny.formats import save_diffusers, save_fp8, save_gguf, save_scaled, save_sparse
 
 TOLERANCE = 1e-5
 DIFFERENT = 1e-2
 STEPS = 2
-
-LatentOf = Callable[[Graph], Tensor]
 
 PLANS: dict[str, dict[str, Any]] = {
     "ulysses": {"ulysses": 2},
@@ -38,7 +34,7 @@ FULL = ("full-bf16", "full-fp8", "full-scaled")
 PLAIN: dict[str, Any] = {"heads": 2, "seed": 3}
 """Settings of NARROW's weights before their quantisation."""
 
-GGUF_TYPES = (Type.Q8_0, Type.Q4_0, Type.Q5_K, Type.Q4_K, Type.Q6_K, Type.F16)
+GGUF_TYPES = (Type.Q8_0, Type.Q4_K, Type.Q6_K)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,16 +62,12 @@ def _files(comfyui: ComfyUI) -> None:
     for form in FULL:
         full = folder / f"{form}.safetensors"
         save_file(load_file(full) | other, models / "checkpoints" / full.name)
+    save_flux(folder / "fp16-norm-weight.safetensors", dtype=torch.float16, norm_scale="weight")
     save_flux(folder / "fill.safetensors", heads=2, channels=96, guidance=True, seed=5)
     save_flux(folder / "canny.safetensors", heads=2, channels=32, guidance=True, seed=6)
-    generator = torch.Generator().manual_seed(7)
     for height, width in ((13, 9), (16, 24), (7, 5), (24, 8), (8, 8)):
-        latent = {"latent_tensor": torch.randn(1, 16, height, width, generator=generator)}
-        file = comfyui.input_dir / f"reference-{height}x{width}.latent"
-        save_file(latent | {"latent_format_version_0": torch.tensor([])}, file)
-    colours = np.random.default_rng(8).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    picture = Image.fromarray(colours).resize((72, 104), Image.Resampling.NEAREST)
-    picture.save(comfyui.input_dir / "picture.png")
+        save_latent(comfyui, f"reference-{height}x{width}", 1, 16, height, width)
+    save_picture(comfyui, "picture.png", (72, 104), (8, 8))
 
 
 def small(model: str, **settings: Any) -> Graph:
@@ -101,75 +93,55 @@ def error(latent_of: LatentOf) -> Callable[..., float]:
     return compute
 
 
-@pytest.mark.parametrize(
-    ("model", "plan"),
-    [
-        pytest.param("e4m3fn", "ulysses", marks=thorough),
-        ("e4m3fn", "sharded"),
-        ("e5m2", "stages"),
-        ("scaled-old", "ulysses"),
-        pytest.param("scaled-old", "sharded", marks=thorough),
-        ("scaled-marks", "stages"),
-        ("scaled-metadata", "ulysses"),
-    ],
-)
-def test_fp8_files_give_the_stock_latent(error, model, plan):
-    assert error(small(model), plan) <= TOLERANCE
+def gguf(kind: Type) -> tuple[str, str]:
+    """Return the file of the values that the gguf package itself expands, which ComfyUI runs, and the GGUF file."""
+    return f"{kind.name}-values", f"{kind.name}.gguf"
 
 
 @pytest.mark.parametrize(
-    ("kind", "plan"),
+    ("model", "choice", "plan"),
     [
-        (Type.Q4_K, "ulysses"),
-        # tests/weights/test_formats.py tests every type bit for bit
-        *(pytest.param(kind, "ulysses", marks=thorough) for kind in GGUF_TYPES if kind != Type.Q4_K),
-        (Type.Q4_K, "sharded"),
-        (Type.Q8_0, "sharded"),
-        (Type.Q6_K, "stages"),
+        ("e4m3fn", None, "sharded"),
+        ("scaled-old", None, "ulysses"),
+        ("scaled-marks", None, "stages"),
+        ("scaled-metadata", None, "ulysses"),
+        (*gguf(Type.Q4_K), "ulysses"),
+        (*gguf(Type.Q8_0), "sharded"),
+        ("fp16-norm-weight", None, "ulysses"),
+        ("full-bf16", None, "ulysses"),  # all names have a prefix
+        ("diffusers-single", "diffusers-shards", "sharded"),
+        ("pipeline", "diffusers/pipeline", "ulysses"),
+        ("full-fp8", "checkpoints/full-fp8.safetensors", "stages"),
+        ("full-scaled", "checkpoints/full-scaled.safetensors", "sharded"),
+        pytest.param("e5m2", None, "stages", marks=thorough),  # in the quick run scaled-metadata is e5m2
+        pytest.param(*gguf(Type.Q6_K), "stages", marks=thorough),  # tests/weights/test_formats.py has every type
+        pytest.param("pipeline", None, "stages", marks=thorough),  # a file with the folder's names
+        pytest.param("full-bf16", "checkpoints/full-bf16.safetensors", "ulysses", marks=thorough),  # full-fp8
     ],
 )
-def test_gguf_files_give_the_stock_latent_of_their_values(error, kind, plan):
-    """ComfyUI runs the values that the gguf package itself expands."""
-    assert error(small(f"{kind.name}-values"), plan, f"{kind.name}.gguf") <= TOLERANCE
+def test_a_file_gives_the_stock_latent(error, model, choice, plan):
+    assert error(small(model), plan, choice) <= TOLERANCE
 
 
-@product(
-    file=[("e4m3fn", None), ("scaled-old", None), ("scaled-metadata", None), ("Q8_0-values", "Q8_0.gguf")],
-    dtype={"fp32": None, "bf16": "bf16"},
+@pytest.mark.parametrize(  # in the quick run scaled-old for both kinds of fp8
+    ("model", "choice"), [("scaled-old", None), gguf(Type.Q8_0), pytest.param("e4m3fn", None, marks=thorough)]
 )
-def test_quantised_files_lose_no_more_precision_than_in_comfyui(latent_of, file, dtype):
+def test_quantised_files_lose_no_more_precision_in_bf16_than_in_comfyui(latent_of, model, choice):
     """The error is relative to the latent of the weights before their quantisation."""
-    model, choice = file
     exact = latent_of(small(NARROW))
-    graph = small(model)
-    if dtype is not None:
-        graph = insert_after_model(graph, "ModelComputeDtype", dtype=dtype)
+    graph = insert_after_model(small(model), "ModelComputeDtype", dtype="bf16")
     ours, comfys = (relative_error(latent_of(g), exact) for g in (in_workers(graph, "ulysses", choice), graph))
-    print(f"{model} {dtype}: {ours:.6f}, ComfyUI {comfys:.6f}")
+    print(f"{model}: {ours:.6f}, ComfyUI {comfys:.6f}")
     assert comfys > TOLERANCE
-    assert ours <= (comfys + TOLERANCE if dtype is None else 1.5 * comfys)
+    assert ours <= 1.5 * comfys
 
 
-@pytest.mark.parametrize("plan", [pytest.param("ulysses", marks=thorough), "sharded"])
-def test_a_diffusers_folder_of_shards_gives_the_stock_latent(error, plan):
-    assert error(small("diffusers-single"), plan, "diffusers-shards") <= TOLERANCE
-
-
-def test_a_pipeline_folder_and_a_file_with_diffusers_names_give_the_stock_latent(error):
-    assert error(small("pipeline"), "ulysses", "diffusers/pipeline") <= TOLERANCE
-    assert error(small("pipeline"), "stages") <= TOLERANCE
-
-
-@pytest.mark.parametrize(("form", "plan"), list(zip(FULL, PLANS, strict=True)))
-def test_full_checkpoints_give_the_stock_latent(error, form, plan):
-    assert error(small(form), plan, f"checkpoints/{form}.safetensors") <= TOLERANCE
-
-
-@pytest.mark.parametrize("weight_dtype", [pytest.param("fp8_e4m3fn", marks=thorough), "fp8_e4m3fn_fast", "fp8_e5m2"])
-def test_weight_dtypes_of_load_diffusion_model_give_the_stock_latent(error, weight_dtype):
-    graph = small(NARROW_DEV)
-    graph["model"]["inputs"]["weight_dtype"] = weight_dtype
-    assert error(graph, "sharded") <= TOLERANCE
+def test_a_bf16_file_kept_in_fp8_gives_the_stock_latent(latent_of, error):
+    """test_lora_on_flux has fp32 files kept in every kind of fp8, with adapters and without."""
+    graph, exact = small("full-bf16"), small("full-bf16")
+    graph["model"]["inputs"]["weight_dtype"] = "fp8_e5m2"
+    assert error(graph, "ulysses") <= TOLERANCE
+    assert relative_error(latent_of(graph), latent_of(exact)) > DIFFERENT
 
 
 def test_the_loader_offers_every_form_of_file(comfyui: ComfyUI):
@@ -230,30 +202,9 @@ def referring(graph: Graph, sizes: list[tuple[int, int]], method: str | None = N
     return graph
 
 
-@pytest.mark.parametrize(
-    ("sizes", "method", "plan"),
-    [
-        ([(13, 9)], None, "ulysses"),
-        ([(16, 24), (7, 5), (24, 8)], "offset", "ulysses"),
-        ([(16, 24), (7, 5)], "offset", "stages"),
-        ([(8, 8), (7, 5)], "index", "sharded"),
-        ([(8, 8), (7, 5)], "uxo/uno", "ulysses"),
-    ],
-)
-def test_kontext_with_reference_latents_gives_the_stock_latent(error, sizes, method, plan):
-    assert error(referring(small(NARROW_DEV), sizes, method), plan) <= TOLERANCE
-
-
 def test_references_of_both_branches_and_a_batch_over_a_ring_give_the_stock_latent(error):
     graph = referring(referring(small(NARROW_DEV, batch=2), [(16, 24)]), [(7, 5)], side="negative")
     assert error(graph, "ulysses", ulysses=1, ring=2) <= TOLERANCE
-
-
-def test_reference_latents_one_model_call_at_a_time_give_the_stock_latent(latent_of):
-    graph = step_by_step(referring(small(NARROW_DEV), [(16, 24), (7, 5)]))
-    swapped = in_workers(graph, "ulysses")
-    swapped["sampler"]["class_type"] = "KSampler"
-    assert relative_error(latent_of(swapped), latent_of(graph)) <= TOLERANCE
 
 
 def test_references_and_their_method_change_the_latent(latent_of):
@@ -261,13 +212,6 @@ def test_references_and_their_method_change_the_latent(latent_of):
     one, other = (referring(plain, [(16, 24), (7, 5)], method) for method in ("offset", "index"))
     assert relative_error(latent_of(in_workers(one, "ulysses")), latent_of(plain)) > DIFFERENT
     assert relative_error(latent_of(in_workers(one, "ulysses")), latent_of(other)) > TOLERANCE
-
-
-def test_a_reference_method_that_is_not_supported_is_refused_by_name(comfyui: ComfyUI):
-    graph = referring(small(NARROW_DEV), [(8, 8)], "index_timestep_zero")
-    run = comfyui.queue(in_workers(graph, "ulysses"), timeout=300)
-    assert run.error is not None
-    assert "index_timestep_zero is not supported (offset, index, uxo are)" in run.error.exception_message
 
 
 def with_picture(graph: Graph, class_type: str, **inputs: Any) -> Graph:
@@ -291,18 +235,38 @@ def filling(graph: Graph, noise_mask: bool) -> Graph:
     return graph | {"mask": node("LoadImageMask", image="picture.png", channel="red")}
 
 
-@pytest.mark.parametrize(("noise_mask", "plan"), [(True, "ulysses"), (False, "stages"), (True, "sharded")])
-def test_fill_gives_the_stock_latent(error, noise_mask, plan):
-    assert error(filling(small("fill"), noise_mask), plan) <= TOLERANCE
+def referring_flux(sizes: list[tuple[int, int]], method: str | None = None) -> Graph:
+    return referring(small(NARROW_DEV), sizes, method)
 
 
-def test_canny_and_depth_models_give_the_stock_latent(error):
-    assert error(with_picture(small("canny"), "InstructPixToPixConditioning"), "ulysses") <= TOLERANCE
+PICTURES: dict[str, tuple[Graph, str]] = {
+    "a reference": (referring_flux([(13, 9)]), "ulysses"),
+    "three references": (referring_flux([(16, 24), (7, 5), (24, 8)], "offset"), "ulysses"),
+    "references, offset": (referring_flux([(16, 24), (7, 5)], "offset"), "stages"),
+    "references, index": (referring_flux([(8, 8), (7, 5)], "index"), "sharded"),
+    "references, uxo": (referring_flux([(8, 8), (7, 5)], "uxo/uno"), "ulysses"),
+    "fill": (filling(small("fill"), True), "sharded"),
+    "fill without noise mask": (filling(small("fill"), False), "stages"),
+    "fill without a picture": (small("fill"), "ulysses"),
+    "canny": (with_picture(small("canny"), "InstructPixToPixConditioning"), "ulysses"),
+}
+"""Graphs of Kontext, Fill and Canny, and their plans."""
+
+QUICK_PICTURES = ("three references", "references, index", "fill", "fill without a picture", "canny")
+"""Names in PICTURES that the quick run has; tests/engine/test_products.py has references in stages."""
 
 
-def test_fill_without_a_picture_and_one_model_call_at_a_time_gives_the_stock_latent(error, latent_of):
-    assert error(small("fill"), "ulysses") <= TOLERANCE
-    graph = step_by_step(filling(small("fill"), True))
+@pytest.mark.parametrize(
+    ("graph", "plan"),
+    [pytest.param(*case, id=name, marks=[thorough] * (name not in QUICK_PICTURES)) for name, case in PICTURES.items()],
+)
+def test_pictures_next_to_the_latent_give_the_stock_latent(error, graph, plan):
+    assert error(graph, plan) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["references, offset", pytest.param("fill", marks=thorough)])
+def test_pictures_one_model_call_at_a_time_give_the_stock_latent(latent_of, name):
+    graph = step_by_step(PICTURES[name][0])
     swapped = in_workers(graph, "ulysses")
     swapped["sampler"]["class_type"] = "KSampler"
     assert relative_error(latent_of(swapped), latent_of(graph)) <= TOLERANCE

@@ -5,7 +5,6 @@ The other tests compile with `cudagraphs`, which on CPUs runs the same graphs un
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, graph_of, save_families, spread
+from tests.support.graphs.comfyui import BY_STORE, DIFFERENT, TOLERANCE, LatentOf, graph_of, save_families, spread
 from tests.support.graphs.flux import Graph, insert_after_model, queue_logged
 from tests.support.graphs.loras import LORA, save_lora, with_lora
 from tests.support.latents import relative_error, saved_latent
@@ -25,17 +24,6 @@ from tests.support.tiny.quantised import save_quantised
 NAME = "flux2"
 GGUF = f"{NAME}-inductor.gguf"
 VALUES = f"{NAME}-inductor-values.safetensors"
-ULYSSES = {"devices": "cpu:2", "cfg": 1, "ulysses": 2}
-
-PLANS: dict[str, dict[str, Any]] = {
-    "ulysses": ULYSSES,
-    "stages": {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
-    "sharded": ULYSSES | {"weights": "sharded"},
-    "streamed": ULYSSES | {"weights": "streamed"},
-}
-
-LatentOf = Callable[[Graph], Tensor]
-
 pytestmark = thorough
 
 
@@ -67,7 +55,7 @@ def compiled(server: ComfyUI, graph: Graph) -> Tensor:
     return latent
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("plan", BY_STORE.values(), ids=BY_STORE)
 def test_compiled_blocks_of_each_store_give_the_stock_latent(
     comfyui: ComfyUI, latent_of: LatentOf, plan: dict[str, Any]
 ) -> None:
@@ -80,10 +68,10 @@ def test_compiled_blocks_of_each_store_give_the_stock_latent(
 def test_compile_on_in_the_plan_compiles_the_blocks(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     """The plan compiles without a node on the MODEL. One model call at a time, nothing is compiled, and a message says so."""
     graph = graph_of(NAME, steps=2)
-    run, log = queue_logged(comfyui, spread(graph, **ULYSSES, compile="on"), timeout=900)
+    run, log = queue_logged(comfyui, spread(graph, **BY_STORE["ulysses"], compile="on"), timeout=900)
     assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
     assert "blocks compiled by inductor" in log and "is not compiled" not in log
-    by_calls = spread(graph, strict=False, **ULYSSES, compile="on")
+    by_calls = spread(graph, strict=False, **BY_STORE["ulysses"], compile="on")
     run, log = queue_logged(comfyui, insert_after_model(by_calls, "RescaleCFG", multiplier=0.7))
     run.check()
     assert "blocks compiled" not in log
@@ -96,7 +84,7 @@ def test_loras_of_two_strengths_in_compiled_blocks_give_the_stock_latent(
 ) -> None:
     for strength in (0.8, -0.3):
         graph = of_file(file, strength)
-        assert relative_error(compiled(comfyui, spread(graph, **ULYSSES)), latent_of(graph)) <= TOLERANCE
+        assert relative_error(compiled(comfyui, spread(graph, **BY_STORE["ulysses"])), latent_of(graph)) <= TOLERANCE
 
 
 def test_gguf_with_a_lora_in_compiled_blocks_gives_the_stock_latent(comfyui: ComfyUI, latent_of: LatentOf) -> None:
@@ -104,7 +92,7 @@ def test_gguf_with_a_lora_in_compiled_blocks_gives_the_stock_latent(comfyui: Com
     ours = of_file(GGUF)
     stock = of_file(VALUES)
     assert relative_error(latent_of(stock), latent_of(of_file(f"{NAME}.safetensors"))) > DIFFERENT
-    assert relative_error(compiled(comfyui, spread(ours, **ULYSSES)), latent_of(stock)) <= TOLERANCE
+    assert relative_error(compiled(comfyui, spread(ours, **BY_STORE["ulysses"])), latent_of(stock)) <= TOLERANCE
 
 
 def test_layers_that_round_are_no_further_from_the_exact_result_than_comfyuis(
@@ -112,6 +100,6 @@ def test_layers_that_round_are_no_further_from_the_exact_result_than_comfyuis(
 ) -> None:
     """INT8's layers round their inputs: an input's last bit decides the rounding, and later layers amplify the difference."""
     graph, exact = of_file(f"{NAME}-inductor-int8_convrot.safetensors"), latent_of(of_file(f"{NAME}.safetensors"))
-    ours, stock = compiled(comfyui, spread(graph, **ULYSSES)), latent_of(graph)
+    ours, stock = compiled(comfyui, spread(graph, **BY_STORE["ulysses"])), latent_of(graph)
     print(f"{relative_error(ours, stock):.2g} from ComfyUI's")
     assert relative_error(ours, exact) <= 1.5 * relative_error(stock, exact)

@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scripts.comfyui import ComfyUI
+from tests.features.conftest import EqualLatents
+from tests.support.graphs.comfyui import LatentOf
 from tests.support.graphs.flux import (
     Graph,
     insert_after_model,
@@ -39,8 +41,6 @@ PLANS: dict[str, dict[str, Any]] = {
     "pp-2": {"pipefusion": 2, "ulysses": 1, "warmup_steps": 8},
     "streamed-2": {"ulysses": 2, "weights": "streamed"},
 }
-
-LatentOf = Callable[[Graph], Tensor]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,28 +77,28 @@ STACK = (("lora-kohya", 0.7), ("lora-peft", -0.3))
 STACKS = [((scheme, 0.7), (other, -0.3)) for scheme, other in pairwise([*SCHEMES, next(iter(SCHEMES))])] + [
     (("dora-columns-of-parts", -0.3), ("lokr", 0.7), ("dora-rows", 1.0))
 ]
-"""Pairs of adapters in which every kind has either strength; every second pair together has each kind once."""
+"""Pairs of adapters in which every kind has either strength."""
 
 
-@product(plan=PLANS, stack=STACKS[::2])
+@pytest.mark.parametrize(
+    ("plan", "stack"),
+    [
+        pytest.param(
+            plan,
+            stack,
+            id=f"{name}, {' and '.join(scheme for scheme, _ in stack)}",
+            marks=[thorough] * (row != 4 * column),  # tests/models/test_adapters.py has every kind in the quick run
+        )
+        for column, (name, plan) in enumerate(PLANS.items())
+        for row, stack in enumerate(STACKS)
+    ],
+)
 def test_adapters_give_the_stock_latent(
     latent_of: LatentOf, plan: dict[str, Any], stack: tuple[tuple[str, float], ...]
 ) -> None:
-    check_adapters(latent_of, plan, stack)
-
-
-@thorough
-@product(plan=PLANS, stack=STACKS[1::2])
-def test_further_adapters_give_the_stock_latent(
-    latent_of: LatentOf, plan: dict[str, Any], stack: tuple[tuple[str, float], ...]
-) -> None:
-    check_adapters(latent_of, plan, stack)
-
-
-def check_adapters(latent_of: LatentOf, plan: dict[str, Any], stack: tuple[tuple[str, float], ...]) -> None:
-    """Check that the latent equals the stock loader's, and that each adapter changes it."""
+    """The latent equals the stock loader's, and each adapter changes it."""
     graph = job(*stack)
-    for taken in range(len(stack)):  # each adapter changes the latent
+    for taken in range(len(stack)):
         assert relative_error(latent_of(graph), latent_of(job(*stack[:taken], *stack[taken + 1 :]))) > DIFFERENT
     assert relative_error(latent_of(parallel(graph, **plan)), latent_of(graph)) <= TOLERANCE
 
@@ -152,14 +152,13 @@ def test_weights_with_adapters_leave_the_devices_and_come_back(comfyui: ComfyUI,
 
 @thorough
 @pytest.mark.parametrize("model", ["tiny-q4.gguf", "tiny-fp8.safetensors"])
-def test_adapters_in_compiled_blocks_give_the_stock_latent(comfyui: ComfyUI, latent_of: LatentOf, model: str) -> None:
+def test_adapters_in_compiled_blocks_give_the_stock_latent(assert_equal_latents: EqualLatents, model: str) -> None:
     """The blocks hold GGUF weights, expanded with adapters, and fp8 weights with adapters applied, at two strengths."""
     for strength in (0.7, -0.3):
         stock = job(("lora-peft", strength), model="tiny-q4-expanded" if "q4" in model else "tiny-fp8")
         ours = parallel(insert_after_model(stock, "TorchCompileModel", backend="cudagraphs"), **PLANS["ulysses-2"])
         ours["model"]["inputs"]["unet_name"] = model
-        run, log = queue_logged(comfyui, ours)
-        assert relative_error(saved_latent(comfyui, run.check()), latent_of(stock)) <= TOLERANCE
+        log = assert_equal_latents(ours, stock)
         assert "blocks compiled by cudagraphs" in log
         assert "is not compiled" not in log
 
@@ -178,19 +177,30 @@ def test_an_adapter_across_the_parts_of_a_fused_quantised_weight_gives_the_stock
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param(step_by_step, marks=thorough, id="step by step"), pytest.param(dict, id="in the loop")]
+    ("way", "plan"),
+    [  # in the quick run test_adapters_on_fp8_weights removes adapters under each plan
+        pytest.param(
+            way,
+            plan,
+            id=f"{way.__name__}, {name}",
+            marks=[thorough] * (way is not dict or name in ("pp-2", "streamed-2")),
+        )
+        for way in (dict, step_by_step)
+        for name, plan in PLANS.items()
+    ],
 )
-def test_adapters_change_the_weights_and_leave_no_trace(comfyui: ComfyUI, way: Callable[[Graph], Graph]) -> None:
-    def latent(*adapters: tuple[str, float], **plan: Any) -> Tensor:
+def test_adapters_change_the_weights_and_leave_no_trace(
+    comfyui: ComfyUI, way: Callable[[Graph], Graph], plan: dict[str, Any]
+) -> None:
+    def latent(*adapters: tuple[str, float]) -> Tensor:
         run, log = queue_logged(comfyui, parallel(way(job(*adapters)), **plan))
         assert ways(log), "ComfyUI had the result already"
         return saved_latent(comfyui, run.check())
 
-    for plan in PLANS.values():
-        before, with_two = latent(**plan), latent(*STACK, **plan)
-        assert not torch.equal(before, with_two)
-        weaker = latent(("lora-kohya", 0.2), STACK[1], **plan)
-        assert not torch.equal(weaker, with_two)
-        comfyui.free()
-        assert torch.equal(latent(*STACK, **plan), with_two)
-        assert torch.equal(latent(**plan), before)
+    before, with_two = latent(), latent(*STACK)
+    assert not torch.equal(before, with_two)
+    weaker = latent(("lora-kohya", 0.2), STACK[1])
+    assert not torch.equal(weaker, with_two)
+    comfyui.free()
+    assert torch.equal(latent(*STACK), with_two)
+    assert torch.equal(latent(), before)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import DIFFERENT, PLANS, TOLERANCE, LatentOf, graph_of, masked, save_families, spread
+from tests.support.graphs.comfyui import PLANS, LatentOf, graph_of, masked, save_families, spread
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_matters_and_stock
 from tests.support.graphs.flux import Graph, insert_after_model
 from tests.support.graphs.guidance import SKIPPING
-from tests.support.latents import relative_error
 from tests.support.selection import thorough
 
 NODES: dict[str, tuple[bool, dict[str, Any]]] = {
@@ -52,9 +52,7 @@ def test_a_node_changes_the_video_as_it_does_with_the_stock_loader(kind: str, la
     in_the_loop, inputs = NODES[kind]
     plain = job(kind)
     graph = insert_after_model(plain, kind, **inputs)
-    stock = latent_of(graph)
-    assert relative_error(latent_of(plain), stock) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, strict=in_the_loop)), stock) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, strict=in_the_loop)
 
 
 def test_skipping_as_many_blocks_as_a_stage_has_is_refused(comfyui: ComfyUI) -> None:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, LatentOf, spread
+from tests.support.graphs.comfyui import LatentOf
 from tests.support.graphs.diffusers import refused
+from tests.support.graphs.family_checks import assert_matters_and_stock
 from tests.support.graphs.flux import Graph, insert_after_model, node
-from tests.support.graphs.networks import CHANGED, anima_graphs, change
-from tests.support.latents import relative_error
+from tests.support.graphs.networks import CHANGED, NETWORK_PLANS, anima_graphs, change
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import save_wide
 from tests.support.tiny.controlnet import save_wan_vae
 from tests.support.tiny.models import draw
-
-PLANS: dict[str, dict[str, Any]] = {
-    "ulysses 2": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
-    "cfg 2": {"devices": "cpu:2", "cfg": 2},
-    "ulysses 2 x ring 2": {"devices": "cpu:4", "cfg": 1, "ulysses": 2, "ring": 2},
-    "pp 2": {"devices": "cpu:2", "cfg": 1, "pipefusion": 2, "warmup_steps": 99},
-}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +22,7 @@ def anima(comfyui: ComfyUI) -> tuple[Graph, Graph]:
     return anima_graphs(comfyui)
 
 
-@pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*PLANS][1:])])
+@pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*NETWORK_PLANS][1:])])
 def test_lllite_changes_anima_as_on_the_stock_loader(
     latent_of: LatentOf, anima: tuple[Graph, Graph], plan: str
 ) -> None:
@@ -40,9 +31,7 @@ def test_lllite_changes_anima_as_on_the_stock_loader(
     strict = plan != "cfg 2"
     if not strict:
         patched = insert_after_model(patched, "RescaleCFG", multiplier=0.7)
-    expected = latent_of(patched)
-    assert relative_error(latent_of(plain), expected) > DIFFERENT
-    assert relative_error(latent_of(spread(patched, strict=strict, **PLANS[plan])), expected) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, patched, strict=strict, **NETWORK_PLANS[plan])
 
 
 @pytest.mark.parametrize(("changed", "said"), CHANGED)
@@ -75,6 +64,4 @@ def test_diffsynth_adds_to_qwen_image_as_on_the_stock_loader(
     }
     given = {"model_patch": ["network", 0], "vae": ["vae", 0], "image": ["image", 0], "strength": 0.7}
     patched = insert_after_model(plain | beside, "QwenImageDiffsynthControlnet", **given)
-    expected = latent_of(patched)
-    assert relative_error(latent_of(plain), expected) > DIFFERENT
-    assert relative_error(latent_of(spread(patched, strict=plan != "cfg 2", **PLANS[plan])), expected) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, patched, strict=plan != "cfg 2", **NETWORK_PLANS[plan])

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from scripts.comfyui import ComfyUI
-from tests.support.graphs.comfyui import DIFFERENT, TOLERANCE, graph_of, save_families, spread
-from tests.support.graphs.flux import Graph, insert_after_model, queue_logged
+from tests.features.conftest import EqualLatents
+from tests.support.graphs.comfyui import BY_STORE, DIFFERENT, graph_of, save_families, spread
+from tests.support.graphs.flux import Graph, insert_after_model
 from tests.support.graphs.loras import LORA, save_lora, with_lora
 from tests.support.graphs.quantised import LatentOf, distance, file_name
-from tests.support.latents import relative_error, saved_latent
+from tests.support.latents import relative_error
 from tests.support.leaving import check_that_one_copy_waits_and_comes_back
 from tests.support.selection import thorough
 from tests.support.tiny.quantised import FORMATS, save_quantised
 
 NAMES = ("flux2", "wan")
-
-PLANS: dict[str, dict[str, Any]] = {
-    "ulysses": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
-    "sharded": {"devices": "cpu:2", "cfg": 1, "ulysses": 2, "weights": "sharded"},
-    "stages": {"devices": "cpu:2", "pipefusion": 2, "warmup_steps": 99},
-}
 
 FORMS = [form if form in ("fp8", "nvfp4") else pytest.param(form, marks=thorough) for form in FORMATS]
 """Formats to test: two in the quick run, which has integers only on several ranks, because CPUs multiply integers slowly.
@@ -87,7 +81,7 @@ def test_a_weight_dtype_applies_to_the_same_weights_as_in_comfyui(latent_of: Lat
 def test_quantised_files_on_several_ranks_are_as_precise_as_comfyui(
     latent_of: LatentOf, form: str, plan: str, name: str
 ) -> None:
-    distance(latent_of, of_file(name, form), graph_of(name, steps=2), PLANS[plan], form)
+    distance(latent_of, of_file(name, form), graph_of(name, steps=2), BY_STORE[plan], form)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -102,13 +96,13 @@ def test_quantised_files_with_a_lora_on_several_ranks_are_as_precise_as_comfyui(
     latent_of: LatentOf, form: str, plan: str, name: str
 ) -> None:
     exact = with_lora(graph_of(name, steps=2), name, 0.8)
-    distance(latent_of, with_lora(of_file(name, form), name, 0.8), exact, PLANS[plan], form)
+    distance(latent_of, with_lora(of_file(name, form), name, 0.8), exact, BY_STORE[plan], form)
 
 
 @thorough
 @pytest.mark.parametrize("form", FORMATS)
 def test_weights_with_lora_leave_the_devices_and_come_back(comfyui: ComfyUI, form: str) -> None:
-    graph = spread(with_lora(of_file("flux2", form), "flux2", 0.8), **PLANS["ulysses"])
+    graph = spread(with_lora(of_file("flux2", form), "flux2", 0.8), **BY_STORE["ulysses"])
     check_that_one_copy_waits_and_comes_back(comfyui, graph)
 
 
@@ -116,13 +110,12 @@ def test_weights_with_lora_leave_the_devices_and_come_back(comfyui: ComfyUI, for
     "form", ["fp8", pytest.param("nvfp4", marks=thorough), pytest.param("int8_convrot", marks=thorough)]
 )
 def test_compiled_quantised_blocks_with_a_lora_give_the_stock_latent(
-    comfyui: ComfyUI, latent_of: LatentOf, form: str
+    assert_equal_latents: EqualLatents, form: str
 ) -> None:
     """Compiled blocks keep ComfyUI's own quantised layers. The backend of the node on the MODEL overrides the plan's."""
     graph = with_lora(of_file("flux2", form), "flux2", 0.8)
     compiled = insert_after_model(spread(graph, "cpu:1", compile="on"), "TorchCompileModel", backend="cudagraphs")
-    run, log = queue_logged(comfyui, compiled)
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= TOLERANCE
+    log = assert_equal_latents(compiled, graph)
     assert "blocks compiled by cudagraphs" in log
     assert "is not compiled" not in log
     assert re.search(r"Parallel: blocks compiled in \d+\.\d s;", log)

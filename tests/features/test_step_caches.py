@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
-from tests.support.latents import relative_error, saved_latent
+from tests.support.latents import cached_by_graph, relative_error, saved_latent
 from tests.support.selection import product
 from tests.support.server import NARROW
 
@@ -31,15 +31,12 @@ def cached(name: str, threshold: float, settings: dict[str, Any] = ALL, **graph:
 @pytest.fixture(scope="module")
 def stock(comfyui: ComfyUI) -> Callable[[Graph], tuple[Tensor, list[tuple[str, str]]]]:
     """Provide a function that returns a graph's latent with ComfyUI's own loader and the number of skipped steps in its log."""
-    done: dict[str, tuple[Tensor, list[tuple[str, str]]]] = {}
 
     def run(graph: Graph) -> tuple[Tensor, list[tuple[str, str]]]:
-        if repr(graph) not in done:
-            ran, log = queue_logged(comfyui, graph)
-            done[repr(graph)] = saved_latent(comfyui, ran.check()), SKIPPED.findall(log)
-        return done[repr(graph)]
+        ran, log = queue_logged(comfyui, graph)
+        return saved_latent(comfyui, ran.check()), SKIPPED.findall(log)
 
-    return run
+    return cached_by_graph(run)
 
 
 CASES: dict[str, Graph] = {

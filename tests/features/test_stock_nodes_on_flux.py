@@ -8,6 +8,15 @@ from typing import Any
 import pytest
 import requests
 
+from tests.support.graphs.combined import (
+    combined,
+    ranged,
+    with_area,
+    with_dual_cfg,
+    with_guider,
+    with_perp_neg,
+    with_prompt_mask,
+)
 from tests.support.graphs.flux import (
     UNKNOWN_WRAPPER,
     Graph,
@@ -20,8 +29,8 @@ from tests.support.graphs.flux import (
     step_by_step,
     ways,
 )
-from tests.support.latents import relative_error, saved_latent
-from tests.support.selection import product, thorough
+from tests.support.latents import relative_error
+from tests.support.selection import thorough
 from tests.support.server import NARROW, NARROW_DEV
 
 SEED = 1100
@@ -56,28 +65,15 @@ def two_advanced() -> Graph:
     return graph
 
 
-def custom(guider: str = "CFGGuider", select: dict[str, Any] | None = None, **guider_inputs: Any) -> Graph:
+GUIDERS: dict[str, dict[str, Any]] = {
+    "BasicGuider": {"conditioning": ["positive", 0]},
+    "CFGGuider": {"positive": ["positive", 0], "negative": ["negative", 0], "cfg": 2.0},
+}
+
+
+def custom(guider: str = "CFGGuider", select: dict[str, Any] | None = None) -> Graph:
     """Return a graph of SamplerCustomAdvanced with a guider and a sampler node."""
-    graph = basic()
-    prompts = {
-        "BasicGuider": {"conditioning": ["positive", 0]},
-        "CFGGuider": {"positive": ["positive", 0], "negative": ["negative", 0], "cfg": 2.0},
-    }
-    guider_inputs = prompts.get(guider, {}) | guider_inputs
-    return graph | {
-        "noise": node("RandomNoise", noise_seed=SEED),
-        "guider": node(guider, model=["model", 0], **guider_inputs),
-        "select": select or node("KSamplerSelect", sampler_name="euler"),
-        "sigmas": node("BasicScheduler", model=["model", 0], scheduler="simple", steps=STEPS, denoise=1.0),
-        "sampler": node(
-            "SamplerCustomAdvanced",
-            noise=["noise", 0],
-            guider=["guider", 0],
-            sampler=["select", 0],
-            sigmas=["sigmas", 0],
-            latent_image=["latent", 0],
-        ),
-    }
+    return with_guider(basic(), node(guider, model=["model", 0], **GUIDERS[guider]), select)
 
 
 def with_sigmas(graph: Graph, link: list[Any], **nodes: dict[str, Any]) -> Graph:
@@ -117,28 +113,9 @@ def sampler_custom() -> Graph:
     return graph
 
 
-def combined(graph: Graph, kind: str = "ConditioningCombine", first: str = "positive", **inputs: Any) -> Graph:
-    """Join a second prompt to the positive one by a node such as ConditioningCombine."""
-    names = {
-        "ConditioningCombine": ("conditioning_1", "conditioning_2"),
-        "ConditioningSetDefaultCombine": ("cond", "cond_DEFAULT"),
-    }
-    into, other = names.get(kind, ("conditioning_to", "conditioning_from"))
-    graph = insert_after(graph, first, kind, into, **{other: ["second", 0]}, **inputs)
-    return graph | {"second": node("LoadConditioning", conditioning="cond-45.safetensors")}
-
-
 def timestep_ranges(border: float = 0.5, model: str = NARROW, **settings: Any) -> Graph:
     """Return a graph with one prompt from the start to the border, and another from the border to the end."""
-    graph = combined(basic(model, **settings))
-    graph = insert_after(graph, "positive", "ConditioningSetTimestepRange", "conditioning", start=0.0, end=border)
-    return insert_after(graph, "second", "ConditioningSetTimestepRange", "conditioning", start=border, end=1.0)
-
-
-def late(border: float, model: str, **settings: Any) -> Graph:
-    """Return a graph with no positive prompt before the border."""
-    graph = basic(model, **settings)
-    return insert_after(graph, "positive", "ConditioningSetTimestepRange", "conditioning", start=border, end=1.0)
+    return ranged(ranged(combined(basic(model, **settings)), "positive", 0.0, border), "second", border, 1.0)
 
 
 def strengths() -> Graph:
@@ -168,71 +145,30 @@ def second_run() -> Graph:
     return graph
 
 
-def region() -> Graph:
-    """Return a graph with a second prompt for the left half only."""
-    area = {"width": 64, "height": 64, "x": 0, "y": 0, "strength": 1.0}  # ComfyUI accepts no smaller area
-    return insert_after(combined(basic(width=128)), "second", "ConditioningSetArea", "conditioning", **area)
-
-
-def prompt_mask() -> Graph:
-    """Return a graph with a second prompt under a mask."""
-    graph = combined(basic()) | {"mask": node("SolidMask", value=0.5, width=SIZE, height=SIZE)}
-    settings = {"mask": ["mask", 0], "strength": 1.0, "set_cond_area": "default"}
-    return insert_after(graph, "second", "ConditioningSetMask", "conditioning", **settings)
-
-
-def dpmpp_2m_sde(noise_device: str) -> Graph:
-    options = {"solver_type": "heun", "eta": 0.7, "s_noise": 0.9, "noise_device": noise_device}
-    return custom(select=node("SamplerDPMPP_2M_SDE", **options))
-
-
 SHIFT = {"max_shift": 1.3, "base_shift": 0.4, "width": 512, "height": 512}
+
+SDE = {"solver_type": "heun", "eta": 0.7, "s_noise": 0.9, "noise_device": "cpu"}
+ER_SDE = {"solver_type": "Reverse-time SDE", "max_stage": 2, "eta": 0.5, "s_noise": 0.9}
 
 LOOP: dict[str, Graph] = {
     "KSampler": basic(),
-    "KSampler at cfg 1": basic(cfg=1.0),
-    "KSampler from an image": second_run(),
-    "KSamplerAdvanced": advanced(),
-    "KSamplerAdvanced with leftover noise": advanced(end_at_step=2, return_with_leftover_noise="enable"),
-    "KSamplerAdvanced that ends early": advanced(end_at_step=2),
     "KSamplerAdvanced that starts late": advanced(start_at_step=1),
-    "KSamplerAdvanced without noise": advanced(start_at_step=1, add_noise="disable"),
     "KSamplerAdvanced, two in a row": two_advanced(),
     "SamplerCustom": sampler_custom(),
     "CFGGuider": custom(),
     "BasicGuider": custom("BasicGuider"),
-    "SplitSigmas, the noisy half": split(0),
-    "SplitSigmas, the other half": split(1),
     "SplitSigmas and DisableNoise, two in a row": two_custom(),
     "denoised_output": denoised_output(),
     "FlipSigmas": with_sigmas(split(1), ["flip", 0], flip=node("FlipSigmas", sigmas=["split", 1])),
-    "ManualSigmas": with_sigmas(custom(), ["manual", 0], manual=node("ManualSigmas", sigmas="0.9, 0.6, 0.2, 0.1")),
-    "SamplerEulerAncestral": custom(select=node("SamplerEulerAncestral", eta=0.5, s_noise=0.9)),
-    "SamplerDPMPP_2M_SDE, noise from the CPU": dpmpp_2m_sde("cpu"),
-    "SamplerDPMPP_2M_SDE, noise from the GPU": dpmpp_2m_sde("gpu"),
-    "SamplerER_SDE": custom(
-        select=node("SamplerER_SDE", solver_type="Reverse-time SDE", max_stage=2, eta=0.5, s_noise=0.9)
-    ),
-    "FluxGuidance": insert_after(basic(NARROW_DEV), "positive", "FluxGuidance", "conditioning", guidance=1.7),
-    "FluxDisableGuidance": insert_after(basic(NARROW_DEV, cfg=1.0), "positive", "FluxDisableGuidance", "conditioning"),
+    "SamplerDPMPP_2M_SDE": custom(select=node("SamplerDPMPP_2M_SDE", **SDE)),
+    "SamplerER_SDE": custom(select=node("SamplerER_SDE", **ER_SDE)),
     "ModelSamplingDiscrete": insert_after_model(basic(), "ModelSamplingDiscrete", sampling="v_prediction", zsnr=False),
     "ModelSamplingFlux": insert_after_model(basic(), "ModelSamplingFlux", **SHIFT),
     "ModelSamplingSD3": insert_after_model(basic(), "ModelSamplingSD3", shift=2.5),
-    "ModelSamplingAuraFlow": insert_after_model(basic(), "ModelSamplingAuraFlow", shift=1.7),
-    "ModelComputeDtype": insert_after_model(basic(), "ModelComputeDtype", dtype="fp32"),
     "ConditioningSetTimestepRange": timestep_ranges(),
     "ConditioningSetAreaStrength": strengths(),
-    "ConditioningCombine": combined(basic()),
-    "ConditioningCombine in the negative": combined(basic(), first="negative"),
     "ConditioningAverage": combined(basic(), "ConditioningAverage", conditioning_to_strength=0.4),
-    "ConditioningConcat": combined(basic(), "ConditioningConcat"),
-    "ConditioningZeroOut": insert_after(basic(), "negative", "ConditioningZeroOut", "conditioning"),
     "SetLatentNoiseMask on a batch": masked(),
-    "MultiGPU CFG Split without a second GPU": insert_after_model(basic(), "MultiGPU_WorkUnits", max_gpus=2),
-    "SelectModelDevice": insert_after_model(basic(), "SelectModelDevice", device="default"),
-    "UNetSelfAttentionMultiply, which finds nothing": insert_after_model(
-        basic(), "UNetSelfAttentionMultiply", q=1.2, k=1.1, v=0.9, out=0.8
-    ),
     "CFGNorm, CFGZeroStar and Epsilon Scaling": insert_after_model(
         insert_after_model(insert_after_model(basic(), "CFGNorm", strength=0.9), "CFGZeroStar"),
         "Epsilon Scaling",
@@ -241,35 +177,47 @@ LOOP: dict[str, Graph] = {
 }
 """Graphs that the workers' loop supports."""
 
-QUICK_SPLIT = (
+DIVIDED_IN_QUICK_RUN = (
     "KSampler",
-    "KSampler from an image",
-    "SamplerDPMPP_2M_SDE, noise from the CPU",
-    "FluxGuidance",
+    "SamplerDPMPP_2M_SDE",
     "ConditioningSetTimestepRange",
     "SetLatentNoiseMask on a batch",
 )
-"""Names in LOOP that the quick run also splits. tests/engine proves that a node's path into the loop ignores the split."""
+"""Names in LOOP whose picture the quick run divides. The automatic plan of the others gives each branch a worker.
 
-THOROUGH_LOOP = (
-    "KSampler at cfg 1",
-    "KSamplerAdvanced that ends early",
-    "KSamplerAdvanced without noise",
-    "SplitSigmas, the noisy half",
-    "SplitSigmas, the other half",
-    "SamplerDPMPP_2M_SDE, noise from the GPU",
-    "ModelSamplingAuraFlow",
-    "ModelComputeDtype",
-    "ConditioningCombine in the negative",
-    "MultiGPU CFG Split without a second GPU",
-    "SelectModelDevice",
-    "UNetSelfAttentionMultiply, which finds nothing",
-)
-"""Names in LOOP whose features the other graphs mostly cover too."""
+tests/engine proves that a node's path into the loop ignores the split.
+"""
+
+FURTHER_LOOP: dict[str, Graph] = {
+    # in the quick run BasicGuider
+    "KSampler at cfg 1": basic(cfg=1.0),
+    # in the quick run test_flux_parity's latents with a picture
+    "KSampler from an image": second_run(),
+    # in the quick run KSamplerAdvanced, two in a row
+    "KSamplerAdvanced that ends early": advanced(end_at_step=2),
+    # in the quick run SplitSigmas, whose sigmas do not end at 0 either
+    "ManualSigmas": with_sigmas(custom(), ["manual", 0], manual=node("ManualSigmas", sigmas="0.9, 0.6, 0.2, 0.1")),
+    # in the quick run SamplerDPMPP_2M_SDE, with the same options
+    "SamplerEulerAncestral": custom(select=node("SamplerEulerAncestral", eta=0.5, s_noise=0.9)),
+    # in the quick run ModelSamplingSD3, from which it derives
+    "ModelSamplingAuraFlow": insert_after_model(basic(), "ModelSamplingAuraFlow", shift=1.7),
+    # in the quick run ConditioningSetAreaStrength, with the same combined prompts
+    "ConditioningCombine in the negative": combined(basic(), first="negative"),
+    # in the quick run ConditioningAverage, which gives new tensors too
+    "ConditioningConcat": combined(basic(), "ConditioningConcat"),
+    "ConditioningZeroOut": insert_after(basic(), "negative", "ConditioningZeroOut", "conditioning"),
+    # in the quick run KSampler, whose MODEL these leave unchanged
+    "MultiGPU CFG Split without a second GPU": insert_after_model(basic(), "MultiGPU_WorkUnits", max_gpus=2),
+    "SelectModelDevice": insert_after_model(basic(), "SelectModelDevice", device="default"),
+    "UNetSelfAttentionMultiply, which finds nothing": insert_after_model(
+        basic(), "UNetSelfAttentionMultiply", q=1.2, k=1.1, v=0.9, out=0.8
+    ),
+}
+"""Graphs of the workers' loop that are left to `--all`."""
 
 STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
-    "ConditioningSetArea": (region(), "area in the conditioning"),
-    "ConditioningSetMask": (prompt_mask(), "mask in the conditioning"),
+    "ConditioningSetArea": (with_area(basic(width=128)), "area in the conditioning"),
+    "ConditioningSetMask": (with_prompt_mask(basic()), "mask in the conditioning"),
     "ConditioningSetDefaultCombine": (
         combined(basic(), "ConditioningSetDefaultCombine"),
         "default in the conditioning",
@@ -297,83 +245,60 @@ STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
 """Graphs that fall back to one forward for each model call, with KSampler, and the reason that the log gives."""
 
 CUSTOM_STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
-    "DualCFGGuider": (
-        combined(custom("BasicGuider"))
-        | {
-            "guider": node(
-                "DualCFGGuider",
-                model=["model", 0],
-                cond1=["positive", 0],
-                cond2=["second", 0],
-                negative=["negative", 0],
-                cfg_conds=2.0,
-                cfg_cond2_negative=1.5,
-                style="regular",
-            )
-        },
-        "the guider Guider_DualCFG",
-    ),
-    "PerpNegGuider": (
-        custom(
-            "PerpNegGuider",
-            positive=["positive", 0],
-            negative=["negative", 0],
-            empty_conditioning=["negative", 0],
-            cfg=2.0,
-            neg_scale=0.5,
-        ),
-        "the guider Guider_PerpNeg",
-    ),
+    "DualCFGGuider": (with_dual_cfg(basic()), "the guider Guider_DualCFG"),
+    "PerpNegGuider": (with_perp_neg(basic()), "the guider Guider_PerpNeg"),
 }
 
-
-def case(name: str, graph: Graph, way: str) -> Any:
-    marks = [thorough] * (name in THOROUGH_LOOP)
-    return pytest.param(graph, [way] * (1 + ("first" in graph)), id=name, marks=marks)
+PLANS: dict[str, dict[str, int]] = {"automatic": {}, "divided": {"cfg": 1, "ulysses": 2}}
 
 
-def test_a_single_sigma_gives_the_workers_no_work(comfyui, latent_of):
+def cases() -> list[Any]:
+    """Return each graph with the way that each of its denoises takes. Graphs of the loop run under both plans."""
+    rows = [
+        (name, graph, "loop", plan, name in FURTHER_LOOP or (plan == "divided") != (name in DIVIDED_IN_QUICK_RUN))
+        for plan in PLANS
+        for name, graph in (LOOP | FURTHER_LOOP).items()
+    ]
+    rows += [(name, *case, "automatic", False) for name, case in (STEP_BY_STEP | CUSTOM_STEP_BY_STEP).items()]
+    return [
+        pytest.param(
+            graph, [way] * (1 + ("first" in graph)), PLANS[plan], id=f"{name}, {plan}", marks=[thorough] * late
+        )
+        for name, graph, way, plan, late in rows
+    ]
+
+
+def test_a_single_sigma_gives_the_workers_no_work(assert_equal_latents):
     graph = split(1, step=STEPS)
-    run, log = queue_logged(comfyui, parallel(graph))
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
-    assert ways(log) == []
+    assert ways(assert_equal_latents(parallel(graph), graph)) == []
+
+
+@pytest.mark.parametrize(("graph", "expected", "plan"), cases())
+def test_stock_nodes_give_the_same_latent_in_the_expected_loop(assert_equal_latents, graph, expected, plan):
+    assert ways(assert_equal_latents(parallel(graph, **plan), graph)) == expected
+
+
+STEPS_APART = {
+    "cfg 2": ({"cfg": 2}, "cond-37-other"),
+    "ring 2": ({"cfg": 1, "ring": 2}, "cond-45"),
+    "ulysses 2": ({"cfg": 1, "ulysses": 2}, "cond-37-other"),
+    "data 2": ({"data": 2}, "cond-45"),
+    "pipefusion 2": ({"pipefusion": 2}, "cond-37-other"),
+    "sharded": ({"weights": "sharded"}, "cond-45"),
+}
+"""Plans, each with a negative prompt of the positive prompt's length or of another."""
 
 
 @pytest.mark.parametrize(
-    ("graph", "expected"),
-    [case(name, graph, "loop") for name, graph in LOOP.items()]
-    + [case(name, graph, reason) for name, (graph, reason) in (STEP_BY_STEP | CUSTOM_STEP_BY_STEP).items()],
-)
-def test_stock_nodes_give_the_same_latent_in_the_expected_loop(comfyui, latent_of, graph, expected):
-    run, log = queue_logged(comfyui, parallel(graph))
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
-    assert ways(log) == expected
-
-
-@pytest.mark.parametrize(
-    "graph",
-    [pytest.param(graph, id=name, marks=[thorough] * (name not in QUICK_SPLIT)) for name, graph in LOOP.items()],
-)
-def test_stock_nodes_give_the_same_latent_when_one_picture_is_divided(comfyui, latent_of, graph):
-    run = comfyui.queue(parallel(graph, cfg=1, ulysses=2), timeout=300)
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
-
-
-@product(
-    plan=[
-        {"cfg": 2},
-        {"cfg": 1, "ring": 2},
-        {"cfg": 1, "ulysses": 2},
-        {"data": 2},
-        {"pipefusion": 2},
-        {"weights": "sharded"},
+    ("plan", "negative"),
+    [  # test_keeping_step has cfg 2, data 2 and sharded weights, and RescaleCFG's graph the automatic plan
+        pytest.param(*case, id=name, marks=[thorough] * (name not in ("ring 2", "pipefusion 2")))
+        for name, case in STEPS_APART.items()
     ],
-    negative={"texts of one length": "cond-37-other", "of two": "cond-45"},
 )
-def test_every_plan_can_run_step_by_step(comfyui, latent_of, plan, negative):
+def test_every_plan_can_run_step_by_step(assert_equal_latents, plan, negative):
     graph = step_by_step(basic(batch=2, negative=negative))
-    run, log = queue_logged(comfyui, parallel(graph, **plan))
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+    log = assert_equal_latents(parallel(graph, **plan), graph)
     assert ways(log) == [UNKNOWN_WRAPPER]
     assert ("PipeFusion stages works at a time" in log) == ("pipefusion" in plan)
 
@@ -388,38 +313,31 @@ STAGES = {"cfg": 1, "pipefusion": 2, "patches": 2, "warmup_steps": STEPS}
         pytest.param(timestep_ranges(0.25, NARROW_DEV), STAGES, marks=thorough),
         pytest.param(timestep_ranges(0.75, NARROW_DEV), {"cfg": 2}, marks=thorough),
         (timestep_ranges(0.6, steps=5), {"cfg": 2}),
-        (late(0.5, NARROW_DEV, cfg=1.0), STAGES),
+        (ranged(basic(NARROW_DEV, cfg=1.0), "positive", 0.5, 1.0), STAGES),
     ],
     ids=["2 steps, 0.5", "4 steps, 0.25", "4 steps, 0.75", "5 steps, 0.6", "4 steps, no prompt before 0.5"],
 )
-def test_timestep_ranges_that_end_on_a_steps_own_sigma_give_the_stock_latent(comfyui, latent_of, graph, plan):
-    run, log = queue_logged(comfyui, parallel(graph, **plan))
-    error = relative_error(saved_latent(comfyui, run.check()), latent_of(graph))
-    print(f"off by {error:.1e}")
-    assert error <= 1e-5
-    assert ways(log) == ["loop"]
+def test_timestep_ranges_that_end_on_a_steps_own_sigma_give_the_stock_latent(assert_equal_latents, graph, plan):
+    assert ways(assert_equal_latents(parallel(graph, **plan), graph)) == ["loop"]
 
 
 @thorough  # in the quick run test_quantised compiles blocks, with the same node, against the same oracle
-def test_torch_compile_compiles_the_workers_blocks(comfyui, latent_of):
+def test_torch_compile_compiles_the_workers_blocks(assert_equal_latents):
     """The backend cudagraphs runs the same graphs uncompiled on CPUs, which have no recorder. Inductor takes minutes.
 
     One worker is enough, since all workers compile the same blocks; tests/models (`test_compiled`) tests divided blocks.
     """
     graph = basic(seed=SEED + 4, steps=2)
     ours = insert_after_model(parallel(graph, "cpu:1"), "TorchCompileModel", backend="cudagraphs")
-    run, log = queue_logged(comfyui, ours)
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+    log = assert_equal_latents(ours, graph)
     assert ways(log) == ["loop"]
     assert "blocks compiled by cudagraphs" in log
     assert "is not compiled" not in log
 
 
-@pytest.mark.parametrize(("graph", "reason"), [pytest.param(*case, id=name) for name, case in STEP_BY_STEP.items()])
+@pytest.mark.parametrize(("graph", "reason"), STEP_BY_STEP.values(), ids=STEP_BY_STEP)
 def test_parallel_sampler_refuses_graphs_that_would_run_step_by_step(comfyui, graph, reason):
-    graph = parallel(graph, sampler=True)
-    run, log = queue_logged(comfyui, graph)
-    assert run.status == "error"
+    run, log = queue_logged(comfyui, parallel(graph, sampler=True))
     assert run.error is not None
     message = run.error.exception_message
     assert message.startswith(f"Parallel Sampler does not support {reason}: choose ")
@@ -431,7 +349,7 @@ def test_parallel_sampler_refuses_graphs_that_would_run_step_by_step(comfyui, gr
 @pytest.mark.parametrize(
     "plan", [{"cfg": 1, "ulysses": 2}, {"cfg": 1, "pipefusion": 2}], ids=["ulysses 2", "pipefusion 2"]
 )
-def test_two_models_that_guide_a_picture_give_the_stock_latent(comfyui, latent_of, plan):
+def test_two_models_that_guide_a_picture_give_the_stock_latent(comfyui, latent_of, assert_equal_latents, plan):
     """DualModelGuider runs another model for the negative prompt, also on workers."""
     sides = {side: [side, 0] for side in ("positive", "negative")}
     one = custom("BasicGuider") | {"guider": node("DualModelGuider", model=["model", 0], **sides, cfg=2.0)}
@@ -440,25 +358,25 @@ def test_two_models_that_guide_a_picture_give_the_stock_latent(comfyui, latent_o
     assert relative_error(latent_of(one), latent_of(graph)) > 1e-3
     ours = parallel(graph, **plan)
     ours["other"] = node("LoadParallelFlux", **graph["other"]["inputs"], plan=["plan", 0])
-    assert requests.post(
-        f"{comfyui.url}/parallel/stop", timeout=60
-    ).ok  # also drops models that other tests have loaded
-    run, log = queue_logged(comfyui, ours)
-    assert relative_error(saved_latent(comfyui, run.check()), latent_of(graph)) <= 1e-5
+    stopped = requests.post(f"{comfyui.url}/parallel/stop", timeout=60)
+    assert stopped.ok, "the models that other tests have loaded are still there"
+    log = assert_equal_latents(ours, graph)
     assert ways(log) == ["the guider Guider_DualModel"]
     assert log.count("Parallel: the workers loaded") == 2
 
 
-@pytest.mark.parametrize("sampler", [False, True], ids=["KSampler", "ParallelSampler"])
-@pytest.mark.parametrize("batch", [1, 2], ids=["one picture", "a batch"])
-def test_every_step_shows_progress_and_a_preview(comfyui, sampler, batch):
-    run = comfyui.queue(parallel(basic(seed=SEED + 3, steps=5, batch=batch), sampler=sampler), timeout=300).check()
-    assert [(event.node, event.value, event.max) for event in run.progress] == [("sampler", k, 5) for k in range(1, 6)]
-    assert run.previews == 5
-
-
-def test_every_step_shows_progress_and_a_preview_when_it_runs_step_by_step(comfyui):
-    graph = insert_after_model(basic(seed=SEED + 3), "Mahiro")
-    run = comfyui.queue(parallel(graph), timeout=300).check()
-    assert [event.value for event in run.progress] == [1, 2, 3, 4]
-    assert run.previews == 4
+@pytest.mark.parametrize(
+    ("graph", "steps"),
+    [
+        pytest.param(parallel(basic(seed=SEED + 3, steps=5)), 5, id="KSampler"),
+        pytest.param(parallel(basic(seed=SEED + 3, steps=5, batch=2), sampler=True), 5, id="ParallelSampler, a batch"),
+        pytest.param(parallel(basic(seed=SEED + 3, steps=5, sampler="seeds_3")), 5, id="several calls a step"),
+        pytest.param(parallel(insert_after_model(basic(seed=SEED + 3), "Mahiro")), STEPS, id="step by step"),
+    ],
+)
+def test_every_step_shows_progress_and_a_preview(comfyui, graph, steps):
+    run = comfyui.queue(graph, timeout=300).check()
+    assert [(event.node, event.value, event.max) for event in run.progress] == [
+        ("sampler", step, steps) for step in range(1, steps + 1)
+    ]
+    assert run.previews == steps

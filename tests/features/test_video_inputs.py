@@ -11,7 +11,6 @@ import torch
 
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import (
-    DIFFERENT,
     PLANS,
     SOME_PLANS,
     TOKENS,
@@ -24,6 +23,7 @@ from tests.support.graphs.comfyui import (
     spread,
     with_tensors,
 )
+from tests.support.graphs.family_checks import assert_matters_and_stock, assert_stock
 from tests.support.graphs.flux import Graph, insert_after_model, node, queue_logged, step_by_step, ways
 from tests.support.latents import relative_error, saved_latent
 from tests.support.selection import thorough
@@ -41,15 +41,13 @@ def _files(comfyui: ComfyUI) -> None:
 def test_a_first_frame_by_a_mask_gives_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
     """Wan 2.2 5B has a timestep for each frame."""
     graph = masked(graph_of("wan22_5b"), 10, 8, 3)
-    stock = latent_of(graph)
-    assert relative_error(latent_of(graph_of("wan22_5b")), stock) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, **plan)), stock) <= TOLERANCE
+    assert_matters_and_stock(latent_of, graph_of("wan22_5b"), graph, **plan)
 
 
 @thorough
 def test_a_first_frame_by_a_mask_one_model_call_at_a_time_gives_the_stock_latent(latent_of: LatentOf) -> None:
     graph = step_by_step(masked(graph_of("wan22_5b"), 10, 8, 3))
-    assert relative_error(latent_of(spread(graph, strict=False)), latent_of(graph)) <= TOLERANCE
+    assert_stock(latent_of, graph, strict=False)
 
 
 @pytest.mark.parametrize("plan", SOME_PLANS)
@@ -64,9 +62,7 @@ def test_image_to_video_gives_the_stock_latent(comfyui: ComfyUI, plan: dict[str,
     }
     plain = graph_of("wan_i2v")
     graph = with_tensors(comfyui, plain, "i2v", given)
-    stock = latent_of(graph)
-    assert relative_error(latent_of(plain), stock) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, **plan)), stock) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, **plan)
 
 
 @thorough
@@ -79,9 +75,7 @@ def test_a_first_frame_of_another_vae_gives_the_stock_latent(
     given = {"concat_latent_image": draw(1, channels, 3, 9, 10, seed=channels)}
     plain = graph_of("wan_i2v")
     graph = with_tensors(comfyui, plain, f"i2v-{channels}", given)
-    stock = latent_of(graph)
-    assert relative_error(latent_of(plain), stock) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, **plan)), stock) <= TOLERANCE
+    assert_matters_and_stock(latent_of, plain, graph, **plan)
 
 
 @pytest.mark.parametrize("plan", [PLANS[2], *(pytest.param(plan, marks=thorough) for plan in PLANS[:2])])
@@ -93,9 +87,7 @@ def test_control_videos_give_the_stock_latent(comfyui: ComfyUI, plan: dict[str, 
         "vace_strength": torch.tensor([0.7, 1.5]),
     }
     graph = with_tensors(comfyui, graph_of("vace"), "vace", given)
-    stock = latent_of(graph)
-    assert relative_error(latent_of(graph_of("vace")), stock) > DIFFERENT
-    assert relative_error(latent_of(spread(graph, **plan)), stock) <= TOLERANCE
+    assert_matters_and_stock(latent_of, graph_of("vace"), graph, **plan)
 
 
 EXPERTS = {"high": 77, "low": 78}
@@ -156,6 +148,4 @@ def test_context_windows_give_the_stock_latent(latent_of: LatentOf) -> None:
         retain_first_frame=False,
         split_conds_to_windows=False,
     )
-    stock = latent_of(windowed)
-    assert relative_error(latent_of(graph), stock) > DIFFERENT
-    assert relative_error(latent_of(spread(windowed, strict=False)), stock) <= TOLERANCE
+    assert_matters_and_stock(latent_of, graph, windowed, strict=False)

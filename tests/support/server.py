@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from PIL import Image
+
 from scripts.comfyui import REPO, ComfyUI
 from tests.support.tiny.flux import save_conditioning, save_flux
 
@@ -26,3 +29,9 @@ def fill(server: ComfyUI) -> None:
     for tokens in (*TEXT_LENGTHS, OTHER_LENGTH):
         save_conditioning(server.input_dir / f"cond-{tokens}.safetensors", tokens)
     save_conditioning(server.input_dir / "cond-37-other.safetensors", 37, seed=1)
+
+
+def save_picture(server: ComfyUI, name: str, size: tuple[int, int], cells: tuple[int, int], seed: int = 0) -> None:
+    """Write a picture of random colours. `size` is its width and height, `cells` the rows and columns of colours."""
+    colours = torch.randint(0, 256, (*cells, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    Image.fromarray(colours.numpy()).resize(size, Image.Resampling.NEAREST).save(server.input_dir / name)

@@ -52,6 +52,14 @@ PLANS: list[dict[str, Any]] = [
 ]
 SOME_PLANS = [PLANS[0], *(pytest.param(plan, marks=thorough) for plan in PLANS[1:])]
 
+BY_STORE: dict[str, dict[str, Any]] = {
+    "ulysses": PLANS[0],
+    "stages": PLANS[1],
+    "sharded": PLANS[0] | {"weights": "sharded"},
+    "streamed": PLANS[0] | {"weights": "streamed"},
+}
+"""A plan for each way in which ranks hold weights."""
+
 EVERY_SPLIT: Mapping[str, dict[str, Any]] = {
     "ulysses 2": {"devices": "cpu:2", "ulysses": 2},
     "ring 3": {"devices": "cpu:3", "ring": 3},

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import graph_of, spread
 from tests.support.graphs.flux import Graph, insert_after_model, node
+from tests.support.server import save_picture
 from tests.support.tiny.comfyui import save_tiny
 from tests.support.tiny.models import draw
 from tests.support.tiny.networks import save_lllite
 
 ANIMA = "anima"
+
+NETWORK_PLANS: dict[str, dict[str, Any]] = {
+    "ulysses 2": {"devices": "cpu:2", "cfg": 1, "ulysses": 2},
+    "cfg 2": {"devices": "cpu:2", "cfg": 2},
+    "ulysses 2 x ring 2": {"devices": "cpu:4", "cfg": 1, "ulysses": 2, "ring": 2},
+    "pp 2": {"devices": "cpu:2", "cfg": 1, "pipefusion": 2, "warmup_steps": 99},
+}
+"""Plans for a model with a network next to its blocks, or with a ControlNet."""
 
 
 def anima_graphs(server: ComfyUI) -> tuple[Graph, Graph]:
@@ -28,8 +35,7 @@ def anima_graphs(server: ComfyUI) -> tuple[Graph, Graph]:
     save_lllite(models / "model_patches" / "lllite.safetensors")
     save_lllite(models / "model_patches" / "lllite-masked.safetensors", masked=True, seed=1)
     save_lllite(models / "model_patches" / "lllite-narrow.safetensors", width=128)
-    noise = torch.randint(0, 256, (9, 14, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).numpy()
-    Image.fromarray(noise).resize((112, 72), Image.Resampling.NEAREST).save(server.input_dir / "beside.png")
+    save_picture(server, "beside.png", (112, 72), (9, 14))
     graph = graph_of("wan") | {"latent": node("EmptyHunyuanLatentVideo", width=112, height=72, length=1, batch_size=1)}
     graph["model"]["inputs"]["unet_name"] = f"{ANIMA}.safetensors"
     for tokens, side in ((7, "positive"), (4, "negative")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.graphs.combined import with_guider
 from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, node
 from tests.support.server import NARROW
 
@@ -17,14 +18,7 @@ def basic() -> Graph:
 def custom(guider: dict[str, Any] | None = None, sampler: dict[str, Any] | None = None) -> Graph:
     """Return a graph with SamplerCustomAdvanced, with the pack's guider or sampler."""
     sides = {"positive": ["positive", 0], "negative": ["negative", 0]}
-    links = {name: [name, 0] for name in ("noise", "guider", "sigmas")}
-    return basic() | {
-        "noise": node("RandomNoise", noise_seed=SEED),
-        "guider": guider or node("CFGGuider", model=["model", 0], **sides, cfg=2.0),
-        "select": sampler or node("KSamplerSelect", sampler_name="euler"),
-        "sigmas": node("BasicScheduler", model=["model", 0], scheduler="simple", steps=2, denoise=1.0),
-        "sampler": node("SamplerCustomAdvanced", **links, sampler=["select", 0], latent_image=["latent", 0]),
-    }
+    return with_guider(basic(), guider or node("CFGGuider", model=["model", 0], **sides, cfg=2.0), sampler)
 
 
 def changed(kind: str) -> Graph:

@@ -11,6 +11,7 @@ from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import PLANS
 from tests.support.graphs.flux import Graph
 from tests.support.graphs.sound import both
+from tests.support.latents import cached_by_graph
 
 SOUND_PLANS: list[dict[str, Any]] = [
     PLANS[0],
@@ -25,11 +26,4 @@ Stock = Callable[[Graph], tuple[Tensor, Tensor]]
 
 def stock_of(server: ComfyUI) -> Stock:
     """Return a function that gives the stock loader's two latents of a graph, cached by graph."""
-    done: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def get(graph: Graph) -> tuple[Tensor, Tensor]:
-        if (key := repr(graph)) not in done:
-            done[key] = both(server, graph)[:2]
-        return done[key]
-
-    return get
+    return cached_by_graph(lambda graph: both(server, graph)[:2])
