@@ -315,4 +315,32 @@ MUTANTS = (
         "    if wrong >= 0:\n        return\n    raise NotFinite(\n        f\"{when}: the model's",
         ("tests/faults/test_numbers.py",),
     ),
+    Mutant(
+        "an argument that a block changes in place stays old on the other ranks",
+        "parallel_backend/models/comfyui/divided_blocks.py",
+        "if _version(argument) != version",
+        "if _version(argument) < version",
+        ("tests/models/test_divided_blocks.py",),
+    ),
+    Mutant(
+        "a rank keeps the blocks of another rank",
+        "parallel_backend/models/comfyui/divided_blocks.py",
+        "                if owner != axis.rank:",
+        "                if owner > axis.rank:",
+        ("tests/models/test_divided_blocks.py",),
+    ),
+    Mutant(
+        "a text encoder's parameter takes the file's rows from the first on",
+        "parallel_backend/models/comfyui/text_encoder.py",
+        "start = source.storage_offset() // max(row, 1)",
+        "start = 0 * source.storage_offset()",
+        ("tests/clip/test_files.py",),
+    ),
+    Mutant(
+        "all copies of a text encoder have the first one's LoRA",
+        "nodes/clip/clip.py",
+        "        self._patcher = patcher\n",
+        "        self._patcher = self._patcher or patcher\n",
+        ("tests/features/test_text_encoders.py",),
+    ),
 )
