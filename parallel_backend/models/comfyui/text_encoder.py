@@ -201,10 +201,7 @@ class _Sources:
         name, whole = self.filed[storage_number(source)]
         row = whole.stride(0) if whole.ndim else 1
         rows = source.shape[0] if source.ndim else 1
-        same_size = (
-            source.dtype.itemsize == whole.dtype.itemsize
-        )  # bytes of a quantised weight may be stored as integers
-        fits = same_size and source.shape[1:] == whole.shape[1:] and source.stride() == whole.stride()
+        fits = source.dtype == whole.dtype and source.shape[1:] == whole.shape[1:] and source.stride() == whole.stride()
         if not fits or source.storage_offset() % max(row, 1):
             return None
         start = source.storage_offset() // max(row, 1)
