@@ -44,7 +44,7 @@ class LoadParallelCLIP(io.ComfyNode):
             category=CATEGORY,
             description="Takes the place of Load CLIP and DualCLIPLoader: the same text encoder, with its blocks divided over "
             "several GPUs. For encoders that are larger than one GPU; prompts are not encoded faster.",
-            search_aliases=["multi gpu clip", "load clip", "text encoder", "dual clip loader"],
+            search_aliases=["load clip", "text encoder", "clip on several devices", "dual clip loader"],
             inputs=[
                 io.Combo.Input("clip_name", options=files, tooltip="A .safetensors file in models/text_encoders."),
                 io.Combo.Input("type", options=types(), tooltip="The type, as in Load CLIP or DualCLIPLoader."),

@@ -208,7 +208,7 @@ MUTANTS = (
         "parallel_backend/denoise/process.py",
         "return sigma * self.timestep_scale",
         "return sigma",
-        ("tests/features/test_every_product.py", "tests/families/test_images.py", "tests/families/test_reduced.py"),
+        ("tests/families/test_images.py", "tests/families/test_reduced.py"),
     ),
     Mutant(
         "a velocity is taken for noise",

@@ -32,12 +32,13 @@ NODES = (
     "LoadParallelCogVideoX",
     "LoadParallelPixArt",
     "LoadParallelVAE",
+    "LoadParallelCLIP",
     "ParallelSampler",
     "CogVideoParallelDecode",
     "LoadConditioning",
     "SaveConditioning",
 )
-LOADERS = {name for name in NODES if name.startswith("LoadParallel")} - {"LoadParallelVAE"}
+LOADERS = {name for name in NODES if name.startswith("LoadParallel")} - {"LoadParallelVAE", "LoadParallelCLIP"}
 OPTIONAL = 7
 """The shape with which the page draws an input that may stay unconnected."""
 

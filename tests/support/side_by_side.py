@@ -29,6 +29,7 @@ FILES = {
             (
                 "features/test_controlnet_on_qwen_and_sd3",
                 "features/test_every_node",
+                "features/test_every_product",
                 "features/test_files_of_comfyui_models",
                 "features/test_quantised",
                 "features/test_video_inputs",
