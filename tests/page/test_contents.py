@@ -531,8 +531,8 @@ MARKED = """() => app.graph.nodes.filter(n => n.has_errors).map(
 
 def test_the_fields_of_a_refused_plan_are_marked_by_each_renderer_until_the_next_run(page: Page) -> None:
     open_graph(page, SPRITES)
-    page.evaluate("""() => app.graph.nodes.find(n => n.type.startsWith("LoadParallel")).widgets.find(
-        w => w.name === "unet_name").value = "narrow-schnell.safetensors" """)
+    page.evaluate("""() => app.graph.nodes.filter(n => n.type === "LoadConditioning").forEach(
+        n => n.widgets[0].value = "cond-37.safetensors")""")
     set_fields = """fields => app.graph.nodes.find(n => n.type === "ParallelPlan").widgets.forEach(
         w => w.value = fields[w.name] ?? w.value)"""
     for values, named in (
