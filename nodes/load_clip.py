@@ -7,7 +7,7 @@ import os
 import folder_paths
 from comfy_api.latest import io
 
-import nodes
+import nodes as comfy_nodes  # type: ignore[import-not-found]
 
 from ..parallel_backend.plan import ParallelPlan
 from . import without_plan
@@ -26,7 +26,7 @@ NONE = "none"
 def types() -> list[str]:
     """Return all types of ComfyUI's loaders of text encoders."""
     kinds: dict[str, None] = {}
-    for loader in (nodes.CLIPLoader, nodes.DualCLIPLoader):
+    for loader in (comfy_nodes.CLIPLoader, comfy_nodes.DualCLIPLoader):
         kinds |= dict.fromkeys(loader.INPUT_TYPES()["required"]["type"][0])
     return list(kinds)
 

@@ -137,7 +137,8 @@ class ParallelCLIP(comfy.sd.CLIP):  # type: ignore[misc]
 
     def __init__(self, clip: Any, remote: RemoteTextEncoder, device: torch.device) -> None:
         super().__init__(no_init=True)
-        vars(self).update(vars(clip))
+        for name, value in vars(clip).items():
+            setattr(self, name, value)
         module = clip.cond_stage_model
         shares = Shares(remote, device, comfy.model_management.get_all_torch_devices())
         self.patcher = ParallelClipPatcher(module, load_device=device, offload_device=device)
@@ -267,14 +268,16 @@ class _RemoteCalls:
 
         for part in module.modules():
             part.register_forward_pre_hook(_refuse_call)
-        vars(module).update(
-            calls=self,
-            remote=remote,
-            shares=shares,
-            reset_clip_options=reset_clip_options,
-            set_clip_options=set_clip_options,
-            encode_token_weights=self._encode,
-        )
+        replaced: dict[str, object] = {
+            "calls": self,
+            "remote": remote,
+            "shares": shares,
+            "reset_clip_options": reset_clip_options,
+            "set_clip_options": set_clip_options,
+            "encode_token_weights": self._encode,
+        }
+        for name, value in replaced.items():
+            setattr(module, name, value)
         remote.backend.retain(module, remote.spec)
 
     def begin(self, patcher: ParallelClipPatcher, tokens: Any) -> None:

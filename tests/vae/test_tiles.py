@@ -21,55 +21,8 @@ from tests.support.comfy_oracle import comfy_on_path
 from tests.support.rank_parts import CPU, everyone
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
-from tests.support.tiny.vae import decoded, encoded, random_weights
-
-SETTINGS = {"ch": 32, "ch_mult": (1, 1, 1, 1, 1, 1), "num_res_blocks": 1, "tile_size": 64, "tile_overlap_min": 16}
-
-
-CLIPS = {"clip": ((1, 24, 9, 7, 5), 30), "picture": ((1, 24, 1, 4, 9), 1)}
-"""Shapes of the latents of a video in eight tiles and of a picture in three, and their frames."""
-
-
-def made() -> Any:
-    """Return a small autoencoder. ComfyUI's loader would build one of full size, with 2.6 billion weights."""
-    comfy_on_path()
-    import comfy.ldm.minimax.vae as code
-
-    module = code.MiniMaxH3VideoVAE(**SETTINGS)
-    module.decoder = code.ViT3DDecoder(num_layers=2, heads=2)
-    return module.eval()
-
-
-@cache
-def autoencoder(buffered: bool = False) -> Any:
-    """Return the autoencoder with random weights; `buffered` is a stand-in for that of ComfyUI 0.33.
-
-    The stand-in writes decoded pixels into a buffer in host memory, in fp32 and from 0 to 1.
-    """
-    module = made()
-    module.load_state_dict(random_weights(module, seed=0), strict=False)
-    if not buffered:
-        return module
-    kind = type(module)
-
-    def decode(self: Any, z: Tensor) -> Tensor:
-        pixels = kind.decode(self, z)
-        buffer = torch.empty(pixels.shape, dtype=torch.float32, device="cpu")
-        for frame in range(pixels.shape[2]):
-            buffer[:, :, frame].copy_(pixels[:, :, frame] * 0.5 + 0.5)
-        return buffer
-
-    module.__class__ = type("Buffered", (kind,), {"decode": decode, "__module__": kind.__module__})
-    return module
-
-
-def inputs(name: str) -> tuple[Tensor, Tensor]:
-    """Return a latent, and pixels from -1 to 1."""
-    (latent, frames), generator = CLIPS[name], torch.Generator().manual_seed(3)
-    height, width = (16 * size for size in latent[-2:])
-    return torch.randn(latent, generator=generator), torch.rand(
-        1, 3, frames, height, width, generator=generator
-    ) * 2 - 1
+from tests.support.tiny.vae import decoded, encoded
+from tests.vae.tiles import autoencoder, inputs, made
 
 
 @cache

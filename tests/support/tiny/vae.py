@@ -56,7 +56,7 @@ def diffusers_cogvideox_vae() -> Any:
     """Return diffusers' own autoencoder with the weights of `cogvideox_vae_tensors`."""
     from diffusers import AutoencoderKLCogVideoX
 
-    made = AutoencoderKLCogVideoX(block_out_channels=SMALL, layers_per_block=1, latent_channels=16)
+    made: Any = AutoencoderKLCogVideoX(block_out_channels=SMALL, layers_per_block=1, latent_channels=16)
     made.load_state_dict(cogvideox_vae_tensors())
     return made
 
