@@ -22,7 +22,7 @@ from tests.support.rank_parts import CPU, everyone
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.vae import decoded, encoded
-from tests.vae.tiles import autoencoder, inputs, made
+from tests.vae.tiles import CLIPS, autoencoder, inputs, made
 
 
 @cache
