@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import comfy.model_management
 import comfy.sd
 import folder_paths
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +29,7 @@ from ...parallel_backend.weights.adapters.lora import AdapterSet
 from ...parallel_backend.weights.files.checkpoint import read_header
 from ...parallel_backend.weights.files.digest import file_digest
 from ...parallel_backend.weights.formats import FLOAT8
+from ...parallel_backend.wire.to_worker import TOKENS
 from ..memory.devices import free_devices
 from ..memory.loaded_models import MainShare, Shares, device_name
 from ..model.features.adapter_requests import loads_dynamically, patched_keys
@@ -111,13 +113,15 @@ class RemoteTextEncoder:
         """
         tensors: dict[str, Tensor] = {}
         try:
-            sent = packed(tokens, tensors), packed([dict(each) for each in options], tensors)
+            packed_tokens = msgspec.msgpack.encode(packed(tokens, tensors))
+            packed_options = packed([dict(each) for each in options], tensors)
         except TypeError as error:
             raise Refused(f"the prompt cannot be sent to the workers ({error}): use {CLIP.loader}.") from None
+        tensors[TOKENS] = torch.frombuffer(bytearray(packed_tokens), dtype=torch.uint8)
         free_devices(self.backend, self.spec, self.devices, self.weight_bytes + working)
         try:
             answer = self.backend.encode_text(
-                self.spec, self.requested_plan, *sent, tensors, caller(), adapters, working
+                self.spec, self.requested_plan, packed_options, tensors, caller(), adapters, working
             )
         except Cancelled:
             raise interruption() from None

@@ -251,17 +251,16 @@ class Backend:
         self,
         encoder: ModelSpec,
         requested_plan: ParallelPlan,
-        tokens: Any,
         options: Any,
         tensors: Mapping[str, Tensor],
         caller: RequestContext,
         adapters: AdapterSet = NONE,
         working_bytes: int = 0,
     ) -> RequestReply:
-        """Encode a prompt, given as packed tokens and options with their tensors. Raises as `sample` does."""
+        """Encode a prompt, given as the tensors and the options of an EncodeTextRequest. Raises as `sample` does."""
         with self._lock:
             plan = self._in_rows(requested_plan)
-            message = EncodeTextRequest(self._number(), encoder, plan, tokens, options, adapters.id, working_bytes)
+            message = EncodeTextRequest(self._number(), encoder, plan, options, adapters.id, working_bytes)
             return self._request(PendingRequest(message, tensors, adapters, caller))
 
     def _in_rows(self, requested_plan: ParallelPlan) -> ResolvedPlan:

@@ -132,13 +132,17 @@ class EncodeRequest(Message, frozen=True):
     working_bytes: int = 0
 
 
-class EncodeTextRequest(Message, frozen=True):
-    """Encode a prompt on all ranks. Tensors: those of `tokens` and `options`, by number.
+TOKENS = "tokens"
+"""Name of the tensor in an EncodeTextRequest that holds the packed tokens as msgpack, uint8."""
 
+
+class EncodeTextRequest(Message, frozen=True):
+    """Encode a prompt on all ranks.
+
+    Tensors: `tokens`, which are packed (`models/comfyui/features/recipe.py`), and by number the tensors in tokens and options.
     The reply's `value` is the result of ComfyUI's `encode_token_weights`.
 
     Attributes:
-        tokens: the packed tokens (`models/comfyui/features/recipe.py`).
         options: the packed list of the options that ComfyUI has set since its last reset.
         adapters: id of the adapters to apply to the weights; empty for none.
         working_bytes: estimate of the memory that a rank needs besides the weights.
@@ -147,7 +151,6 @@ class EncodeTextRequest(Message, frozen=True):
     request: int
     model: ModelSpec
     plan: ResolvedPlan
-    tokens: Any
     options: Any
     adapters: str = ""
     working_bytes: int = 0

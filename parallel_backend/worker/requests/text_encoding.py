@@ -6,6 +6,7 @@ import functools
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +26,7 @@ from ...weights.loading.reading import Neighbours, Watch
 from ...weights.stores.replicated import ReplicatedStore
 from ...weights.stores.store import WeightStore
 from ...wire.to_host import DoneReply
-from ...wire.to_worker import EncodeTextRequest
+from ...wire.to_worker import TOKENS, EncodeTextRequest
 from .rank import WorkerRank
 
 
@@ -138,4 +139,4 @@ def _encoded(
     for options in unpacked(message.options, tensors):
         encoder.set_clip_options(options)  # type: ignore[operator]
     encoder.set_clip_options({"execution_device": device})  # type: ignore[operator]
-    return encoder.encode_token_weights(unpacked(message.tokens, tensors))  # type: ignore[operator]
+    return encoder.encode_token_weights(unpacked(msgspec.msgpack.decode(tensors[TOKENS].numpy().tobytes()), tensors))  # type: ignore[operator]
