@@ -68,6 +68,9 @@ DESCRIBED = """card => {
 """JavaScript that returns a card's text below its title, which newer pages omit."""
 
 
+# the quick run opens a template from the browser in test_sprites_template_runs_from_the_page; web/templates.test.js has the
+# order and the descriptions, test_words the server's words, and test_templates the pictures
+@thorough
 def test_template_browser_lists_the_templates(page: Page) -> None:
     words = json.loads((REPO / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]["templates"]
     cards = template_cards(page)
@@ -155,10 +158,15 @@ def language(page: Page, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("renderer")
-def test_templates_open_complete_and_readable_and_no_nodes_overlap(page: Page, language: str) -> None:
-    """No text is hidden at the zoom for 1600 x 1000 pixels. The page hides letters that it draws with less than 8 pixels."""
+def test_templates_open_complete_and_readable_and_no_nodes_overlap(
+    pytestconfig: pytest.Config, page: Page, language: str
+) -> None:
+    """No text is hidden at the zoom for 1600 x 1000 pixels. The page hides letters that it draws with less than 8 pixels.
+
+    The quick run opens some; test_templates::test_every_template_fits_comfyuis_nodes compares all with ComfyUI's nodes.
+    """
     wrong = {}
-    for name in TEMPLATES:
+    for name in TEMPLATES if pytestconfig.getoption("all") else TEMPLATES[::4]:
         open_graph(page, name)
         page.wait_for_function(
             "count => app.canvas.graph.nodes.length === count", arg=len(template(name)["nodes"]), polling=POLLING
@@ -449,6 +457,8 @@ THOROUGH_LISTS = (
     "families",
     "vaes",
     "stored",
+    "marked",
+    "saved prompts",
     "of diffusers",
     "videos and pictures",
     "sound",
@@ -459,7 +469,10 @@ THOROUGH_LISTS = (
     "what travels",
     "places and machines",
 )
-"""Lists for `--all`: refusals/test_flux has the sentences of the first four, and one code shows the sentences of all lists."""
+"""Lists for `--all`, because one code shows the sentences of all lists.
+
+The quick run has most of these lists in refusals/test_lists, and the refused marks of quantisation in models/test_quantised.
+"""
 
 ONE_BY_ONE = ("places and machines", "what travels")
 """Lists that change files between their graphs; the page queues the graphs of all other lists together."""
