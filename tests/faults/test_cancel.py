@@ -12,7 +12,7 @@ from tests.faults.bench import AFTERWARDS, BOUND, CANCEL_BOUND, DEATHS, PHASES, 
 from tests.support.selection import thorough
 
 PATIENCE = 3
-QUICK = {("loading the model", 4)}
+QUICK = {("loading the model", 2)}
 """Cases of the quick run.
 
 It has workers that join in host/test_injected_faults, sampling in host/test_faults, and decoding in features/test_vae.

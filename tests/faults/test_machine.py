@@ -268,7 +268,7 @@ def test_a_missing_network_interface_is_refused(bench, monkeypatch):
     bench.assert_recovered(2)
 
 
-@pytest.mark.parametrize("files", [3, 5, 6])
+@pytest.mark.parametrize("files", [3, pytest.param(5, marks=thorough), 6])
 def test_a_limit_of_open_files_is_one_error(bench, files):
     """The number of files decides where in the start the limit is reached."""
     bench.run.end_workers()

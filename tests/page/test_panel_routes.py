@@ -13,7 +13,7 @@ from tests.support.page.outcomes import idle
 
 READ = ("status", "run")
 ACTIONS = ("free", "stop", "measure", "doctor", "models", "compare", "bench")
-WORKERS = 4
+WORKERS = 2
 PROMISE = 1.0
 """Largest number of seconds until a route answers while a job runs."""
 
