@@ -85,7 +85,7 @@ def test_a_worker_out_of_memory_gives_one_error_with_comfyuis_advice(server, led
     ledger.held("ComfyUI", "out of memory", ERROR, seconds, BOUND)
 
 
-# the quick run has other phases in faults/test_cancel, and sampling in test_faults::test_cancel_ends_the_run_within_about_a_step
+# the quick run has loading in faults/test_cancel, and sampling in test_faults and page/test_progress
 @pytest.mark.parametrize(
     "phase", [pytest.param(phase, marks=[thorough] * (phase != "joining the other workers")) for phase in PHASES]
 )
