@@ -58,7 +58,7 @@ class Disturbed:
         self.step_seconds = statistics.median(after - before for before, after in itertools.pairwise(times))
 
 
-# the quick run cancels the workers' own loop with PipeFusion here, and without in page/test_progress and faults/test_cancel
+# the quick run cancels the workers' own loop with PipeFusion here, and without in page/test_progress
 @pytest.mark.parametrize(
     "settings",
     [
