@@ -461,7 +461,6 @@ THOROUGH_LISTS = (
     "families",
     "vaes",
     "stored",
-    "marked",
     "saved prompts",
     "of diffusers",
     "videos and pictures",
@@ -475,7 +474,7 @@ THOROUGH_LISTS = (
 )
 """Lists for `--all`, because one code shows the sentences of all lists.
 
-The quick run has most of these lists in refusals/test_lists, and the refused marks of quantisation in models/test_quantised.
+The quick run has most of these lists in refusals/test_lists. No other test has the sentences of the lists that it shows here.
 """
 
 ONE_BY_ONE = ("places and machines", "what travels")
