@@ -75,7 +75,8 @@ def test_the_drivers_gpus_are_counted(tmp_path, files, gpus):
     assert gpus_of_the_driver(tmp_path) == gpus
 
 
-@thorough  # the quick run has this machine's findings in tests/host/test_doctor.py, and the command in the next test
+# the quick run has this machine's findings in host/test_doctor, and the command line in test_models
+@thorough
 def test_the_command_reports_this_machine():
     ran = subprocess.run(
         [sys.executable, "-m", "parallel_backend.doctor", "--json"],
@@ -90,6 +91,8 @@ def test_the_command_reports_this_machine():
     assert "all-to-all through gloo" in findings["2 workers, cpu"].text
 
 
+# the quick run has each of these faults, faked, in test_each_fault_is_found_and_has_a_remedy
+@thorough
 def test_faults_of_this_machine_are_found(tmp_path):
     """The faults are a small disk, few open files, ComfyUI's allocator, and packages that declare other versions."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:

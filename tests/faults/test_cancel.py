@@ -9,10 +9,17 @@ import pytest
 
 from parallel_backend.worker.process.faults import LATE_SECONDS
 from tests.faults.bench import AFTERWARDS, BOUND, CANCEL_BOUND, DEATHS, PHASES, PLANS, Bench, Case
-from tests.support.selection import product, thorough
+from tests.support.selection import thorough
 
 PATIENCE = 3
-LATER = ("connecting the workers", "sampling, last step")
+QUICK = {("loading the model", 2)}
+"""Cases of the quick run.
+
+It has workers that join in host/test_injected_faults, sampling in host/test_faults, and decoding in features/test_vae.
+"""
+
+QUICK_DEATHS = {("joining the other workers", "kill"), ("sampling, first step", "term")}
+"""Cases of the quick run, which has each kind of death in test_deaths."""
 
 
 def once_struck(bench: Bench, seconds: float = 0.3) -> Callable[[], bool]:
@@ -29,9 +36,9 @@ def once_struck(bench: Bench, seconds: float = 0.3) -> Callable[[], bool]:
 
 @pytest.mark.parametrize(
     ("phase", "workers"),
-    [  # in the quick run the other phases before the connections and of sampling, with either number of workers
-        pytest.param(phase, workers, marks=[thorough] * (phase in LATER or turn % 2 != (workers == 4)))
-        for turn, phase in enumerate(PHASES)
+    [
+        pytest.param(phase, workers, marks=[thorough] * ((phase, workers) not in QUICK))
+        for phase in PHASES
         for workers in PLANS
     ],
 )
@@ -47,7 +54,14 @@ def test_cancel_in_every_phase_and_twice_in_a_row_leaves_the_next_run_right(benc
         bench.held(f"Cancel while a worker is held up for {LATE_SECONDS} s", "cancelled", seconds, CANCEL_BOUND)
 
 
-@product(phase=["joining the other workers", "loading the model", "sampling, first step"], kind=DEATHS.keys())
+@pytest.mark.parametrize(
+    ("phase", "kind"),
+    [
+        pytest.param(phase, kind, marks=[thorough] * ((phase, kind) not in QUICK_DEATHS))
+        for phase in ("joining the other workers", "loading the model", "sampling, first step")
+        for kind in DEATHS
+    ],
+)
 def test_cancel_together_with_a_death_leaves_the_next_run_right(bench, phase, kind):
     case = Case(2, 1, phase, kind)
     ended, seconds = bench.outcome(case, once_struck(bench, 0))

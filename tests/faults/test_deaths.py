@@ -8,19 +8,28 @@ import pytest
 
 from parallel_backend.host.workers.causes import WorkerOutOfMemory
 from tests.faults.bench import AFTERWARDS, BOUND, DEATHS, ERROR, PHASES, PLANS, Case, deaths
-from tests.support.selection import product, thorough
+from tests.support.selection import thorough
 
 LOADING, FIRST, LAST, DECODING = "loading the model", "sampling, first step", "sampling, last step", "decoding"
+QUICK_EXCEPTIONS = {(2, 1, FIRST), (4, 2, DECODING)}
 
 
-@pytest.mark.parametrize("death", deaths([2]) + deaths([4], quick=[LOADING, FIRST]))
+# the quick run has two workers, and their last step in host/test_injected_faults; test_an_exception_is_named has four workers
+@pytest.mark.parametrize("death", deaths([2], quick={*PHASES} - {LAST}) + deaths([4], quick=[]))
 def test_a_death_is_one_clear_error(bench, death):
     bench.assert_dies(death)
 
 
-@product(place=[(2, 0), (2, 1), (4, 0), (4, 2), (4, 3)], phase=[LOADING, FIRST, LAST, DECODING])
-def test_an_exception_is_named_with_rank_phase_and_step(bench, place, phase):
-    workers, rank = place
+# the quick run has two; test_a_death_is_one_clear_error has the words for the other phases
+@pytest.mark.parametrize(
+    ("workers", "rank", "phase"),
+    [
+        pytest.param(workers, rank, phase, marks=[thorough] * ((workers, rank, phase) not in QUICK_EXCEPTIONS))
+        for workers, rank in ((2, 0), (2, 1), (4, 0), (4, 2), (4, 3))
+        for phase in (LOADING, FIRST, LAST, DECODING)
+    ],
+)
+def test_an_exception_is_named_with_rank_phase_and_step(bench, workers, rank, phase):
     case = Case(workers, rank, phase, "raise")
     message, seconds = bench.outcome(case)
     said = f"{case.worker} failed while {case.place}: RuntimeError: a fault was injected. {AFTERWARDS}\n"
@@ -33,10 +42,9 @@ def test_an_exception_is_named_with_rank_phase_and_step(bench, place, phase):
 @pytest.mark.parametrize(
     ("phase", "advice"),
     [
-        (LOADING, "Use weights"),
-        pytest.param(
-            LAST, "Use weights", marks=thorough
-        ),  # in the quick run host/test_injected_faults has the first step
+        # in the quick run host/test_injected_faults has the first step
+        pytest.param(LOADING, "Use weights", marks=thorough),
+        pytest.param(LAST, "Use weights", marks=thorough),
         (DECODING, "Set memory_limit"),
     ],
 )

@@ -198,7 +198,7 @@ def test_a_stopped_fork_server_is_replaced_within_the_same_run(bench, monkeypatc
 
 def test_a_fork_server_that_is_stuck_is_detected(tmp_path):
     """A server that imports modules, also from a slow disk, is active; so is a server without a request."""
-    (tmp_path / "slow_import.py").write_text("import time\nfor _ in range(30):\n    time.sleep(0.1)")
+    (tmp_path / "slow_import.py").write_text("import time\nfor _ in range(20):\n    time.sleep(0.1)")
     server = ForkServer(worker_environment() | {"PYTHONPATH": f"{REPO}:{tmp_path}"})
     death_read, death_write = os.pipe()
     try:
@@ -268,7 +268,7 @@ def test_a_missing_network_interface_is_refused(bench, monkeypatch):
     bench.assert_recovered(2)
 
 
-@pytest.mark.parametrize("files", [3, 5, 6])
+@pytest.mark.parametrize("files", [3, pytest.param(5, marks=thorough), 6])
 def test_a_limit_of_open_files_is_one_error(bench, files):
     """The number of files decides where in the start the limit is reached."""
     bench.run.end_workers()

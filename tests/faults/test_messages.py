@@ -16,6 +16,7 @@ from parallel_backend.wire.message import PROTOCOL
 from parallel_backend.wire.to_host import DeclinedReply
 from parallel_backend.wire.to_worker import StoreAdaptersRequest
 from tests.faults.bench import PLANS
+from tests.support.selection import thorough
 from tests.wire.messages import SAMPLE
 
 UNREADABLE = {
@@ -55,7 +56,11 @@ def test_a_request_that_cannot_be_read_is_declined_and_the_workers_stay(bench):
     assert bench.workers() == before
 
 
-@pytest.mark.parametrize("data", UNREADABLE.values(), ids=UNREADABLE)
+# wire/test_frames refuses all bytes that are no frame
+@pytest.mark.parametrize(
+    "data",
+    [pytest.param(data, id=name, marks=[thorough] * (name == "no frame")) for name, data in UNREADABLE.items()],
+)
 def test_other_unreadable_bytes_are_a_failure_with_its_cause(bench, data, caplog):
     """The next run raises the failure, or logs it if the workers ended before the run began."""
     send(bench, data)

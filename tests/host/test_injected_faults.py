@@ -43,17 +43,16 @@ def assert_failed(server: FaultyComfyUI, case: Case, said: str) -> float:
     return seconds
 
 
-@pytest.mark.parametrize("death", deaths([2], quick=["connecting the workers", "sampling, last step", "decoding"]))
+# the quick run has one death in each of the other phases in faults/test_deaths
+@pytest.mark.parametrize("death", deaths([2], quick=["sampling, last step"]))
 def test_a_workers_death_gives_one_error_that_names_it(server, ledger, death):
     seconds = assert_failed(server, death, rf"{re.escape(death.worker)} {DEATHS[death.kind]} while {death.place}\. ")
     ledger.held("ComfyUI", f"a worker {DEATHS[death.kind]}", ERROR, seconds, BOUND)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [Case(2, 0, "sampling, last step", "stop"), pytest.param(Case(2, 1, "decoding", "stop"), marks=thorough)],
-    ids=str,
-)
+# the quick run has a stopped worker in faults/test_silence::test_a_stopped_worker_that_does_not_read_its_request_is_named
+@thorough
+@pytest.mark.parametrize("case", [Case(2, 0, "sampling, last step", "stop"), Case(2, 1, "decoding", "stop")], ids=str)
 def test_the_error_names_a_stopped_worker(server, ledger, case):
     said = rf"{re.escape(case.worker)} has not answered for \d+ s while {case.place}\. "
     seconds = assert_failed(server, case, said)
@@ -86,12 +85,9 @@ def test_a_worker_out_of_memory_gives_one_error_with_comfyuis_advice(server, led
     ledger.held("ComfyUI", "out of memory", ERROR, seconds, BOUND)
 
 
+# the quick run has loading in faults/test_cancel, and sampling in test_faults and page/test_progress
 @pytest.mark.parametrize(
-    "phase",
-    [
-        pytest.param(phase, marks=[thorough] * (phase not in ("joining the other workers", "sampling, first step")))
-        for phase in PHASES
-    ],
+    "phase", [pytest.param(phase, marks=[thorough] * (phase != "joining the other workers")) for phase in PHASES]
 )
 def test_cancel_works_in_every_phase_and_twice_in_a_row(server, ledger, phase):
     took = []
@@ -109,6 +105,7 @@ def test_cancel_works_in_every_phase_and_twice_in_a_row(server, ledger, phase):
         )
 
 
+@thorough  # the quick run has it in faults/test_cancel::test_cancel_together_with_a_death_leaves_the_next_run_right
 @product(rank=[0, 1], death=[("connecting the workers", "kill"), ("sampling, first step", "exit3")])
 def test_cancel_together_with_a_death_ends_the_run_and_the_next_one_works(server, ledger, rank, death):
     phase, kind = death

@@ -63,7 +63,9 @@ def sample_with_nothing_else_on_devices(server: ComfyUI, graph: Graph) -> int:
     return before
 
 
-@pytest.mark.parametrize("flags", [{"cached": False}, {}], ids=["unload models", "free memory"])
+@pytest.mark.parametrize(
+    "flags", [pytest.param({"cached": False}, id="unload models", marks=thorough), pytest.param({}, id="free memory")]
+)  # to free memory, ComfyUI unloads models too
 def test_free_while_idle_empties_the_devices_and_the_next_prompt_restores_the_model(comfyui, latent_of, flags):
     seed = 101 + len(flags)
     expected = latent_of(job(seed=seed))
@@ -180,6 +182,8 @@ def test_a_limit_below_the_models_part_is_refused_with_the_numbers_and_a_plan_th
     assert float(found[1]) > float(found[2]) > 60 >= float(found[4])
 
 
+# the quick run has the refusal in plan/test_free_memory, and the workers' free memory in engine/test_planner
+@thorough
 def test_a_worker_with_too_little_free_memory_is_refused_before_it_computes(comfyui):
     comfyui.queue(parallel(job(seed=320), ulysses=2), timeout=300).check()
     victim = workers_among(comfyui.children())[1]

@@ -68,6 +68,9 @@ DESCRIBED = """card => {
 """JavaScript that returns a card's text below its title, which newer pages omit."""
 
 
+# the quick run opens a template from the browser in test_sprites_template_runs_from_the_page; web/templates.test.js has the
+# order and the descriptions, test_words the server's words, and test_templates the pictures
+@thorough
 def test_template_browser_lists_the_templates(page: Page) -> None:
     words = json.loads((REPO / "locales" / "en" / "main.json").read_text(encoding="utf-8"))["parallel"]["templates"]
     cards = template_cards(page)
@@ -155,10 +158,15 @@ def language(page: Page, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("renderer")
-def test_templates_open_complete_and_readable_and_no_nodes_overlap(page: Page, language: str) -> None:
-    """No text is hidden at the zoom for 1600 x 1000 pixels. The page hides letters that it draws with less than 8 pixels."""
+def test_templates_open_complete_and_readable_and_no_nodes_overlap(
+    pytestconfig: pytest.Config, page: Page, language: str
+) -> None:
+    """No text is hidden at the zoom for 1600 x 1000 pixels. The page hides letters that it draws with less than 8 pixels.
+
+    The quick run opens some; test_templates::test_every_template_fits_comfyuis_nodes compares all with ComfyUI's nodes.
+    """
     wrong = {}
-    for name in TEMPLATES:
+    for name in TEMPLATES if pytestconfig.getoption("all") else TEMPLATES[::4]:
         open_graph(page, name)
         page.wait_for_function(
             "count => app.canvas.graph.nodes.length === count", arg=len(template(name)["nodes"]), polling=POLLING
@@ -348,7 +356,10 @@ def test_the_pack_has_exactly_these_nodes(info: Info) -> None:
     assert {node["category"] for node in info.values()} == {"Parallel"}
 
 
-def test_category_lists_the_nodes_and_search_finds_each_by_its_names(page: Page, info: Info) -> None:
+def test_category_lists_the_nodes_and_search_finds_each_by_its_names(
+    pytestconfig: pytest.Config, page: Page, info: Info
+) -> None:
+    """The quick run searches by each node's own name and by one alias."""
     results = open_search(page)
     press(page.get_by_test_id("category-Parallel"))
     for node in info.values():
@@ -359,7 +370,8 @@ def test_category_lists_the_nodes_and_search_finds_each_by_its_names(page: Page,
     for node in info.values():
         found = results.filter(has=page.get_by_text(node["display_name"], exact=True)).first
         assert node["search_aliases"]
-        for words in (node["display_name"], *node["search_aliases"]):
+        names = (node["display_name"], *node["search_aliases"])
+        for words in names if pytestconfig.getoption("all") else names[:2]:
             page.get_by_placeholder("Add a node...").fill(words)
             expect(found, f"{node['name']} by {words}").to_be_visible()
     close_search(page)
@@ -449,6 +461,7 @@ THOROUGH_LISTS = (
     "families",
     "vaes",
     "stored",
+    "saved prompts",
     "of diffusers",
     "videos and pictures",
     "sound",
@@ -459,7 +472,10 @@ THOROUGH_LISTS = (
     "what travels",
     "places and machines",
 )
-"""Lists for `--all`: refusals/test_flux has the sentences of the first four, and one code shows the sentences of all lists."""
+"""Lists for `--all`, because one code shows the sentences of all lists.
+
+The quick run has most of these lists in refusals/test_lists. No other test has the sentences of the lists that it shows here.
+"""
 
 ONE_BY_ONE = ("places and machines", "what travels")
 """Lists that change files between their graphs; the page queues the graphs of all other lists together."""

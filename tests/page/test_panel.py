@@ -102,6 +102,9 @@ def test_buttons_free_the_memory_and_stop_the_workers(panel: Locator) -> None:
     expect(section(panel, "plans")).to_contain_text("run a graph first")
 
 
+# the quick run has the doctor's findings in ComfyUI in host/test_doctor, its route in test_routes, and the panel's sentence of
+# findings in web/panel.test.js
+@thorough
 def test_the_doctor_shows_its_progress_and_then_its_findings(panel: Locator) -> None:
     doctor = section(panel, "doctor")
     press(panel, "Check this machine")
@@ -125,6 +128,8 @@ def test_a_button_proves_all_declared_models(panel: Locator) -> None:
     expect(doctor.locator(".pp-finding", has_text="WAN21_T2V")).to_contain_text("2 inputs")
 
 
+# the quick run shows a worker's death in test_contents::test_the_screen_shows_the_sentence_of_a_workers_failure
+@thorough
 def test_after_a_workers_death_the_doctor_is_offered_until_a_run_succeeds(panel: Locator, comfyui: ComfyUI) -> None:
     failure = section(panel, "failure")
     prompt = comfyui.submit(parallel(ksampler_graph("tiny-schnell", steps=1000, seed=162), "cpu:2"))

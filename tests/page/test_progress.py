@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,9 +26,22 @@ def told(run: QueuedRun, name: str) -> list[str]:
     return [each.text for each in run.texts if each.node == name]
 
 
-def test_the_node_shows_its_workers_its_steps_and_the_outcome(comfyui: ComfyUI) -> None:
-    comfyui.queue(job(4100, "cpu:1"), timeout=300).check()  # so that the next run needs other workers
-    run = comfyui.queue(job(4101), timeout=300).check()
+@pytest.fixture(scope="module")
+def runs_of(comfyui: ComfyUI) -> Callable[[bool], list[QueuedRun]]:
+    """Provide a function that runs the same job on one worker and then on two, once for each sampler's node."""
+
+    @functools.cache
+    def runs(sampler: bool) -> list[QueuedRun]:
+        graphs = [job(4110, devices, sampler=sampler) for devices in ("cpu:1", "cpu:2")]
+        return [comfyui.queue(graph, timeout=300).check() for graph in graphs]
+
+    return runs
+
+
+def test_the_node_shows_its_workers_its_steps_and_the_outcome(
+    comfyui: ComfyUI, runs_of: Callable[[bool], list[QueuedRun]]
+) -> None:
+    _, run = runs_of(False)
     texts = told(run, "sampler")
     assert texts[:2] == ["Preparing", "Starting 2 workers, 0 s"]
     assert [STEP.fullmatch(text)[1] for text in texts if text.startswith("Step")] == list("1234")  # type: ignore[index]
@@ -41,12 +56,13 @@ def test_the_node_shows_its_workers_its_steps_and_the_outcome(comfyui: ComfyUI) 
 
 # of Parallel Sampler, test_contents::test_sprites_template_runs_from_the_page has the outcome in the history
 @pytest.mark.parametrize("sampler", [False, pytest.param(True, marks=thorough)], ids=["KSampler", "ParallelSampler"])
-def test_the_history_has_the_outcome_of_a_run(comfyui: ComfyUI, sampler: bool) -> None:
-    one = comfyui.queue(job(4110, "cpu:1", sampler=sampler), timeout=300).check()
+def test_the_history_has_the_outcome_of_a_run(
+    comfyui: ComfyUI, runs_of: Callable[[bool], list[QueuedRun]], sampler: bool
+) -> None:
+    one, two = runs_of(sampler)
     alone = outcome(comfyui, one, "sampler")
     assert (alone["gain"], alone["sent"]) == (None, 0)
 
-    two = comfyui.queue(job(4110, sampler=sampler), timeout=300).check()
     found = outcome(comfyui, two, "sampler")
     assert found["plan"].startswith("2 workers (cpu): ")
     assert found["steps"] == 4

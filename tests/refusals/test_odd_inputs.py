@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.refusals.no_pictures import with_sigmas
 from tests.support.graphs.flux import Graph, ksampler_graph, parallel
 from tests.support.latents import relative_error, saved_latent
+from tests.support.selection import thorough
 
 
 def equal(comfyui, graph: Graph, **plan) -> bool:
@@ -17,7 +18,12 @@ def equal(comfyui, graph: Graph, **plan) -> bool:
     return relative_error(ours, theirs) <= 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool], ids=str)
+# the quick run has one dtype
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.float64, marks=thorough), pytest.param(torch.int64, marks=thorough), torch.bool],
+    ids=str,
+)
 def test_conditioning_of_any_dtype_is_cast_as_in_comfyui(comfyui, dtype):
     tensors = load_file(comfyui.input_dir / "cond-37.safetensors")
     name = str(dtype).removeprefix("torch.")
