@@ -148,11 +148,13 @@ def test_euler_is_ddim_up_to_the_first_steps_snr(
     assert TOLERANCE < error <= ZERO_SNR
 
 
+@thorough  # in the quick run test_pixart and test_files_of_flux have folders
 def test_diffusers_folders_give_the_latent_of_one_file(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     tiny_cogvideox.cogvideox("1.5").save_pretrained(models_of(comfyui) / "cogvideox-folder", max_shard_size="2MB")
     assert_folder(comfyui, latent_of, video("1.5"), "cogvideox-folder")
 
 
+@thorough  # in the quick run tests/engine/test_cogvideox.py has quantised files
 def test_quantised_files_give_the_latent_of_their_values(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     assert_quantised(comfyui, latent_of, video("1.5"), "cogvideox-1.5")
 

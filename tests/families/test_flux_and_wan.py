@@ -9,7 +9,7 @@ import pytest
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import (
     FLUX1,
-    SOME_PLANS,
+    PLANS,
     TOKENS,
     LatentOf,
     graph_of,
@@ -39,7 +39,17 @@ def _files(comfyui: ComfyUI) -> None:
     save_latent(comfyui, "picture", 1, 128, 5, 7)
 
 
-@pytest.mark.parametrize("name", [FLUX1, "flux2", "wan", "vace"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        FLUX1,
+        "wan",
+        # in the quick run a reference runs FLUX.2 under the automatic plan
+        pytest.param("flux2", marks=thorough),
+        # in the quick run test_video_inputs has control videos
+        pytest.param("vace", marks=thorough),
+    ],
+)
 def test_the_automatic_plan_gives_the_stock_result(name: str, latent_of: LatentOf) -> None:
     assert_stock(latent_of, graph_of(name))
 
@@ -53,15 +63,17 @@ def test_the_automatic_plan_gives_the_stock_result(name: str, latent_of: LatentO
         # the quick run has cfg 2 in the automatic plan, and ulysses 2 in the next case
         pytest.param("flux2", {"devices": "cpu:4", "cfg": 2, "ulysses": 2}, marks=thorough),
         ("flux2", {"devices": "cpu:4", "pipefusion": 2, "ulysses": 2, "warmup_steps": 99}),
-        ("wan", {"devices": "cpu:3", "ring": 3, "weights": "sharded"}),
-        ("vace", STAGES),
+        # in the quick run models/test_sequence_parallel has Wan in a ring, and test_every_sampler one with sharded weights
+        pytest.param("wan", {"devices": "cpu:3", "ring": 3, "weights": "sharded"}, marks=thorough),
+        # in the quick run models/test_sequence_parallel has VACE in patches, and test_every_sampler Wan in stages
+        pytest.param("vace", STAGES, marks=thorough),
     ],
 )
 def test_every_kind_of_split_gives_the_stock_result(name: str, plan: dict[str, Any], latent_of: LatentOf) -> None:
     assert_stock(latent_of, graph_of(name), **plan)
 
 
-@pytest.mark.parametrize("name", [FLUX1, "flux2"])
+@pytest.mark.parametrize("name", [pytest.param(FLUX1, marks=thorough), "flux2"])  # test_files_of_flux has Kontext's
 def test_references_give_the_stock_latent(name: str, latent_of: LatentOf) -> None:
     """The references are Kontext's for FLUX.1. They run in the loop and with one forward per call."""
     plain = graph_of(name, cfg=1.0)
@@ -70,7 +82,8 @@ def test_references_give_the_stock_latent(name: str, latent_of: LatentOf) -> Non
     assert_stock(latent_of, step_by_step(graph), strict=False)
 
 
-@pytest.mark.parametrize("plan", SOME_PLANS)
+@thorough  # in the quick run test_flux_parity denoises a latent with a picture, in the job sde-mask-batch-2
+@pytest.mark.parametrize("plan", PLANS)
 def test_image_to_image_gives_the_stock_latent(plan: dict[str, Any], latent_of: LatentOf) -> None:
     graph = graph_of("flux2", denoise=0.5) | {"latent": node("LoadLatent", latent="picture.latent")}
     assert_stock(latent_of, graph, **plan)
@@ -87,15 +100,13 @@ FRAMES = {"latent": node("EmptyHunyuanLatentVideo", width=64, height=48, length=
 """A latent whose patches are frames."""
 
 
+@thorough  # in the quick run engine/test_products has the rule, and models/test_sequence_parallel Wan and FLUX.2 in patches
 @pytest.mark.parametrize(
     "graph",
     [
         pytest.param(graph_of("wan", steps=4), id="wan, rows"),
-        pytest.param(graph_of("wan", steps=4) | FRAMES, id="wan, frames", marks=thorough),
-        # tests/engine/test_products.py tests references in patches
-        pytest.param(
-            with_reference(graph_of("flux2", steps=4), "reference-flux2"), id="flux2, a reference", marks=thorough
-        ),
+        pytest.param(graph_of("wan", steps=4) | FRAMES, id="wan, frames"),
+        pytest.param(with_reference(graph_of("flux2", steps=4), "reference-flux2"), id="flux2, a reference"),
     ],
 )
 def test_stale_patches_depend_only_on_patches_and_warmup(graph: Graph, latent_of: LatentOf) -> None:

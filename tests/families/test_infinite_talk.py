@@ -47,7 +47,9 @@ def two_speakers(**given: Any) -> Graph:
 
 
 @pytest.mark.parametrize("plan", SOME)
-@pytest.mark.parametrize("speakers", [talking, two_speakers])
+@pytest.mark.parametrize(
+    "speakers", [pytest.param(talking, marks=thorough), two_speakers]
+)  # two have the speech of one
 def test_speakers_give_the_stock_latent(latent_of: LatentOf, plan: str, speakers: Callable[..., Graph]) -> None:
     graph = speakers()
     assert_matters_and_stock(latent_of, talking(audio_scale=0.0), graph, strict=False, **PLANS[plan])

@@ -91,6 +91,7 @@ def test_diffusers_folders_give_the_latent_of_one_file(comfyui: ComfyUI, latent_
     assert_folder(comfyui, latent_of, picture(), "pixart-folder")
 
 
+@thorough  # in the quick run tests/engine/test_pixart.py has quantised files
 def test_quantised_files_give_the_latent_of_their_values(comfyui: ComfyUI, latent_of: LatentOf) -> None:
     assert_quantised(comfyui, latent_of, picture(), "pixart")
 
@@ -106,6 +107,7 @@ def test_torch_compile_compiles_the_workers_blocks(comfyui: ComfyUI, latent_of: 
 LAYERS = ("blocks.0.attn.qkv", "blocks.1.cross_attn.kv_linear", "blocks.2.mlp.fc2", "t_block.1")
 
 
+@thorough  # in the quick run test_cogvideox has a LoRA
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_a_lora_equals_a_file_with_the_lora_merged(comfyui: ComfyUI, latent_of: LatentOf, weights: str) -> None:
     assert_lora(comfyui, latent_of, picture(), "pixart", LAYERS, weights, PREFIX)

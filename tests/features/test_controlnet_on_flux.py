@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from tests.support.graphs.flux import (
     ways,
 )
 from tests.support.latents import relative_error
-from tests.support.selection import product
+from tests.support.selection import thorough
 from tests.support.server import save_picture
 from tests.support.tiny.controlnet import save_instantx, save_xlabs
 from tests.support.tiny.flux import save_conditioning
@@ -86,7 +87,17 @@ JOBS: dict[str, Graph] = {
 }
 
 
-@product(plan=PLANS, graph=JOBS)
+QUICK = {"ring-2": "two-on-a-batch", "pp-2": "only-at-first-texts-of-37-and-45", "cfg-2": "a-latent-hint"}
+"""The jobs of the quick run. A ring divides the tokens as ulysses does; models/test_sequence_parallel has the residuals."""
+
+
+@pytest.mark.parametrize(
+    ("plan", "graph"),
+    [
+        pytest.param(PLANS[plan], JOBS[name], id=f"{plan}-{name}", marks=[thorough] * (QUICK.get(plan) != name))
+        for plan, name in product(PLANS, JOBS)
+    ],
+)
 def test_a_controlnet_gives_the_stock_latent(
     latent_of: LatentOf, assert_equal_latents: EqualLatents, plan: dict[str, Any], graph: Graph
 ) -> None:

@@ -22,6 +22,9 @@ from tests.support.tiny.controlnet import save_qwen, save_sd3, save_wan_vae
 from tests.support.tiny.models import draw
 from tests.vae.comfy_vaes import save_image_vae
 
+pytestmark = thorough
+"""In the quick run test_controlnet_on_flux has these nodes, and models/test_sequence_parallel the residuals of SD 3.5."""
+
 DIFFERENT = 1e-2
 QWEN, SD3 = "wide_qwen", "sd3"
 """Names of the models. ComfyUI assumes the real width for Qwen-Image, so its file has this width and a single block."""
@@ -81,12 +84,11 @@ def check(latent_of: LatentOf, assert_equal_latents: EqualLatents) -> Callable[[
     return compare
 
 
-@pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*NETWORK_PLANS][1:])])
+@pytest.mark.parametrize("plan", NETWORK_PLANS)
 def test_sd3_is_controlled_as_on_the_stock_loader(check: Callable[[str, str], None], plan: str) -> None:
     check(SD3, plan)
 
 
-@thorough
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("plan", ["ulysses 2", "cfg 2", "ulysses 2 x ring 2"])
 def test_qwen_image_with_masked_texts_is_controlled_as_on_the_stock_loader(

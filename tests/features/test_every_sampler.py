@@ -16,7 +16,7 @@ from tests.support.latents import relative_error
 from tests.support.sampler_names import LOCAL, NOT_LOCAL
 from tests.support.selection import pairwise, thorough
 
-QUICK = ("euler", "dpmpp_2m_sde", "uni_pc", "dpm_fast", "sa_solver_pece", "euler_ancestral_cfg_pp")
+SPECIAL = ("euler", "dpmpp_2m_sde", "uni_pc", "dpm_fast", "sa_solver_pece", "euler_ancestral_cfg_pp")
 """Six samplers with one special trait each: noise, a path, a sigma that it writes, steps of its own, weights, both branches."""
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -57,15 +57,30 @@ def samplers_of(names: tuple[str, ...]) -> pytest.MarkDecorator:
     return pairwise(sampler=names, scheduler=SCHEDULERS, model=("flux1", "wan"), plan=(*PLANS,))
 
 
-@samplers_of(QUICK)
+@pytest.mark.parametrize(
+    ("sampler", "scheduler", "model", "plan"),
+    [
+        ("uni_pc", "karras", "flux1", "ring2-sharded"),
+        ("dpm_fast", "normal", "wan", "pipefusion2"),
+        ("euler_ancestral_cfg_pp", "beta", "wan", "cfg2"),
+    ],
+)
 def test_samplers_of_the_quick_run_give_the_stock_latent(
     latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str
 ) -> None:
     check(latent_of, *job(model, plan, sampler_name=sampler, scheduler=scheduler))
 
 
+@thorough  # in the quick run three of these, and dpmpp_2m_sde, sa_solver and euler on FLUX.1
+@samplers_of(SPECIAL)
+def test_samplers_with_a_special_trait_give_the_stock_latent(
+    latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str
+) -> None:
+    check(latent_of, *job(model, plan, sampler_name=sampler, scheduler=scheduler))
+
+
 @thorough  # tests/denoise/test_samplers.py compares each with ComfyUI's, call by call, on the whole picture and in patches
-@samplers_of(tuple(name for name in LOCAL if name not in QUICK))
+@samplers_of(tuple(name for name in LOCAL if name not in SPECIAL))
 def test_all_other_samplers_give_the_stock_latent(
     latent_of: LatentOf, sampler: str, scheduler: str, model: str, plan: str
 ) -> None:
@@ -91,6 +106,7 @@ def test_a_batch_over_data_ranks_gives_the_stock_latent(latent_of: LatentOf, sam
     check(latent_of, graph, parallel(graph, sampler=True, **BATCH))
 
 
+@thorough  # in the quick run denoise/test_samplers has masks, and test_video_inputs a mask of a video
 def test_a_mask_of_a_video_gives_the_stock_latent(latent_of: LatentOf) -> None:
     graph = masked(graph_of("wan", sampler_name="uni_pc", steps=4), 10, 9, 3)
     assert relative_error(latent_of(graph_of("wan", sampler_name="uni_pc", steps=4)), latent_of(graph)) > TOLERANCE
@@ -102,7 +118,8 @@ def test_cfg_pp_uses_the_negative_at_cfg_1(latent_of: LatentOf) -> None:
     check(latent_of, stock, ours)
 
 
-@pytest.mark.parametrize("cache", ["EasyCache", pytest.param("LazyCache", marks=thorough)])  # test_step_caches has both
+@thorough  # in the quick run denoise/test_program has a cache's answer for both branches, and test_step_caches both caches
+@pytest.mark.parametrize("cache", ["EasyCache", "LazyCache"])
 def test_a_step_cache_under_a_sampler_that_reads_the_negative_gives_the_stock_latent(
     latent_of: LatentOf, cache: str
 ) -> None:
@@ -116,13 +133,16 @@ def test_a_step_cache_under_a_sampler_that_reads_the_negative_gives_the_stock_la
 ADAPTIVE = "the sampler dpm_adaptive, which takes a norm of the latent"
 
 
-def test_a_sampler_that_reads_the_latent_runs_one_call_at_a_time_and_not_in_parallel_sampler(
-    comfyui: ComfyUI, assert_equal_latents: EqualLatents
-) -> None:
+@thorough  # in the quick run test_other_packs has a sampler that takes a norm of the latent, and the next test the refusal
+def test_a_sampler_that_reads_the_latent_runs_one_call_at_a_time(assert_equal_latents: EqualLatents) -> None:
     graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
     log = assert_equal_latents(parallel(graph, **PLANS["ulysses2"]), graph)
     assert ways(log) == [ADAPTIVE]
     assert "choose another sampler, such as euler or dpmpp_2m" in log
+
+
+def test_parallel_sampler_refuses_a_sampler_that_reads_the_latent(comfyui: ComfyUI) -> None:
+    graph = ksampler_graph(FLUX1, **SIZE, cfg=1.0, sampler="dpm_adaptive")
     assert refused(comfyui, parallel(graph, sampler=True, **PLANS["ulysses2"])) == (
         f"Parallel Sampler does not support {ADAPTIVE}: choose another sampler, such as euler or dpmpp_2m, or KSampler, which is "
         "slower (one model call at a time)."
@@ -139,6 +159,7 @@ def test_cfg_pp_in_patches_equals_one_workers_patches(comfyui: ComfyUI, latent_o
     assert TOLERANCE < relative_error(latent_of(one), latent_of(graph)) < 1
 
 
+@thorough  # in the quick run test_stock_nodes_on_flux has both nodes, and engine/test_products the parts of a batch
 def test_cfg_norm_and_cfg_zero_star_over_data_ranks_give_the_stock_latent(latent_of: LatentOf) -> None:
     """CFGNorm and CFGZeroStar change the guidance before a CFG++ sampler reads it; data ranks hold parts of the batch."""
     plain = ksampler_graph(FLUX1, **SIZE, batch=2, cfg=3.0, sampler="euler_cfg_pp")

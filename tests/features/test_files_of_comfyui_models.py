@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.support.graphs.comfyui import BY_STORE, DIFFERENT, TOLERANCE, LatentO
 from tests.support.graphs.flux import Graph, insert_after_model, queue_logged
 from tests.support.graphs.loras import LORA, save_lora, with_lora
 from tests.support.latents import relative_error, saved_latent
-from tests.support.selection import product, thorough
+from tests.support.selection import thorough
 from tests.support.tiny.formats import quantise, write_scaled
 from tests.support.tiny.models import draw
 
@@ -61,22 +62,22 @@ def check(latent_of: LatentOf, graph: Graph, plan: dict[str, Any], file: str | N
     assert relative_error(latent_of(ours), latent_of(graph)) <= TOLERANCE
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # in the quick run test_files_of_flux has fp8 sharded, marks in stages and bf16
     ("form", "name", "plan"),
     [
         pytest.param(form, name, plan, marks=() if quick else thorough)
         for form, name, plan, quick in (
             ("bf16", "flux2", "stages", False),
-            ("bf16", "wan", "sharded", True),
+            ("bf16", "wan", "sharded", False),
             ("fp16", "flux2", "sharded", False),
             ("fp16", "wan", "stages", False),
-            ("fp8", "flux2", "sharded", True),
+            ("fp8", "flux2", "sharded", False),
             ("fp8", "wan", "ulysses", False),
             ("fp8", "wan", "streamed", True),
             ("fp8", "wan", "stages", False),
             ("old", "flux2", "ulysses", False),
             ("old", "wan", "sharded", False),
-            ("marks", "flux2", "stages", True),
+            ("marks", "flux2", "stages", False),
             ("marks", "wan", "sharded", True),
             ("metadata", "flux2", "sharded", False),
             ("metadata", "wan", "stages", False),
@@ -114,7 +115,18 @@ def test_the_loaders_weight_dtype_gives_the_stock_latent(latent_of: LatentOf, na
 # -- LoRA
 
 
-@product(plan=BY_STORE, name=NAMES, model=["", "fp8", "Q4_K"])
+LORAS = [("stages", "wan", "fp8"), ("streamed", "wan", "")]
+"""Cases of the quick run, where test_lora_on_flux has a LoRA on sharded GGUF, and test_quantised one on FLUX.2."""
+
+
+@pytest.mark.parametrize(
+    ("plan", "name", "model"),
+    [
+        pytest.param(BY_STORE[plan], name, model, id=f"{plan}-{name}-{model}", marks=[thorough] * (case not in LORAS))
+        for case in product(BY_STORE, NAMES, ("", "fp8", "Q4_K"))
+        for plan, name, model in [case]
+    ],
+)
 def test_a_lora_gives_the_stock_latent(latent_of: LatentOf, plan: dict[str, Any], name: str, model: str) -> None:
     """The latent equals the stock loader's on weights of every kind; for GGUF the stock loader has the values in fp32."""
     form = "Q4_K-values" if model == "Q4_K" else model
@@ -193,7 +205,9 @@ def in_bf16(graph: Graph) -> Graph:
     return insert_after_model(graph, "ModelComputeDtype", dtype="bf16")
 
 
-@product(name=NAMES, plan={"ulysses": BY_STORE["ulysses"], "stages": BY_STORE["stages"]})
+@thorough  # in the quick run test_flux_parity has bf16 and fp16, and test_quantised ComfyUI's own bits on one worker
+@pytest.mark.parametrize("plan", [BY_STORE[plan] for plan in ("ulysses", "stages")], ids=["ulysses", "stages"])
+@pytest.mark.parametrize("name", NAMES)
 def test_bf16_is_as_close_to_fp32_as_comfyuis(latent_of: LatentOf, name: str, plan: dict[str, Any]) -> None:
     """One worker gives ComfyUI's own bits; the result of several workers is at most 1.5 times as far from fp32 as ComfyUI's."""
     graph = graph_of(name)

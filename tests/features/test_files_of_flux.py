@@ -102,17 +102,19 @@ def gguf(kind: Type) -> tuple[str, str]:
     ("model", "choice", "plan"),
     [
         ("e4m3fn", None, "sharded"),
-        ("scaled-old", None, "ulysses"),
         ("scaled-marks", None, "stages"),
         ("scaled-metadata", None, "ulysses"),
         (*gguf(Type.Q4_K), "ulysses"),
-        (*gguf(Type.Q8_0), "sharded"),
         ("fp16-norm-weight", None, "ulysses"),
         ("full-bf16", None, "ulysses"),  # all names have a prefix
         ("diffusers-single", "diffusers-shards", "sharded"),
         ("pipeline", "diffusers/pipeline", "ulysses"),
         ("full-fp8", "checkpoints/full-fp8.safetensors", "stages"),
-        ("full-scaled", "checkpoints/full-scaled.safetensors", "sharded"),
+        # full-fp8 and scaled-marks
+        pytest.param("full-scaled", "checkpoints/full-scaled.safetensors", "sharded", marks=thorough),
+        # in bf16 below
+        pytest.param("scaled-old", None, "ulysses", marks=thorough),
+        pytest.param(*gguf(Type.Q8_0), "sharded", marks=thorough),
         pytest.param("e5m2", None, "stages", marks=thorough),  # in the quick run scaled-metadata is e5m2
         pytest.param(*gguf(Type.Q6_K), "stages", marks=thorough),  # tests/weights/test_formats.py has every type
         pytest.param("pipeline", None, "stages", marks=thorough),  # a file with the folder's names
@@ -136,6 +138,7 @@ def test_quantised_files_lose_no_more_precision_in_bf16_than_in_comfyui(latent_o
     assert ours <= 1.5 * comfys
 
 
+@thorough  # in the quick run test_files_of_comfyui_models has a file kept in fp8, and a bf16 file is above
 def test_a_bf16_file_kept_in_fp8_gives_the_stock_latent(latent_of, error):
     """test_lora_on_flux has fp32 files kept in every kind of fp8, with adapters and without."""
     graph, exact = small("full-bf16"), small("full-bf16")
@@ -252,7 +255,7 @@ PICTURES: dict[str, tuple[Graph, str]] = {
 }
 """Graphs of Kontext, Fill and Canny, and their plans."""
 
-QUICK_PICTURES = ("three references", "references, index", "fill", "fill without a picture", "canny")
+QUICK_PICTURES = ("three references", "references, index", "fill", "canny")
 """Names in PICTURES that the quick run has; tests/engine/test_products.py has references in stages."""
 
 
@@ -264,7 +267,8 @@ def test_pictures_next_to_the_latent_give_the_stock_latent(error, graph, plan):
     assert error(graph, plan) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["references, offset", pytest.param("fill", marks=thorough)])
+@thorough  # in the quick run test_flux_and_wan has references one model call at a time
+@pytest.mark.parametrize("name", ["references, offset", "fill"])
 def test_pictures_one_model_call_at_a_time_give_the_stock_latent(latent_of, name):
     graph = step_by_step(PICTURES[name][0])
     swapped = in_workers(graph, "ulysses")

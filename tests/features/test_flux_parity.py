@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import cycle
+from itertools import product as cartesian
 from typing import Any, NamedTuple
 
 import pytest
@@ -177,14 +179,20 @@ THOROUGH = {
     "guidance-1": "the job dev-batch-2 has another value of guidance",
     "guidance-7.5": "the job dev-batch-2 has another value of guidance",
     "128x128-texts-of-37-and-300": "tests/attention/test_sequence_parallel.py has any number of tokens under any split",
-    "136x200-texts-of-512-and-1": "the job 520x264-text-of-512",
+    "136x200-texts-of-512-and-1": "tests/attention/test_sequence_parallel.py has any number of tokens under any split",
     "16x16-texts-of-300-and-512": "the job one-image-token-one-text-token",
     "exponential": "ComfyUI computes the sigmas, and test_every_sampler has four schedulers",
     "ddim-uniform": "ComfyUI computes the sigmas, and test_every_sampler has four schedulers",
     "kl-optimal": "ComfyUI computes the sigmas, and test_every_sampler has four schedulers",
     "denoise-0.6-sde": "the job sde-mask-batch-2",
     "mask": "the job sde-mask-batch-2",
-    "mask-of-an-image": "mask-empty-latent, and mask-ddim-batch-2 on a latent with a picture",
+    "mask-of-an-image": "mask-ddim-batch-2",
+    "mask-empty-latent": "mask-ddim-batch-2, and the job sde-mask-batch-2",
+    "guidance-by-default": "test_files_of_flux's references, without a value of guidance",
+    "16x136-texts-of-256-and-37": "the jobs texts-of-37-and-256 and one-image-token-one-text-token",
+    "200x136-texts-of-1-and-256-three-heads": "tests/engine/test_products.py has three heads, attention any number of tokens",
+    "denoise-0.6-batch-2": "the job sde-mask-batch-2",
+    "batch-3-ancestral": "tests/denoise/test_shared_noise.py has the noise of a batch, batch-3-prompt-of-batch-2 its size",
     "mask-ddim": "mask-ddim-batch-2",
     "mask-heun": "mask-each-batch-2",
     "mask-lcm": "the job sde-mask-batch-2 draws noise under a mask",
@@ -246,6 +254,7 @@ def with_picture(graph: Graph) -> Graph:
     }
 
 
+@thorough  # in the quick run the jobs have the same oracle
 def test_a_sprite_is_drawn_as_captioned(comfyui, latent_of):
     caption = "red-circle-on-white"
     graph = ksampler_graph("sprites-flux-schnell", positive=caption, negative="empty", cfg=2.0, steps=20)
@@ -278,7 +287,17 @@ def test_another_size_and_text_and_split_need_no_new_workers_and_no_loading(comf
 # -- any number of workers
 
 
-@product(plan=PLANS, graph=JOBS)
+QUICK_JOBS = {str(plan): job for plan, job in zip(PLANS, cycle(JOBS), strict=False) if plan != Plan(1, 3)}
+"""The job of each plan in the quick run, where engine and attention have rings of three, and texts of any length."""
+
+
+@pytest.mark.parametrize(
+    ("plan", "graph"),
+    [
+        pytest.param(plan, JOBS[name], id=f"{plan}-{name}", marks=[thorough] * (QUICK_JOBS.get(str(plan)) != name))
+        for plan, name in cartesian(PLANS, JOBS)
+    ],
+)
 def test_every_job_gives_the_stock_latent_on_up_to_four_workers(error, graph, plan):
     assert error(graph, plan) <= TOLERANCE
 
@@ -293,7 +312,9 @@ def test_every_job_gives_the_stock_latent_on_eight_workers(error, graph, plan):
     ("model", "dtype", "plan"),
     [
         pytest.param(
-            model, dtype, plan, marks=() if (dtype, plan) in (("bf16", RING_2), ("fp16", Plan(1))) else thorough
+            *(model, dtype, plan),
+            marks=[thorough]
+            * ((model, dtype, plan) not in (("tiny-schnell", "bf16", RING_2), ("tiny-dev", "fp16", Plan(1)))),
         )
         for model, plan in (
             ("tiny-dev", Plan(1)),

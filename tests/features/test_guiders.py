@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from scripts.comfyui import ComfyUI
@@ -9,7 +11,7 @@ from tests.features.conftest import EqualLatents
 from tests.support.graphs.combined import with_dual_cfg, with_guider, with_perp_neg
 from tests.support.graphs.flux import Graph, insert_after_model, node, parallel, ways
 from tests.support.graphs.other_packs import basic, guided
-from tests.support.selection import product
+from tests.support.selection import thorough
 
 ONE_SIDE = "cfg 2 needs a negative prompt, and this sampling has none for this model (at cfg 1, or with BasicGuider"
 
@@ -44,8 +46,22 @@ ONE_SIDED: dict[str, Graph] = {
 WISHES = {"cfg 2": {"cfg": 2}, "automatic": {"cfg": 0, "ulysses": 1, "ring": 1}}
 """Requested plans. The automatic plan may choose only cfg, because the choice of other degrees depends on measurements."""
 
+QUICK = {
+    "DualCFGGuider, nested": "automatic",
+    "PerpNegGuider": "automatic",
+    "CFGOverride above 1": "cfg 2",
+    "another pack's": "automatic",
+}
+"""The cases of the quick run. The last test has DualCFGGuider under cfg 2."""
 
-@product(graph=TWO_SIDED, requested_plan=WISHES)
+
+@pytest.mark.parametrize(
+    ("graph", "requested_plan"),
+    [
+        pytest.param(TWO_SIDED[name], WISHES[plan], id=f"{name}-{plan}", marks=[thorough] * (QUICK.get(name) != plan))
+        for name, plan in product(TWO_SIDED, WISHES)
+    ],
+)
 def test_the_branches_that_a_guider_needs_run_on_two_workers(
     assert_equal_latents: EqualLatents, graph: Graph, requested_plan: dict[str, int]
 ) -> None:

@@ -107,17 +107,47 @@ WAYS: Mapping[str, tuple[str, bool]] = {
 QUICK_SPLITS = 5
 """Number of splits through which the quick run cycles: eight workers take long."""
 
+THOROUGH = {
+    "combine of two lengths, Wan": "combine of two lengths",
+    "nothing combined, texts of two lengths": "combine of two lengths",
+    "a range": "one side only",
+    "PerpNeg": "test_guiders has three branches, and combine under RescaleCFG two calls at a time",
+    "DualCFG": "test_guiders has three branches, and combine under RescaleCFG two calls at a time",
+    "two control videos against none": "one side only",
+    "a batch that does not divide": "combine of two lengths; test_flux_parity has batches of three",
+    "EasyCache with a range": "test_step_caches has texts of two lengths",
+}
+"""The kinds left to `--all`, each with its cover in the quick run."""
 
-@pytest.fixture(scope="module", autouse=True)
-def _files(comfyui: ComfyUI) -> None:
-    save_families(comfyui, "vace", "wan")
+FAMILIES = {"combine of two lengths, Wan": "wan", "two control videos against none": "vace"}
+"""Kinds on other models than FLUX.1, and these models."""
+
+
+@pytest.fixture(scope="module")
+def families(comfyui: ComfyUI) -> None:
+    """Save the models of FAMILIES."""
+    save_families(comfyui, *FAMILIES.values())
     frames, masks = draw(2, 1, 32, 3, 8, 10, seed=31), (draw(2, 1, 64, 3, 8, 10, seed=32) > 0).float()
     given = {"vace_frames": frames, "vace_mask": masks}
     save_file(given, comfyui.input_dir / "two-videos.safetensors")
 
 
-def check(latent_of: LatentOf, kind: str, split: str, way: str, weights: str) -> None:
-    """Check that the latent equals the stock loader's."""
+Check = Callable[[str, str, str, str], None]
+
+
+@pytest.fixture
+def check(request: pytest.FixtureRequest, latent_of: LatentOf) -> Check:
+    """Provide a function that checks that the latent of a kind, split, way and store equals the stock loader's."""
+
+    def run(kind: str, split: str, way: str, weights: str) -> None:
+        if kind in FAMILIES:
+            request.getfixturevalue("families")
+        compare(latent_of, kind, split, way, weights)
+
+    return run
+
+
+def compare(latent_of: LatentOf, kind: str, split: str, way: str, weights: str) -> None:
     sampler, one_at_a_time = WAYS[way]
     ours = graph = KINDS[kind](sampler)
     if one_at_a_time and graph["sampler"]["class_type"] == "KSampler":
@@ -137,21 +167,21 @@ def check(latent_of: LatentOf, kind: str, split: str, way: str, weights: str) ->
             split,
             [*WAYS][(row + column) % len(WAYS)],
             id=f"{kind}-{split}",
-            marks=[] if column == row % QUICK_SPLITS else [thorough],
+            marks=[thorough] * (column != row % QUICK_SPLITS or kind in THOROUGH),
         )
         for column, split in enumerate(SPLITS)  # outermost, because each change of devices starts new workers
         for row, kind in enumerate(KINDS)
     ],
 )
 def test_ranks_with_different_work_give_the_stock_latent_with_sharded_weights(
-    latent_of: LatentOf, kind: str, split: str, way: str
+    check: Check, kind: str, split: str, way: str
 ) -> None:
-    check(latent_of, kind, split, way, "sharded")
+    check(kind, split, way, "sharded")
 
 
 @thorough
 @pairwise(kind=[*KINDS], split=[*SPLITS], weights=["streamed", "replicated"], way=[*WAYS])
 def test_ranks_with_different_work_give_the_stock_latent_with_other_stores(
-    latent_of: LatentOf, kind: str, split: str, weights: str, way: str
+    check: Check, kind: str, split: str, weights: str, way: str
 ) -> None:
-    check(latent_of, kind, split, way, weights)
+    check(kind, split, way, weights)

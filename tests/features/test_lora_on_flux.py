@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from tests.support.graphs.flux import (
 )
 from tests.support.latents import relative_error, saved_latent
 from tests.support.leaving import check_that_one_copy_waits_and_comes_back
-from tests.support.selection import product, thorough
+from tests.support.selection import thorough
 from tests.support.server import NARROW
 from tests.support.tiny.formats import save_fp8, save_gguf, save_scaled
 from tests.support.tiny.lora import HIDDEN, SCHEMES, save_adapter
@@ -73,6 +73,8 @@ def job(*adapters: tuple[str, float], model: str = NARROW, **settings: Any) -> G
     return graph
 
 
+SCALED, GGUF = "tiny-scaled.safetensors", "tiny-q4.gguf"
+
 STACK = (("lora-kohya", 0.7), ("lora-peft", -0.3))
 STACKS = [((scheme, 0.7), (other, -0.3)) for scheme, other in pairwise([*SCHEMES, next(iter(SCHEMES))])] + [
     (("dora-columns-of-parts", -0.3), ("lokr", 0.7), ("dora-rows", 1.0))
@@ -112,7 +114,14 @@ FP8 = {
 """Files, and the `weight_dtype` with which their weights are plain fp8."""
 
 
-@product(plan=PLANS, held=FP8, scheme=["lora-peft", "dora-columns-of-parts", "oft", "diff"])
+@thorough  # in the quick run models/test_merged_fp8 has every adapter and store, test_files_of_comfyui_models a LoRA on fp8
+@pytest.mark.parametrize(
+    ("plan", "held", "scheme"),
+    [
+        pytest.param(PLANS[plan], FP8[held], scheme, id=f"{plan}-{held}-{scheme}")
+        for plan, held, scheme in product(PLANS, FP8, ("lora-peft", "dora-columns-of-parts", "oft", "diff"))
+    ],
+)
 def test_adapters_on_fp8_weights_give_the_stock_latent(
     latent_of: LatentOf, plan: dict[str, Any], held: tuple[str, str], scheme: str
 ) -> None:
@@ -128,7 +137,17 @@ def test_adapters_on_fp8_weights_give_the_stock_latent(
         before = stock
 
 
-@product(plan=PLANS, model=["tiny-scaled.safetensors", "tiny-q4.gguf"])
+@pytest.mark.parametrize(
+    ("plan", "model"),
+    [  # in the quick run test_adapters_give_the_stock_latent has the other plans
+        pytest.param(
+            *(PLANS[plan], model),
+            id=f"{plan}-{model}",
+            marks=[thorough] * ((plan, model) not in (("ulysses-2", SCALED), ("sharded-2", GGUF))),
+        )
+        for plan, model in product(PLANS, (SCALED, GGUF))
+    ],
+)
 def test_adapters_on_scaled_and_gguf_weights_give_the_stock_latent(
     latent_of: LatentOf, plan: dict[str, Any], model: str
 ) -> None:
@@ -178,12 +197,12 @@ def test_an_adapter_across_the_parts_of_a_fused_quantised_weight_gives_the_stock
 
 @pytest.mark.parametrize(
     ("way", "plan"),
-    [  # in the quick run test_adapters_on_fp8_weights removes adapters under each plan
+    [  # in the quick run models/test_merged_fp8 removes adapters in every store
         pytest.param(
             way,
             plan,
             id=f"{way.__name__}, {name}",
-            marks=[thorough] * (way is not dict or name in ("pp-2", "streamed-2")),
+            marks=[thorough] * (way is not dict or name != "sharded-2"),
         )
         for way in (dict, step_by_step)
         for name, plan in PLANS.items()

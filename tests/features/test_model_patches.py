@@ -22,7 +22,8 @@ def anima(comfyui: ComfyUI) -> tuple[Graph, Graph]:
     return anima_graphs(comfyui)
 
 
-@pytest.mark.parametrize("plan", ["ulysses 2", *(pytest.param(plan, marks=thorough) for plan in [*NETWORK_PLANS][1:])])
+@thorough  # in the quick run models/test_networks runs these networks, and test_infinite_talk one through ComfyUI's nodes
+@pytest.mark.parametrize("plan", NETWORK_PLANS)
 def test_lllite_changes_anima_as_on_the_stock_loader(
     latent_of: LatentOf, anima: tuple[Graph, Graph], plan: str
 ) -> None:

@@ -21,35 +21,30 @@ from tests.support.tiny.quantised import FORMATS, save_quantised
 
 NAMES = ("flux2", "wan")
 
-FORMS = [form if form in ("fp8", "nvfp4") else pytest.param(form, marks=thorough) for form in FORMATS]
-"""Formats to test: two in the quick run, which has integers only on several ranks, because CPUs multiply integers slowly.
-
-`models/test_quantised` compares every layer with ComfyUI's.
-"""
+QUICK = ("fp8", "nvfp4", "int8_convrot")
+"""Formats of the quick run: fp8 on one rank, the others with a LoRA on several. `models/test_quantised` has every layer."""
 
 SPREAD = [
-    pytest.param(form, plan, name, marks=() if quick else thorough)
-    for form, plan, name, quick in (
-        ("fp8", "ulysses", "wan", False),
-        ("fp8_e5m2", "stages", "flux2", False),
-        ("nvfp4", "sharded", "wan", True),
-        ("mxfp8", "stages", "flux2", False),
-        ("int8", "ulysses", "wan", False),
-        ("int8_rows", "sharded", "flux2", False),
-        ("int8_convrot", "sharded", "flux2", True),
-        ("int8_convrot", "stages", "wan", False),
-        ("w4a4", "ulysses", "flux2", False),
-    )
+    ("fp8", "ulysses", "wan"),
+    ("fp8_e5m2", "stages", "flux2"),
+    ("nvfp4", "sharded", "wan"),
+    ("mxfp8", "stages", "flux2"),
+    ("int8", "ulysses", "wan"),
+    ("int8_rows", "sharded", "flux2"),
+    ("int8_convrot", "sharded", "flux2"),
+    ("int8_convrot", "stages", "wan"),
+    ("w4a4", "ulysses", "flux2"),
 ]
+QUICK_SPREAD = SPREAD[2], SPREAD[6]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _files(comfyui: ComfyUI) -> None:
+def _files(pytestconfig: pytest.Config, comfyui: ComfyUI) -> None:
     save_families(comfyui, *NAMES)
     folder = comfyui.base_dir / "models" / "diffusion_models"
     for name in NAMES:
         tensors = load_file(folder / f"{name}.safetensors")
-        for form in FORMATS:
+        for form in FORMATS if pytestconfig.getoption("all") else QUICK:
             save_quantised(folder / file_name(name, form), tensors, form)
         save_lora(comfyui.base_dir / "models" / "loras" / f"{name}-lora.safetensors", LORA[name], tensors)
 
@@ -61,7 +56,8 @@ def of_file(name: str, form: str) -> Graph:
     return graph
 
 
-@pytest.mark.parametrize("form", FORMS)
+@thorough  # in the quick run models/test_quantised has every format's bits, and here one rank has fp8 with a LoRA
+@pytest.mark.parametrize("form", FORMATS)
 def test_one_rank_gives_comfyuis_own_bits(latent_of: LatentOf, form: str) -> None:
     graph = of_file("flux2", form)
     assert relative_error(latent_of(graph), latent_of(graph_of("flux2", steps=2))) > DIFFERENT
@@ -77,6 +73,7 @@ def test_a_weight_dtype_applies_to_the_same_weights_as_in_comfyui(latent_of: Lat
     distance(latent_of, graph, graph, {"devices": "cpu:2"}, "nvfp4")
 
 
+@thorough  # in the quick run the same files with a LoRA
 @pytest.mark.parametrize(("form", "plan", "name"), SPREAD)
 def test_quantised_files_on_several_ranks_are_as_precise_as_comfyui(
     latent_of: LatentOf, form: str, plan: str, name: str
@@ -84,14 +81,18 @@ def test_quantised_files_on_several_ranks_are_as_precise_as_comfyui(
     distance(latent_of, of_file(name, form), graph_of(name, steps=2), BY_STORE[plan], form)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(  # in the quick run models/test_quantised has every format's bits with a LoRA
+    "form", [pytest.param(form, marks=[thorough] * (form != "fp8")) for form in FORMATS]
+)
 def test_lora_on_one_rank_gives_comfyuis_own_bits(latent_of: LatentOf, form: str) -> None:
     graph = with_lora(of_file("flux2", form), "flux2", 0.8)
     assert relative_error(latent_of(graph), latent_of(of_file("flux2", form))) > DIFFERENT
     assert torch.equal(latent_of(spread(graph, "cpu:1")), latent_of(graph))
 
 
-@pytest.mark.parametrize(("form", "plan", "name"), SPREAD)
+@pytest.mark.parametrize(  # in the quick run models/test_quantised has a sharded layer of these two kinds too
+    ("form", "plan", "name"), [pytest.param(*case, marks=[thorough] * (case not in QUICK_SPREAD)) for case in SPREAD]
+)
 def test_quantised_files_with_a_lora_on_several_ranks_are_as_precise_as_comfyui(
     latent_of: LatentOf, form: str, plan: str, name: str
 ) -> None:
@@ -106,9 +107,8 @@ def test_weights_with_lora_leave_the_devices_and_come_back(comfyui: ComfyUI, for
     check_that_one_copy_waits_and_comes_back(comfyui, graph)
 
 
-@pytest.mark.parametrize(
-    "form", ["fp8", pytest.param("nvfp4", marks=thorough), pytest.param("int8_convrot", marks=thorough)]
-)
+@thorough  # in the quick run test_stock_nodes_on_flux compiles FLUX.1's blocks by the same node, models/test_compiled any blocks
+@pytest.mark.parametrize("form", ["fp8", "nvfp4", "int8_convrot"])
 def test_compiled_quantised_blocks_with_a_lora_give_the_stock_latent(
     assert_equal_latents: EqualLatents, form: str
 ) -> None:

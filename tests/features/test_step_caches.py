@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
 from tests.support.latents import cached_by_graph, relative_error, saved_latent
-from tests.support.selection import product
+from tests.support.selection import thorough
 from tests.support.server import NARROW
 
 STEPS = 10
@@ -48,12 +49,27 @@ CASES: dict[str, Graph] = {
 }
 
 
-@product(graph=CASES, plan={"cfg 2": {"cfg": 2}, "ulysses 2": {"cfg": 1, "ulysses": 2}})
+PLANS = {"cfg 2": {"cfg": 2}, "ulysses 2": {"cfg": 1, "ulysses": 2}}
+QUICK = {
+    "EasyCache, texts of two lengths": "cfg 2",
+    "EasyCache, two calls a step, in a part of the run": "ulysses 2",
+    "LazyCache in a part of the run": "cfg 2",
+}
+"""The cases of the quick run."""
+
+
+@pytest.mark.parametrize(
+    ("graph", "plan"),
+    [
+        pytest.param(CASES[name], PLANS[plan], id=f"{name}-{plan}", marks=[thorough] * (QUICK.get(name) != plan))
+        for name, plan in product(CASES, PLANS)
+    ],
+)
 def test_a_step_cache_skips_the_same_steps_as_in_comfyui(comfyui, stock, graph, plan):
     check(comfyui, stock, graph, plan)
 
 
-@pytest.mark.parametrize("kind", ["EasyCache", "LazyCache"])
+@pytest.mark.parametrize("kind", ["EasyCache", pytest.param("LazyCache", marks=thorough)])  # above in a part of the run
 def test_a_step_cache_judges_a_divided_batch_as_a_whole(comfyui, stock, kind):
     check(comfyui, stock, cached(kind, 0.3, batch=3, seed=11), {"data": 2, "cfg": 1})
 

@@ -152,23 +152,17 @@ ER_SDE = {"solver_type": "Reverse-time SDE", "max_stage": 2, "eta": 0.5, "s_nois
 
 LOOP: dict[str, Graph] = {
     "KSampler": basic(),
-    "KSamplerAdvanced that starts late": advanced(start_at_step=1),
     "KSamplerAdvanced, two in a row": two_advanced(),
-    "SamplerCustom": sampler_custom(),
     "CFGGuider": custom(),
     "BasicGuider": custom("BasicGuider"),
     "SplitSigmas and DisableNoise, two in a row": two_custom(),
     "denoised_output": denoised_output(),
-    "FlipSigmas": with_sigmas(split(1), ["flip", 0], flip=node("FlipSigmas", sigmas=["split", 1])),
     "SamplerDPMPP_2M_SDE": custom(select=node("SamplerDPMPP_2M_SDE", **SDE)),
-    "SamplerER_SDE": custom(select=node("SamplerER_SDE", **ER_SDE)),
     "ModelSamplingDiscrete": insert_after_model(basic(), "ModelSamplingDiscrete", sampling="v_prediction", zsnr=False),
-    "ModelSamplingFlux": insert_after_model(basic(), "ModelSamplingFlux", **SHIFT),
     "ModelSamplingSD3": insert_after_model(basic(), "ModelSamplingSD3", shift=2.5),
     "ConditioningSetTimestepRange": timestep_ranges(),
     "ConditioningSetAreaStrength": strengths(),
     "ConditioningAverage": combined(basic(), "ConditioningAverage", conditioning_to_strength=0.4),
-    "SetLatentNoiseMask on a batch": masked(),
     "CFGNorm, CFGZeroStar and Epsilon Scaling": insert_after_model(
         insert_after_model(insert_after_model(basic(), "CFGNorm", strength=0.9), "CFGZeroStar"),
         "Epsilon Scaling",
@@ -181,7 +175,6 @@ DIVIDED_IN_QUICK_RUN = (
     "KSampler",
     "SamplerDPMPP_2M_SDE",
     "ConditioningSetTimestepRange",
-    "SetLatentNoiseMask on a batch",
 )
 """Names in LOOP whose picture the quick run divides. The automatic plan of the others gives each branch a worker.
 
@@ -194,15 +187,25 @@ FURTHER_LOOP: dict[str, Graph] = {
     # in the quick run test_flux_parity's latents with a picture
     "KSampler from an image": second_run(),
     # in the quick run KSamplerAdvanced, two in a row
+    "KSamplerAdvanced that starts late": advanced(start_at_step=1),
     "KSamplerAdvanced that ends early": advanced(end_at_step=2),
+    # in the quick run CFGGuider, which it makes itself
+    "SamplerCustom": sampler_custom(),
+    # in the quick run refusals/test_odd_inputs has rising sigmas
+    "FlipSigmas": with_sigmas(split(1), ["flip", 0], flip=node("FlipSigmas", sigmas=["split", 1])),
     # in the quick run SplitSigmas, whose sigmas do not end at 0 either
     "ManualSigmas": with_sigmas(custom(), ["manual", 0], manual=node("ManualSigmas", sigmas="0.9, 0.6, 0.2, 0.1")),
     # in the quick run SamplerDPMPP_2M_SDE, with the same options
     "SamplerEulerAncestral": custom(select=node("SamplerEulerAncestral", eta=0.5, s_noise=0.9)),
+    "SamplerER_SDE": custom(select=node("SamplerER_SDE", **ER_SDE)),
+    # in the quick run ModelSamplingSD3, which sets a shift too
+    "ModelSamplingFlux": insert_after_model(basic(), "ModelSamplingFlux", **SHIFT),
     # in the quick run ModelSamplingSD3, from which it derives
     "ModelSamplingAuraFlow": insert_after_model(basic(), "ModelSamplingAuraFlow", shift=1.7),
     # in the quick run ConditioningSetAreaStrength, with the same combined prompts
     "ConditioningCombine in the negative": combined(basic(), first="negative"),
+    # in the quick run test_flux_parity has masks of a batch, and DifferentialDiffusion this graph
+    "SetLatentNoiseMask on a batch": masked(),
     # in the quick run ConditioningAverage, which gives new tensors too
     "ConditioningConcat": combined(basic(), "ConditioningConcat"),
     "ConditioningZeroOut": insert_after(basic(), "negative", "ConditioningZeroOut", "conditioning"),
@@ -249,6 +252,20 @@ CUSTOM_STEP_BY_STEP: dict[str, tuple[Graph, str]] = {
     "PerpNegGuider": (with_perp_neg(basic()), "the guider Guider_PerpNeg"),
 }
 
+EQUAL_ELSEWHERE = (
+    "ConditioningSetArea",
+    "ConditioningSetMask",
+    "ConditioningSetDefaultCombine",
+    "RescaleCFG",
+    "CFGOverride",
+    "DualCFGGuider",
+    "PerpNegGuider",
+)
+"""Names in STEP_BY_STEP whose latents the quick run compares in test_keeping_step and in test_guiders.
+
+Here Parallel Sampler gives the reason. `test_guiders` has CFGOverride and the guiders.
+"""
+
 PLANS: dict[str, dict[str, int]] = {"automatic": {}, "divided": {"cfg": 1, "ulysses": 2}}
 
 
@@ -259,7 +276,10 @@ def cases() -> list[Any]:
         for plan in PLANS
         for name, graph in (LOOP | FURTHER_LOOP).items()
     ]
-    rows += [(name, *case, "automatic", False) for name, case in (STEP_BY_STEP | CUSTOM_STEP_BY_STEP).items()]
+    rows += [
+        (name, *case, "automatic", name in EQUAL_ELSEWHERE)
+        for name, case in (STEP_BY_STEP | CUSTOM_STEP_BY_STEP).items()
+    ]
     return [
         pytest.param(
             graph, [way] * (1 + ("first" in graph)), PLANS[plan], id=f"{name}, {plan}", marks=[thorough] * late
@@ -291,9 +311,8 @@ STEPS_APART = {
 
 @pytest.mark.parametrize(
     ("plan", "negative"),
-    [  # test_keeping_step has cfg 2, data 2 and sharded weights, and RescaleCFG's graph the automatic plan
-        pytest.param(*case, id=name, marks=[thorough] * (name not in ("ring 2", "pipefusion 2")))
-        for name, case in STEPS_APART.items()
+    [  # test_keeping_step has cfg 2, data 2 and sharded weights, test_controlnet_on_flux a ring, and Mahiro the automatic plan
+        pytest.param(*case, id=name, marks=[thorough] * (name != "pipefusion 2")) for name, case in STEPS_APART.items()
     ],
 )
 def test_every_plan_can_run_step_by_step(assert_equal_latents, plan, negative):
@@ -306,12 +325,13 @@ def test_every_plan_can_run_step_by_step(assert_equal_latents, plan, negative):
 STAGES = {"cfg": 1, "pipefusion": 2, "patches": 2, "warmup_steps": STEPS}
 
 
+@thorough  # in the quick run ConditioningSetTimestepRange, and denoise/test_prompts has the first and the last step of a range
 @pytest.mark.parametrize(
     ("graph", "plan"),
     [
         (timestep_ranges(0.5, NARROW_DEV, steps=2), {"cfg": 1, "ulysses": 2}),
-        pytest.param(timestep_ranges(0.25, NARROW_DEV), STAGES, marks=thorough),
-        pytest.param(timestep_ranges(0.75, NARROW_DEV), {"cfg": 2}, marks=thorough),
+        (timestep_ranges(0.25, NARROW_DEV), STAGES),
+        (timestep_ranges(0.75, NARROW_DEV), {"cfg": 2}),
         (timestep_ranges(0.6, steps=5), {"cfg": 2}),
         (ranged(basic(NARROW_DEV, cfg=1.0), "positive", 0.5, 1.0), STAGES),
     ],
@@ -321,7 +341,6 @@ def test_timestep_ranges_that_end_on_a_steps_own_sigma_give_the_stock_latent(ass
     assert ways(assert_equal_latents(parallel(graph, **plan), graph)) == ["loop"]
 
 
-@thorough  # in the quick run test_quantised compiles blocks, with the same node, against the same oracle
 def test_torch_compile_compiles_the_workers_blocks(assert_equal_latents):
     """The backend cudagraphs runs the same graphs uncompiled on CPUs, which have no recorder. Inductor takes minutes.
 

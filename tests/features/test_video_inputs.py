@@ -12,7 +12,6 @@ import torch
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.comfyui import (
     PLANS,
-    SOME_PLANS,
     TOKENS,
     TOLERANCE,
     LatentOf,
@@ -50,7 +49,8 @@ def test_a_first_frame_by_a_mask_one_model_call_at_a_time_gives_the_stock_latent
     assert_stock(latent_of, graph, strict=False)
 
 
-@pytest.mark.parametrize("plan", SOME_PLANS)
+@thorough  # in the quick run models/test_sequence_parallel has Wan with a picture
+@pytest.mark.parametrize("plan", PLANS)
 def test_image_to_video_gives_the_stock_latent(comfyui: ComfyUI, plan: dict[str, Any], latent_of: LatentOf) -> None:
     """Wan 2.1 I2V gets the first frame next to the latent, and a vision model's output for that frame next to the text."""
     shown = torch.ones(1, 1, 3, 9, 10)

@@ -63,7 +63,8 @@ def job(name: str = "sd15", **settings: Any) -> Graph:
     return batched(graph_of(name, steps=3, **settings), 2)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "RescaleCFG" else thorough) for kind in SAME])
+@thorough  # in the quick run test_keeping_step has RescaleCFG and test_step_caches EasyCache, both on FLUX.1
+@pytest.mark.parametrize("kind", SAME)
 def test_a_node_gives_the_stock_result(kind: str, latent_of: LatentOf) -> None:
     graph = insert_after_model(job(), kind, **SAME[kind])
     assert_stock(latent_of, graph, devices="cpu:2", strict=False, cfg=2)
@@ -100,6 +101,7 @@ def guided() -> tuple[Graph, Graph]:
     return plain, insert_after_model(plain, "NAGuidance", **NAG)
 
 
+@thorough  # in the quick run test_attention_guidance on FLUX.1
 def test_a_guidance_that_compares_both_prompts_gives_the_stock_result_on_one_worker(latent_of: LatentOf) -> None:
     plain, graph = guided()
     assert_matters_and_stock(latent_of, plain, graph, devices="cpu:1", strict=False)
@@ -116,7 +118,9 @@ def test_blocks_that_a_guidance_skips_give_the_stock_result(split: str, latent_o
     assert_matters_and_stock(latent_of, plain, graph, devices=split, strict=False)
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize(  # in the quick run refusals/lists has PerturbedAttentionGuidance on FLUX.1
+    "kind", [pytest.param(kind, marks=[thorough] * (kind == "PerturbedAttentionGuidance")) for kind in REFUSED]
+)
 def test_a_node_that_changes_the_inside_of_the_model_is_refused(kind: str, comfyui: ComfyUI) -> None:
     inputs, said = REFUSED[kind]
     graph = insert_after_model(graph_of("sd15", steps=2), kind, **inputs)

@@ -22,7 +22,7 @@ TOLERANCE = 1e-5
 
 SAMPLERS = ("euler_ancestral", "dpmpp_2m", "dpmpp_2m_sde", "dpmpp_3m_sde", "ddim", "lcm", "deis", "res_multistep")
 
-QUICK_SAMPLERS = ("cogvideox_dpm", "dpmpp_2m_sde", "heun")
+QUICK_SAMPLERS = ("cogvideox_dpm", "heun")
 """Samplers of the quick run. tests/denoise/test_samplers.py tests each sampler separately."""
 
 WEIGHTS = [pytest.param("replicated", marks=thorough), "sharded"]
