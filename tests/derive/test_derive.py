@@ -43,10 +43,6 @@ from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import save_tiny
 
-# Derivations of the quick run: test_a_class_that_nobody_has_seen_is_derived and
-# test_hints_that_alternate_with_layers_and_attend_to_sound_are_derived. test_a_spoilt_declaration_is_not_proved shows that their
-# proof is a proof.
-
 LIMIT = 60.0
 
 
@@ -68,6 +64,9 @@ def derived(subject: Subject) -> Any:
     return derive([subject], LIMIT)
 
 
+# The quick run has the derivations of test_a_class_that_nobody_has_seen_is_derived and
+# test_hints_that_alternate_with_layers_and_attend_to_sound_are_derived. test_a_spoilt_declaration_is_not_proved shows that a
+# declaration with an error fails their proof.
 @thorough
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_a_derived_declaration_gives_comfyuis_own_result(name: str) -> None:

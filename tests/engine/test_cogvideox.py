@@ -333,8 +333,8 @@ PIPED = [
 ]
 
 
-PIPED_QUICK = (("2b-odd", "cfg 2 x pipefusion 2"), ("1.5-i2v", "pipefusion 3"))
-"""Types and plans of the quick run; engine/test_products has PipeFusion with Ulysses and Ring."""
+PIPED_QUICK = (("2b-odd", "cfg 2 x pipefusion 2"),)
+"""The type and plan of the quick run; models/test_diffusers has version 1.5 in stages and patches."""
 
 
 @pytest.mark.parametrize(
@@ -355,13 +355,10 @@ def test_pipefusions_result_depends_only_on_patches_and_warm_up(
         assert relative_error(result, original(job)) > 10 * TOLERANCE
 
 
+@thorough  # engine/test_costs has the formulas, on FLUX.1
 @pytest.mark.parametrize(
     "plan",
-    [
-        cpu_plan(pipefusion=2),
-        cpu_plan(cfg=2, pipefusion=2),
-        pytest.param(cpu_plan(pipefusion=2, ring=2, ulysses=2, patches=4), marks=thorough),  # as in engine/test_costs
-    ],
+    [cpu_plan(pipefusion=2), cpu_plan(cfg=2, pipefusion=2), cpu_plan(pipefusion=2, ring=2, ulysses=2, patches=4)],
     ids=lambda plan: plan.degrees,
 )
 def test_pipefusion_sends_the_bytes_of_its_formula(run: Runner, ours: Ours, plan: ResolvedPlan) -> None:

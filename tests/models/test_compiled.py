@@ -215,6 +215,8 @@ def test_a_failing_compiler_is_reported_once_and_the_blocks_run_uncompiled() -> 
     assert single.startswith("SingleStreamBlock is not compiled: ")
 
 
+# test_a_failing_compiler_is_reported_once_and_the_blocks_run_uncompiled has blocks that torch gives up.
+@thorough
 def test_a_kind_runs_uncompiled_beyond_torchs_limit_of_graphs() -> None:
     """A batch of one is the second graph of each kind, and the limit here is one graph."""
     several = sized(flux(), 0)

@@ -39,8 +39,8 @@ CLIPS = ("wan", "wan22", "hunyuan", "hunyuan15")
 SMALL = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)]
 """Heights and widths of latents that have fewer rows than ranks, or a dimension of size 1."""
 
-QUICK = ("wan", "sd", "flux2", "ltx095")
-"""Kinds whose code no other kind shares: videos, pictures, a latent that is normalised at its end, and noise in the decoder.
+QUICK = ("wan", "flux2", "ltx095")
+"""Kinds whose code no other kind shares: videos, a picture whose latent is normalised at its end, and noise in the decoder.
 test_decodes_and_encodes_over_ranks_equal_comfyuis has every kind.
 """
 
