@@ -276,7 +276,7 @@ UNEVEN = Video("1.5-i2v", "cogvideox_dpm", frames=6, text=8)
         ),
         (Video("2b"), cpu_plan(ulysses=4)),  # 30 heads
         pytest.param(Video("2b"), cpu_plan(ulysses=8), marks=thorough),
-        # engine/test_pixart has this product, and models/test_diffusers tokens that ranks cannot share evenly
+        # models/test_diffusers has tokens that ranks cannot share evenly, test_plans_equal_diffusers each axis
         pytest.param(UNEVEN, cpu_plan(cfg=2, ring=2, ulysses=2), marks=thorough),
         pytest.param(UNEVEN, cpu_plan(cfg=2, ulysses=3), marks=thorough),
         pytest.param(UNEVEN, cpu_plan(cfg=2, ulysses=4), marks=thorough),
