@@ -247,9 +247,9 @@ def test_the_oldest_diffusers_in_workers_equals_the_installed_one_here(
     assert relative_error(result, original(job)) <= TOLERANCE
 
 
-@thorough  # engine/test_pixart has each form
+# engine/test_pixart has each form.
 @pytest.mark.parametrize("plan", [cpu_plan(ulysses=2, weights="sharded")])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [pytest.param(form, marks=[thorough] * (form != "Q8_0")) for form in FORMS])
 def test_quantised_files_equal_diffusers(original: Original, ours: Ours, form: str, plan: ResolvedPlan) -> None:
     job = Video("5b", form=form)
     assert relative_error(ours(job, plan), original(job)) <= TOLERANCE

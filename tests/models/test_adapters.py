@@ -193,7 +193,7 @@ def made(kind: str, size: tuple[int, ...]) -> Iterator[dict[str, Tensor]]:
     "kind",
     [
         *("lora", "dora"),
-        # models/test_merged_fp8 has these on parameters that they fit
+        # models/test_merged_fp8 has these on weights of their shape
         *(pytest.param(kind, marks=thorough) for kind in ("loha", "lokr", "glora", "oft")),
         *("boft", "diff", "set_weight", "w_norm", "diff_b"),
     ],

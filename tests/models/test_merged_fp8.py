@@ -38,7 +38,7 @@ from tests.support.comfy_oracle import comfy_on_path
 from tests.support.nodes_module import nodes_module
 from tests.support.rank_parts import CPU, LORA, everyone, keep, neighbours, patching, watch
 from tests.support.ranks import run_ranks
-from tests.support.selection import product, thorough
+from tests.support.selection import product
 from tests.support.tiny.comfyui import save_tiny
 from tests.support.tiny.flux import flux_tensors
 from tests.support.tiny.lora import SCHEMES, adapter_tensors
@@ -149,27 +149,7 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return lambda file, dtype: Case(tmp_path, monkeypatch, file, dtype)
 
 
-QUICK_STORES = (("sharded", "fp8", "e5m2"), ("streamed", "bf16", "e4m3fn"))
-"""Stores of the quick run. test_every_kind_of_adapter_gives_comfyuis_bits_in_fp8 has an unsharded model, whose store stages have
-too.
-"""
-
-
-@pytest.mark.parametrize(
-    ("place", "file", "dtype"),
-    [
-        pytest.param(
-            place,
-            FILES[file],
-            FP8[dtype],
-            id=f"{place}-{file}-{dtype}",
-            marks=[thorough] * ((place, file, dtype) not in QUICK_STORES),
-        )
-        for place in PLACES
-        for file in FILES
-        for dtype in FP8
-    ],
-)
+@product(place=PLACES, file=FILES, dtype=FP8)
 def test_merged_adapters_equal_comfyuis_bits_in_every_store(
     case: Make, file: torch.dtype, dtype: torch.dtype, place: str
 ) -> None:
@@ -215,28 +195,7 @@ def test_adapters_on_an_fp8_file_equal_comfyuis_bits_where_comfyui_expands_it(
     assert merged(tiny.part(), runs) == [[]] * len(runs)
 
 
-QUICK = {
-    "lora-kohya": "as on the CPU",
-    "loha": "as on a GPU",
-    "lokr": "as on a GPU",
-    "dora-columns-of-parts": "as on the CPU",
-    "glora": "as on a GPU",
-    "oft": "as on the CPU",
-    "diff": "as on a GPU",
-}
-"""An adapter of each algorithm, and the dtype in which it is added in the quick run. The other adapters have other names or other
-parts.
-"""
-
-
-@pytest.mark.parametrize(
-    ("scheme", "adds_in"),
-    [
-        pytest.param(scheme, dtype, id=f"{scheme}-{name}", marks=[thorough] * (QUICK.get(scheme) != name))
-        for scheme in SCHEMES
-        for name, dtype in ADDS_IN.items()
-    ],
-)
+@product(scheme=list(SCHEMES), adds_in=ADDS_IN)
 def test_every_kind_of_adapter_gives_comfyuis_bits_in_fp8(
     case: Make, monkeypatch: pytest.MonkeyPatch, scheme: str, adds_in: torch.dtype
 ) -> None:

@@ -78,8 +78,6 @@ LATER = {
     "skyreels": "skyreels, masked text",
     "wan, camera": "wan 2.2, camera",
     "wan animate, no faces": "wan animate",
-    "wan dancer": "wan dancer, few frames a second",
-    "wan s2v": "wan s2v, reference and motion",
 }
 """Cases that the quick run leaves out, each with a case of the quick run of the same blocks, whose streams and inputs are
 the same or more.
