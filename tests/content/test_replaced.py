@@ -57,6 +57,9 @@ def image_vae() -> ReachedCode:
         return ReachedCode(classes_of(build("sd")))
 
 
+# The quick run has FLUX's classes and every autoencoder in the next tests. Each model that a ComfyUI loads is compared in the
+# same way.
+@thorough
 def test_no_function_of_any_class_of_comfyuis_models_is_taken_for_a_replaced_one() -> None:
     looked: set[str] = set()
     for file in FOLDER.glob("comfy/ldm/**/*.py"):

@@ -10,6 +10,7 @@ import pytest
 
 from scripts.comfyui_uses import Use, uses_in
 from scripts.still_binds import Tree, main, report, uses_of_pack
+from tests.support.selection import thorough
 
 FOLDER = Path(os.environ["COMFYUI_PATH"]).resolve()
 LEAST = {"name": 750, "call": 185, "super": 10, "override": 40, "replaced": 60}
@@ -26,6 +27,8 @@ def faults(source: str, folder: Path = FOLDER) -> set[str]:
     return {fault for use in uses_in(source, "planted.py") if not use.optional and (fault := Tree(folder).fault(use))}
 
 
+# A use that does not bind fails the quick run's test that reaches it.
+@thorough
 def test_every_use_of_the_pack_binds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["still_binds", str(FOLDER)])
     ended = main()

@@ -21,6 +21,7 @@ from parallel_backend.models.comfyui.content.source_digests import SourceDigestC
 from parallel_backend.models.comfyui.features.recipe import decoded, encoded, function_from, packed, unpacked
 from tests.support.nodes_module import ForGood, nodes_module
 from tests.support.programs import recording  # imports ComfyUI
+from tests.support.selection import thorough
 
 import comfy.lora  # isort: skip
 import comfy.model_base  # isort: skip
@@ -171,7 +172,8 @@ def test_comfyuis_adapters_and_the_workers_adapters_agree(kind: str) -> None:
     assert adapters_equal(kind)
 
 
-@pytest.mark.parametrize("kind", lora.ADAPTERS)
+# test_comfyuis_adapters_and_the_workers_adapters_agree compares each kind.
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[thorough] * (kind != "lora")) for kind in lora.ADAPTERS])
 def test_a_changed_adapter_is_found_and_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from parallel_backend.denoise.process import Diffusion, Flow, NoiseProcess
 from parallel_backend.denoise.replay import DeviceProgram, Prediction
 from tests.support.programs import FlowSampling, NoiseSampling, VelocitySampling, recording, run_of
 from tests.support.sampler_names import LOCAL, NOT_LOCAL
-from tests.support.selection import product
+from tests.support.selection import product, thorough
 
 import comfy.model_sampling  # isort: skip
 import comfy.samplers  # isort: skip
@@ -46,7 +46,8 @@ pytestmark = [
 ]
 
 SCHEDULERS = ("simple", "karras", "normal", "beta", "sgm_uniform")
-STEP_COUNTS = (1, 2, 5, 20)
+SHORT, LONG = (1, 2, 5), (20,)
+"""Numbers of steps. The quick run has only the short ones: no sampler keeps more than four results of earlier steps."""
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in LOCAL),
@@ -116,17 +117,18 @@ def our_run(name: str, options: dict[str, Any], model_sampling: Any, x: Tensor, 
     return drive(made, steps, told, denoise)
 
 
-def schedules(model_sampling: Any, scheduler: str) -> Iterator[tuple[str, Tensor]]:
+def schedules(model_sampling: Any, scheduler: str, counts: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
     """Yield complete schedules, those of img2img (the end of a longer one), of dpm_2, and schedules that stop early."""
-    for count in STEP_COUNTS:
+    for count in counts:
         whole = comfy.samplers.calculate_sigmas(model_sampling, scheduler, count)
         yield f"{count} steps", whole
         yield f"the first of {count} steps", whole[: (count + 1) // 2 + 1]
         if count < 20 or scheduler == "simple":  # Brownian paths are slow
             longer = comfy.samplers.calculate_sigmas(model_sampling, scheduler, int(count / 0.6))
             yield f"{count} steps, denoise 0.6", longer[-(count + 1) :]
-    one_more = comfy.samplers.calculate_sigmas(model_sampling, scheduler, 6)
-    yield "5 steps without the last but one", torch.cat([one_more[:-2], one_more[-1:]])
+    if 5 in counts:
+        one_more = comfy.samplers.calculate_sigmas(model_sampling, scheduler, 6)
+        yield "5 steps without the last but one", torch.cat([one_more[:-2], one_more[-1:]])
 
 
 def worst(ours: Run, theirs: Run) -> float:
@@ -141,13 +143,37 @@ def worst(ours: Run, theirs: Run) -> float:
     return max(distances)
 
 
-@product(sampling=SAMPLINGS.keys(), scheduler=SCHEDULERS, sampler=NAMED)
-def test_a_replayed_sampler_equals_comfyuis_at_every_call(
-    sampler: tuple[str, dict[str, Any]], scheduler: str, sampling: str
+# test_results_of_patches_join_to_that_of_the_whole_latent has the options in the quick run, over six steps.
+@thorough
+@pytest.mark.parametrize("counts", [SHORT, LONG], ids=["short", "long"])
+@product(
+    sampling=SAMPLINGS.keys(),
+    scheduler=SCHEDULERS,
+    sampler={name: sampler for name, sampler in NAMED.items() if sampler[1]},
+)
+def test_a_replayed_sampler_with_options_equals_comfyuis_at_every_call(
+    sampler: tuple[str, dict[str, Any]], scheduler: str, sampling: str, counts: tuple[int, ...]
 ) -> None:
+    check_replayed(sampler, scheduler, sampling, counts)
+
+
+@pytest.mark.parametrize("counts", [SHORT, pytest.param(LONG, marks=thorough)], ids=["short", "long"])
+@product(
+    sampling=SAMPLINGS.keys(),
+    scheduler=SCHEDULERS,
+    sampler={name: sampler for name, sampler in NAMED.items() if not sampler[1]},
+)
+def test_a_replayed_sampler_equals_comfyuis_at_every_call(
+    sampler: tuple[str, dict[str, Any]], scheduler: str, sampling: str, counts: tuple[int, ...]
+) -> None:
+    check_replayed(sampler, scheduler, sampling, counts)
+
+
+def check_replayed(sampler: tuple[str, dict[str, Any]], scheduler: str, sampling: str, counts: tuple[int, ...]) -> None:
+    """Assert that a replayed sampler equals ComfyUI's under these schedules, at every call."""
     name, options = sampler
     model_sampling = SAMPLINGS[sampling]
-    for case, sigmas in schedules(model_sampling, scheduler):
+    for case, sigmas in schedules(model_sampling, scheduler, counts):
         x = start_latent(model_sampling, sigmas, batch=2 if len(sigmas) == 6 else 1)
         ours, theirs = sigmas.clone(), sigmas.clone()
         try:
@@ -218,7 +244,22 @@ def process_of(model_sampling: Any) -> NoiseProcess:
     return Flow(getattr(model_sampling, "noise_scale", 1.0))
 
 
-@product(sampling=["shifted", "velocity"], name=LOCAL)
+MASKED = ("euler", "euler_cfg_pp", "euler_ancestral", "heun", "dpmpp_2m", "dpmpp_sde", "uni_pc", "lcm")
+"""Samplers with a mask in the quick run. The mask is applied around the model, and only CFG++ reads more than the model's
+output.
+"""
+
+
+@pytest.mark.parametrize(
+    ("sampling", "name"),
+    [
+        pytest.param(
+            sampling, name, marks=[thorough] * (name not in MASKED or sampling != ("shifted", "velocity")[place % 2])
+        )
+        for place, name in enumerate(LOCAL)
+        for sampling in ("shifted", "velocity")
+    ],
+)
 def test_a_masked_denoise_gives_comfyuis_result(name: str, sampling: str) -> None:
     """The mask is applied around the model as in ComfyUI. CFG++ uses the branches before the mask."""
     model_sampling = SAMPLINGS[sampling]

@@ -43,9 +43,6 @@ from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.tiny.comfyui import save_tiny
 
-QUICK = ("hunyuan-dit",)
-"""A class without a written declaration, whose blocks differ and call attention without options."""
-
 LIMIT = 60.0
 
 
@@ -67,7 +64,11 @@ def derived(subject: Subject) -> Any:
     return derive([subject], LIMIT)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name not in QUICK)) for name in SUBJECTS])
+# The quick run has the derivations of test_a_class_that_nobody_has_seen_is_derived and
+# test_hints_that_alternate_with_layers_and_attend_to_sound_are_derived. test_a_spoilt_declaration_is_not_proved shows that a
+# declaration with an error fails their proof.
+@thorough
+@pytest.mark.parametrize("name", SUBJECTS)
 def test_a_derived_declaration_gives_comfyuis_own_result(name: str) -> None:
     """The plan is not among those of the proof, and runs on the tests' own ranks. Some classes are refused in one sentence."""
     with torch.inference_mode():

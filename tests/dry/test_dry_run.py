@@ -137,8 +137,17 @@ LATER = (
     "FLUX.1's VAE, one rank",
     "FLUX.1's VAE, 4 ranks",
     "Wan 2.1's VAE, one rank",
+    "FLUX.1-dev, ulysses 2",
+    "FLUX.1-dev, ring 4",
+    "FLUX.1-dev in Q4_K, with room, one rank",
+    "FLUX.2's VAE, one rank",
+    "Qwen-Image, ulysses 2",
+    "Z-Image, ring 2 x ulysses 2",
+    "Wan 2.1's VAE, 4 ranks",
 )
-"""Cases that the quick run skips."""
+"""Cases that the quick run skips. It has each kind of split and each class of blocks: Ulysses on FLUX.1 and MiniMax-H3, Ring with
+Ulysses on FLUX.1, Wan and CogVideoX, and every class on one rank. vae/test_comfyui decodes videos on ranks.
+"""
 
 ATTENTION = 2
 """All-to-alls of an attention under Ulysses: one before and one after the attention."""

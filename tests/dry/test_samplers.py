@@ -11,13 +11,17 @@ from parallel_backend.denoise.replay import Prediction, script_of
 from tests.dry.fake_gpu import DEVICE, FakeGpu
 from tests.support.programs import encoded_program
 from tests.support.sampler_names import LOCAL
+from tests.support.selection import thorough
 
 SHAPE = 1, 4, 6, 5
 SIGMAS = torch.linspace(1, 0, 7)
 
 
 @pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning", "ignore:To copy construct from:UserWarning")
-@pytest.mark.parametrize("name", LOCAL)
+# All samplers are replayed by the same operations. denoise/test_samplers replays every one.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[thorough] * (place % 4 > 0)) for place, name in enumerate(LOCAL)]
+)
 def test_no_step_of_a_sampler_waits(name: str) -> None:
     program = encoded_program(name, SIGMAS.clone(), torch.empty(SHAPE))
     with FakeGpu().running(0, 1) as gpu, torch.inference_mode():

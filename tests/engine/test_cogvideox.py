@@ -198,8 +198,19 @@ def named(plans: list[ResolvedPlan]) -> dict[str, ResolvedPlan]:
     return {plan.describe().split(": ")[-1]: plan for plan in plans}
 
 
+ALONE = (("2b", "cogvideox_ddim"), ("1.5-i2v", "cogvideox_dpm"))
+"""Types and samplers that the quick run has on one rank. test_plans_equal_diffusers has each type."""
+
+
 @pytest.mark.exactness
-@product(kind=TYPES.keys(), sampler=["cogvideox_ddim", "cogvideox_dpm"])
+@pytest.mark.parametrize(
+    ("kind", "sampler"),
+    [
+        pytest.param(kind, sampler, marks=[thorough] * ((kind, sampler) not in ALONE))
+        for kind in TYPES
+        for sampler in ("cogvideox_ddim", "cogvideox_dpm")
+    ],
+)
 def test_one_rank_equals_diffusers(original: Original, ours: Ours, kind: str, sampler: str) -> None:
     job = Video(kind, sampler)
     assert relative_error(ours(job, cpu_plan()), original(job)) <= TOLERANCE
@@ -236,8 +247,9 @@ def test_the_oldest_diffusers_in_workers_equals_the_installed_one_here(
     assert relative_error(result, original(job)) <= TOLERANCE
 
 
+# engine/test_pixart has each form.
 @pytest.mark.parametrize("plan", [cpu_plan(ulysses=2, weights="sharded")])
-@pytest.mark.parametrize("form", [pytest.param(form, marks=[thorough] * (form == "e4m3fn")) for form in FORMS])
+@pytest.mark.parametrize("form", [pytest.param(form, marks=[thorough] * (form != "Q8_0")) for form in FORMS])
 def test_quantised_files_equal_diffusers(original: Original, ours: Ours, form: str, plan: ResolvedPlan) -> None:
     job = Video("5b", form=form)
     assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
@@ -258,10 +270,14 @@ UNEVEN = Video("1.5-i2v", "cogvideox_dpm", frames=6, text=8)
 @pytest.mark.parametrize(
     ("job", "plan"),
     [
-        *((Video("5b", frames=f, height=h, width=w, text=3), cpu_plan()) for f, h, w in UNUSUAL_SIZES),
+        *(  # the quick run has a picture, the smallest size; models/test_diffusers has uneven sizes of each type
+            pytest.param(Video("5b", frames=f, height=h, width=w, text=3), cpu_plan(), marks=() if f == 1 else thorough)
+            for f, h, w in UNUSUAL_SIZES
+        ),
         (Video("2b"), cpu_plan(ulysses=4)),  # 30 heads
         pytest.param(Video("2b"), cpu_plan(ulysses=8), marks=thorough),
-        (UNEVEN, cpu_plan(cfg=2, ring=2, ulysses=2)),
+        # models/test_diffusers has tokens that ranks cannot share evenly, test_plans_equal_diffusers each axis
+        pytest.param(UNEVEN, cpu_plan(cfg=2, ring=2, ulysses=2), marks=thorough),
         pytest.param(UNEVEN, cpu_plan(cfg=2, ulysses=3), marks=thorough),
         pytest.param(UNEVEN, cpu_plan(cfg=2, ulysses=4), marks=thorough),
         (Video("2b-odd", batch=3), cpu_plan(data=2, ulysses=2)),
@@ -275,11 +291,13 @@ def test_unusual_sizes_uneven_splits_and_batches_equal_diffusers(
     assert relative_error(ours(job, plan), original(job)) <= TOLERANCE
 
 
+# engine/test_products has texts of two lengths under each product.
+@thorough
 @pytest.mark.parametrize(
     "plan",
     [
-        pytest.param(cpu_plan(), marks=thorough),
-        pytest.param(cpu_plan(cfg=2), marks=thorough),
+        cpu_plan(),
+        cpu_plan(cfg=2),
         cpu_plan(cfg=2, ring=2),
         cpu_plan(pipefusion=2, ulysses=2, warmup_steps=STEPS),
     ],
@@ -315,7 +333,18 @@ PIPED = [
 ]
 
 
-@product(kind=["2b-odd", "1.5-i2v"], plan=named(PIPED))
+PIPED_QUICK = (("2b-odd", "cfg 2 x pipefusion 2"),)
+"""The type and plan of the quick run; models/test_diffusers has version 1.5 in stages and patches."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [
+        pytest.param(kind, plan, id=f"{kind}-{name}", marks=[thorough] * ((kind, plan.degrees) not in PIPED_QUICK))
+        for kind in ("2b-odd", "1.5-i2v")
+        for name, plan in named(PIPED).items()
+    ],
+)
 def test_pipefusions_result_depends_only_on_patches_and_warm_up(
     original: Original, ours: Ours, kind: str, plan: ResolvedPlan
 ) -> None:
@@ -326,6 +355,7 @@ def test_pipefusions_result_depends_only_on_patches_and_warm_up(
         assert relative_error(result, original(job)) > 10 * TOLERANCE
 
 
+@thorough  # engine/test_costs has the formulas, on FLUX.1
 @pytest.mark.parametrize(
     "plan",
     [cpu_plan(pipefusion=2), cpu_plan(cfg=2, pipefusion=2), cpu_plan(pipefusion=2, ring=2, ulysses=2, patches=4)],

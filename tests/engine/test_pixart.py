@@ -17,6 +17,7 @@ from parallel_backend.plan import ResolvedPlan
 from tests.engine.conftest import TOLERANCE, Runner, relative_error
 from tests.support.plans import cpu_plan
 from tests.support.programs import NoiseSampling, encoded_program
+from tests.support.selection import thorough
 from tests.support.tiny.formats import FORMS, as_stored, save_as
 from tests.support.tiny.models import draw
 from tests.support.tiny.pixart import TEXT_WIDTH, pixart, save_pixart
@@ -146,8 +147,22 @@ PLANS = [
 ]
 
 
+QUICK = ("1 worker", "ulysses 3", "cfg 2 x pipefusion 2 x ring 2")
+"""Plans of the quick run. The other tests have Ulysses, sharded weights, and a product with both prompts apart."""
+
+
 @pytest.mark.exactness
-@pytest.mark.parametrize("plan", PLANS, ids=[plan.describe().split(": ")[-1] for plan in PLANS])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(
+            plan,
+            id=plan.describe().split(": ")[-1],
+            marks=[thorough] * (not plan.describe().split(": ")[-1].startswith(QUICK)),
+        )
+        for plan in PLANS
+    ],
+)
 def test_plans_equal_diffusers(original: Original, ours: Ours, plan: ResolvedPlan) -> None:
     jobs = Picture(), Picture(text=(9, 1))
     for job in jobs:

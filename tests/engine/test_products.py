@@ -40,12 +40,12 @@ WORKERS = (2, 3, 4, 6, 8)
 
 
 def _marks(workers: int, heads: int, plan: ResolvedPlan) -> list[pytest.MarkDecorator]:
-    """Mark cases for `--all`. The quick run has uneven heads, where a plan allows them, and at most four workers.
+    """Mark cases for `--all`. The quick run has uneven heads, where a plan allows them, on three and four workers.
 
-    The quick run has eight workers in test_pipefusion_follows_its_rule_exactly, and four heads under each plan in
+    The quick run has eight workers in test_pipefusion_follows_its_rule_exactly. It has two workers, and four heads, in
     test_pipefusions_result_depends_only_on_patches_and_warm_up.
     """
-    quick = (heads == 3 or plan.ulysses > 3) and workers <= 4
+    quick = (heads == 3 or plan.ulysses > 3) and 2 < workers <= 4
     return [] if quick else [thorough]
 
 
@@ -72,20 +72,22 @@ def test_every_product_is_exact_on_the_sprites_model(run: Runner, simulated: Sim
         assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE, plan.describe()
 
 
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=thorough), 3])
+@thorough  # engine/test_pixart has sharded weights against diffusers, and engine/test_costs has their bytes
+@pytest.mark.parametrize("workers", [2, 3])
 def test_sharded_weights_are_exact(run: Runner, models: dict[int, Path], simulated: Simulated, workers: int) -> None:
     job = job_of(models, 4)
     for plan in products(workers, 4, weights="sharded"):
         assert relative_error(run(job, plan), simulated(job)) <= TOLERANCE, plan.describe()
 
 
+@pytest.mark.parametrize("sampler", [pytest.param("euler", marks=thorough), "dpmpp_2m_sde"])
 @pytest.mark.parametrize("batch", [pytest.param(2, marks=thorough), 3])
 def test_a_batch_divided_over_groups_returns_in_order(
-    run: Runner, models: dict[int, Path], simulated: Simulated, batch: int
+    run: Runner, models: dict[int, Path], simulated: Simulated, batch: int, sampler: str
 ) -> None:
-    for sampler in ("euler", "dpmpp_2m_sde"):
-        job = job_of(models, 4, batch=batch, sampler=sampler)
-        assert relative_error(run(job, cpu_plan(data=2, ulysses=2)), simulated(job)) <= TOLERANCE
+    """A stochastic sampler gives each item its own noise, so that it also has the order of the noise."""
+    job = job_of(models, 4, batch=batch, sampler=sampler)
+    assert relative_error(run(job, cpu_plan(data=2, ulysses=2)), simulated(job)) <= TOLERANCE
 
 
 PIPED = [
@@ -100,7 +102,24 @@ PIPED = [
 ]
 
 
-@product(plan=dict(zip(ids(PIPED), PIPED, strict=True)), sampler=["euler", "heun", "dpmpp_2m_sde"])
+SAMPLERS = ("euler", "heun", "dpmpp_2m_sde")
+COVERED = (1, 6)
+"""Places of plans whose axes and numbers of patches other plans of the list have too."""
+
+
+@pytest.mark.parametrize(
+    ("plan", "sampler"),
+    [
+        pytest.param(
+            plan,
+            sampler,
+            id=f"{name}-{sampler}",
+            marks=[thorough] * (place in COVERED or sampler != SAMPLERS[place % len(SAMPLERS)]),
+        )
+        for place, (name, plan) in enumerate(zip(ids(PIPED), PIPED, strict=True))
+        for sampler in SAMPLERS
+    ],
+)
 def test_pipefusion_follows_its_rule_exactly(
     run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan, sampler: str
 ) -> None:
@@ -112,7 +131,12 @@ def test_pipefusion_follows_its_rule_exactly(
 
 @pytest.mark.parametrize(
     "plan",
-    [cpu_plan(patches=2), PIPED[0], cpu_plan(pipefusion=2, ulysses=2, patches=2), PIPED[3]],
+    [  # the quick run has one rank, and both stages and ranks that share the reference's tokens
+        cpu_plan(patches=2),
+        pytest.param(PIPED[0], marks=thorough),
+        pytest.param(cpu_plan(pipefusion=2, ulysses=2, patches=2), marks=thorough),
+        PIPED[3],
+    ],
     ids=lambda plan: plan.describe().split(": ")[-1],
 )
 def test_references_go_with_the_first_patch(
@@ -128,9 +152,9 @@ def test_references_go_with_the_first_patch(
 
 
 DETERMINED = [(patches, warmup) for patches in (2, 3, 4, 7) for warmup in (1, 2)]
-OF_2_4, OF_8 = (
+OF_2, OF_4_8 = (
     {f"{plan.world_size} workers, {plan.degrees}": plan for workers in sizes for plan in products(workers, 4)}
-    for sizes in ((2, 4), (8,))
+    for sizes in ((2,), (4, 8))
 )
 ALONE = {"1 worker": cpu_plan()}
 
@@ -144,16 +168,27 @@ def check_determined(
     assert relative_error(result, simulated(job, patches, warmup)) <= TOLERANCE
 
 
-@product(plan=ALONE | OF_2_4, determined=DETERMINED)
+QUICK_DETERMINED = dict(zip([*ALONE, *OF_2], [(2, 1), (2, 2), (3, 1), (4, 1), (7, 1)], strict=True))
+"""Numbers of patches and warm-up steps that the quick run has under each plan."""
+
+
+@pytest.mark.parametrize(
+    ("plan", "determined"),
+    [
+        pytest.param(plan, each, id=f"{name}-{each}", marks=[thorough] * (each != QUICK_DETERMINED[name]))
+        for name, plan in (ALONE | OF_2).items()
+        for each in DETERMINED
+    ],
+)
 def test_pipefusions_result_depends_only_on_patches_and_warm_up(
     run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan, determined: tuple[int, int]
 ) -> None:
     check_determined(run, models, simulated, plan, determined)
 
 
-@thorough
-@product(plan=OF_8, determined=DETERMINED)
-def test_pipefusions_result_on_eight_ranks_depends_only_on_patches_and_warm_up(
+@thorough  # the quick run has products of four and eight ranks in test_pipefusion_follows_its_rule_exactly
+@product(plan=OF_4_8, determined=DETERMINED)
+def test_pipefusions_result_on_four_and_eight_ranks_depends_only_on_patches_and_warm_up(
     run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan, determined: tuple[int, int]
 ) -> None:
     check_determined(run, models, simulated, plan, determined)
@@ -162,8 +197,9 @@ def test_pipefusions_result_on_eight_ranks_depends_only_on_patches_and_warm_up(
 @pytest.mark.parametrize(
     "plan",
     [
-        pytest.param(plan, id=name, marks=[thorough] * (plan.degrees not in ("pipefusion 2", "ring 2 x ulysses 2")))
-        for name, plan in (OF_2_4 | OF_8).items()
+        # Equal bits without patches are also in engine/test_streamed, under Ulysses.
+        pytest.param(plan, id=name, marks=[thorough] * (plan.degrees != "pipefusion 2"))
+        for name, plan in (OF_2 | OF_4_8).items()
     ],
 )
 def test_the_same_job_gives_the_same_bits(run: Runner, models: dict[int, Path], plan: ResolvedPlan) -> None:
@@ -189,7 +225,10 @@ def test_other_patches_and_warm_up_use_the_same_connections(
     assert connections() != before
 
 
-@pytest.mark.parametrize("plan", [cpu_plan(pipefusion=2, patches=3), cpu_plan(pipefusion=2, ring=2, patches=4)])
+@pytest.mark.parametrize(
+    "plan",
+    [cpu_plan(pipefusion=2, patches=3), pytest.param(cpu_plan(pipefusion=2, ring=2, patches=4), marks=thorough)],
+)
 def test_a_run_after_a_cancel_while_patches_stream_is_exact(
     run: Runner, models: dict[int, Path], simulated: Simulated, plan: ResolvedPlan
 ) -> None:
@@ -234,8 +273,10 @@ def test_a_prompt_that_ends_early_on_one_side_gives_the_result_of_one_rank(
     [
         pytest.param(cpu_plan(cfg=2), [0, 1], id="cfg 2"),
         pytest.param(cpu_plan(cfg=2, pipefusion=2), [1, 3], id="cfg 2, pipefusion 2"),
-        pytest.param(cpu_plan(data=2, cfg=2), [1, 3], id="data 2, cfg 2"),
-        pytest.param(cpu_plan(ulysses=2), [], id="ulysses 2"),
+        # "cfg 2" and "cfg 2, pipefusion 2" show that only one half sends, and that only the last ranks of a half do.
+        pytest.param(cpu_plan(data=2, cfg=2), [1, 3], id="data 2, cfg 2", marks=thorough),
+        # test_rows_of_a_call_that_change_one_another_stay_on_one_rank has a call that no rank sends
+        pytest.param(cpu_plan(ulysses=2), [], id="ulysses 2", marks=thorough),
     ],
 )
 def test_calls_of_both_prompts_run_on_two_halves_of_the_ranks(
@@ -255,7 +296,8 @@ def test_calls_of_both_prompts_run_on_two_halves_of_the_ranks(
     assert sent == {rank: job.noise.nbytes if rank in senders else 0 for rank in sent}
 
 
-@pytest.mark.parametrize("couples_rows", [False, True])
+# test_calls_of_both_prompts_run_on_two_halves_of_the_ranks has parts of a call that ranks compute apart.
+@pytest.mark.parametrize("couples_rows", [pytest.param(False, marks=thorough), True])
 def test_rows_of_a_call_that_change_one_another_stay_on_one_rank(
     run: Runner, models: dict[int, Path], couples_rows: bool
 ) -> None:

@@ -19,7 +19,8 @@ from tests.support.tiny.flux import save_flux
 
 STEPS, BLOCKS = 3, 8
 PLANS = [
-    cpu_plan(ulysses=2, blocks=BLOCKS),
+    # test_blocks_are_copied_once_if_all_fit_on_the_device streams under this plan
+    pytest.param(cpu_plan(ulysses=2, blocks=BLOCKS), marks=thorough),
     cpu_plan(cfg=2, pipefusion=2, warmup_steps=STEPS, blocks=BLOCKS),
     pytest.param(cpu_plan(ring=2, blocks=BLOCKS), marks=thorough),
     pytest.param(cpu_plan(data=2, blocks=BLOCKS), marks=thorough),

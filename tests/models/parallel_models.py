@@ -53,7 +53,18 @@ def outputs_in_turn(
         by_patch: False leaves out the patches.
     """
 
-    def of(plan: ResolvedPlan) -> tuple[int, OnRank]:
+    return outputs_of_each([(case, plan) for plan in plans], prepare, by_patch=by_patch)
+
+
+def outputs_of_each(
+    calls: Sequence[tuple[Case, ResolvedPlan]],
+    prepare: Callable[[ProofRank], object] = lambda rank: None,
+    *,
+    by_patch: bool = True,
+) -> list[list[list[Tensor]]]:
+    """Do as `outputs_in_turn` for several cases, each with a plan."""
+
+    def of(case: Case, plan: ResolvedPlan) -> tuple[int, OnRank]:
         def on_rank(_: int) -> list[Tensor]:
             rank = ProofRank(case, plan)
             prepare(rank)
@@ -62,7 +73,7 @@ def outputs_in_turn(
 
         return plan.world_size, on_rank
 
-    return run_in_turn([of(plan) for plan in plans])
+    return run_in_turn([of(case, plan) for case, plan in calls])
 
 
 def outputs(

@@ -162,12 +162,13 @@ def test_each_kind_is_compiled_once_for_each_dtype() -> None:
             assert graphs() == count
 
 
+@thorough  # derive/test_derive::test_a_class_that_nobody_has_seen_is_derived compiles blocks under several splits
 @pytest.mark.parametrize(
     ("name", "degrees"),
     [
         pytest.param("qwen-image", {"ulysses": 2}, id="ulysses 2"),
-        pytest.param("flux", {"pipefusion": 2, "patches": 3}, id="3 patches over 2 stages", marks=thorough),
-        pytest.param("wan, text", {"ring": 2}, id="wan, ring 2", marks=thorough),
+        pytest.param("flux", {"pipefusion": 2, "patches": 3}, id="3 patches over 2 stages"),
+        pytest.param("wan, text", {"ring": 2}, id="wan, ring 2"),
     ],
 )
 def test_a_split_gives_the_models_own_result(name: str, degrees: dict[str, int]) -> None:
@@ -214,6 +215,8 @@ def test_a_failing_compiler_is_reported_once_and_the_blocks_run_uncompiled() -> 
     assert single.startswith("SingleStreamBlock is not compiled: ")
 
 
+# test_a_failing_compiler_is_reported_once_and_the_blocks_run_uncompiled has blocks that torch gives up.
+@thorough
 def test_a_kind_runs_uncompiled_beyond_torchs_limit_of_graphs() -> None:
     """A batch of one is the second graph of each kind, and the limit here is one graph."""
     several = sized(flux(), 0)

@@ -68,11 +68,13 @@ COUNTS: Mapping[str, Count] = {
         (3, 2, 2),
     ),
 }
-GROUPED = ("krea 2", "omnigen 2")
-"""Models whose query heads share heads of keys and values."""
+QUICK = ("flux 2, zero-timestep reference", "z-image")
+"""Models of the quick run: two streams that become one, and refiners of the picture alone before one stream. Shared heads of keys
+are also in attention/test_sequence_parallel.
+"""
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=[thorough] * (name in GROUPED)) for name in COUNTS])
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=[thorough] * (name not in QUICK)) for name in COUNTS])
 def family(request: Any) -> tuple[Case, Count]:
     """Return a small model and its hand-counted sizes."""
     return small(request.param), COUNTS[request.param]

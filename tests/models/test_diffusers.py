@@ -172,7 +172,11 @@ def load(case: Case, plan: ResolvedPlan, rank: int, dtype: torch.dtype = torch.f
     return model
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("pixart", "1.5, image")
+"""Cases of the quick run, without and with frames. engine/test_cogvideox has the other types under several plans."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name not in QUICK)) for name in CASES])
 def test_every_split_gives_diffusers_own_result(name: str, case: Any) -> None:
     """Each plan's whole call equals diffusers' result, and so does each patch with a cache of the same call."""
     found = case(name)
@@ -188,13 +192,14 @@ def test_every_split_gives_diffusers_own_result(name: str, case: Any) -> None:
         assert max(error_of(out, found.expected) for outs in results for out in outs) <= TOLERANCE, plan.describe()
 
 
+@thorough  # models/test_compiled has blocks of ComfyUI's classes, by the same CompiledBlocks
 @pytest.mark.parametrize(
     ("names", "degrees", "graphs"),
     [
         pytest.param(["pixart", "pixart, smaller"], {"ulysses": 2}, 1, id="pixart"),
-        pytest.param(["5b", "5b, higher"], {}, 1, id="5b", marks=thorough),
-        pytest.param(["2b"], {"pipefusion": 3, "patches": 2}, 2, id="2b", marks=thorough),
-        pytest.param(["1.5, image"], {"ring": 2, "ulysses": 2}, 1, id="1.5, image", marks=thorough),
+        pytest.param(["5b", "5b, higher"], {}, 1, id="5b"),
+        pytest.param(["2b"], {"pipefusion": 3, "patches": 2}, 2, id="2b"),
+        pytest.param(["1.5, image"], {"ring": 2, "ulysses": 2}, 1, id="1.5, image"),
     ],
 )
 def test_compiled_blocks_give_diffusers_own_result(

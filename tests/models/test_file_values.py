@@ -19,6 +19,7 @@ from parallel_backend.models.comfyui.detection import detect
 from parallel_backend.models.comfyui.file_values import ValueUnknown, file_values, named_values
 from parallel_backend.models.comfyui.meta_model import make_model
 from parallel_backend.weights.files.checkpoint import read_header
+from tests.support.selection import thorough
 from tests.support.tiny.comfyui import WIDE, save_header, save_tiny
 from tests.support.tiny.formats import quantise
 
@@ -169,7 +170,7 @@ MARKS: Mapping[str, Mapping[str, Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("marks", MARKS)
+@pytest.mark.parametrize("marks", ["edm_vpred", pytest.param("v_pred", marks=thorough)])
 def test_markers_of_a_bare_sdxl_file_give_comfyuis_model_type(tmp_path: Path, marks: str) -> None:
     path = save_tiny(tmp_path, "sdxl")
     save_file({**load_file(path), **MARKS[marks]}, path)
@@ -180,7 +181,9 @@ def test_markers_of_a_bare_sdxl_file_give_comfyuis_model_type(tmp_path: Path, ma
     assert config.described.sampling_settings == described.sampling_settings
 
 
-@pytest.mark.parametrize(("spread", "kind"), [(0.3, None), (0.05, Type.Q4_0), (0.3, Type.Q4_0)])
+@pytest.mark.parametrize(
+    ("spread", "kind"), [(0.3, None), (0.05, Type.Q4_0), pytest.param(0.3, Type.Q4_0, marks=thorough)]
+)
 def test_stable_diffusion_2_has_the_prediction_type_of_its_file(
     tmp_path: Path, spread: float, kind: Type | None
 ) -> None:

@@ -14,6 +14,7 @@ from parallel_backend.models.diffusers.cogvideox import CogVideoXFamily
 from parallel_backend.models.diffusers.cogvideox_positions import positions_for
 from parallel_backend.models.family import Stage
 from parallel_backend.weights.files.checkpoint import read_header
+from tests.support.selection import thorough
 from tests.support.tiny.cogvideox import TEXT_WIDTH, cogvideox, save_cogvideox
 from tests.support.tiny.models import draw
 
@@ -53,8 +54,10 @@ def test_tokens_equal_those_of_diffusers(theirs: Any, embed: Any, frames: int) -
         torch.testing.assert_close(embed(text, x), theirs.patch_embed(text, x))
 
 
-@pytest.mark.parametrize("tokens", [5, 230])
-@pytest.mark.parametrize("frames", [13, 1])
+@pytest.mark.parametrize(
+    ("frames", "tokens"),
+    [(13, 230), (1, 5), *(pytest.param(*size, marks=thorough) for size in ((13, 5), (1, 230)))],
+)
 def test_text_of_another_length_has_the_first_positions_and_zeros_after_them(
     embed: Any, frames: int, tokens: int
 ) -> None:

@@ -119,7 +119,7 @@ KINDS: Mapping[str, Callable[[], Patched]] = {
 }
 PATCHES = "3 patches over 2 stages, ulysses 2"
 QUICK = {("lllite", "ulysses 2"), ("lllite", PATCHES), ("diffsynth", PATCHES), ("diffsynth, references", "ring 3"),
-    ("z-image", "ring 3"), ("z-image, first version", "ulysses 2"), ("z-image, broken", "ulysses 2"),
+    ("z-image", "ring 3"), ("z-image, first version", "ulysses 2"),
 }  # fmt: skip
 WHOLE = "z-image"
 """The first word of networks that no plan with stages or patches supports."""

@@ -95,6 +95,8 @@ def test_an_unknown_argument_of_attention_runs_only_with_comfyuis_own_kernel(
         rank.run()
 
 
+# test_a_scale_of_attention_is_honoured has the arguments, and models/test_compiled the compiled blocks.
+@thorough
 def test_compiled_blocks_honour_the_arguments_of_their_attention(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = case(WAN)
     attends_with(monkeypatch, low_precision_attention=False, scale=0.02)

@@ -44,14 +44,15 @@ PLANS: Mapping[str, Mapping[str, Any]] = {
     "ring 3": {"ring": 3},
     "ring 2 x ulysses 2, unequal": {"ring": 2, "ulysses": 2, "shares": (100, 61, 45, 20)},
 }
-QUICK = ("ulysses 2, in chunks", "ring 3")
+QUICK = ((False, True, "ulysses 2, in chunks"), (True, True, "ring 3"))
+"""The quick run has each split once: with references, without and with a cache."""
 PATCHED: Mapping[str, Mapping[str, Any]] = {
     "pipefusion 3": {"pipefusion": 3},
     "pipefusion 2 x ulysses 2": {"pipefusion": 2, "ulysses": 2, "patches": 3},
     "pipefusion 2 x ring 2, unequal": {"pipefusion": 2, "ring": 2, "shares": (100, 35)},
     "patches 2 on one stage": {"patches": 2},
 }
-QUICK_PATCHED = ("pipefusion 3", "pipefusion 2 x ring 2, unequal")
+QUICK_PATCHED = ("pipefusion 2 x ring 2, unequal",)
 
 
 class Turned(nn.Module):
@@ -247,11 +248,21 @@ def assert_equal(results: list[list[Tensor]], expected: list[Tensor]) -> None:
         assert error <= TOLERANCE
 
 
-@pytest.mark.parametrize("plan", [pytest.param(plan, marks=[thorough] * (plan not in QUICK)) for plan in PLANS])
 @pytest.mark.parametrize(
-    "references", [pytest.param(False, marks=thorough), True], ids=["text alone", "two references"]
+    ("keeps", "references", "plan"),
+    [
+        pytest.param(
+            keeps,
+            references,
+            plan,
+            id=f"{'filled, then hit' if keeps else 'cache off'}-{'two references' if references else 'text alone'}-{plan}",
+            marks=[thorough] * ((keeps, references, plan) not in QUICK),
+        )
+        for keeps in (False, True)
+        for references in (False, True)
+        for plan in PLANS
+    ],
 )
-@pytest.mark.parametrize("keeps", [False, True], ids=["cache off", "filled, then hit"])
 def test_a_split_gives_the_models_own_result(keeps: bool, references: bool, plan: str) -> None:
     case = case_of(references, keeps=keeps)
     assert_equal(outputs(case, plan_for(case, **PLANS[plan])), expected_of(case))
@@ -271,7 +282,7 @@ def test_a_patch_gives_the_models_own_result(references: bool, plan: str) -> Non
         assert_equal([outs for outs in results if outs], [case.stock()] * 2)
 
 
-@pytest.mark.parametrize("keeps", [False, True], ids=["cache off", "filled, then hit"])
+@pytest.mark.parametrize("keeps", [pytest.param(False, marks=thorough), True], ids=["cache off", "filled, then hit"])
 @pytest.mark.parametrize("degrees", [{"ring": 3}, pytest.param({"ulysses": 3}, marks=thorough)], ids=str)
 def test_a_rank_without_a_token_of_the_picture_gives_the_models_own_result(
     degrees: Mapping[str, int], keeps: bool
@@ -280,7 +291,8 @@ def test_a_rank_without_a_token_of_the_picture_gives_the_models_own_result(
     assert_equal(outputs(case, plan_for(case, **degrees)), expected_of(case))
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["sharded", "streamed"])
+# engine/test_streamed and weights/test_streamed have streamed weights.
+@pytest.mark.parametrize("streamed", [False, pytest.param(True, marks=thorough)], ids=["sharded", "streamed"])
 def test_shared_weights_allow_a_block_to_run_twice_in_a_step(streamed: bool) -> None:
     case = case_of(references=True, keeps=True)
     share = functools.partial(share_weights, streamed=streamed)
@@ -324,7 +336,7 @@ def by_position(_: slice, __: int) -> Callable[..., Tensor]:
     return override
 
 
-@pytest.mark.parametrize("keeps", [False, True], ids=["cache off", "filled, then hit"])
+@pytest.mark.parametrize("keeps", [pytest.param(False, marks=thorough), True], ids=["cache off", "filled, then hit"])
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=thorough), 2])
 def test_a_function_in_attentions_place_gives_the_models_own_result(ranks: int, keeps: bool) -> None:
     """The function is given all tokens in the model's order, the prefix included."""

@@ -19,12 +19,13 @@ from torch.utils._pytree import tree_map
 from parallel_backend.declaration import Declaration, Replicated
 from parallel_backend.errors import Refused
 from parallel_backend.models.comfyui.proof.rank import ProofRank, plan_for
-from parallel_backend.models.comfyui.small import SMALL, Case
+from parallel_backend.models.comfyui.small import SMALL, Case, small
 from parallel_backend.models.comfyui.small.case import text
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.models.sequence_parallel.picture import Picture, as_patch_size
-from tests.models.parallel_models import PLANS, TOLERANCE, outputs, outputs_in_turn, worst
-from tests.support.classes import small_or_skipped
+from parallel_backend.plan import ResolvedPlan
+from tests.models.parallel_models import PLANS, TOLERANCE, outputs, outputs_in_turn, outputs_of_each, worst
+from tests.support.classes import NEWER, all_cases, small_or_skipped
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
@@ -50,23 +51,86 @@ Change = Callable[[Case], Declaration]
 
 ZERO, UNCALLED = "timestep_zero_index", "calls attention more than 0 times"
 UNSUPPORTED = "of the model's .* is not supported with a parallel MODEL: "
+LATER = {
+    "boogu": "boogu, reference",
+    "cosmos-predict2": "cosmos-predict2, a timestep a frame",
+    "flux, references by index": "flux, references",
+    "hidream": "hidream, a picture to edit",
+    "humo": "humo, reference",
+    "humo, no sound": "humo, reference",
+    "hunyuan image, refiner": "hunyuan image, refiner, masked text",
+    "hunyuan video": "hunyuan video, first frame, masked text",
+    "hunyuan video, first frame": "hunyuan video, first frame, masked text",
+    "hunyuan video, masked text": "hunyuan video, first frame, masked text",
+    "joyimage": "joyimage, references",
+    "kandinsky 5": "kandinsky 5, first frame",
+    "krea 2": "krea 2, zero-timestep references",
+    "lens": "lens, masked text",
+    "ltx-2, a timestep a frame": "ltx-2.3, reference sound, a timestep a frame",
+    "ltx-2, neither hears the other": "ltx-2, no picture from the sound",
+    "ltx-2, reference sound": "ltx-2.3, reference sound, a timestep a frame",
+    "ltx-2.3": "ltx-2.3, reference sound, a timestep a frame",
+    "ltxv": "ltxv, masked text and a timestep a token",
+    "mage-flow": "mage-flow, references",
+    "omnigen 2": "omnigen 2, references",
+    "qwen-image-edit, references": "qwen-image-edit, negative index",
+    "sd 3": "sd 3.5 medium",
+    "skyreels": "skyreels, masked text",
+    "wan, camera": "wan 2.2, camera",
+    "wan animate, no faces": "wan animate",
+}
+"""Cases that the quick run leaves out, each with a case of the quick run of the same blocks, whose streams and inputs are
+the same or more.
+"""
 FREED = ("flux", "wan, text", "minimax-h3")
 """Cases whose garbage the quick run checks after a forward."""
+ONCE = {name.partition(",")[0]: name for name in reversed([*SMALL]) if name not in LATER}.values()
+"""The first case of each model in the quick run."""
+
+
+FORKED = 12
+"""Number of cases for which the quick run forks ranks once. A fork takes longer than the forward of a small model."""
+
+
+def plans_of(name: str) -> set[str]:
+    """Return the plans that a case supports."""
+    return {plan for plan, degrees in PLANS.items() if name not in WHOLE_PICTURE or "pipefusion" not in degrees}
+
+
+def quick_plan(name: str) -> str:
+    """Return the plan under which the quick run has a case.
+
+    A model's only case has the second plan of IN_TURN, which divides stages and patches too. Several cases have the plans in
+    turn.
+    """
+    of_model = [other for other in SMALL if other.partition(",")[0] == name.partition(",")[0]]
+    plan = IN_TURN[1] if len(of_model) == 1 else IN_TURN[of_model.index(name) % len(IN_TURN)]
+    return plan if plan in plans_of(name) else IN_TURN[0]
+
+
+NEW = {name for kind in NEWER for name in all_cases(kind)}
+"""Cases of classes that only newer ComfyUIs have."""
 
 
 def splits() -> Iterator[ParameterSet]:
     """Yield every case under every plan.
 
-    The quick run has each model under the first two plans of IN_TURN: in its first two cases, or both in its only one.
+    The quick run has only cases of newer ComfyUIs here, each under one plan. test_several_cases_give_their_own_results has the
+    others.
     """
     for name in SMALL:
-        run = {plan for plan, degrees in PLANS.items() if name not in WHOLE_PICTURE or "pipefusion" not in degrees}
-        of_model = [other for other in SMALL if other.partition(",")[0] == name.partition(",")[0]]
-        turn = of_model.index(name) % len(IN_TURN)
-        quick = {*IN_TURN[:2]} if len(of_model) == 1 else {IN_TURN[turn]}
-        quick = quick & run or {IN_TURN[0]}
-        for plans, marks in ((quick, ()), (run - quick, thorough)):
-            yield pytest.param(name, sorted(plans), id=f"{name}-{'; '.join(sorted(plans))}", marks=marks)
+        quick = {quick_plan(name)} if name in NEW else set()
+        for plans, marks in ((quick, ()), (plans_of(name) - quick, thorough)):
+            if plans:
+                yield pytest.param(name, sorted(plans), id=f"{name}-{'; '.join(sorted(plans))}", marks=marks)
+
+
+def several() -> Iterator[ParameterSet]:
+    """Yield the cases of the quick run, each with its plan, in lists of FORKED."""
+    calls = [(name, quick_plan(name)) for name in SMALL if name not in NEW and name not in LATER]
+    for start in range(0, len(calls), FORKED):
+        some = calls[start : start + FORKED]
+        yield pytest.param(some, id=f"{some[0][0]} to {some[-1][0]}")
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +146,9 @@ def case() -> Callable[[str], tuple[Case, Tensor]]:
     return get
 
 
-# This test is the first for each case: it reads the sources of the case's classes, which ranks that are forked later inherit.
-@pytest.mark.parametrize("name", SMALL)
+# This test is the first for each model: it reads the sources of the model's classes, which ranks that are forked later inherit.
+# The quick run has one case of each model. test_several_cases_give_their_own_results has the values of the other cases.
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[thorough] * (name not in ONCE)) for name in SMALL])
 def test_one_rank_computes_the_same_bits_and_a_later_step_is_as_exact(name: str, case: Any) -> None:
     """Ranks use ComfyUI's own attention. Masked text is left out instead of being attended to with a weight of zero.
 
@@ -143,9 +208,25 @@ def count_gathers(rank: ProofRank) -> None:
 def test_every_split_gives_the_models_own_result(name: str, plans: list[str], case: Any) -> None:
     """The whole call equals ComfyUI's, and so does each patch. A video that is packed with its sound passes the stages whole."""
     found, expected = case(name)
-    whole = {"patches": 1} if len(found.shapes) > 1 else {}
-    results = outputs_in_turn(found, [plan_for(found, **PLANS[plan] | whole) for plan in plans], count_gathers)
+    results = outputs_in_turn(found, [planned(found, plan) for plan in plans], count_gathers)
     errors = {plan: worst(outs, expected) for plan, outs in zip(plans, results, strict=True)}
+    assert max(errors.values()) <= TOLERANCE, errors
+
+
+def planned(found: Case, plan: str) -> ResolvedPlan:
+    """Return a plan of PLANS for a case."""
+    return plan_for(found, **PLANS[plan] | ({"patches": 1} if len(found.shapes) > 1 else {}))
+
+
+@pytest.mark.parametrize("calls", [*several()])
+def test_several_cases_give_their_own_results(calls: list[tuple[str, str]]) -> None:
+    """Do as the test before, on ranks that are forked once for several cases."""
+    with torch.no_grad():
+        found = [small(name) for name, _ in calls]
+        expected = [each.stock() for each in found]
+    plans = [planned(each, plan) for each, (_, plan) in zip(found, calls, strict=True)]
+    results = outputs_of_each([*zip(found, plans, strict=True)], count_gathers)
+    errors = {call: worst(outs, stock) for call, outs, stock in zip(calls, results, expected, strict=True)}
     assert max(errors.values()) <= TOLERANCE, errors
 
 

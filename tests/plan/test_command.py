@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
+from _pytest.mark import ParameterSet
 
 from parallel_backend.plan.__main__ import main, memory, size
 from parallel_backend.plan.plan import WEIGHTS
 from parallel_backend.plan.predict.known_machines import profile_names
 from parallel_backend.plan.predict.known_models import model_names
+from tests.support.selection import thorough
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +38,11 @@ def rows(text: str) -> dict[int, list[str]]:
     return found
 
 
+def some(names: Sequence[str]) -> list[ParameterSet]:
+    """Return all names as parameters, of which the quick run has every fourth."""
+    return [pytest.param(name, marks=[thorough] * (place % 4 > 0)) for place, name in enumerate(names)]
+
+
 def test_the_command_lists_its_assumptions(capsys: Capture) -> None:
     said = printed(capsys)
     assert (
@@ -46,14 +54,15 @@ def test_the_command_lists_its_assumptions(capsys: Capture) -> None:
     assert "Assumed" not in printed(capsys, *everything, "--memory", "80GB", "--cfg", "1")
 
 
-@pytest.mark.parametrize("card", profile_names())
+@pytest.mark.parametrize("card", some(profile_names()))
 def test_more_gpus_are_faster_for_every_card(card: str, capsys: Capture) -> None:
     table = rows(printed(capsys, "--card", card, "--dtype", "fp8", "--size", "2048x2048"))
     seconds = [float(table[gpus][0]) for gpus in (1, 2, 4, 8)]
     assert seconds == sorted(seconds, reverse=True)
 
 
-@pytest.mark.parametrize("name", model_names())
+# plan/test_known_models has the sizes of every model.
+@pytest.mark.parametrize("name", some(model_names()))
 def test_every_model_fits_a_large_card_at_its_usual_size(name: str, capsys: Capture) -> None:
     table = rows(printed(capsys, "--model", name, "--card", "b200"))
     assert all(re.fullmatch(r"[\d.]+", table[gpus][0]) for gpus in (1, 2, 4, 8))
@@ -119,7 +128,12 @@ RECIPES = (ROOT / "docs" / "guide" / "recipes.md").read_text(encoding="utf-8")
 TABLES = re.findall(r"<!-- python -m parallel_backend\.plan (--recipe .+) -->\n((?:\|.*\n)+)", RECIPES)
 
 
-@pytest.mark.parametrize(("arguments", "table"), TABLES, ids=[arguments for arguments, _ in TABLES])
+@pytest.mark.parametrize(
+    ("arguments", "table"),
+    [  # the quick run has the recipes of few GPUs, which change with the same formulas
+        pytest.param(*each, id=each[0], marks=[thorough] * each[0].endswith((" 4", " 8"))) for each in TABLES
+    ],
+)
 def test_a_recipe_on_the_page_equals_the_commands_output(arguments: str, table: str, capsys: Capture) -> None:
     assert printed(capsys, *arguments.split()) == table
 

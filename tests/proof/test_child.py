@@ -30,6 +30,8 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
+# proof/test_node::test_a_class_is_proved_once_reported_once_and_kept has this child's answers, and the next test its end.
+@thorough
 def test_existing_and_missing_classes_are_answered_and_no_process_is_left() -> None:
     before = children()
     other = ProofRequest("WAN21_T2V", "wan, text", "comfy.ldm.wan.model.AnotherModel")

@@ -12,10 +12,11 @@ from parallel_backend.vae.rows import slab_of
 from tests.support.allocations import peak_bytes
 from tests.support.rank_parts import everyone
 from tests.support.ranks import run_in_turn, run_ranks
+from tests.support.selection import thorough
 from tests.support.tiny.vae import cogvideox_vae, decoded, diffusers_cogvideox_vae
 
 
-@pytest.mark.parametrize("schedule", ["original", "comfyui"])
+@pytest.mark.parametrize("schedule", [pytest.param("original", marks=thorough), "comfyui"])
 def test_cogvideoxs_peak_memory_falls_as_1_over_n(schedule: str) -> None:
     autoencoder, latent = cogvideox_vae(), torch.randn(1, 16, 3, 16, 2)
 

@@ -27,8 +27,8 @@ from parallel_backend.wire.to_host import (
 from parallel_backend.wire.to_worker import CancelRequest
 from tests.wire.messages import SAMPLE, TENSORS, mutated
 
-CASES = 6_000
-"""Number of frames in each direction."""
+QUICK_CASES, ALL_CASES = 2_000, 6_000
+"""Numbers of frames in each direction, in the quick run and with --all."""
 
 GENERATION = 1
 FACTS = RankFacts("host", "cpu", "2", "0.42", "abc")
@@ -58,20 +58,21 @@ def framed(frame: bytes, draw: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("direction", CASES_OF)
-def test_mutated_frames_are_refused_or_are_frames(direction: str) -> None:
+def test_mutated_frames_are_refused_or_are_frames(direction: str, request: pytest.FixtureRequest) -> None:
+    cases = ALL_CASES if request.config.getoption("--all") else QUICK_CASES
     make, frames = CASES_OF[direction]
     draw = random.Random(direction)
     refused = 0
     tracemalloc.start()
     try:
-        for case in range(CASES):
+        for case in range(cases):
             frame = draw.choice(frames)
             data = (mutated if case % 2 else framed)(frame, draw)
             refused += not survives(make(), data, draw)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert refused > CASES // 3  # others wait for more bytes, or are frames with another number
+    assert refused > cases // 3  # others wait for more bytes, or are frames with another number
     assert peak < 16 << 20
 
 
