@@ -71,7 +71,7 @@ class TestVideos(Families):
 
 @pytest.mark.parametrize(
     ("name", "plan"),
-    [  # in the quick run models/test_sequence_parallel has SCAIL, Wan S2V and WanDancer, each under two splits
+    [  # in the quick run models/test_sequence_parallel has SCAIL, Wan S2V and WanDancer
         pytest.param(name, plan, marks=[thorough] * ((name, plan) != ("s2v", PLANS[1])))
         for name, plan in product(("scail", "s2v", "dancer"), PLANS)
     ],

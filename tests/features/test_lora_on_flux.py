@@ -89,7 +89,7 @@ STACKS = [((scheme, 0.7), (other, -0.3)) for scheme, other in pairwise([*SCHEMES
             plan,
             stack,
             id=f"{name}, {' and '.join(scheme for scheme, _ in stack)}",
-            marks=[thorough] * (row != 4 * column),  # tests/models/test_adapters.py has every kind in the quick run
+            marks=[thorough] * (row != 4 * column),  # models/test_merged_fp8.py has every kind in the quick run
         )
         for column, (name, plan) in enumerate(PLANS.items())
         for row, stack in enumerate(STACKS)
