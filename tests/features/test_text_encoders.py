@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,18 @@ def test_a_killed_worker_is_one_clear_error_and_the_next_prompt_is_encoded(serve
     assert "Worker 1 of 2" in str(run.error)
     ours, theirs = conditioning(server, parallel(graph, 2)), conditioning(server, graph)
     assert torch.equal(ours, theirs)
+
+
+@thorough  # models/test_divided_blocks.py cancels a call on ranks
+def test_a_prompt_of_20000_tokens_is_encoded_and_another_is_cancelled(server: ComfyUI) -> None:
+    """ComfyUI encodes a long prompt of CLIP-L in parts of 77 tokens, all in one batch."""
+    long = "fox " * 20_000
+    graph = encoding(clip_l(), long)
+    assert torch.equal(conditioning(server, parallel(graph, 2)), conditioning(server, graph))
+    prompt = server.submit(parallel(encoding(clip_l(), f"two {long}"), 2))
+    time.sleep(2.0)
+    server.interrupt()
+    run = server.wait(prompt, timeout=120)
+    assert run.status == "interrupted"
+    graph = encoding(clip_l(), "a third prompt")
+    assert torch.equal(conditioning(server, parallel(graph, 2)), conditioning(server, graph))
