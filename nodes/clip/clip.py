@@ -64,16 +64,7 @@ def load_clip(backend: Backend, paths: Sequence[str], kind: str, plan: ParallelP
         ModelSpec(FAMILY, str(path), *each.fingerprint(), "float32", file_digest(path), dynamic=dynamic)
         for path, each in zip(paths, checkpoints, strict=True)
     )
-    spec = ModelSpec(
-        first.family,
-        first.path,
-        first.modified,
-        first.size,
-        first.dtype,
-        first.digest,
-        dynamic=dynamic,
-        text=TextEncoderFiles(kind, tuple(further)),
-    )
+    spec = msgspec.structs.replace(first, text=TextEncoderFiles(kind, tuple(further)))
     remote = RemoteTextEncoder(backend, spec, plan, devices, bytes_of_a_worker(encoder.module, len(devices)))
     return ParallelCLIP(encoder.clip, remote, device)
 

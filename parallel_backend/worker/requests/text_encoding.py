@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import torch
@@ -130,13 +131,11 @@ def encode_text(rank: WorkerRank, message: EncodeTextRequest, tensors: Mapping[s
         rank.host.send(DoneReply(message.request, value=value), on_host)
 
 
-def _encoded(
-    module: nn.Module, device: torch.device, message: EncodeTextRequest, tensors: Mapping[str, Tensor]
-) -> object:
+def _encoded(encoder: Any, device: torch.device, message: EncodeTextRequest, tensors: Mapping[str, Tensor]) -> object:
     """Return the result of ComfyUI's `encode_token_weights`: the conditioning, the pooled output and further entries."""
-    encoder = module
-    encoder.reset_clip_options()  # type: ignore[operator]
+    tokens = unpacked(msgspec.msgpack.decode(tensors[TOKENS].numpy().tobytes()), tensors)
+    encoder.reset_clip_options()
     for options in unpacked(message.options, tensors):
-        encoder.set_clip_options(options)  # type: ignore[operator]
-    encoder.set_clip_options({"execution_device": device})  # type: ignore[operator]
-    return encoder.encode_token_weights(unpacked(msgspec.msgpack.decode(tensors[TOKENS].numpy().tobytes()), tensors))  # type: ignore[operator]
+        encoder.set_clip_options(options)
+    encoder.set_clip_options({"execution_device": device})
+    return encoder.encode_token_weights(tokens)
