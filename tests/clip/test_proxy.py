@@ -1,4 +1,4 @@
-"""The CLIP that nodes see: what needs the weights in ComfyUI is refused by name, and files that make no text encoder are too."""
+"""The CLIP that nodes see: uses that need the weights in ComfyUI, and files that make no text encoder, are refused by name."""
 
 from __future__ import annotations
 

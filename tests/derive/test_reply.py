@@ -114,7 +114,7 @@ def test_a_derivation_that_took_too_long_is_tried_again_after_a_pause(file: Path
 def test_a_derivation_leaves_nothing_in_the_temporary_folder(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No part of a prompt stays there, however ComfyUI or the child process ends."""
+    """Check that the folder holds no part of a prompt, however ComfyUI or the child process ends."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))

@@ -23,7 +23,9 @@ from tests.support.tiny.models import draw
 from tests.vae.comfy_vaes import save_image_vae
 
 pytestmark = thorough
-"""In the quick run test_controlnet_on_flux has these nodes, and models/test_sequence_parallel the residuals of SD 3.5."""
+"""The mark that leaves this file to `--all`. Quick tests of the same code: test_controlnet_on_flux (the nodes) and
+models/test_sequence_parallel (SD 3.5 with residuals).
+"""
 
 DIFFERENT = 1e-2
 QWEN, SD3 = "wide_qwen", "sd3"

@@ -281,7 +281,7 @@ def test_small_layers_are_those_of_comfyuis_list(tmp_path: Path, name: str, dtyp
 
 
 def test_a_worker_keeps_small_layers_as_the_file_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without dynamic loading every weight is rounded to fp8. With dynamic loading only weights of large layers are."""
+    """Compare both ways of loading: plain loading rounds every weight to fp8, dynamic loading only weights of large layers."""
     case = Case(tmp_path, monkeypatch, torch.bfloat16, E4M3FN)
     tensors, small = by_comfyui(case.path)
     for dynamic in (False, True):

@@ -79,9 +79,10 @@ LATER = {
     "wan, camera": "wan 2.2, camera",
     "wan animate, no faces": "wan animate",
 }
-"""Cases that the quick run leaves out, each with a case of the quick run of the same blocks, whose streams and inputs are
-the same or more.
+"""Cases that are left to `--all`. The value of each is a quick case with the same blocks and at least the same streams and
+inputs.
 """
+
 FREED = ("flux", "wan, text", "minimax-h3")
 """Cases whose garbage the quick run checks after a forward."""
 ONCE = {name.partition(",")[0]: name for name in reversed([*SMALL]) if name not in LATER}.values()

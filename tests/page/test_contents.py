@@ -161,7 +161,7 @@ def language(page: Page, request: pytest.FixtureRequest) -> Iterator[str]:
 def test_templates_open_complete_and_readable_and_no_nodes_overlap(
     pytestconfig: pytest.Config, page: Page, language: str
 ) -> None:
-    """No text is hidden at the zoom for 1600 x 1000 pixels. The page hides letters that it draws with less than 8 pixels.
+    """Check that the page hides no text at the zoom for 1600 x 1000 pixels. It hides letters of less than 8 pixels.
 
     The quick run opens some; test_templates::test_every_template_fits_comfyuis_nodes compares all with ComfyUI's nodes.
     """

@@ -113,7 +113,7 @@ def test_a_plan_that_cannot_work_is_refused_with_the_numbers(requested_plan, gpu
 
 
 BY_WORKERS = ("flash on the CPU", "sage on the CPU")
-"""Plans that ComfyUI's prompts are refused for, but by a worker."""
+"""Plans that a worker refuses, and the resolver does not."""
 
 
 @pytest.mark.parametrize("case", [case for case in PLANS if case not in BY_WORKERS])

@@ -129,7 +129,7 @@ def test_an_edited_class_fails_the_proof(edit: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_argument_that_comfyuis_class_adds_is_part_of_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test gives this argument, and the model has code that runs only with it. Without it the rewritten class passes."""
+    """Rewrite a forward so that it mixes rows if an argument is given. The proof passes until `extra_conds` gives it."""
     forward, conditioning = wan.WanModel.forward, model_base.WAN21.extra_conds
 
     @functools.wraps(forward)

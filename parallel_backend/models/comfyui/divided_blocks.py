@@ -20,8 +20,6 @@ from torch.utils._pytree import tree_leaves
 from ...comm.communicator import Communicator
 from ...errors import Refused
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-
 
 class BlockFailed(RuntimeError):
     """An error of a block, which every rank raises."""
@@ -180,7 +178,7 @@ class DividedBlocks:
                 return {name: self._rebuilt(item, arguments, owner) for name, item in entries.items()}
 
     def _receive(self, sent: _SentTensor, owner: int) -> Tensor:
-        dtype = DTYPES[sent.dtype]
+        dtype = getattr(torch, sent.dtype)
         flat = _broadcast(self._axis, None, owner, torch.Size(sent.shape).numel(), dtype)
         return (flat.cpu() if sent.on_host else flat).view(sent.shape)
 
