@@ -1,6 +1,6 @@
 """Counts one step's demands on a GPU at full size, without a GPU: kernels, collectives, bytes, memory, waits.
 
-    python -m benchmarks.dry_run [--json] [--only TEXT] [--but CASE] [--short] [--own] [--beside] [--diffusers]
+    python -m benchmarks.dry_run [--json] [--only TEXT] [--but CASE] [--short] [--own] [--beside]
 
 The worker's own code runs on CUDA tensors without data (tests/dry); no processes run the other ranks. COMFYUI_PATH names
 ComfyUI's folder. --short runs two blocks of each kind, and three latent frames of a clip, instead of all.
@@ -19,7 +19,6 @@ from typing import Any
 
 from parallel_backend.comfyui_folder import ARGUMENTS, FOLDER
 from parallel_backend.models.comfyui.importing import import_comfyui
-from tests.dry.diffusers_blocks import MODULES, block_kernels
 from tests.dry.dry_decode import dry_decode
 from tests.dry.dry_rank import Result, dry_run, own_kernels
 
@@ -132,9 +131,6 @@ def main() -> None:
     parser.add_argument(
         "--beside", action="store_true", help="compare the kernels of one rank with those of ComfyUI's own forward"
     )
-    parser.add_argument(
-        "--diffusers", action="store_true", help="count the kernels of blocks in diffusers' own modules instead"
-    )
     options = parser.parse_args()
     os.environ[FOLDER] = os.environ["COMFYUI_PATH"]
     os.environ[ARGUMENTS] = json.dumps(["--cpu", "--use-pytorch-cross-attention"])
@@ -147,10 +143,6 @@ def main() -> None:
         for model in (FLUX, FLUX2, WAN, QWEN, MINIMAX, LTX):
             if options.only in model:
                 print(json.dumps({"case": model, **beside(model)}), flush=True)
-        return
-    if options.diffusers:
-        for name in MODULES:
-            print(json.dumps({"case": name, "kernels": block_kernels(name)}), flush=True)
         return
     if not options.json:
         print(

@@ -27,6 +27,9 @@ UNITS = {
     "context": (1e9, "GB"),
     "connection": (1e9, "GB"),
     "host_bandwidth": (1e9, "GB/s"),
+    "fp8": (1e12, "TFLOP/s"),
+    "int8": (1e12, "TOP/s"),
+    "nvfp4": (1e12, "TFLOP/s"),
 }
 """The unit in which the table shows each figure: its size in the units of the file of cards, and its name."""
 

@@ -68,7 +68,8 @@ def rank(
     Plans that do not fit into memory come last.
     """
     ranked = []
-    compared = None if profile.compiled is None or model.unsharded else replace(profile, software=profile.compiled)
+    compares = profile.compares_compiled and not profile.compiled and not model.unsharded
+    compared = replace(profile, compiled=True) if compares else None
     for candidate in candidates:
         plan, breakdown = in_chunks(candidate, model, job, profile)
         compiled = None if compared is None else in_chunks(candidate, model, job, compared)[1].seconds

@@ -8,22 +8,38 @@ from typing import NamedTuple
 
 from .choose import is_approximate, rank
 from .plan import EXCHANGES, WEIGHTS, ParallelPlan, ResolvedPlan, Workload
+from .predict.certainty import likely
 from .predict.cost import DenoiseJob
-from .predict.profiles import ModelShape, Profile, expansion_of
+from .predict.profiles import Device, ModelShape, Profile, expansion_of
 from .resolve import candidates
 
-WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0, "q8_0": 34 / 32, "q4_k": 144 / 256}
-"""Bytes of one weight by dtype: bf16, fp8 and two of GGUF's types. All are multiplied in bf16."""
+WEIGHT_BYTES = {
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8_fast": 1.0,
+    "int8": 1.0,
+    "nvfp4": 9 / 16,
+    "q8_0": 34 / 32,
+    "q4_k": 144 / 256,
+}
+"""Bytes of one weight by dtype: bf16, fp8 that is expanded to bf16, three quantised dtypes that cards multiply, and two of
+GGUF's types.
+"""
 
-WHOLE = ("bf16", "fp8")
+WHOLE = ("bf16", "fp8", "fp8_fast", "int8")
 """Dtypes that store each value separately, not in blocks."""
 
 
-def with_weights(job: DenoiseJob, dtype: str) -> DenoiseJob:
-    """Return the job with weights of a dtype, which are expanded if they are smaller than the compute dtype."""
+def with_weights(job: DenoiseJob, dtype: str, device: Device) -> DenoiseJob:
+    """Return the job with weights of a dtype.
+
+    A device that cannot multiply weights of this dtype expands them to the compute dtype.
+    """
     stored = WEIGHT_BYTES[dtype]
+    if dtype in device.quantised:
+        return replace(job, weight_element=stored, expansion=0.0, multiplied=dtype)
     expansion = expansion_of(stored, job.element, dtype not in WHOLE) if stored < job.element else 0.0
-    return replace(job, weight_element=stored, expansion=expansion)
+    return replace(job, weight_element=stored, expansion=expansion, multiplied="")
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,7 @@ class OfferRequest:
 
     def as_dtype(self, dtype: str) -> OfferRequest:
         """Return the request for the same model with weights of another dtype."""
-        return replace(self, dtype=dtype, job=with_weights(self.job, dtype))
+        return replace(self, dtype=dtype, job=with_weights(self.job, dtype, self.machine.device))
 
 
 class Offer(NamedTuple):
@@ -98,8 +114,8 @@ def offered(request: OfferRequest, gpus: int) -> list[Offer]:
 
 
 def by_count(request: OfferRequest, counts: Sequence[int]) -> str:
-    """Return a table of the fastest plan on each number of GPUs."""
-    rows = [("GPUs", "seconds", "gain", "GB a GPU", "weights", "plan")]
+    """Return a table of the fastest plan on each number of GPUs, with the likely range of its seconds."""
+    rows = [("GPUs", "seconds", "likely", "gain", "GB a GPU", "weights", "plan")]
     alone: float | None = None
     for gpus in counts:
         offers = [offer for offer in offered(request, gpus) if request.approximate or offer.storage != "PipeFusion"]
@@ -107,7 +123,7 @@ def by_count(request: OfferRequest, counts: Sequence[int]) -> str:
         if not fitting:
             smallest = min(offers, key=lambda offer: offer.memory)
             there = f"not enough GPU memory: each GPU has {request.machine.device.memory / 1e9:.1f} GB"
-            rows.append((str(gpus), "-", "", f"{smallest.memory / 1e9:.1f}", smallest.storage, there))
+            rows.append((str(gpus), "-", "", "", f"{smallest.memory / 1e9:.1f}", smallest.storage, there))
             continue
         fastest = min(fitting, key=lambda offer: offer.seconds)
         alone = fastest.seconds if gpus == 1 else alone
@@ -116,13 +132,14 @@ def by_count(request: OfferRequest, counts: Sequence[int]) -> str:
             (
                 str(gpus),
                 _seconds(fastest.seconds),
+                "-".join(map(_seconds, likely(fastest.seconds, request.dtype))),
                 gain,
                 f"{fastest.memory / 1e9:.1f}",
                 fastest.storage,
                 fastest.degrees,
             )
         )
-    return _aligned(rows, 4)
+    return _aligned(rows, 5)
 
 
 def by_way(request: OfferRequest, counts: Sequence[int]) -> str:

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from .offers import Offer, OfferRequest, offered
 from .plan import AUTOMATIC, SMALLEST
 
-MODELS = ("flux-dev", "flux2-dev", "qwen-image", "z-image-turbo", "wan2.2-14b", "wan2.2-5b", "hunyuan-video")
+MODELS = (
+    "flux-dev",
+    "flux2-dev",
+    "qwen-image",
+    "z-image-turbo",
+    "wan2.2-14b",
+    "wan2.2-5b",
+    "hunyuan-video",
+    "minimax-h3",
+)
 HEAD = ("model", "1 GPU", "choose", "seconds", "gain", "GB a GPU", "approximate (*slow links*)")
 WORTH = 1.05
 """The smallest speedup at which several GPUs are worth choosing."""

@@ -49,9 +49,9 @@ COUNTED = 2
 class Result:
     """Counts of one step of a rank, and the places where any step would have waited.
 
-    `names` are the step's kernels by name. `blocks` are the most kernels of a block of each class, and `blocks_run` counts
-    blocks. `sent` are bytes. `peak` is the largest peak of all steps in bytes, and `formula` the bytes that plans assume for
-    it.
+    `names` are the step's kernels by name. `blocks` are the most kernels of a block of each class. `passes` are the most passes
+    over the features of all tokens that its kernels make besides matmuls and attention. `blocks_run` counts blocks. `sent` are
+    bytes. `peak` is the largest peak of all steps in bytes, and `formula` the bytes that plans assume for it.
     """
 
     kernels: int
@@ -61,6 +61,7 @@ class Result:
     peak: int
     formula: float
     blocks: dict[str, int]
+    passes: dict[str, float]
     blocks_run: int
     waits: list[str]
 
@@ -71,7 +72,7 @@ class Step:
 
     counts: Counts
     sent: int
-    blocks: dict[str, list[int]]
+    blocks: dict[str, list[tuple[int, int]]]
 
 
 class DryRank(LoneRank, BlockAccess):
@@ -87,7 +88,7 @@ class DryRank(LoneRank, BlockAccess):
         self.steps: list[Step] = []
         self._weights = weights
         self._gpu = gpu
-        self._blocks: dict[str, list[int]] = {}
+        self._blocks: dict[str, list[tuple[int, int]]] = {}
 
     def model_call(self, forwards: int) -> AbstractContextManager[None]:
         """Return the context of the weights' access for a model call."""
@@ -99,12 +100,13 @@ class DryRank(LoneRank, BlockAccess):
 
     @contextmanager
     def block(self, index: int) -> Iterator[None]:
-        """Run a block with its full weights, and count its kernels."""
+        """Run a block with its full weights, and count its kernels and the bytes that they move."""
+        counts = self._gpu.counts
         with self._weights.block(index):
-            before = self._gpu.counts.kernels.total()
+            kernels, moved = counts.kernels.total(), counts.moved
             yield
         kind = type(self._model.block_modules[index]).__name__
-        self._blocks.setdefault(kind, []).append(self._gpu.counts.kernels.total() - before)
+        self._blocks.setdefault(kind, []).append((counts.kernels.total() - kernels, counts.moved - moved))
 
     def enter(self, phase: str, step: int = 0) -> None:
         """Note that a step begins. From the first step on nothing may wait."""
@@ -117,8 +119,13 @@ class DryRank(LoneRank, BlockAccess):
         self.enter("done")
         self._gpu.watch = False
 
-    def result(self, formula: float) -> Result:
-        """Return the counts of step COUNTED."""
+    def result(self, formula: float, features: int) -> Result:
+        """Return the counts of step COUNTED.
+
+        Args:
+            formula: the bytes that plans assume for the peak.
+            features: bytes of the features of all tokens.
+        """
         before, step = self.steps[COUNTED - 1], self.steps[COUNTED]
         return Result(
             kernels=step.counts.kernels.total(),
@@ -127,7 +134,8 @@ class DryRank(LoneRank, BlockAccess):
             sent=step.sent - before.sent,
             peak=max(each.counts.peak for each in self.steps[1:]),
             formula=formula,
-            blocks={kind: max(kernels) for kind, kernels in step.blocks.items()},
+            blocks={kind: max(kernels for kernels, _ in found) for kind, found in step.blocks.items()},
+            passes={kind: max(moved for _, moved in found) / features for kind, found in step.blocks.items()},
             blocks_run=sum(map(len, step.blocks.values())),
             waits=[f"{count} x {place}" for place, count in Counter(self._gpu.waits).items()],
         )
@@ -175,7 +183,9 @@ def dry_run(
         tensors = tensors_of(job, plan.cfg, steps, functools.partial(torch.empty, device=DEVICE))
         tensors["program"] = program
         sample(dry, request(job, plan), tensors)  # type: ignore[arg-type]
-    return dry.result(by_formula(name, plan, expanded).activations)
+    shape, planned_job = planned(name)
+    tokens = planned_job.image_tokens + planned_job.text_tokens * shape.joint_text
+    return dry.result(by_formula(name, plan, expanded).activations, 2 * tokens * shape.hidden)
 
 
 def linears(model: Any) -> list[nn.Linear]:

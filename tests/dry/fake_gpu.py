@@ -54,6 +54,9 @@ NO_KERNEL = (
 )
 """Operators that launch no kernel on the device, besides views."""
 
+COMPUTING = ("mm", "addmm", "bmm", "baddbmm", "convolution")
+"""Names of operators whose time is that of their computing rather than of reading and writing, besides attention's."""
+
 WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "equal", "is_nonzero", "bincount")
 """Names of operators for which the host waits."""
 
@@ -65,13 +68,14 @@ class Counts:
     """Counts of operations on the device.
 
     `order` has kernels and collectives by name, in their order. `peak` is the largest number of bytes of tensors alive at once,
-    without weights.
+    without weights. `moved` is the number of bytes that kernels read and write, without those of COMPUTING.
     """
 
     kernels: Counter[str] = field(default_factory=Counter)
     collectives: Counter[str] = field(default_factory=Counter)
     order: list[str] = field(default_factory=list)
     peak: int = 0
+    moved: int = 0
 
 
 class FakeGpu(TorchDispatchMode):
@@ -148,9 +152,11 @@ class FakeGpu(TorchDispatchMode):
         given = {tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, FakeTensor)}
         args, kwargs = tree_map_only(Tensor, self._faked, (args, kwargs))
         out = func(*args, **kwargs)
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, FakeTensor) and tensor.device.type == "cuda":
-                self._born(tensor, given)
+        born = [leaf for leaf in tree_leaves(out) if isinstance(leaf, FakeTensor) and leaf.device.type == "cuda"]
+        for tensor in born:
+            self._born(tensor, given)
+        if _is_kernel(func, kwargs) and born:
+            self._count_moved(func, [*tensors, *born])
         return out
 
     def _taken_apart(self, func: Any, types: Sequence[type], args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -201,9 +207,19 @@ class FakeGpu(TorchDispatchMode):
             self.note_wait(name)
         if name in ("_to_copy", "copy_"):
             self._look_at_copy(name, args, kwargs)
-        if not func.is_view and func not in NO_KERNEL and kwargs.get("device") != torch.device("meta"):
+        if _is_kernel(func, kwargs):
             self.counts.kernels[name] += 1
             self.counts.order.append(name)
+
+    def _count_moved(self, func: Any, tensors: Sequence[Tensor]) -> None:
+        """Count the bytes of a kernel's operands and results. An expanded operand is read once."""
+        name = func._schema.name.split("::")[1]
+        if name in COMPUTING or "attention" in name:
+            return
+        there = [tensor for tensor in tensors if tensor.device.type == "cuda"]
+        if name in ("copy_", "fill_", "zero_"):
+            there = there[1:]  # these do not read what they overwrite
+        self.counts.moved += sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in there)
 
     def _look_at_copy(self, name: str, args: Any, kwargs: Mapping[str, Any]) -> None:
         if name == "copy_":
@@ -256,6 +272,11 @@ class _OneKernelAttention(TorchFunctionMode):
                 return aten._scaled_dot_product_flash_attention(q, k, v)[0]
             return aten._scaled_dot_product_efficient_attention(q, k, v, mask, False)[0]
         return func(*args, **kwargs)
+
+
+def _is_kernel(func: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Return True if an operator launches a kernel on the device."""
+    return not func.is_view and func not in NO_KERNEL and kwargs.get("device") != torch.device("meta")
 
 
 def _by_mask_or_host(args: Any) -> bool:

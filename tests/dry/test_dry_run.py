@@ -15,8 +15,17 @@ from typing import Any
 import pytest
 
 from benchmarks.dry_run import CASES
-from benchmarks.plan_predictions import BY_DIFFUSERS
-from parallel_backend.plan.predict.profiles import CHUNK, FP8, OF_A_BLOCK, PATCHED, RING, RING_HOP, ULYSSES, of_a_block
+from parallel_backend.plan.predict.profiles import (
+    CHUNK,
+    FP8,
+    OF_A_BLOCK,
+    PASSES_OF_A_BLOCK,
+    PATCHED,
+    RING,
+    RING_HOP,
+    ULYSSES,
+    of_a_block,
+)
 from tests.support.comfyuis import is_listed, tell_new
 from tests.support.selection import thorough
 
@@ -242,6 +251,14 @@ def test_plans_assume_the_kernels_that_blocks_launch(short: dict[str, dict[str, 
     tell_new("kernels of a block", {f"{kind} ({most[kind]})" for kind in most if most[kind] != OF_A_BLOCK[kind]})
 
 
+def test_plans_assume_the_passes_over_features_that_blocks_make(short: dict[str, dict[str, Any]]) -> None:
+    """Plans assume the most passes of any model on one rank."""
+    counts = [short[case]["passes"] for case, (_, degrees) in CASES.items() if not degrees and case in short]
+    most = {kind: round(max(each.get(kind, 0.0) for each in counts)) for each in counts for kind in each}
+    assert most.keys() == PASSES_OF_A_BLOCK.keys()
+    tell_new("passes of a block", {f"{kind} ({most[kind]})" for kind in most if most[kind] != PASSES_OF_A_BLOCK[kind]})
+
+
 @each(case for case in LIMITS if "one rank" not in case)
 def test_plans_assume_the_kernels_that_a_distributed_attention_launches(
     case: str, short: dict[str, dict[str, Any]]
@@ -317,12 +334,6 @@ def test_the_page_equals_the_commands_output() -> None:
     for case, found in printed.items():
         shared = found.keys() & page[case].keys() - {"A step of"}
         assert {name: page[case][name] for name in shared} == {name: found[name] for name in shared}
-
-
-@thorough
-def test_published_times_assume_the_kernels_of_diffusers_own_blocks() -> None:
-    found = {name: tuple(case["kernels"]) for name, case in counted("--diffusers").items()}
-    assert found.items() <= BY_DIFFUSERS.items()
 
 
 @thorough

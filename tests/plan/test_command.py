@@ -66,7 +66,7 @@ def test_more_gpus_are_faster_for_every_card(card: str, capsys: Capture) -> None
 def test_every_model_fits_a_large_card_at_its_usual_size(name: str, capsys: Capture) -> None:
     table = rows(printed(capsys, "--model", name, "--card", "b200"))
     assert all(re.fullmatch(r"[\d.]+", table[gpus][0]) for gpus in (1, 2, 4, 8))
-    assert re.fullmatch(r"[\d.]+x", table[8][1])
+    assert re.fullmatch(r"[\d.]+x", table[8][2])
 
 
 def test_bandwidth_and_memory_can_be_given(capsys: Capture) -> None:
@@ -74,7 +74,7 @@ def test_bandwidth_and_memory_can_be_given(capsys: Capture) -> None:
         float(rows(printed(capsys, "--dtype", "fp8", "--bandwidth", bandwidth))[4][0]) for bandwidth in ("2GB", "50GB")
     )
     assert fast < slow / 1.5
-    assert rows(printed(capsys, "--memory", "32GB"))[1][2] == "replicated"
+    assert rows(printed(capsys, "--memory", "32GB"))[1][3] == "replicated"
 
 
 def test_a_model_that_does_not_fit_one_gpu_gets_a_table_of_choices(capsys: Capture) -> None:
@@ -95,13 +95,16 @@ def test_all_plans_for_a_number_of_gpus_are_listed(capsys: Capture) -> None:
     said = printed(capsys, "--devices", "4", "--card", "l40")
     assert "4 patches: changes the picture" in said and "weights sharded" in said
     assert re.search(r"^Chosen: ulysses 4, weights replicated\.", said, re.MULTILINE)
-    assert "Chosen: pipefusion" in printed(capsys, "--devices", "4", "--card", "l40", "--approximate")
+    assert "Chosen: pipefusion" in printed(capsys, "--devices", "4", "--card", "4090", "--approximate")
     assert "cfg 2" in printed(capsys, "--devices", "2", "--card", "l40", "--cfg", "2.0").split("Chosen:")[1]
 
 
 def test_compiled_blocks_take_less_time(capsys: Capture) -> None:
     eager, compiled = (rows(printed(capsys, "--card", "h100", *more)) for more in ((), ("--compiled",)))
-    assert all(float(compiled[gpus][0]) < 0.9 * float(eager[gpus][0]) for gpus in (1, 2, 4, 8))
+    assert all(float(compiled[gpus][0]) < float(eager[gpus][0]) for gpus in (1, 2, 4, 8))
+    assert all(
+        float(compiled[gpus][0]) < 0.6 * float(eager[gpus][0]) for gpus in (4, 8)
+    )  # where eager waits for the host
 
 
 def test_impossible_plans_and_wrong_arguments_are_refused(capsys: Capture) -> None:
@@ -146,8 +149,8 @@ def test_there_is_a_recipe_of_each_machine_that_the_page_names() -> None:
 
 
 def test_a_recipe_names_models_that_do_not_gain_or_do_not_fit(capsys: Capture) -> None:
-    said = printed(capsys, "--recipe", "--card", "5090")
-    assert re.search(r"^\| flux2-dev \| 38\.4 \| one GPU \(", said, re.MULTILINE)
+    said = printed(capsys, "--recipe", "--card", "4090")
+    assert re.search(r"^\| flux2-dev \| 46\.4 \| one GPU \(", said, re.MULTILINE)
     assert "does not fit" in said
 
 
@@ -157,16 +160,23 @@ def test_the_command_needs_only_msgspec(tmp_path: Path) -> None:
     command = [sys.executable, "-S", "-m", "parallel_backend.plan", "--model", "wan2.2-14b", "--card", "3090"]
     ran = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert "GPUs  seconds   gain" in ran.stdout
+    assert re.search(r"GPUs  seconds +likely +gain", ran.stdout)
     assert f"{' '.join(command[2:])}\n" in (ROOT / "README.md").read_text(encoding="utf-8").replace("python -m", "-m")
 
 
 OF_README = {
-    "Wan 2.2 14B, 1280 x 720, 81 frames, 20 steps, H100": "wan2.2-14b --size 1280x720x81 --card h100",
-    "FLUX.2 dev, 1024 x 1024, 20 steps, H100": "flux2-dev --size 1024x1024 --card h100",
-    "Wan 2.2 5B, 1280 x 704, 121 frames, 20 steps, RTX 4090": "wan2.2-5b --size 1280x704x121 --card 4090",
-    "Qwen-Image in fp8, 1024 x 1024, 20 steps, RTX 4090": "qwen-image --size 1024x1024 --card 4090 --dtype fp8",
-    "FLUX.1 dev in fp8, 1024 x 1024, 20 steps, RTX 4090": "flux-dev --size 1024x1024 --card 4090 --dtype fp8",
+    "Wan 2.2 14B, 1280 x 720, 81 frames, 20 steps, H100": ("wan2.2-14b --size 1280x720x81 --card h100"),
+    "FLUX.2 dev, 1024 x 1024, 20 steps, H100": ("flux2-dev --size 1024x1024 --card h100"),
+    "Wan 2.2 14B in fp8, 1280 x 720, 81 frames, 20 steps, RTX 4090": (
+        "wan2.2-14b --size 1280x720x81 --card 4090 --dtype fp8"
+    ),
+    "MiniMax-H3 in fp8, 1344 x 768, 124 frames, 20 steps, RTX 4090": (
+        "minimax-h3 --size 1344x768x124 --card 4090 --dtype fp8_fast"
+    ),
+    "FLUX.2 dev in fp8, 1024 x 1024, 20 steps, RTX 4090": ("flux2-dev --size 1024x1024 --card 4090 --dtype fp8_fast"),
+    "Wan 2.2 5B, 1280 x 704, 121 frames, 20 steps, RTX 4090": ("wan2.2-5b --size 1280x704x121 --card 4090"),
+    "Qwen-Image in fp8, 1024 x 1024, 20 steps, RTX 4090": ("qwen-image --size 1024x1024 --card 4090 --dtype fp8"),
+    "FLUX.1 dev in fp8, 1024 x 1024, 20 steps, RTX 4090": ("flux-dev --size 1024x1024 --card 4090 --dtype fp8"),
     "the same with PipeFusion, which changes the picture slightly": (
         "flux-dev --size 1024x1024 --card 4090 --dtype fp8 --approximate"
     ),
@@ -178,4 +188,4 @@ OF_README = {
 def test_the_readmes_predictions_equal_the_commands(row: str, capsys: Capture) -> None:
     (line,) = (each for each in (ROOT / "README.md").read_text().splitlines() if each.startswith(f"| {row} |"))
     table = rows(printed(capsys, "--model", *OF_README[row].split()))
-    assert [cell.strip() for cell in line.split("|")[2:6]] == [table[gpus][0] for gpus in (1, 2, 4, 8)]
+    assert [cell.strip() for cell in line.split("|")[2:6]] == [table[gpus][1] for gpus in (1, 2, 4, 8)]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...declaration import Declaration, DistributedAttention, HeadParallelAttention, PrefixedAttention
 from ...plan import ModelShape
-from ...plan.predict.profiles import copies_of, of_a_block
+from ...plan.predict.profiles import copies_of, of_a_block, passes_of_a_block
 from ..sequence_parallel.blocks import Block, attentions_of
 from ..sequence_parallel.picture import Picture, as_patch_size
 
@@ -63,6 +63,7 @@ def plan_shape(
     inside = sum(sizes)
     double = sum(sizes[:doubles])
     operations = [block.group.kernels or of_a_block(type(block.module).__name__) for block in blocks]
+    passes = sum(passes_of_a_block(type(block.module).__name__) for block in blocks)
     sharded = [attention for block in blocks for attention in _sharded_attentions(block)]
     kv_heads = max((attention.kv_heads or heads for attention in sharded), default=heads)
     double_operations = sum(operations[:doubles])
@@ -87,6 +88,7 @@ def plan_shape(
         whole_picture=declaration.whole_picture,
         double_operations=double_operations // doubles if doubles else 0,
         single_operations=(sum(operations) - double_operations) // (units - doubles),
+        passes=round(passes / units, 1),
         kv_heads=0 if kv_heads == heads else kv_heads,
     )
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
-from ...plan.predict.profiles import of_a_block
+from ...plan.predict.profiles import of_a_block, passes_of_a_block
 from ...weights.files.checkpoint import Checkpoint
 from ...weights.files.keymap import KeyMap
 from ...weights.files.scaled_fp8 import resolve_scales
@@ -149,11 +149,12 @@ class CogVideoXFamily(DiffusersFamily[CogVideoXConfig]):
             other_weights=hidden * (ends + 3 * time) + time**2 * (1 + 2 * config.offset),
             token_weights=12 * hidden**2,
             channels=CHANNELS * volume,
-            latent_frames=config.patch_frames,
+            token_frames=4 * config.patch_frames,
             text=LEARNED_TEXT,
             guided=True,
             embeds_whole=True,
             single_operations=of_a_block("CogVideoXBlock"),
+            passes=passes_of_a_block("CogVideoXBlock"),
         )
 
     def two_of_each(self, config: CogVideoXConfig) -> tuple[CogVideoXConfig, tuple[int, ...]]:

@@ -1,14 +1,15 @@
 """The cards that the cost model knows, from `cards.json`: one profile for each, with the origin of its figures.
 
-Figures from a data sheet (dense bf16 with fp32 sums, memory speed) are multiplied by the fraction that the fitted cards reach.
-That is 0.55 for the H100's kind, 0.9 for GeForce, and 0.7 or less for cards whose power limit slows them.
+Rates of matmuls and attention are those of a kernel that runs alone for a short time, as others or a GPU report measured them.
+Where nobody did, they are the data sheet's times what a card of the same generation reaches of its own. Memory speeds are 0.85 of
+the data sheet's.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
@@ -16,17 +17,21 @@ from typing import Annotated
 import msgspec
 
 from ...errors import Refused
-from .profiles import CONTEXT_BYTES, HOST_BANDWIDTH, Device
+from .profiles import CONTEXT_BYTES, HOST_BANDWIDTH, REACHED, Device
 
 CARDS = Path(__file__).with_name("cards.json")
 
-LAUNCH = 36e-6
-"""Seconds of host time per operation, fitted with the cards' figures. It is a property of the computer, not of the card."""
+LAUNCH = 43e-6
+"""Seconds of host time per operation, as measured on an H200's computer. It is a property of the computer, not of the card."""
 
-FOR_ALL = re.compile(r"nvidia|geforce|tesla|rtx|blackwell|workstation|server|edition|sxm\d?|hbm\d\w?|\d+gb")
+FOR_ALL = re.compile(r"nvidia|geforce|tesla|rtx|blackwell|workstation|server|edition|generation|sxm\d?|hbm\d\w?|\d+gb")
 """Words in a GPU's name that do not distinguish cards."""
 
+BY_CHIP = {"gb10": "spark"}
+"""Cards by the name of their chip, where the driver names that."""
+
 Amount = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Words = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -34,6 +39,11 @@ class CardProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """A card's figures, with the meanings and units of the attributes of `Device`.
 
     Attributes:
+        fp8: FLOP/s of matmul with weights in fp8; 0 if the card cannot.
+        int8: operations/s of matmul with weights in int8; 0 if the card cannot.
+        nvfp4: FLOP/s of matmul with weights in NVFP4; 0 if the card cannot.
+        reached: fitted on A100, H100 and B200 for cards whose power limit slows long runs.
+        links: the usual links between such cards, a key of `known_machines.LINKS`.
         source: the origin of the figures that `measured` does not list.
         measured: for each measured figure, the card, the version of torch and the day.
     """
@@ -44,8 +54,13 @@ class CardProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     memory: Amount
     launch: Amount = LAUNCH
     context: Amount = CONTEXT_BYTES
-    connection: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    connection: NotNegative = 0.0
     host_bandwidth: Amount = HOST_BANDWIDTH
+    fp8: NotNegative = 0.0
+    int8: NotNegative = 0.0
+    nvfp4: NotNegative = 0.0
+    reached: Amount = REACHED
+    links: Words
     source: Words
     measured: Mapping[str, Words] = {}
 
@@ -61,10 +76,17 @@ class CardProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             self.context,
             self.connection,
             self.host_bandwidth,
+            reached=self.reached,
+            quantised={dtype: rate for dtype, figure in QUANTISED.items() if (rate := getattr(self, figure))},
         )
 
 
-FIGURES = tuple(name for name in CardProfile.__struct_fields__ if name not in ("source", "measured"))
+QUANTISED = {"fp8_fast": "fp8", "int8": "int8", "nvfp4": "nvfp4"}
+"""The figures by the dtypes of quantised weights that cards can multiply."""
+
+FIGURES = tuple(
+    name for name in CardProfile.__struct_fields__ if name not in ("reached", "links", "source", "measured")
+)
 """The names of a card's figures, both in a file of cards and on the lines of a GPU report."""
 
 
@@ -110,4 +132,11 @@ def card_of(name: str) -> str | None:
     """
     tokens = re.findall(r"[a-z0-9]+", name.lower())
     card = "-".join(token for token in tokens if not FOR_ALL.fullmatch(token))
+    card = BY_CHIP.get(card, card)
     return card if card in cards() else None
+
+
+def reached_by(names: Iterable[str]) -> float:
+    """Return the smallest share of a rate that a model reaches on any of these GPUs, by the driver's names."""
+    known = [card_of(name) for name in names]
+    return min((cards()[card].reached if card else REACHED for card in known), default=REACHED)

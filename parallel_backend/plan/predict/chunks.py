@@ -26,7 +26,7 @@ def in_chunks(
     """
     whole = msgspec.structs.replace(plan, head_chunks=1)
     alone = cost(whole, model, job, profile)
-    if model.unsharded or plan.ulysses == 1 or plan.ring > 1 or plan.patches > 1 or not profile.software.chunk:
+    if model.unsharded or plan.ulysses == 1 or plan.ring > 1 or plan.patches > 1:
         return whole, alone
     split = SequenceSplit.of((0,), model.heads, plan.ring, plan.ulysses, plan.shares, model.kv_heads)
     fastest = whole, alone

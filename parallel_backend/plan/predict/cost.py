@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ...layout import HeadSlices, SequenceSplit, cut, length
 from ..plan import MeshCoordinates, ResolvedPlan
-from .profiles import FP8, FP8_TRAFFIC, Level, ModelShape, Profile
+from .profiles import CHUNK, FP8, FP8_TRAFFIC, PATCHED, RING, RING_HOP, ULYSSES, Level, ModelShape, Profile
 
 EXCHANGED = 6
 """Features per token, in units of the hidden size, that Ulysses holds besides the block: sent and received q, k and v."""
@@ -27,6 +27,27 @@ CIRCULATED = 17
 
 LATENTS = 2
 """Latents that every rank has whole and in fp32, whatever its share: the initial and the present latent."""
+
+FUSED_PASSES, FUSED_LAUNCH = 0.6, 0.16
+"""What torch.compile leaves of the passes over features, counted by hand, and of the host time of an operation (7 µs)."""
+
+ADDED_LAUNCH = 0.7
+"""Host time of an operation that a distributed attention adds, as a multiple of that of a block's operation."""
+
+ALL_TO_ALLS = 2
+"""All-to-alls of one attention."""
+
+COLLECTIVE = 9
+"""Host time of an all-to-all, as a number of operations: on an H200's host Ulysses 2 to 8 add 0.35 to 0.85 ms an attention."""
+
+HOP_SECONDS = 99e-6
+"""Seconds for which the device idles in each hop of Ring (fitted on Ring 2 of FLUX.1 on two H100)."""
+
+MERGE_BYTES = 50
+"""Bytes of traffic to merge one element of a partial attention."""
+
+QUANTISING = 12
+"""Further passes over a token's features in a block that rounds the inputs of its matmuls to the dtype of quantised weights."""
 
 SCALE_BYTES = 4
 """Bytes of the scale of one head of a token in fp8 exchanges."""
@@ -52,6 +73,7 @@ class DenoiseJob:
         weight_element: bytes of one weight, which may be less in fp8 and GGUF.
         expansion: bytes read and written to expand one weight at each use, on average over all weights; 0 without expansion.
         expanded: bytes of the largest expanded matrix; 0 without expansion.
+        multiplied: the dtype of quantised weights that are multiplied without expansion; empty for bf16.
         item_bytes: bytes that a forward of an unsharded model needs for each batch item.
     """
 
@@ -64,6 +86,7 @@ class DenoiseJob:
     weight_element: float = 2
     expansion: float = 0.0
     expanded: int = 0
+    multiplied: str = ""
     item_bytes: float = 0.0
 
 
@@ -412,7 +435,7 @@ class _Estimate:
             text: the text tokens of the pass.
             patched: the pass is of a patch, so all other keys and values come from the stage's cache.
         """
-        model, job, device, soft = self.model, self.job, self.profile.device, self.profile.software
+        model, job, device = self.model, self.job, self.profile.device
         blocks = self.plan.stages[stage]
         sizes = self.plan.ring, self.plan.ulysses
         layout = SequenceSplit.of((text, image), model.heads, *sizes, self.plan.shares, model.kv_heads)
@@ -421,23 +444,26 @@ class _Estimate:
         attended = itertools.product(layout.ring_tokens(), layout.head_counts())
         rows = self.batch * max(q * heads / pace for (q, heads), pace in zip(attended, paces, strict=True))
         keys = job.image_tokens + self.text
-        matmul = 2 * tokens * model.token_weights / device.matmul
+        matmul = 2 * tokens * model.token_weights / device.matmul_rate(job.multiplied)
         scores = 4 * rows * keys * model.head_dim
         crossed = 0 if model.joint_text else 4 * tokens * job.text_tokens * model.hidden
         runs = layout.head_chunks(self.plan.head_chunks)
-        attentions = self._by_chunk(layout, runs, scores / device.attention)
+        attentions = self._by_chunk(layout, runs, scores / device.attention_rate)
         attention = sum(attentions)
-        traffic = soft.passes * tokens * model.hidden * job.element
-        merges = rows * model.head_dim * soft.merge_bytes * self.plan.ring if self.plan.ring > 1 else 0
+        passes = (model.passes + QUANTISING * bool(job.multiplied)) * (FUSED_PASSES if self.profile.compiled else 1)
+        traffic = passes * tokens * model.hidden * job.element
+        merges = rows * model.head_dim * MERGE_BYTES * self.plan.ring if self.plan.ring > 1 else 0
         packing = 4 * tokens * model.hidden * FP8_TRAFFIC * self.plan.exchanges_approximately * model.attentions
         memory = (traffic + merges + packing) / device.bandwidth
         ulysses = model.attentions * self._ulysses(layout, runs, attentions)
         ring = model.attentions * self._ring(layout, attention, patched)
         expanded = model.weights(self.stage_starts[stage], blocks) / blocks * job.expansion / device.bandwidth
-        own = matmul + model.attentions * attention + crossed / device.attention + memory + expanded
+        own = matmul + model.attentions * attention + crossed / device.attention_rate + memory + expanded
         gather = self._gather(own + ulysses + ring, stage)
-        own_operations = soft.launch * model.operations(self.stage_starts[stage], blocks)
-        added = soft.added_launch * model.attentions * blocks * self._added_operations(patched)
+        own_operations = model.operations(self.stage_starts[stage], blocks) * (
+            FUSED_LAUNCH if self.profile.compiled else 1
+        )
+        added = ADDED_LAUNCH * model.attentions * blocks * self._added_operations(patched)
         host = device.launch * (own_operations + added)
         seen = blocks * (own + ulysses + ring) + gather
         return _Pass(blocks * own, blocks * ulysses, blocks * ring, gather, max(0.0, host - seen))
@@ -449,10 +475,11 @@ class _Estimate:
 
     def _added_operations(self, patched: bool) -> int:
         """Return the number of operations that the plan adds to one attention."""
-        soft, plan = self.profile.software, self.plan
-        count = (soft.ulysses + (plan.head_chunks - 1) * soft.chunk) * (plan.ulysses > 1) + soft.patched * patched
+        plan = self.plan
+        all_to_alls = (COLLECTIVE - 1) * ALL_TO_ALLS * plan.head_chunks
+        count = (ULYSSES + (plan.head_chunks - 1) * CHUNK + all_to_alls) * (plan.ulysses > 1) + PATCHED * patched
         count += FP8 * plan.head_chunks * plan.exchanges_approximately
-        return count + (soft.ring + (plan.ring - 1) * soft.ring_hop) * (plan.ring > 1)
+        return count + (RING + (plan.ring - 1) * RING_HOP) * (plan.ring > 1)
 
     def _by_chunk(self, layout: SequenceSplit, runs: Sequence[Sequence[HeadSlices]], attention: float) -> list[float]:
         """Return the seconds of attention for each chunk of heads.
@@ -493,7 +520,7 @@ class _Estimate:
         levels = self.profile.levels
         if len(runs) == 1:
             both = (flow for back in (False, True) for flow in flows(runs[0], back))
-            return transfer_seconds(both, levels, self.profile.software.all_to_alls)
+            return transfer_seconds(both, levels, ALL_TO_ALLS)
         there, back = ([transfer_seconds(flows(chunk, way), levels) for chunk in runs] for way in (False, True))
         exposed = there[0] + back[-1]
         for arriving, leaving, attention in zip((*there[1:], 0.0), (0.0, *back[:-1]), attentions, strict=True):
@@ -525,7 +552,7 @@ class _Estimate:
         exposed = 0.0
         for hop in range(layout.ring - 1):
             hop_seconds = transfer_seconds(flows(hop), self.profile.levels)
-            exposed += hop_seconds - self.profile.overlap * min(hop_seconds, hidden) + self.profile.software.hop
+            exposed += hop_seconds - self.profile.overlap * min(hop_seconds, hidden) + HOP_SECONDS
         return exposed
 
     def _coordinates(self) -> Iterator[tuple[int, MeshCoordinates]]:

@@ -1,113 +1,80 @@
-"""Machines that one can buy: the cards of `cards.json`, their usual links, and the software on them.
+"""Machines that one can buy: the cards of `cards.json` with their usual links.
 
-Figures marked "fitted" come from one- and two-GPU rows of published measurements. `benchmarks/plan_predictions.py --fit`
-computes them again.
+Figures marked "fitted" come from published measurements (docs/measured/plan-predictions.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ...errors import Refused
 from .cards import cards
-from .profiles import CHUNK, PATCHED, RING, RING_HOP, ULYSSES, Level, Profile, Software
+from .profiles import Level, Profile
 
 GIGA = 1e9
 MICRO = 1e-6
 
-# This project's code. The operations of its blocks are part of the models. Host times were measured on one CPU core with tiny
-# tensors. FLUX's blocks take 0.8 of the host time of diffusers' for 0.38 of the operations (docs/measured/dry-run.md). Ring's
-# added operations take 0.7 each.
-EAGER = Software(
-    ulysses=ULYSSES,
-    chunk=CHUNK,
-    ring=RING,
-    ring_hop=RING_HOP,
-    patched=PATCHED,
-    all_to_alls=2,
-    passes=157,
-    merge_bytes=50,
-    hop=99 * MICRO,
-    launch=2.1,
-    added_launch=0.7,
-)
-
-# torch.compile fuses the operations between matmuls, attention and collectives, and starts each in 7 µs, without Python.
-FUSED_PASSES, FUSED_LAUNCH = 8, 0.2
-
-# The compiler does not look into the attention operator, which includes all operations that Ulysses and Ring add.
-COMPILED = replace(EAGER, passes=FUSED_PASSES, launch=FUSED_LAUNCH)
-
-FUSING = {"inductor": COMPILED}
-"""The compiled software, by torch.compile's backend. Other backends, such as cudagraphs, fuse nothing."""
-
-# xDiT's code around diffusers' modules, for which the host time was fitted. The numbers of attention's operations come from its
-# source, with four operations per all-to-all. Its merge of partial attention is TorchScript and counts as one operation.
-XDIT_EAGER = replace(
-    EAGER, ulysses=16, chunk=0, ring=11, ring_hop=9, patched=0, all_to_alls=4, launch=1.0, added_launch=1.0
-)
-
-XDIT_COMPILED = replace(XDIT_EAGER, passes=FUSED_PASSES, merge_bytes=30, launch=FUSED_LAUNCH, added_launch=FUSED_LAUNCH)
-
-NVLINK4 = Level(8, 300 * GIGA, 52 * MICRO)
-NVLINK5 = Level(8, 600 * GIGA, 52 * MICRO)
-NVLINK2 = Level(8, 100 * GIGA, 52 * MICRO)
-NVLINK3 = Level(8, 200 * GIGA, 52 * MICRO)
-INFINIBAND = Level(1024, 8 * 22 * GIGA, 60 * MICRO)  # a 200 Gbit port for each GPU of a node
-
 # Two GPUs share a root port, and two pairs a socket. The port of a socket is the link to the other socket.
+# Their bandwidth is fitted on the L40's rows.
 PCIE4 = (
-    Level(2, 9.4 * GIGA, 60 * MICRO),
-    Level(4, 9.4 * GIGA, 60 * MICRO),
-    Level(8, 9.4 * GIGA, 70 * MICRO),
+    Level(2, 22 * GIGA, 60 * MICRO),
+    Level(4, 22 * GIGA, 60 * MICRO),
+    Level(8, 22 * GIGA, 70 * MICRO),
 )
 
 PCIE5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in PCIE4)
 
-# Without peer-to-peer, data is copied through host memory: half the bandwidth, and more latency.
-HOST_COPY = tuple(Level(level.size, level.bandwidth / 2, 2 * level.latency) for level in PCIE4)
-HOST_COPY5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in HOST_COPY)  # PCIe 5
+# Without peer-to-peer, data is copied through host memory: two thirds of the bandwidth (fitted on the RTX 4090's rows), and more
+# latency.
+HOST_COPY4 = tuple(Level(level.size, level.bandwidth / 1.5, 2 * level.latency) for level in PCIE4)
+HOST_COPY5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in HOST_COPY4)
 
-PCIE_OVERLAP = 0.63  # fitted
+NVLINK_LATENCY = 52 * MICRO  # fitted
 
+ETHERNET_200 = Level(1024, 22 * GIGA, 80 * MICRO)  # a 200 Gbit port for each GPU
 ETHERNET_100 = Level(1024, 11 * GIGA, 80 * MICRO)  # one 100 Gbit port a node, shared by its GPUs
 ETHERNET_10 = Level(1024, 1.1 * GIGA, 150 * MICRO)
+INFINIBAND = Level(1024, 8 * 22 * GIGA, 60 * MICRO)  # a 200 Gbit port for each GPU of a node
+
+LINKS: Mapping[str, tuple[Level, ...]] = {
+    "host copy over pcie 4": (*HOST_COPY4, ETHERNET_100),
+    "host copy over pcie 5": (*HOST_COPY5, ETHERNET_100),
+    "pcie 4": (*PCIE4, ETHERNET_100),
+    "pcie 5": (*PCIE5, ETHERNET_100),
+    "nvlink 2": (Level(8, 100 * GIGA, NVLINK_LATENCY), INFINIBAND),
+    "nvlink 3": (Level(8, 200 * GIGA, NVLINK_LATENCY), INFINIBAND),
+    "nvlink 4": (Level(8, 300 * GIGA, NVLINK_LATENCY), INFINIBAND),
+    "nvlink 5": (Level(8, 600 * GIGA, NVLINK_LATENCY), INFINIBAND),
+    "ethernet 200": (ETHERNET_200,),
+}
+"""The levels between cards, innermost first, by the name of a card's usual links."""
+
+OVERLAP = 0.63
+"""The fraction of a transfer that overlaps with compute on links that are not NVLink (fitted)."""
+
+OTHER_NETWORKS = {"a100-100gbit": ("a100", ETHERNET_100), "a100-10gbit": ("a100", ETHERNET_10)}
+"""Cards with NVLink whose nodes have a slower network: the card and the network by the machine's name."""
 
 
 def _profiles() -> dict[str, Profile]:
-    def pcie(card: str, levels: tuple[Level, ...] = PCIE4) -> Profile:
-        return Profile(card, cards()[card].device, (*levels, ETHERNET_100), PCIE_OVERLAP, EAGER, compiled=COMPILED)
-
-    def nvlink(card: str, link: Level, network: Level = INFINIBAND, over: str = "") -> Profile:
-        return Profile(card + over, cards()[card].device, (link, network), 1.0, EAGER, compiled=COMPILED)
-
-    profiles = (
-        pcie("3090", HOST_COPY),
-        pcie("4090", HOST_COPY),
-        pcie("5060-ti", HOST_COPY),  # eight lanes
-        pcie("5080", HOST_COPY5),
-        pcie("5090", HOST_COPY5),
-        pcie("pro-5000", PCIE5),
-        pcie("pro-6000", PCIE5),
-        pcie("a6000"),
-        pcie("l4"),
-        pcie("l20"),
-        pcie("l40"),
-        pcie("l40s"),
-        nvlink("v100", NVLINK2),
-        nvlink("a100", NVLINK3),
-        nvlink("h100", NVLINK4),
-        nvlink("h200", NVLINK4),
-        nvlink("b200", NVLINK5),
-        nvlink("a100", NVLINK3, ETHERNET_100, over="-100gbit"),
-        nvlink("a100", NVLINK3, ETHERNET_10, over="-10gbit"),
-    )
-    return {profile.name: profile for profile in profiles}
+    """Return the machines by name."""
+    found = {name: on_links(name, card.links) for name, card in cards().items()}
+    for name, (card, network) in OTHER_NETWORKS.items():
+        machine = found[card]
+        found[name] = replace(machine, name=name, levels=(*machine.levels[:-1], network))
+    return found
 
 
-def software(compiler: str) -> Software:
-    """Return this project's software with blocks compiled by a backend of torch.compile; eager if `compiler` is empty."""
-    return FUSING.get(compiler, EAGER)
+def on_links(card: str, links: str) -> Profile:
+    """Return a machine with one kind of card.
+
+    Args:
+        card: the name of a known card.
+        links: the links between the cards, a key of LINKS.
+    """
+    overlap = 1.0 if links.startswith("nvlink") else OVERLAP
+    return Profile(card, cards()[card].device, LINKS[links], overlap, compares_compiled=True)
 
 
 def profile(name: str) -> Profile:

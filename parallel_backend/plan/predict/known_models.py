@@ -43,7 +43,7 @@ class UnshardedWork:
         A forward takes as long as the slower of the device and the host, which starts the operations.
         """
         item = positions * (
-            self.flops / device.matmul + self.scores / device.attention + self.traffic / device.bandwidth
+            self.flops / device.matmul_rate("") + self.scores / device.attention_rate + self.traffic / device.bandwidth
         )
         host = self.operations * device.launch
         single, double = max(host, item), max(host, 2 * item)

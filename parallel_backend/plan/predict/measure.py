@@ -16,7 +16,8 @@ from ...cache import DiskCache
 from ...comm.device_events import DeviceEvents
 from ...transfers import empty_pinned
 from ..plan import COMPILER
-from .known_machines import PCIE_OVERLAP, software
+from .cards import reached_by
+from .known_machines import OVERLAP
 from .profiles import WAVE, Device, Level, Profile
 
 BUDGET = 0.2
@@ -207,9 +208,9 @@ def measured_profile(
         memory: bytes that a job may use of each rank's device now.
         gpus: True if the workers are on GPUs.
         paces: as in `Profile`.
-        compiler: the backend that compiles blocks; empty if they are not compiled.
+        compiler: the backend that compiles blocks; empty if they are not compiled. COMPILER alone fuses operations.
     """
-    overlap = 1.0 if machine.link_bandwidth > FASTER_THAN_PCIE else PCIE_OVERLAP
+    overlap = 1.0 if machine.link_bandwidth > FASTER_THAN_PCIE else OVERLAP
     return Profile(
         name="this machine",
         device=Device(
@@ -222,13 +223,14 @@ def measured_profile(
             machine.connection,
             machine.host_bandwidth,
             WAVE if gpus else 1,
+            reached_by(machine.kinds) if gpus else 1.0,
         ),
         levels=(Level(machine.ranks, machine.link_bandwidth, machine.link_latency),),
         overlap=overlap,
-        software=software(compiler),
         paces=paces,
         free=memory,
-        compiled=software(COMPILER) if gpus and not compiler else None,
+        compiled=compiler == COMPILER,
+        compares_compiled=gpus and not compiler,
     )
 
 

@@ -1,10 +1,10 @@
-"""The inputs of the cost model: the shape of a model, the speed of devices and links, and the overhead of the software."""
+"""The inputs of the cost model: the shape of a model, and the speed of devices and links."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..plan import ModelLimits
 
@@ -21,6 +21,23 @@ OF_A_BLOCK: Mapping[str, int] = {
 
 MIDDLING = 36
 """The median of OF_A_BLOCK's numbers, used for blocks of other classes."""
+
+PASSES_OF_A_BLOCK: Mapping[str, int] = {
+    "CogVideoXBlock": 96,
+    "DiTBlock": 24,
+    "DoubleStreamBlock": 49,
+    "JointTransformerBlock": 44,
+    "QwenImageTransformerBlock": 42,
+    "SingleStreamBlock": 42,
+    "WanAttentionBlock": 37,
+}
+"""Passes over the features of a token by the kernels of one block, matmuls and attention apart, by the block's class.
+
+A pass reads or writes one value of each feature. The numbers are counted as those of OF_A_BLOCK are.
+"""
+
+MIDDLING_PASSES = 42
+"""The median of PASSES_OF_A_BLOCK's numbers, used for blocks of other classes."""
 
 ULYSSES = 5
 """Operations that Ulysses adds to an attention: three kernels and two all-to-alls."""
@@ -50,6 +67,11 @@ def of_a_block(kind: str) -> int:
     return OF_A_BLOCK.get(kind, MIDDLING)
 
 
+def passes_of_a_block(kind: str) -> int:
+    """Return the number of passes over a token's features that a block of this class makes besides matmuls and attention."""
+    return PASSES_OF_A_BLOCK.get(kind, MIDDLING_PASSES)
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """A transformer's shape.
@@ -66,8 +88,7 @@ class ModelShape:
         token_weights: parameters of a block that multiply each token.
         channels: latent values of one token.
         pixels: a token covers a square of this many pixels a side.
-        latent_frames: the latent frames that a token covers, in a video model whose latent has one frame for 4 video frames.
-            0: the model makes pictures.
+        token_frames: the frames of a video that a token covers after the first frame. 0: the model makes pictures.
         text: text tokens of a usual prompt.
         joint_text: text is part of the sequence, rather than only attended to (cross-attention).
         guided: the model is usually sampled with a negative branch.
@@ -77,6 +98,8 @@ class ModelShape:
         whole_picture: blocks, or the layers after them, need the whole picture at once, so PipeFusion is impossible.
         double_operations: operations that one double block starts on one rank's device, in eager mode.
         single_operations: operations that one single block starts on one rank's device, in eager mode.
+        passes: the number of times that a block reads or writes all features of a token, in eager mode, on average over the
+            blocks, besides matmuls and attention.
         kv_heads: the number of heads of keys and values. 0: as many as `heads`.
         unsharded: a forward is not split, and plans split its prompts and its batch (`plan/unsharded.py`).
     """
@@ -92,7 +115,7 @@ class ModelShape:
     token_weights: int
     channels: int
     pixels: int = 16
-    latent_frames: int = 0
+    token_frames: float = 0.0
     text: int = 512
     joint_text: bool = True
     guided: bool = False
@@ -102,6 +125,7 @@ class ModelShape:
     whole_picture: bool = False
     double_operations: int = 0
     single_operations: int = MIDDLING
+    passes: float = MIDDLING_PASSES
     kv_heads: int = 0
     unsharded: bool = False
 
@@ -140,8 +164,8 @@ class ModelShape:
 
     def rows(self, height: int, frames: int = 1) -> int:
         """Return the rows of image tokens of a picture or video of this height in pixels, all frames together."""
-        latents = math.ceil(((frames - 1) // 4 + 1) / self.latent_frames) if self.latent_frames else 1
-        return latents * math.ceil(height / self.pixels)
+        times = int((frames - 1) / self.token_frames) + 1 if self.token_frames else 1
+        return times * math.ceil(height / self.pixels)
 
     def image_tokens(self, width: int, height: int, frames: int = 1) -> int:
         """Return the number of image tokens of a picture or video of this size in pixels."""
@@ -193,13 +217,16 @@ HOST_BANDWIDTH = 20e9
 """Bytes/s from pinned host memory (typical)."""
 
 
+REACHED = 0.93
+"""The share of a short-running kernel's rate that a whole model reaches (fitted on the L40)."""
+
 WAVE = 128 * 132
 """Queries that an attention kernel computes at once: 128 on each of an H100's 132 multiprocessors. Others have 82 to 170."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator, with effective rates, not peaks.
+    """One accelerator, with the rates of kernels that run alone for a short time.
 
     Attributes:
         matmul: FLOP/s of matmul in bf16.
@@ -211,6 +238,8 @@ class Device:
         connection: bytes for each peer of a communicator, unless `context` includes them.
         host_bandwidth: bytes/s from pinned host memory while all GPUs of the machine copy.
         wave: queries, over all heads, that the attention kernel computes at once. Fewer queries take as long.
+        reached: the share of the rates of matmul and attention that a whole model reaches.
+        quantised: FLOP/s of matmul by the dtype of quantised weights. Weights of other dtypes are expanded to bf16.
     """
 
     matmul: float
@@ -222,6 +251,17 @@ class Device:
     connection: float = 0.0
     host_bandwidth: float = HOST_BANDWIDTH
     wave: int = WAVE
+    reached: float = REACHED
+    quantised: Mapping[str, float] = field(default_factory=dict)
+
+    def matmul_rate(self, dtype: str) -> float:
+        """Return the FLOP/s of a model's matmuls with weights of a dtype."""
+        return self.quantised.get(dtype, self.matmul) * self.reached
+
+    @property
+    def attention_rate(self) -> float:
+        """Return the FLOP/s of a model's attention."""
+        return self.attention * self.reached
 
 
 @dataclass(frozen=True)
@@ -243,37 +283,6 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Software:
-    """The operations and the memory traffic of an implementation, besides matmul and attention.
-
-    Attributes:
-        ulysses: operations that Ulysses adds to an attention.
-        chunk: operations that each further chunk of heads adds; 0 if heads are never exchanged in chunks.
-        ring: operations that Ring adds to an attention.
-        ring_hop: operations that each of Ring's hops adds.
-        patched: operations that cached keys of other patches add.
-        all_to_alls: the number of all-to-alls of one attention.
-        passes: the number of times that a block reads or writes all features of a token.
-        merge_bytes: bytes of traffic to merge one element of a partial attention.
-        hop: seconds for which the device idles in each hop.
-        launch: host time of a block's operation, as a multiple of `Device.launch`.
-        added_launch: host time of an added operation, as a multiple of `Device.launch`.
-    """
-
-    ulysses: int
-    chunk: int
-    ring: int
-    ring_hop: int
-    patched: int
-    all_to_alls: int
-    passes: float
-    merge_bytes: float
-    hop: float
-    launch: float
-    added_launch: float
-
-
-@dataclass(frozen=True)
 class ForwardTime:
     """The seconds of one forward: `start` for any batch, plus `item` for each batch item."""
 
@@ -283,29 +292,29 @@ class ForwardTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """A machine and the software on it.
+    """A machine, and how the workers run on it.
 
     Attributes:
         name: the machine's name.
         device: the slowest device.
         levels: the links between ranks, innermost first.
         overlap: the fraction of a transfer that really overlaps with compute.
-        software: the software.
         paces: the ranks' speeds, relative to `device`. Empty: all are equally fast.
         free: bytes that each rank may use of its device. Further ranks may use `device.memory`.
         forwards: each rank's times for a forward of an unsharded model.
-        compiled: the software with compiled blocks; None if it is not compared.
+        compiled: torch.compile fuses the operations between matmuls, attention and collectives.
+        compares_compiled: tables and advice also tell the time with compiled blocks.
     """
 
     name: str
     device: Device
     levels: tuple[Level, ...]
     overlap: float
-    software: Software
     paces: tuple[float, ...] = ()
     free: tuple[float, ...] = ()
     forwards: tuple[ForwardTime, ...] = ()
-    compiled: Software | None = None
+    compiled: bool = False
+    compares_compiled: bool = False
 
     def memory(self, rank: int) -> float:
         """Return the bytes that a rank may use of its device."""

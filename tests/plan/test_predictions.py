@@ -1,0 +1,81 @@
+"""The cost model beside published measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import predictions
+from benchmarks.predictions import FAR, FITTED, PAGE, compared, errors, fit, median, page, published, spread
+from parallel_backend.plan.predict.cards import cards
+from parallel_backend.plan.predict.certainty import ERRORS, likely
+from parallel_backend.plan.predict.known_machines import LINKS
+from parallel_backend.plan.predict.profiles import REACHED, Profile
+
+GIGA = 1e9
+
+
+def test_the_page_of_predictions_is_up_to_date() -> None:
+    assert page() == PAGE.read_text(encoding="utf-8"), "run python -m benchmarks.predictions"
+
+
+def test_constants_are_fitted_on_less_than_half_of_the_rows() -> None:
+    rows = published().rows
+    assert len(rows) >= 400 and len({row.card for row in rows}) >= 15
+    assert 0.2 < sum(row.fitted for row in rows) / len(rows) <= 0.5
+
+
+def test_rows_that_were_not_fitted_meet_the_aims() -> None:
+    seconds, gains = errors(fitted=False, gains=False), errors(fitted=False, gains=True)
+    assert len(seconds) >= 100 and len(gains) >= 40
+    assert median(seconds) < 0.15 and median(gains) < 0.10
+
+
+@pytest.fixture
+def twice_as_fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Double the speed of every card's matmuls and attention."""
+    machine_of = predictions.machine_of
+
+    def faster(*arguments: object) -> Profile:
+        machine = machine_of(*arguments)  # type: ignore[arg-type]
+        return replace(machine, device=replace(machine.device, reached=2 * machine.device.reached))
+
+    monkeypatch.setattr(predictions, "machine_of", faster)
+    compared.cache_clear()
+    yield
+    compared.cache_clear()
+
+
+@pytest.mark.usefixtures("twice_as_fast")
+def test_the_aims_are_missed_with_cards_twice_as_fast() -> None:
+    assert median(errors(fitted=False, gains=False)) > 0.15
+
+
+def test_each_prediction_that_is_far_off_says_why() -> None:
+    far = [entry for entry in compared() if max(abs(entry.error or 0), abs(entry.gain_error or 0)) > FAR]
+    assert far and all(entry.row.why for entry in far)
+    assert [entry.row for entry in compared() if entry.row.why] == [entry.row for entry in far]
+
+
+def test_the_range_of_a_prediction_is_that_of_comfyuis_rows() -> None:
+    for kind, error in ERRORS.items():
+        assert error == pytest.approx(spread(kind), abs=0.006), kind
+    assert likely(10.0, "bf16") == pytest.approx((10 / 1.17, 11.7)) and likely(10.0, "q4_k")[1] == 12.5
+
+
+def test_the_fit_gives_the_constants_in_use() -> None:
+    found = dict(fit())
+    assert len(found) == 3
+    limited, reached, bandwidth = found.values()
+    assert cards()["h100"].reached == pytest.approx(limited, abs=0.01)
+    assert pytest.approx(reached, abs=0.015) == REACHED
+    assert LINKS["pcie 4"][0].bandwidth == pytest.approx(GIGA * bandwidth, rel=0.2)
+    assert all(cards()[card].source for card in FITTED)
+
+
+def test_each_row_and_each_row_left_out_has_its_source() -> None:
+    data = published()
+    assert all(row.source for row in data.rows) and all(out.source and out.reason for out in data.left_out)
+    assert sum(out.rows for out in data.left_out) > 300
