@@ -26,10 +26,9 @@ from parallel_backend.plan import ParallelPlan, Workload, candidates
 from parallel_backend.plan.choose import rank
 from parallel_backend.plan.offers import with_weights
 from parallel_backend.plan.predict.certainty import ERRORS, kind_of
-from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.known_machines import on_links, profile
 from parallel_backend.plan.predict.known_models import known_model
-from parallel_backend.plan.predict.profiles import Device, Profile
+from parallel_backend.plan.predict.profiles import DenoiseJob, Device, Profile
 
 DATA = Path(__file__).with_name("published.json")
 PAGE = Path(__file__).parents[1] / "docs" / "measured" / "plan-predictions.md"

@@ -34,7 +34,8 @@ from parallel_backend.models.comfyui.small import Builder, Case, small
 from parallel_backend.models.comfyui.small.often_used import wan as small_wan
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.plan import ModelShape
-from parallel_backend.plan.predict.cost import DenoiseJob, needs
+from parallel_backend.plan.predict.memory import needs
+from parallel_backend.plan.predict.profiles import DenoiseJob
 from parallel_backend.weights.stores.replicated import ReplicatedStore
 from parallel_backend.weights.stores.sharded import Sharded
 from parallel_backend.weights.stores.store import BlockAccess, WeightStore

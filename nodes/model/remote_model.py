@@ -30,7 +30,8 @@ from ...parallel_backend.models.comfyui.features.recipe import decoded
 from ...parallel_backend.models.comfyui.rows import rows_a_unit
 from ...parallel_backend.models.family import Family
 from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload
-from ...parallel_backend.plan.predict.cost import DenoiseJob, needs
+from ...parallel_backend.plan.predict.memory import needs
+from ...parallel_backend.plan.predict.profiles import DenoiseJob
 from ...parallel_backend.weights.adapters.lora import AdapterSet
 from ...parallel_backend.weights.layers.packing import Expanded
 from ...parallel_backend.wire.frames import Frame

@@ -22,7 +22,7 @@ from ...parallel_backend.host.runs.expectation import expect, in_words, measured
 from ...parallel_backend.host.workers.status import GroupStatus
 from ...parallel_backend.plan import ParallelPlan, Workload
 from ...parallel_backend.plan.plan import AUTOMATIC, PRESETS, with_preset
-from ...parallel_backend.plan.predict.cost import DenoiseJob
+from ...parallel_backend.plan.predict.profiles import DenoiseJob
 from ..load_checkpoint import LoadParallelCheckpoint
 from ..load_model import LoadParallelCogVideoX, LoadParallelDiffusionModel, LoadParallelFlux, LoadParallelPixArt
 from ..memory.devices import reclaimable_bytes

@@ -19,9 +19,9 @@ from .choose import best, table
 from .offers import WEIGHT_BYTES, OfferRequest, by_count, by_way, offered, with_weights
 from .plan import EXCHANGES, MAX_WORLD_SIZE, WEIGHTS
 from .predict.certainty import ERRORS, kind_of
-from .predict.cost import DenoiseJob
 from .predict.known_machines import linked, profile, profile_names
 from .predict.known_models import KnownModel, known_model, model_names
+from .predict.profiles import DenoiseJob
 from .recipes import HEAD, recipe
 
 UNITS = {"": 1.0, "MB": 1e6, "GB": 1e9, "MIB": 2.0**20, "GIB": 2.0**30}

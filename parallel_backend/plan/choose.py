@@ -14,8 +14,8 @@ from ..errors import PlanRefused
 from .advice import gigabytes
 from .plan import ResolvedPlan, share_a_gpu
 from .predict.chunks import in_chunks
-from .predict.cost import DenoiseJob, StepCost
-from .predict.profiles import ModelShape, Profile
+from .predict.cost import StepCost
+from .predict.profiles import DenoiseJob, ModelShape, Profile
 
 EQUAL_MEMORY = 0.9
 """Messages treat all ranks as equal if the smallest free memory is more than this fraction of the largest."""

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from .choose import is_approximate, rank
 from .plan import EXCHANGES, WEIGHTS, ParallelPlan, ResolvedPlan, Workload
 from .predict.certainty import likely
-from .predict.cost import DenoiseJob
-from .predict.profiles import Device, ModelShape, Profile, expansion_of
+from .predict.profiles import DenoiseJob, Device, ModelShape, Profile, expansion_of
 from .resolve import candidates
 
 WEIGHT_BYTES = {

@@ -8,9 +8,9 @@ from itertools import accumulate
 import msgspec
 
 from .plan import ResolvedPlan
-from .predict.cost import DenoiseJob, Lacking, needed_by_rank
 from .predict.measure import BlockTimes
-from .predict.profiles import ForwardTime, ModelShape, Profile
+from .predict.memory import Lacking, needed_by_rank
+from .predict.profiles import DenoiseJob, ForwardTime, ModelShape, Profile
 
 
 def cut_by_time(plan: ResolvedPlan, times: BlockTimes, lacks: Lacking) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.mesh_axes import PLAN_AXES, MeshAxis
 from parallel_backend.plan import MeshCoordinates, ParallelPlan, ResolvedPlan
-from parallel_backend.plan.predict.cost import connections
+from parallel_backend.plan.predict.memory import connections
 from tests.support.plans import cpu_plan
 from tests.support.ranks import run_ranks
 

@@ -23,7 +23,7 @@ from parallel_backend.models.comfyui.importing import import_comfyui
 from parallel_backend.models.comfyui.plan_shape import plan_shape, reference_tokens
 from parallel_backend.models.declared import DECLARATIONS
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
-from parallel_backend.plan.predict.profiles import of_a_block
+from parallel_backend.plan.predict.kernel_counts import of_a_block
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.derive.subjects import SUBJECTS
 from tests.derive.toys import WIDTH, toy, toy_with_a_scene

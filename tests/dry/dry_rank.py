@@ -23,8 +23,8 @@ from parallel_backend.conditioning import SHAPES, TEXT_PREPARATION, arguments, p
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.models.family import Stage
 from parallel_backend.plan import ModelShape, ResolvedPlan
-from parallel_backend.plan.predict.cost import DenoiseJob as PlanJob
-from parallel_backend.plan.predict.cost import Needs, needs
+from parallel_backend.plan.predict.memory import Needs, needs
+from parallel_backend.plan.predict.profiles import DenoiseJob as PlanJob
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.formats import BLOCK_TYPES
 from parallel_backend.weights.layers.cast import pack

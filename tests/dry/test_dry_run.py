@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.dry_run import CASES
-from parallel_backend.plan.predict.profiles import (
+from parallel_backend.plan.predict.kernel_counts import (
     CHUNK,
     FP8,
     OF_A_BLOCK,

@@ -19,8 +19,8 @@ from parallel_backend.host import backend as host_backend
 from parallel_backend.host.planning.planner import PlanRequest
 from parallel_backend.models.families import FAMILIES
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
-from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.measure import Machine
+from parallel_backend.plan.predict.profiles import DenoiseJob
 from parallel_backend.weights.files.checkpoint import read_header
 from tests.engine.conftest import TOLERANCE, Runner, relative_error, sigmas
 from tests.engine.conftest import Job as Denoise

@@ -13,7 +13,8 @@ from parallel_backend.models.comfyui.small import Case, small
 from parallel_backend.models.comfyui.small.case import HEADS, WIDTH
 from parallel_backend.models.sequence_parallel.blocks import blocks_of
 from parallel_backend.plan import ModelShape
-from parallel_backend.plan.predict.cost import DenoiseJob, needs
+from parallel_backend.plan.predict.memory import needs
+from parallel_backend.plan.predict.profiles import DenoiseJob
 from tests.support.ranks import run_ranks
 from tests.support.selection import thorough
 from tests.support.sent_bytes import ring_bytes, ulysses_bytes

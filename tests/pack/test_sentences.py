@@ -12,8 +12,8 @@ from parallel_backend.host.runs.outcome import Outcome, amount, in_words
 from parallel_backend.host.workers.causes import REMEDIES
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.choose import best
-from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.known_machines import profile
+from parallel_backend.plan.predict.profiles import DenoiseJob
 from tests.doctor.machines import DERIVED, FAULTS, GOOD
 from tests.plan.jobs import FLUX, JOB, plan, plans, with_memory
 from tests.support.sentences import known

@@ -9,9 +9,8 @@ from typing import Any
 from parallel_backend.diffusion import ModelSpec
 from parallel_backend.host.planning.planner import PlanRequest
 from parallel_backend.plan import ModelLimits, ParallelPlan, ResolvedPlan, Workload, candidates
-from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.known_models import known_model
-from parallel_backend.plan.predict.profiles import Profile
+from parallel_backend.plan.predict.profiles import DenoiseJob, Profile
 
 FLUX = known_model("flux-dev").shape
 JOB = DenoiseJob(image_tokens=4096, text_tokens=512)

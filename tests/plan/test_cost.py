@@ -10,10 +10,10 @@ import pytest
 from parallel_backend.errors import Refused
 from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.choose import best, is_approximate, rank, table
-from parallel_backend.plan.predict.cost import HOP_SECONDS, DenoiseJob, cost, transfer_seconds
+from parallel_backend.plan.predict.cost import HOP_SECONDS, cost, transfer_seconds
 from parallel_backend.plan.predict.known_machines import profile, profile_names
 from parallel_backend.plan.predict.known_models import known_model, model_names
-from parallel_backend.plan.predict.profiles import Level, Profile
+from parallel_backend.plan.predict.profiles import DenoiseJob, Level, Profile
 from tests.plan.jobs import FLUX, JOB, plan, plans, with_memory
 from tests.support.sent_bytes import ring_bytes, ulysses_bytes
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallel_backend.plan.predict.cost import cost, needs
+from parallel_backend.plan.predict.cost import cost
 from parallel_backend.plan.predict.known_machines import profile
 from parallel_backend.plan.predict.measure import BlockTimes
+from parallel_backend.plan.predict.memory import needs
 from parallel_backend.plan.split import cut_by_cost, cut_by_time, paces_by, share_by
 from tests.plan.jobs import FLUX, JOB
 from tests.support.plans import cpu_plan

@@ -13,8 +13,8 @@ from parallel_backend.host.runs.expectation import Expected, expect, in_words
 from parallel_backend.host.runs.outcome import predicted_gain
 from parallel_backend.plan import Workload
 from parallel_backend.plan.predict.cards import card_of
-from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.measure import BlockTimes
+from parallel_backend.plan.predict.profiles import DenoiseJob
 from tests.plan.jobs import FLUX, TOTAL, question
 from tests.support.plans import MEASURED
 from tests.support.sentences import known

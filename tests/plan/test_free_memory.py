@@ -14,10 +14,11 @@ from parallel_backend.errors import Refused
 from parallel_backend.host.planning.planner import SLACK, Planner, PlanRequest
 from parallel_backend.models.comfyui.plan_shape import unsharded_shape
 from parallel_backend.plan import ParallelPlan, ResolvedPlan, Workload
-from parallel_backend.plan.predict.cost import DenoiseJob, StepCost, connections, cost, rows_connections
+from parallel_backend.plan.predict.cost import StepCost, cost
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.measure import KERNEL_BYTES, BlockTimes, measured_profile
-from parallel_backend.plan.predict.profiles import ModelShape
+from parallel_backend.plan.predict.memory import connections, rows_connections
+from parallel_backend.plan.predict.profiles import DenoiseJob, ModelShape
 from parallel_backend.plan.split import share_by_memory
 from tests.plan.jobs import FLUX, JOB, TOTAL, question
 from tests.support import plans

@@ -11,9 +11,8 @@ from parallel_backend.layout import length
 from parallel_backend.models.comfyui.plan_shape import unsharded_shape
 from parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, check, feasible
 from parallel_backend.plan.choose import best
-from parallel_backend.plan.predict.cost import DenoiseJob
 from parallel_backend.plan.predict.measure import BlockTimes, measured_profile
-from parallel_backend.plan.predict.profiles import ForwardTime, Profile
+from parallel_backend.plan.predict.profiles import DenoiseJob, ForwardTime, Profile
 from parallel_backend.plan.split import forward_times, share_batch
 from tests.support.plans import MEASURED, cpu_plan
 

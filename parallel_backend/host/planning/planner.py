@@ -14,9 +14,9 @@ from ...errors import Refused
 from ...plan import ModelShape, ParallelPlan, ResolvedPlan, Workload, candidates, feasible
 from ...plan.choose import PlanChoice, best, table
 from ...plan.devices import AUTOMATIC_AMONG
-from ...plan.predict.cost import DenoiseJob, lacking
 from ...plan.predict.measure import BlockTimes, Machine, measured_profile
-from ...plan.predict.profiles import ForwardTime, Profile
+from ...plan.predict.memory import lacking
+from ...plan.predict.profiles import DenoiseJob, ForwardTime, Profile
 from ...plan.resolve import is_automatic
 from ...plan.split import cut_by_time, forward_times, paces_by, share_batch, share_by, share_by_memory
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ...declaration import Declaration, DistributedAttention, HeadParallelAttention, PrefixedAttention
 from ...plan import ModelShape
-from ...plan.predict.profiles import copies_of, of_a_block, passes_of_a_block
+from ...plan.predict.kernel_counts import of_a_block, passes_of_a_block
+from ...plan.predict.profiles import copies_of
 from ..sequence_parallel.blocks import Block, attentions_of
 from ..sequence_parallel.picture import Picture, as_patch_size
 

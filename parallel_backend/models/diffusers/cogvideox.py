@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...diffusion import Value
 from ...errors import Refused
 from ...plan import ModelShape
-from ...plan.predict.profiles import of_a_block, passes_of_a_block
+from ...plan.predict.kernel_counts import of_a_block, passes_of_a_block
 from ...weights.files.checkpoint import Checkpoint
 from ...weights.files.keymap import KeyMap
 from ...weights.files.scaled_fp8 import resolve_scales

@@ -6,8 +6,8 @@ import msgspec
 
 from ...layout import SequenceSplit
 from ..plan import ResolvedPlan
-from .cost import DenoiseJob, StepCost, cost
-from .profiles import ModelShape, Profile
+from .cost import StepCost, cost
+from .profiles import DenoiseJob, ModelShape, Profile
 
 MOST = 4
 """The largest number of chunks. With four, attention hides three quarters of the exchange; each chunk adds its own latency."""

@@ -20,8 +20,8 @@ from ...mesh_axes import mesh_degrees
 from ...models.families import family_of
 from ...models.family import Execution, Family, Stage
 from ...plan import ResolvedPlan
-from ...plan.predict.cost import connections
 from ...plan.predict.measure import HEAD_DIM, BlockTimes, device_kind, measure
+from ...plan.predict.memory import connections
 from ...weights.files.checkpoint import read_header
 from ...weights.layers.cast import materialise
 from ...weights.layers.quantised import compute_in
