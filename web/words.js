@@ -2,14 +2,14 @@
 /** The page's texts in ComfyUI's language: "parallel" in `locales/<language>/main.json`, as ComfyUI's server sends them. */
 
 /** @import { Api, App } from "./comfyui" */
-/** @import { Sentences } from "./sentences" */
+/** @import { Sentences, ValueTypes } from "./sentences" */
 
 import { translated } from "./sentences.js";
 
 /** @typedef {typeof import("../locales/en/main.json")["parallel"]} English */
 /** @typedef {keyof English["texts"]} Key */
 /** @typedef {{ texts?: Partial<Record<Key, string>>, names?: Record<string, string>,
- *   templates?: Record<string, string>, lines?: Sentences, sentences?: Sentences }} Language */
+ *   templates?: Record<string, string>, values?: ValueTypes, lines?: Sentences, sentences?: Sentences }} Language */
 /** @typedef {Record<string, { parallel?: Language }>} Languages by their codes, such as `en` and `zh-TW` */
 
 const ENGLISH = "en";
@@ -86,7 +86,7 @@ export class Words {
    * @returns {string | undefined}
    */
   line(english) {
-    return this.#first((language) => translated(english, language.lines ?? {}));
+    return this.#first((language) => translated(english, language.lines ?? {}, this.#types));
   }
 
   /**
@@ -96,7 +96,14 @@ export class Words {
    * @returns {string}
    */
   told(english) {
-    return this.#first(({ lines, sentences }) => translated(english, { ...lines, ...sentences })) ?? english;
+    return (
+      this.#first(({ lines, sentences }) => translated(english, { ...lines, ...sentences }, this.#types)) ?? english
+    );
+  }
+
+  /** The types of the values in the server's texts, which are the same in all languages. */
+  get #types() {
+    return this.#languages[ENGLISH]?.parallel?.values ?? {};
   }
 
   /**

@@ -117,10 +117,12 @@ def shape(words: Any) -> Any:
 
 @pytest.mark.parametrize("file", ["nodeDefs.json", "main.json", "commands.json", "settings.json"])
 def test_every_language_has_the_same_words(file: str) -> None:
-    languages = [folder.name for folder in (REPO / "locales").iterdir()]
-    assert {"en", "zh"} <= set(languages) and len(str(shape(words("en", file)))) > 100
-    for language in languages:
-        assert shape(words(language, file)) == shape(words("en", file)), language
+    others = {folder.name for folder in (REPO / "locales").iterdir()} - {"en"}
+    english = words("en", file)
+    english.get("parallel", {}).pop("values", None)  # types of values, which are the same in all languages
+    assert "zh" in others and len(str(shape(english))) > 100
+    for language in others:
+        assert shape(words(language, file)) == shape(english), language
 
 
 def test_every_phase_of_a_worker_has_a_name_in_the_page() -> None:

@@ -1,8 +1,15 @@
-"""Every sentence that the page shows in ComfyUI's language is in locales/, word for word as the code says it."""
+"""Every sentence that the page shows in ComfyUI's language is in locales/, word for word as the code says it.
+
+No other sentence of the product matches one of their patterns.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,13 +21,34 @@ from parallel_backend.plan import ResolvedPlan
 from parallel_backend.plan.choose import best
 from parallel_backend.plan.predict.known_machines import profile
 from parallel_backend.plan.predict.profiles import DenoiseJob
+from scripts.comfyui import REPO
 from tests.doctor.machines import DERIVED, FAULTS, GOOD
 from tests.plan.jobs import FLUX, JOB, plan, plans, with_memory
-from tests.support.sentences import known
+from tests.refusals.sentences import GAP, sentences, strings
+from tests.support.sentences import TYPES, VALUE, WORDS, known, parts, pattern
 
 ALONE = "One device alone would be faster for this job: choose devices 0 in Parallel Plan."
 NOT_COMPILED = "The blocks are not compiled: compile on has no effect on single model calls or with model patches."
 SLOW = "Slower path: one model call at a time, because the workers do not support X. Choose Y for the fast path."
+
+SAMPLES = {
+    "number": "2.50 GB",
+    "version": "2.11.0+cu130",
+    "device": "cuda:1",
+    "path": "/dev/shm",
+    "class": "FluxSchnell",
+    "degrees": "cfg 2 x ulysses 4",
+    "plan": "2 workers (cuda:0 … cuda:1): ulysses 2",
+}
+"""A value of each type."""
+
+CHOICE = "or 0 (automatic) for all of them"
+"""The end of a refusal, whose words once matched a pattern for numbers."""
+
+TEXT = f"use ring 1 x ulysses 2, {CHOICE}"
+"""A value without a type."""
+
+TRANSLATED = [*WORDS["lines"], *WORDS["sentences"]]
 
 LEFT_OUT = [
     "3 of the LoRA's changes have no effect, as with ComfyUI's own loader, which never patches a.scale, and 2 more.",
@@ -103,3 +131,53 @@ def test_the_doctors_lines_and_remedies_are_known() -> None:
     )  # of the table of P2P, which end no sentence
     unknown = sorted(text for text in without_dots if not known(text, "lines", "sentences"))
     assert unknown == []
+
+
+def test_each_translated_sentence_matches_its_own_pattern_only() -> None:
+    types = {name: kind for kind, entry in TYPES.items() for name in entry["names"]}
+    assert SAMPLES.keys() == TYPES.keys()
+    assert not types.keys() - {name for english in TRANSLATED for name in VALUE.findall(english)}
+    for english in TRANSLATED:
+        text = VALUE.sub(lambda value: SAMPLES[types[value[1]]] if value[1] in types else TEXT, english)
+        assert [other for other in TRANSLATED if pattern(other).fullmatch(text)] == [english], text
+
+
+def test_no_other_sentence_of_the_product_matches_a_pattern() -> None:
+    said = strings() | sentences() | set(in_locales())
+    wrong = [text for text in said if CHOICE in text]
+    assert len(said) > 3500 and wrong
+    assert accidents(said, TYPES) == set()
+    untyped = {english for _, english in accidents(wrong, {})}
+    assert "{kind}, {number} of {count}" in untyped  # so the test finds values without a type
+
+
+def in_locales() -> Iterator[str]:
+    """Yield every English text of the page: the pack's words, and those of its nodes, commands and settings."""
+    waiting: list[Any] = [json.loads(file.read_text("utf-8")) for file in (REPO / "locales" / "en").glob("*.json")]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, str):
+            yield node
+        else:
+            waiting += node.values() if isinstance(node, dict) else node
+
+
+def accidents(said: Iterable[str], types: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """Return each sentence that matches the pattern of another sentence, with that other sentence.
+
+    All gaps of a sentence have the same value. The values are the samples in turn.
+    """
+    patterns = {english: pattern(english, types) for english in TRANSLATED}
+    shapes = {shape(part) for text in said for part in parts(text) if re.search("[A-Za-z]", part)}
+    texts = {(each.replace(GAP, value), each) for each in shapes for value in (*SAMPLES.values(), TEXT)}
+    return {
+        (text, english)
+        for text, own in texts
+        for english, compiled in patterns.items()
+        if compiled.fullmatch(text) and shape(english) != own
+    }
+
+
+def shape(text: str) -> str:
+    """Return a sentence with one gap for each value, or for several values in a row."""
+    return re.sub(f"{GAP}+", GAP, VALUE.sub(GAP, text))

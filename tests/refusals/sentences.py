@@ -65,15 +65,19 @@ def sentences() -> set[str]:
 
     A text without a word of its own is left out: another text takes the place of its gap.
     """
-    files = (path for folder in ("nodes", "parallel_backend") for path in (REPO / folder).rglob("*.py"))
-    return {text for path in files for text in _texts_of_errors(path) if re.search(r"\w", text)}
+    return {text for path in _files() for text in _texts_of_errors(path) if re.search(r"\w", text)}
+
+
+def strings() -> set[str]:
+    """Return every string in the source of the product, docstrings excepted, with a gap for each value."""
+    return {text for path in _files() for text in _strings(path)}
 
 
 def unquoted(texts: Set[str]) -> set[str]:
     """Return those of `texts` that no string in the source of a test quotes."""
     tests = [path for path in (REPO / "tests").rglob("*.py") if path != Path(__file__)]
-    strings = [string for path in tests for string in _strings(path)]
-    in_tests = {length: {run for string in strings for run in _runs(string, length)} for length in range(1, QUOTE + 1)}
+    quotes = [string for path in tests for string in _strings(path)]
+    in_tests = {length: {run for string in quotes for run in _runs(string, length)} for length in range(1, QUOTE + 1)}
     sharing = Counter(run for text in texts for run in _runs(text, QUOTE))
 
     def is_quoted(text: str) -> bool:
@@ -83,6 +87,10 @@ def unquoted(texts: Set[str]) -> set[str]:
         return not in_tests[length].isdisjoint(telling or runs)
 
     return {text for text in texts if not is_quoted(text)}
+
+
+def _files() -> Iterator[Path]:
+    return (path for folder in ("nodes", "parallel_backend") for path in (REPO / folder).rglob("*.py"))
 
 
 def _texts_of_errors(path: Path) -> Iterator[str]:

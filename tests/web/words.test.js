@@ -59,6 +59,15 @@ test("the English texts equal the server's, word for word", () => {
   for (const [english, told] of Object.entries({ ...lines, ...sentences })) assert.equal(told, english);
 });
 
+test("a refusal stays English, and a line with values is translated", () => {
+  const words = new Words(LANGUAGES, () => "zh");
+  const refusal = "ring 3, but there are 2 workers: use ring 1 x ulysses 2, or 0 (automatic) for all of them.";
+  assert.equal(words.told(refusal), refusal);
+  assert.equal(words.line(`Failed: ${refusal}`), `失败：${refusal}`);
+  assert.equal(words.told("WAN21_T2V, 3 of 40"), "WAN21_T2V，第 3 个，共 40 个");
+  assert.equal(words.line("Loading 6.1 of 23.8 GB"), "正在加载 6.1 / 23.8 GB");
+});
+
 test("a phase without a name keeps the server's word", () => {
   assert.equal(new Words(LANGUAGES, () => "zh").name("something new"), "something new");
 });
