@@ -7,6 +7,7 @@ nothing is padded.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -21,6 +22,14 @@ def cut_by(total: int, shares: Sequence[int]) -> list[slice]:
     """Cut `total` items into contiguous slices in proportion to `shares`, each less than one item off; slices may be empty."""
     ends = (0, *accumulate(shares))
     return [slice(start * total // ends[-1], stop * total // ends[-1]) for start, stop in pairwise(ends)]
+
+
+def parts_by_size(sizes: Sequence[int], parts: int) -> list[int]:
+    """Return the part that each item belongs to. Parts are runs of items of about equal total size."""
+    total = sum(sizes) or 1
+    middles = [end - size / 2 for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    bounds = [total * (part + 1) / parts for part in range(parts - 1)]
+    return [bisect(bounds, middle) for middle in middles]
 
 
 def length(run: slice) -> int:

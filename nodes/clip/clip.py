@@ -20,7 +20,10 @@ from torch import Tensor, nn
 from ...parallel_backend.diffusion import ModelSpec, TextEncoderFiles
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
-from ...parallel_backend.models.comfyui.divided_blocks import outermost_lists
+from ...parallel_backend.host.planning.devices import device_memory
+from ...parallel_backend.host.planning.encoder_room import EncoderRoom
+from ...parallel_backend.host.planning.planner import GIGABYTE
+from ...parallel_backend.models.comfyui.divided_blocks import bytes_by_rank, bytes_of
 from ...parallel_backend.models.comfyui.features.recipe import packed, unpacked
 from ...parallel_backend.models.comfyui.text_encoder import read_text_encoder
 from ...parallel_backend.plan import ParallelPlan
@@ -36,6 +39,7 @@ from ..model.features.adapter_requests import loads_dynamically, patched_keys
 from ..model.features.lora import AdapterReader
 from ..model.refusals import CLIP
 from ..model.remote_model import caller, interruption
+from ..progress import say
 from ..runtime import progress
 
 FAMILY = "comfyui text encoder"
@@ -52,7 +56,7 @@ def load_clip(backend: Backend, paths: Sequence[str], kind: str, plan: ParallelP
         plan: the requested plan.
 
     Raises:
-        Refused: the files make no supported text encoder of this type, or the plan's devices do not exist.
+        Refused: the files make no supported text encoder of this type, or the plan's devices do not exist or are too small.
     """
     devices = planned_devices(backend.placed_on_devices(plan), torch.cuda.device_count())
     device = comfy.model_management.text_encoder_device()
@@ -65,15 +69,11 @@ def load_clip(backend: Backend, paths: Sequence[str], kind: str, plan: ParallelP
         for path, each in zip(paths, checkpoints, strict=True)
     )
     spec = msgspec.structs.replace(first, text=TextEncoderFiles(kind, tuple(further)))
-    remote = RemoteTextEncoder(backend, spec, plan, devices, bytes_of_a_worker(encoder.module, len(devices)))
-    return ParallelCLIP(encoder.clip, remote, device)
-
-
-def bytes_of_a_worker(module: nn.Module, workers: int) -> int:
-    """Return about how many bytes of weights a worker holds: its part of the blocks, and everything else."""
-    total = sum(parameter.nbytes for parameter in module.parameters())
-    blocks = sum(parameter.nbytes for _, each in outermost_lists(module) for parameter in each.parameters())
-    return total - blocks + -(-blocks // workers)
+    held = bytes_by_rank(encoder.module, len(devices))
+    room = EncoderRoom(devices, tuple(held), bytes_of(encoder.module), device_memory(), plan.memory_limit * GIGABYTE)
+    room.check()
+    say(room.in_words())
+    return ParallelCLIP(encoder.clip, RemoteTextEncoder(backend, spec, plan, devices, max(held)), device)
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,13 @@ from .plan import EXCHANGES, MAX_WORLD_SIZE, WEIGHTS
 from .predict.certainty import ERRORS, kind_of
 from .predict.known_machines import linked, profile, profile_names
 from .predict.known_models import KnownModel, known_model, model_names
-from .predict.profiles import DenoiseJob
+from .predict.profiles import DenoiseJob, Profile
+from .predict.text_encoders import known_text_encoder, text_encoder_names
 from .recipes import HEAD, recipe
 
 UNITS = {"": 1.0, "MB": 1e6, "GB": 1e9, "MIB": 2.0**20, "GIB": 2.0**30}
 COUNTS = (1, 2, 4, 8)
+CARD = "4090"
 USUAL_CFG = 6.0
 """The assumed cfg of models that are usually sampled with a negative prompt. Any cfg but 1 costs the same."""
 
@@ -72,6 +74,11 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--model", choices=model_names(), help="the model (default: flux-dev)")
     line.add_argument(
+        "--text-encoder",
+        choices=text_encoder_names(),
+        help="print the memory that each GPU needs for this text encoder under Load Parallel CLIP instead",
+    )
+    line.add_argument(
         "--dtype",
         choices=list(WEIGHT_BYTES),
         help="dtype of the weights (default: bf16); fp8 is computed in bf16, and fp8_fast, int8 and nvfp4 as they are",
@@ -109,21 +116,22 @@ def parser() -> argparse.ArgumentParser:
     return line
 
 
+def machine_of(options: argparse.Namespace) -> Profile:
+    """Return the machine of a command line."""
+    machine = profile(options.card or CARD)
+    machine = machine if options.bandwidth is None else linked(machine, options.bandwidth)
+    limit = machine.device.memory if options.memory is None else options.memory
+    return replace(machine, device=replace(machine.device, memory=limit), compiled=options.compiled)
+
+
 def request_of(options: argparse.Namespace) -> tuple[OfferRequest, KnownModel, list[str]]:
     """Return the request of a command line, its model, and the values assumed for missing options, as options in text."""
     known = known_model(options.model or "flux-dev")
     shape = known.shape
     area = options.size or Size(*known.size)
-    steps, dtype, card = options.steps or known.steps, options.dtype or "bf16", options.card or "4090"
+    steps, dtype, card = options.steps or known.steps, options.dtype or "bf16", options.card or CARD
     cfg = options.cfg if options.cfg is not None else (USUAL_CFG if shape.guided else 1.0)
-    machine = profile(card)
-    machine = machine if options.bandwidth is None else linked(machine, options.bandwidth)
-    memory_limit = machine.device.memory if options.memory is None else options.memory
-    machine = replace(
-        machine,
-        device=replace(machine.device, memory=memory_limit),
-        compiled=options.compiled,
-    )
+    machine = machine_of(options)
     tokens = shape.image_tokens(area.width, area.height, area.frames)
     if known.work is not None:
         forward = known.work.on(machine.device, tokens)
@@ -143,7 +151,7 @@ def request_of(options: argparse.Namespace) -> tuple[OfferRequest, KnownModel, l
         "steps": steps,
         "dtype": dtype,
         "card": card,
-        "memory": f"{memory_limit / 1e9:g}GB",
+        "memory": f"{machine.device.memory / 1e9:g}GB",
         "cfg": f"{cfg:g}",
     }
     assumed = [f"--{name} {value}" for name, value in values.items() if getattr(options, name) is None]
@@ -183,6 +191,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.recipe:
         print(recipe_table(options), end="")
         return 0
+    if options.text_encoder:
+        print(text_encoder_table(options))
+        return 0
     request, known, assumed = request_of(options)
     if assumed:
         print("Assumed:", " ".join(assumed))
@@ -210,6 +221,25 @@ def recipe_table(options: argparse.Namespace) -> str:
         return request_of(argparse.Namespace(**{**vars(options), "model": model, "dtype": dtype}))[0]
 
     return markdown.table(HEAD, recipe(ask, options.devices or 2))
+
+
+def text_encoder_table(options: argparse.Namespace) -> str:
+    """Return the memory that each GPU needs for a text encoder, by the number of GPUs."""
+    encoder, dtype, machine = known_text_encoder(options.text_encoder), options.dtype or "bf16", machine_of(options)
+    device, weight_bytes = machine.device, WEIGHT_BYTES[dtype]
+    lines = [
+        f"{encoder.name} in {dtype} ({encoder.parameters * weight_bytes / 1e9:.1f} GB of weights), the text encoder of "
+        f"{encoder.of}; {machine.name} with {device.memory / 1e9:.1f} GB",
+        "",
+        "GPUs  GB a GPU",
+    ]
+    for gpus in COUNTS if options.devices is None else (options.devices,):
+        needed = encoder.needed(gpus, weight_bytes, device)
+        lines.append(f"{gpus:4}  {needed / 1e9:8.1f}" + ("" if needed <= device.memory else "  does not fit"))
+    lines.append(
+        "More GPUs hold a larger encoder; they do not encode faster. The model takes its turn after the prompts are encoded."
+    )
+    return "\n".join(lines)
 
 
 def ranking(request: OfferRequest, devices: int) -> int:

@@ -102,6 +102,7 @@ def dry_decode(name: str, *, ranks: int = 1, whole: bool = True) -> Result:
         peak=counts.peak,
         formula=needed,
         blocks={},
+        passes={},
         blocks_run=0,
         waits=[f"{count} x {place}" for place, count in Counter(gpu.waits).items()],
     )

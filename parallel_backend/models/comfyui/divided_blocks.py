@@ -6,9 +6,7 @@ Everything outside the blocks runs on every rank. So every rank calls the same b
 from __future__ import annotations
 
 import functools
-from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -19,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...comm.communicator import Communicator
 from ...errors import Refused
+from ...layout import parts_by_size
 
 
 class BlockFailed(RuntimeError):
@@ -86,11 +85,22 @@ def outermost_lists(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn
 
 def owners(blocks: Sequence[nn.Module], ranks: int) -> list[int]:
     """Return the rank that owns each block. Ranks own runs of blocks of about equal bytes."""
-    sizes = [sum(parameter.nbytes for parameter in block.parameters()) for block in blocks]
-    total = sum(sizes) or 1
-    middles = [end - size / 2 for end, size in zip(accumulate(sizes), sizes, strict=True)]
-    bounds = [total * (rank + 1) / ranks for rank in range(ranks - 1)]
-    return [bisect(bounds, middle) for middle in middles]
+    return parts_by_size([bytes_of(block) for block in blocks], ranks)
+
+
+def bytes_of(module: nn.Module) -> int:
+    """Return the bytes of a module's parameters."""
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def bytes_by_rank(module: nn.Module, ranks: int) -> list[int]:
+    """Return the bytes of parameters that each rank holds of a module whose blocks are divided."""
+    lists = [[*blocks] for _, blocks in outermost_lists(module)]
+    found = [bytes_of(module) - sum(map(bytes_of, (block for blocks in lists for block in blocks)))] * ranks
+    for blocks in lists:
+        for block, owner in zip(blocks, owners(blocks, ranks), strict=True):
+            found[owner] += bytes_of(block)
+    return found
 
 
 class DividedBlocks:
