@@ -2,21 +2,25 @@
 
 The seconds come from the cost model; nothing is measured.
 
-Without --devices: 1, 2, 4 and 8 GPUs side by side. With --devices: every plan for that many GPUs, and why one is chosen.
+Without --devices: 1, 2, 4 and 8 GPUs side by side. With --devices: every plan for that many GPUs,
+and why one is chosen.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .. import markdown
 from ..errors import Refused
 from .choose import best, table
-from .offers import WEIGHT_BYTES, OfferRequest, by_count, by_way, offered, with_weights
+from .names import named
+from .offers import WEIGHT_BYTES, OfferRequest, by_count, by_file, with_weights
 from .plan import EXCHANGES, MAX_WORLD_SIZE, WEIGHTS
 from .predict.certainty import ERRORS, kind_of
 from .predict.known_machines import linked, profile, profile_names
@@ -28,6 +32,10 @@ from .recipes import HEAD, recipe
 UNITS = {"": 1.0, "MB": 1e6, "GB": 1e9, "MIB": 2.0**20, "GIB": 2.0**30}
 COUNTS = (1, 2, 4, 8)
 CARD = "4090"
+
+WIDTH = 100
+"""Columns of the help."""
+
 USUAL_CFG = 6.0
 """The assumed cfg of models that are usually sampled with a negative prompt. Any cfg but 1 costs the same."""
 
@@ -67,15 +75,20 @@ def positive(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line. Most options that the user leaves out are None."""
+    lists = {"models": model_names(), "cards": profile_names(), "text encoders": text_encoder_names()}
     line = argparse.ArgumentParser(
         prog="python -m parallel_backend.plan",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n".join(
+            textwrap.fill(f"{kind}: {', '.join(names)}", WIDTH, break_on_hyphens=False) for kind, names in lists.items()
+        ),
+        formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter, width=WIDTH),
     )
-    line.add_argument("--model", choices=model_names(), help="the model (default: flux-dev)")
+    line.add_argument("--model", type=named("model", model_names()), help="the model (default: flux-dev)")
     line.add_argument(
         "--text-encoder",
-        choices=text_encoder_names(),
+        type=named("text encoder", text_encoder_names()),
+        metavar="NAME",
         help="print the memory that each GPU needs for this text encoder under Load Parallel CLIP instead",
     )
     line.add_argument(
@@ -85,7 +98,9 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--size", type=size, help="WIDTHxHEIGHT or WIDTHxHEIGHTxFRAMES (default: the model's usual one)")
     line.add_argument("--steps", type=positive, help="number of steps (default: the model's usual number)")
-    line.add_argument("--card", choices=profile_names(), help="the GPUs, with their usual links (default: 4090)")
+    line.add_argument(
+        "--card", type=named("card", profile_names()), help=f"the GPUs, with their usual links (default: {CARD})"
+    )
     line.add_argument("--devices", type=positive, help="number of GPUs; lists every plan for it")
     line.add_argument("--memory", type=memory, help="memory of each GPU, such as 24GB (default: the card's)")
     line.add_argument(
@@ -208,9 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.devices is not None:
         return ranking(request, options.devices)
     print(by_count(request, counts))
-    if not offered(request, 1)[0].fits:
-        print(f"\n{request.model.name} in {request.dtype} does not fit into one GPU. The choices, in seconds:")
-        print(by_way(request, counts))
+    print("\nOther files of the model, and how their weights are held, in seconds:")
+    print(by_file(request, counts))
     return 0
 
 
@@ -249,7 +263,7 @@ def ranking(request: OfferRequest, devices: int) -> int:
         choice = best(plans, request.model, request.job, request.machine, request.approximate)
     except Refused as refusal:
         print(refusal, file=sys.stderr)
-        print(f"The choices on {devices} GPUs, in seconds:\n{by_way(request, (devices,))}", file=sys.stderr)
+        print(f"The choices on {devices} GPUs, in seconds:\n{by_file(request, (devices,))}", file=sys.stderr)
         return 2
     print(table(choice.ranking, choice.plan))
     print(f"Chosen: {choice.plan.degrees}, weights {choice.plan.weights}. {choice.why}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from .choose import is_approximate, rank
@@ -27,6 +29,10 @@ GGUF's types.
 
 WHOLE = ("bf16", "fp8", "fp8_fast", "int8")
 """Dtypes that store each value separately, not in blocks."""
+
+
+PIPEFUSION = "PipeFusion"
+ONE_GPU = "one GPU"
 
 
 def with_weights(job: DenoiseJob, dtype: str, device: Device) -> DenoiseJob:
@@ -105,7 +111,7 @@ def offered(request: OfferRequest, gpus: int) -> list[Offer]:
                 continue
             fits = ranking[0].breakdown.fits
             best = ranking[0] if fits else min(ranking, key=lambda entry: entry.breakdown.memory)
-            storage = "PipeFusion" if approximate else weights
+            storage = PIPEFUSION if approximate else weights
             offers.append(
                 Offer(storage, best.plan.degrees, best.seconds * request.job.steps, best.breakdown.memory, fits)
             )
@@ -117,7 +123,7 @@ def by_count(request: OfferRequest, counts: Sequence[int]) -> str:
     rows = [("GPUs", "seconds", "likely", "gain", "GB a GPU", "weights", "plan")]
     alone: float | None = None
     for gpus in counts:
-        offers = [offer for offer in offered(request, gpus) if request.approximate or offer.storage != "PipeFusion"]
+        offers = [offer for offer in offered(request, gpus) if request.approximate or offer.storage != PIPEFUSION]
         fitting = [offer for offer in offers if offer.fits]
         if not fitting:
             smallest = min(offers, key=lambda offer: offer.memory)
@@ -135,25 +141,44 @@ def by_count(request: OfferRequest, counts: Sequence[int]) -> str:
                 gain,
                 f"{fastest.memory / 1e9:.1f}",
                 fastest.storage,
-                fastest.degrees,
+                fastest.degrees if gpus > 1 else ONE_GPU,
             )
         )
     return _aligned(rows, 5)
 
 
-def by_way(request: OfferRequest, counts: Sequence[int]) -> str:
-    """Return a table of seconds by the number of GPUs and by the dtype and storage of the weights."""
-    dtypes = list(dict.fromkeys((request.dtype, "fp8" if request.dtype == "bf16" else "q4_k")))
-    ways = [(dtype, storage) for dtype in dtypes for storage in (*WEIGHTS, "PipeFusion")]
-    rows = [("GPUs", *(f"{dtype} {storage}" for dtype, storage in ways))]
-    for gpus in counts:
-        cells = {
-            (dtype, offer.storage): _seconds(offer.seconds) if offer.fits else f"needs {offer.memory / 1e9:.1f} GB"
-            for dtype in dtypes
-            for offer in offered(replace(request.as_dtype(dtype), weights=WEIGHTS), gpus)
-        }
-        rows.append((str(gpus), *(cells.get(way, "-") for way in ways)))
-    return _aligned(rows, len(ways) + 1) + "\nPipeFusion is approximate: it changes the picture slightly."
+def by_file(request: OfferRequest, counts: Sequence[int]) -> str:
+    """Return a table of seconds by the dtype of the model's file and by the number of GPUs, the fastest file first.
+
+    A last row has plans with PipeFusion.
+    """
+    rows = []
+    for dtype in WEIGHT_BYTES:
+        asked = replace(request.as_dtype(dtype), weights=WEIGHTS)
+        found = [[each for each in offered(asked, gpus) if each.storage != PIPEFUSION] for gpus in counts]
+        rows.append((min(map(_fastest, found)), [dtype, *map(_cell, found)]))
+    asked = replace(request, weights=WEIGHTS)
+    piped = [[each for each in offered(asked, gpus) if each.storage == PIPEFUSION] for gpus in counts]
+    last = [f"{request.dtype}, PipeFusion: changes the picture slightly", *map(_cell, piped)]
+    heads = ["file", *(f"{gpus} GPU{'s' * (gpus > 1)}" for gpus in counts)]
+    return _aligned([heads, *(row for _, row in sorted(rows, key=itemgetter(0))), last], 0)
+
+
+def _fastest(offers: Sequence[Offer]) -> float:
+    return min((offer.seconds for offer in offers if offer.fits), default=math.inf)
+
+
+def _cell(offers: Sequence[Offer]) -> str:
+    """Return the fastest offer that fits as text, or else the memory that the smallest needs; a dash without offers."""
+    fitting = [offer for offer in offers if offer.fits]
+    if fitting:
+        fastest = min(fitting, key=lambda offer: offer.seconds)
+        return (
+            f"{_seconds(fastest.seconds)} {fastest.storage}"
+            if fastest.storage != PIPEFUSION
+            else _seconds(fastest.seconds)
+        )
+    return f"needs {min(offer.memory for offer in offers) / 1e9:.1f} GB" if offers else "-"
 
 
 def _seconds(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from .offers import Offer, OfferRequest, offered
+from .offers import PIPEFUSION, Offer, OfferRequest, offered
 from .plan import AUTOMATIC, SMALLEST
 
 MODELS = (
@@ -65,7 +65,7 @@ def _best(request: OfferRequest, gpus: int, *, exact: bool) -> Offer | None:
         gpus: the number of GPUs.
         exact: True for exact plans, False for plans with PipeFusion, which change the picture slightly.
     """
-    fitting = [offer for offer in offered(request, gpus) if offer.fits and (offer.storage == "PipeFusion") != exact]
+    fitting = [offer for offer in offered(request, gpus) if offer.fits and (offer.storage == PIPEFUSION) != exact]
     least = min((offer.seconds for offer in fitting), default=0.0)
     return next((offer for offer in fitting if offer.seconds <= AS_FAST * least), None)
 

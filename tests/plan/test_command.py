@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from _pytest.mark import ParameterSet
 
-from parallel_backend.plan.__main__ import main, memory, size
-from parallel_backend.plan.plan import WEIGHTS
+from parallel_backend.plan.__main__ import main, memory, parser, size
+from parallel_backend.plan.offers import WEIGHT_BYTES
 from parallel_backend.plan.predict.known_machines import profile_names
 from parallel_backend.plan.predict.known_models import model_names
 from tests.support.selection import thorough
@@ -77,18 +77,58 @@ def test_bandwidth_and_memory_can_be_given(capsys: Capture) -> None:
     assert rows(printed(capsys, "--memory", "32GB"))[1][3] == "replicated"
 
 
-def test_a_model_that_does_not_fit_one_gpu_gets_a_table_of_choices(capsys: Capture) -> None:
-    said = printed(capsys, "--card", "4090")
-    assert "flux-dev in bf16 does not fit into one GPU. The choices, in seconds:" in said
-    heads, *lines = said.split("The choices, in seconds:\n")[1].splitlines()
-    assert re.split(r"\s{2,}", heads.strip())[1:] == [
-        f"{dtype} {held}" for dtype in ("bf16", "fp8") for held in (*WEIGHTS, "PipeFusion")
-    ]
-    two = re.split(r"\s{2,}", lines[1].strip())
-    assert re.fullmatch(r"needs 2\d\.\d GB", two[1]), two
-    assert all(float(cell) > 0 for cell in two[2:]), two
-    assert lines[-1] == "PipeFusion is approximate: it changes the picture slightly."
-    assert "The choices" not in printed(capsys, "--card", "h100")
+def files(said: str) -> list[list[str]]:
+    """Return the rows of the table of files."""
+    lines = said.split("in seconds:\n")[1].splitlines()
+    return [re.split(r"\s{2,}", line.strip()) for line in lines]
+
+
+def test_the_files_of_a_model_are_listed_and_the_fastest_is_first(capsys: Capture) -> None:
+    heads, *lines, piped = files(printed(capsys, "--card", "4090"))
+    assert heads == ["file", "1 GPU", "2 GPUs", "4 GPUs", "8 GPUs"]
+    assert {line[0] for line in lines} == {*WEIGHT_BYTES} and lines[0][0] == "int8"
+    best = [min(float(cell.split()[0]) for cell in line[1:]) for line in lines]
+    assert best == sorted(best)
+    assert piped[:2] == ["bf16, PipeFusion: changes the picture slightly", "-"] and float(piped[2]) > 0
+    small = files(printed(capsys, "--card", "4090", "--memory", "5GB", "--weights", "replicated"))
+    assert re.fullmatch(r"[\d.]+ (sharded|streamed)", small[1][1]) and "needs" not in str(small[1])
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "name"),
+    [
+        ("model", "flux1-dev", "flux-dev"), ("model", "FLUX.1 dev", "flux-dev"), ("model", "FLUX.2-dev", "flux2-dev"),
+        ("model", "Wan2.2_14B", "wan2.2-14b"), ("card", "rtx4090", "4090"), ("card", "RTX 4090 D", "4090-d"),
+        ("card", "NVIDIA RTX PRO 6000", "pro-6000"), ("card", "GeForce RTX 5060 Ti", "5060-ti"), ("card", "DGX Spark", "spark"),
+    ],
+)  # fmt: skip
+def test_names_are_understood_as_users_write_them(option: str, text: str, name: str) -> None:
+    assert getattr(parser().parse_args([f"--{option}", text]), option) == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--card", "4900"], "'4900' is not a known card: did you mean 4090,"),
+        (
+            ["--model", "wan"],
+            "'wan' is not a known model: did you mean wan2.2-5b, wan2.2-14b, wan2.1-14b, wan2.1-1.3b?",
+        ),
+        (["--model", "@"], "'@' is not a known model: use one of flux-dev, flux-schnell,"),
+    ],
+)
+def test_near_names_are_proposed(arguments: list[str], said: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_the_help_has_100_columns_and_all_names(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 100
+    assert all(name in said for name in (*model_names(), *profile_names()))
 
 
 def test_all_plans_for_a_number_of_gpus_are_listed(capsys: Capture) -> None:
@@ -110,7 +150,7 @@ def test_compiled_blocks_take_less_time(capsys: Capture) -> None:
 def test_impossible_plans_and_wrong_arguments_are_refused(capsys: Capture) -> None:
     assert main(["--memory", "8GB", "--devices", "2", "--weights", "replicated"]) == 2
     error = capsys.readouterr().err
-    assert "8.00 GB" in error and "The choices on 2 GPUs" in error
+    assert "8.00 GB" in error and "The choices on 2 GPUs, in seconds:\nfile " in error
     for wrong in (["--size", "1024"], ["--memory", "lots"], ["--devices", "0"], ["--card", "tpu"], ["--dtype", "int3"]):
         with pytest.raises(SystemExit):
             main(wrong)
