@@ -102,11 +102,12 @@ def offered(request: OfferRequest, gpus: int) -> list[Offer]:
 
     If no plan of a way fits, the offer is the plan that needs the least memory.
     """
+    machine = replace(request.machine, compares_compiled=False)
     offers = []
     for approximate in (False, True):
         for weights in request.weights:
             plans = [plan for plan in request.plans(gpus, weights) if is_approximate(plan) == approximate]
-            ranking = rank(plans, request.model, request.job, request.machine)
+            ranking = rank(plans, request.model, request.job, machine)
             if not ranking:
                 continue
             fits = ranking[0].breakdown.fits

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...layout import HeadSlices, SequenceSplit, cut, length
-from ..plan import MeshCoordinates, ResolvedPlan
+from ..plan import ResolvedPlan
 from .kernel_counts import CHUNK, FP8, FP8_TRAFFIC, PATCHED, RING, RING_HOP, ULYSSES
 from .memory import branches_together, items, needed_by_rank, needs_by_rank
 from .profiles import DenoiseJob, Level, ModelShape, Profile
@@ -195,6 +195,7 @@ class _Estimate:
         self.batch = items(plan, job)
         self.text = job.text_tokens if model.joint_text else 0
         self.stage_starts = [sum(plan.stages[:stage]) for stage in range(plan.pipefusion)]
+        self.coordinates = [plan.coordinates(rank) for rank in range(plan.world_size)]
         self.rank_weights = tuple(entry.weights + entry.gathered for entry in needs_by_rank(plan, model, job))
         self.needed = needed_by_rank(plan, model, job, profile)
         self.free = tuple(map(profile.memory, range(plan.world_size)))
@@ -335,7 +336,7 @@ class _Estimate:
 
         def flows(chunk: Sequence[HeadSlices], back: bool) -> Iterator[Flow]:
             heads, kv = [length(run.q) for run in chunk], [length(run.kv) for run in chunk]
-            for rank, coordinates in self._coordinates():
+            for rank, coordinates in enumerate(self.coordinates):
                 tokens, index = layout.ulysses_tokens(coordinates.ring), coordinates.ulysses
                 for peer in range(layout.ulysses):
                     size = tokens[peer] * heads[index] if back else tokens[index] * (heads[peer] + 2 * kv[peer])
@@ -368,7 +369,7 @@ class _Estimate:
         row = 2 * self.batch * self._row()
 
         def flows(hop: int) -> Iterator[Flow]:
-            for rank, coordinates in self._coordinates():
+            for rank, coordinates in enumerate(self.coordinates):
                 size = row * blocks[(coordinates.ring - hop) % layout.ring] * heads[coordinates.ulysses]
                 yield rank, self.plan.rank_at(coordinates._replace(ring=(coordinates.ring + 1) % layout.ring)), size
 
@@ -379,9 +380,6 @@ class _Estimate:
             exposed += hop_seconds - self.profile.overlap * min(hop_seconds, hidden) + HOP_SECONDS
         return exposed
 
-    def _coordinates(self) -> Iterator[tuple[int, MeshCoordinates]]:
-        return ((rank, self.plan.coordinates(rank)) for rank in range(self.plan.world_size))
-
     def _stage_transfer(self, tokens: int) -> float:
         """Return the seconds to send a patch's tokens to the next stage, when all stages send at once."""
         plan = self.plan
@@ -390,7 +388,7 @@ class _Estimate:
         size = self.batch * math.ceil(tokens / (plan.ring * plan.ulysses)) * self.model.hidden * self.job.element
         flows = (
             (rank, plan.rank_at(coordinates._replace(pipefusion=(coordinates.pipefusion + 1) % plan.pipefusion)), size)
-            for rank, coordinates in self._coordinates()
+            for rank, coordinates in enumerate(self.coordinates)
         )
         return transfer_seconds(flows, self.profile.levels)
 
@@ -402,7 +400,7 @@ class _Estimate:
         size = self.batch * self.job.image_tokens * self.model.channels * self.job.element
         flows = (
             (rank, plan.rank_at(coordinates._replace(cfg=1 - coordinates.cfg)), size)
-            for rank, coordinates in self._coordinates()
+            for rank, coordinates in enumerate(self.coordinates)
         )
         return transfer_seconds(flows, self.profile.levels)
 
