@@ -169,7 +169,10 @@ def vaes(server: ComfyUI) -> Refusals:
     save_image_vae(folder / "pictures.safetensors", torch.float16)
     graph = decoding("pictures.safetensors")
     graph["pixels"]["class_type"] = "CogVideoParallelDecode"
-    yield graph, "CogVideoX Parallel Decode was given an image VAE and decodes videos: choose a video VAE"
+    yield (
+        graph,
+        r"CogVideoX Parallel Decode was given an image VAE \(.+\) and decodes videos: choose a video VAE, or use VAE Decode",
+    )
     save_file({k: v for k, v in vae.items() if k.startswith("decoder.")}, folder / "decoder.safetensors")
     graph = decoding("decoder.safetensors")
     graph["picture"] = node("EmptyImage", width=64, height=64, batch_size=1, color=0)
