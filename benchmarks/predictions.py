@@ -138,7 +138,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     @property
     def series(self) -> tuple[object, ...]:
-        """Return what rows on one and on several GPUs have in common."""
+        """Return the key that rows of one job on one and on several GPUs share."""
         return (
             self.source, self.stack, self.model, self.size, self.steps, self.cfg, self.dtype, self.card, self.compiled,
             self.attention, self.counts,
@@ -205,7 +205,7 @@ def machine_of(row: Row, bandwidth: float = 0.0) -> Profile:
 
 
 def predicted(row: Row, bandwidth: float = 0.0) -> float:
-    """Return the predicted seconds of what a row's source timed, with our kernels."""
+    """Return the predicted seconds of a row with our kernels, over the same part of the run that its source timed."""
     known, machine = known_model(row.model), machine_of(row, bandwidth)
     shape, tokens = known.shape, known.shape.image_tokens(*row.size)
     job = DenoiseJob(tokens, shape.text, row.batch, row.cfg, row.steps)

@@ -21,8 +21,8 @@ from ...parallel_backend.diffusion import ModelSpec, TextEncoderFiles
 from ...parallel_backend.errors import Cancelled, Refused
 from ...parallel_backend.host import Backend
 from ...parallel_backend.host.planning.devices import device_memory
-from ...parallel_backend.host.planning.encoder_room import EncoderRoom
 from ...parallel_backend.host.planning.planner import GIGABYTE
+from ...parallel_backend.host.runs.encoder_room import EncoderRoom
 from ...parallel_backend.models.comfyui.divided_blocks import bytes_by_rank, bytes_of
 from ...parallel_backend.models.comfyui.features.recipe import packed, unpacked
 from ...parallel_backend.models.comfyui.text_encoder import read_text_encoder

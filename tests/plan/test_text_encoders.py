@@ -12,7 +12,7 @@ import torch
 
 from parallel_backend.errors import PlanRefused, Refused
 from parallel_backend.host.planning.devices import DeviceMemory
-from parallel_backend.host.planning.encoder_room import EncoderRoom
+from parallel_backend.host.runs.encoder_room import EncoderRoom
 from parallel_backend.models.comfyui.divided_blocks import bytes_by_rank
 from parallel_backend.plan.__main__ import main
 from parallel_backend.plan.predict.text_encoders import known_text_encoder, text_encoder_names

@@ -19,7 +19,7 @@ from .memory import branches_together, items, needed_by_rank, needs_by_rank
 from .profiles import DenoiseJob, Level, ModelShape, Profile
 
 FUSED_PASSES, FUSED_LAUNCH = 0.6, 0.16
-"""What torch.compile leaves of the passes over features, counted by hand, and of the host time of an operation (7 µs)."""
+"""Shares that torch.compile leaves of the passes over features, by a count by hand, and of an operation's host time (7 µs)."""
 
 ADDED_LAUNCH = 0.7
 """Host time of an operation that a distributed attention adds, as a multiple of that of a block's operation."""

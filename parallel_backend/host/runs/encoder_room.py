@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ...errors import PlanRefused
 from ...plan.advice import gigabytes
 from ...plan.predict.profiles import CONTEXT_BYTES
-from ..runs.outcome import amount
-from .devices import DeviceMemory
+from ..planning.devices import DeviceMemory
+from .outcome import amount
 
 
 @dataclass(frozen=True)
