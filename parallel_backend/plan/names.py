@@ -7,8 +7,7 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 
-FOR_ALL = re.compile(r"nvidia|geforce|tesla|rtx|dgx")
-"""Words that do not distinguish cards."""
+from .predict.cards import FOR_ALL
 
 NEAR = 0.5
 """The least similarity of names that are proposed, between 0 and 1."""
@@ -36,6 +35,7 @@ def named(kind: str, names: Sequence[str]) -> Callable[[str], str]:
 
 
 def _plain(name: str) -> str:
-    """Return a name's letters and digits, without words for all cards. FLUX.1 is written FLUX."""
-    plain = re.sub(r"[^a-z0-9]", "", FOR_ALL.sub("", name.lower()))
+    """Return a name's letters and digits, without words for all cards, such as RTX. FLUX.1 is written FLUX."""
+    tokens = re.findall(r"[a-z0-9]+", name.lower())
+    plain = "".join(token.removeprefix("rtx") for token in tokens if not FOR_ALL.fullmatch(token))
     return re.sub(r"^flux1(?=[a-z])", "flux", plain)

@@ -1,8 +1,8 @@
 """The cards that the cost model knows, from `cards.json`: one profile for each, with the origin of its figures.
 
-Rates of matmuls and attention are those of a kernel that runs alone for a short time, as others or a GPU report measured them.
-Where nobody did, they are the data sheet's times what a card of the same generation reaches of its own. Memory speeds are 0.85 of
-the data sheet's.
+Rates of matmuls and attention are those of a kernel that runs alone for a short time, measured by others or by a GPU report. A
+rate that nobody measured is the data sheet's, times the share that a card of the same generation reaches. Memory speeds are 0.85
+of the data sheet's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ CARDS = Path(__file__).with_name("cards.json")
 LAUNCH = 43e-6
 """Seconds of host time per operation, as measured on an H200's computer. It is a property of the computer, not of the card."""
 
-FOR_ALL = re.compile(r"nvidia|geforce|tesla|rtx|blackwell|workstation|server|edition|generation|sxm\d?|hbm\d\w?|\d+gb")
+FOR_ALL = re.compile(
+    r"nvidia|dgx|geforce|tesla|rtx|blackwell|workstation|server|edition|generation|sxm\d?|hbm\d\w?|\d+gb"
+)
 """Words in a GPU's name that do not distinguish cards."""
 
 BY_CHIP = {"gb10": "spark"}
@@ -42,7 +44,7 @@ class CardProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
         fp8: FLOP/s of matmul with weights in fp8; 0 if the card cannot.
         int8: operations/s of matmul with weights in int8; 0 if the card cannot.
         nvfp4: FLOP/s of matmul with weights in NVFP4; 0 if the card cannot.
-        reached: fitted on A100, H100 and B200 for cards whose power limit slows long runs.
+        reached: less than REACHED for cards whose power limit slows long runs (fitted on A100, H100 and B200).
         links: the usual links between such cards, a key of `known_machines.LINKS`.
         source: the origin of the figures that `measured` does not list.
         measured: for each measured figure, the card, the version of torch and the day.

@@ -25,8 +25,7 @@ PCIE4 = (
 
 PCIE5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in PCIE4)
 
-# Without peer-to-peer, data is copied through host memory: two thirds of the bandwidth (fitted on the RTX 4090's rows), and more
-# latency.
+# Without peer-to-peer, data is copied through host memory: about two thirds of the bandwidth, and more latency.
 HOST_COPY4 = tuple(Level(level.size, level.bandwidth / 1.5, 2 * level.latency) for level in PCIE4)
 HOST_COPY5 = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in HOST_COPY4)
 
