@@ -46,13 +46,18 @@ def test_a_loader_without_a_plan_runs_on_the_settings_devices_and_a_plan_overrid
     assert re.fullmatch(r"2 workers \(cpu\): \w+ 2", plan_of(comfyui, graph))
 
 
-@pytest.fixture
-def chosen(page: Page) -> Iterator[None]:
-    """Set two workers on the CPU and the smallest memory, and restore the usual settings afterwards."""
-    for name, value in {DEVICES: "cpu:2", PRESET: "smallest memory"}.items():
-        page.evaluate(SET, [name, value])
+@pytest.fixture(autouse=True)
+def _usual(page: Page) -> Iterator[None]:
+    """Restore the usual settings after each test, so that a test that fails changes no other."""
     yield
     for name, value in USUAL.items():
+        page.evaluate(SET, [name, value])
+
+
+@pytest.fixture
+def chosen(page: Page) -> None:
+    """Set two workers on the CPU and the smallest memory."""
+    for name, value in {DEVICES: "cpu:2", PRESET: "smallest memory"}.items():
         page.evaluate(SET, [name, value])
 
 
@@ -234,6 +239,7 @@ def test_the_expectation_before_a_run_equals_the_runs_prediction(comfyui: ComfyU
 
 
 def test_a_device_that_is_gone_gives_one_sentence_and_a_link(page: Page) -> None:
+    dismiss(page)
     without_plan(page)
     before = page.evaluate(PROMPT)
     page.evaluate(SET, [DEVICES, "5"])
