@@ -173,12 +173,13 @@ def vaes(server: ComfyUI) -> Refusals:
         graph,
         r"CogVideoX Parallel Decode was given an image VAE \(.+\) and decodes videos: choose a video VAE, or use VAE Decode",
     )
-    save_file({k: v for k, v in vae.items() if k.startswith("decoder.")}, folder / "decoder.safetensors")
+    pictures = load_file(folder / "pictures.safetensors")
+    save_file({k: v for k, v in pictures.items() if not k.startswith("encoder.")}, folder / "decoder.safetensors")
     graph = decoding("decoder.safetensors")
     graph["picture"] = node("EmptyImage", width=64, height=64, batch_size=1, color=0)
     graph["encoded"] = node("VAEEncode", pixels=["picture", 0], vae=["vae", 0])
     graph["save"] = node("SaveLatent", samples=["encoded", 0], filename_prefix="encoded")
-    yield graph, "decoder.safetensors lacks the tensor encoder.conv_in.conv.weight, so it can decode but not encode"
+    yield graph, r"decoder.safetensors lacks the tensor encoder\.\S+, so it can decode but not encode"
 
 
 def loading(file: str, family: str = "Flux") -> Graph:
