@@ -42,10 +42,18 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     monkeypatch.setitem(sys.modules, "server", server)
     module = nodes_module("clip.clip", monkeypatch)
     backend = Backend(Deadlines(), lambda *_: None)
-    yield lambda *paths, kind="stable_diffusion", devices="cpu:2": module.load_clip(
-        backend, [str(path) for path in paths], kind, ParallelPlan(devices=devices)
+    yield lambda *paths, kind="stable_diffusion", **settings: module.load_clip(
+        backend, [str(path) for path in paths], kind, ParallelPlan(**{"devices": "cpu:2"} | settings)
     )
     backend.close()
+
+
+def test_workers_without_room_for_their_part_are_refused_before_they_start(load: Load, file: Path) -> None:
+    with pytest.raises(
+        PlanRefused, match=r"text encoder: its workers on cpu need 3\d\d MB .* and cpu has 100 MB \(memory_lim"
+    ):
+        load(file, memory_limit=0.1)
+    load(file, memory_limit=1.0)
 
 
 USES: dict[str, Callable[[Any], Any]] = {
