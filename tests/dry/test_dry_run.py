@@ -252,11 +252,14 @@ def test_plans_assume_the_kernels_that_blocks_launch(short: dict[str, dict[str, 
 
 
 def test_plans_assume_the_passes_over_features_that_blocks_make(short: dict[str, dict[str, Any]]) -> None:
-    """Plans assume the most passes of any model on one rank."""
+    """Plans assume the most passes of any model on one rank. FLUX.2, which `--all` counts, makes the most of its classes."""
     counts = [short[case]["passes"] for case, (_, degrees) in CASES.items() if not degrees and case in short]
     most = {kind: round(max(each.get(kind, 0.0) for each in counts)) for each in counts for kind in each}
     assert most.keys() == PASSES_OF_A_BLOCK.keys()
-    tell_new("passes of a block", {f"{kind} ({most[kind]})" for kind in most if most[kind] != PASSES_OF_A_BLOCK[kind]})
+    assert all(most[kind] <= PASSES_OF_A_BLOCK[kind] for kind in most)
+    fewer = set() if "FLUX.2-dev, one rank" in short else {"DoubleStreamBlock", "SingleStreamBlock"}
+    others = {kind for kind in most if most[kind] != PASSES_OF_A_BLOCK[kind]} - fewer
+    tell_new("passes of a block", {f"{kind} ({most[kind]})" for kind in others})
 
 
 @each(case for case in LIMITS if "one rank" not in case)

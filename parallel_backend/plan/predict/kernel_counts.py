@@ -22,7 +22,7 @@ PASSES_OF_A_BLOCK: Mapping[str, int] = {
     "CogVideoXBlock": 96,
     "DiTBlock": 24,
     "DoubleStreamBlock": 49,
-    "JointTransformerBlock": 44,
+    "JointTransformerBlock": 43,
     "QwenImageTransformerBlock": 42,
     "SingleStreamBlock": 42,
     "WanAttentionBlock": 37,
