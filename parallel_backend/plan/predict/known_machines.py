@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...errors import Refused
 from .cards import cards
+from .lookup import looked_up
 from .profiles import Level, Profile
 
 GIGA = 1e9
@@ -77,15 +77,8 @@ def on_links(card: str, links: str) -> Profile:
 
 
 def profile(name: str) -> Profile:
-    """Return a machine with one kind of card, by name.
-
-    Raises:
-        Refused: the name is unknown.
-    """
-    known = _profiles()
-    if name not in known:
-        raise Refused(f"the card {name!r} is unknown: use {', '.join(known)}.")
-    return known[name]
+    """Return a machine with one kind of card, by name. Raise Refused as `looked_up` does."""
+    return looked_up("card", name, _profiles())
 
 
 def profile_names() -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...errors import Refused
+from .lookup import looked_up
 from .profiles import Device, ForwardTime, ModelShape
 
 MODELS = Path(__file__).with_name("known_models.json")
@@ -76,15 +76,8 @@ def _models() -> dict[str, KnownModel]:
 
 
 def known_model(name: str) -> KnownModel:
-    """Return a model by name.
-
-    Raises:
-        Refused: the name is unknown.
-    """
-    known = _models()
-    if name not in known:
-        raise Refused(f"the model {name!r} is unknown: use {', '.join(known)}.")
-    return known[name]
+    """Return a model by name. Raise Refused as `looked_up` does."""
+    return looked_up("model", name, _models())
 
 
 def model_names() -> list[str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from ...errors import Refused
 from ...layout import parts_by_size
+from .lookup import looked_up
 from .profiles import Device
 
 TEXT_ENCODERS = Path(__file__).with_name("known_text_encoders.json")
@@ -57,15 +57,8 @@ def _text_encoders() -> dict[str, KnownTextEncoder]:
 
 
 def known_text_encoder(name: str) -> KnownTextEncoder:
-    """Return a text encoder by name.
-
-    Raises:
-        Refused: the name is unknown.
-    """
-    known = _text_encoders()
-    if name not in known:
-        raise Refused(f"the text encoder {name!r} is unknown: use {', '.join(known)}.")
-    return known[name]
+    """Return a text encoder by name. Raise Refused as `looked_up` does."""
+    return looked_up("text encoder", name, _text_encoders())
 
 
 def text_encoder_names() -> list[str]:
