@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
 from scripts.comfyui import ComfyUI
@@ -11,7 +9,7 @@ from tests.features.conftest import EqualLatents
 from tests.support.graphs.combined import with_dual_cfg, with_guider, with_perp_neg
 from tests.support.graphs.flux import Graph, insert_after_model, node, parallel, ways
 from tests.support.graphs.other_packs import basic, guided
-from tests.support.selection import thorough
+from tests.support.selection import crossed
 
 ONE_SIDE = "cfg 2 needs a negative prompt, and this sampling has none for this model (at cfg 1, or with BasicGuider"
 
@@ -55,13 +53,7 @@ QUICK = {
 """The cases of the quick run. The last test has DualCFGGuider under cfg 2."""
 
 
-@pytest.mark.parametrize(
-    ("graph", "requested_plan"),
-    [
-        pytest.param(TWO_SIDED[name], WISHES[plan], id=f"{name}-{plan}", marks=[thorough] * (QUICK.get(name) != plan))
-        for name, plan in product(TWO_SIDED, WISHES)
-    ],
-)
+@pytest.mark.parametrize(("graph", "requested_plan"), crossed(TWO_SIDED, WISHES, QUICK))
 def test_the_branches_that_a_guider_needs_run_on_two_workers(
     assert_equal_latents: EqualLatents, graph: Graph, requested_plan: dict[str, int]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 from scripts.comfyui import ComfyUI
 from tests.support.graphs.flux import Graph, insert_after_model, ksampler_graph, parallel, queue_logged, ways
 from tests.support.latents import cached_by_graph, relative_error, saved_latent
-from tests.support.selection import thorough
+from tests.support.selection import crossed, thorough
 from tests.support.server import NARROW
 
 STEPS = 10
@@ -58,13 +57,7 @@ QUICK = {
 """The cases of the quick run."""
 
 
-@pytest.mark.parametrize(
-    ("graph", "plan"),
-    [
-        pytest.param(CASES[name], PLANS[plan], id=f"{name}-{plan}", marks=[thorough] * (QUICK.get(name) != plan))
-        for name, plan in product(CASES, PLANS)
-    ],
-)
+@pytest.mark.parametrize(("graph", "plan"), crossed(CASES, PLANS, QUICK))
 def test_a_step_cache_skips_the_same_steps_as_in_comfyui(comfyui, stock, graph, plan):
     check(comfyui, stock, graph, plan)
 

@@ -7,9 +7,10 @@ run proves what.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import pytest
+from _pytest.mark import ParameterSet
 
 thorough = pytest.mark.thorough
 
@@ -35,6 +36,14 @@ def pairwise(**values: Collection[object]) -> pytest.MarkDecorator:
     Use it for parameters of which no three depend on one another: it finds every fault that two of them make together.
     """
     return _parametrise(values, _meetings([len(each) for each in values.values()]))
+
+
+def crossed(
+    rows: Mapping[str, object], columns: Mapping[str, object], quick: Mapping[str, str]
+) -> Iterator[ParameterSet]:
+    """Yield each row with each column as the values of two parameters. The quick run takes the named column of the named rows."""
+    for (row, value), (column, other) in itertools.product(rows.items(), columns.items()):
+        yield pytest.param(value, other, id=f"{row}-{column}", marks=[thorough] * (quick.get(row) != column))
 
 
 def _parametrise(values: Mapping[str, Collection[object]], places: Iterable[Combination]) -> pytest.MarkDecorator:
