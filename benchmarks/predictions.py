@@ -41,7 +41,7 @@ The plan command shows a range: 80 % of ComfyUI's rows above are within it, by t
 
 TABLE_NOTES = """\
 The error of seconds is empty where the row itself gives the factor of its stack. Times of whole requests count text encoder and
-VAE, by an assumption for each model (`BESIDE` in `benchmarks/predictions.py`). Each error above 40 % has its reason.
+VAE, by an assumption for each model (`BESIDE` in `benchmarks/compared.py`). Each error above 40 % has its reason.
 """
 
 

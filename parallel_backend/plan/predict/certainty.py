@@ -5,7 +5,7 @@ from __future__ import annotations
 ERRORS = {"bf16": 0.17, "quantised": 0.25}
 """The relative error that 80 % of the predicted seconds of ComfyUI's runs stay within, by the kind of weights.
 
-`benchmarks/predictions.py` computes it. Half of the predicted speed-ups are within 5 %.
+`spread` in `benchmarks/compared.py` computes it. Half of the predicted speed-ups are within 5 %.
 """
 
 
