@@ -16,7 +16,7 @@ from parallel_backend.plan import ParallelPlan, Workload, candidates
 from parallel_backend.plan.choose import rank
 from parallel_backend.plan.offers import with_weights
 from parallel_backend.plan.predict.certainty import kind_of
-from parallel_backend.plan.predict.known_machines import on_links, profile
+from parallel_backend.plan.predict.known_machines import profile
 from parallel_backend.plan.predict.known_models import known_model
 from parallel_backend.plan.predict.profiles import DenoiseJob, Device, Profile
 
@@ -50,7 +50,7 @@ def machine_of(row: Row, bandwidth: float = 0.0) -> Profile:
 
     Memory has no limit unless weights are streamed. A bandwidth above 0 is that of every link within the machine.
     """
-    machine = on_links(row.card, row.links) if row.links else profile(row.card)
+    machine = profile(row.card)
     attention = machine.device.attention
     if "sage" in row.attention:
         attention *= SAGE

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from parallel_backend import markdown
 from parallel_backend.plan.predict.certainty import ERRORS
 
-from .compared import Compared, compared, errors, fit, median, spread, within
+from .compared import OURS, Compared, compared, errors, fit, median, spread, within
 from .published import FITTED, published
 
 PAGE = Path(__file__).parents[1] / "docs" / "measured" / "plan-predictions.md"
@@ -45,6 +47,14 @@ VAE, by an assumption for each model (`BESIDE` in `benchmarks/compared.py`). Eac
 """
 
 
+FACTOR_NOTES = """\
+A factor is the published time of a row on one GPU over ours. Far from 1 are weights that diffusers and edge-dit.cpp stream
+without overlap (3 to 15), 4-bit kernels of stable-diffusion.cpp and edge-dit.cpp that multiply GGUF blocks without expanding them
+(0.2 to 0.7), CogVideoX of diffusers on the A100 (0.4), and one row of vLLM-Omni on the DGX Spark whose next row, of one frame
+more, takes half as long (3.0).
+"""
+
+
 def page() -> str:
     """Return the page's text."""
     return "\n".join(_lines())
@@ -54,7 +64,7 @@ HEAD = (
     "job",
     "who",
     "GPUs",
-    "plan",
+    "plan (links, as the source names them)",
     "published (s)",
     "predicted",
     "error",
@@ -92,6 +102,10 @@ def _lines() -> Iterator[str]:
     yield ""
     yield markdown.table(("card", "rows", "median error of seconds", "of speed-ups"), _by_card())
     yield NOTES
+    yield "## Factors of other stacks"
+    yield ""
+    yield FACTOR_NOTES
+    yield markdown.table(("stack", "rows on one GPU", "median factor", "least", "most"), _by_stack())
     yield "## All rows"
     yield ""
     yield TABLE_NOTES
@@ -116,6 +130,15 @@ def _by_card() -> Iterator[Sequence[str]]:
             yield card, str(len(seconds)), *(_percent(median(each)) if each else "" for each in (seconds, gains))
 
 
+def _by_stack() -> Iterator[Sequence[str]]:
+    factors = defaultdict[str, list[float]](list)
+    for entry in compared():
+        if entry.row.gpus == 1 and entry.row.stack != OURS:
+            factors[entry.row.stack].append(entry.row.seconds / entry.seconds)
+    for stack, found in sorted(factors.items()):
+        yield stack, str(len(found)), *(f"{value:.2f}" for value in (statistics.median(found), min(found), max(found)))
+
+
 def _cells(entry: Compared) -> Sequence[str]:
     row = entry.row
     seconds = _seconds(entry.seconds), _signed(entry.error)
@@ -124,7 +147,7 @@ def _cells(entry: Compared) -> Sequence[str]:
         row.job,
         row.stack,
         str(row.gpus),
-        row.plan,
+        row.plan + f" ({row.links})" * bool(row.links),
         _seconds(row.seconds),
         *seconds,
         *gains,

@@ -38,7 +38,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         compiled: the blocks were compiled.
         attention: the kernel of attention; empty if the source does not say.
         weights: how the weights are held.
-        links: a key of `known_machines.LINKS`; empty for the card's usual links.
+        links: the links between the GPUs in the source's words; empty if it does not say. A card's usual links are assumed.
         why: the reason of a prediction that is far off.
     """
 

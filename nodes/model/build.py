@@ -26,7 +26,7 @@ from ...parallel_backend.plan import ModelLimits, ParallelPlan, check
 from ...parallel_backend.weights.files.checkpoint import Checkpoint, read_header
 from ...parallel_backend.weights.files.digest import file_digest
 from ...parallel_backend.weights.files.keymap import tensor_sizes
-from ...parallel_backend.weights.layers.packing import expanded_bytes, packed_starts, resident_bytes
+from ...parallel_backend.weights.layers.packing import packed_starts, quantised_matrices, resident_bytes
 from ..memory.loaded_models import Shares
 from .dtypes import dtype_name
 from .features.adapter_requests import loads_dynamically
@@ -156,8 +156,8 @@ def remote_of(
     """Return the handle of a model in the workers."""
     dtype, names = precision.storage, family.comfyui_keys(config)
     reader = AdapterReader(tensor_sizes(names), packed_starts(part, family.keys(config), dtype, names))
-    expanded = expanded_bytes(part, dtype, precision.compute.itemsize, precision.in_fp8)
-    return RemoteModel(backend, family, config, spec, plan, devices, resident_bytes(part, dtype), expanded, reader)
+    quantised = quantised_matrices(part, dtype, precision.compute.itemsize, precision.in_fp8)
+    return RemoteModel(backend, family, config, spec, plan, devices, resident_bytes(part, dtype), quantised, reader)
 
 
 def parallelised(precision: Precision, unsharded: RemoteModel, declaration: Declaration, compiled: bool) -> RemoteModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import comfy.model_management
@@ -33,7 +33,7 @@ from ...parallel_backend.plan import ModelShape, ParallelPlan, ResolvedPlan, Wor
 from ...parallel_backend.plan.predict.memory import needs
 from ...parallel_backend.plan.predict.profiles import DenoiseJob
 from ...parallel_backend.weights.adapters.lora import AdapterSet
-from ...parallel_backend.weights.layers.packing import Expanded
+from ...parallel_backend.weights.layers.packing import QuantisedMatrices
 from ...parallel_backend.wire.frames import Frame
 from ..memory.devices import free_devices, reclaimable_bytes
 from ..memory.loaded_models import device_name
@@ -61,7 +61,7 @@ class RemoteModel:
     requested_plan: ParallelPlan
     devices: tuple[str, ...]
     weight_bytes: int
-    expanded: Expanded
+    quantised: QuantisedMatrices
     reader: AdapterReader
     verdicts: FunctionVerdicts = field(default_factory=FunctionVerdicts, compare=False)
     unsharded_reason: str = ""
@@ -76,17 +76,25 @@ class RemoteModel:
             steps: the sampler's number of steps.
         """
         shape = picture_shape(forward.tensors["x"].shape, forward.values)
-        return DenoiseJob(
+        job = DenoiseJob(
             image_tokens=self.family.image_tokens(self.config, shape),
             text_tokens=self.family.context_tokens(self.config, forward.tensors),
             batch=max(1, shape[0] // rows_a_unit(forward.values)),
             has_uncond=has_uncond,
             steps=steps,
             element=dtype.itemsize,
-            weight_element=self.weight_bytes / self.shape.parameters,
-            expansion=self.expanded.moved / self.shape.parameters,
-            expanded=self.expanded.largest,
             item_bytes=rows_a_unit(forward.values) * self.family.item_bytes(self.config, shape, forward.tensors, dtype),
+        )
+        return self.with_weights(job)
+
+    def with_weights(self, job: DenoiseJob) -> DenoiseJob:
+        """Return a job with the model's weights as they are held and used."""
+        return replace(
+            job,
+            weight_element=self.weight_bytes / self.shape.parameters,
+            expansion=self.quantised.moved / self.shape.parameters,
+            expanded=self.quantised.largest,
+            multiplied=self.quantised.multiplied,
         )
 
     def plan(

@@ -148,10 +148,8 @@ def _expected(request: ExpectationRequest, requested_plan: ParallelPlan) -> Expe
         has_uncond=request.has_uncond,
         steps=request.steps or DenoiseJob.steps,
         element=compute.itemsize,
-        weight_element=remote.weight_bytes / shape.parameters,
-        expansion=remote.expanded.moved / shape.parameters,
-        expanded=remote.expanded.largest,
     )
+    job = remote.with_weights(job)
     workload = Workload(request.batch, request.has_uncond, remote.family.token_rows(remote.config, latent))
     question = PlanRequest(
         backend().placed_on_devices(requested_plan), torch.cuda.device_count(), remote.spec, shape, workload, job

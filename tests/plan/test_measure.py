@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 import torch
 
 from parallel_backend.attention.kernels import choose_kernel
 from parallel_backend.comm.meter import Meter
 from parallel_backend.mesh import build_mesh
+from parallel_backend.plan.predict.cards import card_of
+from parallel_backend.plan.predict.known_machines import profile
 from parallel_backend.plan.predict.measure import (
     HEAD_DIM,
     BlockTimes,
@@ -43,6 +46,26 @@ def test_all_ranks_get_the_same_measurements() -> None:
     assert (found.device.memory, found.device.context, found.device.connection) == (8e9, 0, 2)
     (level,) = found.levels
     assert (level.size, level.bandwidth, level.latency) == (3, machine.link_bandwidth, machine.link_latency)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (["NVIDIA GeForce RTX 4090"] * 2, {"fp8_fast", "int8"}),
+        (["NVIDIA GeForce RTX 5090", "NVIDIA GeForce RTX 4090"], {"fp8_fast", "int8"}),
+        (["NVIDIA GeForce RTX 3090"] * 2, {"int8"}),
+        (["NVIDIA GeForce RTX 4090", "a card of next year"], set()),
+    ],
+)
+def test_quantised_rates_of_measured_gpus_keep_their_cards_ratio_to_bf16(kinds: list[str], expected: set[str]) -> None:
+    machine = msgspec.structs.replace(MEASURED, kinds=tuple(kinds), matmul=100e12)
+    device = measured_profile(machine, (8e9, 8e9), gpus=True).device
+    assert set(device.quantised) == expected
+    for dtype in expected:
+        known = [profile(card).device for card in map(card_of, kinds) if card]
+        ratio = min(card.quantised[dtype] / card.matmul for card in known)
+        assert device.matmul_rate(dtype) == pytest.approx(100e12 * ratio * device.reached)
+    assert not measured_profile(machine, (8e9, 8e9), gpus=False).device.quantised
 
 
 def test_a_machine_is_measured_once(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from parallel_backend.models.family import Stage
 from parallel_backend.plan.predict.profiles import UNPACKING
 from parallel_backend.weights.files.checkpoint import read_header
 from parallel_backend.weights.formats import BLOCK_TYPES, PLAIN
-from parallel_backend.weights.layers.packing import expanded_bytes, resident_bytes, shape_parameters
+from parallel_backend.weights.layers.packing import quantised_matrices, resident_bytes, shape_parameters
 from tests.support.comfy_oracle import comfy_on_path
 from tests.support.tiny.cogvideox import save_cogvideox
 from tests.support.tiny.flux import save_flux
@@ -69,20 +69,22 @@ def test_the_block_types_are_all_supported() -> None:
     assert set(BLOCK_TYPES) == set(HALVES)
 
 
-def test_bytes_expanded_in_each_forward_are_known_from_the_header(tmp_path: Path) -> None:
-    def expanded(path: Path, dtype: torch.dtype, fast: bool = False) -> float:
+def test_weights_expanded_or_multiplied_in_each_forward_are_known_from_the_header(tmp_path: Path) -> None:
+    def used(path: Path, dtype: torch.dtype, fast: bool = False) -> tuple[float, str]:
         part, _ = FAMILIES["comfyui"].inspect(read_header(path))
-        return expanded_bytes(part, dtype, 2, fast).moved
+        quantised = quantised_matrices(part, dtype, 2, fast)
+        return quantised.moved, quantised.multiplied
 
     plain = save_flux(tmp_path / "plain.safetensors", **SHAPE)
     matrices = [tensor for tensor in load_file(plain).values() if tensor.ndim == 2]
     inside = [t for name, t in load_file(plain).items() if t.ndim == 2 and "blocks" in name]
-    assert expanded(plain, torch.bfloat16) == 0
-    assert expanded(plain, torch.float8_e4m3fn) == 3 * sum(t.numel() for t in matrices)
-    assert expanded(plain, torch.float8_e4m3fn, fast=True) == 0
-    assert expanded(save_scaled(tmp_path / "marks.safetensors", "marks", **SHAPE), torch.bfloat16) == 0  # by ComfyUI
+    assert used(plain, torch.bfloat16) == (0, "")
+    assert used(plain, torch.float8_e4m3fn) == (3 * sum(t.numel() for t in matrices), "")
+    assert used(plain, torch.float8_e4m3fn, fast=True) == (0, "fp8_fast")
+    by_comfyui = save_scaled(tmp_path / "marks.safetensors", "marks", **SHAPE)
+    assert used(by_comfyui, torch.bfloat16) == (0, "fp8_fast")
     blocks = save_gguf(tmp_path / "x.gguf", tmp_path / "values.safetensors", Type.Q8_0, **SHAPE)
-    assert expanded(blocks, torch.bfloat16) == (34 / 32 + 2 + UNPACKING) * sum(t.numel() for t in inside)
+    assert used(blocks, torch.bfloat16) == ((34 / 32 + 2 + UNPACKING) * sum(t.numel() for t in inside), "")
 
 
 # -- unsupported formats are named

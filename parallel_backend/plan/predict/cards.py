@@ -142,3 +142,22 @@ def reached_by(names: Iterable[str]) -> float:
     """Return the smallest share of a rate that a model reaches on any of these GPUs, by the driver's names."""
     known = [card_of(name) for name in names]
     return min((cards()[card].reached if card else REACHED for card in known), default=REACHED)
+
+
+def quantised_rates(names: Iterable[str], matmul: float) -> dict[str, float]:
+    """Return the FLOP/s of matmul by the dtype of quantised weights, for GPUs whose bf16 matmul was measured.
+
+    A known card is taken to keep its ratio of a quantised rate to bf16. The slowest GPU counts. Without a known card, or where
+    a card does not multiply a dtype, the result lacks it.
+
+    Args:
+        names: the driver's names of the GPUs.
+        matmul: the measured FLOP/s in bf16.
+    """
+    devices = [cards()[card].device if card else None for card in map(card_of, names)]
+    rates: dict[str, float] = {}
+    for dtype in QUANTISED:
+        ratios = [device.quantised.get(dtype, 0.0) / device.matmul if device else 0.0 for device in devices]
+        if slowest := min(ratios, default=0.0):
+            rates[dtype] = matmul * slowest
+    return rates

@@ -275,7 +275,9 @@ class _Estimate:
         runs = layout.head_chunks(self.plan.head_chunks)
         attentions = self._by_chunk(layout, runs, scores / device.attention_rate)
         attention = sum(attentions)
-        passes = (model.passes + QUANTISING * bool(job.multiplied)) * (FUSED_PASSES if self.profile.compiled else 1)
+        passes = (model.passes + QUANTISING * (job.multiplied in device.quantised)) * (
+            FUSED_PASSES if self.profile.compiled else 1
+        )
         traffic = passes * tokens * model.hidden * job.element
         merges = rows * model.head_dim * MERGE_BYTES * self.plan.ring if self.plan.ring > 1 else 0
         packing = 4 * tokens * model.hidden * FP8_TRAFFIC * self.plan.exchanges_approximately * model.attentions

@@ -58,22 +58,20 @@ OTHER_NETWORKS = {"a100-100gbit": ("a100", ETHERNET_100), "a100-10gbit": ("a100"
 
 def _profiles() -> dict[str, Profile]:
     """Return the machines by name."""
-    found = {name: on_links(name, card.links) for name, card in cards().items()}
+    found = {
+        name: Profile(
+            name,
+            card.device,
+            LINKS[card.links],
+            overlap=1.0 if card.links.startswith("nvlink") else OVERLAP,
+            compares_compiled=True,
+        )
+        for name, card in cards().items()
+    }
     for name, (card, network) in OTHER_NETWORKS.items():
         machine = found[card]
         found[name] = replace(machine, name=name, levels=(*machine.levels[:-1], network))
     return found
-
-
-def on_links(card: str, links: str) -> Profile:
-    """Return a machine with one kind of card.
-
-    Args:
-        card: the name of a known card.
-        links: the links between the cards, a key of LINKS.
-    """
-    overlap = 1.0 if links.startswith("nvlink") else OVERLAP
-    return Profile(card, cards()[card].device, LINKS[links], overlap, compares_compiled=True)
 
 
 def profile(name: str) -> Profile:

@@ -16,7 +16,7 @@ from ...cache import DiskCache
 from ...comm.device_events import DeviceEvents
 from ...transfers import empty_pinned
 from ..plan import COMPILER
-from .cards import reached_by
+from .cards import quantised_rates, reached_by
 from .known_machines import OVERLAP
 from .profiles import WAVE, Device, Level, Profile
 
@@ -224,6 +224,7 @@ def measured_profile(
             machine.host_bandwidth,
             WAVE if gpus else 1,
             reached_by(machine.kinds) if gpus else 1.0,
+            quantised_rates(machine.kinds, machine.matmul) if gpus else {},
         ),
         levels=(Level(machine.ranks, machine.link_bandwidth, machine.link_latency),),
         overlap=overlap,

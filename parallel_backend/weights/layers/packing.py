@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -83,34 +84,51 @@ def resident_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
     return total
 
 
+MULTIPLIED = {
+    torch.float8_e4m3fn: "fp8_fast",
+    torch.float8_e5m2: "fp8_fast",
+    torch.int8: "int8",
+    torch.uint8: "nvfp4",
+}
+"""The key of `Device.quantised` for weights that are multiplied without expansion, by the dtype of their stored values."""
+
+
 @dataclass(frozen=True)
-class Expanded:
-    """The cost of expanding the matrices that are held quantised, each where it is used.
+class QuantisedMatrices:
+    """The use of a model's quantised matrices.
 
     Attributes:
-        moved: bytes that are read and written if all matrices are expanded once.
+        moved: bytes that are read and written if all matrices that are expanded are expanded once.
         largest: bytes that the largest matrix takes while it is expanded.
+        multiplied: the dtype of those that are multiplied without expansion, a value of MULTIPLIED; empty if there are none.
     """
 
     moved: float
     largest: int
+    multiplied: str
 
 
-def expanded_bytes(checkpoint: Checkpoint, dtype: torch.dtype, element: int, fast_fp8: bool) -> Expanded:
-    """Return the cost of expanding a checkpoint's quantised matrices to values of `element` bytes.
+def quantised_matrices(checkpoint: Checkpoint, dtype: torch.dtype, element: int, fast_fp8: bool) -> QuantisedMatrices:
+    """Return the use of a checkpoint's quantised matrices.
 
     Matrices that ComfyUI's own operations multiply by are not expanded. With `fast_fp8`, plain fp8_e4m3fn is not expanded
     either.
+
+    Args:
+        dtype: the dtype chosen for the weights.
+        element: bytes of an expanded value.
+        fast_fp8: True if matrix products are in fp8.
     """
-    moved, largest = 0.0, 0
+    moved, largest, multiplied = 0.0, 0, Counter[str]()
     for entry in checkpoint.entries.values():
-        storage = storage_of(entry, dtype)
-        as_it_is = fast_fp8 and storage.dtype == torch.float8_e4m3fn and entry.scale is None
-        if len(entry.shape) == 2 and storage.quantised and not entry.as_stored and not as_it_is:
-            values = math.prod(entry.shape)
+        storage, values = storage_of(entry, dtype), math.prod(entry.shape)
+        in_fp8 = fast_fp8 and storage.dtype == torch.float8_e4m3fn and entry.scale is None and len(entry.shape) == 2
+        if (entry.as_stored or in_fp8) and storage.dtype in MULTIPLIED:
+            multiplied[MULTIPLIED[storage.dtype]] += values
+        elif len(entry.shape) == 2 and storage.quantised and not entry.as_stored:
             moved += values * expansion_of(storage.nbytes / storage.values, element, storage.unpack is not None)
             largest = max(largest, expanding_bytes(storage, values, element))
-    return Expanded(moved, largest)
+    return QuantisedMatrices(moved, largest, next((name for name, _ in multiplied.most_common(1)), ""))
 
 
 def expanding_bytes(storage: Storage, values: int, element: int) -> int:
