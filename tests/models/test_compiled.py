@@ -150,7 +150,7 @@ def test_each_kind_is_compiled_once_for_each_dtype() -> None:
     merge = lora_on(exact.model)
     for count, dtype in ((2, torch.float32), (4, torch.bfloat16)):
         rank.module.to(dtype)  # ComfyUI's model shares these parameters
-        arguments = {name: given.to(dtype) for name, given in case.arguments.items()}
+        arguments = {name: given.to(dtype) for name, given in case.arguments.items() if given is not None}
         typed = replace(case, arguments=arguments)
         for number, (out, expected) in enumerate(run_all(rank, (sized(typed, number) for number in range(10)))):
             assert out.dtype == expected.dtype == dtype
