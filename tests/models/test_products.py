@@ -31,7 +31,7 @@ pytestmark = thorough
 
 BEFORE: Mapping[str, Mapping[int, int]] = {
     "flux, references": {55: 7},
-    "flux 2, zero-timestep reference": {62: 7},
+    "flux 2, zero-timestep reference": {567: 512},
     "chroma": {42: 7},
     "qwen-image": {42: 7},
     "qwen-image, masked text": {42: 7},
