@@ -27,18 +27,21 @@ NOTES = """\
 The cost model has few constants, and each has a physical meaning:
 
 - **Of a card** (`cards.json`): the rates of a matmul and of attention that run alone for a short time, as others measured them,
-  and the memory's speed by the data sheet. The origin stands beside each.
+  and the memory's speed by the data sheet. The origin stands beside each. The RTX PRO 5000's rates of attention and fp8 come
+  from the page that has most of its rows.
 - **Fitted**: the share of such a rate that a whole model reaches, 0.77 on A100, H100 and B200, whose power limit slows long runs
   (taken for the H200 too), and 0.93 on the L40 (taken for all other cards); and the bandwidth of PCIe 4, on the L40's rows. A
-  copy through host memory is taken to reach two thirds of it. NVLink's latency and a hop's idle time were fitted on two H100.
+  copy through host memory is taken to reach two thirds of it. NVLink's latency and a hop's idle time were fitted on two H100,
+  and the overlap of transfers without NVLink on CogVideoX's Ring 2 on L40.
 - **Counted**: kernels of a block and what they read and write (`tests/dry`), and the bytes of each exchange.
 - **Measured**: the host time of a kernel, on the computer of one H200.
 
 Another stack's kernels differ from ours. Its row on one GPU gives a factor, and its rows on several GPUs are predicted from that.
-ComfyUI's kernels are ours, so its rows have no factor; packs on ComfyUI (dgx-monarch, buqi, INT8-Fast) count as ComfyUI.
+ComfyUI's kernels are ours, so its rows have no factor; packs and programs that run ComfyUI (dgx-monarch, buqi, INT8-Fast,
+SwarmUI) count as ComfyUI.
 
-The plan command shows a range: 80 % of ComfyUI's rows above are within it, by the kind of weights
-(`parallel_backend/plan/predict/certainty.py`).
+The plan command shows a range: 80 % of ComfyUI's rows on which nothing was fitted are within it, by the kind of weights
+(`parallel_backend/plan/predict/certainty.py`). Most of them took longer than predicted.
 """
 
 TABLE_NOTES = """\
@@ -48,10 +51,9 @@ VAE, by an assumption for each model (`BESIDE` in `benchmarks/compared.py`). Eac
 
 
 FACTOR_NOTES = """\
-A factor is the published time of a row on one GPU over ours. Far from 1 are weights that diffusers and edge-dit.cpp stream
-without overlap (3 to 15), 4-bit kernels of stable-diffusion.cpp and edge-dit.cpp that multiply GGUF blocks without expanding them
-(0.2 to 0.7), CogVideoX of diffusers on the A100 (0.4), and one row of vLLM-Omni on the DGX Spark whose next row, of one frame
-more, takes half as long (3.0).
+A factor is the published time of a row on one GPU over ours. Far from 1 are weights that diffusers, cache-dit, SGLang and
+edge-dit.cpp stream without overlap (1.6 to 15), kernels of stable-diffusion.cpp and edge-dit.cpp that multiply GGUF blocks
+without expanding them (0.2 to 0.7), and CogVideoX of diffusers on the A100 (0.4), which is probably its smaller model.
 """
 
 
@@ -176,7 +178,7 @@ def main() -> None:
         for name, value in fit():
             print(f"{name}: {value:.3g}")
         for kind in ERRORS:
-            print(f"error that 80 % stay within, {kind}: {spread(kind):.2f}")
+            print(f"error that 80 % stay within, {kind}: {spread(kind):.3g}")
         return
     PAGE.write_text(page(), encoding="utf-8")
     print("\n".join(page().splitlines()[:40]))

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import compared as comparison
-from benchmarks.compared import compared, errors, fit, median, spread
+from benchmarks.compared import OURS, compared, errors, fit, median, spread
 from benchmarks.predictions import PAGE, page
-from benchmarks.published import FITTED, published
+from benchmarks.published import published
 from parallel_backend.plan.predict.cards import cards
-from parallel_backend.plan.predict.certainty import ERRORS, likely
+from parallel_backend.plan.predict.certainty import ERRORS, kind_of, likely
 from parallel_backend.plan.predict.known_machines import LINKS
 from parallel_backend.plan.predict.profiles import REACHED, Profile
 
@@ -67,7 +67,11 @@ def test_each_prediction_that_is_far_off_says_why() -> None:
 def test_the_range_of_a_prediction_is_that_of_comfyuis_rows() -> None:
     for kind, error in ERRORS.items():
         assert error == pytest.approx(spread(kind), abs=0.006), kind
-    assert likely(10.0, "bf16") == pytest.approx((10 / 1.17, 11.7)) and likely(10.0, "q4_k")[1] == 12.5
+        rows = [each for each in compared() if each.row.stack == OURS and kind_of(each.row.dtype) == kind]
+        ranges = [(each.row.seconds, *likely(each.seconds, each.row.dtype)) for each in rows if not each.row.fitted]
+        inside = sum(least <= seconds <= most for seconds, least, most in ranges)
+        assert 0.78 <= inside / len(ranges) <= 0.85, kind
+    assert likely(10.0, "bf16") == pytest.approx((10 / 1.29, 12.9)) and likely(10.0, "q4_k")[1] == 13.3
 
 
 def test_the_fit_gives_the_constants_in_use() -> None:
@@ -77,7 +81,6 @@ def test_the_fit_gives_the_constants_in_use() -> None:
     assert cards()["h100"].reached == pytest.approx(limited, abs=0.01)
     assert pytest.approx(reached, abs=0.015) == REACHED
     assert LINKS["pcie 4"][0].bandwidth == pytest.approx(GIGA * bandwidth, rel=0.2)
-    assert all(cards()[card].source for card in FITTED)
 
 
 def test_each_row_and_each_row_left_out_has_its_source() -> None:

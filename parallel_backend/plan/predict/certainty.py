@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-ERRORS = {"bf16": 0.17, "quantised": 0.25}
-"""The relative error that 80 % of the predicted seconds of ComfyUI's runs stay within, by the kind of weights.
+ERRORS = {"bf16": 0.29, "quantised": 0.33}
+"""The error of 80 % of the predictions for ComfyUI's runs, by the kind of weights.
 
-`spread` in `benchmarks/compared.py` computes it. Half of the predicted speed-ups are within 5 %.
+With an error of 0.29 the published seconds are between 1 / 1.29 and 1.29 times the predicted seconds. `spread` in
+`benchmarks/compared.py` computes it. Half of the predicted speed-ups are within 5 %.
 """
 
 
@@ -15,6 +16,6 @@ def kind_of(dtype: str) -> str:
 
 
 def likely(seconds: float, dtype: str) -> tuple[float, float]:
-    """Return the least and the greatest seconds that a prediction probably stands for."""
+    """Return the least and the greatest seconds that a run probably takes, by its predicted seconds."""
     error = 1 + ERRORS[kind_of(dtype)]
     return seconds / error, seconds * error

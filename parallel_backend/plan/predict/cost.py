@@ -279,7 +279,7 @@ class _Estimate:
             FUSED_PASSES if self.profile.compiled else 1
         )
         traffic = passes * tokens * model.hidden * job.element
-        merges = rows * model.head_dim * MERGE_BYTES * self.plan.ring if self.plan.ring > 1 else 0
+        merges = rows * model.head_dim * MERGE_BYTES * self.plan.ring * model.attentions if self.plan.ring > 1 else 0
         packing = 4 * tokens * model.hidden * FP8_TRAFFIC * self.plan.exchanges_approximately * model.attentions
         memory = (traffic + merges + packing) / device.bandwidth
         ulysses = model.attentions * self._ulysses(layout, runs, attentions)

@@ -51,6 +51,8 @@ FP8_TRAFFIC = 30
 """Bytes that packing and unpacking in fp8 read and write for each value, with intermediate results in fp32."""
 
 RING = 3
+"""Kernels that Ring adds to an attention besides its hops."""
+
 RING_HOP = 8
 """Operations that Ring adds to an attention for each of its hops: seven kernels and a transfer."""
 
