@@ -46,7 +46,8 @@ The plan command shows a range: 80 % of ComfyUI's rows on which nothing was fitt
 
 TABLE_NOTES = """\
 The error of seconds is empty where the row itself gives the factor of its stack. Times of whole requests count text encoder and
-VAE, by an assumption for each model (`BESIDE` in `benchmarks/compared.py`). Each error above 40 % has its reason.
+VAE, by an assumption for each model (`BESIDE` in `benchmarks/compared.py`). Each error above 40 % has its
+reason, and what a source does not say is marked as presumed.
 """
 
 
@@ -154,7 +155,7 @@ def _cells(entry: Compared) -> Sequence[str]:
         *seconds,
         *gains,
         _signed(entry.gain_error),
-        row.why,
+        "; ".join(filter(None, (row.presumed, row.why))),
     )
 
 

@@ -39,6 +39,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         attention: the kernel of attention; empty if the source does not say.
         weights: how the weights are held.
         links: the links between the GPUs in the source's words; empty if it does not say. A card's usual links are assumed.
+        presumed: what the source does not say and this row assumes.
         why: the reason of a prediction that is far off.
     """
 
@@ -61,6 +62,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     attention: str = ""
     weights: str = "replicated"
     links: str = ""
+    presumed: str = ""
     why: str = ""
 
     @property

@@ -16,7 +16,7 @@ from ...layout import HeadSlices, SequenceSplit, cut, length
 from ..plan import ResolvedPlan
 from .kernel_counts import CHUNK, FP8, FP8_TRAFFIC, PATCHED, RING, RING_HOP, ULYSSES
 from .memory import branches_together, items, needed_by_rank, needs_by_rank
-from .profiles import DenoiseJob, Level, ModelShape, Profile
+from .profiles import DenoiseJob, Level, ModelShape, Profile, expansion_of
 
 FUSED_PASSES, FUSED_LAUNCH = 0.6, 0.16
 """Shares that torch.compile leaves of the passes over features, by a count by hand, and of an operation's host time (7 µs)."""
@@ -284,7 +284,10 @@ class _Estimate:
         memory = (traffic + merges + packing) / device.bandwidth
         ulysses = model.attentions * self._ulysses(layout, runs, attentions)
         ring = model.attentions * self._ring(layout, attention, patched)
-        expanded = model.weights(self.stage_starts[stage], blocks) / blocks * job.expansion / device.bandwidth
+        expansion = job.expansion
+        if job.multiplied and job.multiplied not in device.quantised:  # this device expands them
+            expansion += expansion_of(job.weight_element, job.element, unpacked=False)
+        expanded = model.weights(self.stage_starts[stage], blocks) / blocks * expansion / device.bandwidth
         own = matmul + model.attentions * attention + crossed / device.attention_rate + memory + expanded
         gather = self._gather(own + ulysses + ring, stage)
         own_operations = model.operations(self.stage_starts[stage], blocks) * (
